@@ -1,0 +1,47 @@
+# Everything runs in a virtual environment of this clone: .venv, made on first use with the pinned versions of
+# constraints.txt. `make run` and `make test` are all that a new user needs.
+
+VENV   ?= .venv
+PYTHON ?= python3
+BIN    := $(VENV)/bin
+PROMPT ?= Why is the sky blue?
+
+# A waiting OpenMP thread that spins takes the core that another one needs.
+export OMP_WAIT_POLICY ?= passive
+
+.PHONY: run test lint types check clean
+
+run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
+	$(BIN)/ppsd-run --compare --max-tokens 128 "$(PROMPT)"
+
+test: $(VENV)/development  ## all tests that need neither network (beyond package installs) nor GPU
+	$(BIN)/ppsd-run pull
+	$(BIN)/python -m pytest -n 2
+
+lint: $(VENV)/development
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+# mypy does not see through an editable install, so it gets the packages as they will be installed.
+types: $(VENV)/development
+	@rm -rf build/types && mkdir -p build/types/ppsd_rt
+	@ln -s $(CURDIR)/ppsd_rt/* build/types/ppsd_rt/
+	@ln -s $(CURDIR)/models $(CURDIR)/triton_kernels build/types/ppsd_rt/
+	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p ppsd_rt
+
+check: lint types test
+
+clean:
+	rm -rf $(VENV) build *.egg-info
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The marker files say which set-up has been done; a change of the pins or of the build repeats it.
+$(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/development: $(VENV)/runtime
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,hub]"
+	@touch $@

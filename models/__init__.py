@@ -1,0 +1,1 @@
+"""Models: configuration, module tree, exit heads, checkpoints, GGUF import, tokenizers, chat templates, model names."""

@@ -1,0 +1,155 @@
+"""The Llama module tree. Attribute names are the keys of the checkpoint: there is no mapping table.
+
+Every module maps rows to rows and knows nothing of caches. What a row attends to is decided by the caller, who passes
+`attend`: the batched causal attention of `forward_batch` (training, scoring) or a stage with its KV cache
+(`ppsd_rt/stage.py`, decoding).
+"""
+
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .config import LlamaConfig
+from .rope import Rope
+
+# attend(q [..., rows, heads, head_dim], k and v [..., rows, kv heads, head_dim]) -> [..., rows, heads, head_dim]
+# q and k are not rotated yet: the callee knows the positions.
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+FP32_CPU_ROWS = 4
+
+
+class Linear(nn.Module):
+    """y = x W^T (+ b), W [outputs, inputs]."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(outputs)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., inputs] -> [..., outputs]
+        if x.dim() == 2 and len(x) == FP32_CPU_ROWS and x.dtype == torch.float32 and x.device.type == "cpu":
+            # Four fp32 columns cost the BLAS what one costs in this order, and twice as much in the other
+            # (25 against 45 ms for all the matrices of the default model).
+            y = torch.mm(self.weight, x.t()).t()
+            return y if self.bias is None else y + self.bias
+        return F.linear(x, self.weight, self.bias)
+
+
+class RMSNorm(nn.Module):
+    """y = x / sqrt(mean(x^2) + eps) * w, with the mean in float32."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., size] -> [..., size]
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * wide.to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; rotation, cache and mask are the business of `attend`."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.head_dim = config.head_dim
+        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = Linear(config.hidden_size, queries, config.attention_bias)
+        self.k_proj = Linear(config.hidden_size, keys, config.attention_bias)
+        self.v_proj = Linear(config.hidden_size, keys, config.attention_bias)
+        self.o_proj = Linear(queries, config.hidden_size, config.attention_output_bias)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:  # [..., rows, hidden] -> [..., rows, hidden]
+        q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
+        return self.o_proj(attend(q, k, v).flatten(-2))
+
+
+class MLP(nn.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x))."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
+        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:  # [..., hidden] -> [..., hidden]
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.self_attn = Attention(config)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, attend: Attend) -> Tensor:  # [..., rows, hidden] -> [..., rows, hidden]
+        x = x + self.self_attn(self.input_layernorm(x), attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Embedding(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size))
+
+    def forward(self, ids: Tensor) -> Tensor:  # [...] int64 -> [..., hidden]
+        return F.embedding(ids, self.weight)
+
+
+class LlamaModel(nn.Module):
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(config)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+
+class LlamaForCausalLM(nn.Module):
+    """The whole model. With tied embeddings `lm_head.weight` *is* `model.embed_tokens.weight`."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = LlamaModel(config)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size)
+        self.tie()
+
+    def tie(self) -> None:
+        """Share the embedding with the LM head where the configuration says so (again after loading)."""
+        if self.config.tie_word_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward_batch(self, ids: Tensor, rope: Rope, keep: Iterable[int] = ()) -> tuple[Tensor, dict[int, Tensor]]:
+        """Whole sequences at once, causally: the ordinary forward pass, for training, scoring and tests.
+
+        ids: [batch, length]. Returns the hidden states after the final norm [batch, length, hidden] (apply `lm_head`
+        to the rows you need) and, for each `layer` in `keep`, the hidden states after the first `layer` layers.
+        Not row-invariant: decoding uses stages (ppsd_rt/stage.py).
+        """
+        attend = causal_attention(rope)
+        wanted, kept = set(keep), {}
+        x = self.model.embed_tokens(ids)
+        for number, layer in enumerate(self.model.layers, start=1):
+            x = layer(x, attend)
+            if number in wanted:
+                kept[number] = x
+        return self.model.norm(x), kept
+
+
+def causal_attention(rope: Rope) -> Attend:
+    """attend() over whole sequences [batch, length, heads, head_dim] that begin at position 0."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        positions = slice(0, q.shape[-3])
+        q, k, v = (t.transpose(-3, -2) for t in (rope.rotate(q, positions), rope.rotate(k, positions), v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(-3, -2)
+
+    return attend

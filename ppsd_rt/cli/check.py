@@ -1,0 +1,182 @@
+"""`ppsd-run check`: plain and speculative decoding side by side over many prompts; every id must be the same."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from rich.progress import Progress
+
+from ..engine import Engine
+from ..errors import PpsdError, UsageError
+from ..sampling import SamplingParams
+from ..schedule import PLAIN, Schedule, parse_schedule
+from .common import NamedPrompt, as_chat, load_engine, print_json, read_prompts, table
+
+Ids = tuple[int, ...]
+
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "warm": SamplingParams(temperature=0.8, seed=1),
+    "nucleus": SamplingParams(temperature=1.0, top_k=40, top_p=0.95, seed=2),
+    "penalty": SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.1, seed=3),
+}
+SCHEDULES = (
+    "eesd",
+    "eesd:stop_rule=fixed",
+    "eesd:stop_rule=confidence",
+    "eesd:stop_rule=calibrated",
+    "ppsd",
+    "elastic",
+    "elastic:stop_rule=beta",
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where an answer first departs from the plain one, and what plain decoding's logits say of both ids."""
+
+    prompt: str
+    sampling: str
+    schedule: str
+    position: int
+    plain_id: int | None
+    id: int | None
+    plain_logit: float | None
+    logit: float | None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.prompt}, {self.sampling}, {self.schedule}: at token {self.position} plain decoding gives "
+            f"{self.plain_id} (logit {self.plain_logit}), this schedule {self.id} (logit {self.logit})"
+        )
+
+
+@dataclass
+class Tally:
+    """The answers of one schedule at one sampling setting."""
+
+    sampling: str
+    schedule: str
+    answers: int = 0
+    tokens: int = 0
+    accepted: int = 0
+    judged: int = 0
+    rounds: int = 0
+    seconds: float = 0.0
+    differences: list[Difference] = field(default_factory=list)
+
+
+def run(args: argparse.Namespace) -> int:
+    samplings = _chosen(args.sampling, SAMPLINGS)
+    schedules = {text: parse_schedule(text) for text in (args.schedules.split("/") if args.schedules else SCHEDULES)}
+    prompts = _first_of_each_family(read_prompts(args.prompts), args.limit)
+    engine = load_engine(args)
+    if engine.head is None:
+        raise PpsdError(f"{args.model} has no exit head, so there is nothing to check; give --exit-head")
+    tallies: dict[tuple[str, str], Tally] = {}
+    with Progress(transient=True, disable=args.json) as progress:
+        task = progress.add_task("checking", total=len(prompts) * len(samplings) * (1 + len(schedules)))
+        for tally, difference in _check(engine, prompts, samplings, schedules, args):
+            tallies[tally.sampling, tally.schedule] = tally
+            progress.advance(task)
+            if difference:
+                progress.console.print(f"DIFFERENT {difference}")
+    return _report(list(tallies.values()), args)
+
+
+def _check(
+    engine: Engine,
+    prompts: list[NamedPrompt],
+    samplings: dict[str, SamplingParams],
+    schedules: dict[str, Schedule],
+    args: argparse.Namespace,
+) -> Iterator[tuple[Tally, Difference | None]]:
+    """After every answer: its tally, and where it differs from the plain one."""
+    tallies = {(a, b): Tally(a, b) for a in samplings for b in ("plain", *schedules)}
+    for prompt in prompts:
+        ids = engine.encode(as_chat(engine, prompt.prompt, args.raw))
+        for sampling, params in samplings.items():
+            params = replace(params, max_tokens=args.max_tokens)
+            plain: Ids = ()
+            for name, schedule in {"plain": PLAIN, **schedules}.items():
+                completion = engine.generate(ids, params, schedule).run()
+                plain = completion.ids if name == "plain" else plain
+                tally, stats = tallies[sampling, name], completion.statistics
+                tally.answers += 1
+                tally.tokens += stats.tokens
+                tally.accepted += stats.accepted
+                tally.judged += stats.judged
+                tally.rounds += stats.rounds
+                tally.seconds += stats.decode_seconds
+                difference = _difference(engine, ids, plain, completion.ids, prompt.id, sampling, name)
+                if difference:
+                    tally.differences.append(difference)
+                yield tally, difference
+
+
+def _difference(
+    engine: Engine,
+    prompt: list[int],
+    plain: tuple[int, ...],
+    ids: tuple[int, ...],
+    id: str,
+    sampling: str,
+    schedule: str,
+) -> Difference | None:
+    if plain == ids:
+        return None
+    place = next((i for i, (a, b) in enumerate(zip(plain, ids, strict=False)) if a != b), min(len(plain), len(ids)))
+    a, b = (answer[place] if place < len(answer) else None for answer in (plain, ids))
+    logits = engine.backend.next_logits([*prompt, *plain[:place]])
+    values = [None if token is None else float(logits[token]) for token in (a, b)]
+    return Difference(id, sampling, schedule, place, a, b, *values)
+
+
+def _report(tallies: list[Tally], args: argparse.Namespace) -> int:
+    differences = [difference for tally in tallies for difference in tally.differences]
+    answers = sum(tally.answers for tally in tallies if tally.schedule != "plain")
+    plain = {tally.sampling: tally for tally in tallies if tally.schedule == "plain"}
+    rows = [
+        {
+            "sampling": t.sampling,
+            "schedule": t.schedule,
+            "answers": t.answers,
+            "tokens": t.tokens,
+            "differences": len(t.differences),
+            "acceptance": t.accepted / t.judged if t.judged else None,
+            "tokens_per_round": (t.tokens - t.answers) / t.rounds if t.rounds else None,
+            "speed": plain[t.sampling].seconds / t.seconds if t.seconds else None,
+        }
+        for t in tallies
+    ]
+    if args.json:
+        print_json({"answers": answers, "differences": [str(d) for d in differences], "rows": rows})
+    else:
+        columns = list(rows[0])
+        table("", [c.replace("_", " ") for c in columns], [[_shown(row[c]) for c in columns] for row in rows])
+        print(f"{len(differences)} differences from plain decoding in {answers} answers")
+    return 1 if differences else 0
+
+
+def _shown(value: object) -> str:
+    return "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _chosen(names: str | None, known: dict[str, SamplingParams]) -> dict[str, SamplingParams]:
+    chosen = names.split(",") if names else list(known)
+    for name in chosen:
+        if name not in known:
+            raise UsageError(f"sampling setting {name!r} is unknown; settings are {', '.join(known)}")
+    return {name: known[name] for name in chosen}
+
+
+def _first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[NamedPrompt]:
+    if limit is None:
+        return prompts
+    families: dict[str, int] = {}
+    chosen = []
+    for prompt in prompts:
+        families[prompt.family] = families.get(prompt.family, 0) + 1
+        if families[prompt.family] <= limit:
+            chosen.append(prompt)
+    return chosen

@@ -1,0 +1,121 @@
+"""What several commands need: an engine from options, prompts from files, a line of statistics."""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..engine import Engine, Prompt
+from ..errors import UsageError
+from ..sampling import SamplingParams
+from ..statistics import Statistics
+
+
+@dataclass(frozen=True)
+class NamedPrompt:
+    id: str
+    prompt: str
+    family: str = ""
+
+
+def load_engine(args: argparse.Namespace) -> Engine:
+    return Engine.from_pretrained(
+        args.model,
+        exit_head=args.exit_head,
+        backend=args.backend,
+        device=args.device,
+        dtype=args.dtype,
+        threads=args.threads,
+    )
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        seed=args.seed,
+        stop=tuple(args.stop),
+    )
+
+
+def as_chat(engine: Engine, text: str, raw: bool, system: str | None = None) -> Prompt:
+    """The prompt as the model wants it: as a user's turn where the model has a chat template, unless `raw`."""
+    if not text.strip():
+        raise UsageError("the prompt is empty")
+    if raw or engine.tokenizer.chat_template is None:
+        if system is not None:
+            raise UsageError("--system needs a model with a chat template, and no --raw")
+        return text
+    messages = [{"role": "user", "content": text}]
+    return messages if system is None else [{"role": "system", "content": system}, *messages]
+
+
+def read_prompts(path: str | None) -> list[NamedPrompt]:
+    """One JSON object per line with `id` and `prompt`; None: the development prompts that come with the package."""
+    if path is None:
+        text = (files("ppsd_rt") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
+    else:
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"cannot read the prompts of {path}: {error}") from None
+    prompts = [_read_prompt(line, f"{path}, line {n}") for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not prompts:
+        raise UsageError(f"{path} holds no prompts")
+    return prompts
+
+
+def _read_prompt(line: str, where: str) -> NamedPrompt:
+    try:
+        item = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"{where}: not JSON ({error})") from None
+    if not isinstance(item, dict) or not isinstance(item.get("prompt"), str) or "id" not in item:
+        raise UsageError(f'{where}: needs an object with "id" and "prompt" (a text)')
+    return NamedPrompt(str(item["id"]), item["prompt"], str(item.get("family", "")))
+
+
+def statistics_line(statistics: Statistics, compared: Statistics | None = None) -> str:
+    """tokens/s, acceptance, tokens per pass and, when plain decoding was measured too, how much faster."""
+    s = statistics
+    rate = s.decode_tokens_per_second
+    parts = [f"{s.tokens} tokens", f"{rate:.1f} tokens/s" if rate else f"{s.seconds:.2f} s"]
+    parts.append(f"first after {s.ttft_seconds * 1000:.0f} ms")
+    if s.acceptance is not None and s.tokens_per_round is not None:
+        parts += [f"acceptance {s.acceptance:.2f}", f"{s.tokens_per_round:.2f} tokens per pass"]
+    parts.append(f"{s.schedule}, {s.backend} {s.dtype}, {s.threads} thread{'s' * (s.threads != 1)}")
+    if compared and compared.decode_tokens_per_second and rate:
+        ratio = rate / compared.decode_tokens_per_second
+        parts.append(f"{ratio:.2f}x plain decoding ({compared.decode_tokens_per_second:.1f} tokens/s)")
+    return " | ".join(parts)
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, ensure_ascii=False), flush=True)
+
+
+def note(text: str) -> None:
+    """A line for people, kept apart from the answer on standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table on standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for place, column in enumerate(columns):
+        grid.add_column(column, justify="left" if place == 0 else "right")
+    for row in rows:
+        grid.add_row(*map(str, row))
+    console = Console()
+    console.print(grid) if console.is_terminal else Console(width=160).print(grid)

@@ -1,0 +1,42 @@
+"""`--show-drafts`: the answer as it is drafted, accepted and corrected, in colour."""
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from ..engine import Committed, Engine, Generation
+
+STYLES = {"accepted": "green", "corrected": "red", "bonus": "cyan", "plain": ""}
+DRAFT_STYLE = "magenta italic"
+
+
+def show_drafts(engine: Engine, generation: Generation, console: Console | None = None) -> None:
+    """Print the answer: draft tokens in magenta until the verdict; then accepted ones green, corrected ones red.
+
+    Only the unfinished line is redrawn; finished lines scroll away as they are.
+    """
+    console = console or Console()
+    legend = [(name, style) for name, style in {"draft": DRAFT_STYLE, **STYLES}.items()]
+    console.print(Text("  ").join(Text(name, style) for name, style in legend))
+    line = Text()
+    ids: list[int] = []  # the last committed id, then the draft tokens that stand
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        for event in generation.events():
+            if isinstance(event, Committed):
+                ids = [] if event.round.corrected else ids[1 + len(event.tokens) :]
+                ids.insert(0, event.tokens[-1].id)
+                for token in event.tokens:
+                    line.append(token.text, STYLES[token.origin])
+                *finished, line = line.split("\n", allow_blank=True) or [Text()]
+                for whole in finished:
+                    live.console.print(whole)
+            else:
+                ids.append(event.token)
+            live.update(line + Text(_draft_text(engine, ids), DRAFT_STYLE), refresh=True)
+        live.update(line, refresh=True)
+
+
+def _draft_text(engine: Engine, ids: list[int]) -> str:
+    """The text of ids[1:], as it follows ids[0]; a character that is not whole yet is left out."""
+    decode = engine.tokenizer.decode
+    return decode(ids)[len(decode(ids[:1])) :].rstrip("\N{REPLACEMENT CHARACTER}").replace("\n", "⏎")

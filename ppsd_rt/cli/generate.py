@@ -1,0 +1,134 @@
+"""`ppsd-run "prompt"`: generate, from an argument, standard input, a file of prompts, or in a conversation."""
+
+import argparse
+import sys
+
+from ..engine import Completion, Engine, Generation
+from ..errors import PpsdError, UsageError
+from ..sampling import SamplingParams
+from ..schedule import PLAIN, Schedule, parse_schedule
+from ..statistics import Statistics
+from .common import as_chat, load_engine, note, print_json, read_prompts, sampling_params, statistics_line
+from .drafts import show_drafts
+from .main import INTERRUPTED
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args)
+    schedule = None if args.schedule is None else parse_schedule(args.schedule)
+    _check_combination(args)
+    prompts = _prompts(args)
+    engine = load_engine(args)
+    if engine.head is None and schedule is None and not args.json:
+        note(
+            f"{args.model} has no exit head: decoding plainly (`ppsd-run distill` makes one; or try --exit-head norm:E)"
+        )
+    if args.chat:
+        return _chat(engine, params, schedule, args)
+    for id, text in prompts:
+        generation = engine.generate(as_chat(engine, text, args.raw, args.system), params, schedule)
+        if not _answer(engine, generation, args, id):
+            return INTERRUPTED
+    return 0
+
+
+def _check_combination(args: argparse.Namespace) -> None:
+    for first, second in (("chat", "prompts"), ("chat", "json"), ("chat", "raw"), ("json", "show_drafts")):
+        if getattr(args, first) and getattr(args, second):
+            raise UsageError(f"--{first} does not go with --{second}".replace("_", "-"))
+    if args.prompt is not None and (args.prompts or args.chat):
+        raise UsageError("give a prompt, or --prompts, or --chat: not two of them")
+    if args.show_drafts and not sys.stdout.isatty():
+        raise UsageError("--show-drafts colours text as it changes: it needs a terminal")
+
+
+def _prompts(args: argparse.Namespace) -> list[tuple[str | None, str]]:
+    """(id, text) of every prompt that was asked for."""
+    if args.chat:
+        return []
+    if args.prompts:
+        return [(prompt.id, prompt.prompt) for prompt in read_prompts(args.prompts)]
+    if args.prompt not in (None, "-"):
+        return [(None, args.prompt)]
+    if args.prompt is None and sys.stdin.isatty():
+        raise UsageError('no prompt; write ppsd-run "Why is the sky blue?", or see ppsd-run --help')
+    return [(None, sys.stdin.read())]
+
+
+def _answer(engine: Engine, generation: Generation, args: argparse.Namespace, id: str | None) -> bool:
+    """Print one answer and its statistics. False when it was interrupted; what there is by then is printed."""
+    finished = _print_text(engine, generation, args)
+    completion = generation.completion
+    compared = _compare(engine, completion, generation.params) if args.compare and finished else None
+    if args.json:
+        print_json(_as_json(completion, id, compared))
+    else:
+        note(statistics_line(completion.statistics, compared))
+    return finished
+
+
+def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace) -> bool:
+    try:
+        if args.json:
+            generation.run()
+        elif args.show_drafts:
+            show_drafts(engine, generation)
+        else:
+            for token in generation:
+                print(token.text, end="", flush=True)
+            print()
+    except KeyboardInterrupt:
+        generation.close()
+        if not args.json:
+            print()
+        return False
+    return True
+
+
+def _compare(engine: Engine, completion: Completion, params: SamplingParams) -> Statistics:
+    """Decode the same prompt plainly; the ids must be the same, or this project has a bug."""
+    plain = engine.generate(completion.prompt_ids, params, PLAIN).run()
+    if plain.ids != completion.ids:
+        raise PpsdError("the answer differs from plain decoding: this is a bug; `ppsd-run check` shows where")
+    return plain.statistics
+
+
+def _as_json(completion: Completion, id: str | None, compared: Statistics | None) -> dict[str, object]:
+    stats = completion.statistics.as_dict()
+    if compared is not None:
+        stats["plain"] = compared.as_dict()
+    return {
+        "id": id,
+        "prompt_ids": completion.prompt_ids,
+        "ids": completion.ids,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "stats": stats,
+    }
+
+
+def _chat(engine: Engine, params: SamplingParams, schedule: Schedule | None, args: argparse.Namespace) -> int:
+    """A conversation: the history is sent with every turn, and the KV cache keeps what has not changed."""
+    if engine.tokenizer.chat_template is None:
+        raise PpsdError(f"{args.model} has no chat template; --chat needs one")
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
+    messages = list(system)
+    if sys.stdin.isatty():
+        note("/reset forgets the conversation; Ctrl-C stops an answer; Ctrl-D ends")
+        import readline  # noqa: F401 (gives input() history and editing)
+    while (text := _read_turn()) is not None:
+        if text == "/reset":
+            messages = list(system)
+        elif text:
+            messages.append({"role": "user", "content": text})
+            generation = engine.generate(messages, params, schedule)
+            _answer(engine, generation, args, None)
+            messages.append({"role": "assistant", "content": generation.completion.text})
+    return 0
+
+
+def _read_turn() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None

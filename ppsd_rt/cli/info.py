@@ -1,0 +1,80 @@
+"""`ppsd-run info`: model, exit head, formats, machine."""
+
+import argparse
+import os
+import platform
+from dataclasses import asdict
+from typing import Any
+
+from .. import __version__
+from ..models.cache import cache_dir
+from .common import load_engine, print_json
+
+
+def run(args: argparse.Namespace) -> None:
+    info = collect(args)
+    if args.json:
+        print_json(info)
+        return
+    for section, values in info.items():
+        print(section)
+        for key, value in (values or {"": "none"}).items():
+            print(f"  {key:<24} {value}")
+
+
+def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
+    """Four sections of plain values."""
+    engine = load_engine(args)
+    head = engine.head
+    parameters = {name: tensor.numel() for name, tensor in engine.checkpoint.tensors.items()}
+    return {
+        "model": {
+            "name": engine.name,
+            "folder": str(engine.checkpoint.folder),
+            "hash": engine.checkpoint.hash,
+            "parameters": sum(parameters.values()),
+            "stored_as": sorted({str(t.dtype).removeprefix("torch.") for t in engine.checkpoint.tensors.values()}),
+            **asdict(engine.config),
+            "chat_template": engine.tokenizer.chat_template is not None,
+        },
+        "exit head": None
+        if head is None
+        else {
+            **asdict(head.info),
+            "parameters": sum(p.numel() for p in head.parameters()),
+            "draft_vocabulary": engine.config.vocab_size if head.draft_ids is None else len(head.draft_ids),
+        },
+        "backend": {
+            "name": engine.backend.name,
+            "device": str(engine.backend.device),
+            "dtype": engine.backend.dtype,
+            "threads": engine.backend.threads,
+        },
+        "machine": machine(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What a benchmark result must say of where it was measured."""
+    import torch
+
+    return {
+        "ppsd_rt": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "native_bfloat16": torch.cpu._is_avx512_bf16_supported(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cache": str(cache_dir()),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

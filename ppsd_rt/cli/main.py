@@ -1,0 +1,36 @@
+"""`ppsd-run`: finds the command, runs it, and turns errors into one line and an exit status."""
+
+import os
+import sys
+from collections.abc import Sequence
+
+from ..errors import PpsdError, UsageError
+from .parser import COMMANDS, parse
+
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
+    # Before torch is loaded. A waiting OpenMP thread that spins takes the core that another one needs: a parallel
+    # region took 8 ms instead of 0.1 ms on a machine with two cores.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    # A half-used tokenizers thread pool would only print a warning when a subprocess (pip) is started.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        args = parse(sys.argv[1:] if argv is None else argv)
+        return COMMANDS[args.command].load()(args) or 0
+    except PpsdError as error:
+        print(f"ppsd-run: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        print("\nppsd-run: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`ppsd-run ... | head`): nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""Options and help of every command. Nothing here imports torch, so that `--help` answers at once."""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import NoReturn
+
+from .. import __version__
+from ..errors import UsageError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command's module has `run(args) -> exit status | None`."""
+
+    summary: str
+    example: str
+    options: "Callable[[Parser], None]"
+    module: str
+
+    def load(self) -> Callable[[argparse.Namespace], int | None]:
+        return import_module(f".{self.module}", __package__).run
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, with errors as one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Shows defaults where there are some to show."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=110)
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text = action.help or ""
+        shown = action.default not in (None, False, argparse.SUPPRESS, "", 0) and "%(default)" not in text
+        return f"{text} [%(default)s]" if shown and action.option_strings else text
+
+
+def model_options(parser: Parser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "-m",
+        "--model",
+        default="smollm2-135m",
+        metavar="NAME",
+        help="a local folder, a .gguf file, a hub name (org/name), or the default model",
+    )
+    group.add_argument(
+        "--exit-head",
+        default="auto",
+        metavar="HEAD",
+        help="a head's file; auto: the one that ships for this model; norm:E: the model's own norm and LM head "
+        "after layer E; none",
+    )
+    group = parser.add_argument_group("machine")
+    group.add_argument("--backend", default="auto", help="auto or torch")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads [as many as torch chooses]")
+
+
+def schedule_options(parser: Parser) -> None:
+    group = parser.add_argument_group("schedule (changes the speed, never the answer)")
+    group.add_argument(
+        "--schedule",
+        metavar="NAME",
+        help="plain, eesd, ppsd or elastic, with changes as in eesd:length=4,stop_rule=confidence=0.5; "
+        "stop rules: fixed, confidence, beta, calibrated [eesd with an exit head, else plain]",
+    )
+
+
+def sampling_options(parser: Parser, max_tokens: int = 256) -> None:
+    group = parser.add_argument_group("sampling")
+    group.add_argument("-n", "--max-tokens", type=int, default=max_tokens, metavar="N", help="end after N tokens")
+    group.add_argument("-t", "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy [0]")
+    group.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K most likely tokens; 0: all [0]")
+    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest with probability P")
+    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="keep those with P x the best's [0]")
+    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less")
+    group.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same answer [0]")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
+    )
+
+
+def _generate_options(parser: Parser) -> None:
+    parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing: read standard input")
+    group = parser.add_argument_group("input and output")
+    group.add_argument("--prompts", metavar="FILE", help='a file with one {"id": ..., "prompt": ...} per line')
+    group.add_argument("--chat", action="store_true", help="talk: each line is a turn, with history")
+    group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
+    group.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    group.add_argument("--json", action="store_true", help="print one JSON object per answer")
+    group.add_argument("--show-drafts", action="store_true", help="colour drafted, accepted and corrected tokens")
+    group.add_argument("--compare", action="store_true", help="also decode plainly, and print how much faster this was")
+    sampling_options(parser)
+    schedule_options(parser)
+    model_options(parser)
+
+
+def _pull_options(parser: Parser) -> None:
+    parser.add_argument("model", nargs="?", default="smollm2-135m", help="the default model or a hub name")
+
+
+def _convert_options(parser: Parser) -> None:
+    parser.add_argument("source", metavar="IN.gguf")
+    parser.add_argument("target", metavar="FOLDER", help="must not exist yet, or be empty")
+    parser.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16 or float16")
+
+
+def _check_options(parser: Parser) -> None:
+    group = parser.add_argument_group("what to check")
+    group.add_argument("--prompts", metavar="FILE", help="as for generating [the 34 development prompts]")
+    group.add_argument("--limit", type=int, metavar="N", help="only the first N prompts of each family [all]")
+    group.add_argument("-n", "--max-tokens", type=int, default=64, metavar="N", help="tokens per answer")
+    group.add_argument(
+        "--schedules", metavar="A/B/...", help="schedules to compare with plain [every named one and stop rule]"
+    )
+    group.add_argument("--sampling", metavar="A,B,...", help="greedy, warm, nucleus, penalty [all four]")
+    group.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    group.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    model_options(parser)
+
+
+def _info_options(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print it as one JSON object")
+    model_options(parser)
+
+
+COMMANDS = {
+    "generate": Command(
+        "answer a prompt (the default command)", 'ppsd-run "Why is the sky blue?"', _generate_options, "generate"
+    ),
+    "pull": Command("fetch a model into the cache", "ppsd-run pull", _pull_options, "pull"),
+    "convert": Command(
+        "turn a GGUF file into a model folder", "ppsd-run convert model.gguf model/", _convert_options, "convert"
+    ),
+    "check": Command(
+        "prove that speculation changes no token", "ppsd-run check --schedules eesd/elastic", _check_options, "check"
+    ),
+    "info": Command("show model, exit head, formats and machine", "ppsd-run info", _info_options, "info"),
+}
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options of the command that `argv` begins with; without one it is `generate`."""
+    named = bool(argv) and argv[0] in COMMANDS
+    name = argv[0] if named else "generate"
+    args = _build(name).parse_args(argv[1:] if named else argv)
+    args.command = name
+    return args
+
+
+def _build(name: str) -> Parser:
+    command = COMMANDS[name]
+    default = name == "generate"
+    parser = Parser(
+        prog="ppsd-run" if default else f"ppsd-run {name}",
+        description=_OVERVIEW if default else command.summary[0].upper() + command.summary[1:] + ".",
+        epilog=f"example: {command.example}",
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    if default:
+        parser.add_argument("--version", action="version", version=f"ppsd-rt {__version__}")
+    command.options(parser)
+    return parser
+
+
+_WIDTH = max(map(len, COMMANDS))
+_OVERVIEW = """Answers from a Llama-family model, drafted by its own early layers: faster, and token for token the same.
+
+commands (each has its own --help; a prompt that is one of these words goes behind --):
+""" + "\n".join(f"  {name:<{_WIDTH}}  {command.summary}" for name, command in COMMANDS.items())

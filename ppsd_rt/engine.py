@@ -1,0 +1,259 @@
+"""The engine: a model, its exit head and a backend, and `generate`."""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import perf_counter
+
+from .errors import PpsdError, UsageError
+from .models.checkpoint import Checkpoint
+from .models.exit_head import ExitHead, HeadInfo, find_shipped
+from .models.resolve import resolve_model
+from .models.tokenizer import Tokenizer, load_tokenizer
+from .pipeline import Draft, Drafted, Limits, Round
+from .sampling import SamplingParams
+from .schedule import Schedule, describe, named
+from .statistics import Statistics
+from .text import StopStrings
+from .torch_backend import TorchBackend
+
+BACKENDS = ("auto", "torch")
+
+Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Token:
+    """A committed token and the text that it made certain (text may lag behind: split characters, stop strings).
+
+    origin: `accepted`, `corrected`, `bonus` (after a fully accepted chunk), or `plain` (nothing was drafted).
+    """
+
+    id: int
+    position: int
+    text: str
+    origin: str
+
+
+@dataclass(frozen=True)
+class Committed:
+    """A round, and its tokens."""
+
+    round: Round
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer.
+
+    ids: all committed ids, the end-of-sequence id included. text: without special tokens, cut before a stop string.
+    finish_reason: `eos`, `stop` (a stop string or stop id), `length` (max_tokens), `context`, or `cancelled`.
+    """
+
+    prompt_ids: tuple[int, ...]
+    ids: tuple[int, ...]
+    text: str
+    finish_reason: str
+    statistics: Statistics
+
+
+class Engine:
+    """`Engine.from_pretrained("smollm2-135m").generate("Once upon a time").run().text`"""
+
+    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: TorchBackend, name: str) -> None:
+        self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
+        self.config = checkpoint.config
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path = "smollm2-135m",
+        *,
+        exit_head: str | Path | None = "auto",
+        backend: str = "auto",
+        device: str = "auto",
+        dtype: str = "auto",
+        threads: int | None = None,
+    ) -> "Engine":
+        """Load a model by any of the names that `models.resolve` knows.
+
+        exit_head: a head's file; `auto`, the head that ships for this model, if one does; `none`; or `norm:E`, the
+        model's own norm and LM head after layer E. Raises PpsdError with one line that says what to do.
+        """
+        if backend not in BACKENDS:
+            raise UsageError(f"backend {backend!r} is unknown; backends are {', '.join(BACKENDS)}")
+        if threads is not None and threads < 1:
+            raise UsageError(f"threads must be at least 1, not {threads}")
+        folder = resolve_model(str(model))
+        checkpoint = Checkpoint(folder)
+        tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
+        engine = cls(checkpoint, tokenizer, TorchBackend(checkpoint, dtype, device, threads), str(model))
+        engine.use_head(exit_head)
+        return engine
+
+    @property
+    def head(self) -> ExitHead | None:
+        return self.backend.head
+
+    def use_head(self, exit_head: str | Path | None) -> None:
+        """Change the exit head; see `from_pretrained`."""
+        self.backend.use_head(self._find_head(str(exit_head)))
+
+    def _find_head(self, name: str) -> ExitHead | None:
+        model, hash = self.backend.model, self.checkpoint.hash
+        if name == "auto":
+            path = find_shipped(hash)
+            return ExitHead.load(path, model, hash) if path else None
+        if name in ("none", "None"):
+            return None
+        if name.startswith("norm:") and name[5:].isdecimal():
+            return ExitHead.from_model(model, HeadInfo("norm", int(name[5:]), self.name, hash))
+        return ExitHead.load(Path(name), model, hash)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        elif all(isinstance(item, int) for item in prompt):
+            ids = list(prompt)  # type: ignore[arg-type]
+        else:
+            template = self.tokenizer.chat_template
+            if template is None:
+                raise PpsdError(f"{self.name} has no chat template; give it plain text (--raw)")
+            ids = self.tokenizer.encode(template.render(prompt), add_special_tokens=False)  # type: ignore[arg-type]
+        if not ids:
+            raise UsageError("the prompt is empty")
+        if not all(0 <= id < self.config.vocab_size for id in ids):
+            raise UsageError(f"a prompt id is outside the vocabulary of {self.config.vocab_size}")
+        context = self.config.max_position_embeddings
+        if len(ids) >= context:
+            raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
+        return ids
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, schedule: Schedule | str | None = None
+    ) -> "Generation":
+        """Start an answer: iterate over the result for its tokens, or `.run()` it to the end.
+
+        Without a schedule: `eesd` where there is an exit head, else `plain`. One answer at a time per engine.
+        """
+        if schedule is None:
+            schedule = "eesd" if self.head else "plain"
+        if isinstance(schedule, str):
+            schedule = named(schedule)
+        if schedule.lookahead and self.head is None:
+            raise PpsdError(
+                f"schedule {describe(schedule)} drafts, but {self.name} has no exit head: give --exit-head FILE or "
+                "--exit-head norm:LAYER, train one with `ppsd-run distill`, or use --schedule plain"
+            )
+        return Generation(self, self.encode(prompt), params or SamplingParams(), schedule)
+
+
+class Generation:
+    """An answer in the making: an iterator of committed `Token`s, or of `events()`; then `completion`."""
+
+    def __init__(self, engine: Engine, prompt_ids: list[int], params: SamplingParams, schedule: Schedule) -> None:
+        self.prompt_ids, self.params = prompt_ids, params
+        config, backend = engine.config, engine.backend
+        self._eos = frozenset() if params.ignore_eos else frozenset(config.eos_token_ids)
+        self._context = config.max_position_embeddings
+        self._end = min(len(prompt_ids) + params.max_tokens, self._context)
+        limits = Limits(self._end, self._eos | frozenset(params.stop_token_ids))
+        self._rounds = backend.rounds(prompt_ids, params, schedule, limits)
+        self._events = self._play()
+        self._text = StopStrings(engine.tokenizer.stream(), params.stop)
+        self._ids: list[int] = []
+        self._pieces: list[str] = []
+        self._reason = "cancelled"
+        self.statistics = Statistics(
+            describe(schedule), backend.name, backend.dtype, backend.threads, prompt_tokens=len(prompt_ids)
+        )
+
+    def __iter__(self) -> Iterator[Token]:
+        for event in self.events():
+            if isinstance(event, Committed):
+                yield from event.tokens
+
+    def run(self) -> Completion:
+        for _ in self.events():
+            pass
+        return self.completion
+
+    def events(self) -> Iterator[Committed | Drafted]:
+        """Draft tokens as they are drawn, and rounds as they are committed."""
+        return self._events
+
+    def close(self) -> None:
+        """End the answer here; `completion` is what there is so far."""
+        self._events.close()
+
+    def _play(self) -> Generator[Committed | Drafted, None, None]:
+        spent, begun = 0.0, perf_counter()  # the caller's time between events does not count
+        try:
+            for event in self._rounds:
+                spent += perf_counter() - begun
+                if isinstance(event, Round):
+                    committed = self._commit(event)
+                    self.statistics.add(committed.round, spent)
+                    spent = 0.0
+                    yield committed
+                    if self._text.found:
+                        break
+                else:
+                    yield event
+                begun = perf_counter()
+        finally:
+            self._rounds.close()
+            if self._reason == "cancelled":
+                self._pieces.append(self._text.flush())
+
+    @property
+    def completion(self) -> Completion:
+        """The answer so far; whole once the iteration has ended."""
+        ids, text = tuple(self._ids), "".join(self._pieces)
+        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics)
+
+    def _commit(self, round: Round) -> Committed:
+        tokens: list[Token] = []
+        for place, id in enumerate(round.committed):
+            text = self._text.push(id)
+            self._ids.append(id)
+            self._reason = self._reason_after(id)
+            if self._reason != "cancelled":
+                text += self._text.flush()
+            self._pieces.append(text)
+            tokens.append(Token(id, round.position + place, text, _origin(round, place)))
+            if self._text.found:
+                round = _cut(round, place + 1)
+                break
+        return Committed(round, tuple(tokens))
+
+    def _reason_after(self, id: int) -> str:
+        if id in self._eos:
+            return "eos"
+        if self._text.found or id in self.params.stop_token_ids:
+            return "stop"
+        if len(self.prompt_ids) + len(self._ids) < self._end:
+            return "cancelled"
+        return "length" if len(self._ids) == self.params.max_tokens else "context"
+
+
+def _origin(round: Round, place: int) -> str:
+    if place < round.accepted:
+        return "accepted"
+    if not round.judged:
+        return "plain"
+    return "corrected" if place < len(round.judged) else "bonus"
+
+
+def _cut(round: Round, count: int) -> Round:
+    """The round without what it committed behind a stop string."""
+    judged: tuple[Draft, ...] = round.judged[:count]
+    return replace(
+        round,
+        committed=round.committed[:count],
+        judged=judged,
+        accepted=min(round.accepted, count),
+        dropped=round.dropped + len(round.judged) - len(judged),
+    )

@@ -1,0 +1,263 @@
+"""The verify-while-draft loop, written once, for every schedule: the readable twin of the fast pipelines.
+
+Concurrency is simulated in lock-step: time advances in ticks, in each of which the draft stage makes at most one step,
+and a chunk occupies the verification stages for a given number of ticks. The work itself is done in program order, so
+a run gives the same rounds every time.
+
+Positions count tokens from 0, the prompt included. A *row* is a token on its way through the layers; row p yields the
+token for position p + 1. At any moment
+
+    tokens                 committed, never taken back; the last one's row is not verified yet
+    drafts                 what the exit head proposes to follow
+    draft stage length     rows that have passed layers [0, E)
+    launched               rows that have been handed to verification
+
+and launched <= draft stage length <= len(tokens) + len(drafts).
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from .sampling import Sampler, confidence
+from .schedule import Schedule
+
+
+class Drafting(Protocol):
+    """What the loop asks of the draft stage (`stage.DraftStage`, or a toy in the tests)."""
+
+    length: int
+
+    @property
+    def draft_ids(self) -> Tensor | None: ...
+    def run_tokens(self, ids: Sequence[int]) -> None: ...
+    def exit_hidden(self, start: int, count: int) -> Tensor: ...
+    def draft_logits(self) -> Tensor: ...
+    def rollback(self, length: int) -> None: ...
+
+
+class Verifying(Protocol):
+    """What the loop asks of the verification stages."""
+
+    length: int
+
+    def logits(self, exit_hidden: Tensor, last: int) -> Tensor: ...
+    def rollback(self, length: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where the committed text ends: at a stop id, or before position `end` (token budget or context)."""
+
+    end: int
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """How long verification takes in lock-step: `stages` stages that each hold a chunk for `per_stage` ticks."""
+
+    stages: int = 1
+    per_stage: int = 1
+
+
+@dataclass(frozen=True)
+class Draft:
+    token: int
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A draft token was drawn for `position`; a later Round says what became of it."""
+
+    position: int
+    token: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One verification pass and what it committed.
+
+    position:  of the first committed token.
+    rows:      rows in the pass.
+    committed: ids, in order; the first `accepted` of them were draft tokens.
+    judged:    the draft tokens that were compared, up to the first disagreement.
+    dropped:   how many draft tokens were thrown away unjudged, because they lay behind the disagreement or the end.
+    prompt:    the pass over the prompt; it commits the first token and judges nothing.
+    """
+
+    epoch: int
+    position: int
+    rows: int
+    committed: tuple[int, ...]
+    judged: tuple[Draft, ...] = ()
+    accepted: int = 0
+    dropped: int = 0
+    prompt: bool = False
+
+    @property
+    def corrected(self) -> bool:
+        """The last committed token replaces a draft token."""
+        return self.accepted < len(self.judged)
+
+
+@dataclass
+class _Flight:
+    """A chunk on its way through verification."""
+
+    start: int
+    true_ids: list[int]
+    lands: int
+
+
+class Pipeline:
+    """One answer: draft, verify, commit, roll back, until the limits end it."""
+
+    def __init__(
+        self,
+        draft: Drafting,
+        verify: Verifying,
+        schedule: Schedule,
+        sampler: Sampler,
+        limits: Limits,
+        ticks: Ticks,
+    ) -> None:
+        self.draft, self.verify = draft, verify
+        self.schedule, self.sampler, self.limits, self.ticks = schedule, sampler, limits, ticks
+        self.controller = schedule.stop_rule.start(sampler.params.seed)
+        self.tokens: list[int] = []
+        self.drafts: list[Draft] = []
+        self.finished = False
+        self.tick = 0
+        self._epoch = 0
+        self._launched = 0
+        self._flights: deque[_Flight] = deque()
+        self._stage_free_at = 0
+        self._restarted = True
+        self._stopped = False  # by the stop rule, until the next verdict
+
+    def run(self, prompt: Sequence[int]) -> Iterator[Round | Drafted]:
+        """Rounds, and draft tokens as they are drawn. Rows that the stages already hold must be `prompt`'s first."""
+        yield self._prefill(prompt)
+        while not self.finished:
+            self.tick += 1
+            if self._flights and self._flights[0].lands <= self.tick:
+                yield self._commit(self._flights.popleft())
+            if self._ready():
+                self._launch()
+            if self._may_step():
+                yield from self._step()
+
+    def _prefill(self, prompt: Sequence[int]) -> Round:
+        """The prompt through all layers, in one go; its last row gives the first token."""
+        self.tokens = list(prompt)
+        self.draft.run_tokens(prompt[self.draft.length :])
+        start = self.verify.length
+        rows = len(prompt) - start
+        logits = self.verify.logits(self.draft.exit_hidden(start, rows), last=1)
+        self.tokens.append(self.sampler.choose(logits[0], len(prompt), prompt))
+        self._launched = len(prompt)
+        self.finished = self._ended()
+        return Round(self._epoch, len(prompt), rows, (self.tokens[-1],), prompt=True)
+
+    # -- draft ---------------------------------------------------------------------------------------------------------
+
+    def _may_step(self) -> bool:
+        return not self.finished and (self.schedule.overlap or not self._flights) and self._has_step()
+
+    def _has_step(self) -> bool:
+        """Is there a row to run, or a draft token to draw? (The last position before the end needs neither.)"""
+        row_waits = self.draft.length < min(len(self.tokens) + len(self.drafts), self.limits.end - 1)
+        return row_waits or self._may_draft()
+
+    def _may_draft(self) -> bool:
+        in_range = len(self.tokens) + len(self.drafts) < self.limits.end - 1
+        return in_range and not self._stopped and len(self.drafts) < self.schedule.lookahead
+
+    def _step(self) -> Iterator[Drafted]:
+        """One draft step: the newest token's row through the early layers, and the exit head on it."""
+        known = self._known()
+        self.draft.run_tokens(known[self.draft.length :])
+        if self._may_draft():
+            logits, ids = self.draft.draft_logits(), self.draft.draft_ids
+            token = self.sampler.choose(logits, len(known), known, ids)
+            draft = Draft(token, confidence(logits, token, ids))
+            self.drafts.append(draft)
+            self._stopped = self.controller.stop(draft.confidence) or token in self.limits.stop_ids
+            yield Drafted(len(known), token)
+
+    # -- verify --------------------------------------------------------------------------------------------------------
+
+    def _ready(self) -> bool:
+        """The first verification stage is free, and enough rows wait or no more will come."""
+        pending = self.draft.length - self._launched
+        if self.finished or pending == 0 or self.tick < self._stage_free_at:
+            return False
+        enough = self.schedule.first_chunk if self._restarted else 0
+        return pending - self._committed_row_waits() >= enough or not self._has_step()
+
+    def _launch(self) -> None:
+        """Hand the pending rows to verification, at most a chunk and the row of the last committed token."""
+        start = self._launched
+        count = min(self.draft.length - start, self.schedule.max_chunk + self._committed_row_waits())
+        logits = self.verify.logits(self.draft.exit_hidden(start, count), last=count)
+        known = self._known()
+        true_ids = [self.sampler.choose(row, start + i, known[: start + i]) for i, row in enumerate(logits, start=1)]
+        self._flights.append(_Flight(start, true_ids, self.tick + self.ticks.stages * self.ticks.per_stage))
+        self._stage_free_at = self.tick + self.ticks.per_stage
+        self._launched = start + count
+        self._restarted = False
+
+    def _committed_row_waits(self) -> bool:
+        return self._launched == len(self.tokens) - 1
+
+    # -- commit, roll back ---------------------------------------------------------------------------------------------
+
+    def _commit(self, flight: _Flight) -> Round:
+        """The verdict: true ids are committed up to and including the first that no draft token foresaw."""
+        judged, accepted = [], 0
+        for true_id in flight.true_ids:
+            self.tokens.append(true_id)
+            draft = self.drafts.pop(0) if self.drafts else None
+            if draft is not None:
+                judged.append(draft)
+                accepted += draft.token == true_id
+            self.finished = self._ended()
+            if draft is None or draft.token != true_id or self.finished:
+                break
+        dropped, epoch = len(self.drafts), self._epoch
+        self.controller.observe([(draft.confidence, i < accepted) for i, draft in enumerate(judged)])
+        self._stopped = False
+        if accepted < len(judged) or self.finished:
+            self._roll_back()
+        elif not self.schedule.overlap:
+            self._restarted = True
+        committed = tuple(self.tokens[flight.start + 1 :])
+        return Round(epoch, flight.start + 1, len(flight.true_ids), committed, tuple(judged), accepted, dropped)
+
+    def _roll_back(self) -> None:
+        """Only the rows before the last committed token are good; a new epoch begins."""
+        good = len(self.tokens) - 1
+        self.draft.rollback(good)
+        self.verify.rollback(good)
+        self.drafts.clear()
+        self._flights.clear()
+        self._launched = good
+        self._stage_free_at = self.tick
+        self._restarted = True
+        self._epoch += 1
+
+    def cancel(self) -> None:
+        """End here; the stages keep the rows of the committed text."""
+        self.finished = True
+        self._roll_back()
+
+    def _ended(self) -> bool:
+        return self.tokens[-1] in self.limits.stop_ids or len(self.tokens) >= self.limits.end
+
+    def _known(self) -> list[int]:
+        return self.tokens + [draft.token for draft in self.drafts]

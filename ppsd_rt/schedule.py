@@ -1,0 +1,100 @@
+"""A schedule is data: how drafting and verification take turns."""
+
+from dataclasses import dataclass, field, replace
+
+from .errors import UsageError
+from .stop_rules import BetaThompson, FixedLength, StopRule, describe_stop_rule, parse_stop_rule
+
+MAX_ROWS = 16  # the most rows that one verification pass takes: a chunk and the row of the last committed token
+MAX_CHUNK = MAX_ROWS - 1
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One point of the schedule space.
+
+    first_chunk: draft tokens to wait for after a restart before verification begins.
+    max_chunk:   the most draft tokens that one verification pass takes.
+    lookahead:   how many draft tokens there may be beyond the committed text; 0 is plain decoding.
+    overlap:     may drafting go on while verification runs?
+    stop_rule:   when to stop drafting earlier than that.
+
+    The row of the last committed token, when it is not verified yet, rides along with the chunk: a pass over k draft
+    tokens has k + 1 rows and, if all are accepted, commits k + 1 tokens.
+    """
+
+    first_chunk: int
+    max_chunk: int
+    lookahead: int
+    overlap: bool = False
+    stop_rule: StopRule = field(default_factory=FixedLength)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_chunk <= MAX_CHUNK:
+            raise UsageError(f"max_chunk must be from 0 to {MAX_CHUNK}, not {self.max_chunk}")
+        if not 0 <= self.first_chunk <= self.max_chunk:
+            raise UsageError(f"first_chunk must be from 0 to max_chunk ({self.max_chunk}), not {self.first_chunk}")
+        if self.lookahead < self.first_chunk or (self.lookahead > 0) != (self.max_chunk > 0):
+            raise UsageError(
+                f"lookahead {self.lookahead} does not fit first_chunk {self.first_chunk} and max_chunk {self.max_chunk}"
+            )
+
+    @property
+    def drafts(self) -> bool:
+        return self.lookahead > 0
+
+
+PLAIN = Schedule(0, 0, 0)
+
+_NAMED = {
+    # No draft tokens: one pass a token.
+    "plain": PLAIN,
+    # EESD: draft, then verify; a Thompson-sampling bandit ends the draft.
+    "eesd": Schedule(first_chunk=6, max_chunk=6, lookahead=6, overlap=False, stop_rule=BetaThompson()),
+    # PPSD as published: every token goes on to verification by itself while the next is drafted.
+    "ppsd": Schedule(first_chunk=0, max_chunk=1, lookahead=MAX_CHUNK, overlap=True),
+    # Ours: drafting never waits, and a free verification stage takes all that is pending.
+    "elastic": Schedule(first_chunk=2, max_chunk=8, lookahead=MAX_CHUNK, overlap=True),
+}
+NAMES = tuple(_NAMED)
+
+
+def named(name: str) -> Schedule:
+    if name not in _NAMED:
+        raise UsageError(f"schedule {name!r} is unknown; schedules are {', '.join(NAMES)}")
+    return _NAMED[name]
+
+
+def parse_schedule(text: str) -> Schedule:
+    """`NAME` or `NAME:key=value,...`, as in `eesd:max_chunk=4,first_chunk=4,stop_rule=confidence=0.5`.
+
+    `length=K` sets first_chunk, max_chunk and lookahead at once.
+    """
+    name, _, rest = text.partition(":")
+    schedule = named(name)
+    changes: dict[str, object] = {}
+    for item in filter(None, rest.split(",")):
+        key, separator, value = item.partition("=")
+        if key == "stop_rule" and separator:
+            changes[key] = parse_stop_rule(value)
+        elif key == "overlap" and value in ("on", "off"):
+            changes[key] = value == "on"
+        elif key in ("length", "first_chunk", "max_chunk", "lookahead") and value.isdecimal():
+            keys = ("first_chunk", "max_chunk", "lookahead") if key == "length" else (key,)
+            changes.update(dict.fromkeys(keys, int(value)))
+        else:
+            raise UsageError(
+                f"schedule {text!r}: {item!r} is not understood; write length=, first_chunk=, max_chunk=, lookahead= "
+                "with a number, overlap=on|off, or stop_rule=RULE"
+            )
+    return replace(schedule, **changes)  # type: ignore[arg-type]
+
+
+def describe(schedule: Schedule) -> str:
+    """The text that `parse_schedule` turns back into this schedule; what reports show."""
+    for name, known in _NAMED.items():
+        if schedule == known:
+            return name
+    base = "elastic" if schedule.overlap else "eesd"
+    numbers = ",".join(f"{key}={getattr(schedule, key)}" for key in ("first_chunk", "max_chunk", "lookahead"))
+    return f"{base}:{numbers},stop_rule={describe_stop_rule(schedule.stop_rule)}"

@@ -1,0 +1,181 @@
+"""Torch stages: slices of the model with their KV caches, row-invariant by construction.
+
+A row is one token at one position. Its result must not depend on how many rows share the pass, or speculation would
+change the answer; yet the BLAS below picks another kernel, and so another rounding, for every number of rows. So a
+stage never passes the BLAS anything but whole blocks: `block_rows` rows at positions [i * block_rows, (i + 1) *
+block_rows), in which a row has the same slot in every pass, rows that are not in the pass are zeros, and attention
+spans a length that the block's position alone decides. Every call that computes a row then has the same shape with the
+row in the same place, and what the other rows hold does not enter a row's arithmetic. Hence equal bits, on any machine.
+
+The price is that one row costs as much as a block; verification of many rows costs what one row costs.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .models.config import LlamaConfig
+from .models.exit_head import ExitHead
+from .models.llama import FP32_CPU_ROWS, Attend, LlamaForCausalLM
+from .models.rope import Rope
+
+# Attention of a block spans a multiple of this many positions (a multiple of every block size, so that a block never
+# straddles two spans).
+SPAN = 256
+
+
+def block_rows(dtype: torch.dtype, device: torch.device) -> int:
+    """Rows of a block: as many as cost the same as one. On the CPU that is 4 in float32, else 16."""
+    return FP32_CPU_ROWS if dtype == torch.float32 and device.type == "cpu" else 16
+
+
+def in_blocks(rows: int, start: int, x: Tensor, compute: Callable[[Tensor, "Block"], Tensor]) -> Tensor:
+    """Apply `compute` ([rows, n] -> [rows, m]) to x [count, n], the rows at positions start.., block by block."""
+    done = []
+    for first in range(start - start % rows, start + len(x), rows):
+        block = Block(first, max(start, first), min(start + len(x), first + rows))
+        padded = x.new_zeros(rows, x.shape[-1])
+        padded[block.slots] = x[block.low - start : block.high - start]
+        done.append(compute(padded, block)[block.slots])
+    return torch.cat(done)
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block at `first`, of which the positions [low, high) take part in the pass."""
+
+    first: int
+    low: int
+    high: int
+
+    @property
+    def slots(self) -> slice:
+        return slice(self.low - self.first, self.high - self.first)
+
+
+class Stage:
+    """Consecutive layers with their KV cache: rows [0, length) have passed through."""
+
+    def __init__(self, layers: Iterable[nn.Module], config: LlamaConfig, like: Tensor) -> None:
+        """`like` gives the dtype and the device."""
+        self.layers = list(layers)
+        self.config = config
+        self.rows = block_rows(like.dtype, like.device)
+        self.length = 0
+        self._like = like
+        self._keys = self._values = like.new_zeros(len(self.layers), config.num_key_value_heads, 0, config.head_dim)
+        self._rope = Rope(config, 0)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for at least `capacity` rows; what the cache holds stays."""
+        have = self._keys.shape[2]
+        if capacity <= have:
+            return
+        capacity = -(-capacity // SPAN) * SPAN
+        shape = (*self._keys.shape[:2], capacity, self._keys.shape[3])  # [layers, kv heads, capacity, head_dim]
+        keys, values = self._like.new_zeros(shape), self._like.new_zeros(shape)
+        keys[:, :, :have], values[:, :, :have] = self._keys, self._values
+        self._keys, self._values = keys, values
+        self._rope = Rope(self.config, capacity, self._like.device)
+
+    def run(self, x: Tensor) -> Tensor:
+        """The rows x [count, hidden] at positions [length, length + count) -> [count, hidden]."""
+        x = in_blocks(self.rows, self.length, x, self._through_layers) if self.layers else x
+        self.length += len(x)
+        return x
+
+    def rollback(self, length: int) -> None:
+        """Forget the rows from `length` on. Nothing is copied: later rows overwrite them."""
+        self.length = min(self.length, length)
+
+    def _through_layers(self, x: Tensor, block: Block) -> Tensor:
+        span = SPAN * (block.first // SPAN + 1)
+        positions = torch.arange(block.first, block.first + len(x), device=x.device)
+        hidden = torch.arange(span, device=x.device) > positions[:, None]  # [rows, span]: later than the query
+        for number, layer in enumerate(self.layers):
+            x = layer(x, self._attend(number, block, span, hidden))
+        return x
+
+    def _attend(self, number: int, block: Block, span: int, hidden: Tensor) -> Attend:
+        keys, values = self._keys[number], self._values[number]  # [kv heads, capacity, head_dim]
+        positions = slice(block.first, block.first + self.rows)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            q, k = self._rope.rotate(q, positions), self._rope.rotate(k, positions)
+            keys[:, block.low : block.high] = k[block.slots].transpose(0, 1)
+            values[:, block.low : block.high] = v[block.slots].transpose(0, 1)
+            kv_heads, head_dim = k.shape[1:]
+            # [rows, heads, head_dim] -> [kv heads, heads of a group * rows, head_dim]
+            queries = q.float().unflatten(1, (kv_heads, -1)).permute(1, 2, 0, 3).reshape(kv_heads, -1, head_dim)
+            scores = queries @ keys[:, :span].float().transpose(1, 2) * head_dim**-0.5
+            scores = scores.unflatten(1, (-1, self.rows)).masked_fill(hidden, -torch.inf).softmax(-1).flatten(1, 2)
+            mixed = scores @ values[:, :span].float()  # [kv heads, group * rows, head_dim]
+            return mixed.unflatten(1, (-1, self.rows)).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
+
+        return attend
+
+
+class DraftStage(Stage):
+    """Layers [0, E), the exit head, and the exit hidden states that verification starts from."""
+
+    def __init__(self, model: LlamaForCausalLM, head: ExitHead | None) -> None:
+        """Without a head there are no early layers either: the hidden states are the embeddings."""
+        config, like = model.config, model.model.embed_tokens.weight
+        super().__init__(model.model.layers[: head.info.exit_layer if head else 0], config, like)
+        self._embed = model.model.embed_tokens
+        self._head = head
+        self._head_stage = Stage(head.layers if head else [], config, like)
+        self._exit_hidden = like.new_zeros(0, config.hidden_size)
+
+    @property
+    def draft_ids(self) -> Tensor | None:
+        return self._head.draft_ids if self._head else None
+
+    def reserve(self, capacity: int) -> None:
+        super().reserve(capacity)
+        self._head_stage.reserve(capacity)
+        if capacity > len(self._exit_hidden):
+            grown = self._exit_hidden.new_zeros(capacity, self._exit_hidden.shape[1])
+            grown[: len(self._exit_hidden)] = self._exit_hidden
+            self._exit_hidden = grown
+
+    def run_tokens(self, ids: Sequence[int]) -> None:
+        """Early layers over the tokens at positions [length, length + len(ids))."""
+        start = self.length
+        x = self._embed(torch.tensor(ids, device=self._exit_hidden.device))  # [count, hidden]
+        self._exit_hidden[start : start + len(ids)] = self.run(x)
+
+    def exit_hidden(self, start: int, count: int) -> Tensor:
+        return self._exit_hidden[start : start + count]
+
+    def draft_logits(self) -> Tensor:
+        """[draft vocabulary]: the exit head after the last row, for the token at position `length`.
+
+        The head's own layers first catch up with the rows that came since it was last asked.
+        """
+        head, stage = self._head, self._head_stage
+        assert head is not None, "drafting needs an exit head"
+        start = min(stage.length, self.length - 1)
+        stage.rollback(start)
+        x = stage.run(self._exit_hidden[start : self.length])[-1:]
+        return in_blocks(self.rows, self.length - 1, x, lambda rows, _: head.lm_head(head.norm(rows)))[0]
+
+    def rollback(self, length: int) -> None:
+        super().rollback(length)
+        self._head_stage.rollback(length)
+
+
+class VerifyStage(Stage):
+    """Layers [E, L), the final norm and the LM head."""
+
+    def __init__(self, model: LlamaForCausalLM, first_layer: int) -> None:
+        super().__init__(model.model.layers[first_layer:], model.config, model.model.embed_tokens.weight)
+        self._model = model
+
+    def logits(self, exit_hidden: Tensor, last: int) -> Tensor:
+        """Verify rows exit_hidden [count, hidden] at positions [length, ..) -> logits of the `last` rows [last, V]."""
+        x = self.run(exit_hidden)[-last:]
+        start = self.length - last
+        return in_blocks(self.rows, start, x, lambda rows, _: self._model.lm_head(self._model.model.norm(rows)))

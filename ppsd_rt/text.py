@@ -1,0 +1,52 @@
+"""From committed ids to text: stop strings, cut and held back as needed."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Decoder(Protocol):
+    """`models.tokenizer.IncrementalDecoder`, or a toy in the tests."""
+
+    def push(self, id: int) -> str: ...
+    def flush(self) -> str: ...
+
+
+class StopStrings:
+    """Passes text on, except what may still turn out to be the beginning of a stop string.
+
+    `found` becomes true when a stop string is complete; the text before it has been passed on, and nothing after it.
+    """
+
+    def __init__(self, decoder: Decoder, stop: Sequence[str]) -> None:
+        self._decoder, self._stop = decoder, tuple(stop)
+        self._held = ""
+        self.found = False
+
+    def push(self, id: int) -> str:
+        """The text that the token `id` makes certain."""
+        return self._pass_on(self._decoder.push(id))
+
+    def flush(self) -> str:
+        """At the end of the answer: what was held back."""
+        if self.found:
+            return ""
+        text = self._pass_on(self._decoder.flush())
+        if not self.found:
+            text, self._held = text + self._held, ""
+        return text
+
+    def _pass_on(self, piece: str) -> str:
+        text, self._held = self._held + piece, ""
+        ends = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
+        if ends:
+            self.found = True
+            return text[: min(ends)]
+        keep = max((_overlap(text, stop) for stop in self._stop), default=0)
+        if keep:
+            text, self._held = text[:-keep], text[-keep:]
+        return text
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that is a beginning of `stop`."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,0 +1,136 @@
+"""The reference backend: the torch stages, driven by the readable loop of `pipeline.py`."""
+
+from collections.abc import Generator, Sequence
+
+import torch
+from torch import Tensor
+
+from .errors import PpsdError, UsageError
+from .models.checkpoint import Checkpoint
+from .models.exit_head import ExitHead
+from .models.llama import LlamaForCausalLM
+from .pipeline import Drafted, Limits, Pipeline, Round, Ticks
+from .sampling import Sampler, SamplingParams
+from .schedule import Schedule
+from .stage import DraftStage, VerifyStage
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def pick_device(name: str) -> torch.device:
+    """`auto` is the GPU where torch has one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UsageError(f"device {name!r} is unknown; write cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise UsageError(f"device {name!r} is not supported; write cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise PpsdError(f"device {name!r}: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the machine multiplies it natively, else float32."""
+    if name == "auto":
+        native = device.type == "cuda" or torch.cpu._is_avx512_bf16_supported()
+        return torch.bfloat16 if native else torch.float32
+    if name not in DTYPES:
+        raise UsageError(f"dtype {name!r} is unknown to the torch backend; dtypes are auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+class TorchBackend:
+    """One model, one head, one sequence at a time."""
+
+    name = "torch"
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
+        self.device = pick_device(device)
+        self.torch_dtype = pick_dtype(dtype, self.device)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        self.model: LlamaForCausalLM = checkpoint.build(self.torch_dtype, self.device)
+        self.use_head(None)
+
+    @property
+    def dtype(self) -> str:
+        return str(self.torch_dtype).removeprefix("torch.")
+
+    @property
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    def use_head(self, head: ExitHead | None) -> None:
+        """Split the layers at the head's exit; without a head all of them verify."""
+        self.head = head
+        self._draft = DraftStage(self.model, head)
+        self._verify = VerifyStage(self.model, head.info.exit_layer if head else 0)
+        self._tokens: list[int] = []  # what the stages' rows were computed from
+        self._active: Pipeline | None = None
+
+    def rounds(
+        self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits
+    ) -> Generator[Round | Drafted, None, None]:
+        """Decode one answer. Rows that an earlier answer's text shares with `prompt` are not computed again.
+
+        One answer at a time: beginning another one ends this one.
+        """
+        self._retire()
+        self._keep_common(prompt)
+        self._reserve(limits.end)
+        pipeline = Pipeline(self._draft, self._verify, schedule, Sampler(params), limits, self._ticks(schedule))
+        self._active = pipeline
+        try:
+            for event in pipeline.run(prompt):
+                yield event
+                if self._active is not pipeline:
+                    raise PpsdError("this generation was ended: another one has begun on the same engine")
+        finally:
+            if self._active is pipeline:
+                self._retire()
+
+    def next_logits(self, ids: Sequence[int]) -> Tensor:
+        """[vocabulary]: the whole model's logits for the token after `ids`, as plain decoding computes them."""
+        self._retire()
+        self._keep_common(ids)
+        self._reserve(len(ids))
+        self._draft.run_tokens(ids[self._draft.length :])
+        start = self._verify.length
+        self._tokens = list(ids)
+        return self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last=1)[0]
+
+    def _keep_common(self, prompt: Sequence[int]) -> None:
+        """Roll back to the rows that `prompt` shares with what the stages hold; the last one is always run again."""
+        keep = min(_common_prefix(self._tokens, prompt), len(prompt) - 1)
+        self._draft.rollback(keep)
+        self._verify.rollback(keep)
+
+    def _retire(self) -> None:
+        """End the answer in progress, if any; its text's rows stay for the next one to share."""
+        if self._active is not None:
+            self._active.cancel()
+            self._tokens, self._active = self._active.tokens, None
+
+    def _reserve(self, capacity: int) -> None:
+        try:
+            self._draft.reserve(capacity)
+            self._verify.reserve(capacity)
+        except RuntimeError as error:  # torch's out-of-memory errors, of the CPU and of CUDA
+            reason = str(error).splitlines()[0]
+            raise PpsdError(f"no memory for a KV cache of {capacity} tokens ({reason}); lower --max-tokens") from None
+
+    def _ticks(self, schedule: Schedule) -> Ticks:
+        """How many draft steps a verification takes, by the number of layers that each goes through."""
+        if self.head is None or not schedule.overlap:
+            return Ticks()
+        early = self.head.info.exit_layer + len(self.head.layers)
+        late = self.model.config.num_hidden_layers - self.head.info.exit_layer
+        ratio = max(1, round(late / early))
+        return Ticks(stages=ratio) if schedule.max_chunk == 1 else Ticks(per_stage=ratio)
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
