@@ -82,7 +82,7 @@ class ExitHead(nn.Module):
         head.norm.load_state_dict({"weight": norm})
         head.to(device=norm.device, dtype=norm.dtype)
         head.share(model)
-        return head.eval()
+        return head.eval().requires_grad_(False)
 
     @classmethod
     def load(cls, path: Path, model: LlamaForCausalLM, model_hash: str) -> "ExitHead":

@@ -40,8 +40,11 @@ class Rope:
         self.cos = angles.cos().to(device)
         self.sin = angles.sin().to(device)
 
-    def rotate(self, x: Tensor, positions: slice) -> Tensor:
-        """Rotate x [..., rows, heads, head_dim], whose rows stand at `positions`; the arithmetic is in float32."""
-        cos, sin = self.cos[positions, None], self.sin[positions, None]  # [rows, 1, head_dim / 2]
+    def rotate(self, x: Tensor, positions: slice | Tensor) -> Tensor:
+        """Rotate x [..., rows, heads, head_dim], whose rows stand at `positions`; the arithmetic is in float32.
+
+        positions: of the rows, the same for all leading dimensions (slice), or each its own ([..., rows] int64).
+        """
+        cos, sin = self.cos[positions].unsqueeze(-2), self.sin[positions].unsqueeze(-2)  # [..., rows, 1, head_dim / 2]
         first, second = x.float().chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -229,10 +229,11 @@ class Pipeline:
             self.finished = self._ended()
             if draft is None or draft.token != true_id or self.finished:
                 break
-        dropped, epoch = len(self.drafts), self._epoch
         self.controller.observe([(draft.confidence, i < accepted) for i, draft in enumerate(judged)])
         self._stopped = False
+        dropped, epoch = 0, self._epoch
         if accepted < len(judged) or self.finished:
+            dropped = len(self.drafts)
             self._roll_back()
         elif not self.schedule.overlap:
             self._restarted = True

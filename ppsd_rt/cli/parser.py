@@ -114,6 +114,30 @@ def _convert_options(parser: Parser) -> None:
     parser.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16 or float16")
 
 
+def _distill_options(parser: Parser) -> None:
+    group = parser.add_argument_group("what to train")
+    group.add_argument("--exit-layer", default="6", metavar="E[,E...]", help="one head for each, in one pass")
+    group.add_argument("--kind", default="layer", help="layer (one decoder layer) or adapter (one attention block)")
+    group.add_argument("--draft-vocabulary", type=int, default=8192, metavar="N", help="most frequent ids; 0: all")
+    group.add_argument(
+        "--out", required=True, metavar="FILE.safetensors", help="with several layers: FILE-E.safetensors"
+    )
+    group = parser.add_argument_group("data and training")
+    group.add_argument("--tokens", type=int, default=2_000_000, metavar="N", help="to sample from the model")
+    group.add_argument("--slots", type=int, default=128, metavar="N", help="conversations sampled side by side")
+    group.add_argument("--epochs", type=int, default=2, metavar="N", help="passes over the sampled text")
+    group.add_argument("--batch-tokens", type=int, default=8192, metavar="N", help="answer tokens per step")
+    group.add_argument("--learning-rate", type=float, default=1e-3, metavar="LR", help="at its highest")
+    group.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same head [0]")
+    group.add_argument("--work", metavar="FOLDER", help="sampled text, checkpoints and log [beside --out]")
+    group.add_argument("--resume", action="store_true", help="go on with what the work folder holds")
+    group = parser.add_argument_group("model and machine")
+    group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument("--dtype", default="auto", help="of the frozen model and of matrix products")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads [as many as torch chooses]")
+
+
 def _check_options(parser: Parser) -> None:
     group = parser.add_argument_group("what to check")
     group.add_argument("--prompts", metavar="FILE", help="as for generating [the 34 development prompts]")
@@ -140,6 +164,12 @@ COMMANDS = {
     "pull": Command("fetch a model into the cache", "ppsd-run pull", _pull_options, "pull"),
     "convert": Command(
         "turn a GGUF file into a model folder", "ppsd-run convert model.gguf model/", _convert_options, "convert"
+    ),
+    "distill": Command(
+        "train an exit head on text that the model writes itself",
+        "ppsd-run distill --exit-layer 3,6 --tokens 2000000 --out head.safetensors",
+        _distill_options,
+        "distill",
     ),
     "check": Command(
         "prove that speculation changes no token", "ppsd-run check --schedules eesd/elastic", _check_options, "check"

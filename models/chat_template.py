@@ -1,0 +1,254 @@
+"""Chat templates: the Jinja programs with which model folders turn a list of messages into one prompt.
+
+A template comes with the weights and is foreign code, so it runs in Jinja's immutable sandbox, with the settings and
+helpers that `transformers` gives it. What goes wrong inside it ends as a one-line `PpsdError`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..errors import PpsdError, UsageError
+
+# A template copies each message once or a few times and adds some text of its own: more than this is a loop gone wrong.
+_OUTPUT_ALLOWANCE = 1 << 20
+_OUTPUT_PER_INPUT = 16
+
+_LONGEST_REASON = 300
+
+
+def one_line(error: object) -> str:
+    """The text of an error (or of anything) on one line of bounded length."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """The JSON object in the file `path`; an empty one where there is no such file.
+
+    Raises PpsdError when the file cannot be read, is not JSON, holds lone surrogates, or holds no object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+        json.dumps(value, ensure_ascii=False).encode()  # "\\ud800" is good JSON, but no text
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise PpsdError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
+    except (ValueError, RecursionError) as error:
+        raise PpsdError(f"{path} is not valid JSON ({one_line(error)}): mend it or download it again") from error
+    if not isinstance(value, dict):
+        raise PpsdError(f"{path} must hold a JSON object, not {type(value).__name__}: mend it or download it again")
+    return value
+
+
+def special_tokens(folder: Path) -> dict[str, str]:
+    """The named special tokens of a model folder, such as {"bos_token": "<s>"}.
+
+    They stand in tokenizer_config.json; what it leaves out is taken from special_tokens_map.json. A token is a string
+    or an object with its text under "content". Raises PpsdError for files that are not JSON objects and for a
+    bos_token or eos_token that is neither.
+    """
+    tokens: dict[str, str] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        for key, value in read_json_object(folder / name).items():
+            if not key.endswith("_token") or value is None:
+                continue
+            content = token_content(value)
+            if content is not None:
+                tokens[key] = content
+            elif key in ("bos_token", "eos_token"):
+                raise PpsdError(f'{folder / name}: {key} must be a string or an object with a string "content"')
+    return tokens
+
+
+def token_content(value: object) -> str | None:
+    """The text of a token written as a string or as {"content": ...}; None for anything else."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+class ChatTemplate:
+    """A chat template and the variables (`bos_token`, `eos_token`, ...) that it may use.
+
+    The source is compiled at the first `render`, so that a broken template does not keep anybody from plain prompts.
+    """
+
+    def __init__(
+        self, source: str, variables: Mapping[str, str] | None = None, *, origin: str = "the model folder"
+    ) -> None:
+        """`origin` names where the source came from, for error messages."""
+        self.source = source
+        self.variables = dict(variables or {})
+        self.origin = origin
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> ChatTemplate | None:
+        """The chat template of a model folder, or None where it has none.
+
+        Looked for in this order: the file chat_template.jinja; `chat_template` in tokenizer_config.json; the same in
+        chat_template.json. In JSON it is a string or a list of {"name", "template"} objects, of which the one named
+        "default" is taken, else the first. Raises PpsdError for unreadable files and for templates of another shape.
+        """
+        for path, read in (
+            (folder / "chat_template.jinja", _read_jinja),
+            (folder / "tokenizer_config.json", _read_template_key),
+            (folder / "chat_template.json", _read_template_key),
+        ):
+            source = read(path)
+            if source is not None:
+                return cls(source, special_tokens(folder), origin=str(path))
+        return None
+
+    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+        """The prompt for `messages`, each a mapping with string values for "role" and "content".
+
+        The prompt holds the special tokens as text, BOS included where the template writes it, so encode it with
+        `add_special_tokens=False`. The messages are not changed.
+
+        Raises UsageError for messages of another shape, and PpsdError when the template cannot be compiled, refuses
+        the messages (`raise_exception`), fails, or does not stop writing: the output may have at most about a million
+        characters more than sixteen times the messages. A template that loops without writing is not cut off.
+        """
+        chat = _checked_messages(messages)
+        limit = _OUTPUT_ALLOWANCE + _OUTPUT_PER_INPUT * sum(len(message["content"]) for message in chat)
+        variables = {
+            **self.variables,
+            "messages": chat,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        template = self._compiled
+        pieces = []
+        try:
+            for piece in template.generate(variables):
+                pieces.append(piece)
+                limit -= len(piece)
+                if limit < 0:
+                    break
+        except _Refused as error:
+            raise PpsdError(f"the chat template in {self.origin} refuses the messages: {one_line(error)}") from error
+        except Exception as error:  # foreign code may raise anything
+            raise PpsdError(
+                f"the chat template in {self.origin} fails ({type(error).__name__}: {one_line(error)}): "
+                "mend it, or give a plain prompt instead of messages"
+            ) from error
+        if limit < 0:
+            raise PpsdError(
+                f"the chat template in {self.origin} writes without end: "
+                "mend it, or give a plain prompt instead of messages"
+            )
+        return "".join(pieces)
+
+    @cached_property
+    def _compiled(self) -> jinja2.Template:
+        try:
+            return _environment().from_string(self.source)
+        except Exception as error:  # besides TemplateSyntaxError: Python's own limits on nesting and recursion
+            place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
+            raise PpsdError(
+                f"the chat template in {self.origin} cannot be compiled ({one_line(error)}{place}): "
+                "mend it, or give a plain prompt instead of messages"
+            ) from error
+
+
+def _read_jinja(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PpsdError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
+    except UnicodeDecodeError as error:
+        raise PpsdError(f"{path} is not UTF-8 text ({one_line(error)}): mend it or download it again") from error
+
+
+def _read_template_key(path: Path) -> str | None:
+    value = read_json_object(path).get("chat_template")
+    if value is None or isinstance(value, str):
+        return value
+    named: dict[str, str] = {}
+    for entry in value if isinstance(value, list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
+            named[entry["name"]] = entry["template"]
+    if not named:
+        raise PpsdError(
+            f'{path}: chat_template must be a string or a list of objects with the strings "name" and "template"'
+        )
+    return named.get("default", next(iter(named.values())))
+
+
+def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Copies of the messages, which are shown to be what a template expects."""
+    if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
+        raise UsageError(f"the messages must be a list, not {type(messages).__name__}")
+    if not messages:
+        raise UsageError("the list of messages is empty: give at least one message")
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, Mapping):
+            raise UsageError(
+                f'message {number} must be an object with "role" and "content", not {type(message).__name__}'
+            )
+        for key in ("role", "content"):
+            if key not in message:
+                raise UsageError(f'message {number} has no "{key}"')
+            if not isinstance(message[key], str):
+                raise UsageError(f'"{key}" of message {number} must be a string, not {type(message[key]).__name__}')
+    return [dict(message) for message in messages]
+
+
+class _Refused(jinja2.TemplateError):
+    """The template called `raise_exception`."""
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """Lets `{% generation %} ... {% endgeneration %}` through: it marks the assistant's text for training only."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja declares it as an instance attribute
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
+@cache
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
+    environment.globals.update(helpers)
+    environment.filters["tojson"] = _tojson
+    return environment
+
+
+def _raise_exception(message: object) -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is: Jinja's own filter escapes HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

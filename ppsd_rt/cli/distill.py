@@ -1,0 +1,90 @@
+"""`ppsd-run distill`: train exit heads on text that the model writes itself."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from ..distill import run as distillation
+from ..distill.train import TrainSettings
+from ..errors import UsageError
+from ..models.checkpoint import Checkpoint
+from ..models.resolve import resolve_model
+from ..models.tokenizer import load_tokenizer
+from ..torch_backend import TorchBackend
+from .common import note
+
+
+def run(args: argparse.Namespace) -> None:
+    layers = _layers(args.exit_layer)
+    paths = _paths(args.out, layers, args.kind)
+    folder = resolve_model(args.model)
+    checkpoint = Checkpoint(folder)
+    tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
+    settings = distillation.Settings(
+        model_hash=checkpoint.hash,
+        kind=args.kind,
+        exit_layers=layers,
+        tokens=args.tokens,
+        draft_vocabulary=min(args.draft_vocabulary, checkpoint.config.vocab_size),
+        slots=args.slots,
+        seed=args.seed,
+        train=TrainSettings(learning_rate=args.learning_rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
+    )
+    model = TorchBackend(checkpoint, args.dtype, args.device, args.threads).model
+    work = Path(args.work or f"{paths[0].with_suffix('')}-work")
+    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work)
+    job.prepare(args.resume)
+    try:
+        _show(job.sample(), layers)
+        _show(job.train(), layers)
+    except KeyboardInterrupt:
+        note(f"interrupted; the same command with --resume goes on from {work}")
+        raise
+    for head, path, acceptance in zip(job.save(paths), paths, job.acceptance, strict=True):
+        print(f"{path}: exit layer {head.info.exit_layer}, held-out acceptance {acceptance:.3f}")
+
+
+def _show(steps: Iterable[distillation.Progress], layers: tuple[int, ...]) -> None:
+    """A progress bar: tokens or steps, and the loss and the held-out acceptance of every head."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task("", total=None, figures="")
+        for step in steps:
+            figures = [f"{layer}: loss {loss:.3f}" for layer, loss in zip(layers, step.losses, strict=False)]
+            figures = [
+                f"{text}, acceptance {acceptance:.3f}" if step.acceptance else text
+                for text, acceptance in zip(figures, step.acceptance or [0.0] * len(figures), strict=True)
+            ]
+            progress.update(
+                task, description=step.phase, completed=step.done, total=step.total, figures=" | ".join(figures)
+            )
+
+
+def _layers(text: str) -> tuple[int, ...]:
+    try:
+        layers = tuple(int(layer) for layer in text.split(","))
+    except ValueError:
+        raise UsageError(f"--exit-layer takes layer numbers, as in 6 or 3,6,10, not {text!r}") from None
+    if len(set(layers)) != len(layers):
+        raise UsageError(f"--exit-layer {text} names a layer twice")
+    return layers
+
+
+def _paths(out: str, layers: tuple[int, ...], kind: str) -> list[Path]:
+    """The file of each head: `out` itself for one, `out`-E for several (before the ending)."""
+    path = Path(out)
+    if path.suffix != ".safetensors":
+        raise UsageError(f"--out must end in .safetensors, not {out!r}")
+    if len(layers) == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}-{layer}{path.suffix}") for layer in layers]

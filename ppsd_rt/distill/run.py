@@ -1,0 +1,191 @@
+"""A distillation from beginning to end, in a folder of its own, resumable at any moment."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import PpsdError, UsageError
+from ..models.checkpoint import Checkpoint
+from ..models.exit_head import KINDS, ExitHead, HeadInfo
+from ..models.llama import LlamaForCausalLM
+from ..models.tokenizer import Tokenizer
+from .shards import STEPS, Text, read_shard, shard_path, write_shard
+from .talk import frame_of
+from .train import Trainer, TrainSettings, batches
+
+CHECKPOINT_SECONDS = 45.0  # an interruption loses less than a minute
+PEEK_STEPS = 25  # steps between looks at the held-out text
+PEEK_TEXTS = 48  # greedy texts of such a look; the end uses all
+HELD_OUT = 0  # number of the shard that is never trained on
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What decides the outcome; a run can be resumed only with the same."""
+
+    model_hash: str
+    kind: str
+    exit_layers: tuple[int, ...]
+    tokens: int
+    draft_vocabulary: int  # 0: the whole vocabulary
+    slots: int
+    seed: int
+    train: TrainSettings = field(default_factory=TrainSettings)
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS[1:]:
+            raise UsageError(f"head kind {self.kind!r} cannot be trained; kinds are {', '.join(KINDS[1:])}")
+        if self.tokens < 1 or self.slots < 1 or self.train.epochs < 1:
+            raise UsageError("--tokens, --slots and --epochs must be at least 1")
+
+    @property
+    def shards(self) -> int:
+        """Of training text; the held-out shard comes on top."""
+        return -(-self.tokens // (self.slots * STEPS))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """phase: `sampling` or `training`; done of total (tokens, steps); the latest figures of each head."""
+
+    phase: str
+    done: int
+    total: int
+    losses: tuple[float, ...] = ()
+    acceptance: tuple[float, ...] = ()
+
+
+class Distillation:
+    """sample() then train() then save(); both of the former yield Progress and may be cut off anywhere."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, model: LlamaForCausalLM, tokenizer: Tokenizer, settings: Settings, folder: Path
+    ) -> None:
+        self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
+        self.settings, self.folder = settings, folder
+        for layer in settings.exit_layers:
+            ExitHead(model.config, HeadInfo(settings.kind, layer, "", ""))  # refuses what is out of range
+
+    def prepare(self, resume: bool) -> None:
+        """Claim the folder, or take up what an earlier run with the same settings left in it."""
+        path = self.folder / "settings.json"
+        wanted = json.loads(json.dumps(asdict(self.settings)))
+        if path.exists():
+            if not resume:
+                raise PpsdError(f"{self.folder} holds an earlier run: add --resume, or choose another --work folder")
+            found = json.loads(path.read_text())
+            for key, value in wanted.items():
+                if found.get(key) != value:
+                    raise PpsdError(
+                        f"{self.folder} was begun with {key} = {found.get(key)}, not {value}: "
+                        "resume with the same options, or choose another --work folder"
+                    )
+            return
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(wanted, indent=1) + "\n")
+        except OSError as error:
+            raise PpsdError(f"cannot write to the --work folder {self.folder}: {error}") from None
+
+    def sample(self) -> Iterator[Progress]:
+        """Text: the held-out shard, then the shards to train on; those that are there already are kept."""
+        settings = self.settings
+        frame = frame_of(self.tokenizer, frozenset(self.checkpoint.config.eos_token_ids))
+        each, total = settings.slots * STEPS, (settings.shards + 1) * settings.slots * STEPS
+        for number in range(settings.shards + 1):
+            if not shard_path(self.folder, number).exists():
+                shard = write_shard(self.folder, number, self.model, frame, settings.slots, settings.seed)
+                for tokens in shard:
+                    yield Progress("sampling", number * each + tokens, total)
+            yield Progress("sampling", (number + 1) * each, total)
+
+    def train(self) -> Iterator[Progress]:
+        texts = [text for number in range(1, self.settings.shards + 1) for text in read_shard(self.folder, number)]
+        held_out = [text for text in read_shard(self.folder, HELD_OUT) if text.greedy]
+        self.draft_ids = self._draft_vocabulary(texts)
+        plan = batches(texts, self.settings.train, self.settings.seed)
+        self.trainer = Trainer(self.model, self._fresh_heads(), self.settings.train, len(plan))
+        self._load()
+        acceptance: tuple[float, ...] = ()
+        saved = time.monotonic()
+        while self.trainer.step < len(plan):
+            losses = tuple(self.trainer.learn([texts[index] for index in plan[self.trainer.step]]))
+            step = self.trainer.step
+            if step % PEEK_STEPS == 0 or step == len(plan):
+                acceptance = tuple(self.trainer.accept(held_out[:PEEK_TEXTS]))
+                self._log(step=step, losses=losses, peek_acceptance=acceptance)
+            if time.monotonic() - saved > CHECKPOINT_SECONDS:
+                self._save()
+                saved = time.monotonic()
+            yield Progress("training", step, len(plan), losses, acceptance)
+        self._save()
+        self.acceptance = self.trainer.accept(held_out)
+        self.coverage = _coverage(held_out, self.draft_ids)
+        self._log(step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out))
+
+    def save(self, paths: Sequence[Path]) -> list[ExitHead]:
+        """Write every head to its file, with what it was made from and how well it foresees held-out text."""
+        for head, path, acceptance in zip(self.trainer.heads, paths, self.acceptance, strict=True):
+            recipe = {**asdict(self.settings), "steps": self.trainer.step}
+            facts = {"held_out_greedy": round(acceptance, 4), "draft_vocabulary_coverage": round(self.coverage, 4)}
+            head.info = replace(head.info, recipe=recipe, acceptance=facts)
+            head.save(path)
+        return self.trainer.heads
+
+    def _draft_vocabulary(self, texts: Sequence[Text]) -> list[int] | None:
+        """The most frequent ids of the sampled answers, and the special ones always."""
+        size = self.settings.draft_vocabulary
+        if size == 0:
+            return None
+        special = [id for id in sorted(self.tokenizer.special_ids) if id < self.checkpoint.config.vocab_size]
+        counts = Counter(id for text in texts for id in text.ids[text.answer :].tolist())
+        ordered = dict.fromkeys(
+            special + [id for id, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+        )
+        rest = (id for id in range(self.checkpoint.config.vocab_size) if id not in ordered)
+        ids = list(ordered)[:size]
+        return ids + [next(rest) for _ in range(min(size, self.checkpoint.config.vocab_size) - len(ids))]
+
+    def _fresh_heads(self) -> list[ExitHead]:
+        settings, name = self.settings, self.checkpoint.folder.name
+        infos = [HeadInfo(settings.kind, layer, name, settings.model_hash) for layer in settings.exit_layers]
+        return [ExitHead.from_model(self.model, info, self.draft_ids) for info in infos]
+
+    def _save(self) -> None:
+        state = {
+            "step": self.trainer.step,
+            "heads": [head.state_dict() for head in self.trainer.heads],
+            "optimizer": self.trainer.optimizer.state_dict(),
+        }
+        path = self.folder / "training.pt"
+        unfinished = path.with_suffix(".unfinished")
+        torch.save(state, unfinished)
+        unfinished.replace(path)
+
+    def _load(self) -> None:
+        path = self.folder / "training.pt"
+        if path.exists():
+            state: dict[str, Any] = torch.load(path, map_location=self.trainer.device, weights_only=True)
+            for head, parameters in zip(self.trainer.heads, state["heads"], strict=True):
+                head.load_state_dict(parameters)
+            self.trainer.optimizer.load_state_dict(state["optimizer"])
+            self.trainer.step = state["step"]
+
+    def _log(self, **facts: object) -> None:
+        with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": round(time.time()), **facts}) + "\n")
+
+
+def _coverage(texts: Sequence[Text], draft_ids: Sequence[int] | None) -> float:
+    """Share of the answers' tokens that the draft vocabulary can draft at all."""
+    if draft_ids is None:
+        return 1.0
+    known = torch.tensor(sorted(draft_ids))
+    answers = torch.cat([text.ids[text.answer :] for text in texts])
+    return float(torch.isin(answers, known).float().mean())

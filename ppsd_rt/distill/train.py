@@ -1,0 +1,176 @@
+"""Training exit heads on sampled text: the frozen model shows, the heads learn to foresee."""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..models.exit_head import ExitHead
+from ..models.llama import LlamaForCausalLM, causal_attention
+from ..models.rope import Rope
+from .shards import Text
+
+AREA = 8192  # tokens, padding included, that pass through the model together
+CHUNK = 2048  # rows whose logits are held at a time: [CHUNK, draft vocabulary] in float32
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    learning_rate: float = 1e-3
+    warm_up: float = 0.03  # share of all steps; then a cosine to zero
+    top_weight: float = 0.2  # of the cross-entropy on the model's top token; the rest is the KL to its distribution
+    batch_tokens: int = 8192  # answer tokens per step
+    epochs: int = 2
+
+
+class Trainer:
+    """Several heads (exit layers) on the same passes of the frozen model.
+
+    Loss per row, with p the model's distribution over the draft vocabulary and q the head's:
+
+        (1 - w) KL(p || q) + w (-log q[argmax p])
+
+    whose gradient is that of the cross-entropy of q against the mixture (1 - w) p + w onehot(argmax p).
+    Parameters and optimizer are float32; matrix products run in the model's dtype.
+    """
+
+    def __init__(self, model: LlamaForCausalLM, heads: Sequence[ExitHead], settings: TrainSettings, steps: int) -> None:
+        self.model, self.heads, self.settings, self.steps = model, list(heads), settings, steps
+        self.step = 0
+        norm = model.model.norm.weight
+        self.device, self.dtype = norm.device, norm.dtype
+        self._rope = Rope(model.config, 0)
+        # Rows of the LM head that belong to the draft vocabulary, [draft vocabulary, hidden]: the same for all heads.
+        ids = self.heads[0].draft_ids
+        self._lm_head = model.lm_head.weight if ids is None else model.lm_head.weight[ids.to(self.device)]
+        self._ids = torch.arange(len(self._lm_head), device=self.device) if ids is None else ids.to(self.device)
+        for head in self.heads:
+            head.to(self.device, torch.float32).requires_grad_(True)
+        parameters = [parameter for head in self.heads for parameter in head.parameters()]
+        self.optimizer = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+
+    def learn(self, texts: Sequence[Text]) -> list[float]:
+        """One step on a batch of texts -> the loss of each head, in nats per row."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * self._warmth()
+        self.optimizer.zero_grad(set_to_none=True)
+        rows = sum(len(text.ids) - text.answer for text in texts)
+        losses = [0.0] * len(self.heads)
+        for part in in_areas(texts):
+            for number, loss in enumerate(self._backward(part, rows)):
+                losses[number] += loss
+        for head in self.heads:
+            torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
+        self.optimizer.step()
+        self.step += 1
+        return losses
+
+    @torch.no_grad()
+    def accept(self, texts: Sequence[Text]) -> list[float]:
+        """For each head, the share of tokens of greedy answers that it foresees, each given the true text before it.
+
+        This is the acceptance of greedy drafting: a draft token is judged only when all before it were right, and then
+        the head has seen nothing but true tokens.
+        """
+        right, judged = [0] * len(self.heads), 0
+        for part in in_areas([text for text in texts if text.greedy]):
+            ids, rows = self._pad(part)
+            _, exits = self._teacher(ids, rows)
+            following = ids[:, 1:][rows[:, :-1]]
+            judged += len(following)
+            for number, (head, states) in enumerate(zip(self.heads, exits, strict=True)):
+                hidden = self._student(head, states)[rows]
+                for h, true in zip(hidden.split(CHUNK), following.split(CHUNK), strict=True):
+                    right[number] += int((self._ids[self._logits(h).argmax(-1)] == true).sum())
+        return [count / max(judged, 1) for count in right]
+
+    def _warmth(self) -> float:
+        warm = max(1, round(self.steps * self.settings.warm_up))
+        if self.step < warm:
+            return (self.step + 1) / warm
+        return 0.5 * (1 + math.cos(math.pi * (self.step - warm) / max(1, self.steps - warm)))
+
+    def _pad(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
+        """-> ids [batch, longest], and which rows are followed by an answer token [batch, longest] bool."""
+        longest = max(len(text.ids) for text in texts)
+        ids = torch.zeros(len(texts), longest, dtype=torch.int64)
+        rows = torch.zeros(len(texts), longest, dtype=torch.bool)
+        for number, text in enumerate(texts):
+            ids[number, : len(text.ids)] = text.ids
+            rows[number, text.answer - 1 : len(text.ids) - 1] = True
+        if longest > len(self._rope.cos):
+            self._rope = Rope(self.model.config, longest, self.device)
+        return ids.to(self.device), rows.to(self.device)
+
+    @torch.no_grad()
+    def _teacher(self, ids: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """-> last hidden states of `rows` [n, hidden], and each head's exit hidden states [batch, longest, hidden]."""
+        layers = [head.info.exit_layer for head in self.heads]
+        hidden, kept = self.model.forward_batch(ids, self._rope, keep=layers)
+        return hidden[rows], [kept[layer] for layer in layers]
+
+    def _student(self, head: ExitHead, exit_hidden: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            return head.hidden(exit_hidden, causal_attention(self._rope))
+
+    def _logits(self, hidden: Tensor) -> Tensor:  # [n, hidden] -> [n, draft vocabulary] float32
+        return (hidden.to(self.dtype) @ self._lm_head.t()).float()
+
+    def _backward(self, texts: Sequence[Text], total_rows: int) -> Iterator[float]:
+        """Add the gradients of these texts to every head; yields each head's part of the loss."""
+        ids, rows = self._pad(texts)
+        teacher, exits = self._teacher(ids, rows)
+        for head, states in zip(self.heads, exits, strict=True):
+            hidden = self._student(head, states)[rows]  # [n, hidden]
+            loss, gradient = self._loss(hidden.detach(), teacher)
+            hidden.backward(gradient / total_rows)
+            yield loss / total_rows
+
+    @torch.no_grad()
+    def _loss(self, hidden: Tensor, teacher: Tensor) -> tuple[float, Tensor]:
+        """Summed loss of the rows, and its gradient by `hidden` [n, hidden].
+
+        By hand and in chunks: through the LM head autograd would keep several [n, draft vocabulary] tensors alive.
+        """
+        loss, gradients, weight = 0.0, [], self.settings.top_weight
+        for h, t in zip(hidden.split(CHUNK), teacher.split(CHUNK), strict=True):
+            target = self._logits(t).softmax(-1)
+            entropy = -(target * target.clamp_min(1e-30).log()).sum()
+            best = target.argmax(-1, keepdim=True)
+            target.mul_(1 - weight).scatter_add_(1, best, torch.full_like(best, weight, dtype=target.dtype))
+            log_q = self._logits(h).log_softmax(-1)
+            loss += float(-(target * log_q).sum() - (1 - weight) * entropy)
+            gradients.append((log_q.exp_() - target).to(self.dtype) @ self._lm_head)
+        return loss, torch.cat(gradients).to(hidden.dtype)
+
+
+def in_areas(texts: Sequence[Text]) -> Iterator[list[Text]]:
+    """Texts of similar length together, so that little is padding: each group fills at most AREA tokens."""
+    group: list[Text] = []
+    for text in sorted(texts, key=lambda text: len(text.ids)):
+        if group and (len(group) + 1) * len(text.ids) > AREA:
+            yield group
+            group = []
+        group.append(text)
+    if group:
+        yield group
+
+
+def batches(texts: Sequence[Text], settings: TrainSettings, seed: int) -> list[list[int]]:
+    """Indices of the texts of every step: each epoch in an order of its own, `batch_tokens` answer tokens a step."""
+    generator = torch.Generator().manual_seed(seed)
+    steps: list[list[int]] = []
+    for _ in range(settings.epochs):
+        step: list[int] = []
+        tokens = 0
+        for index in torch.randperm(len(texts), generator=generator).tolist():
+            step.append(index)
+            tokens += len(texts[index].ids) - texts[index].answer
+            if tokens >= settings.batch_tokens:
+                steps.append(step)
+                step, tokens = [], 0
+        if step:
+            steps.append(step)
+    return steps

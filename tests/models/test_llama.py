@@ -1,0 +1,85 @@
+"""The module tree against transformers: the same numbers from the same checkpoint."""
+
+import pytest
+import torch
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.rope import Rope
+from ppsd_rt.stage import DraftStage, VerifyStage
+from support import tiny_model, write_model
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+VARIANTS = {
+    "gqa, tied": {},
+    "multi-head, untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
+    "multi-query, head_dim": {"num_key_value_heads": 1, "head_dim": 32},
+    "llama3 rope": {"rope_scaling": LLAMA3},
+    "linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
+    "llama bias": {"attention_bias": True},
+    "qwen2 bias": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False},
+}
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def folder(request, tmp_path):
+    return write_model(tmp_path / "model", **request.param)
+
+
+@pytest.fixture
+def peer(folder):
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def prompt(length: int = 40) -> torch.Tensor:
+    return torch.randint(0, 256, (1, length), generator=torch.Generator().manual_seed(1))
+
+
+@torch.no_grad()
+def test_batched_logits_equal_transformers(folder, peer):
+    model = Checkpoint(folder).build(torch.float32)
+    ids = prompt()
+    hidden, kept = model.forward_batch(ids, Rope(model.config, 64), keep=(2,))
+    expected = peer(ids, output_hidden_states=True)
+    torch.testing.assert_close(model.lm_head(hidden), expected.logits, rtol=1e-4, atol=1e-4 * expected.logits.abs().max())
+    torch.testing.assert_close(kept[2], expected.hidden_states[2], rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_staged_logits_equal_transformers(folder, peer):
+    model = Checkpoint(folder).build(torch.float32)
+    ids = prompt()
+    draft, verify = DraftStage(model, None), VerifyStage(model, 0)
+    draft.reserve(64)
+    verify.reserve(64)
+    draft.run_tokens(ids[0].tolist())
+    logits = verify.logits(draft.exit_hidden(0, ids.shape[1]), last=ids.shape[1])
+    expected = peer(ids).logits[0]
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4 * expected.abs().max())
+
+
+@torch.no_grad()
+def test_bfloat16_error_is_that_of_transformers_in_bfloat16(folder, peer):
+    """The relative rule: at most twice the error that the peer makes in the same dtype."""
+    ids = prompt()
+    truth = peer(ids).logits
+    model = Checkpoint(folder).build(torch.bfloat16)
+    ours = model.lm_head(model.forward_batch(ids, Rope(model.config, 64))[0]).float()
+    theirs = peer.bfloat16()(ids).logits.float()
+    assert (ours - truth).pow(2).mean() <= 4 * (theirs - truth).pow(2).mean()
+
+
+def test_tied_head_is_the_embedding(tmp_path):
+    model = Checkpoint(write_model(tmp_path)).build(torch.bfloat16)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+def test_untied_head_is_its_own():
+    model = tiny_model(tie_word_embeddings=False)
+    assert model.lm_head.weight is not model.model.embed_tokens.weight
+    assert "lm_head.weight" in model.state_dict()

@@ -1,0 +1,226 @@
+"""The engine with a tiny model: prompts in, streams out, endings, and what is refused."""
+
+import pytest
+import torch
+from ppsd_rt import Engine, PpsdError, SamplingParams, Schedule, UsageError
+from ppsd_rt.engine import Committed
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.pipeline import Drafted
+from ppsd_rt.schedule import parse_schedule
+from support import EOS, SPECIAL, VOCAB, tiny_head, write_model
+
+SCHEDULES = ["eesd", "ppsd", "elastic", "eesd:stop_rule=confidence=0.02", "eesd:stop_rule=calibrated", "elastic:overlap=off"]
+FREE = {"ignore_eos": True, "max_tokens": 60}
+SAMPLINGS = [
+    SamplingParams(**FREE),
+    SamplingParams(temperature=0.9, seed=5, **FREE),
+    SamplingParams(temperature=1.1, top_k=30, top_p=0.9, min_p=0.01, repetition_penalty=1.2, seed=2**63, **FREE),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("engine") / "model")
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def engine(request, folder):
+    return Engine.from_pretrained(folder, exit_head="norm:2", dtype=request.param)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=["greedy", "warm", "filtered"])
+@pytest.mark.parametrize("text", SCHEDULES)
+def test_every_schedule_gives_the_plain_answer(engine, text, params):
+    plain = engine.generate("Hello, world", params, "plain").run()
+    completion = engine.generate("Hello, world", params, parse_schedule(text)).run()
+    assert completion.ids == plain.ids
+    assert completion.text == plain.text
+    assert completion.statistics.judged > 0
+    assert len(plain.ids) == 60
+
+
+@pytest.mark.parametrize("kind", ["adapter", "layer"])
+def test_heads_with_layers_of_their_own(folder, tmp_path, kind):
+    engine = Engine.from_pretrained(folder, exit_head="none", dtype="float32")
+    head = tiny_head(engine.backend.model, kind, hash=Checkpoint(folder).hash)
+    head.save(tmp_path / "head.safetensors")
+    params = SamplingParams(temperature=0.9, seed=1, **FREE)
+    plain = engine.generate("abc", params).run()
+    assert plain.statistics.schedule == "plain"
+    engine.use_head(tmp_path / "head.safetensors")
+    for name in ("eesd", "ppsd", "elastic"):
+        completion = engine.generate("abc", params, name).run()
+        assert completion.ids == plain.ids
+        assert completion.statistics.judged > 0
+
+
+def test_stream_and_events_tell_the_same_story(engine):
+    tokens = list(engine.generate("xyz", SAMPLINGS[0], "elastic"))
+    generation = engine.generate("xyz", SAMPLINGS[0], "elastic")
+    events = list(generation.events())
+    committed = [token for event in events if isinstance(event, Committed) for token in event.tokens]
+    assert tokens == committed
+    assert any(isinstance(event, Drafted) for event in events)
+    assert [token.position for token in tokens] == list(range(3, 63))
+    completion = generation.completion
+    assert completion.ids == tuple(token.id for token in tokens)
+    assert completion.text == "".join(token.text for token in tokens)
+    assert completion.text == engine.tokenizer.decode(completion.ids)
+    origins = {token.origin for token in tokens}
+    assert {"accepted", "corrected"} <= origins <= {"accepted", "corrected", "bonus", "plain"}
+
+
+def test_prompt_as_text_messages_or_ids(engine):
+    messages = [{"role": "user", "content": "hi"}]
+    rendered = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    ids = engine.tokenizer.encode(rendered, add_special_tokens=False)
+    assert ids[0] == VOCAB - 2
+    assert engine.encode(messages) == ids == engine.encode(ids)
+    assert engine.encode("hi") == engine.tokenizer.encode("hi")
+    assert engine.generate(messages, SAMPLINGS[0]).run().ids == engine.generate(ids, SAMPLINGS[0]).run().ids
+
+
+def test_a_shared_beginning_is_not_computed_again_and_changes_nothing(engine, folder):
+    fresh = Engine.from_pretrained(folder, exit_head="norm:2", dtype=engine.backend.dtype)
+    first = engine.generate("abcdefgh" * 8, SAMPLINGS[0], "elastic").run()
+    follow_up = [*first.prompt_ids, *first.ids[:20], 7, 8, 9]
+    assert engine.generate(follow_up, SAMPLINGS[1], "eesd").run().ids == fresh.generate(follow_up, SAMPLINGS[1]).run().ids
+    rows = next(e for e in engine.generate(follow_up, SAMPLINGS[0], "plain").events()).round.rows
+    assert rows == 1  # the last row is always run again, for its logits
+
+
+def test_token_budget(engine):
+    for budget in (1, 2, 7):
+        completion = engine.generate("q", SamplingParams(max_tokens=budget, ignore_eos=True), "elastic").run()
+        assert (len(completion.ids), completion.finish_reason) == (budget, "length")
+
+
+def test_context_limit(engine):
+    prompt = list(range(256)) + list(range(250))
+    completion = engine.generate(prompt, SamplingParams(max_tokens=100, ignore_eos=True), "elastic").run()
+    assert (len(completion.ids), completion.finish_reason) == (512 - 506, "context")
+    assert completion.ids == engine.generate(prompt, SamplingParams(ignore_eos=True), "plain").run().ids
+
+
+def test_eos_and_stop_ids(engine):
+    free = engine.generate("stop me", SAMPLINGS[1], "plain").run().ids
+    place = next(i for i in range(5, 60) if free[i] not in free[:i])
+    params = SamplingParams(temperature=0.9, seed=5, stop_token_ids=(free[place],), ignore_eos=True)
+    for schedule in ("plain", "eesd", "ppsd", "elastic"):
+        completion = engine.generate("stop me", params, schedule).run()
+        assert (completion.ids, completion.finish_reason) == (free[: place + 1], "stop")
+
+
+def test_end_of_sequence_is_not_text(engine):
+    """Some seed gives an answer that ends by itself."""
+    for seed in range(200):
+        completion = engine.generate("e", SamplingParams(temperature=3.0, seed=seed, max_tokens=40)).run()
+        if completion.finish_reason == "eos":
+            break
+    assert completion.ids[-1] == EOS
+    assert SPECIAL[2] not in completion.text
+    ignored = engine.generate("e", SamplingParams(temperature=3.0, seed=seed, max_tokens=40, ignore_eos=True)).run()
+    assert len(ignored.ids) == 40
+
+
+def test_stop_string_across_a_chunk_border(engine):
+    """Neighbouring printable characters of the answer as a stop string: some of them lie across two rounds."""
+    free = engine.generate("borders", SAMPLINGS[0], "plain").run()
+    pairs = [(place, engine.tokenizer.decode(free.ids[place : place + 2])) for place in range(59)]
+    pairs = [(place, text) for place, text in pairs if len(text) == 2 and text.isprintable() and text.isascii()]
+    for schedule in map(parse_schedule, ("plain", "eesd:stop_rule=fixed", "elastic")):
+        events = list(engine.generate("borders", SAMPLINGS[0], schedule).events())
+        ends = {event.tokens[-1].position - len("borders") for event in events if isinstance(event, Committed)}
+        border = [pair for pair in pairs if pair[0] in ends]
+        inside = [pair for pair in pairs if pair[0] not in ends]
+        assert border
+        for place, stop in border[:3] + inside[:2]:
+            completion = engine.generate("borders", SamplingParams(stop=(stop,), **FREE), schedule).run()
+            assert completion.text == free.text[: free.text.index(stop)]
+            assert completion.finish_reason == "stop"
+            assert len(completion.ids) <= place + 2
+            assert completion.statistics.tokens == len(completion.ids)
+
+
+def test_closing_ends_the_answer_cleanly(engine):
+    generation = engine.generate("close", SAMPLINGS[0], "elastic")
+    stream = iter(generation)
+    taken = [next(stream) for _ in range(5)]
+    generation.close()
+    completion = generation.completion
+    assert completion.finish_reason == "cancelled"
+    assert completion.ids[:5] == tuple(token.id for token in taken)
+    assert engine.generate("close", SAMPLINGS[0], "plain").run().ids[:5] == completion.ids[:5]
+
+
+def test_a_new_answer_ends_the_one_before(engine):
+    first = iter(engine.generate("one", SAMPLINGS[0], "elastic"))
+    next(first)
+    expected = engine.generate("two", SAMPLINGS[0], "plain").run().ids
+    with pytest.raises(PpsdError, match="another one has begun"):
+        list(first)
+    assert engine.generate("two", SAMPLINGS[0], "elastic").run().ids == expected
+
+
+def test_two_engines_side_by_side(folder):
+    engines = [Engine.from_pretrained(folder, exit_head="norm:2", dtype="float32") for _ in range(2)]
+    streams = [iter(e.generate(p, SAMPLINGS[0], "elastic")) for e, p in zip(engines, ("left", "right"), strict=True)]
+    mixed = [[], []]
+    for _ in range(60):
+        for ids, stream in zip(mixed, streams, strict=True):
+            ids.append(next(stream).id)
+    for engine, prompt, ids in zip(engines, ("left", "right"), mixed, strict=True):
+        assert engine.generate(prompt, SAMPLINGS[0], "plain").run().ids == tuple(ids)
+
+
+def test_next_logits_are_those_of_plain_decoding(engine):
+    answer = engine.generate("logits", SAMPLINGS[0], "plain").run()
+    for place in (0, 1, 17):
+        logits = engine.backend.next_logits([*answer.prompt_ids, *answer.ids[:place]])
+        assert int(logits.argmax()) == answer.ids[place]
+
+
+def test_refusals_are_one_line(engine, folder):
+    params = SamplingParams()
+    without = Engine.from_pretrained(folder, exit_head="none", dtype="float32")
+    cases = [
+        (UsageError, "empty", lambda: engine.generate("", params)),
+        (UsageError, "empty", lambda: engine.generate([], params)),
+        (UsageError, "outside the vocabulary", lambda: engine.generate([VOCAB], params)),
+        (UsageError, "context of 512", lambda: engine.generate([1] * 512, params)),
+        (UsageError, "fast", lambda: engine.generate("a", params, "fast")),
+        (PpsdError, "no exit head", lambda: without.generate("a", params, "eesd")),
+        (UsageError, "backend", lambda: Engine.from_pretrained(folder, backend="tpu")),
+        (UsageError, "dtype", lambda: Engine.from_pretrained(folder, dtype="int3")),
+        (UsageError, "device", lambda: Engine.from_pretrained(folder, device="abacus")),
+        (UsageError, "threads", lambda: Engine.from_pretrained(folder, threads=0)),
+        (PpsdError, "1 to 3", lambda: Engine.from_pretrained(folder, exit_head="norm:9")),
+        (PpsdError, "does not exist", lambda: Engine.from_pretrained(folder, exit_head="nowhere.safetensors")),
+    ]
+    for kind, words, call in cases:
+        with pytest.raises(kind, match=words) as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(folder):
+    with pytest.raises(PpsdError, match="CUDA devices"):
+        Engine.from_pretrained(folder, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("text", SCHEDULES)
+def test_every_schedule_gives_the_plain_answer_on_a_gpu(folder, text):
+    engine = Engine.from_pretrained(folder, exit_head="norm:2", device="cuda")
+    for params in SAMPLINGS:
+        plain = engine.generate("Hello, world", params, "plain").run()
+        assert engine.generate("Hello, world", params, parse_schedule(text)).run().ids == plain.ids
+
+
+def test_schedule_as_an_object(engine):
+    own = Schedule(2, 3, 9, overlap=True)
+    completion = engine.generate("own", SAMPLINGS[0], own).run()
+    assert completion.ids == engine.generate("own", SAMPLINGS[0], "plain").run().ids
+    assert parse_schedule(completion.statistics.schedule) == own

@@ -1,0 +1,142 @@
+"""Filters against transformers, the sampled distribution against the softmax, the coupling of draft and truth."""
+
+import pytest
+import torch
+from ppsd_rt.errors import UsageError
+from ppsd_rt.sampling import Sampler, SamplingParams, confidence
+from scipy import stats
+
+
+def logits(n=50, seed=0):
+    return 3 * torch.randn(n, generator=torch.Generator().manual_seed(seed))
+
+
+def test_greedy_is_argmax_and_ties_go_to_the_lowest_id():
+    sampler = Sampler(SamplingParams())
+    assert sampler.choose(torch.tensor([1.0, 5.0, 5.0, 2.0]), 0, []) == 1
+    assert sampler.choose(torch.tensor([1.0, 5.0, 5.0]), 0, [], ids=torch.tensor([2, 30, 99])) == 30
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("options", "order"),
+    [
+        ({"top_k": 7}, ["top_k"]),
+        ({"top_p": 0.8}, ["top_p"]),
+        ({"min_p": 0.1}, ["min_p"]),
+        ({"top_k": 20, "top_p": 0.7, "min_p": 0.05}, ["top_k", "top_p", "min_p"]),
+    ],
+)
+def test_filters_equal_transformers(options, order, seed):
+    transformers = pytest.importorskip("transformers")
+    temperature, history = 0.7, [3, 4, 4, 17]
+    params = SamplingParams(temperature=temperature, repetition_penalty=1.3, **options)
+    ours = Sampler(params).filtered(logits(seed=seed), history)
+
+    scores = logits(seed=seed)[None]
+    ids = torch.tensor([history])
+    scores = transformers.RepetitionPenaltyLogitsProcessor(1.3)(ids, scores)
+    scores = transformers.TemperatureLogitsWarper(temperature)(ids, scores)
+    warpers = {
+        "top_k": transformers.TopKLogitsWarper,
+        "top_p": transformers.TopPLogitsWarper,
+        "min_p": transformers.MinPLogitsWarper,
+    }
+    for name in order:
+        scores = warpers[name](options[name])(ids, scores)
+    assert torch.equal(ours.isinf(), scores[0].isinf())
+    torch.testing.assert_close(ours, scores[0])
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": 1.0},
+        {"temperature": 0.6, "top_k": 8},
+        {"temperature": 1.3, "top_p": 0.9},
+        {"temperature": 1.0, "min_p": 0.02, "repetition_penalty": 1.2},
+    ],
+)
+def test_sampled_tokens_follow_the_filtered_softmax(params):
+    """Chi-square over 6000 seeds, at one position each."""
+    history = [1, 2]
+    expected = Sampler(SamplingParams(**params)).filtered(logits(30), history).softmax(-1)
+    counts = torch.zeros(30)
+    for seed in range(6000):
+        counts[Sampler(SamplingParams(seed=seed, **params)).choose(logits(30), 5, history)] += 1
+    assert counts[expected == 0].sum() == 0
+    often = expected * 6000 >= 5  # the usual condition of the test; the rest is pooled
+    observed = [*counts[often].tolist(), counts[~often].sum().item()]
+    predicted = [*(expected[often] * 6000).tolist(), expected[~often].sum().item() * 6000]
+    if predicted[-1] < 1:
+        observed[-2:], predicted[-2:] = [sum(observed[-2:])], [sum(predicted[-2:])]
+    scale = sum(observed) / sum(predicted)
+    assert stats.chisquare(observed, [p * scale for p in predicted]).pvalue > 1e-3
+
+
+def test_one_seed_samples_differently_at_each_position():
+    sampler = Sampler(SamplingParams(temperature=1.0, seed=1))
+    drawn = {sampler.choose(torch.zeros(1000), position, []) for position in range(200)}
+    assert len(drawn) > 150
+
+
+def test_coupling_is_exact():
+    """Equal logits choose the same token on both sides, also through a draft vocabulary that contains it."""
+    params = SamplingParams(temperature=1.0, seed=9)
+    draft, truth = Sampler(params), Sampler(params)
+    ids = torch.arange(0, 50, 2)
+    for position in range(300):
+        whole = logits(seed=position)
+        token = truth.choose(whole, position, [])
+        assert draft.choose(whole, position, []) == token
+        if token % 2 == 0:
+            assert draft.choose(whole[ids], position, [], ids) == token
+
+
+def test_shared_noise_accepts_more_often_than_independent_noise():
+    """The point of the coupling: two similar distributions agree with probability near their overlap."""
+    params = [SamplingParams(temperature=1.0, seed=s) for s in (1, 2)]
+    near = [logits(seed=p) for p in range(400)]
+    other = [x + 0.3 * logits(seed=1000 + p) for p, x in enumerate(near)]
+    shared, independent = (
+        sum(Sampler(params[0]).choose(a, p, []) == Sampler(b).choose(c, p, []) for p, (a, c) in enumerate(zip(near, other, strict=True)))
+        for b in params
+    )
+    assert shared > independent + 40
+
+
+def test_penalty_through_a_draft_vocabulary():
+    sampler = Sampler(SamplingParams(repetition_penalty=2.0))
+    whole = sampler.filtered(logits(), [3, 8, 8, 40])
+    ids = torch.tensor([3, 4, 40, 41])
+    assert torch.equal(sampler.filtered(logits()[ids], [3, 8, 8, 40], ids), whole[ids])
+    assert not torch.equal(whole, logits())
+
+
+def test_confidence_is_the_probability_of_the_choice():
+    x = logits()
+    ids = torch.arange(100, 150)
+    assert confidence(x, 7) == pytest.approx(x.softmax(-1)[7].item())
+    assert confidence(x, 107, ids) == pytest.approx(x.softmax(-1)[7].item())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_tokens": 0},
+        {"temperature": -1},
+        {"temperature": float("inf")},
+        {"temperature": float("nan")},
+        {"top_k": -1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0},
+        {"seed": -1},
+        {"seed": 2**64},
+        {"stop": ("",)},
+    ],
+)
+def test_bad_values_are_named(options):
+    with pytest.raises(UsageError, match=next(iter(options)).replace("stop", "stop strings")):
+        SamplingParams(**options)

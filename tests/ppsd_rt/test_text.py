@@ -1,0 +1,73 @@
+"""Stop strings: found wherever the token borders fall, and never printed, not even in part."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from ppsd_rt.text import StopStrings
+
+
+class Pieces:
+    """A decoder whose ids are indices into a list of pieces; the last `late` pieces come with flush()."""
+
+    def __init__(self, pieces, late=0):
+        self.pieces, self.border = pieces, len(pieces) - late
+
+    def push(self, id):
+        return self.pieces[id] if id < self.border else ""
+
+    def flush(self):
+        return "".join(self.pieces[self.border :])
+
+
+def play(pieces, stop, late=0):
+    """(what each token printed, what the flush printed, found)."""
+    text = StopStrings(Pieces(pieces, late), stop)
+    printed = []
+    for id in range(len(pieces)):
+        printed.append(text.push(id))
+        if text.found:
+            break
+    return printed, text.flush(), text.found
+
+
+def test_without_stop_strings_everything_passes_at_once():
+    assert play(["a", "", "bc"], ()) == (["a", "", "bc"], "", False)
+
+
+@pytest.mark.parametrize("pieces", [["one END two"], ["one E", "ND two"], list("one END two"), ["one ", "EN", "D", " two"]])
+def test_found_across_any_border(pieces):
+    printed, rest, found = play(pieces, ("END",))
+    assert ("".join(printed) + rest, found) == ("one ", True)
+
+
+def test_held_back_text_is_released_when_it_turns_out_harmless():
+    printed, rest, found = play(["a E", "N", "ough", " E"], ("END",))
+    assert printed == ["a ", "", "ENough", " "]
+    assert (rest, found) == ("E", False)
+
+
+def test_the_first_of_several_wins():
+    assert play(["x<b>y<a>"], ("<a>", "<b>"))[0] == ["x"]
+
+
+def test_found_in_what_the_decoder_still_held():
+    printed, rest, found = play(["abc", "EN", "D!"], ("END",), late=2)
+    assert ("".join(printed) + rest, found) == ("abc", True)
+
+
+@given(
+    st.lists(st.text(alphabet="ab<>", max_size=4), max_size=12),
+    st.lists(st.text(alphabet="ab<>", min_size=1, max_size=4), max_size=3),
+)
+def test_equals_cutting_the_whole_text(pieces, stop):
+    printed, rest, found = play(pieces, stop)
+    # The stop string that is complete first decides; of those complete at the same piece, the one that begins first.
+    expected = None
+    for end in range(1, len(pieces) + 1):
+        text = "".join(pieces[:end])
+        places = [text.find(s) for s in stop if s in text]
+        if places:
+            expected = text[: min(places)]
+            break
+    assert found == (expected is not None)
+    assert "".join(printed) + rest == ("".join(pieces) if expected is None else expected)

@@ -1,0 +1,83 @@
+"""Small models that tests make for themselves: no network, no weights, milliseconds."""
+
+import json
+from pathlib import Path
+
+import torch
+from ppsd_rt.models.config import LlamaConfig
+from ppsd_rt.models.exit_head import ExitHead, HeadInfo
+from ppsd_rt.models.llama import LlamaForCausalLM
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+VOCAB = 256 + len(SPECIAL)
+EOS = VOCAB - 1
+
+
+def tiny_config(**changes: object) -> dict[str, object]:
+    """config.json of a model with four layers and a byte vocabulary."""
+    config: dict[str, object] = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": VOCAB,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": VOCAB - 2,
+        "eos_token_id": EOS,
+        "torch_dtype": "float32",
+    }
+    return {**config, **changes}
+
+
+def tiny_model(seed: int = 0, **changes: object) -> LlamaForCausalLM:
+    """Random weights, large enough for the answers to be neither constant nor uniform."""
+    generator = torch.Generator().manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig.from_dict(tiny_config(**changes)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.1 * noise if "norm" in name else 0.15 * noise)
+    return model.eval().requires_grad_(False)
+
+
+def tiny_head(model: LlamaForCausalLM, kind: str = "layer", exit_layer: int = 2, hash: str = "0") -> ExitHead:
+    draft_ids = None if kind == "norm" else [i for i in range(VOCAB) if i % 5]
+    return ExitHead.from_model(model, HeadInfo(kind, exit_layer, "tiny", hash), draft_ids)
+
+
+def write_model(folder: Path, model: LlamaForCausalLM | None = None, **changes: object) -> Path:
+    """A Hugging Face folder: config, weights, byte tokenizer, chat template."""
+    model = model or tiny_model(**changes)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(tiny_config(**changes)))
+    state = dict(model.state_dict())
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    save_file(state, folder / "model.safetensors")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return folder
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One id per byte, and the special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(BPE(vocab={symbol: i for i, symbol in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
+    return tokenizer
