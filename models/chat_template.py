@@ -20,37 +20,11 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import PpsdError, UsageError
+from .files import one_line, read_json_object
 
 # A template copies each message once or a few times and adds some text of its own: more than this is a loop gone wrong.
 _OUTPUT_ALLOWANCE = 1 << 20
 _OUTPUT_PER_INPUT = 16
-
-_LONGEST_REASON = 300
-
-
-def one_line(error: object) -> str:
-    """The text of an error (or of anything) on one line of bounded length."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in the file `path`; an empty one where there is no such file.
-
-    Raises PpsdError when the file cannot be read, is not JSON, holds lone surrogates, or holds no object.
-    """
-    try:
-        value = json.loads(path.read_bytes())
-        json.dumps(value, ensure_ascii=False).encode()  # "\\ud800" is good JSON, but no text
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise PpsdError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
-    except (ValueError, RecursionError) as error:
-        raise PpsdError(f"{path} is not valid JSON ({one_line(error)}): mend it or download it again") from error
-    if not isinstance(value, dict):
-        raise PpsdError(f"{path} must hold a JSON object, not {type(value).__name__}: mend it or download it again")
-    return value
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
@@ -62,7 +36,7 @@ def special_tokens(folder: Path) -> dict[str, str]:
     """
     tokens: dict[str, str] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
-        for key, value in read_json_object(folder / name).items():
+        for key, value in read_json_object(folder / name, missing_ok=True).items():
             if not key.endswith("_token") or value is None:
                 continue
             content = token_content(value)
@@ -176,7 +150,7 @@ def _read_jinja(path: Path) -> str | None:
 
 
 def _read_template_key(path: Path) -> str | None:
-    value = read_json_object(path).get("chat_template")
+    value = read_json_object(path, missing_ok=True).get("chat_template")
     if value is None or isinstance(value, str):
         return value
     named: dict[str, str] = {}

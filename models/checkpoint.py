@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import PpsdError
-from .config import LlamaConfig, read_json
+from .config import LlamaConfig
+from .files import one_line, read_json_object
 from .llama import LlamaForCausalLM
 
 SINGLE_FILE = "model.safetensors"
@@ -58,7 +59,7 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
             raise PpsdError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: fetch or convert the weights")
         return dict(read_file(folder / SINGLE_FILE))
 
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise PpsdError(f"{index} has no weight_map of tensor names to file names; fetch the file again")
     tensors: dict[str, Tensor] = {}
@@ -104,7 +105,7 @@ def _readable(path: Path) -> Iterator[None]:
     except FileNotFoundError:
         raise PpsdError(f"{path} does not exist") from None
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = one_line(error) or type(error).__name__
         raise PpsdError(f"{path} is truncated or corrupt ({reason}); fetch the file again") from None
 
 

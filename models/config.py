@@ -1,12 +1,12 @@
 """`LlamaConfig`: what the runtime needs to know of a model, read from a Hugging Face `config.json`."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import PpsdError
+from .files import read_json_object
 
 # model_type -> which projections carry a bias when the file itself does not say.
 _QKV_BIAS_BY_DEFAULT = {"llama": False, "mistral": False, "qwen2": True}
@@ -55,10 +55,10 @@ class LlamaConfig:
     @classmethod
     def from_folder(cls, folder: Path) -> "LlamaConfig":
         """Read `config.json`, and the EOS ids of `generation_config.json` where that file exists."""
-        raw = read_json(folder / "config.json")
+        raw = read_json_object(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.exists():
-            eos = read_json(generation).get("eos_token_id")
+            eos = read_json_object(generation).get("eos_token_id")
             if eos is not None:
                 ids = _id_tuple(eos, generation) + _id_tuple(raw.get("eos_token_id"), generation)
                 raw = {**raw, "eos_token_id": list(dict.fromkeys(ids))}
@@ -194,16 +194,3 @@ def _id_tuple(value: Any, where: object) -> tuple[int, ...]:
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise PpsdError(f"{where}: a token id must be an integer or a list of integers, not {value!r}")
     return tuple(ids)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file of a model folder; one clear line when there is none."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PpsdError(f"{path.parent} has no {path.name}: it is not a Hugging Face model folder") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise PpsdError(f"{path} cannot be read as JSON ({error}); fetch the file again") from None
-    if not isinstance(raw, dict):
-        raise PpsdError(f"{path} holds no JSON object; fetch the file again")
-    return raw

@@ -10,6 +10,7 @@ from ..errors import PpsdError
 from .cache import cache_dir, converted_folder
 from .default_model import NAME as DEFAULT_NAME
 from .default_model import default_model
+from .files import one_line
 
 _DEFAULT_NAMES = (DEFAULT_NAME, "default")
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
@@ -93,12 +94,9 @@ def _from_hub(name: str, offline: bool) -> Path:
         why = "nothing may be downloaded" if offline else "the hub cannot be reached"
         raise PpsdError(f"{name} is neither a folder here nor in the hub's cache, and {why}") from None
     except Exception as error:  # the hub, its HTTP library, the disk: a long and changing list
-        raise PpsdError(f"{name} could not be fetched from the hub: {_first_line(error)}") from None
+        raise PpsdError(
+            f"{name} could not be fetched from the hub: {one_line(error) or type(error).__name__}"
+        ) from None
     if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
         raise PpsdError(f"{name} on the hub lacks config.json or *.safetensors: only such models can be loaded")
     return folder
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -25,7 +25,8 @@ import sentencepiece
 import tokenizers
 
 from ..errors import PpsdError, UsageError
-from .chat_template import ChatTemplate, one_line, read_json_object, special_tokens, token_content
+from .chat_template import ChatTemplate, special_tokens, token_content
+from .files import one_line, read_json_object
 
 _METASPACE = "▁"
 _DAMAGED = "the file is damaged or incomplete: download it again"
@@ -352,7 +353,7 @@ class _Options:
 
     @classmethod
     def read(cls, path: Path) -> _Options:
-        config = read_json_object(path)
+        config = read_json_object(path, missing_ok=True)
 
         def flag(key: str) -> bool | None:
             value = config.get(key)
@@ -380,10 +381,10 @@ def _added_tokens(folder: Path) -> dict[int, _AddedToken]:
     """The added tokens of a model folder by id: those of added_tokens.json, then those of tokenizer_config.json."""
     added: dict[int, _AddedToken] = {}
     path = folder / "added_tokens.json"
-    for content, id in read_json_object(path).items():
+    for content, id in read_json_object(path, missing_ok=True).items():
         added[_valid_id(id, path)] = _AddedToken(content)
     path = folder / "tokenizer_config.json"
-    entries = read_json_object(path).get("added_tokens_decoder") or {}
+    entries = read_json_object(path, missing_ok=True).get("added_tokens_decoder") or {}
     if not isinstance(entries, dict):
         raise PpsdError(
             f"{path}: added_tokens_decoder must be an object from ids to tokens: mend it or download it again"
@@ -408,7 +409,7 @@ def _all_special(folder: Path, names: dict[str, str]) -> set[str]:
     """The texts of all tokens that a model folder calls special, named ones and others."""
     texts = set(names.values())
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
-        values = read_json_object(folder / file)
+        values = read_json_object(folder / file, missing_ok=True)
         for key in ("additional_special_tokens", "extra_special_tokens"):
             extra = values.get(key) or []
             contents = extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import torch
-from ppsd_rt.models.config import LlamaConfig
-from ppsd_rt.models.exit_head import ExitHead, HeadInfo
-from ppsd_rt.models.llama import LlamaForCausalLM
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+
+from ppsd_rt.models.config import LlamaConfig
+from ppsd_rt.models.exit_head import ExitHead, HeadInfo
+from ppsd_rt.models.llama import LlamaForCausalLM
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

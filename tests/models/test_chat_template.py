@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ppsd_rt.models.chat_template import ChatTemplate
 
 from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.models.chat_template import ChatTemplate
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
 

@@ -5,10 +5,11 @@ import random
 
 import pytest
 import torch
-from ppsd_rt.errors import PpsdError
-from ppsd_rt.models.checkpoint import Checkpoint
 from safetensors.torch import load_file, save_file
 from support import tiny_model, write_model
+
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.models.checkpoint import Checkpoint
 
 
 @pytest.fixture
@@ -198,4 +199,3 @@ def test_a_folder_in_the_place_of_a_file(folder):
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").mkdir()
     assert not loads_or_says_why(folder)
-

@@ -3,9 +3,10 @@
 import json
 
 import pytest
+from support import tiny_config
+
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models.config import LlamaConfig, RopeScaling
-from support import tiny_config
 
 LLAMA3 = {
     "rope_type": "llama3",

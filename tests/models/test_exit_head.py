@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from support import VOCAB, tiny_head, tiny_model
+
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models.exit_head import KINDS, ExitHead, HeadInfo, read_info
 from ppsd_rt.models.llama import causal_attention
 from ppsd_rt.models.rope import Rope
-from safetensors.torch import save_file
-from support import VOCAB, tiny_head, tiny_model
 
 
 def head_hidden(head, x):
@@ -70,7 +71,9 @@ def test_head_of_another_model_is_refused(tmp_path):
         ExitHead.load(tmp_path / "head.safetensors", model, "def")
 
 
-@pytest.mark.parametrize(("kind", "layer", "words"), [("mlp", 2, "mlp"), ("layer", 0, "1 to 3"), ("layer", 4, "1 to 3")])
+@pytest.mark.parametrize(
+    ("kind", "layer", "words"), [("mlp", 2, "mlp"), ("layer", 0, "1 to 3"), ("layer", 4, "1 to 3")]
+)
 def test_kind_and_exit_layer_are_checked(kind, layer, words):
     with pytest.raises(PpsdError, match=words):
         tiny_head(tiny_model(), kind, layer)

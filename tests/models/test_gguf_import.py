@@ -23,14 +23,14 @@ import sentencepiece
 import torch
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFValueType as Type
-from ppsd_rt.models import gguf_import
-from ppsd_rt.models.config import LlamaConfig
-from ppsd_rt.models.default_model import default_model
-from ppsd_rt.models.gguf_import import convert_gguf
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
 
 from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.models import gguf_import
+from ppsd_rt.models.config import LlamaConfig
+from ppsd_rt.models.default_model import default_model
+from ppsd_rt.models.gguf_import import convert_gguf
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Tiny models

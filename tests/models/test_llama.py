@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from support import tiny_model, write_model
+
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.rope import Rope
 from ppsd_rt.stage import DraftStage, VerifyStage
-from support import tiny_model, write_model
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -46,7 +47,9 @@ def test_batched_logits_equal_transformers(folder, peer):
     ids = prompt()
     hidden, kept = model.forward_batch(ids, Rope(model.config, 64), keep=(2,))
     expected = peer(ids, output_hidden_states=True)
-    torch.testing.assert_close(model.lm_head(hidden), expected.logits, rtol=1e-4, atol=1e-4 * expected.logits.abs().max())
+    torch.testing.assert_close(
+        model.lm_head(hidden), expected.logits, rtol=1e-4, atol=1e-4 * expected.logits.abs().max()
+    )
     torch.testing.assert_close(kept[2], expected.hidden_states[2], rtol=1e-4, atol=1e-4)
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
-from ppsd_rt.models import resolve
-from ppsd_rt.models.resolve import resolve_model
 from safetensors.numpy import load_file
 from tokenizers import pre_tokenizers
 
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.models import resolve
+from ppsd_rt.models.resolve import resolve_model
 
 
 def small_gguf(path: Path, seed: int = 0) -> Path:

@@ -23,10 +23,10 @@ import sentencepiece
 import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ppsd_rt.models.tokenizer import Tokenizer, load_tokenizer
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.models.tokenizer import Tokenizer, load_tokenizer
 
 transformers = pytest.importorskip("transformers", reason="transformers is the judge of these tests")
 

@@ -2,14 +2,22 @@
 
 import pytest
 import torch
+from support import EOS, SPECIAL, VOCAB, tiny_head, write_model
+
 from ppsd_rt import Engine, PpsdError, SamplingParams, Schedule, UsageError
 from ppsd_rt.engine import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline import Drafted
 from ppsd_rt.schedule import parse_schedule
-from support import EOS, SPECIAL, VOCAB, tiny_head, write_model
 
-SCHEDULES = ["eesd", "ppsd", "elastic", "eesd:stop_rule=confidence=0.02", "eesd:stop_rule=calibrated", "elastic:overlap=off"]
+SCHEDULES = [
+    "eesd",
+    "ppsd",
+    "elastic",
+    "eesd:stop_rule=confidence=0.02",
+    "eesd:stop_rule=calibrated",
+    "elastic:overlap=off",
+]
 FREE = {"ignore_eos": True, "max_tokens": 60}
 SAMPLINGS = [
     SamplingParams(**FREE),
@@ -84,7 +92,9 @@ def test_a_shared_beginning_is_not_computed_again_and_changes_nothing(engine, fo
     fresh = Engine.from_pretrained(folder, exit_head="norm:2", dtype=engine.backend.dtype)
     first = engine.generate("abcdefgh" * 8, SAMPLINGS[0], "elastic").run()
     follow_up = [*first.prompt_ids, *first.ids[:20], 7, 8, 9]
-    assert engine.generate(follow_up, SAMPLINGS[1], "eesd").run().ids == fresh.generate(follow_up, SAMPLINGS[1]).run().ids
+    assert (
+        engine.generate(follow_up, SAMPLINGS[1], "eesd").run().ids == fresh.generate(follow_up, SAMPLINGS[1]).run().ids
+    )
     rows = next(e for e in engine.generate(follow_up, SAMPLINGS[0], "plain").events()).round.rows
     assert rows == 1  # the last row is always run again, for its logits
 

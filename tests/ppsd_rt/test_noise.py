@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from ppsd_rt.noise import Stream, gumbel, philox, uniform
 from scipy import stats
+
+from ppsd_rt.noise import Stream, gumbel, philox, uniform
 
 # Known answers of philox4x32-10 in the Random123 distribution (kat_vectors): counter, key, output.
 KNOWN = [
@@ -51,7 +52,9 @@ def test_uniform_and_gumbel_are_distributed_as_they_say():
 def test_extreme_words_stay_inside_the_open_interval():
     """The conversion of the smallest and the largest word, which no test would draw."""
     words = np.array([0, 1, 0xFFFFFFFE, 0xFFFFFFFF], np.uint64)
-    scaled = np.minimum(words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24))
+    scaled = np.minimum(
+        words.astype(np.float32) * np.float32(2.0**-32) + np.float32(2.0**-33), np.float32(1 - 2.0**-24)
+    )
     noise = -np.log(-np.log1p(-scaled))
     assert np.isfinite(noise).all()
     assert noise.min() > -3

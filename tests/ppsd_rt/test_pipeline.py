@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from ppsd_rt.pipeline import Drafted, Limits, Pipeline, Round, Ticks
 from ppsd_rt.sampling import Sampler, SamplingParams
 from ppsd_rt.schedule import MAX_CHUNK, PLAIN, Schedule, named
@@ -197,7 +198,9 @@ def test_each_partial_length(accepted):
 def test_stop_id_at_each_place_of_a_chunk(place, schedule):
     """Nothing behind a stop id is committed, and it is committed itself."""
     stop = 4 + place
-    pipeline, events = run(schedule, known_truth, wrong_at(), limits=Limits(50, frozenset({stop})), ticks=Ticks(per_stage=4))
+    pipeline, events = run(
+        schedule, known_truth, wrong_at(), limits=Limits(50, frozenset({stop})), ticks=Ticks(per_stage=4)
+    )
     assert pipeline.tokens == [*PROMPT, *range(3, stop + 1)]
     assert rounds(events)[-1].committed[-1] == stop
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from scipy import stats
+
 from ppsd_rt.errors import UsageError
 from ppsd_rt.sampling import Sampler, SamplingParams, confidence
-from scipy import stats
 
 
 def logits(n=50, seed=0):
@@ -99,7 +100,10 @@ def test_shared_noise_accepts_more_often_than_independent_noise():
     near = [logits(seed=p) for p in range(400)]
     other = [x + 0.3 * logits(seed=1000 + p) for p, x in enumerate(near)]
     shared, independent = (
-        sum(Sampler(params[0]).choose(a, p, []) == Sampler(b).choose(c, p, []) for p, (a, c) in enumerate(zip(near, other, strict=True)))
+        sum(
+            Sampler(params[0]).choose(a, p, []) == Sampler(b).choose(c, p, [])
+            for p, (a, c) in enumerate(zip(near, other, strict=True))
+        )
         for b in params
     )
     assert shared > independent + 40

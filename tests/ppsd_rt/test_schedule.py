@@ -1,6 +1,7 @@
 """Schedules: the named points, their text form, and what makes no sense."""
 
 import pytest
+
 from ppsd_rt.errors import UsageError
 from ppsd_rt.schedule import NAMES, PLAIN, Schedule, describe, named, parse_schedule
 from ppsd_rt.stop_rules import ConfidenceThreshold

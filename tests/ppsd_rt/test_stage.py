@@ -6,9 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import tiny_head, tiny_model
+
 from ppsd_rt.models.exit_head import KINDS
 from ppsd_rt.stage import SPAN, DraftStage, VerifyStage, block_rows, in_blocks
-from support import tiny_head, tiny_model
 
 MODELS = {dtype: tiny_model().to(dtype) for dtype in (torch.float32, torch.bfloat16)}
 # Wide enough for the BLAS to choose other kernels for other numbers of rows.
@@ -38,7 +39,11 @@ def passes(model, cuts, ids=IDS, threads=1):
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", MODELS)
 def test_one_row_at_a_time_equals_all_at_once(dtype, threads):
-    for a, b in zip(passes(MODELS[dtype], [], threads=threads), passes(MODELS[dtype], range(1, LENGTH), threads=threads), strict=True):
+    for a, b in zip(
+        passes(MODELS[dtype], [], threads=threads),
+        passes(MODELS[dtype], range(1, LENGTH), threads=threads),
+        strict=True,
+    ):
         assert torch.equal(a, b)
 
 
@@ -69,7 +74,9 @@ def test_across_a_span_border():
     """Attention's span grows at SPAN; rows on both sides, in one pass and in single ones."""
     model = MODELS[torch.bfloat16]
     ids = (IDS * 8)[: SPAN + 20]
-    for a, b in zip(passes(model, [SPAN - 5], ids), passes(model, [SPAN - 5, *range(SPAN - 3, SPAN + 9)], ids), strict=True):
+    for a, b in zip(
+        passes(model, [SPAN - 5], ids), passes(model, [SPAN - 5, *range(SPAN - 3, SPAN + 9)], ids), strict=True
+    ):
         assert torch.equal(a, b)
 
 

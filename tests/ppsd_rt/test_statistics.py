@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from ppsd_rt.pipeline import Draft, Round
 from ppsd_rt.statistics import Statistics
 

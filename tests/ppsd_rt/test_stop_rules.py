@@ -1,6 +1,7 @@
 """Stop rules: what they decide, what they learn, and that they see the drafting side only."""
 
 import pytest
+
 from ppsd_rt.errors import UsageError
 from ppsd_rt.stop_rules import (
     STOP_RULE_NAMES,

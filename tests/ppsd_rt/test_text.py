@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from ppsd_rt.text import StopStrings
 
 
@@ -34,7 +35,9 @@ def test_without_stop_strings_everything_passes_at_once():
     assert play(["a", "", "bc"], ()) == (["a", "", "bc"], "", False)
 
 
-@pytest.mark.parametrize("pieces", [["one END two"], ["one E", "ND two"], list("one END two"), ["one ", "EN", "D", " two"]])
+@pytest.mark.parametrize(
+    "pieces", [["one END two"], ["one E", "ND two"], list("one END two"), ["one ", "EN", "D", " two"]]
+)
 def test_found_across_any_border(pieces):
     printed, rest, found = play(pieces, ("END",))
     assert ("".join(printed) + rest, found) == ("one ", True)

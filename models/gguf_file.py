@@ -1,0 +1,240 @@
+"""The GGUF container: header, metadata, tensor table.
+
+A small parser of our own: every count and offset is checked against the file's size before it is used, so a damaged
+file costs neither memory nor time. What the fields mean stands in llama.cpp (`gguf-py`, `ggml/src/gguf.cpp`).
+"""
+
+import math
+import mmap
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
+
+from ..errors import PpsdError
+
+_Kind = GGMLQuantizationType
+_KINDS = {
+    *(_Kind.F32, _Kind.F16, _Kind.BF16),
+    *(_Kind.Q4_0, _Kind.Q4_1, _Kind.Q5_0, _Kind.Q5_1, _Kind.Q8_0),
+    *(_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K),
+}
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+
+# By GGUF's number of the type, as numpy writes it; 8 and 9 are strings and arrays.
+_SCALARS = ("<u1", "<i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", None, None, "<u8", "<i8", "<f8")
+_STRING, _ARRAY = 8, 9
+
+# Beyond what any published file has, and little enough that a damaged count costs seconds at most.
+_MOST_KEYS, _MOST_TENSORS, _MOST_STRINGS = 1 << 16, 1 << 16, 1 << 22
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    name: str
+    kind: GGMLQuantizationType
+    shape: tuple[int, ...]  # rows first, as in Hugging Face: (out, in) or (n,)
+    start: int  # of its data, from the start of the file
+
+    @property
+    def row_bytes(self) -> int:
+        block, size = GGML_QUANT_SIZES[self.kind]
+        return self.shape[-1] // block * size
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+
+@dataclass(frozen=True)
+class GgufFile:
+    """A parsed file: its metadata and where its tensors lie."""
+
+    path: Path
+    values: dict[str, Any]
+    tensors: dict[str, GgufTensor]
+
+    def bad(self, problem: str) -> PpsdError:
+        return PpsdError(f"{self.path}: {problem}")
+
+    def _value(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
+        value = self.values.get(key, default)
+        if value is None:
+            raise self.bad(f"the metadata lacks {key}; convert the model again with a current llama.cpp")
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise self.bad(f"the metadata {key} is of the wrong type ({type(value).__name__})")
+        return value
+
+    def scalar(self, key: str, default: Any) -> Any:
+        return self._value(key, (int, float, bool), default)
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self._value(key, (int,), default)
+        if not 1 <= value < 2**31:
+            raise self.bad(f"the metadata {key} = {value} is out of range")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive number, as the shortest decimal that rounds to the same float32: 1e-05, not 9.99999974e-06."""
+        value = self._value(key, (int, float), default)
+        if not 0 < value <= _LARGEST_FLOAT32:
+            raise self.bad(f"the metadata {key} = {value} is not a positive number")
+        return float(str(np.float32(value)))
+
+    def text(self, key: str, default: str | None = None) -> str:
+        return self._value(key, (str,), default)
+
+    def flag(self, key: str, default: bool) -> bool:
+        return self._value(key, (bool,), default)
+
+    def strings(self, key: str) -> list[str]:
+        return self._value(key, (list,), None)
+
+    def numbers(self, key: str, count: int) -> NDArray[Any]:
+        """One finite number for each of `count` tokens."""
+        value = self._value(key, (np.ndarray,), None)
+        if len(value) != count:
+            raise self.bad(f"{key} has {len(value)} entries for {count} tokens")
+        if not np.isfinite(value).all():
+            raise self.bad(f"{key} holds NaN or infinite values: the file is damaged; fetch it again")
+        return value
+
+    def token_id(self, key: str, vocabulary: int) -> int | None:
+        if key not in self.values:
+            return None
+        value = self._value(key, (int,), None)
+        if not 0 <= value < vocabulary:
+            raise self.bad(f"the metadata {key} = {value} is outside the vocabulary of {vocabulary}")
+        return value
+
+
+class _Cursor:
+    """Little-endian values off a buffer; whatever points past its end is refused before it is read."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self.data, self.path, self.at = data, path, 0
+
+    def bad(self, problem: str) -> PpsdError:
+        return PpsdError(f"{self.path}: {problem}: the file is truncated or damaged; fetch it again")
+
+    def take(self, count: int) -> bytes:
+        if count > len(self.data) - self.at:
+            raise self.bad("the file ends inside its metadata")
+        self.at += count
+        return self.data[self.at - count : self.at]
+
+    def u32(self) -> int:
+        return struct.unpack("<I", self.take(4))[0]
+
+    def u64(self) -> int:
+        return struct.unpack("<Q", self.take(8))[0]
+
+    def count(self, smallest: int, most: int | None = None) -> int:
+        """How many items follow, each of at least `smallest` bytes."""
+        count = self.u64()
+        if count * smallest > len(self.data) - self.at or (most is not None and count > most):
+            raise self.bad(f"the metadata announces {count} items")
+        return count
+
+    def text(self) -> str:
+        try:
+            return self.take(self.u64()).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.bad("the metadata holds text that is not UTF-8") from None
+
+    def value(self, kind: int) -> Any:
+        """A scalar as a Python value, an array of strings as a list, an array of numbers as a numpy array."""
+        if kind == _STRING:
+            return self.text()
+        if kind == _ARRAY:
+            return self._array(self.u32())
+        return self._numbers(kind, 1)[0].item()
+
+    def _array(self, kind: int) -> Any:
+        if kind == _STRING:
+            return [self.text() for _ in range(self.count(8, _MOST_STRINGS))]
+        return self._numbers(kind, self.count(1))
+
+    def _numbers(self, kind: int, count: int) -> NDArray[Any]:
+        if kind >= len(_SCALARS) or _SCALARS[kind] is None:
+            raise self.bad(f"the metadata holds a value of the unknown type {kind}")
+        dtype = np.dtype(_SCALARS[kind])
+        return np.frombuffer(self.take(count * dtype.itemsize), dtype)
+
+
+def read_gguf(path: Path) -> GgufFile:
+    """Metadata and tensor table; the tensors' data is only located. Raises PpsdError, or OSError from the system."""
+    if not path.is_file():
+        raise PpsdError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
+    with path.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise PpsdError(f"{path} is not a GGUF file: it does not begin with GGUF")
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _parse(_Cursor(data, path))
+
+
+def _parse(cursor: _Cursor) -> GgufFile:
+    cursor.take(4)
+    version = cursor.u32()
+    if version not in (2, 3):
+        swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
+        what = "is big-endian" if swapped in (2, 3) else f"has GGUF version {version}"
+        raise PpsdError(f"{cursor.path} {what}; supported are the versions 2 and 3, little-endian")
+    # The least that a table entry takes: name length, dimension count, one dimension, type, offset.
+    tensor_count = cursor.count(32, _MOST_TENSORS)
+    values = _read_values(cursor, cursor.count(13, _MOST_KEYS))
+    tensors = _read_tensor_table(cursor, tensor_count, values.get("general.alignment", 32))
+    return GgufFile(cursor.path, values, tensors)
+
+
+def _read_values(cursor: _Cursor, count: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for _ in range(count):
+        key = cursor.text()
+        if key in values:
+            raise cursor.bad(f"the metadata gives {key!r} twice")
+        values[key] = cursor.value(cursor.u32())
+    return values
+
+
+def _read_tensor_table(cursor: _Cursor, count: int, alignment: Any) -> dict[str, GgufTensor]:
+    if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
+        raise cursor.bad(f"general.alignment is {alignment!r}, not a power of two")
+    entries = [_read_tensor_entry(cursor) for _ in range(count)]
+
+    data = cursor.at + -cursor.at % alignment
+    expected = 0  # llama.cpp, too, accepts only tensors that follow each other without a gap
+    tensors: dict[str, GgufTensor] = {}
+    for tensor in entries:
+        if tensor.name in tensors:
+            raise cursor.bad(f"the tensor {tensor.name!r} is there twice")
+        if tensor.start != expected:
+            raise cursor.bad(f"the tensor {tensor.name!r} lies at {tensor.start}, expected at {expected}")
+        size = tensor.rows * tensor.row_bytes
+        if data + expected + size > len(cursor.data):
+            raise cursor.bad(f"the data of the tensor {tensor.name!r} runs past the end of the file")
+        tensors[tensor.name] = GgufTensor(tensor.name, tensor.kind, tensor.shape, data + expected)
+        expected += size + -size % alignment
+    return tensors
+
+
+def _read_tensor_entry(cursor: _Cursor) -> GgufTensor:
+    """One line of the table; its `start` still counts from where the tensors' data begins."""
+    name = cursor.text()
+    dimensions = cursor.u32()
+    if not 1 <= dimensions <= 4:
+        raise cursor.bad(f"the tensor {name!r} has {dimensions} dimensions")
+    shape = tuple(reversed(struct.unpack(f"<{dimensions}Q", cursor.take(8 * dimensions))))
+    number = cursor.u32()
+    if number not in _KINDS:
+        found = next((known.name for known in GGMLQuantizationType if known == number), str(number))
+        supported = ", ".join(sorted(known.name for known in _KINDS))
+        raise PpsdError(f"{cursor.path}: the tensor {name!r} has type {found}; supported are {supported}")
+    kind = GGMLQuantizationType(number)
+    if min(shape) < 1 or shape[-1] % GGML_QUANT_SIZES[kind][0]:
+        raise cursor.bad(f"the tensor {name!r} has shape {shape}, which {kind.name} does not allow")
+    return GgufTensor(name, kind, shape, cursor.u64())
