@@ -108,5 +108,5 @@ def test_broken_file_is_one_line(tmp_path, text):
 
 
 def test_folder_without_config(tmp_path):
-    with pytest.raises(PpsdError, match="not a Hugging Face model folder"):
+    with pytest.raises(PpsdError, match="not a whole model folder"):
         LlamaConfig.from_folder(tmp_path)
