@@ -1,6 +1,7 @@
 """`ppsd-run distill`: train exit heads on text that the model writes itself."""
 
 import argparse
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> None:
     )
     model = TorchBackend(checkpoint, args.dtype, args.device, args.threads).model
     work = Path(args.work or f"{paths[0].with_suffix('')}-work")
-    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work)
+    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work, args.threads or os.cpu_count() or 1)
     job.prepare(args.resume)
     try:
         _show(job.sample(), layers)

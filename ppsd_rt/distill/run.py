@@ -15,7 +15,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.exit_head import KINDS, ExitHead, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
-from .shards import STEPS, Text, read_shard, shard_path, write_shard
+from .shards import STEPS, Plan, Text, read_shard, write_shards, write_shards_in_processes
 from .talk import frame_of
 from .train import Trainer, TrainSettings, batches
 
@@ -65,10 +65,17 @@ class Distillation:
     """sample() then train() then save(); both of the former yield Progress and may be cut off anywhere."""
 
     def __init__(
-        self, checkpoint: Checkpoint, model: LlamaForCausalLM, tokenizer: Tokenizer, settings: Settings, folder: Path
+        self,
+        checkpoint: Checkpoint,
+        model: LlamaForCausalLM,
+        tokenizer: Tokenizer,
+        settings: Settings,
+        folder: Path,
+        workers: int = 1,
     ) -> None:
+        """`workers`: processes that sample side by side on a CPU; they do not change what is sampled."""
         self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
-        self.settings, self.folder = settings, folder
+        self.settings, self.folder, self.workers = settings, folder, workers
         for layer in settings.exit_layers:
             ExitHead(model.config, HeadInfo(settings.kind, layer, "", ""))  # refuses what is out of range
 
@@ -97,13 +104,14 @@ class Distillation:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""
         settings = self.settings
         frame = frame_of(self.tokenizer, frozenset(self.checkpoint.config.eos_token_ids))
-        each, total = settings.slots * STEPS, (settings.shards + 1) * settings.slots * STEPS
-        for number in range(settings.shards + 1):
-            if not shard_path(self.folder, number).exists():
-                shard = write_shard(self.folder, number, self.model, frame, settings.slots, settings.seed)
-                for tokens in shard:
-                    yield Progress("sampling", number * each + tokens, total)
-            yield Progress("sampling", (number + 1) * each, total)
+        plan = Plan(self.folder, settings.shards + 1, settings.slots, settings.seed)
+        parameter = self.model.model.norm.weight
+        if self.workers > 1 and parameter.device.type == "cpu":
+            written = write_shards_in_processes(plan, self.checkpoint, parameter.dtype, frame, self.workers)
+        else:
+            written = write_shards(plan, self.model, frame)
+        for tokens in written:
+            yield Progress("sampling", tokens, plan.shards * settings.slots * STEPS)
 
     def train(self) -> Iterator[Progress]:
         texts = [text for number in range(1, self.settings.shards + 1) for text in read_shard(self.folder, number)]

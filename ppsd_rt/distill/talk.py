@@ -5,7 +5,7 @@ A chat model writes the user's turn too: it continues the template's user header
 what most drafts are for, the others at a temperature.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,6 +17,7 @@ from ..models.rope import Rope
 from ..models.tokenizer import Tokenizer
 
 MAX_QUESTION, MAX_ANSWER = 64, 256
+QUESTION_TEMPERATURES = (0.7, 1.0)
 ANSWER_TEMPERATURES = (0.6, 0.8, 1.0)
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 
@@ -33,9 +34,13 @@ class Frame:
 
 @dataclass
 class Conversation:
-    """ids[answer:] is what the model wrote as the answer; it was greedy when `temperature` is 0."""
+    """ids[answer:] is what the model wrote as the answer; it was greedy when its `temperature` is 0.
+
+    While `answer` is 0 the question is being written; `forced` is what the template has next.
+    """
 
     ids: list[int]
+    question_temperature: float
     temperature: float
     answer: int = 0
     forced: list[int] = field(default_factory=list)
@@ -81,13 +86,16 @@ class Talk:
         self.finished += [slot for slot in self.slots if 0 < slot.answer < len(slot.ids)]
 
     def _new(self) -> Conversation:
-        """A conversation that has only its beginning, and how warm its answer will be."""
-        greedy = torch.rand((), generator=self.generator, device=self.device) < 0.5
-        pick = int(torch.randint(len(ANSWER_TEMPERATURES), (), generator=self.generator, device=self.device))
-        new = Conversation(list(self.frame.before), 0.0 if greedy else ANSWER_TEMPERATURES[pick])
+        """A conversation that has only its beginning, and how warm its parts will be."""
+        greedy = self._pick((True, False))
+        answer = 0.0 if greedy else self._pick(ANSWER_TEMPERATURES)
+        new = Conversation(list(self.frame.before), self._pick(QUESTION_TEMPERATURES), answer)
         if not self.frame.asks:
             new.answer = len(new.ids)
         return new
+
+    def _pick(self, options: Sequence[float]) -> float:
+        return options[int(torch.randint(len(options), (), generator=self.generator, device=self.device))]
 
     @torch.no_grad()
     def _share_beginning(self) -> None:
@@ -130,7 +138,9 @@ class Talk:
 
     def _sample(self, logits: Tensor) -> list[int]:
         """One id per slot: greedy or at the temperature of what the slot is writing."""
-        temperatures = torch.tensor([slot.temperature if slot.answer else 1.0 for slot in self.slots])
+        temperatures = torch.tensor(
+            [slot.temperature if slot.answer else slot.question_temperature for slot in self.slots]
+        )
         chosen = logits.argmax(-1)
         warm = temperatures.nonzero()[:, 0].to(self.device)
         scaled = logits[warm] / temperatures.to(self.device)[warm, None]
