@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from ..errors import PpsdError
@@ -142,11 +142,11 @@ def _without_derived(tensors: dict[str, Tensor], config: LlamaConfig) -> dict[st
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write a safetensors file whole or not at all."""
+    """Write a (small) safetensors file whole or not at all."""
     unfinished = path.with_name(path.name + ".unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: t.contiguous() for name, t in tensors.items()}, unfinished, metadata=dict(metadata))
+        unfinished.write_bytes(serialize({name: t.contiguous() for name, t in tensors.items()}, dict(metadata)))
         unfinished.replace(path)
     except (OSError, SafetensorError) as error:
         raise PpsdError(f"cannot write {path}: {error}") from None

@@ -162,7 +162,10 @@ class Generation:
         limits = Limits(self._end, self._eos | frozenset(params.stop_token_ids))
         self._rounds = backend.rounds(prompt_ids, params, schedule, limits)
         self._events = self._play()
-        self._text = StopStrings(engine.tokenizer.stream(), params.stop)
+        decoder = engine.tokenizer.stream()
+        for id in prompt_ids:  # what the prompt's end means for the first characters is the decoder's to know
+            decoder.push(id)
+        self._text = StopStrings(decoder, params.stop)
         self._ids: list[int] = []
         self._pieces: list[str] = []
         self._reason = "cancelled"

@@ -181,7 +181,8 @@ class Pipeline:
     def _step(self) -> Iterator[Drafted]:
         """One draft step: the newest token's row through the early layers, and the exit head on it."""
         known = self._known()
-        self.draft.run_tokens(known[self.draft.length :])
+        if self.draft.length < len(known):
+            self.draft.run_tokens(known[self.draft.length :])
         if self._may_draft():
             logits, ids = self.draft.draft_logits(), self.draft.draft_ids
             token = self.sampler.choose(logits, len(known), known, ids)

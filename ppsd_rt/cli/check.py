@@ -4,13 +4,14 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from rich.console import Console
 from rich.progress import Progress
 
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
 from ..schedule import PLAIN, Schedule, parse_schedule
-from .common import NamedPrompt, as_chat, load_engine, print_json, read_prompts, table
+from .common import NamedPrompt, as_chat, load_engine, note, print_json, read_prompts, table
 
 Ids = tuple[int, ...]
 
@@ -74,13 +75,14 @@ def run(args: argparse.Namespace) -> int:
     if engine.head is None:
         raise PpsdError(f"{args.model} has no exit head, so there is nothing to check; give --exit-head")
     tallies: dict[tuple[str, str], Tally] = {}
-    with Progress(transient=True, disable=args.json) as progress:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("checking", total=len(prompts) * len(samplings) * (1 + len(schedules)))
         for tally, difference in _check(engine, prompts, samplings, schedules, args):
             tallies[tally.sampling, tally.schedule] = tally
             progress.advance(task)
             if difference:
-                progress.console.print(f"DIFFERENT {difference}")
+                note(f"DIFFERENT {difference}")
     return _report(list(tallies.values()), args)
 
 

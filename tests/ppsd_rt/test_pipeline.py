@@ -21,12 +21,12 @@ class ToyDraft:
 
     def __init__(self, drafts, draft_ids=None):
         self.length, self.draft_ids = 0, draft_ids
-        self.drafts, self.ids, self.steps = drafts, [], 0
+        self.drafts, self.ids = drafts, []
 
     def run_tokens(self, ids):
+        assert ids, "a pass without rows"
         self.ids += ids
         self.length += len(ids)
-        self.steps += bool(ids)
 
     def exit_hidden(self, start, count):
         assert start + count <= self.length, "verification was given rows that have not been run"

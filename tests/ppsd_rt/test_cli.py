@@ -1,0 +1,289 @@
+"""`ppsd-run` as a user meets it: what it prints, its exit status, and one line for everything that goes wrong."""
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from support import tiny_head, tiny_model, write_model
+
+from ppsd_rt.cli import main as cli
+from ppsd_rt.cli.parser import COMMANDS
+from ppsd_rt.models.checkpoint import Checkpoint
+
+OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop
+--temperature --top-k --top-p --min-p --repetition-penalty""".split()  # noqa: SIM905 (reads better)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("cli") / "model")
+
+
+@pytest.fixture(scope="module")
+def head(folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("head") / "head.safetensors"
+    tiny_head(tiny_model(), hash=Checkpoint(folder).hash).save(path)
+    return path
+
+
+@pytest.fixture
+def run(folder, capsys):
+    """ppsd-run in this process, with the tiny model -> (status, standard output, standard error)."""
+
+    def run(*args, model=True):
+        threads = torch.get_num_threads()
+        status = cli.main([*map(str, args), *(["--model", str(folder), "--dtype", "float32"] if model else [])])
+        torch.set_num_threads(threads)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_help_names_every_command_and_option(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    for word in [*COMMANDS, *OPTIONS]:
+        assert word in text
+    assert "example: ppsd-run" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([command, "--help"])
+    assert "example: ppsd-run" in capsys.readouterr().out
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; from ppsd_rt.cli.parser import parse; parse(['x']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_answer_and_statistics(run, head):
+    status, out, err = run("hello", "--exit-head", head, "--max-tokens", 20, "--raw", "--compare")
+    assert status == 0
+    assert out.endswith("\n")
+    assert re.search(
+        r"^20 tokens \| [\d.]+ tokens/s \| first after \d+ ms \| acceptance [\d.]+ \| [\d.]+ tokens per pass \| "
+        r"eesd, torch float32, 1 thread \| [\d.]+x plain decoding \([\d.]+ tokens/s\)$",
+        err.strip(),
+    )
+
+
+def test_text_is_the_same_with_every_schedule(run, head):
+    answers = {
+        run("hello", "--exit-head", head, "-n", 30, "--schedule", s)[1] for s in ("plain", "eesd", "elastic", "ppsd")
+    }
+    assert len(answers) == 1
+
+
+def test_without_a_head_it_decodes_plainly_and_says_so(run):
+    status, _, err = run("hello", "-n", 5)
+    assert status == 0
+    assert "has no exit head: decoding plainly" in err
+    assert "plain, torch" in err
+
+
+def test_json_for_a_file_of_prompts(run, head, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "prompt": "one"}\n\n{"id": 2, "prompt": "två", "family": "x"}\n', encoding="utf-8")
+    status, out, err = run("--prompts", path, "--json", "--exit-head", head, "-n", 9, "--compare")
+    assert (status, err) == (0, "")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["id"] for answer in answers] == ["a", "2"]
+    for answer in answers:
+        assert set(answer) == {"id", "prompt_ids", "ids", "text", "finish_reason", "stats"}
+        wanted = (
+            "tokens seconds tokens_per_second ttft_seconds rounds acceptance tokens_per_round schedule backend dtype"
+        )
+        assert set(wanted.split()) <= set(answer["stats"])
+        assert answer["stats"]["tokens"] == len(answer["ids"])
+        assert answer["stats"]["plain"]["rounds"] >= answer["stats"]["rounds"]
+
+
+def test_chat_template_applies_unless_raw(run):
+    chat = json.loads(run("hi", "--json", "-n", 2)[1])["prompt_ids"]
+    raw = json.loads(run("hi", "--json", "-n", 2, "--raw")[1])["prompt_ids"]
+    system = json.loads(run("hi", "--json", "-n", 2, "--system", "be brief")[1])["prompt_ids"]
+    assert len(raw) == 2 < len(chat) < len(system)
+
+
+def test_prompt_from_standard_input(folder):
+    command = [sys.executable, "-m", "ppsd_rt", "--model", folder, "-n", "3", "--json", "--raw"]
+    for args in ([], ["-"]):
+        result = subprocess.run([*command, *args], input="abc", capture_output=True, text=True, check=True)
+        assert len(json.loads(result.stdout)["prompt_ids"]) == 3
+
+
+def test_a_word_that_is_a_command_goes_behind_dashes(folder, capsys):
+    options = ["--raw", "-n", "2", "--json", "--model", str(folder)]
+    assert cli.main([*options, "--", "info"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["prompt_ids"]) == len("info")
+
+
+def test_seed_and_stop(run):
+    def text(*args):
+        return json.loads(run("abc", "--json", "-n", 40, *args)[1])["text"]
+
+    warm = [text("--temperature", 1, "--seed", seed) for seed in (1, 1, 2)]
+    assert warm[0] == warm[1] != warm[2]
+    stop = warm[0][5:7]
+    assert text("--temperature", 1, "--seed", 1, "--stop", "never", "--stop", stop) == warm[0][: warm[0].index(stop)]
+
+
+def test_conversation_keeps_its_history(folder, head):
+    command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "--exit-head", head, "-n", "6"]
+    result = subprocess.run(command, input="one\ntwo\n/reset\n\none\n", capture_output=True, text=True, check=True)
+    lines = [line for line in result.stderr.splitlines() if "tokens/s" in line]
+    assert len(lines) == 3
+    first_turns = result.stdout.split("\n")
+    assert first_turns[0] == first_turns[2 if len(first_turns) == 4 else -2]  # after /reset: the same answer again
+
+
+def test_check_finds_no_difference(run, head, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
+    status, out, _ = run("check", "--prompts", path, "-n", 16, "--exit-head", head, "--json")
+    result = json.loads(out)
+    assert (status, result["differences"], result["answers"]) == (0, [], 2 * 4 * 7)
+    assert any(row["acceptance"] for row in result["rows"])
+
+
+def test_check_reports_the_first_difference_with_both_logits(run, head, tmp_path, monkeypatch):
+    """Break exactness on purpose: a verification that looks at the wrong row."""
+    from ppsd_rt.stage import VerifyStage
+
+    right = VerifyStage.logits
+
+    def wrong(self, exit_hidden, last):
+        logits = right(self, exit_hidden, last)
+        return logits.roll(1, 0) if last > 1 else logits
+
+    monkeypatch.setattr(VerifyStage, "logits", wrong)
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "prompt": "one"}\n')
+    args = ("check", "--prompts", path, "-n", 30, "--exit-head", head, "--schedules", "eesd:stop_rule=fixed")
+    status, out, _ = run(*args, "--sampling", "greedy", "--json")
+    assert status == 1
+    (difference,) = json.loads(out)["differences"]
+    logit = r"\(logit [-\d.]+\)"
+    place = "a, greedy, eesd:stop_rule=fixed: at token "
+    assert re.fullmatch(rf"{place}\d+ plain decoding gives \d+ {logit}, this schedule \d+ {logit}", difference)
+    assert "1 differences from plain decoding in 1 answers" in run(*args, "--sampling", "greedy")[1]
+
+
+def test_info(run, head):
+    status, out, _ = run("info", "--exit-head", head, "--json")
+    info = json.loads(out)
+    assert status == 0
+    assert (info["exit head"]["kind"], info["exit head"]["exit_layer"]) == ("layer", 2)
+    assert info["model"]["num_hidden_layers"] == 4
+    assert {"torch", "cpu", "cores", "gpu"} <= set(info["machine"])
+    assert "exit_layer" in run("info", "--exit-head", head)[1]
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "words"),
+    [
+        (["x", "--model", "/no/such/folder"], 1, "/no/such/folder"),
+        (["x", "--model", "smolm2-135m"], 1, "smollm2-135m"),
+        (["x", "--temperature", "hot"], 2, "--temperature"),
+        (["x", "--temperature", "-1"], 2, "temperature"),
+        (["x", "--max-tokens", "0"], 2, "max_tokens"),
+        (["x", "--top-p", "2"], 2, "top_p"),
+        (["x", "--schedule", "warp"], 2, "warp"),
+        (["x", "--schedule", "eesd:length=99"], 2, "max_chunk"),
+        (["x", "--no-such-option"], 2, "--no-such-option"),
+        (["x", "y"], 2, "y"),
+        (["x", "--chat"], 2, "two of them"),
+        (["x", "--json", "--show-drafts"], 2, "--show-drafts"),
+        (["x", "--show-drafts"], 2, "terminal"),
+        (["--prompts", "/no/such/file"], 2, "/no/such/file"),
+        (["convert", "/no/such.gguf", "/tmp/out"], 1, "/no/such.gguf"),
+        (["check", "--sampling", "hot"], 2, "hot"),
+        (["distill", "--out", "x.bin"], 2, ".safetensors"),
+        (["distill", "--out", "x.safetensors", "--exit-layer", "six"], 2, "--exit-layer"),
+    ],
+)
+def test_wrong_usage_is_one_line(run, args, status, words):
+    got, out, err = run(*args, model=False)
+    assert (got, out) == (status, "")
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("ppsd-run: ")
+
+
+def test_bad_prompts_are_one_line(run, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    cases = {"": "holds no prompts", "{": "line 1", '{"id": 1}': '"prompt"', '{"id": 1, "prompt": " "}': "empty"}
+    for content, words in cases.items():
+        path.write_text(content)
+        status, out, err = run("--prompts", path)
+        assert (status, out, len(err.strip().splitlines())) == (2, "", 1 if words != "empty" else 2)
+        assert words in err
+    long = "x" * 600
+    status, _, err = run(long)
+    assert status == 2
+    assert "context of 512" in err
+    assert run("  ")[0] == 2
+
+
+def test_the_default_model_without_network_or_cache(tmp_path):
+    """Neither a readable cache nor an index to fetch from: one line, status 1."""
+    environment = {**os.environ, "PPSD_CACHE": str(tmp_path / "cache"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    result = subprocess.run([sys.executable, "-m", "ppsd_rt", "hi"], capture_output=True, text=True, env=environment)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("ppsd-run: smollm2-135m could not be downloaded")
+    (tmp_path / "file").write_text("")
+    environment["PPSD_CACHE"] = str(tmp_path / "file")
+    result = subprocess.run([sys.executable, "-m", "ppsd_rt", "hi"], capture_output=True, text=True, env=environment)
+    assert result.returncode == 1
+    assert result.stderr.strip().splitlines()[-1].startswith("ppsd-run: cannot write to the cache")
+
+
+def in_terminal(command, interrupt=False):
+    """Run a command in a terminal of its own -> (status, everything it wrote); interrupt it at the first output."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40")
+        os.execv(sys.executable, [sys.executable, "-m", "ppsd_rt", *map(str, command)])
+    written = b""
+    while True:
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        written += data
+        if interrupt:
+            os.kill(pid, signal.SIGINT)
+            interrupt = False
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written.decode(errors="replace")
+
+
+def test_drafts_are_shown_in_colour(folder):
+    options = ["--show-drafts", "--model", folder, "--exit-head", "norm:3", "--raw", "-n", "12", "--seed", "3"]
+    status, text = in_terminal(["abc", *options, "--temperature", "0.5", "--schedule", "eesd:stop_rule=fixed"])
+    assert status == 0
+    for colour in ("\x1b[3;35m", "\x1b[32m", "\x1b[31m"):  # draft, accepted, corrected
+        assert colour in text
+    assert "12 tokens" in text
+
+
+def test_interrupt_prints_what_there_is_and_the_statistics(folder):
+    options = ["--model", folder, "--raw", "-n", "480", "--exit-head", "norm:2", "--schedule", "eesd:stop_rule=fixed"]
+    status, text = in_terminal(["abc", *options], interrupt=True)
+    assert status == 130
+    tokens = int(re.search(r"(\d+) tokens \|", text)[1])
+    assert 1 <= tokens < 480
+    assert "Traceback" not in text
