@@ -17,6 +17,7 @@ SCHEDULES = [
     "eesd:stop_rule=confidence=0.02",
     "eesd:stop_rule=calibrated",
     "elastic:overlap=off",
+    "elastic:stop_rule=beta",
 ]
 FREE = {"ignore_eos": True, "max_tokens": 60}
 SAMPLINGS = [

@@ -1,0 +1,289 @@
+"""Self-distillation: what is sampled, what is learned, and that a run can be cut off and taken up anywhere."""
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import EOS, TEMPLATE, VOCAB, tiny_model, write_model
+
+from ppsd_rt.distill import run as distillation
+from ppsd_rt.distill import shards
+from ppsd_rt.distill.run import Distillation, Settings
+from ppsd_rt.distill.talk import MAX_ANSWER, MAX_QUESTION, Talk, frame_of
+from ppsd_rt.distill.train import Trainer, TrainSettings, batches
+from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.exit_head import ExitHead, HeadInfo
+from ppsd_rt.models.llama import causal_attention
+from ppsd_rt.models.rope import Rope
+from ppsd_rt.models.tokenizer import load_tokenizer
+
+STEPS = 400  # long enough for conversations to end inside a shard
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("distill") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return Checkpoint(folder).build(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def talk(model, tokenizer):
+    talk = Talk(model, frame_of(tokenizer, frozenset({EOS})), slots=12, seed=3)
+    for _ in talk.run(STEPS):
+        pass
+    return talk
+
+
+def test_the_template_is_cut_where_the_question_stands(tokenizer):
+    frame = frame_of(tokenizer, frozenset({EOS}))
+    text = tokenizer.decode(frame.before, skip_special_tokens=False)
+    assert text == "<|im_start|>user\n"
+    assert tokenizer.decode(frame.between, skip_special_tokens=False) == "<|im_end|>\n<|im_start|>assistant\n"
+    assert frame.asks
+    assert "<|im_start|>{{ m['role'] }}" in TEMPLATE
+
+
+def test_conversations_have_the_shape_of_the_template(talk):
+    frame = talk.frame
+    assert len(talk.finished) > 12
+    for conversation in talk.finished:
+        ids, answer = conversation.ids, conversation.answer
+        question = ids[len(frame.before) : answer - len(frame.between)]
+        assert tuple(ids[: len(frame.before)]) == frame.before
+        assert tuple(ids[answer - len(frame.between) : answer]) == frame.between
+        assert 1 <= len(question) <= MAX_QUESTION
+        assert EOS not in question
+        assert 1 <= len(ids) - answer <= MAX_ANSWER
+        assert EOS not in ids[answer:-1]
+    assert {c.temperature == 0 for c in talk.finished} == {True, False}
+
+
+@torch.no_grad()
+def test_greedy_answers_are_what_the_model_says(model, talk):
+    """Recomputed in one ordinary pass: slots, shared beginnings and per-slot positions leave no trace."""
+    rope, checked = Rope(model.config, 512), 0
+    for conversation in talk.finished:
+        if conversation.temperature == 0:
+            hidden, _ = model.forward_batch(torch.tensor([conversation.ids]), rope)
+            logits = model.lm_head(hidden)[0, conversation.answer - 1 : -1]
+            true = torch.tensor(conversation.ids[conversation.answer :])
+            best = logits.max(-1).values
+            assert (logits.gather(1, true[:, None])[:, 0] >= best - 1e-3).all()  # equal but for rounding
+            checked += len(true)
+    assert checked > 200
+
+
+def test_sampled_answers_follow_their_temperature(model, tokenizer):
+    """Mean log-probability of warm answers, against its expectation: the model's entropy at that temperature."""
+    talk = Talk(model, frame_of(tokenizer, frozenset({EOS})), slots=24, seed=8)
+    for _ in talk.run(STEPS):
+        pass
+    rope = Rope(model.config, 512)
+    for temperature in (0.6, 1.0):
+        got, expected, count = 0.0, 0.0, 0
+        for conversation in talk.finished:
+            if conversation.temperature == temperature:
+                with torch.no_grad():
+                    hidden, _ = model.forward_batch(torch.tensor([conversation.ids]), rope)
+                    logits = model.lm_head(hidden)[0, conversation.answer - 1 : -1]
+                log_p = (logits / temperature).log_softmax(-1)
+                true = torch.tensor(conversation.ids[conversation.answer :])
+                got += float(log_p.gather(1, true[:, None]).sum())
+                expected += float((log_p.exp() * log_p).sum())
+                count += len(true)
+        assert count > 500
+        assert got / count == pytest.approx(expected / count, abs=0.15)
+
+
+def test_a_base_model_simply_writes(tmp_path):
+    folder = write_model(tmp_path / "base")
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}')
+    frame = frame_of(load_tokenizer(folder), frozenset({EOS}))
+    assert (frame.asks, frame.before) == (False, (VOCAB - 2,))
+    talk = Talk(Checkpoint(folder).build(torch.float32), frame, slots=4, seed=0)
+    for _ in talk.run(300):
+        pass
+    assert all(c.answer == 1 and c.ids[0] == VOCAB - 2 for c in talk.finished)
+
+
+def test_a_context_that_is_too_short_is_refused(tokenizer):
+    model = tiny_model(max_position_embeddings=100)
+    with pytest.raises(PpsdError, match="context"):
+        Talk(model, frame_of(tokenizer, frozenset({EOS})), slots=1, seed=0)
+
+
+def test_loss_and_gradient_are_those_of_autograd():
+    model = tiny_model()
+    head = ExitHead.from_model(model, HeadInfo("layer", 2, "tiny", "0"), list(range(0, VOCAB, 3)))
+    weight = 0.3
+    trainer = Trainer(model, [head], TrainSettings(top_weight=weight), steps=1)
+    generator = torch.Generator().manual_seed(0)
+    hidden, teacher = (torch.randn(7, 64, generator=generator) for _ in range(2))
+    loss, gradient = trainer._loss(hidden, teacher)
+
+    hidden.requires_grad_(True)
+    rows = model.lm_head.weight[head.draft_ids]
+    log_q, log_p = (hidden @ rows.t()).log_softmax(-1), (teacher @ rows.t()).log_softmax(-1)
+    divergence = torch.nn.functional.kl_div(log_q, log_p, reduction="sum", log_target=True)
+    top = torch.nn.functional.cross_entropy(hidden @ rows.t(), log_p.argmax(-1), reduction="sum")
+    expected = (1 - weight) * divergence + weight * top
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
+    torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_acceptance_is_the_share_of_foreseen_tokens(model, talk):
+    """Against a plain loop over one answer at a time."""
+    head = ExitHead.from_model(model, HeadInfo("layer", 3, "tiny", "0"))
+    texts = [shards.Text(torch.tensor(c.ids), c.answer, c.temperature == 0) for c in talk.finished]
+    (measured,) = Trainer(model, [head], TrainSettings(), steps=1).accept(texts)
+    right = judged = 0
+    with torch.no_grad():
+        for text in texts:
+            if text.greedy:
+                _, kept = model.forward_batch(text.ids[None], Rope(model.config, 512), keep=(3,))
+                hidden = head.hidden(kept[3], causal_attention(Rope(model.config, 512)))
+                drafts = head.lm_head(hidden)[0, text.answer - 1 : -1].argmax(-1)
+                right += int((drafts == text.ids[text.answer :]).sum())
+                judged += len(drafts)
+    assert measured == pytest.approx(right / judged, abs=0.005)
+    assert measured > 0.99  # a fresh `layer` head behind the second to last layer is the model's own last layer
+
+
+def test_every_answer_token_is_trained_on_once_an_epoch(talk):
+    texts = [shards.Text(torch.tensor(c.ids), c.answer, True) for c in talk.finished]
+    settings = TrainSettings(batch_tokens=300, epochs=2)
+    plan = batches(texts, settings, seed=1)
+    assert sorted(index for step in plan for index in step) == sorted([*range(len(texts))] * 2)
+    assert plan == batches(texts, settings, seed=1) != batches(texts, settings, seed=2)
+
+
+@pytest.fixture
+def job(folder, model, tokenizer, tmp_path, monkeypatch):
+    """A small distillation; job(name, ...) makes one that works in the folder `name`."""
+    monkeypatch.setattr(shards, "STEPS", 120)
+    monkeypatch.setattr(distillation, "STEPS", 120)
+    checkpoint = Checkpoint(folder)
+
+    def make(name, resume=False, **changes):
+        options = {
+            "kind": "layer",
+            "exit_layers": (1, 2),
+            "tokens": 4000,
+            "draft_vocabulary": 128,
+            "slots": 16,
+            "seed": 5,
+        }
+        train = TrainSettings(learning_rate=3e-3, batch_tokens=512, epochs=6)
+        settings = Settings(model_hash=checkpoint.hash, train=train, **{**options, **changes})
+        job = Distillation(checkpoint, model, tokenizer, settings, tmp_path / name)
+        job.prepare(resume)
+        return job
+
+    return make
+
+
+def play(steps, count=None):
+    """Run a phase, or only its first `count` steps -> the last one."""
+    return list(itertools.islice(steps, count))[-1]
+
+
+def test_training_teaches(job, tmp_path):
+    work = job("work")
+    play(work.sample())
+    last = play(work.train())
+    assert last.done == last.total == work.trainer.step
+    fresh = Trainer(work.model, work._fresh_heads(), work.settings.train, 1)
+    held_out = shards.read_shard(work.folder, 0)
+    for before, after in zip(fresh.accept(held_out), work.acceptance, strict=True):
+        assert after > before + 0.1
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    work.save(paths)
+    loaded = ExitHead.load(paths[1], work.model, work.checkpoint.hash)
+    assert (loaded.info.exit_layer, len(loaded.draft_ids)) == (2, 128)
+    assert loaded.info.recipe["seed"] == 5
+    assert loaded.info.acceptance["held_out_greedy"] == pytest.approx(work.acceptance[1], abs=1e-4)
+    assert EOS in loaded.draft_ids
+    log = [json.loads(line) for line in (work.folder / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["acceptance"] == work.acceptance
+
+
+def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
+    monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
+    whole = job("whole")
+    play(whole.sample())
+    play(whole.train())
+
+    play(job("cut").sample(), count=150)  # inside the second shard
+    again = job("cut", resume=True)
+    play(again.sample())
+    play(again.train(), count=7)
+    final = job("cut", resume=True)
+    play(final.sample())
+    assert play(final.train(), count=1).done == 8  # the seven before it were saved
+    play(final.train())
+    for number in range(3):
+        one, other = (load_file(shards.shard_path(work.folder, number)) for work in (whole, final))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    for a, b in zip(whole.trainer.heads, final.trainer.heads, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_an_earlier_run_is_not_overwritten_or_mixed(job):
+    job("work")
+    with pytest.raises(PpsdError, match="--resume"):
+        job("work")
+    with pytest.raises(PpsdError, match="seed = 5, not 6"):
+        job("work", resume=True, seed=6)
+
+
+def test_settings_are_checked(job):
+    for changes in ({"kind": "norm"}, {"tokens": 0}, {"slots": 0}):
+        with pytest.raises(UsageError):
+            job("work", **changes)
+    with pytest.raises(PpsdError, match="1 to 3"):
+        job("work", exit_layers=(4,))
+
+
+def command(folder, tmp_path, *extra):
+    options = ["--model", folder, "--out", tmp_path / "head.safetensors", "--dtype", "float32", "--threads", "2"]
+    options += ["--exit-layer", "2", "--tokens", "16000", "--slots", "16", "--draft-vocabulary", "64", "--epochs", "1"]
+    return [sys.executable, "-m", "ppsd_rt", "distill", *map(str, options), *extra]
+
+
+def test_the_command_survives_an_interruption(folder, tmp_path):
+    """Ctrl-C while two processes sample; --resume; the head that comes out is fit for its model."""
+    with subprocess.Popen(command(folder, tmp_path), stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not list(tmp_path.glob("head-work/text-*.safetensors")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        errors = process.stderr.read()
+        assert process.wait(timeout=60) == 130
+    assert "--resume goes on from" in errors
+    assert "Traceback" not in errors
+    done = subprocess.run(command(folder, tmp_path, "--resume"), capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"exit layer 2, held-out acceptance 0\.\d+", done.stdout)
+    head = ExitHead.load(
+        tmp_path / "head.safetensors", Checkpoint(folder).build(torch.float32), Checkpoint(folder).hash
+    )
+    assert head.info.recipe["kind"] == "layer"
