@@ -1,0 +1,99 @@
+"""The real model, smollm2-135m: the numbers of transformers, and the same answer at every schedule."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
+from ppsd_rt.cli.common import read_prompts
+from ppsd_rt.schedule import parse_schedule
+
+PROMPTS = read_prompts(None)
+ONE_OF_EACH = [next(group) for _, group in itertools.groupby(PROMPTS, key=lambda prompt: prompt.family)]
+
+
+@pytest.fixture(scope="module")
+def exact(default_model):
+    """Float32, as the peer has it."""
+    return Engine.from_pretrained(default_model, dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def fast(default_model):
+    return Engine.from_pretrained(default_model, dtype="bfloat16")
+
+
+@pytest.fixture(scope="module")
+def peer(default_model):
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32).eval()
+
+
+def chat(engine, prompt):
+    return engine.encode([{"role": "user", "content": prompt.prompt}])
+
+
+def test_the_prompts_are_all_there():
+    assert len(PROMPTS) == 34
+    assert [prompt.family for prompt in ONE_OF_EACH] == ["chat", "story", "summary", "qa", "math", "code"]
+
+
+def test_chat_template_equals_transformers(default_model, exact):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model)
+    conversation = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi {{ there }}\n"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "¿Qué tal? 🙂"},
+    ]
+    for messages in (conversation, conversation[1:], conversation[3:]):
+        expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        assert exact.tokenizer.chat_template.render(messages) == expected
+        assert exact.encode(messages) == tokenizer(expected, add_special_tokens=False)["input_ids"]
+
+
+@torch.no_grad()
+def test_logits_equal_transformers(exact, peer):
+    """After every prefix that the stages are asked for, cached rows and all."""
+    for prompt in ONE_OF_EACH[:3]:
+        ids = chat(exact, prompt)
+        expected = peer(torch.tensor([ids])).logits[0]
+        for length in (len(ids) - 7, len(ids) - 1, len(ids)):
+            logits = exact.backend.next_logits(ids[:length])
+            true = expected[length - 1]
+            torch.testing.assert_close(logits, true, rtol=1e-4, atol=1e-4 * float(true.abs().max()))
+
+
+@torch.no_grad()
+def test_greedy_answers_equal_transformers(exact, peer):
+    for prompt in ONE_OF_EACH:
+        ids = chat(exact, prompt)
+        theirs = peer.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :]
+        ours = exact.generate(ids, SamplingParams(max_tokens=24), "plain").run()
+        assert list(ours.ids) == theirs.tolist()
+
+
+@pytest.mark.parametrize("number", range(len(ONE_OF_EACH)), ids=[prompt.family for prompt in ONE_OF_EACH])
+def test_every_schedule_gives_the_plain_answer(fast, number):
+    """One prompt of each family, with a sampling setting each; `ppsd-run check` does all of both."""
+    assert fast.head is not None, "the default model comes with an exit head"
+    ids = chat(fast, ONE_OF_EACH[number])
+    params = replace(list(SAMPLINGS.values())[number % len(SAMPLINGS)], max_tokens=24)
+    plain = fast.generate(ids, params, "plain").run()
+    accepted = 0
+    for text in SCHEDULES:
+        completion = fast.generate(ids, params, parse_schedule(text)).run()
+        assert completion.ids == plain.ids, text
+        assert completion.text == plain.text
+        accepted += completion.statistics.accepted
+    assert accepted > 0
+
+
+def test_one_schedule_in_float32(exact):
+    ids = chat(exact, ONE_OF_EACH[0])
+    params = SamplingParams(max_tokens=32)
+    assert exact.generate(ids, params, "eesd").run().ids == exact.generate(ids, params, "plain").run().ids
