@@ -118,12 +118,14 @@ class Distillation:
         held_out = [text for text in read_shard(self.folder, HELD_OUT) if text.greedy]
         self.draft_ids = self._draft_vocabulary(texts)
         plan = batches(texts, self.settings.train, self.settings.seed)
-        self.trainer = Trainer(self.model, self._fresh_heads(), self.settings.train, len(plan))
+        on_cpu = self.model.model.norm.weight.device.type == "cpu"  # a GPU computes them faster than a disk reads them
+        states = self.folder / "states.bin" if on_cpu and self.settings.train.epochs > 1 else None
+        self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, len(plan), states)
         self._load()
         acceptance: tuple[float, ...] = ()
         saved = time.monotonic()
         while self.trainer.step < len(plan):
-            losses = tuple(self.trainer.learn([texts[index] for index in plan[self.trainer.step]]))
+            losses = tuple(self.trainer.learn(plan[self.trainer.step]))
             step = self.trainer.step
             if step % PEEK_STEPS == 0 or step == len(plan):
                 acceptance = tuple(self.trainer.accept(held_out[:PEEK_TEXTS]))
@@ -133,6 +135,7 @@ class Distillation:
                 saved = time.monotonic()
             yield Progress("training", step, len(plan), losses, acceptance)
         self._save()
+        (self.folder / "states.bin").unlink(missing_ok=True)
         self.acceptance = self.trainer.accept(held_out)
         self.coverage = _coverage(held_out, self.draft_ids)
         self._log(step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out))

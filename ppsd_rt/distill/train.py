@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from ..models.exit_head import ExitHead
 from ..models.llama import LlamaForCausalLM, causal_attention
 from ..models.rope import Rope
 from .shards import Text
+from .states import States
 
 AREA = 8192  # tokens, padding included, that pass through the model together
 CHUNK = 2048  # rows whose logits are held at a time: [CHUNK, draft vocabulary] in float32
@@ -36,9 +38,18 @@ class Trainer:
     Parameters and optimizer are float32; matrix products run in the model's dtype.
     """
 
-    def __init__(self, model: LlamaForCausalLM, heads: Sequence[ExitHead], settings: TrainSettings, steps: int) -> None:
-        self.model, self.heads, self.settings, self.steps = model, list(heads), settings, steps
-        self.step = 0
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        heads: Sequence[ExitHead],
+        texts: Sequence[Text],
+        settings: TrainSettings,
+        steps: int,
+        states: Path | None = None,
+    ) -> None:
+        """`states`: a file to keep the frozen model's hidden states in between epochs, or None to compute them anew."""
+        self.model, self.heads, self.texts = model, list(heads), texts
+        self.settings, self.steps, self.step = settings, steps, 0
         norm = model.model.norm.weight
         self.device, self.dtype = norm.device, norm.dtype
         self._rope = Rope(model.config, 0)
@@ -48,17 +59,21 @@ class Trainer:
         self._ids = torch.arange(len(self._lm_head), device=self.device) if ids is None else ids.to(self.device)
         for head in self.heads:
             head.to(self.device, torch.float32).requires_grad_(True)
+        self._states: States | None = None
+        if states is not None:
+            lengths = [len(text.ids) for text in texts]
+            self._states = States(states, lengths, len(self.heads) + 1, len(norm), self.dtype)
         parameters = [parameter for head in self.heads for parameter in head.parameters()]
         self.optimizer = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
-    def learn(self, texts: Sequence[Text]) -> list[float]:
-        """One step on a batch of texts -> the loss of each head, in nats per row."""
+    def learn(self, batch: Sequence[int]) -> list[float]:
+        """One step on the texts with these indices -> the loss of each head, in nats per row."""
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * self._warmth()
         self.optimizer.zero_grad(set_to_none=True)
-        rows = sum(len(text.ids) - text.answer for text in texts)
+        rows = sum(len(self.texts[index].ids) - self.texts[index].answer for index in batch)
         losses = [0.0] * len(self.heads)
-        for part in in_areas(texts):
+        for part in in_areas(self.texts, batch):
             for number, loss in enumerate(self._backward(part, rows)):
                 losses[number] += loss
         for head in self.heads:
@@ -75,9 +90,10 @@ class Trainer:
         the head has seen nothing but true tokens.
         """
         right, judged = [0] * len(self.heads), 0
-        for part in in_areas([text for text in texts if text.greedy]):
-            ids, rows = self._pad(part)
-            _, exits = self._teacher(ids, rows)
+        greedy = [index for index, text in enumerate(texts) if text.greedy]
+        for part in in_areas(texts, greedy):
+            ids, rows = self._pad([texts[index] for index in part])
+            *exits, _ = self._teacher(ids)
             following = ids[:, 1:][rows[:, :-1]]
             judged += len(following)
             for number, (head, states) in enumerate(zip(self.heads, exits, strict=True)):
@@ -105,11 +121,26 @@ class Trainer:
         return ids.to(self.device), rows.to(self.device)
 
     @torch.no_grad()
-    def _teacher(self, ids: Tensor, rows: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """-> last hidden states of `rows` [n, hidden], and each head's exit hidden states [batch, longest, hidden]."""
+    def _teacher(self, ids: Tensor) -> list[Tensor]:
+        """-> each head's exit hidden states, then the last ones (behind the final norm), [batch, longest, hidden]."""
         layers = [head.info.exit_layer for head in self.heads]
         hidden, kept = self.model.forward_batch(ids, self._rope, keep=layers)
-        return hidden[rows], [kept[layer] for layer in layers]
+        return [*(kept[layer] for layer in layers), hidden]
+
+    def _remembered(self, part: Sequence[int], ids: Tensor) -> list[Tensor]:
+        """The same, of the texts `part`, from the file where it has them."""
+        if self._states is None:
+            return self._teacher(ids)
+        if not self._states.knows(part):
+            states = self._teacher(ids)
+            for row, index in enumerate(part):
+                length = len(self.texts[index].ids)
+                self._states.put(index, [state[row, :length].cpu() for state in states])
+            return states
+        padded = torch.zeros(*ids.shape, len(self.heads) + 1, len(self.model.model.norm.weight), dtype=self.dtype)
+        for row, index in enumerate(part):
+            padded[row, : len(self.texts[index].ids)] = self._states.get(index)
+        return list(padded.to(self.device).unbind(2))
 
     def _student(self, head: ExitHead, exit_hidden: Tensor) -> Tensor:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
@@ -118,42 +149,47 @@ class Trainer:
     def _logits(self, hidden: Tensor) -> Tensor:  # [n, hidden] -> [n, draft vocabulary] float32
         return (hidden.to(self.dtype) @ self._lm_head.t()).float()
 
-    def _backward(self, texts: Sequence[Text], total_rows: int) -> Iterator[float]:
-        """Add the gradients of these texts to every head; yields each head's part of the loss."""
-        ids, rows = self._pad(texts)
-        teacher, exits = self._teacher(ids, rows)
-        for head, states in zip(self.heads, exits, strict=True):
-            hidden = self._student(head, states)[rows]  # [n, hidden]
-            loss, gradient = self._loss(hidden.detach(), teacher)
-            hidden.backward(gradient / total_rows)
-            yield loss / total_rows
+    def _backward(self, part: Sequence[int], total_rows: int) -> list[float]:
+        """Add the gradients of these texts to every head -> each head's part of the loss."""
+        ids, rows = self._pad([self.texts[index] for index in part])
+        *exits, last = self._remembered(part, ids)
+        hidden = [self._student(head, states)[rows] for head, states in zip(self.heads, exits, strict=True)]
+        losses, gradients = self._loss([h.detach() for h in hidden], last[rows])
+        for h, gradient in zip(hidden, gradients, strict=True):
+            h.backward(gradient / total_rows)
+        return [loss / total_rows for loss in losses]
 
     @torch.no_grad()
-    def _loss(self, hidden: Tensor, teacher: Tensor) -> tuple[float, Tensor]:
-        """Summed loss of the rows, and its gradient by `hidden` [n, hidden].
+    def _loss(self, hidden: Sequence[Tensor], teacher: Tensor) -> tuple[list[float], list[Tensor]]:
+        """For each head's hidden states [n, hidden] the summed loss of the rows, and its gradient [n, hidden].
 
         By hand and in chunks: through the LM head autograd would keep several [n, draft vocabulary] tensors alive.
         """
-        loss, gradients, weight = 0.0, [], self.settings.top_weight
-        for h, t in zip(hidden.split(CHUNK), teacher.split(CHUNK), strict=True):
-            target = self._logits(t).softmax(-1)
-            entropy = -(target * target.clamp_min(1e-30).log()).sum()
+        weight = self.settings.top_weight
+        losses = [0.0] * len(hidden)
+        gradients: list[list[Tensor]] = [[] for _ in hidden]
+        for start in range(0, len(teacher), CHUNK):
+            chunk = slice(start, start + CHUNK)
+            log_p = self._logits(teacher[chunk]).log_softmax(-1)
+            target = log_p.exp()
+            entropy = -float((target * log_p).sum())
             best = target.argmax(-1, keepdim=True)
             target.mul_(1 - weight).scatter_add_(1, best, torch.full_like(best, weight, dtype=target.dtype))
-            log_q = self._logits(h).log_softmax(-1)
-            loss += float(-(target * log_q).sum() - (1 - weight) * entropy)
-            gradients.append((log_q.exp_() - target).to(self.dtype) @ self._lm_head)
-        return loss, torch.cat(gradients).to(hidden.dtype)
+            for number, h in enumerate(hidden):
+                log_q = self._logits(h[chunk]).log_softmax(-1)
+                losses[number] += -float((target * log_q).sum()) - (1 - weight) * entropy
+                gradients[number].append((log_q.exp_() - target).to(self.dtype) @ self._lm_head)
+        return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)]
 
 
-def in_areas(texts: Sequence[Text]) -> Iterator[list[Text]]:
-    """Texts of similar length together, so that little is padding: each group fills at most AREA tokens."""
-    group: list[Text] = []
-    for text in sorted(texts, key=lambda text: len(text.ids)):
-        if group and (len(group) + 1) * len(text.ids) > AREA:
+def in_areas(texts: Sequence[Text], batch: Sequence[int]) -> Iterator[list[int]]:
+    """The batch in groups of texts of similar length, so that little is padding, of at most AREA tokens each."""
+    group: list[int] = []
+    for index in sorted(batch, key=lambda index: len(texts[index].ids)):
+        if group and (len(group) + 1) * len(texts[index].ids) > AREA:
             yield group
             group = []
-        group.append(text)
+        group.append(index)
     if group:
         yield group
 

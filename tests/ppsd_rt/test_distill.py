@@ -133,10 +133,10 @@ def test_loss_and_gradient_are_those_of_autograd():
     model = tiny_model()
     head = ExitHead.from_model(model, HeadInfo("layer", 2, "tiny", "0"), list(range(0, VOCAB, 3)))
     weight = 0.3
-    trainer = Trainer(model, [head], TrainSettings(top_weight=weight), steps=1)
+    trainer = Trainer(model, [head], [], TrainSettings(top_weight=weight), steps=1)
     generator = torch.Generator().manual_seed(0)
     hidden, teacher = (torch.randn(7, 64, generator=generator) for _ in range(2))
-    loss, gradient = trainer._loss(hidden, teacher)
+    (loss,), (gradient,) = trainer._loss([hidden], teacher)
 
     hidden.requires_grad_(True)
     rows = model.lm_head.weight[head.draft_ids]
@@ -153,7 +153,7 @@ def test_acceptance_is_the_share_of_foreseen_tokens(model, talk):
     """Against a plain loop over one answer at a time."""
     head = ExitHead.from_model(model, HeadInfo("layer", 3, "tiny", "0"))
     texts = [shards.Text(torch.tensor(c.ids), c.answer, c.temperature == 0) for c in talk.finished]
-    (measured,) = Trainer(model, [head], TrainSettings(), steps=1).accept(texts)
+    (measured,) = Trainer(model, [head], [], TrainSettings(), steps=1).accept(texts)
     right = judged = 0
     with torch.no_grad():
         for text in texts:
@@ -173,6 +173,21 @@ def test_every_answer_token_is_trained_on_once_an_epoch(talk):
     plan = batches(texts, settings, seed=1)
     assert sorted(index for step in plan for index in step) == sorted([*range(len(texts))] * 2)
     assert plan == batches(texts, settings, seed=1) != batches(texts, settings, seed=2)
+
+
+def test_states_that_were_kept_teach_the_same(model, talk, tmp_path):
+    """Two epochs with the file and without it end with the same head, bit for bit."""
+    texts = [shards.Text(torch.tensor(c.ids), c.answer, True) for c in talk.finished]
+    ends = []
+    for states in (None, tmp_path / "states.bin"):
+        heads = [ExitHead.from_model(model, HeadInfo("adapter", layer, "tiny", "0"), [*range(99)]) for layer in (1, 2)]
+        trainer = Trainer(model, heads, texts, TrainSettings(), 4, states)
+        for _ in range(2):
+            trainer.learn([5, 1, 7])
+            trainer.learn([2, 3])
+        ends.append([p for head in trainer.heads for p in head.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+    assert (tmp_path / "states.bin").stat().st_size == sum(len(text.ids) for text in texts) * 3 * 64 * 4
 
 
 @pytest.fixture
@@ -210,7 +225,7 @@ def test_training_teaches(job, tmp_path):
     play(work.sample())
     last = play(work.train())
     assert last.done == last.total == work.trainer.step
-    fresh = Trainer(work.model, work._fresh_heads(), work.settings.train, 1)
+    fresh = Trainer(work.model, work._fresh_heads(), [], work.settings.train, 1)
     held_out = shards.read_shard(work.folder, 0)
     for before, after in zip(fresh.accept(held_out), work.acceptance, strict=True):
         assert after > before + 0.1
