@@ -1,10 +1,17 @@
-"""The package layout. Everything else about the project stands in pyproject.toml.
+"""The package layout and the C++ extension. Everything else about the project stands in pyproject.toml.
 
 The top-level folders `models/` and `triton_kernels/` install *inside* `ppsd_rt`, so that nothing called `models` lands
-in anybody's site-packages.
+in anybody's site-packages. CMakeLists.txt builds the extension `ppsd_rt._native`.
 """
 
-from setuptools import find_packages, setup
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pybind11
+from setuptools import Extension, find_packages, setup
+from setuptools.command.build_ext import build_ext
 
 FOLDERS = {"ppsd_rt": "ppsd_rt", "ppsd_rt.models": "models", "ppsd_rt.triton_kernels": "triton_kernels"}
 
@@ -12,8 +19,35 @@ packages = []
 for package, folder in FOLDERS.items():
     packages += [package, *(f"{package}.{found}" for found in find_packages(folder))]
 
+
+class CMakeBuild(build_ext):
+    """Configures and builds with CMake, and leaves the module where setuptools expects it."""
+
+    def build_extension(self, ext: Extension) -> None:
+        target = Path(self.get_ext_fullpath(ext.name)).resolve()
+        target.parent.mkdir(parents=True, exist_ok=True)
+        source, build = Path(__file__).resolve().parent, Path(self.build_temp).resolve()
+        configure = [
+            "cmake",
+            f"-S{source}",
+            f"-B{build}",
+            "-DCMAKE_BUILD_TYPE=Release",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target.parent}",
+        ]
+        subprocess.run(configure, check=True)
+        jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
+        subprocess.run(["cmake", "--build", str(build), "--target", "_native", "--parallel", jobs], check=True)
+
+
 setup(
     packages=packages,
     package_dir=FOLDERS,
-    package_data={"ppsd_rt": ["py.typed"], "ppsd_rt.models": ["heads/*.safetensors"]},
+    package_data={
+        "ppsd_rt": ["py.typed", "_native.pyi", "data/*.jsonl"],
+        "ppsd_rt.models": ["heads/*.safetensors"],
+    },
+    ext_modules=[Extension("ppsd_rt._native", sources=[])],
+    cmdclass={"build_ext": CMakeBuild},
 )

@@ -7,10 +7,12 @@ Every module maps rows to rows and knows nothing of caches. What a row attends t
 
 from collections.abc import Callable, Iterable
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .checkpoint import Array, Checkpoint
 from .config import LlamaConfig
 from .rope import Rope
 
@@ -122,6 +124,18 @@ class LlamaForCausalLM(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.vocab_size)
         self.tie()
 
+    @classmethod
+    def from_checkpoint(
+        cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> "LlamaForCausalLM":
+        """The module tree with a checkpoint's weights. Those whose dtype is already right stay mapped from the file."""
+        with torch.device("meta"):
+            model = cls(checkpoint.config)
+        state = {name: from_numpy(array).to(device, dtype) for name, array in checkpoint.tensors.items()}
+        model.load_state_dict(state, strict=False, assign=True)  # strict but for a tied LM head: Checkpoint has checked
+        model.tie()
+        return model.eval().requires_grad_(False)
+
     def tie(self) -> None:
         """Share the embedding with the LM head where the configuration says so (again after loading)."""
         if self.config.tie_word_embeddings:
@@ -142,6 +156,17 @@ class LlamaForCausalLM(nn.Module):
             if number in wanted:
                 kept[number] = x
         return self.model.norm(x), kept
+
+
+def from_numpy(array: Array) -> Tensor:
+    """A tensor on the same memory; uint16 are the bits of bfloat16."""
+    tensor = torch.from_numpy(array)
+    return tensor.view(torch.bfloat16) if array.dtype == np.uint16 else tensor
+
+
+def to_numpy(tensor: Tensor) -> Array:
+    """An array on the same memory, bfloat16 as uint16."""
+    return tensor.contiguous().view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
 def causal_attention(rope: Rope) -> Attend:

@@ -5,19 +5,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 
+from .backend import Backend, RunOptions, make_backend
 from .errors import PpsdError, UsageError
 from .models.checkpoint import Checkpoint
-from .models.exit_head import ExitHead, HeadInfo, find_shipped
+from .models.head_file import HeadFile, HeadInfo, find_shipped
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
-from .pipeline import Draft, Drafted, Limits, Round
+from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
 from .schedule import Schedule, describe, named
 from .statistics import Statistics
 from .text import StopStrings
-from .torch_backend import TorchBackend
-
-BACKENDS = ("auto", "torch")
 
 Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 
@@ -61,7 +59,7 @@ class Completion:
 class Engine:
     """`Engine.from_pretrained("smollm2-135m").generate("Once upon a time").run().text`"""
 
-    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: TorchBackend, name: str) -> None:
+    def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, name: str) -> None:
         self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
         self.config = checkpoint.config
 
@@ -81,35 +79,30 @@ class Engine:
         exit_head: a head's file; `auto`, the head that ships for this model, if one does; `none`; or `norm:E`, the
         model's own norm and LM head after layer E. Raises PpsdError with one line that says what to do.
         """
-        if backend not in BACKENDS:
-            raise UsageError(f"backend {backend!r} is unknown; backends are {', '.join(BACKENDS)}")
-        if threads is not None and threads < 1:
-            raise UsageError(f"threads must be at least 1, not {threads}")
         folder = resolve_model(str(model))
         checkpoint = Checkpoint(folder)
         tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
-        engine = cls(checkpoint, tokenizer, TorchBackend(checkpoint, dtype, device, threads), str(model))
+        engine = cls(checkpoint, tokenizer, make_backend(backend, checkpoint, dtype, device, threads), str(model))
         engine.use_head(exit_head)
         return engine
 
     @property
-    def head(self) -> ExitHead | None:
+    def head(self) -> HeadInfo | None:
         return self.backend.head
 
     def use_head(self, exit_head: str | Path | None) -> None:
         """Change the exit head; see `from_pretrained`."""
         self.backend.use_head(self._find_head(str(exit_head)))
 
-    def _find_head(self, name: str) -> ExitHead | None:
-        model, hash = self.backend.model, self.checkpoint.hash
+    def _find_head(self, name: str) -> HeadFile | None:
         if name == "auto":
-            path = find_shipped(hash)
-            return ExitHead.load(path, model, hash) if path else None
+            path = find_shipped(self.checkpoint.hash)
+            return HeadFile.load(path, self.checkpoint) if path else None
         if name in ("none", "None"):
             return None
         if name.startswith("norm:") and name[5:].isdecimal():
-            return ExitHead.from_model(model, HeadInfo("norm", int(name[5:]), self.name, hash))
-        return ExitHead.load(Path(name), model, hash)
+            return HeadFile.norm(int(name[5:]), self.checkpoint)
+        return HeadFile.load(Path(name), self.checkpoint)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids."""
@@ -132,7 +125,11 @@ class Engine:
         return ids
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams | None = None, schedule: Schedule | str | None = None
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        schedule: Schedule | str | None = None,
+        options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
     ) -> "Generation":
         """Start an answer: iterate over the result for its tokens, or `.run()` it to the end.
 
@@ -147,20 +144,22 @@ class Engine:
                 f"schedule {describe(schedule)} drafts, but {self.name} has no exit head: give --exit-head FILE or "
                 "--exit-head norm:LAYER, train one with `ppsd-run distill`, or use --schedule plain"
             )
-        return Generation(self, self.encode(prompt), params or SamplingParams(), schedule)
+        return Generation(self, self.encode(prompt), params or SamplingParams(), schedule, options)
 
 
 class Generation:
     """An answer in the making: an iterator of committed `Token`s, or of `events()`; then `completion`."""
 
-    def __init__(self, engine: Engine, prompt_ids: list[int], params: SamplingParams, schedule: Schedule) -> None:
+    def __init__(
+        self, engine: Engine, prompt_ids: list[int], params: SamplingParams, schedule: Schedule, options: RunOptions
+    ) -> None:
         self.prompt_ids, self.params = prompt_ids, params
         config, backend = engine.config, engine.backend
         self._eos = frozenset() if params.ignore_eos else frozenset(config.eos_token_ids)
         self._context = config.max_position_embeddings
         self._end = min(len(prompt_ids) + params.max_tokens, self._context)
         limits = Limits(self._end, self._eos | frozenset(params.stop_token_ids))
-        self._rounds = backend.rounds(prompt_ids, params, schedule, limits)
+        self._rounds = backend.rounds(prompt_ids, params, schedule, limits, options)
         self._events = self._play()
         decoder = engine.tokenizer.stream()
         for id in prompt_ids:  # what the prompt's end means for the first characters is the decoder's to know
@@ -184,7 +183,7 @@ class Generation:
         return self.completion
 
     def events(self) -> Iterator[Committed | Drafted]:
-        """Draft tokens as they are drawn, and rounds as they are committed."""
+        """Rounds as they are committed and, with `RunOptions(report_drafts=True)`, draft tokens as they are drawn."""
         return self._events
 
     def close(self) -> None:

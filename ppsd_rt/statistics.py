@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .pipeline import Round
+from .protocol import Round
 
 
 @dataclass

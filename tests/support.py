@@ -9,7 +9,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from ppsd_rt.models.config import LlamaConfig
-from ppsd_rt.models.exit_head import ExitHead, HeadInfo
+from ppsd_rt.models.exit_head import ExitHead
+from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.models.llama import LlamaForCausalLM
 
 TEMPLATE = (

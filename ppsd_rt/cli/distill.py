@@ -8,17 +8,19 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from ..backend import check_machine
 from ..distill import run as distillation
 from ..distill.train import TrainSettings
 from ..errors import UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
-from ..torch_backend import TorchBackend
+from ..reference.backend import TorchBackend
 from .common import note
 
 
 def run(args: argparse.Namespace) -> None:
+    check_machine(args.device, args.threads)
     layers = _layers(args.exit_layer)
     paths = _paths(args.out, layers, args.kind)
     folder = resolve_model(args.model)

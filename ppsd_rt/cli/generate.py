@@ -3,6 +3,7 @@
 import argparse
 import sys
 
+from ..backend import RunOptions
 from ..engine import Completion, Engine, Generation
 from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
@@ -26,10 +27,14 @@ def run(args: argparse.Namespace) -> int:
     if args.chat:
         return _chat(engine, params, schedule, args)
     for id, text in prompts:
-        generation = engine.generate(as_chat(engine, text, args.raw, args.system), params, schedule)
+        generation = engine.generate(as_chat(engine, text, args.raw, args.system), params, schedule, _options(args))
         if not _answer(engine, generation, args, id):
             return INTERRUPTED
     return 0
+
+
+def _options(args: argparse.Namespace) -> RunOptions:
+    return RunOptions(report_drafts=args.show_drafts)
 
 
 def _check_combination(args: argparse.Namespace) -> None:
@@ -121,7 +126,7 @@ def _chat(engine: Engine, params: SamplingParams, schedule: Schedule | None, arg
             messages = list(system)
         elif text:
             messages.append({"role": "user", "content": text})
-            generation = engine.generate(messages, params, schedule)
+            generation = engine.generate(messages, params, schedule, _options(args))
             _answer(engine, generation, args, None)
             messages.append({"role": "assistant", "content": generation.completion.text})
     return 0

@@ -4,11 +4,14 @@ import argparse
 import os
 import platform
 from dataclasses import asdict
+from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
 from ..models.cache import cache_dir
 from .common import load_engine, print_json
+
+_STORED = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
 
 def run(args: argparse.Namespace) -> None:
@@ -26,29 +29,28 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
     """Four sections of plain values."""
     engine = load_engine(args)
     head = engine.head
-    parameters = {name: tensor.numel() for name, tensor in engine.checkpoint.tensors.items()}
+    parameters = {name: tensor.size for name, tensor in engine.checkpoint.tensors.items()}
     return {
         "model": {
             "name": engine.name,
             "folder": str(engine.checkpoint.folder),
             "hash": engine.checkpoint.hash,
             "parameters": sum(parameters.values()),
-            "stored_as": sorted({str(t.dtype).removeprefix("torch.") for t in engine.checkpoint.tensors.values()}),
+            "stored_as": sorted({_STORED[str(t.dtype)] for t in engine.checkpoint.tensors.values()}),
             **asdict(engine.config),
             "chat_template": engine.tokenizer.chat_template is not None,
         },
         "exit head": None
         if head is None
         else {
-            **asdict(head.info),
-            "parameters": sum(p.numel() for p in head.parameters()),
-            "draft_vocabulary": engine.config.vocab_size if head.draft_ids is None else len(head.draft_ids),
+            **asdict(head),
         },
         "backend": {
             "name": engine.backend.name,
-            "device": str(engine.backend.device),
+            "device": engine.backend.device,
             "dtype": engine.backend.dtype,
             "threads": engine.backend.threads,
+            **engine.backend.facts(),
         },
         "machine": machine(),
     }
@@ -56,18 +58,13 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
 
 def machine() -> dict[str, Any]:
     """What a benchmark result must say of where it was measured."""
-    import torch
-
     return {
         "ppsd_rt": __version__,
-        "torch": torch.__version__,
+        "torch": version("torch"),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "native_bfloat16": torch.cpu._is_avx512_bf16_supported(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "cache": str(cache_dir()),
     }
 

@@ -59,10 +59,10 @@ def model_options(parser: Parser) -> None:
         "after layer E; none",
     )
     group = parser.add_argument_group("machine")
-    group.add_argument("--backend", default="auto", help="auto or torch")
+    group.add_argument("--backend", default="auto", help="auto, cpu (C++) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads [as many as torch chooses]")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 (cpu), float16 (torch)")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads [one for each core]")
 
 
 def schedule_options(parser: Parser) -> None:
@@ -125,9 +125,9 @@ def _distill_options(parser: Parser) -> None:
     group = parser.add_argument_group("data and training")
     group.add_argument("--tokens", type=int, default=2_000_000, metavar="N", help="to sample from the model")
     group.add_argument("--slots", type=int, default=48, metavar="N", help="conversations sampled side by side")
-    group.add_argument("--epochs", type=int, default=2, metavar="N", help="passes over the sampled text")
+    group.add_argument("--epochs", type=int, default=3, metavar="N", help="passes over the sampled text")
     group.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="answer tokens per step")
-    group.add_argument("--learning-rate", type=float, default=1e-3, metavar="LR", help="at its highest")
+    group.add_argument("--learning-rate", type=float, default=5e-3, metavar="LR", help="at its highest")
     group.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same head [0]")
     group.add_argument("--work", metavar="FOLDER", help="sampled text, checkpoints and log [beside --out]")
     group.add_argument("--resume", action="store_true", help="go on with what the work folder holds")

@@ -12,7 +12,8 @@ import torch
 
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
-from ..models.exit_head import KINDS, ExitHead, HeadInfo
+from ..models.exit_head import ExitHead
+from ..models.head_file import KINDS, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
 from .shards import STEPS, Plan, Text, read_shard, write_shards, write_shards_in_processes
@@ -77,7 +78,7 @@ class Distillation:
         self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
         self.settings, self.folder, self.workers = settings, folder, workers
         for layer in settings.exit_layers:
-            ExitHead(model.config, HeadInfo(settings.kind, layer, "", ""))  # refuses what is out of range
+            HeadInfo(settings.kind, layer, "", "").check(model.config)
 
     def prepare(self, resume: bool) -> None:
         """Claim the folder, or take up what an earlier run with the same settings left in it."""

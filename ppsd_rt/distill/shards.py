@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..models.checkpoint import Checkpoint, read_file, save
+from ..models.checkpoint import Array, Checkpoint, read_file, save
 from ..models.llama import LlamaForCausalLM
 from .talk import Conversation, Frame, Talk
 
@@ -87,7 +88,7 @@ _worker: dict[str, Any] = {}
 
 def _start_worker(folder: Path, dtype: torch.dtype, frame: Frame, counter: Any) -> None:
     torch.set_num_threads(1)
-    _worker.update(model=Checkpoint(folder).build(dtype), frame=frame, counter=counter)
+    _worker.update(model=LlamaForCausalLM.from_checkpoint(Checkpoint(folder), dtype), frame=frame, counter=counter)
 
 
 def _write_in_worker(plan: Plan, number: int) -> None:
@@ -104,15 +105,15 @@ def _write_shard(plan: Plan, number: int, model: LlamaForCausalLM, frame: Frame)
 
 
 def read_shard(folder: Path, number: int) -> list[Text]:
-    tensors = dict(read_file(shard_path(folder, number), integers=True))
-    texts = tensors["ids"].long().split(tensors["lengths"].tolist())
+    tensors = read_file(shard_path(folder, number), integers=True)
+    texts = torch.from_numpy(tensors["ids"]).long().split(tensors["lengths"].tolist())
     facts = zip(texts, tensors["answers"].tolist(), tensors["greedy"].tolist(), strict=True)
     return [Text(ids, answer, bool(greedy)) for ids, answer, greedy in facts]
 
 
-def _pack(conversations: Sequence[Conversation]) -> dict[str, Tensor]:
-    def integers(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32)
+def _pack(conversations: Sequence[Conversation]) -> dict[str, Array]:
+    def integers(values: Sequence[int]) -> Array:
+        return np.array(values, dtype=np.int32)
 
     return {
         "ids": integers([id for c in conversations for id in c.ids]),

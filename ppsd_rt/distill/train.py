@@ -20,11 +20,11 @@ CHUNK = 2048  # rows whose logits are held at a time: [CHUNK, draft vocabulary] 
 
 @dataclass(frozen=True)
 class TrainSettings:
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-3
     warm_up: float = 0.03  # share of all steps; then a cosine to zero
-    top_weight: float = 0.2  # of the cross-entropy on the model's top token; the rest is the KL to its distribution
-    batch_tokens: int = 8192  # answer tokens per step
-    epochs: int = 2
+    top_weight: float = 0.5  # of the cross-entropy on the model's top token; the rest is the KL to its distribution
+    batch_tokens: int = 4096  # answer tokens per step
+    epochs: int = 3
 
 
 class Trainer:

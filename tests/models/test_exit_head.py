@@ -2,12 +2,14 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
-from support import VOCAB, tiny_head, tiny_model
+from safetensors.torch import load_file, save_file
+from support import VOCAB, tiny_head, tiny_model, write_model
 
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.models.exit_head import KINDS, ExitHead, HeadInfo, read_info
-from ppsd_rt.models.llama import causal_attention
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.exit_head import ExitHead
+from ppsd_rt.models.head_file import KINDS, HeadFile, HeadInfo, read_info
+from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
 from ppsd_rt.models.rope import Rope
 
 
@@ -46,14 +48,19 @@ def test_draft_vocabulary_gives_those_rows_of_the_lm_head():
     torch.testing.assert_close(part.lm_head(head_hidden(part, x)), expected)
 
 
+@pytest.fixture
+def checkpoint(tmp_path):
+    return Checkpoint(write_model(tmp_path / "model"))
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_saved_and_loaded_head_is_the_same(kind, tmp_path):
-    model = tiny_model().bfloat16()
-    info = HeadInfo(kind, 2, "tiny", "abc", {"tokens": 5}, {"held_out": 0.5})
+def test_saved_and_loaded_head_is_the_same(kind, checkpoint, tmp_path):
+    model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.bfloat16)
+    info = HeadInfo(kind, 2, "tiny", checkpoint.hash, {"tokens": 5}, {"held_out": 0.5})
     head = ExitHead.from_model(model, info, None if kind == "norm" else [1, 2, 77])
     path = tmp_path / "head.safetensors"
     head.save(path)
-    loaded = ExitHead.load(path, model, "abc")
+    loaded = ExitHead.from_file(HeadFile.load(path, checkpoint), model)
     assert loaded.info == info == read_info(path)
     assert all(torch.equal(a, b) for a, b in zip(head.parameters(), loaded.parameters(), strict=True))
     assert (loaded.draft_ids is None) == (kind == "norm")
@@ -64,11 +71,31 @@ def test_saved_and_loaded_head_is_the_same(kind, tmp_path):
     assert not list(tmp_path.glob("*.unfinished"))
 
 
-def test_head_of_another_model_is_refused(tmp_path):
-    model = tiny_model()
-    tiny_head(model, hash="abc").save(tmp_path / "head.safetensors")
-    with pytest.raises(PpsdError, match="trained for tiny .hash abc., not for this model .hash def"):
-        ExitHead.load(tmp_path / "head.safetensors", model, "def")
+def test_the_file_is_one_that_safetensors_reads(checkpoint, tmp_path):
+    """bfloat16 included, which numpy has no name for."""
+    path = tmp_path / "head.safetensors"
+    head = tiny_head(tiny_model(), "layer")
+    head.save(path)
+    tensors = load_file(path)
+    for name, parameter in head.named_parameters():
+        assert torch.equal(tensors[name], parameter.bfloat16())
+    assert tensors["draft_ids"].tolist() == head.draft_ids.tolist()
+
+
+def test_norm_head_without_a_file(checkpoint):
+    model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    head = ExitHead.from_file(HeadFile.norm(2, checkpoint), model)
+    assert torch.equal(head.norm.weight, model.model.norm.weight)
+    assert (head.info.kind, head.info.exit_layer, head.draft_ids) == ("norm", 2, None)
+    with pytest.raises(PpsdError, match="1 to 3"):
+        HeadFile.norm(4, checkpoint)
+
+
+def test_head_of_another_model_is_refused(checkpoint, tmp_path):
+    tiny_head(tiny_model(), hash="abc").save(tmp_path / "head.safetensors")
+    words = f"trained for tiny \\(hash abc\\), not for this model \\(hash {checkpoint.hash}\\)"
+    with pytest.raises(PpsdError, match=words):
+        HeadFile.load(tmp_path / "head.safetensors", checkpoint)
 
 
 @pytest.mark.parametrize(
@@ -85,18 +112,24 @@ def test_draft_vocabulary_is_checked(ids):
         ExitHead.from_model(tiny_model(), HeadInfo("layer", 2, "tiny", "0"), ids)
 
 
-def test_damaged_files_are_one_line(tmp_path):
-    model, path = tiny_model(), tmp_path / "head.safetensors"
-    with pytest.raises(PpsdError, match="does not exist"):
-        ExitHead.load(path, model, "0")
+def test_damaged_files_are_one_line(checkpoint, tmp_path):
+    path = tmp_path / "head.safetensors"
+
+    def refused(words):
+        with pytest.raises(PpsdError, match=words) as caught:
+            HeadFile.load(path, checkpoint)
+        assert "\n" not in str(caught.value)
+
+    refused("does not exist")
     save_file({"x": torch.zeros(2)}, path)
-    with pytest.raises(PpsdError, match="not an exit head"):
-        ExitHead.load(path, model, "0")
-    tiny_head(model).save(path)
+    refused("not an exit head")
+    tiny_head(tiny_model(), hash=checkpoint.hash).save(path)
     good = path.read_bytes()
     path.write_bytes(good.replace(b'"exit_layer":"2"', b'"exit_layer":"x"'))
-    with pytest.raises(PpsdError, match="metadata is damaged"):
-        ExitHead.load(path, model, "0")
+    refused("metadata is damaged")
+    path.write_bytes(good.replace(b'"layers.0.mlp.up_proj.weight"', b'"layers.0.mlp.uq_proj.weight"'))
+    refused("layers.0.mlp.up_proj.weight is missing")
+    path.write_bytes(good.replace(b'"kind":"layer"', b'"kind":"adapt"'))
+    refused("adapt")
     path.write_bytes(good[: len(good) // 2])
-    with pytest.raises(PpsdError, match="truncated or corrupt"):
-        ExitHead.load(path, model, "0")
+    refused("truncated or corrupt")

@@ -5,8 +5,9 @@ import torch
 from support import tiny_model, write_model
 
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.rope import Rope
-from ppsd_rt.stage import DraftStage, VerifyStage
+from ppsd_rt.reference.stage import DraftStage, VerifyStage
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -43,7 +44,7 @@ def prompt(length: int = 40) -> torch.Tensor:
 
 @torch.no_grad()
 def test_batched_logits_equal_transformers(folder, peer):
-    model = Checkpoint(folder).build(torch.float32)
+    model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
     ids = prompt()
     hidden, kept = model.forward_batch(ids, Rope(model.config, 64), keep=(2,))
     expected = peer(ids, output_hidden_states=True)
@@ -55,7 +56,7 @@ def test_batched_logits_equal_transformers(folder, peer):
 
 @torch.no_grad()
 def test_staged_logits_equal_transformers(folder, peer):
-    model = Checkpoint(folder).build(torch.float32)
+    model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
     ids = prompt()
     draft, verify = DraftStage(model, None), VerifyStage(model, 0)
     draft.reserve(64)
@@ -71,14 +72,14 @@ def test_bfloat16_error_is_that_of_transformers_in_bfloat16(folder, peer):
     """The relative rule: at most twice the error that the peer makes in the same dtype."""
     ids = prompt()
     truth = peer(ids).logits
-    model = Checkpoint(folder).build(torch.bfloat16)
+    model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.bfloat16)
     ours = model.lm_head(model.forward_batch(ids, Rope(model.config, 64))[0]).float()
     theirs = peer.bfloat16()(ids).logits.float()
     assert (ours - truth).pow(2).mean() <= 4 * (theirs - truth).pow(2).mean()
 
 
 def test_tied_head_is_the_embedding(tmp_path):
-    model = Checkpoint(write_model(tmp_path)).build(torch.bfloat16)
+    model = LlamaForCausalLM.from_checkpoint(Checkpoint(write_model(tmp_path)), torch.bfloat16)
     assert model.lm_head.weight is model.model.embed_tokens.weight
 
 

@@ -20,8 +20,9 @@ from ppsd_rt.distill.talk import MAX_ANSWER, MAX_QUESTION, Talk, frame_of
 from ppsd_rt.distill.train import Trainer, TrainSettings, batches
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.models.exit_head import ExitHead, HeadInfo
-from ppsd_rt.models.llama import causal_attention
+from ppsd_rt.models.exit_head import ExitHead
+from ppsd_rt.models.head_file import HeadFile, HeadInfo
+from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
 from ppsd_rt.models.rope import Rope
 from ppsd_rt.models.tokenizer import load_tokenizer
 
@@ -35,7 +36,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def model(folder):
-    return Checkpoint(folder).build(torch.float32)
+    return LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +118,7 @@ def test_a_base_model_simply_writes(tmp_path):
     (folder / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}')
     frame = frame_of(load_tokenizer(folder), frozenset({EOS}))
     assert (frame.asks, frame.before) == (False, (VOCAB - 2,))
-    talk = Talk(Checkpoint(folder).build(torch.float32), frame, slots=4, seed=0)
+    talk = Talk(LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32), frame, slots=4, seed=0)
     for _ in talk.run(300):
         pass
     assert all(c.answer == 1 and c.ids[0] == VOCAB - 2 for c in talk.finished)
@@ -231,7 +232,7 @@ def test_training_teaches(job, tmp_path):
         assert after > before + 0.1
     paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     work.save(paths)
-    loaded = ExitHead.load(paths[1], work.model, work.checkpoint.hash)
+    loaded = ExitHead.from_file(HeadFile.load(paths[1], work.checkpoint), work.model)
     assert (loaded.info.exit_layer, len(loaded.draft_ids)) == (2, 128)
     assert loaded.info.recipe["seed"] == 5
     assert loaded.info.acceptance["held_out_greedy"] == pytest.approx(work.acceptance[1], abs=1e-4)
@@ -298,7 +299,5 @@ def test_the_command_survives_an_interruption(folder, tmp_path):
     done = subprocess.run(command(folder, tmp_path, "--resume"), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert re.search(r"exit layer 2, held-out acceptance 0\.\d+", done.stdout)
-    head = ExitHead.load(
-        tmp_path / "head.safetensors", Checkpoint(folder).build(torch.float32), Checkpoint(folder).hash
-    )
+    head = HeadFile.load(tmp_path / "head.safetensors", Checkpoint(folder))
     assert head.info.recipe["kind"] == "layer"

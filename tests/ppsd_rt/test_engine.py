@@ -2,12 +2,13 @@
 
 import pytest
 import torch
-from support import EOS, SPECIAL, VOCAB, tiny_head, write_model
+from support import EOS, SPECIAL, VOCAB, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, Schedule, UsageError
+from ppsd_rt.backend import RunOptions
 from ppsd_rt.engine import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.pipeline import Drafted
+from ppsd_rt.protocol import Drafted
 from ppsd_rt.schedule import parse_schedule
 
 SCHEDULES = [
@@ -32,9 +33,13 @@ def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("engine") / "model")
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+BACKENDS = [("torch", "float32"), ("torch", "bfloat16"), ("cpu", "float32"), ("cpu", "bfloat16"), ("cpu", "int8")]
+
+
+@pytest.fixture(scope="module", params=BACKENDS, ids="-".join)
 def engine(request, folder):
-    return Engine.from_pretrained(folder, exit_head="norm:2", dtype=request.param)
+    backend, dtype = request.param
+    return Engine.from_pretrained(folder, exit_head="norm:2", backend=backend, dtype=dtype, threads=1)
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=["greedy", "warm", "filtered"])
@@ -51,7 +56,7 @@ def test_every_schedule_gives_the_plain_answer(engine, text, params):
 @pytest.mark.parametrize("kind", ["adapter", "layer"])
 def test_heads_with_layers_of_their_own(folder, tmp_path, kind):
     engine = Engine.from_pretrained(folder, exit_head="none", dtype="float32")
-    head = tiny_head(engine.backend.model, kind, hash=Checkpoint(folder).hash)
+    head = tiny_head(tiny_model(), kind, hash=Checkpoint(folder).hash)
     head.save(tmp_path / "head.safetensors")
     params = SamplingParams(temperature=0.9, seed=1, **FREE)
     plain = engine.generate("abc", params).run()
@@ -65,7 +70,7 @@ def test_heads_with_layers_of_their_own(folder, tmp_path, kind):
 
 def test_stream_and_events_tell_the_same_story(engine):
     tokens = list(engine.generate("xyz", SAMPLINGS[0], "elastic"))
-    generation = engine.generate("xyz", SAMPLINGS[0], "elastic")
+    generation = engine.generate("xyz", SAMPLINGS[0], "elastic", RunOptions(report_drafts=True))
     events = list(generation.events())
     committed = [token for event in events if isinstance(event, Committed) for token in event.tokens]
     assert tokens == committed
@@ -90,7 +95,8 @@ def test_prompt_as_text_messages_or_ids(engine):
 
 
 def test_a_shared_beginning_is_not_computed_again_and_changes_nothing(engine, folder):
-    fresh = Engine.from_pretrained(folder, exit_head="norm:2", dtype=engine.backend.dtype)
+    options = {"backend": engine.backend.name, "dtype": engine.backend.dtype, "threads": 1}
+    fresh = Engine.from_pretrained(folder, exit_head="norm:2", **options)
     first = engine.generate("abcdefgh" * 8, SAMPLINGS[0], "elastic").run()
     follow_up = [*first.prompt_ids, *first.ids[:20], 7, 8, 9]
     assert (

@@ -1,17 +1,23 @@
 """The reference backend: the torch stages, driven by the readable loop of `pipeline.py`."""
 
 from collections.abc import Generator, Sequence
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
-from torch import Tensor
 
-from .errors import PpsdError, UsageError
-from .models.checkpoint import Checkpoint
-from .models.exit_head import ExitHead
-from .models.llama import LlamaForCausalLM
-from .pipeline import Drafted, Limits, Pipeline, Round, Ticks
-from .sampling import Sampler, SamplingParams
-from .schedule import Schedule
+from ..backend import RunOptions, one_at_a_time
+from ..errors import PpsdError, UsageError
+from ..models.checkpoint import Checkpoint
+from ..models.exit_head import ExitHead
+from ..models.head_file import HeadFile, HeadInfo
+from ..models.llama import LlamaForCausalLM
+from ..protocol import Drafted, Limits, Round
+from ..sampling import SamplingParams
+from ..schedule import Schedule
+from .pipeline import Pipeline, Ticks
+from .sampler import Sampler
 from .stage import DraftStage, VerifyStage
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -21,12 +27,7 @@ def pick_device(name: str) -> torch.device:
     """`auto` is the GPU where torch has one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UsageError(f"device {name!r} is unknown; write cpu, cuda or cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"device {name!r} is not supported; write cpu, cuda or cuda:N")
+    device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise PpsdError(f"device {name!r}: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu")
     return device
@@ -48,12 +49,16 @@ class TorchBackend:
     name = "torch"
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
-        self.device = pick_device(device)
-        self.torch_dtype = pick_dtype(dtype, self.device)
+        self.torch_device = pick_device(device)
+        self.torch_dtype = pick_dtype(dtype, self.torch_device)
         if threads is not None:
             torch.set_num_threads(threads)
-        self.model: LlamaForCausalLM = checkpoint.build(self.torch_dtype, self.device)
+        self.model = LlamaForCausalLM.from_checkpoint(checkpoint, self.torch_dtype, self.torch_device)
         self.use_head(None)
+
+    @property
+    def device(self) -> str:
+        return str(self.torch_device)
 
     @property
     def dtype(self) -> str:
@@ -63,21 +68,24 @@ class TorchBackend:
     def threads(self) -> int:
         return torch.get_num_threads()
 
-    def use_head(self, head: ExitHead | None) -> None:
+    @property
+    def head(self) -> HeadInfo | None:
+        return self._head.info if self._head else None
+
+    def use_head(self, file: HeadFile | None) -> None:
         """Split the layers at the head's exit; without a head all of them verify."""
-        self.head = head
+        self._head = head = ExitHead.from_file(file, self.model) if file else None
         self._draft = DraftStage(self.model, head)
         self._verify = VerifyStage(self.model, head.info.exit_layer if head else 0)
         self._tokens: list[int] = []  # what the stages' rows were computed from
         self._active: Pipeline | None = None
 
     def rounds(
-        self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits
+        self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits, options: RunOptions
     ) -> Generator[Round | Drafted, None, None]:
-        """Decode one answer. Rows that an earlier answer's text shares with `prompt` are not computed again.
-
-        One answer at a time: beginning another one ends this one.
-        """
+        """Decode one answer. Rows that an earlier answer's text shares with `prompt` are not computed again."""
+        if options.trace or options.oracle:
+            raise UsageError("the torch backend records no timeline and drafts by no oracle; use --backend cpu")
         self._retire()
         self._keep_common(prompt)
         self._reserve(limits.end)
@@ -85,22 +93,27 @@ class TorchBackend:
         self._active = pipeline
         try:
             for event in pipeline.run(prompt):
-                yield event
-                if self._active is not pipeline:
-                    raise PpsdError("this generation was ended: another one has begun on the same engine")
+                if options.report_drafts or isinstance(event, Round):
+                    yield event
+                    one_at_a_time(self._active is pipeline)
         finally:
             if self._active is pipeline:
                 self._retire()
 
-    def next_logits(self, ids: Sequence[int]) -> Tensor:
-        """[vocabulary]: the whole model's logits for the token after `ids`, as plain decoding computes them."""
+    def next_logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         self._retire()
         self._keep_common(ids)
         self._reserve(len(ids))
         self._draft.run_tokens(ids[self._draft.length :])
         start = self._verify.length
         self._tokens = list(ids)
-        return self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last=1)[0]
+        return self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last=1)[0].float().cpu().numpy()
+
+    def spans(self) -> list[tuple[str, int, int, float, float]]:
+        return []
+
+    def facts(self) -> dict[str, Any]:
+        return {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
     def _keep_common(self, prompt: Sequence[int]) -> None:
         """Roll back to the rows that `prompt` shares with what the stages hold; the last one is always run again."""
@@ -124,10 +137,10 @@ class TorchBackend:
 
     def _ticks(self, schedule: Schedule) -> Ticks:
         """How many draft steps a verification takes, by the number of layers that each goes through."""
-        if self.head is None or not schedule.overlap:
+        if self._head is None or not schedule.overlap:
             return Ticks()
-        early = self.head.info.exit_layer + len(self.head.layers)
-        late = self.model.config.num_hidden_layers - self.head.info.exit_layer
+        early = self._head.info.exit_layer + len(self._head.layers)
+        late = self.model.config.num_hidden_layers - self._head.info.exit_layer
         ratio = max(1, round(late / early))
         return Ticks(stages=ratio) if schedule.max_chunk == 1 else Ticks(per_stage=ratio)
 

@@ -7,8 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppsd_rt.pipeline import Drafted, Limits, Pipeline, Round, Ticks
-from ppsd_rt.sampling import Sampler, SamplingParams
+from ppsd_rt.protocol import Drafted, Limits, Round
+from ppsd_rt.reference.pipeline import Pipeline, Ticks
+from ppsd_rt.reference.sampler import Sampler
+from ppsd_rt.sampling import SamplingParams
 from ppsd_rt.schedule import MAX_CHUNK, PLAIN, Schedule, named
 from ppsd_rt.stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength
 

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .models.config import LlamaConfig
-from .models.exit_head import ExitHead
-from .models.llama import FP32_CPU_ROWS, Attend, LlamaForCausalLM
-from .models.rope import Rope
+from ..models.config import LlamaConfig
+from ..models.exit_head import ExitHead
+from ..models.llama import FP32_CPU_ROWS, Attend, LlamaForCausalLM
+from ..models.rope import Rope
 
 # Attention of a block spans a multiple of this many positions (a multiple of every block size, so that a block never
 # straddles two spans).

@@ -5,7 +5,8 @@ import torch
 from scipy import stats
 
 from ppsd_rt.errors import UsageError
-from ppsd_rt.sampling import Sampler, SamplingParams, confidence
+from ppsd_rt.reference.sampler import Sampler, confidence
+from ppsd_rt.sampling import SamplingParams
 
 
 def logits(n=50, seed=0):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import tiny_head, tiny_model
 
-from ppsd_rt.models.exit_head import KINDS
-from ppsd_rt.stage import SPAN, DraftStage, VerifyStage, block_rows, in_blocks
+from ppsd_rt.models.head_file import KINDS
+from ppsd_rt.reference.stage import SPAN, DraftStage, VerifyStage, block_rows, in_blocks
 
 MODELS = {dtype: tiny_model().to(dtype) for dtype in (torch.float32, torch.bfloat16)}
 # Wide enough for the BLAS to choose other kernels for other numbers of rows.

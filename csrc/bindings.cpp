@@ -1,0 +1,408 @@
+// The Python module ppsd_rt._native. What its callers see is typed and described in ppsd_rt/_native.pyi.
+#include <pybind11/functional.h>
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "cpu/session.h"
+
+namespace py = pybind11;
+using namespace ppsd;
+
+namespace {
+
+// -- from Python's data to ours ----------------------------------------------------------------------------------------
+
+Stored stored_as(const py::dtype& dtype, const std::string& name) {
+  if (dtype.is(py::dtype::of<float>())) return Stored::kFp32;
+  if (dtype.kind() == 'f' && dtype.itemsize() == 4) return Stored::kFp32;
+  if (dtype.kind() == 'f' && dtype.itemsize() == 2) return Stored::kFp16;
+  if (dtype.kind() == 'u' && dtype.itemsize() == 2) return Stored::kBf16;
+  throw std::runtime_error("tensor " + name + " has dtype " + std::string(py::str(dtype)) + "; expected 16 or 32 bits");
+}
+
+// A tensor of a dict of arrays, checked for its shape; absent if it may be.
+Tensor tensor_of(const py::dict& arrays, const std::string& name, int64_t rows, int64_t columns, bool required = true) {
+  if (!arrays.contains(name)) {
+    if (required) throw std::runtime_error("tensor " + name + " is missing");
+    return {};
+  }
+  const auto array = py::array::ensure(arrays[name.c_str()]);
+  const bool vector = columns == 1;
+  const bool fits = array && array.ndim() == (vector ? 1 : 2) && array.shape(0) == rows &&
+                    (vector || array.shape(1) == columns) && (array.flags() & py::array::c_style);
+  if (!fits) throw std::runtime_error("tensor " + name + " is not a dense array of the expected shape");
+  Tensor tensor{array.data(), stored_as(array.dtype(), name), rows, columns, false};
+  tensor.mapped = py::isinstance(array, py::module_::import("numpy").attr("memmap"));
+  return tensor;
+}
+
+LayerTensors layer_of(const py::dict& arrays, const std::string& prefix, const ModelShape& s, bool mlp) {
+  LayerTensors t;
+  const auto get = [&](const std::string& name, int64_t rows, int64_t columns, bool required) {
+    return tensor_of(arrays, prefix + name, rows, columns, required);
+  };
+  t.input_norm = get("input_layernorm.weight", s.hidden_size, 1, true);
+  t.q = get("self_attn.q_proj.weight", s.q_outputs(), s.hidden_size, true);
+  t.k = get("self_attn.k_proj.weight", s.kv_outputs(), s.hidden_size, true);
+  t.v = get("self_attn.v_proj.weight", s.kv_outputs(), s.hidden_size, true);
+  t.o = get("self_attn.o_proj.weight", s.hidden_size, s.q_outputs(), true);
+  t.q_bias = get("self_attn.q_proj.bias", s.q_outputs(), 1, false);
+  t.k_bias = get("self_attn.k_proj.bias", s.kv_outputs(), 1, t.q_bias.present());
+  t.v_bias = get("self_attn.v_proj.bias", s.kv_outputs(), 1, t.q_bias.present());
+  t.o_bias = get("self_attn.o_proj.bias", s.hidden_size, 1, false);
+  if (mlp) {
+    t.post_norm = get("post_attention_layernorm.weight", s.hidden_size, 1, true);
+    t.gate = get("mlp.gate_proj.weight", s.intermediate_size, s.hidden_size, true);
+    t.up = get("mlp.up_proj.weight", s.intermediate_size, s.hidden_size, true);
+    t.down = get("mlp.down_proj.weight", s.hidden_size, s.intermediate_size, true);
+  }
+  if (t.q.stored != t.k.stored || t.q.stored != t.v.stored || t.gate.stored != t.up.stored)
+    throw std::runtime_error(prefix + ": tensors that are packed together differ in dtype");
+  return t;
+}
+
+Format format_of(const std::string& name) {
+  if (name == "float32") return Format::kFp32;
+  if (name == "bfloat16") return Format::kBf16;
+  if (name == "int8") return Format::kInt8;
+  throw std::runtime_error("format " + name + " is unknown; formats are float32, bfloat16, int8");
+}
+
+// The arrays that a model was packed from: the embedding stays where it is.
+struct PyModel {
+  std::shared_ptr<CpuModel> model;
+  py::dict arrays;
+};
+
+PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
+                   const std::string& format, const std::string& kv, int threads) {
+  auto model = std::make_shared<CpuModel>();
+  model->kernels = &pick_kernels();
+  model->shape = shape;
+  model->format = format_of(format);
+  model->kv = kv == "float32" ? Stored::kFp32 : Stored::kBf16;
+  model->frequencies = frequencies;
+  if (shape.hidden_size % kBlock || shape.intermediate_size % kBlock || shape.q_outputs() % kBlock || shape.head_dim % kPanel)
+    throw std::runtime_error("the cpu backend needs hidden and intermediate sizes that are multiples of 32 and a head_dim "
+                             "that is a multiple of 16; use --backend torch");
+  model->embedding = tensor_of(arrays, "model.embed_tokens.weight", shape.vocab_size, shape.hidden_size);
+  const bool tied = !arrays.contains("lm_head.weight");
+  const Tensor lm_head = tied ? model->embedding : tensor_of(arrays, "lm_head.weight", shape.vocab_size, shape.hidden_size);
+  std::vector<LayerTensors> layers;
+  for (int i = 0; i < shape.num_layers; ++i)
+    layers.push_back(layer_of(arrays, "model.layers." + std::to_string(i) + ".", shape, true));
+  const Tensor norm = tensor_of(arrays, "model.norm.weight", shape.hidden_size, 1);
+
+  const py::gil_scoped_release release;
+  Team team(threads, {});
+  const Packer packer(*model->kernels, model->format, shape, &team);
+  size_t bytes = packer.matrix_bytes(shape.vocab_size, shape.hidden_size);
+  for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
+  model->memory.emplace_back(bytes);
+  model->packed_bytes = bytes;
+  uint8_t* memory = model->memory.back().as<>();
+  for (const LayerTensors& layer : layers) model->layers.push_back(packer.layer(layer, &memory));
+  model->head.norm = Packer::vector(norm);
+  model->head.lm_head = packer.lm_head(lm_head, {}, &memory);
+  release_pages(lm_head);
+  return {std::move(model), arrays};
+}
+
+// The same model with an exit head; the weights of the model itself are shared.
+PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arrays, const std::vector<int>& draft_ids,
+                       int threads) {
+  auto model = std::make_shared<CpuModel>();
+  const CpuModel& from = *base.model;
+  model->kernels = from.kernels;
+  model->shape = from.shape;
+  model->format = from.format;
+  model->kv = from.kv;
+  model->embedding = from.embedding;
+  model->frequencies = from.frequencies;
+  model->layers = from.layers;
+  model->head = from.head;
+  model->packed_bytes = from.packed_bytes;
+  model->base = base.model;
+  model->exit_layer = exit_layer;
+  model->draft_ids = draft_ids;
+  const ModelShape& shape = from.shape;
+  std::vector<LayerTensors> layers;
+  for (int i = 0; arrays.contains("layers." + std::to_string(i) + ".input_layernorm.weight"); ++i) {
+    const std::string prefix = "layers." + std::to_string(i) + ".";
+    layers.push_back(layer_of(arrays, prefix, shape, arrays.contains(prefix + "mlp.gate_proj.weight")));
+  }
+  const Tensor norm = tensor_of(arrays, "norm.weight", shape.hidden_size, 1);
+  const Tensor lm_head = base.arrays.contains("lm_head.weight")
+                             ? tensor_of(base.arrays, "lm_head.weight", shape.vocab_size, shape.hidden_size)
+                             : from.embedding;
+
+  const py::gil_scoped_release release;
+  Team team(threads, {});
+  const Packer packer(*model->kernels, model->format, shape, &team);
+  size_t bytes = draft_ids.empty() ? 0 : packer.matrix_bytes(int(draft_ids.size()), shape.hidden_size);
+  for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
+  model->memory.emplace_back(bytes);
+  model->packed_bytes += bytes;
+  uint8_t* memory = model->memory.back().as<>();
+  for (const LayerTensors& layer : layers) model->exit_layers.push_back(packer.layer(layer, &memory));
+  model->exit_head.norm = Packer::vector(norm);
+  model->exit_head.lm_head = draft_ids.empty() ? from.head.lm_head : packer.lm_head(lm_head, draft_ids, &memory);
+  return {std::move(model), base.arrays};
+}
+
+Schedule schedule_of(const py::dict& values) {
+  Schedule schedule;
+  schedule.first_chunk = values["first_chunk"].cast<int>();
+  schedule.max_chunk = values["max_chunk"].cast<int>();
+  schedule.lookahead = values["lookahead"].cast<int>();
+  schedule.overlap = values["overlap"].cast<bool>();
+  const py::dict rule = values["stop_rule"];
+  const auto kind = rule["kind"].cast<std::string>();
+  schedule.stop_rule.kind = kind == "confidence"   ? StopRule::Kind::kConfidence
+                            : kind == "beta"       ? StopRule::Kind::kBeta
+                            : kind == "calibrated" ? StopRule::Kind::kCalibrated
+                                                   : StopRule::Kind::kFixed;
+  if (rule.contains("threshold")) schedule.stop_rule.threshold = rule["threshold"].cast<double>();
+  if (rule.contains("discount")) schedule.stop_rule.discount = rule["discount"].cast<double>();
+  if (rule.contains("bins")) schedule.stop_rule.bins = rule["bins"].cast<int>();
+  if (rule.contains("weight")) schedule.stop_rule.weight = rule["weight"].cast<double>();
+  return schedule;
+}
+
+py::object event_of(const Event& event) {
+  if (const auto* drafted = std::get_if<Drafted>(&event)) return py::make_tuple(drafted->position, drafted->token);
+  const Round& round = std::get<Round>(event);
+  py::list judged;
+  for (const Draft& draft : round.judged) judged.append(py::make_tuple(draft.token, draft.confidence));
+  return py::make_tuple(round.epoch, round.position, round.rows, py::tuple(py::cast(round.committed)), judged,
+                        round.accepted, round.dropped, round.prompt);
+}
+
+}  // namespace
+
+// -- the module --------------------------------------------------------------------------------------------------------
+
+namespace {
+
+// An engine and the arrays that its model reads from.
+struct PyEngine {
+  PyModel model;
+  std::unique_ptr<CpuEngine> engine;
+};
+
+// An answer: iterate with next(); waiting lets Python's signals through, so Ctrl-C works.
+struct PySession {
+  std::unique_ptr<Trace> trace;
+  std::unique_ptr<Session> session;
+
+  py::object next() {
+    for (;;) {
+      Event event;
+      Session::Status status;
+      if (!session) throw py::stop_iteration();   // closed
+      {
+        const py::gil_scoped_release release;
+        status = session->next(50, &event);
+      }
+      if (status == Session::Status::kEvent) return event_of(event);
+      if (status == Session::Status::kEnded) throw py::stop_iteration();
+      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    }
+  }
+  void close() {
+    const py::gil_scoped_release release;
+    session.reset();
+  }
+};
+
+// Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/pipeline.py: one thread, and the
+// interpreter lock is held throughout.
+class PyDraftStage final : public DraftStage {
+ public:
+  explicit PyDraftStage(py::function draw) : draw_(std::move(draw)) {}
+
+  bool step(const DraftStep& step, Draft* draft, const Cancelled&) override {
+    if (step.start > int(ids_.size())) throw std::runtime_error("a draft step left a gap");
+    ids_.resize(step.start);
+    ids_.insert(ids_.end(), step.ids.begin(), step.ids.end());
+    if (draft != nullptr) {
+      const auto drawn = draw_(ids_).cast<std::pair<int, double>>();
+      *draft = {drawn.first, drawn.second};
+    }
+    return true;
+  }
+  void export_hidden(Chunk* chunk) override {   // the hidden state of a row is its token
+    if (chunk->start + chunk->rows() > int(ids_.size())) throw std::runtime_error("rows that have not been run");
+    chunk->hidden.assign(ids_.begin() + chunk->start, ids_.begin() + chunk->start + chunk->rows());
+  }
+
+ private:
+  py::function draw_;
+  std::vector<int> ids_;
+};
+
+class PyVerifyStage final : public VerifyStage {
+ public:
+  explicit PyVerifyStage(py::function truth) : truth_(std::move(truth)) {}
+
+  bool run(Chunk* chunk, const Cancelled&) override {
+    if (chunk->start > int(ids_.size())) throw std::runtime_error("a chunk left a gap");
+    ids_.resize(chunk->start);
+    ids_.insert(ids_.end(), chunk->hidden.begin(), chunk->hidden.end());
+    return true;
+  }
+  std::vector<int> choose(const Chunk& chunk, int last) override {
+    std::vector<int> chosen;
+    for (int end = chunk.start + chunk.rows() - last; end < chunk.start + chunk.rows(); ++end)
+      chosen.push_back(truth_(std::vector<int>(ids_.begin(), ids_.begin() + end + 1)).cast<int>());
+    return chosen;
+  }
+
+ private:
+  py::function truth_;
+  std::vector<int> ids_;
+};
+
+py::list lock_step_events(const std::vector<int>& prompt, py::function draw, py::function truth, const py::dict& schedule,
+                          const Limits& limits, uint64_t seed, int stages, int per_stage) {
+  PyDraftStage draft(std::move(draw));
+  PyVerifyStage verify(std::move(truth));
+  LockStep carrier({&draft, {&verify}}, schedule_of(schedule), limits, seed, {stages, per_stage}, true);
+  carrier.begin(prompt, 0);
+  py::list events;
+  while (auto event = carrier.next()) events.append(event_of(*event));
+  return events;
+}
+
+// The draws of a stop rule over a history of verdicts, for comparing it with its twin.
+std::vector<bool> stop_rule_draws(const py::dict& schedule, uint64_t seed,
+                                  const std::vector<std::variant<double, std::vector<std::pair<double, bool>>>>& history) {
+  const auto controller = Controller::make(schedule_of(schedule).stop_rule, seed);
+  std::vector<bool> draws;
+  for (const auto& item : history) {
+    if (const double* confidence = std::get_if<double>(&item)) {
+      draws.push_back(controller->stop(*confidence));
+    } else {
+      std::vector<Judged> verdict;
+      for (const auto& [confidence, accepted] : std::get<1>(item)) verdict.push_back({confidence, accepted});
+      controller->observe(verdict);
+    }
+  }
+  return draws;
+}
+
+py::list trace_spans(const Trace* trace) {
+  py::list spans;
+  if (trace != nullptr)
+    for (const Trace::Span& span : trace->spans())
+      spans.append(py::make_tuple(span.name, span.track, span.rows, span.begin_us, span.end_us));
+  return spans;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "The C++ half of ppsd_rt: kernels, CPU stages, scheduler.";
+  m.def("isa", [] { return std::string(pick_kernels().name); });
+  m.def("usable_isas", [] {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : usable_kernels()) names.push_back(kernels->name);
+    return names;
+  });
+  m.def("usable_cores", &usable_cores);
+
+  py::class_<ModelShape>(m, "ModelShape")
+      .def(py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers, int num_heads,
+                       int num_kv_heads, int head_dim, float rms_norm_eps) {
+             ModelShape shape;
+             shape.vocab_size = vocab_size;
+             shape.hidden_size = hidden_size;
+             shape.intermediate_size = intermediate_size;
+             shape.num_layers = num_layers;
+             shape.num_heads = num_heads;
+             shape.num_kv_heads = num_kv_heads;
+             shape.head_dim = head_dim;
+             shape.rms_norm_eps = rms_norm_eps;
+             return shape;
+           }),
+           py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"), py::arg("intermediate_size"),
+           py::arg("num_layers"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
+           py::arg("rms_norm_eps"));
+
+  py::class_<PyModel>(m, "Model")
+      .def(py::init(&make_model), py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("format"),
+           py::arg("kv"), py::arg("threads"))
+      .def("with_exit_head", &with_exit_head, py::arg("exit_layer"), py::arg("tensors"), py::arg("draft_ids"),
+           py::arg("threads"))
+      .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })
+      .def_property_readonly("isa", [](const PyModel& model) { return std::string(model.model->kernels->name); });
+
+  py::class_<PyEngine>(m, "Engine")
+      .def(py::init([](const PyModel& model, int threads, const std::vector<int>& cuts) {
+             return PyEngine{model, std::make_unique<CpuEngine>(model.model, threads, cuts)};
+           }),
+           py::arg("model"), py::arg("threads"), py::arg("cuts") = std::vector<int>())
+      .def_property_readonly("threads", [](const PyEngine& engine) { return engine.engine->threads(); })
+      .def_property_readonly("pin_problem", [](const PyEngine& engine) { return engine.engine->pin_problem(); })
+      .def("shared_rows", [](const PyEngine& engine, const std::vector<int>& prompt) { return engine.engine->shared_rows(prompt); })
+      .def("next_logits",
+           [](PyEngine& engine, const std::vector<int>& ids) {
+             std::vector<float> logits;
+             {
+               const py::gil_scoped_release release;
+               logits = engine.engine->next_logits(ids);
+             }
+             return py::array_t<float>(py::ssize_t(logits.size()), logits.data());
+           })
+      .def(
+          "start",
+          [](PyEngine& engine, std::vector<int> prompt, const py::dict& sampling, const py::dict& schedule, Limits limits,
+             bool report_drafts, bool lock_step, std::pair<int, int> ticks, const py::object& oracle, bool trace) {
+            Request request;
+            request.prompt = std::move(prompt);
+            request.sampling.temperature = sampling["temperature"].cast<float>();
+            request.sampling.top_k = sampling["top_k"].cast<int>();
+            request.sampling.top_p = sampling["top_p"].cast<float>();
+            request.sampling.min_p = sampling["min_p"].cast<float>();
+            request.sampling.repetition_penalty = sampling["repetition_penalty"].cast<float>();
+            request.sampling.seed = sampling["seed"].cast<uint64_t>();
+            request.schedule = schedule_of(schedule);
+            request.limits = std::move(limits);
+            request.report_drafts = report_drafts;
+            request.lock_step = lock_step;
+            request.ticks = {ticks.first, ticks.second};
+            if (!oracle.is_none()) {
+              const auto [truth, acceptance, seed] = oracle.cast<std::tuple<std::vector<int>, double, uint64_t>>();
+              request.oracle = {truth, acceptance, seed};
+            }
+            PySession session;
+            if (trace) session.trace = std::make_unique<Trace>();
+            session.session = std::make_unique<Session>(engine.engine.get(), std::move(request), session.trace.get());
+            return session;
+          },
+          py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"), py::arg("limits"),
+          py::arg("report_drafts") = false, py::arg("lock_step") = false, py::arg("ticks") = std::make_pair(1, 1),
+          py::arg("oracle") = py::none(), py::arg("trace") = false);
+
+  py::class_<PySession>(m, "Session")
+      .def("__iter__", [](PySession& session) -> PySession& { return session; })
+      .def("__next__", &PySession::next)
+      .def("close", &PySession::close)
+      .def("spans", [](const PySession& session) { return trace_spans(session.trace.get()); });
+
+  py::class_<Limits>(m, "Limits").def(py::init([](int end, std::vector<int> stop_ids) {
+    Limits limits;
+    limits.end = end;
+    limits.stop_ids = std::move(stop_ids);
+    return limits;
+  }), py::arg("end"), py::arg("stop_ids"));
+
+  m.def("lock_step_events", &lock_step_events, py::arg("prompt"), py::arg("draw"), py::arg("truth"), py::arg("schedule"),
+        py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("per_stage"));
+  m.def("stop_rule_draws", &stop_rule_draws, py::arg("schedule"), py::arg("seed"), py::arg("history"));
+  m.def("philox", [](uint64_t seed, std::array<uint32_t, 4> counter) { return philox(PhiloxKey(seed), counter); });
+  m.def("uniform", [](uint64_t seed, int position, int id, uint32_t stream) {
+    return uniform_from_word(philox(PhiloxKey(seed), {uint32_t(id), uint32_t(position), stream, 0})[0]);
+  });
+}

@@ -1,0 +1,126 @@
+#include "engine.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <fstream>
+#include <set>
+#include <stdexcept>
+
+namespace ppsd {
+namespace {
+
+std::vector<int> slice(const std::vector<int>& cores, int first, int count) {
+  std::vector<int> out;
+  for (int i = first; i < first + count && i < int(cores.size()); ++i) out.push_back(cores[i]);
+  return int(out.size()) == count ? out : std::vector<int>();   // more threads than cores: the system places them
+}
+
+// The threads of a stage's own team: drafting has one, the others are dealt out to the verification stages.
+int verify_team_size(int threads, int stages, int stage) {
+  const int spare = std::max(threads - 1, stages);
+  return spare / stages + (stage < spare % stages);
+}
+
+}  // namespace
+
+std::vector<int> usable_cores() {
+  std::vector<int> first, siblings;
+#if defined(__linux__)
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
+  std::set<std::string> seen;
+  for (int core = 0; core < CPU_SETSIZE; ++core) {
+    if (!CPU_ISSET(core, &set)) continue;
+    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(core) + "/topology/thread_siblings_list");
+    std::string list;
+    std::getline(file, list);
+    (list.empty() || seen.insert(list).second ? first : siblings).push_back(core);
+  }
+#endif
+  first.insert(first.end(), siblings.begin(), siblings.end());
+  return first;
+}
+
+CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, int threads, std::vector<int> cuts)
+    : model_(std::move(model)),
+      threads_(threads),
+      shared_(threads, slice(usable_cores(), 0, threads)),
+      draft_(*model_, threads) {
+  cuts.insert(cuts.begin(), model_->exit_layer);
+  cuts.push_back(model_->shape.num_layers);
+  const int stages = int(cuts.size()) - 1;
+  const std::vector<int> cores = usable_cores();
+  draft_team_ = std::make_unique<Team>(1, slice(cores, 0, 1));
+  int core = 1;
+  for (int stage = 0; stage < stages; ++stage) {
+    if (cuts[stage] >= cuts[stage + 1])
+      throw std::runtime_error("the verification layers " + std::to_string(model_->exit_layer) + " to " +
+                               std::to_string(model_->shape.num_layers) + " cannot be cut into these stages");
+    const int size = verify_team_size(threads, stages, stage);
+    verify_.push_back(std::make_unique<CpuVerifyStage>(*model_, cuts[stage], cuts[stage + 1], std::max(threads, size)));
+    verify_teams_.push_back(std::make_unique<Team>(size, slice(cores, core, size)));
+    core += size;
+  }
+}
+
+int CpuEngine::shared_rows(const std::vector<int>& prompt) const {
+  const auto differ = std::mismatch(tokens_.begin(), tokens_.end(), prompt.begin(), prompt.end());
+  int rows = int(differ.first - tokens_.begin());
+  rows = std::min({rows, int(tokens_.size()) - 1, int(prompt.size()) - 1, draft_.length()});
+  for (const auto& stage : verify_) rows = std::min(rows, stage->length());
+  return std::max(rows, 0);
+}
+
+void CpuEngine::reserve(int capacity) {
+  if (capacity > capacity_) {
+    rope_ = make_rope(model_->frequencies, capacity);
+    capacity_ = capacity;
+  }
+  draft_.reserve(capacity_, rope_.data());
+  for (auto& stage : verify_) stage->reserve(capacity_, rope_.data());
+}
+
+Stages CpuEngine::begin(const Request& request, int keep) {
+  reserve(request.limits.end);
+  draft_.begin(request.sampling, keep);
+  draft_.set_oracle(request.oracle);
+  Stages stages;
+  stages.draft = &draft_;
+  for (auto& stage : verify_) {
+    stage->begin(request.sampling, keep);
+    stages.verify.push_back(stage.get());
+  }
+  tokens_.clear();
+  return stages;
+}
+
+void CpuEngine::use_shared_team() {
+  draft_.use(&shared_);
+  for (auto& stage : verify_) stage->use(&shared_);
+}
+
+void CpuEngine::use_own_teams() {
+  draft_.use(draft_team_.get());
+  for (size_t stage = 0; stage < verify_.size(); ++stage) verify_[stage]->use(verify_teams_[stage].get());
+}
+
+void CpuEngine::pin_stage(int stage) const {
+  if (stage == 0) draft_team_->pin_caller();
+  else verify_teams_[stage - 1]->pin_caller();
+}
+
+std::vector<float> CpuEngine::next_logits(const std::vector<int>& ids) {
+  Request request;
+  request.prompt = ids;
+  request.limits.end = int(ids.size());
+  const int keep = shared_rows(ids);
+  const Stages stages = begin(request, keep);
+  use_shared_team();
+  run_prompt(stages, ids, keep, nullptr);
+  tokens_ = ids;
+  return verify_.back()->last_logits();
+}
+
+}  // namespace ppsd

@@ -1,0 +1,73 @@
+// One model on a CPU: stages, teams, and answers one at a time.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "../pipeline/lockstep.h"
+#include "../pipeline/threads.h"
+#include "stage.h"
+
+namespace ppsd {
+
+// What an answer is to be like.
+struct Request {
+  std::vector<int> prompt;
+  Sampling sampling;
+  Limits limits;
+  Schedule schedule;
+  bool report_drafts = false;
+  bool lock_step = false;   // even with overlap: the same rounds every time
+  Ticks ticks;              // of the lock-step
+  Oracle oracle;
+};
+
+class CpuEngine {
+ public:
+  // Verification layers [E, L) are cut at `cuts` into stages that overlap with each other (PPSD); none: one stage.
+  CpuEngine(std::shared_ptr<const CpuModel> model, int threads, std::vector<int> cuts);
+
+  int threads() const { return threads_; }
+  const CpuModel& model() const { return *model_; }
+  std::string pin_problem() const { return shared_.pin_problem(); }
+
+  // How many rows of `prompt` need not be run again; rows of an earlier answer's text stay where they are.
+  int shared_rows(const std::vector<int>& prompt) const;
+  std::vector<float> next_logits(const std::vector<int>& ids);
+
+  // For a Session: makes the stages ready, and gives each its team.
+  Stages begin(const Request& request, int keep);
+  void use_shared_team();
+  void use_own_teams();
+  void pin_stage(int stage) const;        // the calling thread, to the first core of the stage's own team
+  void pin_shared() const { shared_.pin_caller(); }
+  void remember(std::vector<int> tokens) { tokens_ = std::move(tokens); }
+
+  CpuDraftStage& draft() { return draft_; }
+  std::vector<std::unique_ptr<CpuVerifyStage>>& verify() { return verify_; }
+  Team& shared_team() { return shared_; }
+  Team& draft_team() { return *draft_team_; }
+  void reserve(int capacity);
+
+ private:
+  std::shared_ptr<const CpuModel> model_;
+  const int threads_;
+  Team shared_;
+  std::unique_ptr<Team> draft_team_;
+  std::vector<std::unique_ptr<Team>> verify_teams_;
+  CpuDraftStage draft_;
+  std::vector<std::unique_ptr<CpuVerifyStage>> verify_;
+  std::vector<float> rope_;
+  int capacity_ = 0;
+  std::vector<int> tokens_;   // what the stages' rows were computed from
+};
+
+// The cores that this process may use, one of each pair of siblings first.
+std::vector<int> usable_cores();
+
+}  // namespace ppsd

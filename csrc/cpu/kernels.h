@@ -1,0 +1,179 @@
+// The CPU kernels, one table of them for each instruction set; `kernels_impl.h` holds the one source of all.
+//
+// All are row-invariant: the bits of a row depend on that row alone, not on the number of rows, on the parts that the
+// work is cut into, or on the number of threads. Along K every output is one chain of additions in a fixed order;
+// attention goes through blocks of absolute positions.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace ppsd {
+
+enum class Format { kFp32, kBf16, kInt8 };   // of weights and of the activations that meet them
+enum class Stored { kFp32, kFp16, kBf16 };   // of a checkpoint's tensors, and of the KV cache (fp32, bf16)
+
+constexpr int kPanel = 16;    // outputs that are computed together: the lanes of a register
+constexpr int kBlock = 32;    // inputs that share a scale in int8
+constexpr int kSpan = 64;     // positions of an attention block
+
+// A packed matrix [outputs, inputs]: panels of 16 outputs, each one contiguous stretch of memory.
+//   fp32: [inputs][16] float
+//   bf16: [inputs / 2][16][2] bfloat16
+//   int8: [inputs / 32][16] fp16 scales, then [inputs / 32][8][16][4] int8
+struct Matrix {
+  Format format = Format::kFp32;
+  int outputs = 0, inputs = 0;
+  uint8_t* data = nullptr;
+
+  int panels() const { return (outputs + kPanel - 1) / kPanel; }
+  size_t panel_bytes() const {
+    const size_t n = size_t(inputs);
+    switch (format) {
+      case Format::kFp32: return n * kPanel * 4;
+      case Format::kBf16: return n * kPanel * 2;
+      case Format::kInt8: return scale_bytes() + n * kPanel;
+    }
+    return 0;
+  }
+  size_t scale_bytes() const { return (size_t(inputs) / kBlock * kPanel * 2 + 63) / 64 * 64; }
+  size_t bytes() const { return panel_bytes() * panels(); }
+  uint8_t* panel(int p) const { return data + panel_bytes() * p; }
+};
+
+// Rows of activations in the format that the weights want: [rows][width].
+struct Activations {
+  Format format = Format::kFp32;
+  int width = 0;
+  uint8_t* values = nullptr;       // float, bfloat16 or int8
+  float* scales = nullptr;         // int8: [rows][width / 32]
+  int32_t* corrections = nullptr;  // int8: [rows][width / 32], what unsigned weights add too much
+
+  static int value_bytes(Format format) { return format == Format::kFp32 ? 4 : format == Format::kBf16 ? 2 : 1; }
+  static size_t bytes(Format format, int rows, int width) {
+    const size_t n = size_t(rows) * width;
+    return (n * value_bytes(format) + 63) / 64 * 64 + (format == Format::kInt8 ? n / kBlock * 8 : 0);
+  }
+  static Activations at(uint8_t* memory, Format format, int rows, int width);
+};
+
+// One row of a checkpoint's tensor; a null row packs as zeros.
+struct SourceRow {
+  const void* data = nullptr;
+};
+
+struct KvCache {
+  Stored stored = Stored::kFp32;
+  int kv_heads = 0, head_dim = 0, capacity = 0;   // capacity: a multiple of kSpan
+  uint8_t* keys = nullptr;     // [kv heads][capacity / 16][head_dim][16]: channels in rotary order, see rope_channel
+  uint8_t* values = nullptr;   // [kv heads][capacity][head_dim]
+
+  static size_t bytes(Stored stored, int kv_heads, int head_dim, int capacity) {   // of keys, and of values
+    return size_t(kv_heads) * capacity * head_dim * (stored == Stored::kFp32 ? 4 : 2);
+  }
+};
+
+// Channel c of a head as the kernels order it: each panel of 16 holds 8 channels and their 8 rotary partners.
+inline int rope_channel(int c, int head_dim) {
+  const int panel = c / kPanel, lane = c % kPanel;
+  return panel * 8 + lane % 8 + (lane < 8 ? 0 : head_dim / 2);
+}
+
+struct QkvPhase {
+  const Matrix* weights;         // rows: q heads, k heads (both in rotary order), v heads
+  const float* bias;             // [outputs] in the same order, or null
+  const Activations* input;
+  int rows, start;               // positions [start, start + rows)
+  int heads;
+  const float* rope;             // [capacity][head_dim][2]: cosine, signed sine, in rotary order
+  float* queries;                // [rows][heads][head_dim], scaled by 1 / sqrt(head_dim)
+  const KvCache* cache;
+};
+
+struct AttendPhase {
+  const float* queries;          // [rows][heads][head_dim]
+  const KvCache* cache;
+  int rows, start, heads;
+  float* mixed;                  // [rows][heads][head_dim]
+};
+
+struct AddPhase {                // x += input W^T (+ bias)
+  const Matrix* weights;
+  const float* bias;
+  const Activations* input;
+  int rows;
+  float* x;                      // [rows][outputs]
+};
+
+struct SwigluPhase {             // output = silu(gate) * up; panels of the matrix: gate 0, up 0, gate 1, up 1, ...
+  const Matrix* weights;
+  const Activations* input;
+  int rows;
+  const Activations* output;     // width: outputs / 2
+};
+
+// How the LM head's results are used. Ids: index of the output, or draft_ids[index].
+enum class Choice {
+  kStore,     // all logits, for filters that need them, and for tests
+  kBest,      // running arg-max of penalised logits / T + noise
+  kTop,       // the top_k largest penalised logits
+};
+
+struct Candidate {
+  float score;
+  int id;
+  bool operator<(const Candidate& other) const {   // better first; equal scores by lowest id
+    return score > other.score || (score == other.score && id < other.id);
+  }
+};
+
+struct LogitsPhase {
+  const Matrix* weights;
+  const Activations* input;
+  int rows, first_position;      // row r chooses the token for position first_position + r
+  Choice choice;
+  const int* draft_ids;          // or null
+  // penalty: ids seen before a row's position; first_seen[id] is the first position that holds the id
+  float repetition_penalty;
+  const int* first_seen;         // [vocabulary], or null when the penalty is 1
+  float inverse_temperature;     // kBest: 0 is greedy (no noise); else noise is added
+  uint64_t seed;
+  int top_k;
+  float* logits;                 // kStore: [rows][outputs]
+  Candidate* best;               // kBest: [rows], this thread's
+  std::vector<Candidate>* top;   // kTop: [rows], this thread's; capacity is kept
+};
+
+struct Kernels {
+  const char* name;
+  int weight_offset;             // added to int8 weights
+  int rows_at_once;
+  // Panels [begin, end) of `out` from the rows of a checkpoint's tensor (one SourceRow for each output).
+  void (*pack)(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end);
+  void (*unpack)(const Matrix& in, int output, float* row);
+  // RMSNorm of x [rows][width], times weight, in the activations' format.
+  void (*normalize)(const float* x, int rows, const float* weight, float eps, const Activations& out);
+  void (*convert)(const float* x, int rows, const Activations& out);
+  void (*qkv)(const QkvPhase&, int panel_begin, int panel_end);
+  void (*attend)(const AttendPhase&, int head_begin, int head_end);
+  void (*add)(const AddPhase&, int panel_begin, int panel_end);
+  void (*swiglu)(const SwigluPhase&, int unit_begin, int unit_end);      // units of 32 outputs: four panels
+  void (*logits)(const LogitsPhase&, int panel_begin, int panel_end);
+  // max of x [n], and sum of exp((x - max) * scale)
+  void (*soft_sum)(const float* x, int n, float scale, float* max, float* sum);
+  // Gumbel noise of `ids` [n] at a position
+  void (*gumbel)(uint64_t seed, int position, const int* ids, int n, float* out);
+};
+
+const Kernels& avx512_kernels();
+const Kernels& avxvnni_kernels();
+const Kernels& avx2_kernels();
+const Kernels& portable_kernels();
+
+// The best table for this machine, or the one that PPSD_ISA names. Throws std::runtime_error, one line.
+const Kernels& pick_kernels();
+std::vector<const Kernels*> usable_kernels();
+
+}  // namespace ppsd

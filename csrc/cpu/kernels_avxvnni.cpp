@@ -1,0 +1,12 @@
+// The kernels for one instruction set; CMakeLists.txt gives this file its compiler flags.
+#include "simd_avx2.h"
+#include "kernels_impl.h"
+
+namespace ppsd {
+
+const Kernels& avxvnni_kernels() {
+  static const Kernels kernels = table("avxvnni");
+  return kernels;
+}
+
+}  // namespace ppsd

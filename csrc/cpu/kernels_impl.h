@@ -1,0 +1,615 @@
+// The kernels, written once over `Simd` (simd_*.h). Included by one kernels_*.cpp for each instruction set, whose
+// compiler flags it must not escape: everything here is in an unnamed namespace.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "../pipeline/noise.h"
+#include "half.h"
+#include "kernels.h"
+
+namespace ppsd {
+namespace {
+
+using V = Simd::V;
+using I = Simd::I;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// -- small pieces ------------------------------------------------------------------------------------------------------
+
+// Lanes are added in a fixed tree.
+inline float sum_lanes(V v) {
+  float x[16];
+  Simd::store(x, v);
+  for (int width = 8; width > 0; width /= 2)
+    for (int l = 0; l < width; ++l) x[l] += x[l + width];
+  return x[0];
+}
+
+inline float max_lanes(V v) {
+  float x[16];
+  Simd::store(x, v);
+  return *std::max_element(x, x + 16);
+}
+
+inline int sum_lanes(I v) {
+  int32_t x[16];
+  Simd::storei(x, v);
+  int total = 0;
+  for (int lane : x) total += lane;
+  return total;
+}
+
+// e^x; 0 below -87 and for -inf, 2.4e38 at most. Polynomial of Cephes (expf), relative error below 2e-7.
+inline V exp(V x) {
+  const V low = Simd::set1(-87.0f);
+  const V clamped = Simd::min(Simd::max(x, low), Simd::set1(88.3f));
+  const V n = Simd::round(Simd::mul(clamped, Simd::set1(1.44269504088896341f)));
+  V r = Simd::fma(n, Simd::set1(-0.693359375f), clamped);
+  r = Simd::fma(n, Simd::set1(2.12194440e-4f), r);
+  V p = Simd::set1(1.9875691500e-4f);
+  for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+    p = Simd::fma(p, r, Simd::set1(c));
+  p = Simd::add(Simd::fma(p, Simd::mul(r, r), r), Simd::set1(1.0f));
+  const I exponent = Simd::shift_left(Simd::addi(Simd::to_int(n), Simd::seti(127)), 23);
+  return Simd::select(Simd::less(x, low), Simd::zero(), Simd::mul(p, Simd::bits_to_float(exponent)));
+}
+
+// Natural logarithm of x > 0 (normal). Polynomial of Cephes (logf).
+inline V log(V x) {
+  const I bits = Simd::float_to_bits(x);
+  const I mantissa = Simd::bit_or(Simd::bit_and(bits, Simd::seti(0x007FFFFF)), Simd::seti(0x3F000000));
+  V m = Simd::bits_to_float(mantissa);   // [0.5, 1)
+  V e = Simd::to_float(Simd::addi(Simd::shift_right(bits, 23), Simd::seti(-126)));
+  const auto small = Simd::less(m, Simd::set1(0.707106781186547524f));
+  e = Simd::sub(e, Simd::select(small, Simd::set1(1.0f), Simd::zero()));
+  m = Simd::sub(Simd::add(m, Simd::select(small, m, Simd::zero())), Simd::set1(1.0f));
+  const V z = Simd::mul(m, m);
+  V p = Simd::set1(7.0376836292e-2f);
+  for (float c : {-1.1514610310e-1f, 1.1676998740e-1f, -1.2420140846e-1f, 1.4249322787e-1f, -1.6668057665e-1f,
+                  2.0000714765e-1f, -2.4999993993e-1f, 3.3333331174e-1f})
+    p = Simd::fma(p, m, Simd::set1(c));
+  p = Simd::mul(Simd::mul(p, m), z);
+  p = Simd::fma(e, Simd::set1(-2.12194440e-4f), p);
+  p = Simd::fma(z, Simd::set1(-0.5f), p);
+  return Simd::fma(e, Simd::set1(0.693359375f), Simd::add(m, p));
+}
+
+inline V silu(V x) {
+  return Simd::div(x, Simd::add(Simd::set1(1.0f), exp(Simd::sub(Simd::zero(), x))));
+}
+
+// Gumbel noise for sixteen ids at one position: -log(-log1p(-u)), u of noise.h.
+inline V gumbel_noise(PhiloxKey key, int position, I ids) {
+  I c0 = ids, c1 = Simd::seti(position), c2 = Simd::seti(kSamplingStream), c3 = Simd::seti(0);
+  for (int round = 0; round < 10; ++round) {
+    I high0, low0, high1, low1;
+    Simd::mul_wide(c0, 0xD2511F53u, &high0, &low0);
+    Simd::mul_wide(c2, 0xCD9E8D57u, &high1, &low1);
+    c0 = Simd::bit_xor(Simd::bit_xor(high1, c1), Simd::seti(int32_t(key.low)));
+    c2 = Simd::bit_xor(Simd::bit_xor(high0, c3), Simd::seti(int32_t(key.high)));
+    c1 = low1;
+    c3 = low0;
+    key.low += 0x9E3779B9u;
+    key.high += 0xBB67AE85u;
+  }
+  const V scaled = Simd::add(Simd::mul(Simd::unsigned_to_float(c0), Simd::set1(0x1p-32f)), Simd::set1(0x1p-33f));
+  const V v = Simd::min(scaled, Simd::set1(1.0f - 0x1p-24f));
+  // log1p(-v) without losing small v (Kahan): with w = 1 - v, log(w) * -v / (w - 1), or -v where w rounds to 1.
+  const V w = Simd::sub(Simd::set1(1.0f), v), d = Simd::sub(Simd::set1(1.0f), w);
+  const V quotient = Simd::div(Simd::mul(log(w), v), Simd::max(d, Simd::set1(0x1p-40f)));
+  const V log1p = Simd::select(Simd::less(Simd::zero(), d), quotient, Simd::sub(Simd::zero(), v));
+  return Simd::sub(Simd::zero(), log(Simd::sub(Simd::zero(), log1p)));
+}
+
+inline V load_stored(const void* row, Stored stored, int i) {
+  switch (stored) {
+    case Stored::kFp16: return Simd::load_f16(static_cast<const uint16_t*>(row) + i);
+    case Stored::kBf16: return Simd::load_bf16(static_cast<const uint16_t*>(row) + i);
+    case Stored::kFp32: break;
+  }
+  return Simd::load(static_cast<const float*>(row) + i);
+}
+
+// -- activations -------------------------------------------------------------------------------------------------------
+
+// 32 values of a row into the activations' format: block b of row r.
+inline void put_block(const Activations& out, int r, int b, V first, V second) {
+  const size_t at = size_t(r) * out.width + size_t(b) * kBlock;
+  if (out.format == Format::kFp32) {
+    float* to = reinterpret_cast<float*>(out.values) + at;
+    Simd::store(to, first);
+    Simd::store(to + 16, second);
+  } else if (out.format == Format::kBf16) {
+    uint16_t* to = reinterpret_cast<uint16_t*>(out.values) + at;
+    Simd::store_bf16(to, first);
+    Simd::store_bf16(to + 16, second);
+  } else {
+    const float largest = max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
+    const V inverse = Simd::set1(largest > 0.0f ? 127.0f / largest : 0.0f);
+    const I a = Simd::to_int(Simd::mul(first, inverse)), c = Simd::to_int(Simd::mul(second, inverse));
+    int8_t* to = reinterpret_cast<int8_t*>(out.values) + at;
+    Simd::store_i8(to, a);
+    Simd::store_i8(to + 16, c);
+    const size_t block = size_t(r) * (out.width / kBlock) + b;
+    out.scales[block] = largest / 127.0f;
+    out.corrections[block] = -Simd::kWeightOffset * sum_lanes(Simd::addi(a, c));
+  }
+}
+
+void normalize(const float* x, int rows, const float* weight, float eps, const Activations& out) {
+  const int width = out.width;
+  for (int r = 0; r < rows; ++r, x += width) {
+    V squares = Simd::zero();
+    for (int i = 0; i < width; i += 16) {
+      const V v = Simd::load(x + i);
+      squares = Simd::fma(v, v, squares);
+    }
+    const V inverse = Simd::set1(1.0f / std::sqrt(sum_lanes(squares) / float(width) + eps));
+    for (int i = 0; i < width; i += kBlock) {
+      const V a = Simd::mul(Simd::mul(Simd::load(x + i), inverse), Simd::load(weight + i));
+      const V c = Simd::mul(Simd::mul(Simd::load(x + i + 16), inverse), Simd::load(weight + i + 16));
+      put_block(out, r, i / kBlock, a, c);
+    }
+  }
+}
+
+void convert(const float* x, int rows, const Activations& out) {
+  for (int r = 0; r < rows; ++r, x += out.width)
+    for (int i = 0; i < out.width; i += kBlock) put_block(out, r, i / kBlock, Simd::load(x + i), Simd::load(x + i + 16));
+}
+
+// -- packing -----------------------------------------------------------------------------------------------------------
+
+void pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) {
+  uint8_t* panel = out.panel(p);
+  for (int l = 0; l < kPanel; ++l) {
+    const int output = p * kPanel + l;
+    const void* row = output < out.outputs ? rows[output].data : nullptr;
+    float block[kBlock];
+    for (int b = 0; b < out.inputs / kBlock; ++b) {
+      const V first = row ? load_stored(row, stored, b * kBlock) : Simd::zero();
+      const V second = row ? load_stored(row, stored, b * kBlock + 16) : Simd::zero();
+      if (out.format == Format::kInt8) {
+        const float largest = max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
+        const uint16_t half = float_to_half(std::min(largest / 127.0f, 65504.0f));
+        reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
+        const float scale = half_to_float(half);
+        // The scale is rounded first, so a weight may come to 127.06: it is cut to what a byte holds.
+        const V inverse = Simd::set1(scale > 0.0f ? 1.0f / scale : 0.0f), most = Simd::set1(127.0f);
+        const V least = Simd::set1(-127.0f);
+        int8_t values[kBlock];
+        Simd::store_i8(values, Simd::to_int(Simd::min(Simd::max(Simd::mul(first, inverse), least), most)));
+        Simd::store_i8(values + 16, Simd::to_int(Simd::min(Simd::max(Simd::mul(second, inverse), least), most)));
+        uint8_t* weights = panel + out.scale_bytes() + size_t(b) * kBlock * kPanel;
+        for (int i = 0; i < kBlock; ++i)
+          weights[(i / 4) * 64 + l * 4 + i % 4] = uint8_t(values[i] + Simd::kWeightOffset);
+      } else if (out.format == Format::kBf16) {
+        uint16_t values[kBlock];
+        Simd::store_bf16(values, first);
+        Simd::store_bf16(values + 16, second);
+        uint16_t* weights = reinterpret_cast<uint16_t*>(panel) + size_t(b) * kBlock * kPanel;
+        for (int i = 0; i < kBlock; ++i) weights[(i / 2) * 32 + l * 2 + i % 2] = values[i];
+      } else {
+        Simd::store(block, first);
+        Simd::store(block + 16, second);
+        float* weights = reinterpret_cast<float*>(panel) + size_t(b) * kBlock * kPanel;
+        for (int i = 0; i < kBlock; ++i) weights[i * kPanel + l] = block[i];
+      }
+    }
+  }
+}
+
+void pack(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end) {
+  for (int p = begin; p < end; ++p) pack_panel(out, rows, stored, p);
+}
+
+void unpack(const Matrix& in, int output, float* row) {
+  const uint8_t* panel = in.panel(output / kPanel);
+  const int l = output % kPanel;
+  for (int i = 0; i < in.inputs; ++i) {
+    const int b = i / kBlock, k = i % kBlock;
+    if (in.format == Format::kInt8) {
+      const uint8_t byte = panel[in.scale_bytes() + size_t(b) * kBlock * kPanel + (k / 4) * 64 + l * 4 + k % 4];
+      const float scale = half_to_float(reinterpret_cast<const uint16_t*>(panel)[b * kPanel + l]);
+      row[i] = scale * float(int8_t(byte - Simd::kWeightOffset));
+    } else if (in.format == Format::kBf16) {
+      const uint32_t bits = uint32_t(reinterpret_cast<const uint16_t*>(panel)[(i / 2) * 32 + l * 2 + i % 2]) << 16;
+      std::memcpy(&row[i], &bits, 4);
+    } else {
+      row[i] = reinterpret_cast<const float*>(panel)[i * kPanel + l];
+    }
+  }
+}
+
+// -- matrix times rows -------------------------------------------------------------------------------------------------
+
+// Micro-kernels: R rows with P panels, sum[r][p] of sixteen outputs each. Every (row, output) is one chain of additions
+// in the order of the inputs, whatever R and P are; several chains at once hide the latency of the additions.
+template <int R, int P>
+inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, V (&sum)[R][P]) {
+  const int blocks = w.inputs / kBlock;
+  const uint8_t* panels[P];
+  for (int j = 0; j < P; ++j) panels[j] = w.panel(p + j);
+  const int8_t* values[R];
+  const float* scales[R];
+  const int32_t* corrections[R];
+  for (int i = 0; i < R; ++i) {
+    values[i] = reinterpret_cast<const int8_t*>(in.values) + size_t(r + i) * in.width;
+    scales[i] = in.scales + size_t(r + i) * blocks;
+    corrections[i] = in.corrections + size_t(r + i) * blocks;
+    for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
+  }
+  const size_t weights_at = w.scale_bytes();
+  for (int b = 0; b < blocks; ++b) {
+    for (int j = 0; j < P; ++j) {
+      const uint8_t* weights = panels[j] + weights_at + size_t(b) * kBlock * kPanel;
+      I dot[R];
+      for (int i = 0; i < R; ++i) dot[i] = Simd::seti(corrections[i][b]);
+      for (int g = 0; g < kBlock / 4; ++g)
+        for (int i = 0; i < R; ++i) dot[i] = Simd::dot4(dot[i], weights + g * 64, values[i] + b * kBlock + g * 4);
+      const V weight_scale = Simd::load_f16(reinterpret_cast<const uint16_t*>(panels[j]) + b * kPanel);
+      for (int i = 0; i < R; ++i)
+        sum[i][j] = Simd::fma(Simd::to_float(dot[i]), Simd::mul(weight_scale, Simd::set1(scales[i][b])), sum[i][j]);
+    }
+  }
+}
+
+template <int R, int P>
+inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, V (&sum)[R][P]) {
+  const uint16_t* panels[P];
+  for (int j = 0; j < P; ++j) panels[j] = reinterpret_cast<const uint16_t*>(w.panel(p + j));
+  const uint16_t* values[R];
+  for (int i = 0; i < R; ++i) {
+    values[i] = reinterpret_cast<const uint16_t*>(in.values) + size_t(r + i) * in.width;
+    for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
+  }
+  for (int k = 0; k < w.inputs; k += 2)
+    for (int j = 0; j < P; ++j)
+      for (int i = 0; i < R; ++i) sum[i][j] = Simd::dot2(sum[i][j], panels[j] + k * kPanel, values[i] + k);
+}
+
+template <int R, int P>
+inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, V (&sum)[R][P]) {
+  const float* panels[P];
+  for (int j = 0; j < P; ++j) panels[j] = reinterpret_cast<const float*>(w.panel(p + j));
+  const float* values[R];
+  for (int i = 0; i < R; ++i) {
+    values[i] = reinterpret_cast<const float*>(in.values) + size_t(r + i) * in.width;
+    for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
+  }
+  for (int k = 0; k < w.inputs; ++k)
+    for (int j = 0; j < P; ++j) {
+      const V weights = Simd::load(panels[j] + size_t(k) * kPanel);
+      for (int i = 0; i < R; ++i) sum[i][j] = Simd::fma(weights, Simd::set1(values[i][k]), sum[i][j]);
+    }
+}
+
+template <int R, int P, class Use>
+inline void dot_and_use(const Matrix& w, int p, const Activations& in, int r, Use&& use) {
+  V sum[R][P];
+  switch (w.format) {
+    case Format::kInt8: dot_int8<R, P>(w, p, in, r, sum); break;
+    case Format::kBf16: dot_bf16<R, P>(w, p, in, r, sum); break;
+    case Format::kFp32: dot_fp32<R, P>(w, p, in, r, sum); break;
+  }
+  for (int i = 0; i < R; ++i)
+    for (int j = 0; j < P; ++j) use(r + i, p + j, sum[i][j]);
+}
+
+// All rows with P panels, as many rows at a time as there are registers for; few rows go together with more panels.
+template <int P, class Use>
+inline void rows_with_panels(const Matrix& w, int p, const Activations& in, int rows, Use&& use) {
+  constexpr int kMost = P == 1 ? Simd::kRows : P == 2 ? (Simd::kRows + 1) / 2 : 1;
+  int r = 0;
+  for (; rows - r >= kMost; r += kMost) dot_and_use<kMost, P>(w, p, in, r, use);
+  if constexpr (kMost > 1) {
+    switch (rows - r) {
+      case 1: dot_and_use<1, P>(w, p, in, r, use); break;
+      case 2: dot_and_use<2, P>(w, p, in, r, use); break;
+      case 3: if constexpr (kMost > 3) dot_and_use<3, P>(w, p, in, r, use); break;
+      case 4: if constexpr (kMost > 4) dot_and_use<4, P>(w, p, in, r, use); break;
+      case 5: if constexpr (kMost > 5) dot_and_use<5, P>(w, p, in, r, use); break;
+      case 6: if constexpr (kMost > 6) dot_and_use<6, P>(w, p, in, r, use); break;
+      case 7: if constexpr (kMost > 7) dot_and_use<7, P>(w, p, in, r, use); break;
+      default: break;
+    }
+  }
+}
+
+// use(row, panel, sixteen outputs) for all rows and the panels [begin, end), weights read once.
+template <class Use>
+inline void multiply(const Matrix& w, const Activations& in, int rows, int begin, int end, Use&& use) {
+  int p = begin;
+  if (rows == 1) {
+    for (; p + 4 <= end; p += 4) rows_with_panels<4>(w, p, in, rows, use);
+  } else if (rows <= Simd::kRows / 2) {
+    for (; p + 2 <= end; p += 2) rows_with_panels<2>(w, p, in, rows, use);
+  }
+  for (; p < end; ++p) rows_with_panels<1>(w, p, in, rows, use);
+}
+
+// -- phases of a layer -------------------------------------------------------------------------------------------------
+
+inline void put_key(const KvCache& cache, int head, int position, int channel, V k) {
+  const size_t at = (size_t(head) * (cache.capacity / kPanel) + position / kPanel) * cache.head_dim * kPanel +
+                    size_t(channel) * kPanel + position % kPanel;
+  if (cache.stored == Stored::kFp32) {
+    float x[16];
+    Simd::store(x, k);
+    float* to = reinterpret_cast<float*>(cache.keys) + at;
+    for (int l = 0; l < 16; ++l) to[l * kPanel] = x[l];
+  } else {
+    uint16_t x[16];
+    Simd::store_bf16(x, k);
+    uint16_t* to = reinterpret_cast<uint16_t*>(cache.keys) + at;
+    for (int l = 0; l < 16; ++l) to[l * kPanel] = x[l];
+  }
+}
+
+inline void put_value(const KvCache& cache, int head, int position, int channel, V v) {
+  const size_t at = (size_t(head) * cache.capacity + position) * cache.head_dim + channel;
+  if (cache.stored == Stored::kFp32) Simd::store(reinterpret_cast<float*>(cache.values) + at, v);
+  else Simd::store_bf16(reinterpret_cast<uint16_t*>(cache.values) + at, v);
+}
+
+void qkv(const QkvPhase& phase, int begin, int end) {
+  const KvCache& cache = *phase.cache;
+  const int head_dim = cache.head_dim, panels_per_head = head_dim / kPanel;
+  const V scale = Simd::set1(1.0f / std::sqrt(float(head_dim)));
+  multiply(*phase.weights, *phase.input, phase.rows, begin, end, [&](int r, int p, V y) {
+    if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
+    const int head = p / panels_per_head, channel = p % panels_per_head * kPanel, position = phase.start + r;
+    if (head >= phase.heads + cache.kv_heads)
+      return put_value(cache, head - phase.heads - cache.kv_heads, position, channel, y);
+    const float* rope = phase.rope + (size_t(position) * head_dim + channel) * 2;
+    y = Simd::fma(Simd::swap_halves(y), Simd::load(rope + kPanel), Simd::mul(y, Simd::load(rope)));
+    if (head >= phase.heads) return put_key(cache, head - phase.heads, position, channel, y);
+    Simd::store(phase.queries + (size_t(r) * phase.heads + head) * head_dim + channel, Simd::mul(y, scale));
+  });
+}
+
+template <Stored S>
+inline V load_cached(const uint8_t* cache, size_t at) {
+  if constexpr (S == Stored::kFp32) return Simd::load(reinterpret_cast<const float*>(cache) + at);
+  else return Simd::load_bf16(reinterpret_cast<const uint16_t*>(cache) + at);
+}
+
+// Q queries (rows) of one head over one span of positions: online softmax (Milakov and Gimelshein, arXiv 1805.02867).
+// Queries that the span lies behind of are not passed in, so every query sees the same spans at every number of rows.
+template <int Q, Stored S>
+inline void attend_span(const AttendPhase& phase, int head, int kv_head, int span, const int* query_rows, float* largest,
+                        float* total) {
+  const KvCache& cache = *phase.cache;
+  const int head_dim = cache.head_dim, first = span * kSpan;
+  const float* q[Q];
+  for (int i = 0; i < Q; ++i) q[i] = phase.queries + (size_t(query_rows[i]) * phase.heads + head) * head_dim;
+
+  constexpr int kPanels = kSpan / kPanel;
+  V scores[Q][kPanels];
+  for (int j = 0; j < kPanels; ++j) {
+    for (int i = 0; i < Q; ++i) scores[i][j] = Simd::zero();
+  }
+  size_t keys[kPanels];
+  for (int j = 0; j < kPanels; ++j)
+    keys[j] = (size_t(kv_head) * (cache.capacity / kPanel) + first / kPanel + j) * head_dim * kPanel;
+  for (int c = 0; c < head_dim; ++c)
+    for (int j = 0; j < kPanels; ++j) {
+      const V k = load_cached<S>(cache.keys, keys[j] + size_t(c) * kPanel);
+      for (int i = 0; i < Q; ++i) scores[i][j] = Simd::fma(k, Simd::set1(q[i][c]), scores[i][j]);
+    }
+
+  alignas(64) static const int32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const I lanes = Simd::loadi(kLanes);
+  float weights[Q][kSpan];
+  float shrink[Q];
+  for (int i = 0; i < Q; ++i) {
+    const int position = phase.start + query_rows[i];
+    V best = Simd::set1(-kInfinity);
+    for (int j = 0; j < kPanels; ++j) {
+      const I later = Simd::addi(lanes, Simd::seti(first + j * kPanel));
+      scores[i][j] = Simd::select(Simd::less_i(Simd::seti(position), later), Simd::set1(-kInfinity), scores[i][j]);
+      best = Simd::max(best, scores[i][j]);
+    }
+    const float top = std::max(largest[i], max_lanes(best));
+    V sum = Simd::zero();
+    for (int j = 0; j < kPanels; ++j) {
+      const V w = exp(Simd::sub(scores[i][j], Simd::set1(top)));
+      Simd::store(weights[i] + j * kPanel, w);
+      sum = Simd::add(sum, w);
+    }
+    float change[16];
+    Simd::store(change, exp(Simd::set1(largest[i] - top)));   // exp(-inf) = 0 for the first span
+    shrink[i] = change[0];
+    total[i] = total[i] * shrink[i] + sum_lanes(sum);
+    largest[i] = top;
+  }
+
+  const size_t values = (size_t(kv_head) * cache.capacity + first) * head_dim;
+  for (int c = 0; c < head_dim; c += kPanel) {
+    V mixed[Q];
+    for (int i = 0; i < Q; ++i) {
+      const float* out = phase.mixed + (size_t(query_rows[i]) * phase.heads + head) * head_dim + c;
+      mixed[i] = Simd::mul(Simd::load(out), Simd::set1(shrink[i]));
+    }
+    for (int t = 0; t < kSpan; ++t) {
+      const V v = load_cached<S>(cache.values, values + size_t(t) * head_dim + c);
+      for (int i = 0; i < Q; ++i) mixed[i] = Simd::fma(v, Simd::set1(weights[i][t]), mixed[i]);
+    }
+    for (int i = 0; i < Q; ++i)
+      Simd::store(phase.mixed + (size_t(query_rows[i]) * phase.heads + head) * head_dim + c, mixed[i]);
+  }
+}
+
+template <Stored S>
+void attend_head(const AttendPhase& phase, int head) {
+  constexpr int kQueries = 4;
+  const KvCache& cache = *phase.cache;
+  const int head_dim = cache.head_dim, kv_head = head / (phase.heads / cache.kv_heads);
+  for (int r = 0; r < phase.rows; r += kQueries) {
+    const int count = std::min(kQueries, phase.rows - r);
+    float largest[kQueries], total[kQueries];
+    for (int i = 0; i < count; ++i) {
+      largest[i] = -kInfinity;
+      total[i] = 0.0f;
+      float* out = phase.mixed + (size_t(r + i) * phase.heads + head) * head_dim;
+      std::fill(out, out + head_dim, 0.0f);
+    }
+    const int last_span = (phase.start + r + count - 1) / kSpan;
+    for (int span = 0; span <= last_span; ++span) {
+      // Rows are in order, so those that the span concerns are the last ones.
+      int from = 0;
+      while (phase.start + r + from < span * kSpan) ++from;
+      int rows[kQueries];
+      for (int i = from; i < count; ++i) rows[i] = r + i;
+      switch (count - from) {
+        case 1: attend_span<1, S>(phase, head, kv_head, span, rows + from, largest + from, total + from); break;
+        case 2: attend_span<2, S>(phase, head, kv_head, span, rows + from, largest + from, total + from); break;
+        case 3: attend_span<3, S>(phase, head, kv_head, span, rows + from, largest + from, total + from); break;
+        default: attend_span<4, S>(phase, head, kv_head, span, rows + from, largest + from, total + from); break;
+      }
+    }
+    for (int i = 0; i < count; ++i) {
+      float* out = phase.mixed + (size_t(r + i) * phase.heads + head) * head_dim;
+      const V inverse = Simd::set1(1.0f / total[i]);
+      for (int c = 0; c < head_dim; c += kPanel) Simd::store(out + c, Simd::mul(Simd::load(out + c), inverse));
+    }
+  }
+}
+
+void attend(const AttendPhase& phase, int begin, int end) {
+  for (int head = begin; head < end; ++head) {
+    if (phase.cache->stored == Stored::kFp32) attend_head<Stored::kFp32>(phase, head);
+    else attend_head<Stored::kBf16>(phase, head);
+  }
+}
+
+void add(const AddPhase& phase, int begin, int end) {
+  const int width = phase.weights->outputs;
+  multiply(*phase.weights, *phase.input, phase.rows, begin, end, [&](int r, int p, V y) {
+    if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
+    float* x = phase.x + size_t(r) * width + p * kPanel;
+    Simd::store(x, Simd::add(Simd::load(x), y));
+  });
+}
+
+void swiglu(const SwigluPhase& phase, int begin, int end) {
+  constexpr int kGroup = 64;   // rows whose gate and up values wait together
+  float waiting[kGroup][4 * kPanel];
+  Activations input = *phase.input;
+  for (int unit = begin; unit < end; ++unit)
+    for (int first = 0; first < phase.rows; first += kGroup) {
+      const int rows = std::min(kGroup, phase.rows - first);
+      input.values = phase.input->values + size_t(first) * input.width * Activations::value_bytes(input.format);
+      if (input.format == Format::kInt8) {
+        input.scales = phase.input->scales + size_t(first) * (input.width / kBlock);
+        input.corrections = phase.input->corrections + size_t(first) * (input.width / kBlock);
+      }
+      multiply(*phase.weights, input, rows, 4 * unit, 4 * unit + 4,
+               [&](int r, int p, V y) { Simd::store(waiting[r] + p % 4 * kPanel, y); });
+      for (int r = 0; r < rows; ++r) {
+        const float* w = waiting[r];
+        const V a = Simd::mul(silu(Simd::load(w)), Simd::load(w + 16));
+        const V c = Simd::mul(silu(Simd::load(w + 32)), Simd::load(w + 48));
+        put_block(*phase.output, first + r, unit, a, c);
+      }
+    }
+}
+
+// -- LM head -----------------------------------------------------------------------------------------------------------
+
+inline V penalise(const LogitsPhase& phase, int position, const int32_t* ids, V y) {
+  int32_t seen_at[16];
+  for (int l = 0; l < 16; ++l) seen_at[l] = phase.first_seen[ids[l]];
+  const auto seen = Simd::less_i(Simd::loadi(seen_at), Simd::seti(position));
+  if (!Simd::any(seen)) return y;
+  const V penalty = Simd::set1(phase.repetition_penalty);
+  const V lower = Simd::select(Simd::less(y, Simd::zero()), Simd::mul(y, penalty), Simd::div(y, penalty));
+  return Simd::select(seen, lower, y);
+}
+
+void logits(const LogitsPhase& phase, int begin, int end) {
+  const int outputs = phase.weights->outputs;
+  const PhiloxKey key(phase.seed);
+  multiply(*phase.weights, *phase.input, phase.rows, begin, end, [&](int r, int p, V y) {
+    const int index = p * kPanel, count = std::min(kPanel, outputs - index), position = phase.first_position + r;
+    int32_t ids[16];
+    for (int l = 0; l < 16; ++l) {
+      const int i = std::min(index + l, outputs - 1);
+      ids[l] = phase.draft_ids ? phase.draft_ids[i] : i;
+    }
+    if (phase.first_seen) y = penalise(phase, position, ids, y);
+    if (phase.choice == Choice::kBest && phase.inverse_temperature > 0.0f)
+      y = Simd::fma(y, Simd::set1(phase.inverse_temperature), gumbel_noise(key, position, Simd::loadi(ids)));
+    if (phase.choice != Choice::kStore) {
+      // Few panels hold anything new: most are done after one comparison.
+      std::vector<Candidate>* top = phase.choice == Choice::kTop ? &phase.top[r] : nullptr;
+      const bool full = top && int(top->size()) >= phase.top_k;
+      const float bar = top ? (full ? top->front().score : -kInfinity) : phase.best[r].score;
+      if (full || !top) {
+        if (!Simd::any(Simd::less(Simd::set1(bar), y))) return;
+      }
+      float scores[16];
+      Simd::store(scores, y);
+      for (int l = 0; l < count; ++l) {
+        const Candidate candidate{scores[l], ids[l]};
+        if (!top) {
+          if (candidate < phase.best[r]) phase.best[r] = candidate;
+        } else if (int(top->size()) < phase.top_k) {   // a heap whose front is the worst that is kept
+          top->push_back(candidate);
+          std::push_heap(top->begin(), top->end());
+        } else if (candidate < top->front()) {
+          std::pop_heap(top->begin(), top->end());
+          top->back() = candidate;
+          std::push_heap(top->begin(), top->end());
+        }
+      }
+      return;
+    }
+    float* out = phase.logits + size_t(r) * outputs + index;
+    if (count == kPanel) {
+      Simd::store(out, y);
+    } else {
+      float scores[16];
+      Simd::store(scores, y);
+      std::copy(scores, scores + count, out);
+    }
+  });
+}
+
+void soft_sum(const float* x, int n, float scale, float* max, float* sum) {
+  const int whole = n / 16 * 16;
+  float rest[16];
+  std::fill(rest, rest + 16, -kInfinity);
+  std::copy(x + whole, x + n, rest);
+  V largest = Simd::load(rest);
+  for (int i = 0; i < whole; i += 16) largest = Simd::max(largest, Simd::load(x + i));
+  *max = max_lanes(largest);
+  const V top = Simd::set1(*max), factor = Simd::set1(scale);
+  V total = exp(Simd::mul(Simd::sub(Simd::load(rest), top), factor));
+  for (int i = 0; i < whole; i += 16)
+    total = Simd::add(total, exp(Simd::mul(Simd::sub(Simd::load(x + i), top), factor)));
+  *sum = sum_lanes(total);
+}
+
+void gumbel(uint64_t seed, int position, const int* ids, int n, float* out) {
+  for (int i = 0; i < n; i += 16) {
+    int32_t some[16];
+    float noise[16];
+    for (int l = 0; l < 16; ++l) some[l] = ids[std::min(i + l, n - 1)];
+    Simd::store(noise, gumbel_noise(PhiloxKey(seed), position, Simd::loadi(some)));
+    std::copy(noise, noise + std::min(16, n - i), out + i);
+  }
+}
+
+Kernels table(const char* name) {
+  return {name, Simd::kWeightOffset, Simd::kRows, pack,   unpack, normalize, convert,
+          qkv,  attend,              add,         swiglu, logits, soft_sum,  gumbel};
+}
+
+}  // namespace
+}  // namespace ppsd

@@ -1,0 +1,151 @@
+#include "layers.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+namespace ppsd {
+namespace {
+
+constexpr int kPhases = 5;   // of a layer: qkv, attention, output, MLP in, MLP out
+
+// Units that a member takes at a time: a few turns each, so that a member that lost its core for a while leaves little.
+int grain_of(int count, int members, int step) {
+  const int parts = members == 1 ? 1 : 4 * members;
+  return std::max(step, (count + parts - 1) / parts / step * step);
+}
+
+}  // namespace
+
+std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity) {
+  const int half = int(frequencies.size()), head_dim = 2 * half;
+  std::vector<float> rope(size_t(capacity) * head_dim * 2);
+  float* to = rope.data();
+  for (int position = 0; position < capacity; ++position)
+    for (int panel = 0; panel < head_dim / kPanel; ++panel, to += 2 * kPanel)
+      for (int lane = 0; lane < kPanel; ++lane) {
+        const float angle = float(position) * frequencies[panel * 8 + lane % 8];
+        to[lane] = std::cos(angle);
+        to[kPanel + lane] = lane < 8 ? -std::sin(angle) : std::sin(angle);
+      }
+  return rope;
+}
+
+LayerStack::LayerStack(const Kernels& kernels, const ModelShape& shape, Format format, Stored kv,
+                       std::vector<const PackedLayer*> layers, int members)
+    : kernels_(kernels), shape_(shape), format_(format), kv_(kv), layers_(std::move(layers)) {
+  queries_.resize(size_t(kPassRows) * shape.q_outputs());
+  mixed_.resize(queries_.size());
+  const int widest = std::max(shape.hidden_size, shape.q_outputs());
+  for (int member = 0; member < members; ++member)
+    inputs_.emplace_back(Activations::bytes(format, kPassRows, widest));
+  mlp_ = Memory(Activations::bytes(format, kPassRows, shape.intermediate_size));
+  claims_ = std::make_unique<std::atomic<int>[]>(layers_.size() * kPhases);
+}
+
+void LayerStack::reserve(int capacity) {
+  if (capacity <= capacity_ || layers_.empty()) return;
+  capacity = (capacity + kSpan - 1) / kSpan * kSpan;
+  const size_t one = KvCache::bytes(kv_, shape_.num_kv_heads, shape_.head_dim, capacity);
+  Memory memory(2 * one * layers_.size());
+  std::vector<KvCache> caches;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    KvCache cache{kv_, shape_.num_kv_heads, shape_.head_dim, capacity, memory.as<>() + 2 * one * layer, nullptr};
+    cache.values = cache.keys + one;
+    // Both are ordered by head and then by position (keys: by panels of positions), so a head's rows stay together.
+    const size_t old_head = KvCache::bytes(kv_, 1, shape_.head_dim, capacity_);
+    const size_t new_head = KvCache::bytes(kv_, 1, shape_.head_dim, capacity);
+    for (int head = 0; capacity_ > 0 && head < shape_.num_kv_heads; ++head) {
+      std::memcpy(cache.keys + head * new_head, caches_[layer].keys + head * old_head, old_head);
+      std::memcpy(cache.values + head * new_head, caches_[layer].values + head * old_head, old_head);
+    }
+    caches.push_back(cache);
+  }
+  kv_memory_ = std::move(memory);
+  caches_ = std::move(caches);
+  capacity_ = capacity;
+}
+
+void LayerStack::begin_pass() {
+  for (size_t i = 0; i < layers_.size() * kPhases; ++i) claims_[i].store(0, std::memory_order_relaxed);
+  cancelled_.store(false, std::memory_order_relaxed);
+}
+
+template <class Work>
+void LayerStack::share(Team& team, int phase, int count, int grain, Work&& work) {
+  for (;;) {
+    const Team::Part part = team.take(claims_[phase], count, grain);
+    if (part.empty()) break;
+    work(part.begin, part.end);
+  }
+  team.barrier();
+}
+
+bool LayerStack::pass(Team& team, int member, const float* rope, float* x, int rows, int start,
+                      const Cancelled& cancelled) {
+  uint8_t* memory = inputs_[member].as<>();
+  const int hidden = shape_.hidden_size, inner = shape_.intermediate_size, members = team.size();
+  const Activations narrow = Activations::at(memory, format_, kPassRows, hidden);
+  const Activations heads = Activations::at(memory, format_, kPassRows, shape_.q_outputs());
+  const Activations mlp = Activations::at(mlp_.as<>(), format_, kPassRows, inner);
+  for (size_t number = 0; number < layers_.size(); ++number) {
+    const PackedLayer& layer = *layers_[number];
+    const KvCache& cache = caches_[number];
+    const int phase = int(number) * kPhases;
+
+    kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, narrow);
+    const float* qkv_bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
+    const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, rope, queries_.data(), &cache};
+    share(team, phase, layer.qkv.panels(), grain_of(layer.qkv.panels(), members, 4),
+          [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
+
+    const AttendPhase attend{queries_.data(), &cache, rows, start, shape_.num_heads, mixed_.data()};
+    share(team, phase + 1, shape_.num_heads, 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
+
+    kernels_.convert(mixed_.data(), rows, heads);
+    const float* o_bias = layer.o_bias.empty() ? nullptr : layer.o_bias.data();
+    const AddPhase output{&layer.o, o_bias, &heads, rows, x};
+    share(team, phase + 2, layer.o.panels(), grain_of(layer.o.panels(), members, 4),
+          [&](int begin, int end) { kernels_.add(output, begin, end); });
+
+    if (layer.has_mlp()) {
+      kernels_.normalize(x, rows, layer.post_norm.data(), shape_.rms_norm_eps, narrow);
+      const SwigluPhase gate_up{&layer.gate_up, &narrow, rows, &mlp};
+      share(team, phase + 3, inner / kBlock, grain_of(inner / kBlock, members, 1),
+            [&](int begin, int end) { kernels_.swiglu(gate_up, begin, end); });
+
+      const AddPhase down{&layer.down, nullptr, &mlp, rows, x};
+      // Member 0's answer is there for all behind the barrier, and is not changed before every member has passed more.
+      if (member == 0 && cancelled && cancelled()) cancelled_.store(true, std::memory_order_relaxed);
+      share(team, phase + 4, layer.down.panels(), grain_of(layer.down.panels(), members, 4),
+            [&](int begin, int end) { kernels_.add(down, begin, end); });
+      if (cancelled_.load(std::memory_order_relaxed)) return false;
+    }
+  }
+  return true;
+}
+
+HeadStack::HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head,
+                     const std::vector<int>& draft_ids, int members)
+    : kernels_(kernels), head_(head), draft_ids_(draft_ids), eps_(shape.rms_norm_eps) {
+  for (int member = 0; member < members; ++member)
+    inputs_.emplace_back(Activations::bytes(head.lm_head.format, kPassRows, shape.hidden_size));
+}
+
+void HeadStack::pass(Team& team, int member, const float* x, int rows, int first_position, const Sampler& sampler) {
+  const Matrix& matrix = head_.lm_head;
+  const Activations input = Activations::at(inputs_[member].as<>(), matrix.format, kPassRows, matrix.inputs);
+  kernels_.normalize(x, rows, head_.norm.data(), eps_, input);
+  LogitsPhase phase = sampler.phase(member, rows, first_position, draft_ids(), outputs());
+  phase.weights = &matrix;
+  phase.input = &input;
+  const int grain = grain_of(matrix.panels(), team.size(), 4);
+  for (;;) {
+    const Team::Part part = team.take(claim_, matrix.panels(), grain);
+    if (part.empty()) break;
+    kernels_.logits(phase, part.begin, part.end);
+  }
+  team.barrier();
+}
+
+}  // namespace ppsd

@@ -1,0 +1,72 @@
+// Consecutive layers with their KV cache, and a head with its choice of tokens: what CPU stages are made of.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "../pipeline/stages.h"
+#include "model.h"
+#include "sampler.h"
+
+namespace ppsd {
+
+constexpr int kPassRows = 64;   // rows of a prompt that share a pass over the weights
+
+// Cosines and signed sines: for each position, for each panel of a head (channels in rotary order), sixteen cosines and
+// then sixteen sines: [capacity][head_dim / 16][2][16]. frequencies: [head_dim / 2].
+std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity);
+
+class LayerStack {
+ public:
+  LayerStack(const Kernels& kernels, const ModelShape& shape, Format format, Stored kv,
+             std::vector<const PackedLayer*> layers, int members);
+
+  void reserve(int capacity);   // rows of cache; what it holds stays
+  int capacity() const { return capacity_; }
+  int size() const { return int(layers_.size()); }
+
+  void begin_pass();   // by one thread, before the members begin
+  // By every member: rows x [rows][hidden] at positions [start, start + rows), in place. False: cancelled on the way.
+  bool pass(Team& team, int member, const float* rope, float* x, int rows, int start, const Cancelled& cancelled);
+
+ private:
+  // work(begin, end) on parts of [0, count) that no other member has taken, as phase `phase` of the pass.
+  template <class Work>
+  void share(Team& team, int phase, int count, int grain, Work&& work);
+
+  const Kernels& kernels_;
+  const ModelShape shape_;
+  const Format format_;
+  const Stored kv_;
+  const std::vector<const PackedLayer*> layers_;
+  int capacity_ = 0;
+  Memory kv_memory_;
+  std::vector<KvCache> caches_;                  // of each layer
+  std::vector<float> queries_, mixed_;           // [kPassRows][heads][head_dim]
+  std::vector<Memory> inputs_;                   // of each member: the rows as the next matrix wants them
+  Memory mlp_;                                   // of all: the MLP's inner activations
+  std::unique_ptr<std::atomic<int>[]> claims_;   // of each phase
+  std::atomic<bool> cancelled_{false};
+};
+
+class HeadStack {
+ public:
+  HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,
+            int members);
+
+  void begin_pass() { claim_.store(0, std::memory_order_relaxed); }
+  // By every member: the LM head on the rows x [rows][hidden], which choose the tokens for first_position onwards.
+  void pass(Team& team, int member, const float* x, int rows, int first_position, const Sampler& sampler);
+  const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
+  int outputs() const { return head_.lm_head.outputs; }
+
+ private:
+  const Kernels& kernels_;
+  const PackedHead& head_;
+  const std::vector<int>& draft_ids_;
+  const float eps_;
+  std::vector<Memory> inputs_;   // of each member
+  std::atomic<int> claim_{0};
+};
+
+}  // namespace ppsd

@@ -1,0 +1,120 @@
+#include "model.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "half.h"
+
+namespace ppsd {
+namespace {
+
+size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+std::vector<SourceRow> rows_of(const Tensor& tensor) {
+  std::vector<SourceRow> rows(tensor.rows);
+  for (int64_t r = 0; r < tensor.rows; ++r) rows[r].data = tensor.row(r);
+  return rows;
+}
+
+// The rows of q or k, each head's channels in rotary order.
+void append_rotary(const Tensor& tensor, int head_dim, std::vector<SourceRow>* rows) {
+  for (int64_t r = 0; r < tensor.rows; ++r) {
+    const int64_t head = r / head_dim;
+    rows->push_back({tensor.row(head * head_dim + rope_channel(int(r % head_dim), head_dim))});
+  }
+}
+
+void append_rotary(const Tensor& bias, int head_dim, std::vector<float>* out) {
+  const std::vector<float> plain = Packer::vector(bias);
+  for (size_t r = 0; r < plain.size(); ++r)
+    out->push_back(plain[r / head_dim * head_dim + rope_channel(int(r % head_dim), head_dim)]);
+}
+
+// Panels of gate and up by turns.
+std::vector<SourceRow> interleaved(const Tensor& gate, const Tensor& up) {
+  std::vector<SourceRow> rows;
+  for (int64_t first = 0; first < gate.rows; first += kPanel) {
+    for (int l = 0; l < kPanel; ++l) rows.push_back({gate.row(first + l)});
+    for (int l = 0; l < kPanel; ++l) rows.push_back({up.row(first + l)});
+  }
+  return rows;
+}
+
+}  // namespace
+
+size_t Packer::matrix_bytes(int outputs, int inputs) const {
+  return aligned(Matrix{format_, outputs, inputs, nullptr}.bytes());
+}
+
+size_t Packer::layer_bytes(const LayerTensors& layer) const {
+  size_t bytes = matrix_bytes(shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size) +
+                 matrix_bytes(shape_.hidden_size, shape_.q_outputs());
+  if (layer.gate.present())
+    bytes += matrix_bytes(2 * shape_.intermediate_size, shape_.hidden_size) +
+             matrix_bytes(shape_.hidden_size, shape_.intermediate_size);
+  return bytes;
+}
+
+PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory) const {
+  PackedLayer out;
+  out.input_norm = vector(t.input_norm);
+  std::vector<SourceRow> qkv;
+  append_rotary(t.q, shape_.head_dim, &qkv);
+  append_rotary(t.k, shape_.head_dim, &qkv);
+  for (const SourceRow& row : rows_of(t.v)) qkv.push_back(row);
+  out.qkv = pack(shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size, qkv, t.q.stored, memory);
+  if (t.q_bias.present()) {
+    append_rotary(t.q_bias, shape_.head_dim, &out.qkv_bias);
+    append_rotary(t.k_bias, shape_.head_dim, &out.qkv_bias);
+    for (float x : vector(t.v_bias)) out.qkv_bias.push_back(x);
+  }
+  out.o = pack(shape_.hidden_size, shape_.q_outputs(), rows_of(t.o), t.o.stored, memory);
+  if (t.o_bias.present()) out.o_bias = vector(t.o_bias);
+  if (t.gate.present()) {
+    out.post_norm = vector(t.post_norm);
+    out.gate_up = pack(2 * shape_.intermediate_size, shape_.hidden_size, interleaved(t.gate, t.up), t.gate.stored, memory);
+    out.down = pack(shape_.hidden_size, shape_.intermediate_size, rows_of(t.down), t.down.stored, memory);
+  }
+  for (const Tensor* tensor : {&t.q, &t.k, &t.v, &t.o, &t.gate, &t.up, &t.down}) release_pages(*tensor);
+  return out;
+}
+
+Matrix Packer::lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const {
+  if (ids.empty()) return pack(int(tensor.rows), int(tensor.columns), rows_of(tensor), tensor.stored, memory);
+  std::vector<SourceRow> rows;
+  for (int id : ids) rows.push_back({tensor.row(id)});
+  return pack(int(ids.size()), int(tensor.columns), rows, tensor.stored, memory);
+}
+
+Matrix Packer::pack(int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory) const {
+  const Matrix matrix{format_, outputs, inputs, *memory};
+  *memory += matrix_bytes(outputs, inputs);
+  std::atomic<int> claim{0};
+  team_->run([&](int) {
+    for (;;) {
+      const Team::Part part = team_->take(claim, matrix.panels(), 8);
+      if (part.empty()) return;
+      kernels_.pack(matrix, rows.data(), stored, part.begin, part.end);
+    }
+  });
+  return matrix;
+}
+
+std::vector<float> Packer::vector(const Tensor& tensor) {
+  std::vector<float> out(size_t(tensor.rows * tensor.columns));
+  for (size_t i = 0; i < out.size(); ++i) switch (tensor.stored) {
+      case Stored::kFp32: out[i] = static_cast<const float*>(tensor.data)[i]; break;
+      case Stored::kFp16: out[i] = half_to_float(static_cast<const uint16_t*>(tensor.data)[i]); break;
+      case Stored::kBf16: out[i] = bf16_to_float(static_cast<const uint16_t*>(tensor.data)[i]); break;
+    }
+  return out;
+}
+
+void release_pages(const Tensor& tensor) {
+  if (!tensor.mapped) return;
+  const uintptr_t page = uintptr_t(sysconf(_SC_PAGESIZE)), begin = uintptr_t(tensor.data);
+  const uintptr_t first = (begin + page - 1) / page * page, last = (begin + tensor.row_bytes() * tensor.rows) / page * page;
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_DONTNEED);
+}
+
+}  // namespace ppsd

@@ -1,0 +1,76 @@
+// A model's weights, packed for the kernels of this machine.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+#include "memory.h"
+#include "team.h"
+
+namespace ppsd {
+
+struct ModelShape {
+  int vocab_size = 0, hidden_size = 0, intermediate_size = 0, num_layers = 0;
+  int num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  float rms_norm_eps = 0.0f;
+
+  int q_outputs() const { return num_heads * head_dim; }
+  int kv_outputs() const { return num_kv_heads * head_dim; }
+};
+
+// A tensor of a checkpoint where it lies in memory (mapped from its file); the owner keeps it there.
+struct Tensor {
+  const void* data = nullptr;
+  Stored stored = Stored::kFp32;
+  int64_t rows = 0, columns = 1;
+  bool mapped = false;   // straight from a file, so that its pages can be dropped and read again
+
+  bool present() const { return data != nullptr; }
+  size_t row_bytes() const { return size_t(columns) * (stored == Stored::kFp32 ? 4 : 2); }
+  const void* row(int64_t r) const { return static_cast<const uint8_t*>(data) + row_bytes() * size_t(r); }
+};
+
+struct LayerTensors {
+  Tensor input_norm, q, k, v, o, q_bias, k_bias, v_bias, o_bias;
+  Tensor post_norm, gate, up, down;   // absent in an `adapter` exit head: attention only
+};
+
+// A decoder layer, or the attention block of one.
+struct PackedLayer {
+  std::vector<float> input_norm, post_norm, qkv_bias, o_bias;
+  Matrix qkv, o, gate_up, down;
+  bool has_mlp() const { return gate_up.data != nullptr; }
+};
+
+struct PackedHead {   // a norm and (part of) the LM head
+  std::vector<float> norm;
+  Matrix lm_head;
+};
+
+// Bytes that packing needs, and the packing itself. Matrices lie in one stretch of memory in the order of use.
+class Packer {
+ public:
+  Packer(const Kernels& kernels, Format format, const ModelShape& shape, Team* team)
+      : kernels_(kernels), format_(format), shape_(shape), team_(team) {}
+
+  size_t layer_bytes(const LayerTensors& layer) const;
+  size_t matrix_bytes(int outputs, int inputs) const;
+  PackedLayer layer(const LayerTensors& tensors, uint8_t** memory) const;
+  Matrix lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const;   // no ids: all rows
+  static std::vector<float> vector(const Tensor& tensor);
+
+ private:
+  Matrix pack(int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory) const;
+
+  const Kernels& kernels_;
+  const Format format_;
+  const ModelShape shape_;
+  Team* team_;
+};
+
+// Drops the pages of a mapped tensor from this process: they are packed now, and are read from the file again if need be.
+void release_pages(const Tensor& tensor);
+
+}  // namespace ppsd

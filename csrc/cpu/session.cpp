@@ -1,0 +1,98 @@
+#include "session.h"
+
+#include <algorithm>
+
+namespace ppsd {
+namespace {
+
+constexpr size_t kAhead = 64;   // events that may wait for the consumer before the work waits for it
+
+}  // namespace
+
+Session::Session(CpuEngine* engine, Request request, Trace* trace)
+    : engine_(engine), request_(std::move(request)), trace_(trace), thread_([this] { work(); }) {}
+
+Session::~Session() {
+  cancel();
+  thread_.join();
+}
+
+Session::Status Session::next(int milliseconds, Event* event) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto ready = [this] { return !events_.empty() || over_; };
+  if (!changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), ready)) return Status::kWaiting;
+  if (events_.empty()) {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    return Status::kEnded;
+  }
+  *event = std::move(events_.front());
+  events_.pop_front();
+  changed_.notify_all();
+  return Status::kEvent;
+}
+
+void Session::cancel() {
+  cancelled_.store(true);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (carrier_ != nullptr) carrier_->cancel();
+  changed_.notify_all();
+}
+
+void Session::work() {
+  std::vector<int> tokens = request_.prompt;
+  try {
+    play(request_.schedule, &tokens, true);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+  engine_->remember(std::move(tokens));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  over_ = true;
+  changed_.notify_all();
+}
+
+// Decode with one carrier until it ends; its committed text goes into `tokens`.
+void Session::play(const Schedule& schedule, std::vector<int>* tokens, bool first) {
+  const int keep = first ? engine_->shared_rows(*tokens) : int(tokens->size()) - 1;
+  const Stages stages = engine_->begin(request_, keep);
+  std::unique_ptr<Carrier> carrier;
+  if (schedule.overlap && !request_.lock_step) {
+    engine_->use_own_teams();
+    auto threads = std::make_unique<Threads>(stages, schedule, request_.limits, request_.sampling.seed,
+                                             request_.report_drafts, [this](int stage) { engine_->pin_stage(stage); },
+                                             nullptr, trace_);
+    threads->begin(*tokens, keep);
+    carrier = std::move(threads);
+  } else {
+    engine_->use_shared_team();
+    engine_->pin_shared();
+    auto lock_step = std::make_unique<LockStep>(stages, schedule, request_.limits, request_.sampling.seed,
+                                                request_.ticks, request_.report_drafts, nullptr, trace_);
+    lock_step->begin(*tokens, keep);
+    carrier = std::move(lock_step);
+  }
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    carrier_ = carrier.get();
+    if (cancelled_.load()) carrier->cancel();
+  }
+  const auto release = [this] {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    carrier_ = nullptr;
+  };
+  try {
+    while (auto event = carrier->next()) {
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return events_.size() < kAhead || cancelled_.load(); });
+      events_.push_back(std::move(*event));
+      changed_.notify_all();
+    }
+  } catch (...) {
+    release();
+    throw;
+  }
+  release();
+  if (!carrier->tokens().empty()) *tokens = carrier->tokens();
+}
+
+}  // namespace ppsd

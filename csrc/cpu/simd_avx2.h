@@ -1,0 +1,164 @@
+// Sixteen lanes on AVX2 (with FMA and F16C): two registers each. With PPSD_AVXVNNI the dot instruction of AVX-VNNI.
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ppsd {
+namespace {
+
+struct Simd {
+  struct V {
+    __m256 a, b;
+  };
+  struct I {
+    __m256i a, b;
+  };
+  struct M {
+    __m256i a, b;   // all ones where true
+  };
+
+#ifdef PPSD_AVXVNNI
+  static constexpr int kWeightOffset = 128;   // int8 weights are stored as unsigned: the dot instruction wants it so
+#else
+  static constexpr int kWeightOffset = 0;
+#endif
+  static constexpr int kRows = 2;             // rows of a micro-kernel: accumulators stay in the 16 registers
+
+  static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
+  static V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+  static V load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+  static void store(float* p, V v) {
+    _mm256_storeu_ps(p, v.a);
+    _mm256_storeu_ps(p + 8, v.b);
+  }
+  static V add(V x, V y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+  static V sub(V x, V y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+  static V mul(V x, V y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+  static V div(V x, V y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+  static V max(V x, V y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+  static V min(V x, V y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+  static V abs(V x) {
+    const __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7FFFFFFF));
+    return {_mm256_and_ps(x.a, mask), _mm256_and_ps(x.b, mask)};
+  }
+  static V fma(V x, V y, V z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+  static V round(V x) {
+    constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
+  }
+
+  static I seti(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+  static I loadi(const int32_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
+  }
+  static void storei(int32_t* p, I v) {
+    _mm256_storeu_si256((__m256i*)p, v.a);
+    _mm256_storeu_si256((__m256i*)(p + 8), v.b);
+  }
+  static I addi(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+  static V to_float(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+  static I to_int(V x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+  static V bits_to_float(I x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+  static I float_to_bits(V x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
+  static I shift_left(I x, int n) { return {_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
+  static I shift_right(I x, int n) { return {_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)}; }
+  static I bit_and(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
+  static I bit_or(I x, I y) { return {_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
+
+  static I bit_xor(I x, I y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
+  static void mul_wide(I x, uint32_t m, I* high, I* low) {
+    const __m256i b = _mm256_set1_epi32(int(m));
+    mul_wide(x.a, b, &high->a, &low->a);
+    mul_wide(x.b, b, &high->b, &low->b);
+  }
+  static V unsigned_to_float(I x) { return {unsigned_to_float(x.a), unsigned_to_float(x.b)}; }
+
+  static M less(V x, V y) {
+    return {_mm256_castps_si256(_mm256_cmp_ps(x.a, y.a, _CMP_LT_OQ)),
+            _mm256_castps_si256(_mm256_cmp_ps(x.b, y.b, _CMP_LT_OQ))};
+  }
+  static M less_i(I x, I y) { return {_mm256_cmpgt_epi32(y.a, x.a), _mm256_cmpgt_epi32(y.b, x.b)}; }
+  static V select(M m, V yes, V no) {
+    return {_mm256_blendv_ps(no.a, yes.a, _mm256_castsi256_ps(m.a)),
+            _mm256_blendv_ps(no.b, yes.b, _mm256_castsi256_ps(m.b))};
+  }
+  static I select_i(M m, I yes, I no) {
+    return {_mm256_blendv_epi8(no.a, yes.a, m.a), _mm256_blendv_epi8(no.b, yes.b, m.b)};
+  }
+  static bool any(M m) { return _mm256_movemask_epi8(_mm256_or_si256(m.a, m.b)) != 0; }
+
+  static V load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+  }
+  static V load_bf16(const uint16_t* p) {
+    const __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    const __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8)));
+    return {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
+  }
+  static void store_bf16(uint16_t* p, V v) {
+    const __m256i packed = _mm256_packus_epi32(to_bf16(v.a), to_bf16(v.b));   // within 128-bit lanes
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xD8));
+  }
+  static void store_i8(int8_t* p, I v) {
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xD8);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  }
+
+  static V swap_halves(V v) { return {v.b, v.a}; }
+
+  static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
+    int32_t four;
+    __builtin_memcpy(&four, activations, 4);
+    const __m256i x = _mm256_set1_epi32(four);
+    return {dot4(acc.a, _mm256_load_si256((const __m256i*)weights), x),
+            dot4(acc.b, _mm256_load_si256((const __m256i*)(weights + 32)), x)};
+  }
+  static V dot2(V acc, const uint16_t* weights, const uint16_t* activations) {
+    // Products of the first and of the second element of each pair, one after the other, as two fused steps.
+    uint32_t two;
+    __builtin_memcpy(&two, activations, 4);
+    const __m256 first = _mm256_castsi256_ps(_mm256_set1_epi32(int(two << 16)));
+    const __m256 second = _mm256_castsi256_ps(_mm256_set1_epi32(int(two & 0xFFFF0000u)));
+    return {dot2(acc.a, _mm256_load_si256((const __m256i*)weights), first, second),
+            dot2(acc.b, _mm256_load_si256((const __m256i*)(weights + 16)), first, second)};
+  }
+
+ private:
+  static void mul_wide(__m256i a, __m256i b, __m256i* high, __m256i* low) {
+    const __m256i even = _mm256_mul_epu32(a, b), odd = _mm256_mul_epu32(_mm256_srli_epi64(a, 32), b);
+    *low = _mm256_blend_epi32(even, _mm256_slli_epi64(odd, 32), 0xAA);
+    *high = _mm256_blend_epi32(_mm256_srli_epi64(even, 32), odd, 0xAA);
+  }
+  static __m256 unsigned_to_float(__m256i a) {   // both halves are exact, so their sum is rounded once
+    const __m256 high = _mm256_cvtepi32_ps(_mm256_srli_epi32(a, 16));
+    const __m256 low = _mm256_cvtepi32_ps(_mm256_and_si256(a, _mm256_set1_epi32(0xFFFF)));
+    return _mm256_add_ps(_mm256_mul_ps(high, _mm256_set1_ps(65536.0f)), low);
+  }
+  static __m256i to_bf16(__m256 x) {   // to nearest even, in the low halves of the lanes; NaN stays NaN
+    const __m256i bits = _mm256_castps_si256(x);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+    const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC00000), nan), 16);
+  }
+#ifdef PPSD_AVXVNNI
+  static __m256i dot4(__m256i acc, __m256i w, __m256i x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+#else
+  static __m256i dot4(__m256i acc, __m256i w, __m256i x) {
+    // Weights and activations are within +-127, so that no pair of products leaves 16 bits.
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+#endif
+  static __m256 dot2(__m256 acc, __m256i w, __m256 first, __m256 second) {
+    const __m256 low = _mm256_castsi256_ps(_mm256_slli_epi32(w, 16));
+    const __m256 high = _mm256_castsi256_ps(_mm256_and_si256(w, _mm256_set1_epi32(int(0xFFFF0000u))));
+    return _mm256_fmadd_ps(high, second, _mm256_fmadd_ps(low, first, acc));
+  }
+};
+
+}  // namespace
+}  // namespace ppsd

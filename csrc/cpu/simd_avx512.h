@@ -1,0 +1,87 @@
+// Sixteen lanes on AVX-512 (F, BW, DQ, VL, VNNI, BF16).
+#pragma once
+
+#include <immintrin.h>
+
+#include <cstdint>
+
+namespace ppsd {
+namespace {
+
+struct Simd {
+  using V = __m512;    // 16 floats
+  using I = __m512i;   // 16 int32
+  using M = __mmask16;
+
+  static constexpr int kWeightOffset = 128;   // int8 weights are stored as unsigned: the dot instruction wants it so
+  static constexpr int kRows = 8;             // rows of a micro-kernel: accumulators stay in the 32 registers
+
+  static V zero() { return _mm512_setzero_ps(); }
+  static V set1(float x) { return _mm512_set1_ps(x); }
+  static V load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, V v) { _mm512_storeu_ps(p, v); }
+  static V add(V a, V b) { return _mm512_add_ps(a, b); }
+  static V sub(V a, V b) { return _mm512_sub_ps(a, b); }
+  static V mul(V a, V b) { return _mm512_mul_ps(a, b); }
+  static V div(V a, V b) { return _mm512_div_ps(a, b); }
+  static V max(V a, V b) { return _mm512_max_ps(a, b); }
+  static V min(V a, V b) { return _mm512_min_ps(a, b); }
+  static V abs(V a) { return _mm512_abs_ps(a); }
+  static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
+  static V round(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+
+  static I seti(int32_t x) { return _mm512_set1_epi32(x); }
+  static I loadi(const int32_t* p) { return _mm512_loadu_si512(p); }
+  static void storei(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
+  static I addi(I a, I b) { return _mm512_add_epi32(a, b); }
+  static V to_float(I a) { return _mm512_cvtepi32_ps(a); }
+  static I to_int(V a) { return _mm512_cvtps_epi32(a); }   // to nearest, ties to even
+  static V bits_to_float(I a) { return _mm512_castsi512_ps(a); }
+  static I float_to_bits(V a) { return _mm512_castps_si512(a); }
+  static I shift_left(I a, int n) { return _mm512_slli_epi32(a, n); }
+  static I shift_right(I a, int n) { return _mm512_srli_epi32(a, n); }
+  static I bit_and(I a, I b) { return _mm512_and_si512(a, b); }
+  static I bit_or(I a, I b) { return _mm512_or_si512(a, b); }
+
+  static I bit_xor(I a, I b) { return _mm512_xor_si512(a, b); }
+  // The high and the low 32 bits of a * m, all unsigned.
+  static void mul_wide(I a, uint32_t m, I* high, I* low) {
+    const I b = _mm512_set1_epi32(int(m));
+    const I even = _mm512_mul_epu32(a, b), odd = _mm512_mul_epu32(_mm512_srli_epi64(a, 32), b);
+    *low = _mm512_mask_blend_epi32(0xAAAA, even, _mm512_slli_epi64(odd, 32));
+    *high = _mm512_mask_blend_epi32(0xAAAA, _mm512_srli_epi64(even, 32), odd);
+  }
+  static V unsigned_to_float(I a) { return _mm512_cvtepu32_ps(a); }
+
+  static M less(V a, V b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+  static M less_i(I a, I b) { return _mm512_cmplt_epi32_mask(a, b); }
+  static V select(M m, V yes, V no) { return _mm512_mask_blend_ps(m, no, yes); }
+  static I select_i(M m, I yes, I no) { return _mm512_mask_blend_epi32(m, no, yes); }
+  static bool any(M m) { return m != 0; }
+
+  static V load_f16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+  static V load_bf16(const uint16_t* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
+  }
+  static void store_bf16(uint16_t* p, V v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+  static void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v)); }
+
+  // Lanes 0-7 and 8-15 change places.
+  static V swap_halves(V v) { return _mm512_shuffle_f32x4(v, v, 0x4E); }
+
+  // acc += four products for each lane: weights [16][4] (unsigned) with activations [4] (signed).
+  static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
+    int32_t four;
+    __builtin_memcpy(&four, activations, 4);
+    return _mm512_dpbusd_epi32(acc, _mm512_load_si512(weights), _mm512_set1_epi32(four));
+  }
+  // acc += two products for each lane: weights [16][2] with activations [2], all bfloat16.
+  static V dot2(V acc, const uint16_t* weights, const uint16_t* activations) {
+    int32_t two;
+    __builtin_memcpy(&two, activations, 4);
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)_mm512_set1_epi32(two));
+  }
+};
+
+}  // namespace
+}  // namespace ppsd

@@ -1,0 +1,189 @@
+// Sixteen lanes in plain C++, for any machine; compilers turn the loops into what the machine has.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+#include "half.h"
+
+namespace ppsd {
+namespace {
+
+struct Simd {
+  struct V {
+    float x[16];
+  };
+  struct I {
+    int32_t x[16];
+  };
+  struct M {
+    bool x[16];
+  };
+
+  static constexpr int kWeightOffset = 0;
+  static constexpr int kRows = 2;
+
+  template <class F>
+  static V each(F f) {
+    V out;
+    for (int l = 0; l < 16; ++l) out.x[l] = f(l);
+    return out;
+  }
+  template <class F>
+  static I each_i(F f) {
+    I out;
+    for (int l = 0; l < 16; ++l) out.x[l] = f(l);
+    return out;
+  }
+  template <class F>
+  static M each_m(F f) {
+    M out;
+    for (int l = 0; l < 16; ++l) out.x[l] = f(l);
+    return out;
+  }
+
+  static V zero() { return set1(0.0f); }
+  static V set1(float x) {
+    return each([&](int) { return x; });
+  }
+  static V load(const float* p) {
+    return each([&](int l) { return p[l]; });
+  }
+  static void store(float* p, V v) { std::memcpy(p, v.x, sizeof v.x); }
+  static V add(V a, V b) {
+    return each([&](int l) { return a.x[l] + b.x[l]; });
+  }
+  static V sub(V a, V b) {
+    return each([&](int l) { return a.x[l] - b.x[l]; });
+  }
+  static V mul(V a, V b) {
+    return each([&](int l) { return a.x[l] * b.x[l]; });
+  }
+  static V div(V a, V b) {
+    return each([&](int l) { return a.x[l] / b.x[l]; });
+  }
+  static V max(V a, V b) {
+    return each([&](int l) { return a.x[l] > b.x[l] ? a.x[l] : b.x[l]; });
+  }
+  static V min(V a, V b) {
+    return each([&](int l) { return a.x[l] < b.x[l] ? a.x[l] : b.x[l]; });
+  }
+  static V abs(V a) {
+    return each([&](int l) { return std::fabs(a.x[l]); });
+  }
+  // Not fused: a machine without the instruction would call a function for every lane.
+  static V fma(V a, V b, V c) {
+    return each([&](int l) { return a.x[l] * b.x[l] + c.x[l]; });
+  }
+  static V round(V a) {
+    return each([&](int l) { return std::nearbyint(a.x[l]); });
+  }
+
+  static I seti(int32_t x) {
+    return each_i([&](int) { return x; });
+  }
+  static I loadi(const int32_t* p) {
+    return each_i([&](int l) { return p[l]; });
+  }
+  static void storei(int32_t* p, I v) { std::memcpy(p, v.x, sizeof v.x); }
+  static I addi(I a, I b) {
+    return each_i([&](int l) { return a.x[l] + b.x[l]; });
+  }
+  static V to_float(I a) {
+    return each([&](int l) { return float(a.x[l]); });
+  }
+  static I to_int(V a) {
+    return each_i([&](int l) { return int32_t(std::nearbyint(a.x[l])); });
+  }
+  static V bits_to_float(I a) {
+    V out;
+    std::memcpy(out.x, a.x, sizeof out.x);
+    return out;
+  }
+  static I float_to_bits(V a) {
+    I out;
+    std::memcpy(out.x, a.x, sizeof out.x);
+    return out;
+  }
+  static I shift_left(I a, int n) {
+    return each_i([&](int l) { return int32_t(uint32_t(a.x[l]) << n); });
+  }
+  static I shift_right(I a, int n) {
+    return each_i([&](int l) { return int32_t(uint32_t(a.x[l]) >> n); });
+  }
+  static I bit_and(I a, I b) {
+    return each_i([&](int l) { return a.x[l] & b.x[l]; });
+  }
+  static I bit_or(I a, I b) {
+    return each_i([&](int l) { return a.x[l] | b.x[l]; });
+  }
+
+  static I bit_xor(I a, I b) {
+    return each_i([&](int l) { return a.x[l] ^ b.x[l]; });
+  }
+  static void mul_wide(I a, uint32_t m, I* high, I* low) {
+    for (int l = 0; l < 16; ++l) {
+      const uint64_t product = uint64_t(uint32_t(a.x[l])) * m;
+      high->x[l] = int32_t(product >> 32);
+      low->x[l] = int32_t(uint32_t(product));
+    }
+  }
+  static V unsigned_to_float(I a) {
+    return each([&](int l) { return float(uint32_t(a.x[l])); });
+  }
+
+  static M less(V a, V b) {
+    return each_m([&](int l) { return a.x[l] < b.x[l]; });
+  }
+  static M less_i(I a, I b) {
+    return each_m([&](int l) { return a.x[l] < b.x[l]; });
+  }
+  static V select(M m, V yes, V no) {
+    return each([&](int l) { return m.x[l] ? yes.x[l] : no.x[l]; });
+  }
+  static I select_i(M m, I yes, I no) {
+    return each_i([&](int l) { return m.x[l] ? yes.x[l] : no.x[l]; });
+  }
+  static bool any(M m) {
+    bool found = false;
+    for (bool x : m.x) found |= x;
+    return found;
+  }
+
+  static V load_f16(const uint16_t* p) {
+    return each([&](int l) { return half_to_float(p[l]); });
+  }
+  static V load_bf16(const uint16_t* p) {
+    return each([&](int l) { return bf16_to_float(p[l]); });
+  }
+  static void store_bf16(uint16_t* p, V v) {
+    for (int l = 0; l < 16; ++l) p[l] = float_to_bf16(v.x[l]);
+  }
+  static void store_i8(int8_t* p, I v) {
+    for (int l = 0; l < 16; ++l) p[l] = int8_t(v.x[l] < -128 ? -128 : v.x[l] > 127 ? 127 : v.x[l]);
+  }
+
+  static V swap_halves(V v) {
+    return each([&](int l) { return v.x[l ^ 8]; });
+  }
+
+  static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
+    const int8_t* w = reinterpret_cast<const int8_t*>(weights);
+    return each_i([&](int l) {
+      int32_t sum = acc.x[l];
+      for (int k = 0; k < 4; ++k) sum += int32_t(w[4 * l + k]) * activations[k];
+      return sum;
+    });
+  }
+  static V dot2(V acc, const uint16_t* weights, const uint16_t* activations) {
+    const float first = bf16_to_float(activations[0]), second = bf16_to_float(activations[1]);
+    return each([&](int l) {
+      const float low = acc.x[l] + bf16_to_float(weights[2 * l]) * first;
+      return low + bf16_to_float(weights[2 * l + 1]) * second;
+    });
+  }
+};
+
+}  // namespace
+}  // namespace ppsd

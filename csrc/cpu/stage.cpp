@@ -1,0 +1,204 @@
+#include "stage.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "../pipeline/noise.h"
+#include "half.h"
+
+namespace ppsd {
+namespace {
+
+std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last) {
+  std::vector<const PackedLayer*> out;
+  for (int i = first; i < last; ++i) out.push_back(&layers[i]);
+  return out;
+}
+
+void embed(const Tensor& table, int id, float* row) {
+  const int n = int(table.columns);
+  const void* from = table.row(id);
+  if (table.stored == Stored::kFp32) std::memcpy(row, from, size_t(n) * 4);
+  const uint16_t* halves = static_cast<const uint16_t*>(from);
+  for (int i = 0; table.stored == Stored::kFp16 && i < n; ++i) row[i] = half_to_float(halves[i]);
+  for (int i = 0; table.stored == Stored::kBf16 && i < n; ++i) row[i] = bf16_to_float(halves[i]);
+}
+
+}  // namespace
+
+// -- draft -------------------------------------------------------------------------------------------------------------
+
+CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
+    : model_(model),
+      early_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, 0, model.exit_layer), members),
+      late_(*model.kernels, model.shape, model.format, model.kv,
+            pointers(model.exit_layers, 0, int(model.exit_layers.size())), members),
+      sampler_(*model.kernels, model.shape.vocab_size, members),
+      x_(size_t(kPassRows) * model.shape.hidden_size) {
+  if (model.drafts())
+    head_ = std::make_unique<HeadStack>(*model.kernels, model.shape, model.exit_head, model.draft_ids, members);
+}
+
+void CpuDraftStage::reserve(int capacity, const float* rope) {
+  rope_ = rope;
+  early_.reserve(capacity);
+  late_.reserve(capacity);
+  const size_t bytes = size_t(capacity) * model_.shape.hidden_size * 4;
+  if (bytes <= exit_hidden_.bytes()) return;
+  Memory grown(bytes);
+  std::memcpy(grown.as<>(), exit_hidden_.as<>(), exit_hidden_.bytes());
+  exit_hidden_ = std::move(grown);
+}
+
+void CpuDraftStage::begin(const Sampling& sampling, int kept) {
+  length_ = std::min(length_, kept);
+  head_length_ = std::min(head_length_, length_);
+  sampler_.begin(sampling, length_);
+}
+
+bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
+  length_ = std::min(length_, step.start);
+  head_length_ = std::min(head_length_, length_);
+  const int count = int(step.ids.size());
+  sampler_.know(step.start, step.ids.data(), count);
+  int done = 0;
+  do {
+    const int rows = std::min(kPassRows, count - done);
+    const bool last = done + rows == count;
+    if (!run_rows(step.ids.data() + done, rows, last ? draft : nullptr, cancelled)) return false;
+    done += rows;
+  } while (done < count);
+  return true;
+}
+
+// Up to kPassRows rows through the early layers, and if a draft is wanted the exit head behind them: one pass of the team.
+bool CpuDraftStage::run_rows(const int* ids, int rows, Draft* draft, const Cancelled& cancelled) {
+  const int hidden = model_.shape.hidden_size, start = length_;
+  float* exits = exit_hidden_.as<float>();
+  for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x_.data() + size_t(r) * hidden);
+  early_.begin_pass();
+  bool done = true;
+  if (rows > 0 && early_.size() > 0)
+    team_->run([&](int member) {
+      if (!early_.pass(*team_, member, rope_, x_.data(), rows, start, cancelled) && member == 0) done = false;
+    });
+  if (!done) return false;
+  std::memcpy(exits + size_t(start) * hidden, x_.data(), size_t(rows) * hidden * 4);
+  length_ = start + rows;
+  if (draft == nullptr) return true;
+
+  // The exit head's own layers first catch up with the rows that came since it was last asked.
+  head_length_ = std::min(head_length_, length_ - 1);
+  while (head_length_ < length_) {
+    const int behind = std::min(kPassRows, length_ - head_length_), first = head_length_;
+    const bool last = first + behind == length_;
+    std::memcpy(x_.data(), exits + size_t(first) * hidden, size_t(behind) * hidden * 4);
+    late_.begin_pass();
+    head_->begin_pass();
+    sampler_.begin_rows(1, head_->outputs(), true);
+    const float* newest = x_.data() + size_t(behind - 1) * hidden;
+    team_->run([&](int member) {
+      if (!late_.pass(*team_, member, rope_, x_.data(), behind, first, cancelled)) {
+        if (member == 0) done = false;
+      } else if (last) {
+        head_->pass(*team_, member, newest, 1, length_, sampler_);
+      }
+    });
+    if (!done) return false;
+    head_length_ += behind;
+  }
+  draft->token = sampler_.choose(0, 0, length_, head_->draft_ids(), head_->outputs());
+  draft->confidence = sampler_.confidence(0, draft->token, head_->draft_ids(), head_->outputs());
+  *draft = foreseen(*draft);
+  return true;
+}
+
+// With an oracle, its token in the place of the head's.
+Draft CpuDraftStage::foreseen(Draft draft) const {
+  if (length_ >= int(oracle_.truth.size())) return draft;
+  const int truth = oracle_.truth[length_];
+  NoiseStream coin(oracle_.seed + uint64_t(length_), kSimulationStream);
+  draft.token = coin.uniform() < oracle_.acceptance ? truth : (truth + 1) % model_.shape.vocab_size;
+  draft.confidence = oracle_.acceptance;
+  return draft;
+}
+
+void CpuDraftStage::export_hidden(Chunk* chunk) {
+  const size_t hidden = size_t(model_.shape.hidden_size);
+  const float* from = exit_hidden_.as<float>() + size_t(chunk->start) * hidden;
+  chunk->hidden.assign(from, from + hidden * chunk->rows());
+}
+
+// -- verify ------------------------------------------------------------------------------------------------------------
+
+CpuVerifyStage::CpuVerifyStage(const CpuModel& model, int first, int last, int members)
+    : model_(model),
+      layers_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), members),
+      x_(size_t(kPassRows) * model.shape.hidden_size) {
+  static const std::vector<int> all;
+  if (last == model.shape.num_layers) {
+    head_ = std::make_unique<HeadStack>(*model.kernels, model.shape, model.head, all, members);
+    sampler_ = std::make_unique<Sampler>(*model.kernels, model.shape.vocab_size, members);
+  }
+}
+
+void CpuVerifyStage::reserve(int capacity, const float* rope) {
+  rope_ = rope;
+  layers_.reserve(capacity);
+}
+
+void CpuVerifyStage::begin(const Sampling& sampling, int kept) {
+  length_ = std::min(length_, kept);
+  if (sampler_) sampler_->begin(sampling, length_);
+}
+
+bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
+  const size_t hidden = size_t(model_.shape.hidden_size);
+  length_ = std::min(length_, chunk->start);
+  if (sampler_) sampler_->know(chunk->start, chunk->ids.data(), chunk->rows());
+  for (int done = 0; done < chunk->rows(); done += kPassRows) {
+    const int rows = std::min(kPassRows, chunk->rows() - done);
+    std::memcpy(x_.data(), chunk->hidden.data() + hidden * done, hidden * rows * 4);
+    layers_.begin_pass();
+    bool finished = true;
+    team_->run([&](int member) {
+      if (!layers_.pass(*team_, member, rope_, x_.data(), rows, length_, cancelled) && member == 0) finished = false;
+    });
+    if (!finished) return false;
+    std::memcpy(chunk->hidden.data() + hidden * done, x_.data(), hidden * rows * 4);
+    length_ += rows;
+    last_rows_ = rows;
+  }
+  return true;
+}
+
+std::vector<int> CpuVerifyStage::choose(const Chunk& chunk, int last) {
+  std::vector<int> chosen(last);
+  const float* x = chunk.hidden.data() + size_t(chunk.rows() - last) * model_.shape.hidden_size;
+  choose_rows(x, last, chunk.start + chunk.rows() - last + 1, false, &chosen);
+  return chosen;
+}
+
+void CpuVerifyStage::choose_rows(const float* x, int rows, int first_position, bool store, std::vector<int>* chosen) {
+  head_->begin_pass();
+  sampler_->begin_rows(rows, head_->outputs(), store);
+  std::atomic<int> claim{0};
+  team_->run([&](int member) {
+    head_->pass(*team_, member, x, rows, first_position, *sampler_);
+    for (;;) {
+      const Team::Part part = team_->take(claim, rows, 1);
+      if (part.empty()) break;
+      for (int r = part.begin; r < part.end; ++r)
+        (*chosen)[r] = sampler_->choose(member, r, first_position + r, nullptr, head_->outputs());
+    }
+  });
+}
+
+std::vector<float> CpuVerifyStage::last_logits() {
+  std::vector<int> chosen(1);
+  choose_rows(x_.data() + size_t(last_rows_ - 1) * model_.shape.hidden_size, 1, length_, true, &chosen);
+  const float* logits = sampler_->logits(0, head_->outputs());
+  return std::vector<float>(logits, logits + head_->outputs());
+}
+
+}  // namespace ppsd

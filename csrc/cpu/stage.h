@@ -1,0 +1,98 @@
+// Stages on a CPU: the model cut at the exit layer, each part worked on by a team of threads.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "layers.h"
+
+namespace ppsd {
+
+// All that is read-only: weights, vocabulary, rotary frequencies. Shared by the stages of one model.
+struct CpuModel {
+  const Kernels* kernels;
+  ModelShape shape;
+  Format format;
+  Stored kv;
+  Tensor embedding;                    // [vocabulary][hidden], where the checkpoint has it
+  std::vector<float> frequencies;      // [head_dim / 2]
+  std::vector<PackedLayer> layers;
+  PackedHead head;                     // the final norm, and the whole LM head
+  // The exit head; without one nothing is drafted, and all layers verify.
+  int exit_layer = 0;
+  std::vector<PackedLayer> exit_layers;
+  PackedHead exit_head;                // its matrix may be `head`'s
+  std::vector<int> draft_ids;          // or empty: the whole vocabulary
+  std::vector<Memory> memory;          // what the matrices lie in
+  std::shared_ptr<const CpuModel> base;   // or whose memory some of them lie in
+  size_t packed_bytes = 0;
+
+  bool drafts() const { return exit_layer > 0; }
+};
+
+// For benchmarks: what is drafted at position p is `truth[p]` with probability `acceptance`, else another id. The work
+// of drafting is done all the same.
+struct Oracle {
+  std::vector<int> truth;
+  double acceptance = 1.0;
+  uint64_t seed = 0;
+};
+
+class CpuDraftStage final : public DraftStage {
+ public:
+  CpuDraftStage(const CpuModel& model, int members);
+
+  void use(Team* team) { team_ = team; }
+  void reserve(int capacity, const float* rope);
+  int length() const { return length_; }
+  void begin(const Sampling& sampling, int kept);   // a new answer that shares the first `kept` rows
+  void set_oracle(const Oracle& oracle) { oracle_ = oracle; }
+
+  bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
+  void export_hidden(Chunk* chunk) override;
+
+ private:
+  bool run_rows(const int* ids, int rows, Draft* draft, const Cancelled& cancelled);
+  Draft foreseen(Draft draft) const;
+
+  const CpuModel& model_;
+  Team* team_ = nullptr;
+  const float* rope_ = nullptr;
+  LayerStack early_, late_;              // layers [0, E), and the exit head's own
+  std::unique_ptr<HeadStack> head_;
+  Sampler sampler_;
+  int length_ = 0, head_length_ = 0;     // rows that have passed the early layers, and the exit head's own
+  Memory exit_hidden_;                   // [capacity][hidden]
+  std::vector<float> x_;                 // [kPassRows][hidden]
+  Oracle oracle_;
+};
+
+class CpuVerifyStage final : public VerifyStage {
+ public:
+  // Layers [first, last); the last stage also has the final norm and the LM head.
+  CpuVerifyStage(const CpuModel& model, int first, int last, int members);
+
+  void use(Team* team) { team_ = team; }
+  void reserve(int capacity, const float* rope);
+  int length() const { return length_; }
+  void begin(const Sampling& sampling, int kept);
+
+  bool run(Chunk* chunk, const Cancelled& cancelled) override;
+  std::vector<int> choose(const Chunk& chunk, int last) override;
+  // The logits behind the last row that was run, [vocabulary].
+  std::vector<float> last_logits();
+
+ private:
+  void choose_rows(const float* x, int rows, int first_position, bool store, std::vector<int>* chosen);
+
+  const CpuModel& model_;
+  Team* team_ = nullptr;
+  const float* rope_ = nullptr;
+  LayerStack layers_;
+  std::unique_ptr<HeadStack> head_;
+  std::unique_ptr<Sampler> sampler_;
+  int length_ = 0, last_rows_ = 0;
+  std::vector<float> x_;                 // [kPassRows][hidden]: the last rows that were run, last_rows_ of them
+};
+
+}  // namespace ppsd

@@ -1,0 +1,46 @@
+// Carriers: who does the work that the scheduler hands out, and when.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <optional>
+#include <variant>
+#include <vector>
+
+#include "scheduler.h"
+#include "stages.h"
+#include "trace.h"
+
+namespace ppsd {
+
+// A draft token was drawn for `position`; a later Round says what became of it.
+struct Drafted {
+  int position = 0;
+  int token = 0;
+};
+
+using Event = std::variant<Round, Drafted>;
+
+// Called after every committed round, by the thread that committed it; may change the schedule for what follows.
+// False: end the carrier here (its tokens are then the prompt of another one).
+using AfterRound = std::function<bool(const Round&, Scheduler*)>;
+
+// One answer being decoded. Events come in order; after the last one `next` gives nothing.
+class Carrier {
+ public:
+  virtual ~Carrier() = default;
+  virtual std::optional<Event> next() = 0;
+  virtual void cancel() = 0;                                  // from any thread; next() then ends soon
+  virtual const std::vector<int>& tokens() const = 0;         // once next() has ended: the committed text
+};
+
+// The stages of one model: a draft stage and the chain of verification stages.
+struct Stages {
+  DraftStage* draft = nullptr;
+  std::vector<VerifyStage*> verify;
+};
+
+// The prompt through all stages, its rows from `keep` on, and the token that its last row gives.
+int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, const Cancelled& cancelled);
+
+}  // namespace ppsd

@@ -1,0 +1,90 @@
+#include "lockstep.h"
+
+namespace ppsd {
+
+int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, const Cancelled& cancelled) {
+  DraftStep step;
+  step.start = keep;
+  step.ids.assign(prompt.begin() + keep, prompt.end());
+  if (!stages.draft->step(step, nullptr, cancelled)) return -1;
+  Chunk chunk;
+  chunk.start = keep;
+  chunk.ids = step.ids;
+  stages.draft->export_hidden(&chunk);
+  for (VerifyStage* stage : stages.verify)
+    if (!stage->run(&chunk, cancelled)) return -1;
+  return stages.verify.back()->choose(chunk, 1).front();
+}
+
+LockStep::LockStep(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, Ticks ticks,
+                   bool report_drafts, AfterRound after_round, Trace* trace)
+    : stages_(std::move(stages)),
+      scheduler_(schedule, limits, seed),
+      ticks_(ticks),
+      report_drafts_(report_drafts),
+      after_round_(std::move(after_round)),
+      trace_(trace) {}
+
+std::optional<Event> LockStep::next() {
+  if (!started_) prefill();
+  while (events_.empty() && !scheduler_.finished()) {
+    if (cancelled()) scheduler_.cancel();
+    else advance();
+  }
+  if (events_.empty()) return std::nullopt;
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+void LockStep::prefill() {
+  started_ = true;
+  TraceScope scope(trace_, kVerifyTrack, "prompt", int(prompt_.size()) - keep_);
+  const int first = run_prompt(stages_, prompt_, keep_, [this] { return cancelled(); });
+  if (first < 0) return scheduler_.cancel();
+  events_.emplace_back(scheduler_.begin(prompt_, keep_, first));
+}
+
+// One tick: commit what lands, hand over what is ready, draft.
+void LockStep::advance() {
+  ++tick_;
+  if (!flights_.empty() && flights_.front().lands <= tick_) {
+    const Verdict verdict = std::move(flights_.front().verdict);
+    flights_.pop_front();
+    if (auto round = scheduler_.land(verdict)) {
+      if (scheduler_.epoch() != round->epoch) {   // rolled back: what is still under way is void
+        flights_.clear();
+        stage_free_at_ = tick_;
+      }
+      const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
+      events_.emplace_back(std::move(*round));
+      if (!go_on) return scheduler_.cancel();
+    }
+  }
+  if (tick_ >= stage_free_at_ && scheduler_.ready()) launch();
+  if (scheduler_.may_step()) step();
+}
+
+void LockStep::launch() {
+  Chunk chunk = scheduler_.launch();
+  TraceScope scope(trace_, kVerifyTrack, "verify", chunk.rows());
+  stages_.draft->export_hidden(&chunk);
+  for (VerifyStage* stage : stages_.verify)
+    if (!stage->run(&chunk, [this] { return cancelled(); })) return scheduler_.cancel();
+  Verdict verdict{chunk.epoch, chunk.start, stages_.verify.back()->choose(chunk, chunk.rows())};
+  flights_.push_back({std::move(verdict), tick_ + int64_t(ticks_.stages) * ticks_.per_stage});
+  stage_free_at_ = tick_ + ticks_.per_stage;
+}
+
+void LockStep::step() {
+  const DraftStep step = scheduler_.next_step();
+  Draft draft;
+  TraceScope scope(trace_, kDraftTrack, "draft", int(step.ids.size()));
+  if (!stages_.draft->step(step, step.draw ? &draft : nullptr, [this] { return cancelled(); }))
+    return scheduler_.cancel();
+  const int position = step.start + int(step.ids.size());
+  if (scheduler_.stepped(step, step.draw ? &draft : nullptr) && step.draw && report_drafts_)
+    events_.emplace_back(Drafted{position, draft.token});
+}
+
+}  // namespace ppsd

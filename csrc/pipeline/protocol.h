@@ -1,0 +1,59 @@
+// What passes between the stages: chunks forward, verdicts back. See docs/how-it-works.md for the words.
+//
+// Positions count tokens from 0, the prompt included. A row is a token on its way through the layers; row p yields the
+// token for position p + 1.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace ppsd {
+
+struct Limits {
+  int end = 0;                 // the committed text ends before this position (token budget or context)
+  std::vector<int> stop_ids;   // or at one of these
+};
+
+// The draft stage's next step: rows to run through the early layers, then perhaps the exit head on the last of them.
+struct DraftStep {
+  uint64_t epoch = 0;
+  int start = 0;               // first row to run; rows from here on that the stage holds are void
+  std::vector<int> ids;        // may be empty: only the head is asked
+  bool draw = false;           // draw a draft token for position start + ids.size()
+};
+
+struct Draft {
+  int token = 0;
+  double confidence = 0.0;
+};
+
+// Consecutive rows on their way through verification.
+struct Chunk {
+  uint64_t epoch = 0;
+  int start = 0;               // rows from here on that a stage holds are void
+  std::vector<int> ids;        // the tokens of the rows
+  std::vector<float> hidden;   // [rows, hidden]: what the previous stage made of them
+
+  int rows() const { return int(ids.size()); }
+};
+
+// The model's own tokens after each row of a chunk.
+struct Verdict {
+  uint64_t epoch = 0;
+  int start = 0;
+  std::vector<int> true_ids;
+};
+
+// One verification pass and what it committed; the fields are those of pipeline.Round.
+struct Round {
+  uint64_t epoch = 0;
+  int position = 0;
+  int rows = 0;
+  std::vector<int> committed;
+  std::vector<Draft> judged;
+  int accepted = 0;
+  int dropped = 0;
+  bool prompt = false;
+};
+
+}  // namespace ppsd

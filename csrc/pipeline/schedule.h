@@ -1,0 +1,45 @@
+// A schedule is data: the twin of ppsd_rt/schedule.py and of the settings in ppsd_rt/stop_rules.py, which check it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "noise.h"
+
+namespace ppsd {
+
+constexpr int kMaxRows = 16;              // the most rows of one verification pass
+constexpr int kMaxChunk = kMaxRows - 1;   // a chunk, and the row of the last committed token
+
+struct StopRule {
+  enum class Kind { kFixed, kConfidence, kBeta, kCalibrated };
+  Kind kind = Kind::kFixed;
+  double threshold = 0.4;   // kConfidence
+  double discount = 0.98;   // kBeta, kCalibrated
+  int bins = 10;            // kCalibrated
+  double weight = 4.0;      // kCalibrated: the prior counts as so many verdicts
+};
+
+struct Schedule {
+  int first_chunk = 0, max_chunk = 0, lookahead = 0;
+  bool overlap = false;
+  StopRule stop_rule;
+};
+
+// A draft token that a verdict judged.
+struct Judged {
+  double confidence;
+  bool accepted;
+};
+
+// A stop rule at work in one answer; see stop_rules.py for what is from the papers and what is ours.
+class Controller {
+ public:
+  virtual ~Controller() = default;
+  virtual bool stop(double confidence) = 0;                        // after a draft token: stop drafting and verify?
+  virtual void observe(const std::vector<Judged>& verdict) = 0;    // up to and including the first rejected
+  static std::unique_ptr<Controller> make(const StopRule& rule, uint64_t seed);
+};
+
+}  // namespace ppsd

@@ -1,0 +1,155 @@
+#include "scheduler.h"
+
+#include <algorithm>
+
+namespace ppsd {
+
+Scheduler::Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed)
+    : schedule_(schedule), limits_(limits), controller_(Controller::make(schedule.stop_rule, seed)), seed_(seed) {}
+
+Round Scheduler::begin(const std::vector<int>& prompt, int keep, int first) {
+  tokens_ = prompt;
+  tokens_.push_back(first);
+  drafted_rows_ = launched_ = int(prompt.size());
+  finished_ = ended();
+  Round round;
+  round.epoch = epoch();
+  round.position = int(prompt.size());
+  round.rows = int(prompt.size()) - keep;
+  round.committed = {first};
+  round.prompt = true;
+  return round;
+}
+
+// -- draft -------------------------------------------------------------------------------------------------------------
+
+bool Scheduler::may_step() const {
+  return !finished_ && (schedule_.overlap || !in_flight()) && has_step();
+}
+
+// Is there a row to run, or a draft token to draw? (The last position before the end needs neither.)
+bool Scheduler::has_step() const {
+  const bool row_waits = drafted_rows_ < std::min(known(), limits_.end - 1);
+  return row_waits || may_draft();
+}
+
+bool Scheduler::may_draft() const {
+  const bool in_range = known() < limits_.end - 1;
+  return in_range && !stopped_ && int(drafts_.size()) < schedule_.lookahead;
+}
+
+DraftStep Scheduler::next_step() const {
+  DraftStep step;
+  step.epoch = epoch();
+  step.start = drafted_rows_;
+  for (int row = drafted_rows_; row < known(); ++row) step.ids.push_back(token_at(row));
+  step.draw = may_draft();
+  return step;
+}
+
+bool Scheduler::stepped(const DraftStep& step, const Draft* draft) {
+  if (step.epoch != epoch() || finished_) return false;
+  drafted_rows_ = step.start + int(step.ids.size());
+  // While the head alone was asked, a verdict may have committed the token that it drew a draft for.
+  if (draft != nullptr && drafted_rows_ == known()) {
+    drafts_.push_back(*draft);
+    stopped_ = controller_->stop(draft->confidence) || is_stop(draft->token);
+  }
+  return true;
+}
+
+// -- verify ------------------------------------------------------------------------------------------------------------
+
+// The first verification stage is free (the carrier knows); are there enough rows, or will no more come?
+bool Scheduler::ready() const {
+  const int pending = drafted_rows_ - launched_;
+  if (finished_ || pending == 0) return false;
+  const int enough = restarted_ ? schedule_.first_chunk : 0;
+  return pending - int(committed_row_waits()) >= enough || !has_step();
+}
+
+// At most a chunk, and the row of the last committed token.
+Chunk Scheduler::launch() {
+  Chunk chunk;
+  chunk.epoch = epoch();
+  chunk.start = launched_;
+  const int rows = std::min(drafted_rows_ - launched_, schedule_.max_chunk + int(committed_row_waits()));
+  for (int row = launched_; row < launched_ + rows; ++row) chunk.ids.push_back(token_at(row));
+  launched_ += rows;
+  ++in_flight_;
+  restarted_ = false;
+  return chunk;
+}
+
+// -- commit, roll back -------------------------------------------------------------------------------------------------
+
+// True ids are committed up to and including the first that no draft token foresaw.
+std::optional<Round> Scheduler::land(const Verdict& verdict) {
+  if (verdict.epoch != epoch() || finished_) return std::nullopt;
+  --in_flight_;
+  Round round;
+  round.epoch = verdict.epoch;
+  round.position = verdict.start + 1;
+  round.rows = int(verdict.true_ids.size());
+  for (int true_id : verdict.true_ids) {
+    tokens_.push_back(true_id);
+    round.committed.push_back(true_id);
+    const bool foreseen = !drafts_.empty() && drafts_.front().token == true_id;
+    const bool judged = !drafts_.empty();
+    if (judged) {
+      round.judged.push_back(drafts_.front());
+      drafts_.pop_front();
+      round.accepted += foreseen;
+    }
+    finished_ = ended();
+    if (!foreseen || finished_) break;
+  }
+  std::vector<Judged> judged;
+  for (int i = 0; i < int(round.judged.size()); ++i) judged.push_back({round.judged[i].confidence, i < round.accepted});
+  controller_->observe(judged);
+  stopped_ = false;
+  if (round.accepted < int(round.judged.size()) || finished_) {
+    round.dropped = int(drafts_.size());
+    roll_back();
+  } else if (!schedule_.overlap) {
+    restarted_ = true;
+  }
+  return round;
+}
+
+// Only the rows before the last committed token are good; a new epoch begins.
+void Scheduler::roll_back() {
+  const int good = int(tokens_.size()) - 1;
+  drafts_.clear();
+  drafted_rows_ = std::min(drafted_rows_, good);
+  launched_ = drafted_rows_;
+  in_flight_ = 0;
+  restarted_ = true;
+  epoch_.fetch_add(1, std::memory_order_release);
+}
+
+void Scheduler::cancel() {
+  finished_ = true;
+  if (!tokens_.empty()) roll_back();
+}
+
+void Scheduler::set_schedule(const Schedule& schedule) {
+  const StopRule &from = schedule_.stop_rule, &to = schedule.stop_rule;
+  const bool same_rule = from.kind == to.kind && from.threshold == to.threshold && from.discount == to.discount &&
+                         from.bins == to.bins && from.weight == to.weight;
+  if (!same_rule) controller_ = Controller::make(to, seed_);
+  schedule_ = schedule;
+}
+
+int Scheduler::token_at(int position) const {
+  const int committed = int(tokens_.size());
+  return position < committed ? tokens_[position] : drafts_[position - committed].token;
+}
+
+bool Scheduler::is_stop(int token) const {
+  return std::find(limits_.stop_ids.begin(), limits_.stop_ids.end(), token) != limits_.stop_ids.end();
+}
+
+bool Scheduler::ended() const { return is_stop(tokens_.back()) || int(tokens_.size()) >= limits_.end; }
+
+}  // namespace ppsd

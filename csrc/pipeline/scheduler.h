@@ -1,0 +1,69 @@
+// The scheduler: what to draft, what to verify, what to commit. Pure state, no clock, no threads, no arithmetic.
+//
+// It is the loop of ppsd_rt/pipeline.py turned inside out: carriers (lock-step, simulated time, threads, later CUDA
+// graphs and ranks) ask it what may be done now and tell it what has been done. Every answer of a stage carries the
+// epoch of its question; what belongs to an older epoch is void.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <optional>
+
+#include "protocol.h"
+#include "schedule.h"
+
+namespace ppsd {
+
+class Scheduler {
+ public:
+  Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed);
+
+  // The prompt has passed all layers, its rows from `keep` on just now, and its last row gave `first`.
+  Round begin(const std::vector<int>& prompt, int keep, int first);
+
+  // -- drafting: one step at a time --
+  bool may_step() const;                       // a step is allowed now
+  DraftStep next_step() const;                 // what it is
+  bool stepped(const DraftStep& step, const Draft* draft);   // it is done; false: it was void
+
+  // -- verifying: chunks in order, several may be under way --
+  bool ready() const;                          // a free verification stage may take a chunk now
+  Chunk launch();                              // which rows; the hidden states are for the carrier to add
+  std::optional<Round> land(const Verdict&);   // the verdict on the oldest chunk under way; nullopt: it was void
+
+  void cancel();                               // end here; only rows of the committed text stay valid
+  void set_schedule(const Schedule& schedule); // from now on; drafts that stand stay
+
+  bool finished() const { return finished_; }
+  bool in_flight() const { return in_flight_ > 0; }
+  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+  const std::atomic<uint64_t>& epoch_flag() const { return epoch_; }   // for early cancellation inside a pass
+  const std::vector<int>& tokens() const { return tokens_; }
+  int drafts_pending() const { return int(drafts_.size()); }
+  const Schedule& schedule() const { return schedule_; }
+
+ private:
+  int known() const { return int(tokens_.size() + drafts_.size()); }
+  int token_at(int position) const;
+  bool has_step() const;
+  bool may_draft() const;
+  bool committed_row_waits() const { return launched_ == int(tokens_.size()) - 1; }
+  bool is_stop(int token) const;
+  bool ended() const;
+  void roll_back();
+
+  Schedule schedule_;
+  Limits limits_;
+  std::unique_ptr<Controller> controller_;
+  uint64_t seed_;
+  std::vector<int> tokens_;
+  std::deque<Draft> drafts_;
+  int drafted_rows_ = 0;   // rows that have passed the draft stage
+  int launched_ = 0;       // rows that have been handed to verification
+  int in_flight_ = 0;      // chunks under way in this epoch
+  std::atomic<uint64_t> epoch_{0};
+  bool finished_ = false, restarted_ = true, stopped_ = false;
+};
+
+}  // namespace ppsd

@@ -1,0 +1,150 @@
+#include "threads.h"
+
+namespace ppsd {
+
+Threads::Threads(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, bool report_drafts,
+                 std::function<void(int)> on_start, AfterRound after_round, Trace* trace)
+    : stages_(std::move(stages)),
+      scheduler_(schedule, limits, seed),
+      report_drafts_(report_drafts),
+      on_start_(std::move(on_start)),
+      after_round_(std::move(after_round)),
+      trace_(trace),
+      inbox_(stages_.verify.size()) {}
+
+Threads::~Threads() {
+  cancel();
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void Threads::begin(const std::vector<int>& prompt, int keep) {
+  prompt_ = prompt;
+  keep_ = keep;
+  threads_.emplace_back([this] { run_stage(0, [this] { draft_loop(); }); });
+  for (int stage = 0; stage < int(stages_.verify.size()); ++stage)
+    threads_.emplace_back([this, stage] { run_stage(stage + 1, [this, stage] { verify_loop(stage); }); });
+}
+
+std::optional<Event> Threads::next() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait(lock, [this] { return !events_.empty() || over(); });
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+  if (events_.empty()) return std::nullopt;
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+void Threads::cancel() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stop_locked();
+}
+
+void Threads::stop_locked() {
+  stop_.store(true, std::memory_order_relaxed);
+  if (!scheduler_.finished()) scheduler_.cancel();
+  changed_.notify_all();
+}
+
+void Threads::run_stage(int stage, const std::function<void()>& loop) {
+  try {
+    if (on_start_) on_start_(stage);
+    loop();
+  } catch (...) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_) failure_ = std::current_exception();
+    stop_locked();
+  }
+}
+
+// The draft stage: the prompt, then one step after the other while the scheduler allows.
+void Threads::draft_loop() {
+  {
+    TraceScope scope(trace_, kDraftTrack, "prompt", int(prompt_.size()) - keep_);
+    DraftStep step;
+    step.start = keep_;
+    step.ids.assign(prompt_.begin() + keep_, prompt_.end());
+    if (!stages_.draft->step(step, nullptr, [this] { return stop_.load(std::memory_order_relaxed); })) return;
+    Message message;
+    message.chunk.start = keep_;
+    message.chunk.ids = step.ids;
+    message.prompt = true;
+    stages_.draft->export_hidden(&message.chunk);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    inbox_[0].push_back(std::move(message));
+    changed_.notify_all();
+  }
+  for (;;) {
+    DraftStep step;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      TraceScope scope(trace_, kDraftTrack, "wait", 0);
+      changed_.wait(lock, [this] { return over() || (begun_ && scheduler_.may_step()); });
+      if (over()) return;
+      step = scheduler_.next_step();
+    }
+    Draft draft;
+    TraceScope scope(trace_, kDraftTrack, "draft", int(step.ids.size()));
+    const auto cancelled = [&] { return scheduler_.epoch() != step.epoch || stop_.load(std::memory_order_relaxed); };
+    const bool done = stages_.draft->step(step, step.draw ? &draft : nullptr, cancelled);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!done || !scheduler_.stepped(step, step.draw ? &draft : nullptr)) {
+      scope.rename("dropped draft");
+      continue;
+    }
+    if (step.draw && report_drafts_) events_.emplace_back(Drafted{step.start + int(step.ids.size()), draft.token});
+    changed_.notify_all();
+  }
+}
+
+void Threads::verify_loop(int stage) {
+  const int track = kVerifyTrack + stage;
+  for (;;) {
+    Message message;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      TraceScope scope(trace_, track, "wait", 0);
+      const auto ready = [&] { return !inbox_[stage].empty() || (stage == 0 && begun_ && scheduler_.ready()); };
+      changed_.wait(lock, [&] { return over() || ready(); });
+      if (over()) return;
+      if (!inbox_[stage].empty()) {
+        message = std::move(inbox_[stage].front());
+        inbox_[stage].pop_front();
+      } else {
+        message.chunk = scheduler_.launch();
+        stages_.draft->export_hidden(&message.chunk);
+        changed_.notify_all();   // drafting may depend on what has been launched
+      }
+    }
+    Chunk& chunk = message.chunk;
+    TraceScope scope(trace_, track, message.prompt ? "prompt" : "verify", chunk.rows());
+    const uint64_t epoch = chunk.epoch;
+    const auto cancelled = [&] { return scheduler_.epoch() != epoch || stop_.load(std::memory_order_relaxed); };
+    if (cancelled() || !stages_.verify[stage]->run(&chunk, cancelled)) {
+      scope.rename("dropped verify");
+      continue;
+    }
+    if (stage + 1 < int(stages_.verify.size())) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      inbox_[stage + 1].push_back(std::move(message));
+      changed_.notify_all();
+      continue;
+    }
+    Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, message.prompt ? 1 : chunk.rows())};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stop_) return;
+    if (message.prompt) {
+      events_.emplace_back(scheduler_.begin(prompt_, keep_, verdict.true_ids.front()));
+      begun_ = true;
+    } else if (auto round = scheduler_.land(verdict)) {
+      const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
+      events_.emplace_back(std::move(*round));
+      if (!go_on) stop_locked();
+    } else {
+      scope.rename("dropped verify");
+    }
+    changed_.notify_all();
+  }
+}
+
+}  // namespace ppsd

@@ -1,0 +1,67 @@
+// A timeline for Chrome's tracing page and Perfetto. Without a Trace (a null pointer) a scope costs one comparison.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace ppsd {
+
+constexpr int kDraftTrack = 0, kVerifyTrack = 1;   // verification stage s is track 1 + s
+
+class Trace {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  struct Span {
+    const char* name;   // a literal
+    int track, rows;
+    double begin_us, end_us;
+  };
+
+  void add(const char* name, int track, int rows, Clock::time_point begin, Clock::time_point end) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    spans_.push_back({name, track, rows, micros(begin), micros(end)});
+  }
+  void add(const Span& span) {   // in simulated time
+    const std::lock_guard<std::mutex> lock(mutex_);
+    spans_.push_back(span);
+  }
+  std::vector<Span> spans() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return spans_;
+  }
+
+ private:
+  double micros(Clock::time_point t) const { return std::chrono::duration<double, std::micro>(t - origin_).count(); }
+
+  const Clock::time_point origin_ = Clock::now();
+  mutable std::mutex mutex_;
+  std::vector<Span> spans_;
+};
+
+// The time from here to the end of the block.
+class TraceScope {
+ public:
+  TraceScope(Trace* trace, int track, const char* name, int rows)
+      : trace_(trace), track_(track), name_(name), rows_(rows) {
+    if (trace_ != nullptr) begin_ = Trace::Clock::now();
+  }
+  ~TraceScope() {
+    if (trace_ != nullptr) trace_->add(name_, track_, rows_, begin_, Trace::Clock::now());
+  }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+  void rename(const char* name) { name_ = name; }
+
+ private:
+  Trace* trace_;
+  int track_;
+  const char* name_;
+  int rows_;
+  Trace::Clock::time_point begin_;
+};
+
+}  // namespace ppsd

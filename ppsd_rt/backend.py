@@ -1,0 +1,115 @@
+"""What an engine asks of a backend, and which backends there are."""
+
+import re
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .errors import PpsdError, UsageError
+from .models.checkpoint import Checkpoint
+from .models.head_file import HeadFile, HeadInfo
+from .protocol import Drafted, Limits, Round
+from .sampling import SamplingParams
+from .schedule import Schedule
+
+NAMES = ("auto", "cpu", "torch")
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """For benchmarks: drafts that are right with probability `acceptance`, whatever the head says.
+
+    truth: the ids of the whole text, prompt included, as plain decoding gives it. The work of drafting is done all the
+    same, so schedules can be measured at any acceptance.
+    """
+
+    truth: tuple[int, ...]
+    acceptance: float
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What to do besides decoding: report draft tokens as they are drawn, record a timeline, draft by an oracle."""
+
+    report_drafts: bool = False
+    trace: bool = False
+    oracle: Oracle | None = None
+
+
+class Backend(Protocol):
+    """One model, one exit head or none, one answer at a time: beginning another one ends the one before."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def head(self) -> HeadInfo | None: ...
+    def use_head(self, file: HeadFile | None) -> None: ...
+    def rounds(
+        self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits, options: RunOptions
+    ) -> Generator[Round | Drafted, None, None]: ...
+    def next_logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """[vocabulary]: the whole model's logits for the token after `ids`, as plain decoding computes them."""
+
+    def spans(self) -> list[tuple[str, int, int, float, float]]:
+        """The timeline of the last answer: (name, track, rows, begin, end) in microseconds; empty without `trace`."""
+
+    def facts(self) -> dict[str, Any]:
+        """What `ppsd-run info` should say of it."""
+
+
+def make_backend(name: str, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> Backend:
+    """`auto`: the C++ backend on a CPU, torch on a GPU and for what the C++ backend cannot do."""
+    if name not in NAMES:
+        raise UsageError(f"backend {name!r} is unknown; backends are {', '.join(NAMES)}")
+    check_machine(device, threads)
+    if name == "torch" or (name == "auto" and _wants_torch(checkpoint, dtype, device)):
+        from .reference.backend import TorchBackend
+
+        return TorchBackend(checkpoint, dtype, device, threads)
+    from .cpu_backend import CpuBackend
+
+    return CpuBackend(checkpoint, dtype, device, threads)
+
+
+def check_machine(device: str, threads: int | None) -> None:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
+        raise UsageError(f"device {device!r} is unknown; write auto, cpu, cuda or cuda:N")
+    if threads is not None and threads < 1:
+        raise UsageError(f"threads must be at least 1, not {threads}")
+
+
+def _wants_torch(checkpoint: Checkpoint, dtype: str, device: str) -> bool:
+    from .cpu_backend import refuses
+
+    return (
+        device.startswith("cuda") or dtype == "float16" or refuses(checkpoint.config) is not None or _sees_a_gpu(device)
+    )
+
+
+def _sees_a_gpu(device: str) -> bool:
+    """Without importing torch, which takes longer than loading a model."""
+    if device != "auto":
+        return False
+    import ctypes.util
+
+    if ctypes.util.find_library("cuda") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def one_at_a_time(current: bool) -> None:
+    """What every backend says when an answer goes on that another one has ended."""
+    if not current:
+        raise PpsdError("this generation was ended: another one has begun on the same engine")

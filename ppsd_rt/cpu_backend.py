@@ -1,0 +1,166 @@
+"""The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
+
+from collections.abc import Generator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _native
+from .backend import RunOptions, one_at_a_time
+from .errors import PpsdError, UsageError
+from .models.checkpoint import Checkpoint
+from .models.config import LlamaConfig
+from .models.head_file import HeadFile, HeadInfo
+from .models.rotary import inverse_frequencies
+from .protocol import Draft, Drafted, Limits, Round
+from .sampling import SamplingParams
+from .schedule import Schedule
+from .stop_rules import describe_stop_rule
+
+FORMATS = ("float32", "bfloat16", "int8")
+DEFAULT_FORMAT = "int8"
+
+
+def refuses(config: LlamaConfig) -> str | None:
+    """Why the kernels cannot run a model of this shape, or None."""
+    for name, value, step in (
+        ("hidden_size", config.hidden_size, 32),
+        ("intermediate_size", config.intermediate_size, 32),
+        ("num_attention_heads * head_dim", config.num_attention_heads * config.head_dim, 32),
+        ("head_dim", config.head_dim, 16),
+    ):
+        if value % step:
+            return f"{name} {value} is not a multiple of {step}"
+    return None
+
+
+class CpuBackend:
+    name = "cpu"
+    device = "cpu"
+
+    def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
+        if device not in ("auto", "cpu"):
+            raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
+        self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
+        if self._dtype not in FORMATS:
+            raise UsageError(f"dtype {dtype!r} is unknown to the cpu backend; dtypes are auto, {', '.join(FORMATS)}")
+        reason = refuses(checkpoint.config)
+        if reason:
+            raise PpsdError(f"the cpu backend cannot run this model: {reason}; use --backend torch")
+        cores = len(_native.usable_cores()) or 1
+        self._threads = threads or min(cores, 16)
+        config = checkpoint.config
+        shape = _native.ModelShape(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            rms_norm_eps=config.rms_norm_eps,
+        )
+        kv = "float32" if self._dtype == "float32" else "bfloat16"
+        frequencies = inverse_frequencies(config).tolist()
+        try:
+            self._base = _native.Model(shape, checkpoint.tensors, frequencies, self._dtype, kv, self._threads)
+        except (MemoryError, RuntimeError) as error:
+            raise PpsdError(
+                f"cannot pack {checkpoint.folder} as {self._dtype}: {error or 'not enough memory'}"
+            ) from None
+        self._session: _native.Session | None = None
+        self._last: _native.Session | None = None
+        self.use_head(None)
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype
+
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    @property
+    def head(self) -> HeadInfo | None:
+        return self._head
+
+    def use_head(self, file: HeadFile | None) -> None:
+        self._end()
+        self._head = file.info if file else None
+        model = self._base
+        if file is not None:
+            draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
+            model = model.with_exit_head(file.info.exit_layer, dict(file.tensors), draft_ids, self._threads)
+        self._model = model
+        self._engine = _native.Engine(model, self._threads)
+
+    def rounds(
+        self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits, options: RunOptions
+    ) -> Generator[Round | Drafted, None, None]:
+        self._end()
+        oracle = options.oracle
+        try:
+            session = self._engine.start(
+                list(prompt),
+                asdict(params),
+                native_schedule(schedule),
+                _native.Limits(limits.end, sorted(limits.stop_ids)),
+                report_drafts=options.report_drafts,
+                oracle=(list(oracle.truth), oracle.acceptance, oracle.seed) if oracle else None,
+                trace=options.trace,
+            )
+        except MemoryError:
+            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+        self._session = self._last = session
+        try:
+            for event in session:
+                yield to_event(event)
+                one_at_a_time(self._session is session)
+        finally:
+            session.close()
+            if self._session is session:
+                self._session = None
+
+    def next_logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        self._end()
+        return self._engine.next_logits(list(ids))
+
+    def spans(self) -> list[tuple[str, int, int, float, float]]:
+        return self._last.spans() if self._last else []
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "isa": self._model.isa,
+            "usable_isas": _native.usable_isas(),
+            "cores": _native.usable_cores(),
+            "packed_megabytes": round(self._model.packed_bytes / 1e6, 1),
+            "pinning": self._engine.pin_problem or "ok",
+        }
+
+    def _end(self) -> None:
+        """End the answer in progress, if there is one."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+def native_schedule(schedule: Schedule) -> dict[str, Any]:
+    """As the extension takes it: plain values."""
+    kind = describe_stop_rule(schedule.stop_rule).partition("=")[0]
+    rule = {"kind": kind, **asdict(schedule.stop_rule)}
+    return {
+        "first_chunk": schedule.first_chunk,
+        "max_chunk": schedule.max_chunk,
+        "lookahead": schedule.lookahead,
+        "overlap": schedule.overlap,
+        "stop_rule": rule,
+    }
+
+
+def to_event(event: tuple[Any, ...]) -> Round | Drafted:
+    if len(event) == 2:
+        return Drafted(*event)
+    epoch, position, rows, committed, judged, accepted, dropped, prompt = event
+    return Round(epoch, position, rows, committed, tuple(Draft(*d) for d in judged), accepted, dropped, prompt)

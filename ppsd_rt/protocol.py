@@ -1,0 +1,52 @@
+"""What the pipelines report, whichever backend runs them. See docs/how-it-works.md for the words."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where the committed text ends: at a stop id, or before position `end` (token budget or context)."""
+
+    end: int
+    stop_ids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Draft:
+    token: int
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """A draft token was drawn for `position`; a later Round says what became of it."""
+
+    position: int
+    token: int
+
+
+@dataclass(frozen=True)
+class Round:
+    """One verification pass and what it committed.
+
+    position:  of the first committed token.
+    rows:      rows in the pass.
+    committed: ids, in order; the first `accepted` of them were draft tokens.
+    judged:    the draft tokens that were compared, up to the first disagreement.
+    dropped:   how many draft tokens were thrown away unjudged, because they lay behind the disagreement or the end.
+    prompt:    the pass over the prompt; it commits the first token and judges nothing.
+    """
+
+    epoch: int
+    position: int
+    rows: int
+    committed: tuple[int, ...]
+    judged: tuple[Draft, ...] = ()
+    accepted: int = 0
+    dropped: int = 0
+    prompt: bool = False
+
+    @property
+    def corrected(self) -> bool:
+        """The last committed token replaces a draft token."""
+        return self.accepted < len(self.judged)

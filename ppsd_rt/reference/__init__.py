@@ -1,0 +1,1 @@
+"""The reference backend: eager torch, readable, the twin that every fast path is compared with."""
