@@ -346,15 +346,17 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("threads", [](const PyEngine& engine) { return engine.engine->threads(); })
       .def_property_readonly("pin_problem", [](const PyEngine& engine) { return engine.engine->pin_problem(); })
       .def("shared_rows", [](const PyEngine& engine, const std::vector<int>& prompt) { return engine.engine->shared_rows(prompt); })
-      .def("next_logits",
-           [](PyEngine& engine, const std::vector<int>& ids) {
-             std::vector<float> logits;
-             {
-               const py::gil_scoped_release release;
-               logits = engine.engine->next_logits(ids);
-             }
-             return py::array_t<float>(py::ssize_t(logits.size()), logits.data());
-           })
+      .def(
+          "logits",
+          [](PyEngine& engine, const std::vector<int>& ids, int last) {
+            std::vector<float> logits;
+            {
+              const py::gil_scoped_release release;
+              logits = engine.engine->logits(ids, last);
+            }
+            return py::array_t<float>({py::ssize_t(last), py::ssize_t(logits.size() / last)}, logits.data());
+          },
+          py::arg("ids"), py::arg("last"))
       .def(
           "start",
           [](PyEngine& engine, std::vector<int> prompt, const py::dict& sampling, const py::dict& schedule, Limits limits,

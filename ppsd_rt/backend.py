@@ -57,8 +57,8 @@ class Backend(Protocol):
     def rounds(
         self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits, options: RunOptions
     ) -> Generator[Round | Drafted, None, None]: ...
-    def next_logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
-        """[vocabulary]: the whole model's logits for the token after `ids`, as plain decoding computes them."""
+    def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
+        """[last, vocabulary]: the model's logits behind each of the `last` ids, as plain decoding computes them."""
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         """The timeline of the last answer: (name, track, rows, begin, end) in microseconds; empty without `trace`."""

@@ -123,9 +123,9 @@ class CpuBackend:
             if self._session is session:
                 self._session = None
 
-    def next_logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         self._end()
-        return self._engine.next_logits(list(ids))
+        return self._engine.logits(list(ids), last)
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._last.spans() if self._last else []

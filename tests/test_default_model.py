@@ -15,15 +15,16 @@ PROMPTS = read_prompts(None)
 ONE_OF_EACH = [next(group) for _, group in itertools.groupby(PROMPTS, key=lambda prompt: prompt.family)]
 
 
-@pytest.fixture(scope="module")
-def exact(default_model):
+@pytest.fixture(scope="module", params=["torch", "cpu"])
+def exact(request, default_model):
     """Float32, as the peer has it."""
-    return Engine.from_pretrained(default_model, dtype="float32")
+    return Engine.from_pretrained(default_model, dtype="float32", backend=request.param, threads=1)
 
 
-@pytest.fixture(scope="module")
-def fast(default_model):
-    return Engine.from_pretrained(default_model, dtype="bfloat16")
+@pytest.fixture(scope="module", params=[("torch", "bfloat16"), ("cpu", "bfloat16"), ("cpu", "int8")], ids="-".join)
+def fast(request, default_model):
+    backend, dtype = request.param
+    return Engine.from_pretrained(default_model, dtype=dtype, backend=backend, threads=2)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def test_logits_equal_transformers(exact, peer):
         ids = chat(exact, prompt)
         expected = peer(torch.tensor([ids])).logits[0]
         for length in (len(ids) - 7, len(ids) - 1, len(ids)):
-            logits = exact.backend.next_logits(ids[:length])
+            logits = torch.from_numpy(exact.backend.logits(ids[:length])[-1])
             true = expected[length - 1]
             torch.testing.assert_close(logits, true, rtol=1e-4, atol=1e-4 * float(true.abs().max()))
 

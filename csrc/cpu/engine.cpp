@@ -111,16 +111,30 @@ void CpuEngine::pin_stage(int stage) const {
   else verify_teams_[stage - 1]->pin_caller();
 }
 
-std::vector<float> CpuEngine::next_logits(const std::vector<int>& ids) {
+std::vector<float> CpuEngine::logits(const std::vector<int>& ids, int last) {
   Request request;
-  request.prompt = ids;
   request.limits.end = int(ids.size());
-  const int keep = shared_rows(ids);
+  const int first = int(ids.size()) - last, keep = std::min(shared_rows(ids), first);
   const Stages stages = begin(request, keep);
   use_shared_team();
-  run_prompt(stages, ids, keep, nullptr);
+  std::vector<float> logits;
+  logits.reserve(size_t(last) * model_->shape.vocab_size);
+  for (int done = keep; done < int(ids.size());) {
+    const int rows = done < first ? first - done : std::min(kPassRows, int(ids.size()) - done);
+    DraftStep step;
+    step.start = done;
+    step.ids.assign(ids.begin() + done, ids.begin() + done + rows);
+    draft_.step(step, nullptr, nullptr);
+    Chunk chunk;
+    chunk.start = done;
+    chunk.ids = step.ids;
+    draft_.export_hidden(&chunk);
+    for (VerifyStage* stage : stages.verify) stage->run(&chunk, nullptr);
+    if (done >= first) verify_.back()->append_logits(chunk, &logits);
+    done += rows;
+  }
   tokens_ = ids;
-  return verify_.back()->last_logits();
+  return logits;
 }
 
 }  // namespace ppsd

@@ -38,7 +38,8 @@ class CpuEngine {
 
   // How many rows of `prompt` need not be run again; rows of an earlier answer's text stay where they are.
   int shared_rows(const std::vector<int>& prompt) const;
-  std::vector<float> next_logits(const std::vector<int>& ids);
+  // The logits behind each of the `last` rows at the end of a text: [last][vocabulary].
+  std::vector<float> logits(const std::vector<int>& ids, int last);
 
   // For a Session: makes the stages ready, and gives each its team.
   Stages begin(const Request& request, int keep);

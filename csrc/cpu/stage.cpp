@@ -167,7 +167,6 @@ bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
     if (!finished) return false;
     std::memcpy(chunk->hidden.data() + hidden * done, x_.data(), hidden * rows * 4);
     length_ += rows;
-    last_rows_ = rows;
   }
   return true;
 }
@@ -194,11 +193,11 @@ void CpuVerifyStage::choose_rows(const float* x, int rows, int first_position, b
   });
 }
 
-std::vector<float> CpuVerifyStage::last_logits() {
-  std::vector<int> chosen(1);
-  choose_rows(x_.data() + size_t(last_rows_ - 1) * model_.shape.hidden_size, 1, length_, true, &chosen);
+void CpuVerifyStage::append_logits(const Chunk& chunk, std::vector<float>* out) {
+  std::vector<int> chosen(chunk.rows());
+  choose_rows(chunk.hidden.data(), chunk.rows(), chunk.start + 1, true, &chosen);
   const float* logits = sampler_->logits(0, head_->outputs());
-  return std::vector<float>(logits, logits + head_->outputs());
+  out->insert(out->end(), logits, logits + size_t(chunk.rows()) * head_->outputs());
 }
 
 }  // namespace ppsd

@@ -79,8 +79,8 @@ class CpuVerifyStage final : public VerifyStage {
 
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;
-  // The logits behind the last row that was run, [vocabulary].
-  std::vector<float> last_logits();
+  // The logits behind every row of a chunk of at most kPassRows, [rows][vocabulary], at the end of `out`.
+  void append_logits(const Chunk& chunk, std::vector<float>* out);
 
  private:
   void choose_rows(const float* x, int rows, int first_position, bool store, std::vector<int>* chosen);
@@ -91,8 +91,8 @@ class CpuVerifyStage final : public VerifyStage {
   LayerStack layers_;
   std::unique_ptr<HeadStack> head_;
   std::unique_ptr<Sampler> sampler_;
-  int length_ = 0, last_rows_ = 0;
-  std::vector<float> x_;                 // [kPassRows][hidden]: the last rows that were run, last_rows_ of them
+  int length_ = 0;
+  std::vector<float> x_;                 // [kPassRows][hidden]
 };
 
 }  // namespace ppsd

@@ -129,7 +129,7 @@ def _difference(
         return None
     place = next((i for i, (a, b) in enumerate(zip(plain, ids, strict=False)) if a != b), min(len(plain), len(ids)))
     a, b = (answer[place] if place < len(answer) else None for answer in (plain, ids))
-    logits = engine.backend.next_logits([*prompt, *plain[:place]])
+    logits = engine.backend.logits([*prompt, *plain[:place]])[-1]
     values = [None if token is None else float(logits[token]) for token in (a, b)]
     return Difference(id, sampling, schedule, place, a, b, *values)
 

@@ -100,14 +100,15 @@ class TorchBackend:
             if self._active is pipeline:
                 self._retire()
 
-    def next_logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         self._retire()
-        self._keep_common(ids)
+        self._keep_common(ids, last)
         self._reserve(len(ids))
         self._draft.run_tokens(ids[self._draft.length :])
         start = self._verify.length
         self._tokens = list(ids)
-        return self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last=1)[0].float().cpu().numpy()
+        logits = self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last)
+        return logits.float().cpu().numpy()
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return []
@@ -115,9 +116,9 @@ class TorchBackend:
     def facts(self) -> dict[str, Any]:
         return {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
-    def _keep_common(self, prompt: Sequence[int]) -> None:
-        """Roll back to the rows that `prompt` shares with what the stages hold; the last one is always run again."""
-        keep = min(_common_prefix(self._tokens, prompt), len(prompt) - 1)
+    def _keep_common(self, prompt: Sequence[int], last: int = 1) -> None:
+        """Roll back to the rows that `prompt` shares with what the stages hold; the `last` ones are always run again."""
+        keep = min(_common_prefix(self._tokens, prompt), len(prompt) - last)
         self._draft.rollback(keep)
         self._verify.rollback(keep)
 
