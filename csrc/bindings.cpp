@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "cpu/measure.h"
 #include "cpu/session.h"
 
 namespace py = pybind11;
@@ -311,6 +312,8 @@ PYBIND11_MODULE(_native, m) {
     return names;
   });
   m.def("usable_cores", &usable_cores);
+  m.def("read_bandwidth", &read_bandwidth, py::arg("threads"), py::arg("megabytes"), py::call_guard<py::gil_scoped_release>());
+  m.def("kernel_names", &kernel_names);
 
   py::class_<ModelShape>(m, "ModelShape")
       .def(py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers, int num_heads,
@@ -346,6 +349,17 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("threads", [](const PyEngine& engine) { return engine.engine->threads(); })
       .def_property_readonly("pin_problem", [](const PyEngine& engine) { return engine.engine->pin_problem(); })
       .def("shared_rows", [](const PyEngine& engine, const std::vector<int>& prompt) { return engine.engine->shared_rows(prompt); })
+      .def(
+          "time_kernel",
+          [](PyEngine& engine, const std::string& name, int rows, int context, int repeats) {
+            KernelTime time;
+            {
+              const py::gil_scoped_release release;
+              time = time_kernel(engine.engine.get(), name, rows, context, repeats);
+            }
+            return py::make_tuple(time.seconds, time.least, time.most, time.bytes, time.flops);
+          },
+          py::arg("name"), py::arg("rows"), py::arg("context"), py::arg("repeats"))
       .def(
           "logits",
           [](PyEngine& engine, const std::vector<int>& ids, int last) {

@@ -165,6 +165,8 @@ struct Kernels {
   void (*soft_sum)(const float* x, int n, float scale, float* max, float* sum);
   // Gumbel noise of `ids` [n] at a position
   void (*gumbel)(uint64_t seed, int position, const int* ids, int n, float* out);
+  // Reads [data, data + bytes), bytes a multiple of 1024: the machine's own speed, to measure the others by.
+  uint64_t (*stream)(const uint8_t* data, size_t bytes);
 };
 
 const Kernels& avx512_kernels();

@@ -606,9 +606,18 @@ void gumbel(uint64_t seed, int position, const int* ids, int n, float* out) {
   }
 }
 
+uint64_t stream(const uint8_t* data, size_t bytes) {
+  I sum[16];
+  for (I& s : sum) s = Simd::seti(0);
+  for (size_t at = 0; at < bytes; at += 1024)
+    for (int i = 0; i < 16; ++i) sum[i] = Simd::bit_xor(sum[i], Simd::loadi(reinterpret_cast<const int32_t*>(data + at + 64 * i)));
+  for (int i = 1; i < 16; ++i) sum[0] = Simd::bit_xor(sum[0], sum[i]);
+  return uint64_t(sum_lanes(sum[0]));
+}
+
 Kernels table(const char* name) {
-  return {name, Simd::kWeightOffset, Simd::kRows, pack,   unpack, normalize, convert,
-          qkv,  attend,              add,         swiglu, logits, soft_sum,  gumbel};
+  return {name,   Simd::kWeightOffset, Simd::kRows, pack,   unpack,   normalize, convert, qkv,
+          attend, add,                 swiglu,      logits, soft_sum, gumbel,    stream};
 }
 
 }  // namespace

@@ -117,7 +117,7 @@ class TorchBackend:
         return {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
     def _keep_common(self, prompt: Sequence[int], last: int = 1) -> None:
-        """Roll back to the rows that `prompt` shares with what the stages hold; the `last` ones are always run again."""
+        """Roll back to the rows that `prompt` shares with the stages; the `last` ones are always run again."""
         keep = min(_common_prefix(self._tokens, prompt), len(prompt) - last)
         self._draft.rollback(keep)
         self._verify.rollback(keep)

@@ -1,0 +1,190 @@
+#include "measure.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+namespace ppsd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+}  // namespace
+
+double read_bandwidth(int threads, int megabytes) {
+  const size_t each = (size_t(megabytes) << 20) / threads / 1024 * 1024;
+  const Memory memory(each * threads);
+  Team team(threads, threads <= int(usable_cores().size()) ? usable_cores() : std::vector<int>());
+  const Kernels& kernels = pick_kernels();
+  std::vector<uint64_t> sums(size_t(threads) * 8);
+  team.run([&](int member) { std::fill_n(memory.as<>() + each * member, each, uint8_t(member + 1)); });
+  double best = 0.0;
+  for (int run = 0; run < 7; ++run) {
+    const auto begin = Clock::now();
+    team.run([&](int member) { sums[size_t(member) * 8] += kernels.stream(memory.as<>() + each * member, each); });
+    best = std::max(best, double(each) * threads / since(begin) / 1e9);
+  }
+  return sums[0] == 1 ? 0.0 : best;   // (the sums are wanted, so the reading is done)
+}
+
+std::vector<std::string> kernel_names() {
+  return {"qkv", "attention", "output", "gate_up", "down", "lm_head", "exit_head", "normalize"};
+}
+
+namespace {
+
+// Buffers of a sweep, and the sweep of one kernel over all layers by every member of a team.
+class Sweep {
+ public:
+  Sweep(const CpuModel& model, const Team& team, int rows, int context)
+      : model_(model),
+        k_(*model.kernels),
+        s_(model.shape),
+        rows_(rows),
+        start_(context),
+        x_(size_t(rows) * std::max(s_.hidden_size, s_.q_outputs()), 0.5f),
+        queries_(size_t(rows) * s_.q_outputs(), 0.1f),
+        mixed_(queries_.size()),
+        rope_(make_rope(model.frequencies, context + rows)),
+        narrow_(Activations::bytes(model.format, rows, s_.hidden_size)),
+        heads_(Activations::bytes(model.format, rows, s_.q_outputs())),
+        mlp_(Activations::bytes(model.format, rows, s_.intermediate_size)),
+        claims_(4096),
+        best_(size_t(team.size()) * rows) {
+    const int capacity = (context + rows + kSpan - 1) / kSpan * kSpan;
+    const size_t one = KvCache::bytes(model.kv, s_.num_kv_heads, s_.head_dim, capacity);
+    cache_memory_ = Memory(2 * one * s_.num_layers);
+    for (int layer = 0; layer < s_.num_layers; ++layer) {
+      uint8_t* at = cache_memory_.as<>() + 2 * one * layer;
+      caches_.push_back({model.kv, s_.num_kv_heads, s_.head_dim, capacity, at, at + one});
+    }
+    kv_bytes_ = double(2 * one) / capacity * (context + rows);
+    k_.convert(x_.data(), rows, narrow());
+    k_.convert(x_.data(), rows, Activations::at(heads_.as<>(), model.format, rows, s_.q_outputs()));
+    std::vector<float> wide(size_t(rows) * s_.intermediate_size, 0.5f);
+    k_.convert(wide.data(), rows, Activations::at(mlp_.as<>(), model.format, rows, s_.intermediate_size));
+  }
+
+  void begin() {
+    for (auto& claim : claims_) claim.store(0, std::memory_order_relaxed);
+    std::fill(best_.begin(), best_.end(), Candidate{-1e30f, 0});
+  }
+
+  // On every member; false if there is no such kernel.
+  bool run(const std::string& name, Team& team, int member) {
+    const Activations in = narrow(), heads = Activations::at(heads_.as<>(), model_.format, rows_, s_.q_outputs());
+    const Activations mlp = Activations::at(mlp_.as<>(), model_.format, rows_, s_.intermediate_size);
+    int claim = 0;
+    const auto share = [&](int count, int step, auto&& work) {
+      const int parts = team.size() == 1 ? 1 : 4 * team.size();
+      const int grain = std::max(step, (count + parts - 1) / parts / step * step);
+      for (;;) {
+        const Team::Part part = team.take(claims_[claim], count, grain);
+        if (part.empty()) break;
+        work(part.begin, part.end);
+      }
+      ++claim;
+      team.barrier();
+    };
+    if (name == "lm_head" || name == "exit_head") {
+      const PackedHead& head = name == "lm_head" ? model_.head : model_.exit_head;
+      if (head.lm_head.data == nullptr) return false;
+      LogitsPhase phase{};
+      phase.weights = &head.lm_head;
+      phase.input = &in;
+      phase.rows = rows_;
+      phase.first_position = start_;
+      phase.choice = Choice::kBest;
+      phase.draft_ids = name == "exit_head" && !model_.draft_ids.empty() ? model_.draft_ids.data() : nullptr;
+      phase.best = best_.data() + size_t(member) * rows_;
+      share(head.lm_head.panels(), 4, [&](int begin, int end) { k_.logits(phase, begin, end); });
+      return true;
+    }
+    for (int number = 0; number < s_.num_layers; ++number) {
+      const PackedLayer& layer = model_.layers[number];
+      if (name == "qkv") {
+        const QkvPhase phase{&layer.qkv, nullptr, &in, rows_, start_, s_.num_heads, rope_.data(), queries_.data(), &caches_[number]};
+        share(layer.qkv.panels(), 4, [&](int begin, int end) { k_.qkv(phase, begin, end); });
+      } else if (name == "attention") {
+        const AttendPhase phase{queries_.data(), &caches_[number], rows_, start_, s_.num_heads, mixed_.data()};
+        share(s_.num_heads, 1, [&](int begin, int end) { k_.attend(phase, begin, end); });
+      } else if (name == "output" || name == "down") {
+        const bool down = name == "down";
+        const AddPhase phase{down ? &layer.down : &layer.o, nullptr, down ? &mlp : &heads, rows_, x_.data()};
+        share(s_.hidden_size / kPanel, 4, [&](int begin, int end) { k_.add(phase, begin, end); });
+      } else if (name == "gate_up") {
+        const SwigluPhase phase{&layer.gate_up, &in, rows_, &mlp};
+        share(s_.intermediate_size / kBlock, 1, [&](int begin, int end) { k_.swiglu(phase, begin, end); });
+      } else if (name == "normalize") {
+        if (member == 0) k_.normalize(x_.data(), rows_, layer.input_norm.data(), s_.rms_norm_eps, in);
+      } else {
+        return false;
+      }
+    }
+    return true;
+  }
+
+  double bytes(const std::string& name) const {
+    const PackedLayer& layer = model_.layers.front();
+    const double n = s_.num_layers;
+    if (name == "qkv") return n * double(layer.qkv.bytes());
+    if (name == "output") return n * double(layer.o.bytes());
+    if (name == "gate_up") return n * double(layer.gate_up.bytes());
+    if (name == "down") return n * double(layer.down.bytes());
+    if (name == "attention") return n * kv_bytes_;
+    if (name == "lm_head") return double(model_.head.lm_head.bytes());
+    if (name == "exit_head") return double(model_.exit_head.lm_head.bytes());
+    return n * rows_ * s_.hidden_size * 4.0;
+  }
+
+  double flops(const std::string& name) const {
+    const double n = s_.num_layers, r = rows_, h = s_.hidden_size, q = s_.q_outputs();
+    if (name == "qkv") return n * r * 2 * h * (q + 2 * s_.kv_outputs());
+    if (name == "output") return n * r * 2 * h * q;
+    if (name == "gate_up") return n * r * 4 * h * s_.intermediate_size;
+    if (name == "down") return n * r * 2 * h * s_.intermediate_size;
+    if (name == "attention") return n * r * 4 * q * (start_ + r / 2);
+    if (name == "lm_head") return r * 2 * h * s_.vocab_size;
+    if (name == "exit_head") return r * 2 * h * model_.exit_head.lm_head.outputs;
+    return n * r * 4 * h;
+  }
+
+ private:
+  Activations narrow() const { return Activations::at(narrow_.as<>(), model_.format, rows_, s_.hidden_size); }
+
+  const CpuModel& model_;
+  const Kernels& k_;
+  const ModelShape& s_;
+  const int rows_, start_;
+  std::vector<float> x_, queries_, mixed_, rope_;
+  Memory narrow_, heads_, mlp_, cache_memory_;
+  std::vector<KvCache> caches_;
+  std::vector<std::atomic<int>> claims_;
+  std::vector<Candidate> best_;
+  double kv_bytes_ = 0.0;
+};
+
+}  // namespace
+
+KernelTime time_kernel(CpuEngine* engine, const std::string& name, int rows, int context, int repeats) {
+  Team& team = engine->shared_team();
+  Sweep sweep(engine->model(), team, rows, context);
+  std::vector<double> times;
+  bool known = true;
+  for (int run = -1; run < repeats && known; ++run) {   // the first one warms up
+    sweep.begin();
+    const auto begin = Clock::now();
+    team.run([&](int member) {
+      const bool done = sweep.run(name, team, member);
+      if (member == 0) known = done;
+    });
+    if (run >= 0) times.push_back(since(begin));
+  }
+  if (!known) throw std::runtime_error("there is no kernel " + name + " in this model");
+  std::sort(times.begin(), times.end());
+  return {times[times.size() / 2], times.front(), times.back(), sweep.bytes(name), sweep.flops(name)};
+}
+
+}  // namespace ppsd
