@@ -217,8 +217,8 @@ struct PySession {
   }
 };
 
-// Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/pipeline.py: one thread, and the
-// interpreter lock is held throughout.
+// Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/reference/pipeline.py: one thread,
+// and the interpreter lock is held throughout.
 class PyDraftStage final : public DraftStage {
  public:
   explicit PyDraftStage(py::function draw) : draw_(std::move(draw)) {}
