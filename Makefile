@@ -37,8 +37,8 @@ clean:
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# The marker files say which set-up has been done; a change of the pins or of the build repeats it.
-$(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt
+# The marker files say which set-up has been done; a change of the pins, the build or the C++ sources repeats it.
+$(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 

@@ -44,6 +44,7 @@ class CMakeBuild(build_ext):
 setup(
     packages=packages,
     package_dir=FOLDERS,
+    include_package_data=False,  # package_data says it all
     package_data={
         "ppsd_rt": ["py.typed", "_native.pyi", "data/*.jsonl"],
         "ppsd_rt.models": ["heads/*.safetensors"],

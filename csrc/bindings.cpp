@@ -34,7 +34,7 @@ Tensor tensor_of(const py::dict& arrays, const std::string& name, int64_t rows, 
                     (vector || array.shape(1) == columns) && (array.flags() & py::array::c_style);
   if (!fits) throw std::runtime_error("tensor " + name + " is not a dense array of the expected shape");
   Tensor tensor{array.data(), stored_as(array.dtype(), name), rows, columns, false};
-  tensor.mapped = py::isinstance(array, py::module_::import("numpy").attr("memmap"));
+  tensor.mapped = py::isinstance(arrays[name.c_str()], py::module_::import("numpy").attr("memmap"));   // `array` never is
   return tensor;
 }
 
@@ -106,7 +106,6 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
   for (const LayerTensors& layer : layers) model->layers.push_back(packer.layer(layer, &memory));
   model->head.norm = Packer::vector(norm);
   model->head.lm_head = packer.lm_head(lm_head, {}, &memory);
-  release_pages(lm_head);
   return {std::move(model), arrays};
 }
 
@@ -217,8 +216,8 @@ struct PySession {
   }
 };
 
-// Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/pipeline.py: one thread, and the
-// interpreter lock is held throughout.
+// Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/reference/pipeline.py: one thread,
+// and the interpreter lock is held throughout.
 class PyDraftStage final : public DraftStage {
  public:
   explicit PyDraftStage(py::function draw) : draw_(std::move(draw)) {}

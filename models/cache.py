@@ -1,4 +1,7 @@
-"""The cache of converted models: where it is, how a folder in it is made exactly once, and what the user sees of it."""
+"""The cache of converted models: where it is, how a folder in it is made exactly once, and what the user sees of it.
+
+A model that is there already is found without the packages that convert one: they are imported where they are used.
+"""
 
 import json
 import os
@@ -10,12 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
 from ..errors import PpsdError
-from .gguf_import import CONVERTER_VERSION, convert_gguf
+
+# To be raised whenever what gguf_import.py puts into a folder changes: cached folders of another version are made anew.
+CONVERTER_VERSION = 1
 
 _STAMP = "ppsd-rt-stamp.json"
 
@@ -72,6 +73,8 @@ def _file_sizes(folder: Path) -> dict[str, int]:
 @contextmanager
 def _only_one(folder: Path, name: str) -> Iterator[None]:
     """Hold the lock of `folder`. The system frees the lock of a process that dies."""
+    from filelock import FileLock, Timeout
+
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         lock.acquire(timeout=0)
@@ -103,11 +106,16 @@ def _make(folder: Path, stamp: str, name: str, fetch: Callable[[Path], Path]) ->
 
 def _convert(source: Path, target: Path, name: str) -> None:
     """Convert with a progress bar, or with one line at the end where standard error is not a terminal."""
+    from .gguf_import import convert_gguf
+
     if not sys.stderr.isatty():
         began = time.monotonic()
         convert_gguf(source, target)
         print(f"converted {name} in {time.monotonic() - began:.1f} s", file=sys.stderr)
         return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(f"converting {name}", total=None)

@@ -6,6 +6,7 @@ Nothing here needs torch; `llama.LlamaForCausalLM.from_checkpoint` and the C++ b
 
 import hashlib
 import json
+import mmap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -55,7 +56,15 @@ class Checkpoint:
             flat = tensor.reshape(-1)
             places = np.arange(16) * (flat.size - 1) // 15
             digest.update(json.dumps([name, list(tensor.shape)]).encode() + _bf16_bits(flat[places]).tobytes())
+            _drop_pages(tensor)
         return digest.hexdigest()[:16]
+
+
+def _drop_pages(tensor: Array) -> None:
+    """Give back the memory of a mapped file: the system maps many pages around each one that is touched."""
+    mapped = getattr(tensor, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def as_float32(tensor: Array) -> npt.NDArray[np.float32]:

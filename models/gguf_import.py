@@ -22,8 +22,7 @@ from ..errors import PpsdError, UsageError
 from .gguf_file import GgufFile, GgufTensor, read_gguf
 from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
 
-# To be raised whenever the converted folder changes: cached folders of another version are built again.
-CONVERTER_VERSION = 1
+# Whoever changes what a converted folder holds raises cache.CONVERTER_VERSION.
 
 Progress = Callable[[int, int], None]
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import sentencepiece
 import tokenizers
 
 from ..errors import PpsdError, UsageError
@@ -337,6 +336,8 @@ _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
 
 
 def _processor(model: bytes) -> Any:
+    import sentencepiece  # few models need it
+
     processor = sentencepiece.SentencePieceProcessor()
     processor.load_from_serialized_proto(model)
     return processor

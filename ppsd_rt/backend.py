@@ -97,12 +97,17 @@ def _wants_torch(checkpoint: Checkpoint, dtype: str, device: str) -> bool:
 
 
 def _sees_a_gpu(device: str) -> bool:
-    """Without importing torch, which takes longer than loading a model."""
+    """Without importing torch, which takes longer than loading a model, where the driver sees none."""
     if device != "auto":
         return False
-    import ctypes.util
+    import ctypes
 
-    if ctypes.util.find_library("cuda") is None:
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
         return False
     import torch
 

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import gguf
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
@@ -83,3 +85,34 @@ def byte_tokenizer() -> Tokenizer:
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(text, special=True) for text in SPECIAL])
     return tokenizer
+
+
+def small_gguf(path: Path, seed: int = 0) -> Path:
+    """A GGUF file of one layer with a byte vocabulary: random matrices, norms of seed + 0.5."""
+    generator = np.random.default_rng(seed)
+    tokens = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
+    writer = gguf.GGUFWriter(path, "llama")
+    for key in ("embedding_length", "feed_forward_length", "context_length"):
+        writer.add_uint32(f"llama.{key}", 32)
+    writer.add_block_count(1)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3] + [1] * 257)
+    writer.add_token_merges(["a b"])
+    writer.add_eos_token_id(0)
+    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    shapes: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (32, 32) for name in matrices}
+    shapes |= {f"{name}.weight": (32,) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")}
+    shapes["token_embd.weight"] = (len(tokens), 32)
+    for name, shape in shapes.items():
+        norm = len(shape) == 1
+        values = np.full(shape, seed + 0.5, np.float32) if norm else generator.standard_normal(shape, np.float32)
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

@@ -1,6 +1,8 @@
 """The real model, smollm2-135m: the numbers of transformers, and the same answer at every schedule."""
 
 import itertools
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -92,6 +94,29 @@ def test_every_schedule_gives_the_plain_answer(fast, number):
         assert completion.text == plain.text
         accepted += completion.statistics.accepted
     assert accepted > 0
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_is_that_of_the_packed_weights(default_model):
+    """The checkpoint's own pages are given back while it is packed: at no moment are both in memory."""
+    code = """
+import sys
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.models.tokenizer import load_tokenizer
+from pathlib import Path
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 1000
+
+load_tokenizer(Path(sys.argv[1]))
+before = peak()
+engine = Engine.from_pretrained(sys.argv[1], exit_head="norm:6", backend="cpu")
+engine.generate("Hello", SamplingParams(max_tokens=8)).run()
+print(peak() - before, engine.backend.facts()["packed_megabytes"])
+"""
+    result = subprocess.run([sys.executable, "-c", code, default_model], capture_output=True, text=True, check=True)
+    grown, packed = map(float, result.stdout.split())
+    assert grown < 1.3 * packed
 
 
 def test_one_schedule_in_float32(exact):

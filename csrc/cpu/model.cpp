@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "half.h"
 
 namespace ppsd {
@@ -80,23 +82,29 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory) const {
 }
 
 Matrix Packer::lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const {
-  if (ids.empty()) return pack(int(tensor.rows), int(tensor.columns), rows_of(tensor), tensor.stored, memory);
   std::vector<SourceRow> rows;
   for (int id : ids) rows.push_back({tensor.row(id)});
-  return pack(int(ids.size()), int(tensor.columns), rows, tensor.stored, memory);
+  if (ids.empty()) rows = rows_of(tensor);
+  return pack(int(rows.size()), int(tensor.columns), rows, tensor.stored, memory, &tensor);
 }
 
-Matrix Packer::pack(int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory) const {
+Matrix Packer::pack(int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory,
+                    const Tensor* large) const {
   const Matrix matrix{format_, outputs, inputs, *memory};
   *memory += matrix_bytes(outputs, inputs);
-  std::atomic<int> claim{0};
-  team_->run([&](int) {
-    for (;;) {
-      const Team::Part part = team_->take(claim, matrix.panels(), 8);
-      if (part.empty()) return;
-      kernels_.pack(matrix, rows.data(), stored, part.begin, part.end);
-    }
-  });
+  constexpr int kPanels = 512;
+  for (int first = 0; first < matrix.panels(); first += kPanels) {
+    const int count = std::min(kPanels, matrix.panels() - first);
+    std::atomic<int> claim{0};
+    team_->run([&](int) {
+      for (;;) {
+        const Team::Part part = team_->take(claim, count, 8);
+        if (part.empty()) return;
+        kernels_.pack(matrix, rows.data(), stored, first + part.begin, first + part.end);
+      }
+    });
+    if (large != nullptr) release_pages(*large);
+  }
   return matrix;
 }
 

@@ -62,7 +62,9 @@ class Packer {
   static std::vector<float> vector(const Tensor& tensor);
 
  private:
-  Matrix pack(int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory) const;
+  // large: the one tensor that all rows are of, if its pages are to be dropped while packing goes on
+  Matrix pack(int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory,
+              const Tensor* large = nullptr) const;
 
   const Kernels& kernels_;
   const Format format_;

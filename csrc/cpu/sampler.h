@@ -1,4 +1,4 @@
-// From logits to a token: the twin of ppsd_rt/sampling.py.
+// From logits to a token: the twin of ppsd_rt/reference/sampler.py.
 //
 //   token(p) = argmax over ids of (filtered logits / T + gumbel(seed, p, id)); T = 0: argmax of the logits
 //

@@ -1,7 +1,7 @@
 // The lock-step carrier: one thread does all the work in program order, and time is counted in ticks.
 //
-// A run gives the same rounds every time, those of ppsd_rt/pipeline.py, of which this is the twin. It is also how
-// schedules without overlap run on a CPU: then the ticks do not matter, and every stage has all the cores.
+// A run gives the same rounds every time, those of ppsd_rt/reference/pipeline.py, of which this is the twin. It is also
+// how schedules without overlap run on a CPU: then the ticks do not matter, and every stage has all the cores.
 #pragma once
 
 #include "carrier.h"

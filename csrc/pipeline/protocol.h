@@ -44,7 +44,7 @@ struct Verdict {
   std::vector<int> true_ids;
 };
 
-// One verification pass and what it committed; the fields are those of pipeline.Round.
+// One verification pass and what it committed; the fields are those of ppsd_rt/protocol.py.
 struct Round {
   uint64_t epoch = 0;
   int position = 0;

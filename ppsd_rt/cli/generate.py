@@ -10,7 +10,6 @@ from ..sampling import SamplingParams
 from ..schedule import PLAIN, Schedule, parse_schedule
 from ..statistics import Statistics
 from .common import as_chat, load_engine, note, print_json, read_prompts, sampling_params, statistics_line
-from .drafts import show_drafts
 from .main import INTERRUPTED
 
 
@@ -77,6 +76,8 @@ def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace
         if args.json:
             generation.run()
         elif args.show_drafts:
+            from .drafts import show_drafts  # with rich, which takes longer to import than a small model to answer
+
             show_drafts(engine, generation)
         else:
             for token in generation:

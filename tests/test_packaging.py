@@ -1,0 +1,50 @@
+"""What an installation gives, read off setup.py: no build and no network."""
+
+import runpy
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = {"ppsd_rt": "ppsd_rt", "ppsd_rt.models": "models", "ppsd_rt.triton_kernels": "triton_kernels"}
+
+
+@pytest.fixture
+def wanted(monkeypatch):
+    """What setup.py asks setuptools for."""
+    setuptools = pytest.importorskip("setuptools")
+    asked = {}
+    monkeypatch.setattr(setuptools, "setup", asked.update)
+    monkeypatch.setitem(sys.modules, "pybind11", ModuleType("pybind11"))  # needed only to build
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    return asked
+
+
+def test_nothing_but_ppsd_rt_is_installed(wanted):
+    assert {name.partition(".")[0] for name in wanted["packages"]} == {"ppsd_rt"}
+    assert [extension.name for extension in wanted["ext_modules"]] == ["ppsd_rt._native"]
+    assert wanted["package_dir"] == FOLDERS
+
+
+def test_every_module_is_in_a_package(wanted):
+    for package, folder in FOLDERS.items():
+        for path in (ROOT / folder).rglob("*.py"):
+            inside = path.parent.relative_to(ROOT / folder).parts
+            assert ".".join([package, *inside]) in wanted["packages"], path
+
+
+def test_every_data_file_is_in_a_package(wanted):
+    for package, folder in FOLDERS.items():
+        patterns = wanted["package_data"].get(package, [])
+        found = {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
+        others = {p for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc", ".so")}
+        assert others == found
+
+
+def test_cmake_names_every_source():
+    named = (ROOT / "CMakeLists.txt").read_text()
+    for path in (ROOT / "csrc").rglob("*.cpp"):
+        assert str(path.relative_to(ROOT)) in named
