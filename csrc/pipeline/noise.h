@@ -37,6 +37,12 @@ static inline float uniform_from_word(uint32_t word) {
   return scaled < 1.0f - 0x1p-24f ? scaled : 1.0f - 0x1p-24f;
 }
 
+// One number in (0, 1) for a position, whatever else was drawn: what oracles toss.
+inline double coin(uint64_t seed, int position) {
+  const auto words = philox(PhiloxKey(seed), {0, uint32_t(position), kSimulationStream, 0});
+  return (double((uint64_t(words[0]) << 20) | (words[1] >> 12)) + 0.5) * 0x1p-52;
+}
+
 // A sequence of draws for a controller: twin of noise.Stream, in double precision and with the C library's functions.
 class NoiseStream {
  public:

@@ -98,6 +98,7 @@ def _generate_options(parser: Parser) -> None:
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument("--json", action="store_true", help="print one JSON object per answer")
     group.add_argument("--show-drafts", action="store_true", help="colour drafted, accepted and corrected tokens")
+    group.add_argument("--trace", metavar="FILE", help="write a timeline of the stages, for ui.perfetto.dev")
     group.add_argument("--compare", action="store_true", help="also decode plainly, and print how much faster this was")
     sampling_options(parser)
     schedule_options(parser)
