@@ -45,7 +45,7 @@ setup(
     packages=packages,
     package_dir=FOLDERS,
     package_data={
-        "ppsd_rt": ["py.typed", "_native.pyi", "data/*.jsonl"],
+        "ppsd_rt": ["py.typed", "_native.pyi", "data/*.jsonl", "data/*.txt"],
         "ppsd_rt.models": ["heads/*.safetensors"],
     },
     ext_modules=[Extension("ppsd_rt._native", sources=[])],
