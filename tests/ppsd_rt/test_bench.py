@@ -314,7 +314,7 @@ def test_interrupt_prints_what_there_is(bench, head, monkeypatch):
         return run(case)
 
     monkeypatch.setattr(Case, "run", interrupted)
-    for stop, samples in ((5, [2, 1]), (1, [])):
+    for stop, samples in ((5, [2, 1]), (1, [])):  # noqa: B007 (interrupted() reads it)
         runs.clear()
         args = ("-p", 8, "-n", 9, "-t", 1, "-r", 9, "--exit-head", head, "-o", "json")
         status, out, err = bench("generate", *args)
