@@ -115,6 +115,12 @@ class TorchBackend:
         logits = self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last)
         return logits.float().cpu().numpy()
 
+    def bytes_per_token(self, context: int) -> int:
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())  # a tied LM head counts once
+        if not self.model.config.tie_word_embeddings:
+            weights -= self.model.model.embed_tokens.weight.nbytes  # of which a step reads one row
+        return weights + self.model.config.kv_values * self.torch_dtype.itemsize * context
+
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return list(self._timeline.spans) if self._timeline else []
 
