@@ -4,8 +4,10 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "cpu/calibrate.h"
 #include "cpu/measure.h"
 #include "cpu/session.h"
+#include "pipeline/planner.h"
 #include "pipeline/simulated.h"
 #include "pipeline/toy_stages.h"
 
@@ -164,6 +166,7 @@ Schedule schedule_of(const py::dict& values) {
   schedule.stop_rule.kind = kind == "confidence"   ? StopRule::Kind::kConfidence
                             : kind == "beta"       ? StopRule::Kind::kBeta
                             : kind == "calibrated" ? StopRule::Kind::kCalibrated
+                            : kind == "survival"   ? StopRule::Kind::kSurvival
                                                    : StopRule::Kind::kFixed;
   if (rule.contains("threshold")) schedule.stop_rule.threshold = rule["threshold"].cast<double>();
   if (rule.contains("discount")) schedule.stop_rule.discount = rule["discount"].cast<double>();
@@ -305,6 +308,37 @@ struct Toy {
   static std::vector<int> prompt() { return std::vector<int>(kPrompt, 0); }
 };
 
+// -- planning ----------------------------------------------------------------------------------------------------------
+
+py::dict dict_of(const Costs::Stages& stages) {
+  py::dict out;
+  out["row_step"] = stages.row_step;
+  out["draft_step"] = stages.draft_step;
+  out["verify"] = std::vector<double>(stages.verify.begin() + 1, stages.verify.end());
+  return out;
+}
+
+Costs::Stages stages_of(const py::dict& values) {
+  Costs::Stages stages;
+  stages.row_step = values["row_step"].cast<double>();
+  stages.draft_step = values["draft_step"].cast<double>();
+  const auto verify = values["verify"].cast<std::array<double, kMaxRows>>();
+  std::copy(verify.begin(), verify.end(), stages.verify.begin() + 1);
+  return stages;
+}
+
+Costs costs_of(const py::dict& values) {
+  Costs costs;
+  costs.turns = stages_of(values["turns"]);
+  costs.can_overlap = !values["overlapped"].is_none();
+  if (costs.can_overlap) costs.overlapped = stages_of(values["overlapped"]);
+  return costs;
+}
+
+const char* name_of(Prediction::Mode mode) {
+  return mode == Prediction::Mode::kPlain ? "plain" : mode == Prediction::Mode::kTurns ? "turns" : "overlap";
+}
+
 // A toy model's answer in simulated time: ([(seconds, event)], tokens, spans).
 py::tuple simulate(const py::dict& schedule, int tokens, std::vector<double> acceptance, uint64_t seed,
                    const SimulatedCosts::Table& step, const SimulatedCosts::Table& drawing_step,
@@ -408,6 +442,20 @@ PYBIND11_MODULE(_native, m) {
           },
           py::arg("name"), py::arg("rows"), py::arg("context"), py::arg("repeats"))
       .def(
+          "calibrate",
+          [](PyEngine& engine, double seconds) {
+            Costs costs;
+            {
+              const py::gil_scoped_release release;
+              costs = calibrate(engine.engine.get(), seconds);
+            }
+            py::dict out;
+            out["turns"] = dict_of(costs.turns);
+            out["overlapped"] = costs.can_overlap ? py::object(dict_of(costs.overlapped)) : py::none();
+            return out;
+          },
+          py::arg("seconds"))
+      .def(
           "logits",
           [](PyEngine& engine, const std::vector<int>& ids, int last) {
             std::vector<float> logits;
@@ -420,7 +468,7 @@ PYBIND11_MODULE(_native, m) {
           py::arg("ids"), py::arg("last"))
       .def(
           "start",
-          [](PyEngine& engine, std::vector<int> prompt, const py::dict& sampling, const py::dict& schedule, Limits limits,
+          [](PyEngine& engine, std::vector<int> prompt, const py::dict& sampling, const py::object& schedule, Limits limits,
              bool report_drafts, bool lock_step, std::pair<int, int> ticks, const py::object& oracle, bool trace) {
             Request request;
             request.prompt = std::move(prompt);
@@ -430,7 +478,8 @@ PYBIND11_MODULE(_native, m) {
             request.sampling.min_p = sampling["min_p"].cast<float>();
             request.sampling.repetition_penalty = sampling["repetition_penalty"].cast<float>();
             request.sampling.seed = sampling["seed"].cast<uint64_t>();
-            request.schedule = schedule_of(schedule);
+            if (py::isinstance<py::dict>(schedule)) request.schedule = schedule_of(schedule.cast<py::dict>());
+            else request.planner = schedule.cast<std::shared_ptr<Planner>>();
             request.limits = std::move(limits);
             request.report_drafts = report_drafts;
             request.lock_step = lock_step;
@@ -453,6 +502,33 @@ PYBIND11_MODULE(_native, m) {
       .def("__next__", &PySession::next)
       .def("close", &PySession::close)
       .def("spans", [](const PySession& session) { return trace_spans(session.trace.get()); });
+
+  py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")
+      .def(py::init([](const py::dict& costs, double prior) {
+             return std::make_shared<Planner>(costs_of(costs), prior, simulate_overlap);
+           }),
+           py::arg("costs"), py::arg("prior"))
+      .def_property_readonly("acceptance", &Planner::acceptance)
+      .def("predictions",
+           [](const Planner& planner) {
+             py::list out;
+             for (const Prediction& p : planner.predictions())
+               out.append(py::make_tuple(name_of(p.mode), p.length, p.tokens_per_second));
+             return out;
+           })
+      .def("predict", [](const Planner& planner, const std::string& mode, int length, double acceptance) {
+             if (mode == "turns") return planner.predict_turns(length, acceptance).tokens_per_second;
+             return (mode == "overlap" ? planner.predict_overlap(acceptance) : planner.predict_plain()).tokens_per_second;
+           }, py::arg("mode"), py::arg("length"), py::arg("acceptance"))
+      .def("measured", [](const Planner& planner) {
+        py::dict out;
+        for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap}) {
+          const Planner::Measured& measured = planner.measured(mode);
+          out[name_of(mode)] =
+              py::make_tuple(measured.rounds, measured.tokens, measured.seconds, measured.predicted_seconds);
+        }
+        return out;
+      });
 
   py::class_<Limits>(m, "Limits").def(py::init([](int end, std::vector<int> stop_ids) {
     Limits limits;

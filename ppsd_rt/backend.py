@@ -13,7 +13,7 @@ from .models.checkpoint import Checkpoint
 from .models.head_file import HeadFile, HeadInfo
 from .protocol import Drafted, Limits, Round
 from .sampling import SamplingParams
-from .schedule import Schedule
+from .schedule import Auto, Schedule
 
 NAMES = ("auto", "cpu", "torch")
 
@@ -55,8 +55,16 @@ class Backend(Protocol):
     def head(self) -> HeadInfo | None: ...
     def use_head(self, file: HeadFile | None) -> None: ...
     def rounds(
-        self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits, options: RunOptions
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        schedule: Schedule | Auto,
+        limits: Limits,
+        options: RunOptions,
     ) -> Generator[Round | Drafted, None, None]: ...
+    def explain(self) -> str:
+        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
+
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         """[last, vocabulary]: the model's logits behind each of the `last` ids, as plain decoding computes them."""
 

@@ -16,7 +16,8 @@ from .models.head_file import HeadFile, HeadInfo
 from .models.rotary import inverse_frequencies
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
-from .schedule import Schedule
+from .planner import Costs, calibrate, costs_path, explain, keep_costs, known_costs, prior
+from .schedule import PLAIN, Auto, Schedule
 from .stop_rules import describe_stop_rule
 
 FORMATS = ("float32", "bfloat16", "int8")
@@ -71,6 +72,7 @@ class CpuBackend:
             raise PpsdError(
                 f"cannot pack {checkpoint.folder} as {self._dtype}: {error or 'not enough memory'}"
             ) from None
+        self._checkpoint = checkpoint
         self._session: _native.Session | None = None
         self._last: _native.Session | None = None
         self.use_head(None)
@@ -94,19 +96,29 @@ class CpuBackend:
         if file is not None:
             draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
             model = model.with_exit_head(file.info.exit_layer, dict(file.tensors), draft_ids, self._threads)
+        self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         self._model = model
         self._engine = _native.Engine(model, self._threads)
+        self._costs: Costs | None = None
+        self._planner: _native.Planner | None = None
 
     def rounds(
-        self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits, options: RunOptions
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        schedule: Schedule | Auto,
+        limits: Limits,
+        options: RunOptions,
     ) -> Generator[Round | Drafted, None, None]:
         self._end()
         oracle = options.oracle
+        if isinstance(schedule, Auto) and self._head is None:
+            schedule = PLAIN
         try:
             session = self._engine.start(
                 list(prompt),
                 asdict(params),
-                native_schedule(schedule),
+                self._plan() if isinstance(schedule, Auto) else native_schedule(schedule),
                 _native.Limits(limits.end, sorted(limits.stop_ids)),
                 report_drafts=options.report_drafts,
                 oracle=(list(oracle.truth), oracle.acceptance, oracle.seed) if oracle else None,
@@ -137,6 +149,33 @@ class CpuBackend:
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._last.spans() if self._last else []
+
+    def costs(self, again: bool = False) -> Costs:
+        """What draft steps and verification passes cost here; measured where no earlier run has, or `again`."""
+        self._end()
+        if self._head is None:
+            raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
+        if self._costs is None or again:
+            path = costs_path(
+                self._checkpoint.hash, self._head, self._draft_vocabulary, self._dtype, self._threads, self._model.isa
+            )
+            self._costs = None if again else known_costs(path)
+            if self._costs is None:
+                self._costs = calibrate(self._engine)
+                keep_costs(path, self._costs)
+            self._planner = None
+        return self._costs
+
+    def explain(self) -> str:
+        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
+        return explain(self._planner, self.costs()) if self._planner else ""
+
+    def _plan(self) -> _native.Planner:
+        costs = self.costs()
+        if self._planner is None and self._head is not None:
+            self._planner = _native.Planner(asdict(costs), prior(self._head))
+        assert self._planner is not None
+        return self._planner
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -44,6 +44,14 @@ class Schedule:
         return self.lookahead > 0
 
 
+@dataclass(frozen=True)
+class Auto:
+    """Not a point of the space: the backend measures what they cost and moves between them while it decodes."""
+
+    drafts = True
+
+
+AUTO = Auto()
 PLAIN = Schedule(0, 0, 0)
 
 _NAMED = {
@@ -56,21 +64,24 @@ _NAMED = {
     # Ours: drafting never waits, and a free verification stage takes all that is pending.
     "elastic": Schedule(first_chunk=2, max_chunk=8, lookahead=MAX_CHUNK, overlap=True),
 }
-NAMES = tuple(_NAMED)
+NAMES = ("auto", *_NAMED)
 
 
 def named(name: str) -> Schedule:
+    """One of the fixed schedules."""
     if name not in _NAMED:
         raise UsageError(f"schedule {name!r} is unknown; schedules are {', '.join(NAMES)}")
     return _NAMED[name]
 
 
-def parse_schedule(text: str) -> Schedule:
-    """`NAME` or `NAME:key=value,...`, as in `eesd:max_chunk=4,first_chunk=4,stop_rule=confidence=0.5`.
+def parse_schedule(text: str) -> Schedule | Auto:
+    """`auto`, `NAME` or `NAME:key=value,...`, as in `eesd:max_chunk=4,first_chunk=4,stop_rule=confidence=0.5`.
 
     `length=K` sets first_chunk, max_chunk and lookahead at once.
     """
     name, _, rest = text.partition(":")
+    if text == "auto":
+        return AUTO
     schedule = named(name)
     changes: dict[str, object] = {}
     for item in filter(None, rest.split(",")):
@@ -90,8 +101,10 @@ def parse_schedule(text: str) -> Schedule:
     return replace(schedule, **changes)  # type: ignore[arg-type]
 
 
-def describe(schedule: Schedule) -> str:
+def describe(schedule: Schedule | Auto) -> str:
     """The text that `parse_schedule` turns back into this schedule; what reports show."""
+    if isinstance(schedule, Auto):
+        return "auto"
     for name, known in _NAMED.items():
         if schedule == known:
             return name

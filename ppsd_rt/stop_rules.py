@@ -11,7 +11,8 @@ What is from the papers and what is ours (the body of EESD, arXiv 2406.03853, wa
 - Reconstructed: the prior, that one draw is made per draft token and taken as the chance to go on, that a round adds
   one success per accepted token and one failure per rejection, and that the model-based estimate is the draft's own
   confidence, calibrated in bins.
-- Ours: the discount, which forgets old verdicts so that the posterior follows a text whose difficulty changes.
+- Ours: the discount, which forgets old verdicts so that the posterior follows a text whose difficulty changes; and the
+  survival rule, which stops where the next draft token stops paying, as the planner of `auto` computes it.
 """
 
 from collections.abc import Sequence
@@ -122,21 +123,68 @@ class CalibratedThompson:
 
 class _CalibratedThompson:
     def __init__(self, bins: int, weight: float, discount: float, stream: Stream) -> None:
-        self.discount, self.stream = discount, stream
+        self.discount, self.stream, self.bins = discount, stream, _Bins(bins, weight)
+
+    def stop(self, confidence: float) -> bool:
+        return self.stream.uniform() >= self.bins.at(confidence).draw(self.stream)
+
+    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
+        self.bins.observe(verdict, self.discount)
+
+
+@dataclass(frozen=True)
+class Survival:
+    """Stops when the chance that all drafts of the chunk are right has fallen below `threshold`.
+
+    A draft's chance is the mean of the posterior of its confidence bin (as in `CalibratedThompson`). A chunk that lives
+    with chance s gains s times the acceptance by one draft more: it should stop where that is worth less than the draft
+    costs, so the threshold is (seconds of a draft) * (tokens per second) / acceptance.
+    """
+
+    threshold: float = 0.3
+    bins: int = 10
+    weight: float = 4.0
+    discount: float = 0.98
+
+    def __post_init__(self) -> None:
+        _check_discount(self.discount)
+        if not 0 < self.threshold < 1:
+            raise UsageError(f"the survival threshold must be between 0 and 1, not {self.threshold}")
+        if self.bins < 1 or self.weight <= 0:
+            raise UsageError(f"survival stop rule: bins {self.bins} must be >= 1 and weight {self.weight} above 0")
+
+    def start(self, seed: int) -> Controller:
+        return _Survival(self)
+
+
+class _Survival:
+    def __init__(self, rule: Survival) -> None:
+        self.rule, self.bins, self.alive = rule, _Bins(rule.bins, rule.weight), 1.0
+
+    def stop(self, confidence: float) -> bool:
+        self.alive *= self.bins.at(confidence).mean()
+        return self.alive < self.rule.threshold
+
+    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
+        self.bins.observe(verdict, self.rule.discount)
+        self.alive = 1.0
+
+
+class _Bins:
+    """A posterior for each bin of confidence."""
+
+    def __init__(self, bins: int, weight: float) -> None:
         centres = [(bin + 0.5) / bins for bin in range(bins)]
         self.posteriors = [_Posterior(weight * centre, weight * (1.0 - centre)) for centre in centres]
 
-    def stop(self, confidence: float) -> bool:
-        return self.stream.uniform() >= self._bin(confidence).draw(self.stream)
-
-    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        for posterior in self.posteriors:
-            posterior.forget(self.discount)
-        for confidence, accepted in verdict:
-            self._bin(confidence).count(accepted)
-
-    def _bin(self, confidence: float) -> "_Posterior":
+    def at(self, confidence: float) -> "_Posterior":
         return self.posteriors[min(int(confidence * len(self.posteriors)), len(self.posteriors) - 1)]
+
+    def observe(self, verdict: Sequence[tuple[float, bool]], discount: float) -> None:
+        for posterior in self.posteriors:
+            posterior.forget(discount)
+        for confidence, accepted in verdict:
+            self.at(confidence).count(accepted)
 
 
 class _Posterior:
@@ -149,6 +197,10 @@ class _Posterior:
     def draw(self, stream: Stream) -> float:
         return stream.beta(self.prior_accepted + self.accepted, self.prior_rejected + self.rejected)
 
+    def mean(self) -> float:
+        yes, no = self.prior_accepted + self.accepted, self.prior_rejected + self.rejected
+        return yes / (yes + no)
+
     def count(self, accepted: bool) -> None:
         if accepted:
             self.accepted += 1.0
@@ -160,33 +212,37 @@ class _Posterior:
         self.rejected *= discount
 
 
-StopRule = FixedLength | ConfidenceThreshold | BetaThompson | CalibratedThompson
+StopRule = FixedLength | ConfidenceThreshold | BetaThompson | CalibratedThompson | Survival
 
 _BY_NAME: dict[str, type[StopRule]] = {
     "fixed": FixedLength,
     "confidence": ConfidenceThreshold,
     "beta": BetaThompson,
     "calibrated": CalibratedThompson,
+    "survival": Survival,
 }
 STOP_RULE_NAMES = tuple(_BY_NAME)
 
 
 def parse_stop_rule(text: str) -> StopRule:
-    """`fixed`, `confidence`, `confidence=0.6`, `beta`, `calibrated`: the name and, for `confidence`, its threshold."""
+    """`fixed`, `beta`, `calibrated`, `confidence=0.6`, `survival=0.3`: the name and, where there is one, a threshold."""
     name, _, value = text.partition("=")
-    if name not in _BY_NAME or (value and name != "confidence"):
-        raise UsageError(f"stop rule {text!r} is unknown; rules are {', '.join(_BY_NAME)} and confidence=THRESHOLD")
+    kind = _BY_NAME.get(name)
+    if kind is None or (value and kind not in (ConfidenceThreshold, Survival)):
+        raise UsageError(
+            f"stop rule {text!r} is unknown; rules are {', '.join(_BY_NAME)}, confidence=THRESHOLD and "
+            "survival=THRESHOLD"
+        )
     try:
-        return ConfidenceThreshold(float(value)) if value else _BY_NAME[name]()
+        return kind(threshold=float(value)) if value else kind()  # type: ignore[call-arg]
     except ValueError:
         raise UsageError(f"stop rule {text!r}: {value!r} is not a number") from None
 
 
 def describe_stop_rule(rule: StopRule) -> str:
     """The text that `parse_stop_rule` understands."""
-    if isinstance(rule, ConfidenceThreshold):
-        return f"confidence={rule.threshold:g}"
-    return next(name for name, kind in _BY_NAME.items() if isinstance(rule, kind))
+    name = next(name for name, kind in _BY_NAME.items() if isinstance(rule, kind))
+    return f"{name}={rule.threshold:g}" if isinstance(rule, (ConfidenceThreshold, Survival)) else name
 
 
 def _check_discount(discount: float) -> None:

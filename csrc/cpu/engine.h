@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "../pipeline/lockstep.h"
+#include "../pipeline/planner.h"
 #include "../pipeline/threads.h"
 #include "stage.h"
 
@@ -21,6 +22,7 @@ struct Request {
   Sampling sampling;
   Limits limits;
   Schedule schedule;
+  std::shared_ptr<Planner> planner;   // `auto`: it chooses the schedule, round by round
   bool report_drafts = false;
   bool lock_step = false;   // even with overlap: the same rounds every time
   Ticks ticks;              // of the lock-step
@@ -52,7 +54,6 @@ class CpuEngine {
   CpuDraftStage& draft() { return draft_; }
   std::vector<std::unique_ptr<CpuVerifyStage>>& verify() { return verify_; }
   Team& shared_team() { return shared_; }
-  Team& draft_team() { return *draft_team_; }
   void reserve(int capacity);
 
  private:

@@ -41,7 +41,9 @@ void Session::cancel() {
 void Session::work() {
   std::vector<int> tokens = request_.prompt;
   try {
-    play(request_.schedule, &tokens, true);
+    const auto schedule = [this] { return request_.planner ? request_.planner->schedule() : request_.schedule; };
+    bool first = true;
+    while (play(schedule(), &tokens, first)) first = false;
   } catch (...) {
     failure_ = std::current_exception();
   }
@@ -51,8 +53,24 @@ void Session::work() {
   changed_.notify_all();
 }
 
-// Decode with one carrier until it ends; its committed text goes into `tokens`.
-void Session::play(const Schedule& schedule, std::vector<int>* tokens, bool first) {
+// What the planner makes of a round: another schedule for this carrier, or the end of it (false).
+bool Session::replan(const Round& round, Scheduler* scheduler) {
+  const auto now = Trace::Clock::now();
+  const double seconds = std::chrono::duration<double>(now - committed_).count();
+  committed_ = now;
+  if (round.prompt || scheduler->finished()) return true;
+  const bool overlap = scheduler->schedule().overlap;
+  const Schedule& next = request_.planner->after(round, seconds);
+  switching_ = next.overlap != overlap;
+  if (!switching_) scheduler->set_schedule(next);
+  return !switching_;
+}
+
+// Decode with one carrier until it ends; its committed text goes into `tokens`. True: another one is to go on.
+bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool first) {
+  switching_ = false;
+  AfterRound after_round;
+  if (request_.planner) after_round = [this](const Round& round, Scheduler* s) { return replan(round, s); };
   const int keep = first ? engine_->shared_rows(*tokens) : int(tokens->size()) - 1;
   const Stages stages = engine_->begin(request_, keep);
   std::unique_ptr<Carrier> carrier;
@@ -60,14 +78,14 @@ void Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
     engine_->use_own_teams();
     auto threads = std::make_unique<Threads>(stages, schedule, request_.limits, request_.sampling.seed,
                                              request_.report_drafts, [this](int stage) { engine_->pin_stage(stage); },
-                                             nullptr, trace_);
+                                             std::move(after_round), trace_);
     threads->begin(*tokens, keep);
     carrier = std::move(threads);
   } else {
     engine_->use_shared_team();
     engine_->pin_shared();
     auto lock_step = std::make_unique<LockStep>(stages, schedule, request_.limits, request_.sampling.seed,
-                                                request_.ticks, request_.report_drafts, nullptr, trace_);
+                                                request_.ticks, request_.report_drafts, std::move(after_round), trace_);
     lock_step->begin(*tokens, keep);
     carrier = std::move(lock_step);
   }
@@ -82,6 +100,8 @@ void Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
   };
   try {
     while (auto event = carrier->next()) {
+      // What another carrier begins with is a round like any other.
+      if (Round* round = std::get_if<Round>(&*event)) round->prompt = round->prompt && first;
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [this] { return events_.size() < kAhead || cancelled_.load(); });
       events_.push_back(std::move(*event));
@@ -93,6 +113,7 @@ void Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
   }
   release();
   if (!carrier->tokens().empty()) *tokens = carrier->tokens();
+  return switching_ && !cancelled_.load();
 }
 
 }  // namespace ppsd

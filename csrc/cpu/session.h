@@ -18,8 +18,8 @@ class Session {
 
  private:
   void work();
-  void play(const Schedule& schedule, std::vector<int>* tokens, bool first);
-  bool ended(const std::vector<int>& tokens) const;
+  bool play(const Schedule& schedule, std::vector<int>* tokens, bool first);
+  bool replan(const Round& round, Scheduler* scheduler);
 
   CpuEngine* engine_;
   const Request request_;
@@ -31,6 +31,8 @@ class Session {
   bool over_ = false;
   std::atomic<bool> cancelled_{false};
   std::exception_ptr failure_;
+  Trace::Clock::time_point committed_;   // when the last round was
+  bool switching_ = false;               // the planner wants another carrier
   std::thread thread_;
 };
 

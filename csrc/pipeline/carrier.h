@@ -21,7 +21,7 @@ struct Drafted {
 
 using Event = std::variant<Round, Drafted>;
 
-// Called after every committed round, by the thread that committed it; may change the schedule for what follows.
+// Called after every committed round, the prompt's too, by the thread that committed it; may change the schedule for what follows.
 // False: end the carrier here (its tokens are then the prompt of another one).
 using AfterRound = std::function<bool(const Round&, Scheduler*)>;
 

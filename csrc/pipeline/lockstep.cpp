@@ -42,7 +42,10 @@ void LockStep::prefill() {
   TraceScope scope(trace_, kVerifyTrack, "prompt", int(prompt_.size()) - keep_);
   const int first = run_prompt(stages_, prompt_, keep_, [this] { return cancelled(); });
   if (first < 0) return scheduler_.cancel();
-  events_.emplace_back(scheduler_.begin(prompt_, keep_, first));
+  Round round = scheduler_.begin(prompt_, keep_, first);
+  const bool go_on = !after_round_ || after_round_(round, &scheduler_);
+  events_.emplace_back(std::move(round));
+  if (!go_on) scheduler_.cancel();
 }
 
 // One tick: commit what lands, hand over what is ready, draft.

@@ -13,12 +13,12 @@ constexpr int kMaxRows = 16;              // the most rows of one verification p
 constexpr int kMaxChunk = kMaxRows - 1;   // a chunk, and the row of the last committed token
 
 struct StopRule {
-  enum class Kind { kFixed, kConfidence, kBeta, kCalibrated };
+  enum class Kind { kFixed, kConfidence, kBeta, kCalibrated, kSurvival };
   Kind kind = Kind::kFixed;
-  double threshold = 0.4;   // kConfidence
-  double discount = 0.98;   // kBeta, kCalibrated
-  int bins = 10;            // kCalibrated
-  double weight = 4.0;      // kCalibrated: the prior counts as so many verdicts
+  double threshold = 0.4;   // kConfidence, kSurvival
+  double discount = 0.98;   // kBeta, kCalibrated, kSurvival
+  int bins = 10;            // kCalibrated, kSurvival
+  double weight = 4.0;      // kCalibrated, kSurvival: the prior counts as so many verdicts
 };
 
 struct Schedule {
@@ -39,6 +39,7 @@ class Controller {
   virtual ~Controller() = default;
   virtual bool stop(double confidence) = 0;                        // after a draft token: stop drafting and verify?
   virtual void observe(const std::vector<Judged>& verdict) = 0;    // up to and including the first rejected
+  virtual void set_threshold(double) {}                            // what has been learned stays
   static std::unique_ptr<Controller> make(const StopRule& rule, uint64_t seed);
 };
 

@@ -136,9 +136,10 @@ void Scheduler::cancel() {
 
 void Scheduler::set_schedule(const Schedule& schedule) {
   const StopRule &from = schedule_.stop_rule, &to = schedule.stop_rule;
-  const bool same_rule = from.kind == to.kind && from.threshold == to.threshold && from.discount == to.discount &&
-                         from.bins == to.bins && from.weight == to.weight;
+  const bool same_rule = from.kind == to.kind && from.discount == to.discount && from.bins == to.bins &&
+                         from.weight == to.weight;
   if (!same_rule) controller_ = Controller::make(to, seed_);
+  controller_->set_threshold(to.threshold);
   schedule_ = schedule;
 }
 

@@ -61,7 +61,10 @@ std::optional<Event> Simulated::next() {
 void Simulated::prefill() {
   started_ = true;
   const int first = run_prompt(stages_, prompt_, keep_, nullptr);
-  events_.emplace_back(scheduler_.begin(prompt_, keep_, first));
+  Round round = scheduler_.begin(prompt_, keep_, first);
+  const bool go_on = !after_round_ || after_round_(round, &scheduler_);
+  events_.emplace_back(std::move(round));
+  if (!go_on) scheduler_.cancel();
 }
 
 // -- the instants at which something ends ------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ class ConfidenceThreshold final : public Controller {
   explicit ConfidenceThreshold(double threshold) : threshold_(threshold) {}
   bool stop(double confidence) override { return confidence < threshold_; }
   void observe(const std::vector<Judged>&) override {}
+  void set_threshold(double threshold) override { threshold_ = threshold; }
 
  private:
   double threshold_;
@@ -28,6 +29,10 @@ struct Posterior {
   double accepted = 0.0, rejected = 0.0;
 
   double draw(NoiseStream& stream) const { return stream.beta(prior_accepted + accepted, prior_rejected + rejected); }
+  double mean() const {
+    const double yes = prior_accepted + accepted, no = prior_rejected + rejected;
+    return yes / (yes + no);
+  }
   void count(bool was_accepted) { (was_accepted ? accepted : rejected) += 1.0; }
   void forget(double discount) {
     accepted *= discount;
@@ -55,34 +60,64 @@ class BetaThompson final : public Controller {
   Posterior posterior_{1.0, 1.0};
 };
 
-class CalibratedThompson final : public Controller {
+// A posterior for each bin of confidence.
+class Bins {
  public:
-  CalibratedThompson(int bins, double weight, double discount, uint64_t seed) : discount_(discount), stream_(seed) {
+  Bins(int bins, double weight) {
     for (int bin = 0; bin < bins; ++bin) {
       const double centre = (bin + 0.5) / bins;
       posteriors_.push_back({weight * centre, weight * (1.0 - centre)});
     }
   }
-
-  bool stop(double confidence) override {
-    const double drawn = stream_.uniform();
-    return drawn >= bin(confidence).draw(stream_);
-  }
-
-  void observe(const std::vector<Judged>& verdict) override {
-    for (Posterior& posterior : posteriors_) posterior.forget(discount_);
-    for (const Judged& judged : verdict) bin(judged.confidence).count(judged.accepted);
-  }
-
- private:
-  Posterior& bin(double confidence) {
+  Posterior& at(double confidence) {
     const int count = int(posteriors_.size());
     return posteriors_[std::min(int(confidence * count), count - 1)];
   }
+  void observe(const std::vector<Judged>& verdict, double discount) {
+    for (Posterior& posterior : posteriors_) posterior.forget(discount);
+    for (const Judged& judged : verdict) at(judged.confidence).count(judged.accepted);
+  }
 
-  double discount_;
-  NoiseStream stream_;
+ private:
   std::vector<Posterior> posteriors_;
+};
+
+class CalibratedThompson final : public Controller {
+ public:
+  CalibratedThompson(const StopRule& rule, uint64_t seed)
+      : discount_(rule.discount), bins_(rule.bins, rule.weight), stream_(seed) {}
+
+  bool stop(double confidence) override {
+    const double drawn = stream_.uniform();
+    return drawn >= bins_.at(confidence).draw(stream_);
+  }
+  void observe(const std::vector<Judged>& verdict) override { bins_.observe(verdict, discount_); }
+
+ private:
+  double discount_;
+  Bins bins_;
+  NoiseStream stream_;
+};
+
+class Survival final : public Controller {
+ public:
+  explicit Survival(const StopRule& rule)
+      : threshold_(rule.threshold), discount_(rule.discount), bins_(rule.bins, rule.weight) {}
+
+  bool stop(double confidence) override {
+    alive_ *= bins_.at(confidence).mean();
+    return alive_ < threshold_;
+  }
+  void observe(const std::vector<Judged>& verdict) override {
+    bins_.observe(verdict, discount_);
+    alive_ = 1.0;
+  }
+  void set_threshold(double threshold) override { threshold_ = threshold; }
+
+ private:
+  double threshold_, discount_;
+  Bins bins_;
+  double alive_ = 1.0;
 };
 
 }  // namespace
@@ -91,8 +126,8 @@ std::unique_ptr<Controller> Controller::make(const StopRule& rule, uint64_t seed
   switch (rule.kind) {
     case StopRule::Kind::kConfidence: return std::make_unique<ConfidenceThreshold>(rule.threshold);
     case StopRule::Kind::kBeta: return std::make_unique<BetaThompson>(rule.discount, seed);
-    case StopRule::Kind::kCalibrated:
-      return std::make_unique<CalibratedThompson>(rule.bins, rule.weight, rule.discount, seed);
+    case StopRule::Kind::kCalibrated: return std::make_unique<CalibratedThompson>(rule, seed);
+    case StopRule::Kind::kSurvival: return std::make_unique<Survival>(rule);
     case StopRule::Kind::kFixed: break;
   }
   return std::make_unique<FixedLength>();

@@ -133,10 +133,14 @@ void Threads::verify_loop(int stage) {
     Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, message.prompt ? 1 : chunk.rows())};
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stop_) return;
+    std::optional<Round> round;
     if (message.prompt) {
-      events_.emplace_back(scheduler_.begin(prompt_, keep_, verdict.true_ids.front()));
+      round = scheduler_.begin(prompt_, keep_, verdict.true_ids.front());
       begun_ = true;
-    } else if (auto round = scheduler_.land(verdict)) {
+    } else {
+      round = scheduler_.land(verdict);
+    }
+    if (round) {
       const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
       events_.emplace_back(std::move(*round));
       if (!go_on) stop_locked();

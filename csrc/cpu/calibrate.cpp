@@ -1,0 +1,167 @@
+#include "calibrate.h"
+
+#include <algorithm>
+#include <chrono>
+#include <stdexcept>
+
+#include "../pipeline/simulated.h"
+#include "../pipeline/toy_stages.h"
+
+namespace ppsd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kContext = 128;                     // rows before those that are timed
+constexpr int kRows[] = {1, 2, 3, 4, 6, 8, 12, 16};   // those between are interpolated
+constexpr int kLeast = 3, kMost = 15;             // repeats of every kind; the latter if there is time
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+double median(std::vector<double> times) {
+  if (times.empty()) return 0.0;
+  std::nth_element(times.begin(), times.begin() + long(times.size() / 2), times.end());
+  return times[times.size() / 2];
+}
+
+// The times of one kind of pass at each number of rows, as a table: more rows never cost less.
+Costs::Table table_of(const std::array<std::vector<double>, kMaxRows + 1>& times) {
+  Costs::Table table{};
+  int known = 0;
+  for (int rows : kRows) {
+    const double seconds = std::max(median(times[rows]), table[known]);
+    for (int r = known + 1; r <= rows; ++r)
+      table[r] = known == 0 ? seconds : table[known] + (seconds - table[known]) * (r - known) / (rows - known);
+    known = rows;
+  }
+  return table;
+}
+
+// Stages with the rows of a text, at whose end draft steps and passes are timed again and again.
+class Bench {
+ public:
+  explicit Bench(CpuEngine* engine) : engine_(engine) {
+    Request request;
+    request.limits.end = kContext + kMaxRows + 1;
+    stages_ = engine->begin(request, 0);
+    engine->use_shared_team();
+    engine->pin_shared();
+    for (int i = 0; i < kContext + kMaxRows; ++i) ids_.push_back(i % engine->model().shape.vocab_size);
+    run_prompt(stages_, ids_, 0, nullptr);
+    for (int rows = 0; rows <= kMaxRows; ++rows) {
+      chunks_[rows].start = kContext;
+      chunks_[rows].ids.assign(ids_.begin() + kContext, ids_.begin() + kContext + rows);
+      stages_.draft->export_hidden(&chunks_[rows]);
+    }
+    draft(true);   // the exit head's own layers catch up with the context
+  }
+  ~Bench() { engine_->remember({}); }   // these rows are nobody's text
+
+  double draft(bool draw) {
+    DraftStep step;
+    step.start = kContext;
+    step.ids = {ids_[kContext]};
+    Draft draft;
+    const auto begin = Clock::now();
+    stages_.draft->step(step, draw ? &draft : nullptr, nullptr);
+    return since(begin);
+  }
+  double verify(int rows) {
+    Chunk chunk = chunks_[rows];
+    const auto begin = Clock::now();
+    for (VerifyStage* stage : stages_.verify) stage->run(&chunk, nullptr);
+    stages_.verify.back()->choose(chunk, rows);
+    return since(begin);
+  }
+
+ private:
+  CpuEngine* engine_;
+  Stages stages_;
+  std::vector<int> ids_;
+  std::array<Chunk, kMaxRows + 1> chunks_;
+};
+
+struct Times {
+  std::vector<double> row_steps, draft_steps;
+  std::array<std::vector<double>, kMaxRows + 1> passes;
+
+  Costs::Stages medians() const { return {median(row_steps), median(draft_steps), table_of(passes)}; }
+};
+
+// One after the other, each on all threads. The kinds take turns, so that a slow moment of the machine hits all of them.
+Costs::Stages measure_turns(CpuEngine* engine, double seconds) {
+  Bench bench(engine);
+  Times times;
+  const auto begin = Clock::now();
+  for (int repeat = 0; repeat < kLeast || (repeat < kMost && since(begin) < seconds); ++repeat)
+    for (int rows : kRows) {
+      times.passes[rows].push_back(bench.verify(rows));
+      times.row_steps.push_back(bench.draft(false));
+      times.draft_steps.push_back(bench.draft(true));
+    }
+  return times.medians();
+}
+
+// Side by side, each on its own threads: drafting goes on for as long as there are passes to be timed.
+Costs::Stages measure_overlapped(CpuEngine* engine, double seconds) {
+  Bench bench(engine);
+  engine->use_own_teams();
+  Times times;
+  std::atomic<bool> over{false};
+  std::thread drafting([&] {
+    engine->pin_stage(0);
+    while (!over.load(std::memory_order_relaxed)) {
+      times.row_steps.push_back(bench.draft(false));
+      times.draft_steps.push_back(bench.draft(true));
+    }
+  });
+  std::thread verifying([&] {   // a thread of its own, so that the caller is not pinned to this stage's core
+    engine->pin_stage(1);
+    const auto begin = Clock::now();
+    for (int repeat = 0; repeat < kLeast || (repeat < kMost && since(begin) < seconds); ++repeat)
+      for (int rows : kRows) times.passes[rows].push_back(bench.verify(rows));
+  });
+  verifying.join();
+  over.store(true);
+  drafting.join();
+  engine->use_shared_team();
+  return times.medians();
+}
+
+}  // namespace
+
+Costs calibrate(CpuEngine* engine, double seconds) {
+  if (!engine->model().drafts()) throw std::runtime_error("there is nothing to calibrate without an exit head");
+  Costs costs;
+  std::thread([&] {   // which is pinned, where the caller's must not be
+    costs.turns = measure_turns(engine, 0.6 * seconds);
+  }).join();
+  costs.can_overlap = engine->threads() > 1 && engine->verify().size() == 1;
+  if (costs.can_overlap) costs.overlapped = measure_overlapped(engine, 0.4 * seconds);
+  return costs;
+}
+
+double simulate_overlap(const Schedule& schedule, const Costs& costs, double acceptance) {
+  constexpr int kTokens = 250;
+  const Costs::Stages& c = costs.overlapped;
+  SimulatedCosts simulated;
+  for (int rows = 1; rows <= kMaxRows; ++rows) {   // the draft stage's few layers cost by the row
+    simulated.step[rows] = rows * c.row_step;
+    simulated.drawing_step[rows] = (rows - 1) * c.row_step + c.draft_step;
+  }
+  simulated.drawing_step[0] = c.draft_step - c.row_step;
+  simulated.verify = {c.verify};
+  simulated.links = {0.0, 0.0};
+  const ToyModel model{1};
+  ToyDraft draft(model, kTokens + 32, {acceptance}, 2);
+  ToyVerify verify(model, kTokens + 32, 0);
+  Limits limits;
+  limits.end = kTokens + 2;
+  Simulated carrier({&draft, {&verify}}, schedule, limits, 0, std::move(simulated), false);
+  carrier.begin({1}, 0);
+  while (carrier.next()) {
+  }
+  return kTokens / carrier.seconds();
+}
+
+}  // namespace ppsd

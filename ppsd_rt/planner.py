@@ -1,0 +1,119 @@
+"""`auto`: what the stages cost on this machine, measured once and kept, and the planner that works with it.
+
+The planner itself is csrc/pipeline/planner.h: after every round it predicts the speed of plain decoding, of drafting K
+tokens and then verifying them, and of overlapping both, from these costs and the running acceptance.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from . import __version__, _native
+from .models.cache import cache_dir
+from .models.head_file import HeadInfo
+
+SECONDS = 0.35  # that a calibration takes, or a few passes of each kind
+UNKNOWN_ACCEPTANCE = 0.4  # of a head that does not say how good it is
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """Seconds. row_step: one row through layers [0, E); draft_step: the same and the exit head behind it;
+    verify[n - 1]: layers [E, L) and the LM head for n rows, n from 1 to 16."""
+
+    row_step: float
+    draft_step: float
+    verify: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """turns: one stage after the other, each on all threads. overlapped: side by side, each on its own; None: no."""
+
+    turns: StageCosts
+    overlapped: StageCosts | None
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Costs":
+        def stages(v: dict[str, Any]) -> StageCosts:
+            return StageCosts(v["row_step"], v["draft_step"], tuple(v["verify"]))
+
+        return cls(stages(values["turns"]), stages(values["overlapped"]) if values["overlapped"] else None)
+
+    @property
+    def plain_seconds(self) -> float:
+        """One token of plain decoding."""
+        return self.turns.row_step + self.turns.verify[0]
+
+
+def calibrate(engine: _native.Engine) -> Costs:
+    return Costs.from_dict(engine.calibrate(SECONDS))
+
+
+def known_costs(path: Path) -> Costs | None:
+    """What an earlier run has measured; None if it is not there or not whole."""
+    try:
+        return Costs.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def keep_costs(path: Path, costs: Costs) -> None:
+    """For later runs. A cache that cannot be written only means measuring again."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, unfinished = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(asdict(costs), file)
+        os.replace(unfinished, path)
+    except OSError:
+        pass
+
+
+def costs_path(model_hash: str, head: HeadInfo, draft_vocabulary: int, dtype: str, threads: int, isa: str) -> Path:
+    """One file for each machine, model, kind of head, format and thread count."""
+    what = [__version__, platform.node(), _cpu(), _native.usable_cores(), isa, model_hash, dtype, threads]
+    key = json.dumps([*what, head.kind, head.exit_layer, draft_vocabulary])
+    return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def prior(head: HeadInfo) -> float:
+    """The acceptance to begin with: what the head's file says of held-out text."""
+    value = head.acceptance.get("held_out_greedy", UNKNOWN_ACCEPTANCE)
+    return float(value) if isinstance(value, (int, float)) else UNKNOWN_ACCEPTANCE
+
+
+def explain(planner: _native.Planner, costs: Costs) -> str:
+    """Predictions at the present acceptance beside what the rounds so far took."""
+    plain, *turns = [p for p in planner.predictions() if p[0] != "overlap"]
+    best = max(turns, key=lambda p: p[2])
+    lines = [
+        f"acceptance {planner.acceptance:.2f}; a plain token {1000 * costs.plain_seconds:.2f} ms, "
+        f"a draft {1000 * costs.turns.draft_step:.2f} ms, "
+        f"a pass over 1/4/8/16 rows {'/'.join(f'{1000 * costs.turns.verify[n - 1]:.2f}' for n in (1, 4, 8, 16))} ms",
+        "predicted now, tokens/s: "
+        + f"plain {plain[2]:.0f}; draft then verify "
+        + ", ".join(f"{length}: {speed:.0f}" for _, length, speed in turns if length in (1, 2, 3, 4, 6, 8, 12, 15))
+        + f" (best {best[1]}: {best[2]:.0f})"
+        + "".join(f"; overlapped {p[2]:.0f}" for p in planner.predictions() if p[0] == "overlap"),
+    ]
+    for mode, (rounds, tokens, seconds, predicted) in planner.measured().items():
+        if rounds:
+            lines.append(
+                f"measured, {mode}: {rounds} rounds, {tokens} tokens, {tokens / seconds:.0f} tokens/s "
+                f"(predicted {tokens / predicted:.0f})"
+            )
+    return "\n".join(lines)
+
+
+def _cpu() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next((line for line in file if line.startswith("model name")), "")
+    except OSError:
+        return platform.processor()
