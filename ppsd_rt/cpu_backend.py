@@ -52,6 +52,7 @@ class CpuBackend:
         cores = len(_native.usable_cores()) or 1
         self._threads = threads or min(cores, 16)
         config = checkpoint.config
+        self._vocab_size = config.vocab_size
         shape = _native.ModelShape(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -104,7 +105,7 @@ class CpuBackend:
         try:
             session = self._engine.start(
                 list(prompt),
-                asdict(params),
+                {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
                 native_schedule(schedule),
                 _native.Limits(limits.end, sorted(limits.stop_ids)),
                 report_drafts=options.report_drafts,
