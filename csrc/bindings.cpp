@@ -6,6 +6,8 @@
 
 #include "cpu/measure.h"
 #include "cpu/session.h"
+#include "pipeline/simulated.h"
+#include "pipeline/toy_stages.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -216,6 +218,14 @@ struct PySession {
   }
 };
 
+py::list trace_spans(const Trace* trace) {
+  py::list spans;
+  if (trace != nullptr)
+    for (const Trace::Span& span : trace->spans())
+      spans.append(py::make_tuple(span.name, span.track, span.rows, span.begin_us, span.end_us));
+  return spans;
+}
+
 // Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/reference/pipeline.py: one thread,
 // and the interpreter lock is held throughout.
 class PyDraftStage final : public DraftStage {
@@ -275,6 +285,52 @@ py::list lock_step_events(const std::vector<int>& prompt, py::function draw, py:
   return events;
 }
 
+// The stages of a toy model whose answer to a prompt of one token is `tokens` long behind the prompt's own.
+struct Toy {
+  static constexpr int kPrompt = 1;
+  Limits limits;
+  ToyDraft draft;
+  std::vector<std::unique_ptr<ToyVerify>> verify;
+
+  Toy(int tokens, std::vector<double> acceptance, uint64_t seed, size_t stages)
+      : limits{kPrompt + 1 + tokens, {}}, draft({seed}, limits.end, std::move(acceptance), seed) {
+    for (size_t stage = 0; stage < stages; ++stage)
+      verify.push_back(std::make_unique<ToyVerify>(ToyModel{seed}, limits.end, int(stage)));
+  }
+  Stages stages() {
+    Stages stages{&draft, {}};
+    for (const auto& stage : verify) stages.verify.push_back(stage.get());
+    return stages;
+  }
+  static std::vector<int> prompt() { return std::vector<int>(kPrompt, 0); }
+};
+
+// A toy model's answer in simulated time: ([(seconds, event)], tokens, spans).
+py::tuple simulate(const py::dict& schedule, int tokens, std::vector<double> acceptance, uint64_t seed,
+                   const SimulatedCosts::Table& step, const SimulatedCosts::Table& drawing_step,
+                   std::vector<SimulatedCosts::Table> verify, std::vector<double> links,
+                   std::pair<double, double> interference, bool trace) {
+  Toy toy(tokens, std::move(acceptance), seed, verify.size());
+  SimulatedCosts costs{step, drawing_step, std::move(verify), std::move(links), interference.first, interference.second};
+  const auto spans = trace ? std::make_unique<Trace>() : nullptr;
+  Simulated carrier(toy.stages(), schedule_of(schedule), toy.limits, seed, std::move(costs), false, nullptr, spans.get());
+  carrier.begin(Toy::prompt(), 0);
+  py::list events;
+  while (auto event = carrier.next()) events.append(py::make_tuple(carrier.seconds(), event_of(*event)));
+  return py::make_tuple(events, carrier.tokens(), trace_spans(spans.get()));
+}
+
+// The same in lock-step: [(tick, event)].
+py::list lock_step_toy(const py::dict& schedule, int tokens, std::vector<double> acceptance, uint64_t seed, int stages,
+                       int per_stage) {
+  Toy toy(tokens, std::move(acceptance), seed, size_t(stages));
+  LockStep carrier(toy.stages(), schedule_of(schedule), toy.limits, seed, {stages, per_stage}, false);
+  carrier.begin(Toy::prompt(), 0);
+  py::list events;
+  while (auto event = carrier.next()) events.append(py::make_tuple(carrier.tick(), event_of(*event)));
+  return events;
+}
+
 // The draws of a stop rule over a history of verdicts, for comparing it with its twin.
 std::vector<bool> stop_rule_draws(const py::dict& schedule, uint64_t seed,
                                   const std::vector<std::variant<double, std::vector<std::pair<double, bool>>>>& history) {
@@ -290,14 +346,6 @@ std::vector<bool> stop_rule_draws(const py::dict& schedule, uint64_t seed,
     }
   }
   return draws;
-}
-
-py::list trace_spans(const Trace* trace) {
-  py::list spans;
-  if (trace != nullptr)
-    for (const Trace::Span& span : trace->spans())
-      spans.append(py::make_tuple(span.name, span.track, span.rows, span.begin_us, span.end_us));
-  return spans;
 }
 
 }  // namespace
@@ -415,6 +463,12 @@ PYBIND11_MODULE(_native, m) {
 
   m.def("lock_step_events", &lock_step_events, py::arg("prompt"), py::arg("draw"), py::arg("truth"), py::arg("schedule"),
         py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("per_stage"));
+  m.def("simulate", &simulate, py::kw_only(), py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"),
+        py::arg("seed"), py::arg("step"), py::arg("drawing_step"), py::arg("verify"), py::arg("links"),
+        py::arg("interference"), py::arg("trace"));
+  m.def("lock_step_toy", &lock_step_toy, py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"), py::arg("seed"),
+        py::arg("stages"), py::arg("per_stage"));
+  m.def("toy_answer", [](uint64_t seed, int tokens) { return ToyModel{seed}.plain(Toy::prompt(), 1 + tokens); });
   m.def("stop_rule_draws", &stop_rule_draws, py::arg("schedule"), py::arg("seed"), py::arg("history"));
   m.def("philox", [](uint64_t seed, std::array<uint32_t, 4> counter) { return philox(PhiloxKey(seed), counter); });
   m.def("uniform", [](uint64_t seed, int position, int id, uint32_t stream) {

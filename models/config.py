@@ -52,6 +52,11 @@ class LlamaConfig:
     def queries_per_kv_head(self) -> int:
         return self.num_attention_heads // self.num_key_value_heads
 
+    @property
+    def kv_values(self) -> int:
+        """Numbers that a row has in the KV caches of all layers together."""
+        return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim
+
     @classmethod
     def from_folder(cls, folder: Path) -> "LlamaConfig":
         """Read `config.json`, and the EOS ids of `generation_config.json` where that file exists."""

@@ -87,6 +87,23 @@ def lock_step_events(
     stages: int,
     per_stage: int,
 ) -> list[tuple[Any, ...]]: ...
+def simulate(
+    *,
+    schedule: Mapping[str, Any],
+    tokens: int,
+    acceptance: Sequence[float],
+    seed: int,
+    step: Sequence[float],
+    drawing_step: Sequence[float],
+    verify: Sequence[Sequence[float]],
+    links: Sequence[float],
+    interference: tuple[float, float],
+    trace: bool,
+) -> tuple[list[tuple[float, tuple[Any, ...]]], list[int], list[tuple[str, int, int, float, float]]]: ...
+def lock_step_toy(
+    schedule: Mapping[str, Any], tokens: int, acceptance: Sequence[float], seed: int, stages: int, per_stage: int
+) -> list[tuple[int, tuple[Any, ...]]]: ...
+def toy_answer(seed: int, tokens: int) -> list[int]: ...
 def stop_rule_draws(
     schedule: Mapping[str, Any], seed: int, history: Sequence[float | Sequence[tuple[float, bool]]]
 ) -> list[bool]: ...

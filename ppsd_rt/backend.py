@@ -61,6 +61,9 @@ class Backend(Protocol):
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         """[last, vocabulary]: the model's logits behind each of the `last` ids, as plain decoding computes them."""
 
+    def bytes_per_token(self, context: int) -> int:
+        """What a plain step must read with `context` rows in the KV cache: all weights once, and the cache."""
+
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         """The timeline of the last answer: (name, track, rows, begin, end) in microseconds; empty without `trace`."""
 

@@ -64,6 +64,7 @@ class CpuBackend:
             rms_norm_eps=config.rms_norm_eps,
         )
         kv = "float32" if self._dtype == "float32" else "bfloat16"
+        self._kv_bytes = config.kv_values * (4 if kv == "float32" else 2)  # of a row, in all layers
         frequencies = inverse_frequencies(config).tolist()
         try:
             self._base = _native.Model(shape, checkpoint.tensors, frequencies, self._dtype, kv, self._threads)
@@ -127,6 +128,13 @@ class CpuBackend:
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         self._end()
         return self._engine.logits(list(ids), last)
+
+    def bytes_per_token(self, context: int) -> int:
+        return self._base.packed_bytes + self._kv_bytes * context
+
+    def another_engine(self, threads: int) -> _native.Engine:
+        """For measurements: the same packed weights, with `threads` threads."""
+        return _native.Engine(self._model, threads)
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._last.spans() if self._last else []

@@ -7,33 +7,33 @@
 
 namespace ppsd {
 
-inline float bits_to_float(uint32_t bits) {
+static inline float bits_to_float(uint32_t bits) {
   float x;
   std::memcpy(&x, &bits, 4);
   return x;
 }
 
-inline uint32_t float_to_bits(float x) {
+static inline uint32_t float_to_bits(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   return bits;
 }
 
-inline float bf16_to_float(uint16_t h) { return bits_to_float(uint32_t(h) << 16); }
+static inline float bf16_to_float(uint16_t h) { return bits_to_float(uint32_t(h) << 16); }
 
-inline uint16_t float_to_bf16(float x) {   // to nearest even; NaN stays NaN
+static inline uint16_t float_to_bf16(float x) {   // to nearest even; NaN stays NaN
   const uint32_t bits = float_to_bits(x);
   return x != x ? 0x7FC0 : uint16_t((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
 
-inline float half_to_float(uint16_t h) {
+static inline float half_to_float(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, exponent = (h >> 10) & 31, mantissa = h & 0x3FF;
   if (exponent == 0) return (sign ? -1.0f : 1.0f) * float(mantissa) * 0x1p-24f;
   if (exponent == 31) return bits_to_float(sign | 0x7F800000u | (mantissa << 13));
   return bits_to_float(sign | ((exponent + 112) << 23) | (mantissa << 13));
 }
 
-inline uint16_t float_to_half(float x) {   // to nearest even; x within the range of halves
+static inline uint16_t float_to_half(float x) {   // to nearest even; x within the range of halves
   uint32_t bits = float_to_bits(x);
   const uint32_t sign = (bits >> 16) & 0x8000;
   bits &= 0x7FFFFFFF;

@@ -149,7 +149,6 @@ struct LogitsPhase {
 struct Kernels {
   const char* name;
   int weight_offset;             // added to int8 weights
-  int rows_at_once;
   // Panels [begin, end) of `out` from the rows of a checkpoint's tensor (one SourceRow for each output).
   void (*pack)(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end);
   void (*unpack)(const Matrix& in, int output, float* row);

@@ -229,12 +229,19 @@ void unpack(const Matrix& in, int output, float* row) {
 // -- matrix times rows -------------------------------------------------------------------------------------------------
 
 // Micro-kernels: R rows with P panels, sum[r][p] of sixteen outputs each. Every (row, output) is one chain of additions
-// in the order of the inputs, whatever R and P are; several chains at once hide the latency of the additions.
+// in the order of the inputs, whatever R and P are; several chains at once hide the latency of the additions. (Within a
+// block of int8 the sum is of integers, so its order does not matter.)
+constexpr int kAhead = 4096;   // bytes that weights are asked for in advance: the next page too, which hardware does not
+
 template <int R, int P>
 inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, V (&sum)[R][P]) {
   const int blocks = w.inputs / kBlock;
-  const uint8_t* panels[P];
-  for (int j = 0; j < P; ++j) panels[j] = w.panel(p + j);
+  const uint8_t* weights[P];
+  const uint16_t* weight_scales[P];
+  for (int j = 0; j < P; ++j) {
+    weight_scales[j] = reinterpret_cast<const uint16_t*>(w.panel(p + j));
+    weights[j] = w.panel(p + j) + w.scale_bytes();
+  }
   const int8_t* values[R];
   const float* scales[R];
   const int32_t* corrections[R];
@@ -244,17 +251,20 @@ inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, V (&s
     corrections[i] = in.corrections + size_t(r + i) * blocks;
     for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
   }
-  const size_t weights_at = w.scale_bytes();
   for (int b = 0; b < blocks; ++b) {
+    I dot[R][P];
+    for (int i = 0; i < R; ++i)
+      for (int j = 0; j < P; ++j) dot[i][j] = Simd::seti(corrections[i][b]);
+    for (int g = 0; g < kBlock / 4; ++g)
+      for (int i = 0; i < R; ++i) {
+        const auto four = Simd::four(values[i] + b * kBlock + g * 4);
+        for (int j = 0; j < P; ++j) dot[i][j] = Simd::dot4(dot[i][j], weights[j] + (b * 8 + g) * 64, four);
+      }
     for (int j = 0; j < P; ++j) {
-      const uint8_t* weights = panels[j] + weights_at + size_t(b) * kBlock * kPanel;
-      I dot[R];
-      for (int i = 0; i < R; ++i) dot[i] = Simd::seti(corrections[i][b]);
-      for (int g = 0; g < kBlock / 4; ++g)
-        for (int i = 0; i < R; ++i) dot[i] = Simd::dot4(dot[i], weights + g * 64, values[i] + b * kBlock + g * 4);
-      const V weight_scale = Simd::load_f16(reinterpret_cast<const uint16_t*>(panels[j]) + b * kPanel);
+      Simd::prefetch<kBlock * kPanel>(weights[j] + b * kBlock * kPanel + kAhead);
+      const V weight_scale = Simd::load_f16(weight_scales[j] + b * kPanel);
       for (int i = 0; i < R; ++i)
-        sum[i][j] = Simd::fma(Simd::to_float(dot[i]), Simd::mul(weight_scale, Simd::set1(scales[i][b])), sum[i][j]);
+        sum[i][j] = Simd::fma(Simd::to_float(dot[i][j]), Simd::mul(weight_scale, Simd::set1(scales[i][b])), sum[i][j]);
     }
   }
 }
@@ -268,9 +278,13 @@ inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, V (&s
     values[i] = reinterpret_cast<const uint16_t*>(in.values) + size_t(r + i) * in.width;
     for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
   }
-  for (int k = 0; k < w.inputs; k += 2)
-    for (int j = 0; j < P; ++j)
-      for (int i = 0; i < R; ++i) sum[i][j] = Simd::dot2(sum[i][j], panels[j] + k * kPanel, values[i] + k);
+  for (int k = 0; k < w.inputs; k += 2) {
+    for (int j = 0; j < P; ++j) Simd::prefetch<64>(panels[j] + k * kPanel + kAhead / 2);
+    for (int i = 0; i < R; ++i) {
+      const auto two = Simd::two(values[i] + k);
+      for (int j = 0; j < P; ++j) sum[i][j] = Simd::dot2(sum[i][j], panels[j] + k * kPanel, two);
+    }
+  }
 }
 
 template <int R, int P>
@@ -282,55 +296,65 @@ inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, V (&s
     values[i] = reinterpret_cast<const float*>(in.values) + size_t(r + i) * in.width;
     for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
   }
-  for (int k = 0; k < w.inputs; ++k)
-    for (int j = 0; j < P; ++j) {
-      const V weights = Simd::load(panels[j] + size_t(k) * kPanel);
-      for (int i = 0; i < R; ++i) sum[i][j] = Simd::fma(weights, Simd::set1(values[i][k]), sum[i][j]);
+  for (int k = 0; k < w.inputs; ++k) {
+    for (int j = 0; j < P; ++j) Simd::prefetch<64>(panels[j] + k * kPanel + kAhead / 4);
+    for (int i = 0; i < R; ++i) {
+      const V x = Simd::set1(values[i][k]);
+      for (int j = 0; j < P; ++j) sum[i][j] = Simd::fma(Simd::load(panels[j] + size_t(k) * kPanel), x, sum[i][j]);
     }
+  }
 }
 
-template <int R, int P, class Use>
+template <Format F, int R, int P, class Use>
 inline void dot_and_use(const Matrix& w, int p, const Activations& in, int r, Use&& use) {
   V sum[R][P];
-  switch (w.format) {
-    case Format::kInt8: dot_int8<R, P>(w, p, in, r, sum); break;
-    case Format::kBf16: dot_bf16<R, P>(w, p, in, r, sum); break;
-    case Format::kFp32: dot_fp32<R, P>(w, p, in, r, sum); break;
-  }
+  if constexpr (F == Format::kInt8) dot_int8<R, P>(w, p, in, r, sum);
+  else if constexpr (F == Format::kBf16) dot_bf16<R, P>(w, p, in, r, sum);
+  else dot_fp32<R, P>(w, p, in, r, sum);
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < P; ++j) use(r + i, p + j, sum[i][j]);
 }
 
-// All rows with P panels, as many rows at a time as there are registers for; few rows go together with more panels.
-template <int P, class Use>
-inline void rows_with_panels(const Matrix& w, int p, const Activations& in, int rows, Use&& use) {
-  constexpr int kMost = P == 1 ? Simd::kRows : P == 2 ? (Simd::kRows + 1) / 2 : 1;
-  int r = 0;
-  for (; rows - r >= kMost; r += kMost) dot_and_use<kMost, P>(w, p, in, r, use);
-  if constexpr (kMost > 1) {
-    switch (rows - r) {
-      case 1: dot_and_use<1, P>(w, p, in, r, use); break;
-      case 2: dot_and_use<2, P>(w, p, in, r, use); break;
-      case 3: if constexpr (kMost > 3) dot_and_use<3, P>(w, p, in, r, use); break;
-      case 4: if constexpr (kMost > 4) dot_and_use<4, P>(w, p, in, r, use); break;
-      case 5: if constexpr (kMost > 5) dot_and_use<5, P>(w, p, in, r, use); break;
-      case 6: if constexpr (kMost > 6) dot_and_use<6, P>(w, p, in, r, use); break;
-      case 7: if constexpr (kMost > 7) dot_and_use<7, P>(w, p, in, r, use); break;
-      default: break;
-    }
+// The last rows, fewer than Most of them.
+template <Format F, int Most, int P, class Use>
+inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int rows, Use&& use) {
+  if constexpr (Most > 1) {
+    if (rows == Most - 1) dot_and_use<F, Most - 1, P>(w, p, in, r, use);
+    else few_rows<F, Most - 1, P>(w, p, in, r, rows, use);
   }
+}
+
+// All rows with the panels [begin, end), P at a time -> the first panel that is left.
+template <Format F, int P, class Use>
+inline int all_rows(const Matrix& w, const Activations& in, int rows, int begin, int end, Use&& use) {
+  constexpr int kMost = std::max(1, (F == Format::kInt8 ? Simd::kDots : Simd::kSums) / P);
+  int p = begin;
+  for (; p + P <= end; p += P) {
+    int r = 0;
+    for (; rows - r >= kMost; r += kMost) dot_and_use<F, kMost, P>(w, p, in, r, use);
+    few_rows<F, kMost, P>(w, p, in, r, rows - r, use);
+  }
+  return p;
+}
+
+// Few rows go together with more panels: the sums stay in registers, and a panel in the nearest cache.
+template <Format F, class Use>
+inline void multiply_as(const Matrix& w, const Activations& in, int rows, int begin, int end, Use&& use) {
+  constexpr int kMost = F == Format::kInt8 ? Simd::kDots : Simd::kSums;
+  int p = begin;
+  if (rows <= std::max(1, kMost / 4)) p = all_rows<F, 4>(w, in, rows, p, end, use);
+  p = all_rows<F, 2>(w, in, rows, p, end, use);
+  all_rows<F, 1>(w, in, rows, p, end, use);
 }
 
 // use(row, panel, sixteen outputs) for all rows and the panels [begin, end), weights read once.
 template <class Use>
 inline void multiply(const Matrix& w, const Activations& in, int rows, int begin, int end, Use&& use) {
-  int p = begin;
-  if (rows == 1) {
-    for (; p + 4 <= end; p += 4) rows_with_panels<4>(w, p, in, rows, use);
-  } else if (rows <= Simd::kRows / 2) {
-    for (; p + 2 <= end; p += 2) rows_with_panels<2>(w, p, in, rows, use);
+  switch (w.format) {
+    case Format::kInt8: return multiply_as<Format::kInt8>(w, in, rows, begin, end, use);
+    case Format::kBf16: return multiply_as<Format::kBf16>(w, in, rows, begin, end, use);
+    case Format::kFp32: return multiply_as<Format::kFp32>(w, in, rows, begin, end, use);
   }
-  for (; p < end; ++p) rows_with_panels<1>(w, p, in, rows, use);
 }
 
 // -- phases of a layer -------------------------------------------------------------------------------------------------
@@ -377,6 +401,26 @@ template <Stored S>
 inline V load_cached(const uint8_t* cache, size_t at) {
   if constexpr (S == Stored::kFp32) return Simd::load(reinterpret_cast<const float*>(cache) + at);
   else return Simd::load_bf16(reinterpret_cast<const uint16_t*>(cache) + at);
+}
+
+// Panels of channels from c on: what is mixed so far, shrunk, plus the span's values by their weights.
+template <int Q, int C, Stored S>
+inline void mix(const AttendPhase& phase, int head, const int* query_rows, size_t values, int c,
+                const float (&weights)[Q][kSpan], const float (&shrink)[Q]) {
+  const KvCache& cache = *phase.cache;
+  V mixed[Q][C];
+  float* out[Q];
+  for (int i = 0; i < Q; ++i) {
+    out[i] = phase.mixed + (size_t(query_rows[i]) * phase.heads + head) * cache.head_dim + c;
+    for (int j = 0; j < C; ++j) mixed[i][j] = Simd::mul(Simd::load(out[i] + j * kPanel), Simd::set1(shrink[i]));
+  }
+  for (int t = 0; t < kSpan; ++t)
+    for (int j = 0; j < C; ++j) {
+      const V v = load_cached<S>(cache.values, values + size_t(t) * cache.head_dim + c + j * kPanel);
+      for (int i = 0; i < Q; ++i) mixed[i][j] = Simd::fma(v, Simd::set1(weights[i][t]), mixed[i][j]);
+    }
+  for (int i = 0; i < Q; ++i)
+    for (int j = 0; j < C; ++j) Simd::store(out[i] + j * kPanel, mixed[i][j]);
 }
 
 // Q queries (rows) of one head over one span of positions: online softmax (Milakov and Gimelshein, arXiv 1805.02867).
@@ -430,19 +474,9 @@ inline void attend_span(const AttendPhase& phase, int head, int kv_head, int spa
   }
 
   const size_t values = (size_t(kv_head) * cache.capacity + first) * head_dim;
-  for (int c = 0; c < head_dim; c += kPanel) {
-    V mixed[Q];
-    for (int i = 0; i < Q; ++i) {
-      const float* out = phase.mixed + (size_t(query_rows[i]) * phase.heads + head) * head_dim + c;
-      mixed[i] = Simd::mul(Simd::load(out), Simd::set1(shrink[i]));
-    }
-    for (int t = 0; t < kSpan; ++t) {
-      const V v = load_cached<S>(cache.values, values + size_t(t) * head_dim + c);
-      for (int i = 0; i < Q; ++i) mixed[i] = Simd::fma(v, Simd::set1(weights[i][t]), mixed[i]);
-    }
-    for (int i = 0; i < Q; ++i)
-      Simd::store(phase.mixed + (size_t(query_rows[i]) * phase.heads + head) * head_dim + c, mixed[i]);
-  }
+  int c = 0;
+  for (; c + 4 * kPanel <= head_dim; c += 4 * kPanel) mix<Q, 4, S>(phase, head, query_rows, values, c, weights, shrink);
+  for (; c < head_dim; c += kPanel) mix<Q, 1, S>(phase, head, query_rows, values, c, weights, shrink);
 }
 
 template <Stored S>
@@ -616,8 +650,7 @@ uint64_t stream(const uint8_t* data, size_t bytes) {
 }
 
 Kernels table(const char* name) {
-  return {name,   Simd::kWeightOffset, Simd::kRows, pack,   unpack,   normalize, convert, qkv,
-          attend, add,                 swiglu,      logits, soft_sum, gumbel,    stream};
+  return {name, Simd::kWeightOffset, pack, unpack, normalize, convert, qkv, attend, add, swiglu, logits, soft_sum, gumbel, stream};
 }
 
 }  // namespace

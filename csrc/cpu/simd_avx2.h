@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "half.h"
+
 namespace ppsd {
 namespace {
 
@@ -24,7 +26,8 @@ struct Simd {
 #else
   static constexpr int kWeightOffset = 0;
 #endif
-  static constexpr int kRows = 2;             // rows of a micro-kernel: accumulators stay in the 16 registers
+  // Registers' worth of sums of a micro-kernel (rows * panels): of int8, where each has an integer twin, and of floats.
+  static constexpr int kDots = 2, kSums = 4;
 
   static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -109,21 +112,29 @@ struct Simd {
 
   static V swap_halves(V v) { return {v.b, v.a}; }
 
-  static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
-    int32_t four;
-    __builtin_memcpy(&four, activations, 4);
-    const __m256i x = _mm256_set1_epi32(four);
-    return {dot4(acc.a, _mm256_load_si256((const __m256i*)weights), x),
-            dot4(acc.b, _mm256_load_si256((const __m256i*)(weights + 32)), x)};
+  static __m256i four(const int8_t* x) {
+    int32_t bits;
+    __builtin_memcpy(&bits, x, 4);
+    return _mm256_set1_epi32(bits);
   }
-  static V dot2(V acc, const uint16_t* weights, const uint16_t* activations) {
-    // Products of the first and of the second element of each pair, one after the other, as two fused steps.
-    uint32_t two;
-    __builtin_memcpy(&two, activations, 4);
-    const __m256 first = _mm256_castsi256_ps(_mm256_set1_epi32(int(two << 16)));
-    const __m256 second = _mm256_castsi256_ps(_mm256_set1_epi32(int(two & 0xFFFF0000u)));
-    return {dot2(acc.a, _mm256_load_si256((const __m256i*)weights), first, second),
-            dot2(acc.b, _mm256_load_si256((const __m256i*)(weights + 16)), first, second)};
+  static I dot4(I acc, const uint8_t* weights, __m256i four) {
+    return {dot4(acc.a, _mm256_load_si256((const __m256i*)weights), four),
+            dot4(acc.b, _mm256_load_si256((const __m256i*)(weights + 32)), four)};
+  }
+  struct Two {
+    __m256 first, second;
+  };
+  static Two two(const uint16_t* x) {
+    return {_mm256_set1_ps(bf16_to_float(x[0])), _mm256_set1_ps(bf16_to_float(x[1]))};
+  }
+  // Products of the first and of the second element of each pair, one after the other, as two fused steps.
+  static V dot2(V acc, const uint16_t* weights, const Two& two) {
+    return {dot2(acc.a, _mm256_load_si256((const __m256i*)weights), two.first, two.second),
+            dot2(acc.b, _mm256_load_si256((const __m256i*)(weights + 16)), two.first, two.second)};
+  }
+  template <int Bytes>
+  static void prefetch(const void* p) {
+    for (int line = 0; line < Bytes; line += 64) _mm_prefetch(static_cast<const char*>(p) + line, _MM_HINT_T0);
   }
 
  private:

@@ -14,7 +14,8 @@ struct Simd {
   using M = __mmask16;
 
   static constexpr int kWeightOffset = 128;   // int8 weights are stored as unsigned: the dot instruction wants it so
-  static constexpr int kRows = 8;             // rows of a micro-kernel: accumulators stay in the 32 registers
+  // Registers' worth of sums of a micro-kernel (rows * panels): of int8, where each has an integer twin, and of floats.
+  static constexpr int kDots = 8, kSums = 16;
 
   static V zero() { return _mm512_setzero_ps(); }
   static V set1(float x) { return _mm512_set1_ps(x); }
@@ -69,17 +70,29 @@ struct Simd {
   // Lanes 0-7 and 8-15 change places.
   static V swap_halves(V v) { return _mm512_shuffle_f32x4(v, v, 0x4E); }
 
-  // acc += four products for each lane: weights [16][4] (unsigned) with activations [4] (signed).
-  static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
-    int32_t four;
-    __builtin_memcpy(&four, activations, 4);
-    return _mm512_dpbusd_epi32(acc, _mm512_load_si512(weights), _mm512_set1_epi32(four));
+  // Four activations (signed), or two (bfloat16), for every lane.
+  static I four(const int8_t* x) {
+    int32_t bits;
+    __builtin_memcpy(&bits, x, 4);
+    return _mm512_set1_epi32(bits);
   }
-  // acc += two products for each lane: weights [16][2] with activations [2], all bfloat16.
-  static V dot2(V acc, const uint16_t* weights, const uint16_t* activations) {
-    int32_t two;
-    __builtin_memcpy(&two, activations, 4);
-    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)_mm512_set1_epi32(two));
+  static I two(const uint16_t* x) {
+    int32_t bits;
+    __builtin_memcpy(&bits, x, 4);
+    return _mm512_set1_epi32(bits);
+  }
+  // acc += four products for each lane: weights [16][4] (unsigned) with the same four activations.
+  static I dot4(I acc, const uint8_t* weights, I four) {
+    return _mm512_dpbusd_epi32(acc, _mm512_load_si512(weights), four);
+  }
+  // acc += two products for each lane: weights [16][2] with the same two activations.
+  static V dot2(V acc, const uint16_t* weights, I two) {
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)two);
+  }
+  // Ask for `Bytes` from p on; addresses behind the end of the memory do no harm.
+  template <int Bytes>
+  static void prefetch(const void* p) {
+    for (int line = 0; line < Bytes; line += 64) _mm_prefetch(static_cast<const char*>(p) + line, _MM_HINT_T0);
   }
 };
 

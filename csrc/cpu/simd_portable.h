@@ -22,7 +22,7 @@ struct Simd {
   };
 
   static constexpr int kWeightOffset = 0;
-  static constexpr int kRows = 2;
+  static constexpr int kDots = 2, kSums = 2;
 
   template <class F>
   static V each(F f) {
@@ -168,6 +168,10 @@ struct Simd {
     return each([&](int l) { return v.x[l ^ 8]; });
   }
 
+  static const int8_t* four(const int8_t* x) { return x; }
+  static const uint16_t* two(const uint16_t* x) { return x; }
+  template <int Bytes>
+  static void prefetch(const void*) {}
   static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
     const int8_t* w = reinterpret_cast<const int8_t*>(weights);
     return each_i([&](int l) {

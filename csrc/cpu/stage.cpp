@@ -117,8 +117,7 @@ bool CpuDraftStage::run_rows(const int* ids, int rows, Draft* draft, const Cance
 Draft CpuDraftStage::foreseen(Draft draft) const {
   if (length_ >= int(oracle_.truth.size())) return draft;
   const int truth = oracle_.truth[length_];
-  NoiseStream coin(oracle_.seed + uint64_t(length_), kSimulationStream);
-  draft.token = coin.uniform() < oracle_.acceptance ? truth : (truth + 1) % model_.shape.vocab_size;
+  draft.token = coin(oracle_.seed, length_) < oracle_.acceptance ? truth : (truth + 1) % model_.shape.vocab_size;
   draft.confidence = oracle_.acceptance;
   return draft;
 }

@@ -17,7 +17,7 @@ struct PhiloxKey {
   explicit PhiloxKey(uint64_t seed) : low(uint32_t(seed)), high(uint32_t(seed >> 32)) {}
 };
 
-inline std::array<uint32_t, 4> philox(PhiloxKey key, std::array<uint32_t, 4> counter) {
+static inline std::array<uint32_t, 4> philox(PhiloxKey key, std::array<uint32_t, 4> counter) {
   auto [c0, c1, c2, c3] = counter;
   for (int round = 0; round < 10; ++round) {
     const uint64_t p0 = uint64_t(c0) * 0xD2511F53u, p1 = uint64_t(c2) * 0xCD9E8D57u;
@@ -32,9 +32,15 @@ inline std::array<uint32_t, 4> philox(PhiloxKey key, std::array<uint32_t, 4> cou
 }
 
 // In (0, 1), float32. The word is rounded to float before scaling, so that small numbers keep all their precision.
-inline float uniform_from_word(uint32_t word) {
+static inline float uniform_from_word(uint32_t word) {
   const float scaled = float(word) * 0x1p-32f + 0x1p-33f;
   return scaled < 1.0f - 0x1p-24f ? scaled : 1.0f - 0x1p-24f;
+}
+
+// One number in (0, 1) for a position, whatever else was drawn: what oracles toss.
+inline double coin(uint64_t seed, int position) {
+  const auto words = philox(PhiloxKey(seed), {0, uint32_t(position), kSimulationStream, 0});
+  return (double((uint64_t(words[0]) << 20) | (words[1] >> 12)) + 0.5) * 0x1p-52;
 }
 
 // A sequence of draws for a controller: twin of noise.Stream, in double precision and with the C library's functions.

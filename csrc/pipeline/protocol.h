@@ -20,6 +20,7 @@ struct DraftStep {
   int start = 0;               // first row to run; rows from here on that the stage holds are void
   std::vector<int> ids;        // may be empty: only the head is asked
   bool draw = false;           // draw a draft token for position start + ids.size()
+  int place = 0;               // how many draft tokens wait for their verdict already
 };
 
 struct Draft {

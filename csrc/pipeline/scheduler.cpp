@@ -44,6 +44,7 @@ DraftStep Scheduler::next_step() const {
   step.start = drafted_rows_;
   for (int row = drafted_rows_; row < known(); ++row) step.ids.push_back(token_at(row));
   step.draw = may_draft();
+  step.place = int(drafts_.size());
   return step;
 }
 

@@ -11,7 +11,7 @@ from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
 from ..schedule import PLAIN, Schedule, parse_schedule
-from .common import NamedPrompt, as_chat, load_engine, note, print_json, read_prompts, table
+from .common import NamedPrompt, as_chat, first_of_each_family, load_engine, note, print_json, read_prompts, table
 
 Ids = tuple[int, ...]
 
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--limit must be at least 1, not {args.limit}")
     samplings = _chosen(args.sampling, SAMPLINGS)
     schedules = {text: parse_schedule(text) for text in (args.schedules.split("/") if args.schedules else SCHEDULES)}
-    prompts = _first_of_each_family(read_prompts(args.prompts), args.limit)
+    prompts = first_of_each_family(read_prompts(args.prompts), args.limit)
     engine = load_engine(args)
     if engine.head is None:
         raise PpsdError(f"{args.model} has no exit head, so there is nothing to check; give --exit-head")
@@ -172,15 +172,3 @@ def _chosen(names: str | None, known: dict[str, SamplingParams]) -> dict[str, Sa
         if name not in known:
             raise UsageError(f"sampling setting {name!r} is unknown; settings are {', '.join(known)}")
     return {name: known[name] for name in chosen}
-
-
-def _first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[NamedPrompt]:
-    if limit is None:
-        return prompts
-    families: dict[str, int] = {}
-    chosen = []
-    for prompt in prompts:
-        families[prompt.family] = families.get(prompt.family, 0) + 1
-        if families[prompt.family] <= limit:
-            chosen.append(prompt)
-    return chosen

@@ -59,6 +59,16 @@ def as_chat(engine: Engine, text: str, raw: bool, system: str | None = None) -> 
     return messages if system is None else [{"role": "system", "content": system}, *messages]
 
 
+def evaluation_text(path: str | None = None) -> str:
+    """A text to measure with; None: the one that comes with the package."""
+    if path is None:
+        return (files("ppsd_rt") / "data" / "eval.txt").read_text(encoding="utf-8")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+
+
 def read_prompts(path: str | None) -> list[NamedPrompt]:
     """One JSON object per line with `id` and `prompt`; None: the development prompts that come with the package."""
     if path is None:
@@ -90,6 +100,18 @@ def _read_prompt(line: str, where: str) -> NamedPrompt:
     if not fits:
         raise UsageError(f'{where}: needs an object with "id" (a text or an integer) and "prompt" (a text)')
     return NamedPrompt(str(item["id"]), item["prompt"], str(item.get("family", "")))
+
+
+def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[NamedPrompt]:
+    if limit is None:
+        return prompts
+    families: dict[str, int] = {}
+    chosen = []
+    for prompt in prompts:
+        families[prompt.family] = families.get(prompt.family, 0) + 1
+        if families[prompt.family] <= limit:
+            chosen.append(prompt)
+    return chosen
 
 
 def statistics_line(statistics: Statistics, compared: Statistics | None = None) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import nullcontext
 
 from ..backend import RunOptions
 from ..engine import Completion, Engine, Generation
@@ -9,6 +10,7 @@ from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
 from ..schedule import PLAIN, Schedule, parse_schedule
 from ..statistics import Statistics
+from ..trace import TraceFile
 from .common import as_chat, load_engine, note, print_json, read_prompts, sampling_params, statistics_line
 from .main import INTERRUPTED
 
@@ -18,17 +20,28 @@ def run(args: argparse.Namespace) -> int:
     schedule = None if args.schedule is None else parse_schedule(args.schedule)
     _check_combination(args)
     prompts = _prompts(args)
+    with TraceFile(args.trace) if args.trace else nullcontext() as trace:
+        return _run(args, prompts, params, schedule, trace)
+
+
+def _run(
+    args: argparse.Namespace,
+    prompts: list[tuple[str | None, str]],
+    params: SamplingParams,
+    schedule: Schedule | None,
+    trace: TraceFile | None,
+) -> int:
     engine = load_engine(args)
     if engine.head is None and schedule is None and not args.json:
         note(
             f"{args.model} has no exit head: decoding plainly (`ppsd-run distill` makes one; or try --exit-head norm:E)"
         )
     if args.chat:
-        return _chat(engine, params, schedule, args)
+        return _chat(engine, params, schedule, args, trace)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
     for id, ids in encoded:
         generation = engine.generate(ids, params, schedule, _options(args))
-        if not _answer(engine, generation, args, id):
+        if not _answer(engine, generation, args, id, trace):
             return INTERRUPTED
     return 0
 
@@ -41,7 +54,7 @@ def _encode(engine: Engine, text: str, id: str | None, args: argparse.Namespace)
 
 
 def _options(args: argparse.Namespace) -> RunOptions:
-    return RunOptions(report_drafts=args.show_drafts)
+    return RunOptions(report_drafts=args.show_drafts, trace=args.trace is not None)
 
 
 def _check_combination(args: argparse.Namespace) -> None:
@@ -78,9 +91,13 @@ def _read_all() -> str:
         raise UsageError(f"standard input cannot be read: {error.strerror}") from None
 
 
-def _answer(engine: Engine, generation: Generation, args: argparse.Namespace, id: str | None) -> bool:
+def _answer(
+    engine: Engine, generation: Generation, args: argparse.Namespace, id: str | None, trace: TraceFile | None
+) -> bool:
     """Print one answer and its statistics. False when it was interrupted; what there is by then is printed."""
     finished = _print_text(engine, generation, args)
+    if trace:
+        trace.add(engine.backend.spans(), id or "")
     completion = generation.completion
     compared = _compare(engine, completion, generation.params) if args.compare and finished else None
     if args.json:
@@ -132,7 +149,13 @@ def _as_json(completion: Completion, id: str | None, compared: Statistics | None
     }
 
 
-def _chat(engine: Engine, params: SamplingParams, schedule: Schedule | None, args: argparse.Namespace) -> int:
+def _chat(
+    engine: Engine,
+    params: SamplingParams,
+    schedule: Schedule | None,
+    args: argparse.Namespace,
+    trace: TraceFile | None,
+) -> int:
     """A conversation: the history is sent with every turn, and the KV cache keeps what has not changed."""
     if engine.tokenizer.chat_template is None:
         raise PpsdError(f"{args.model} has no chat template; --chat needs one")
@@ -147,7 +170,7 @@ def _chat(engine: Engine, params: SamplingParams, schedule: Schedule | None, arg
         elif text:
             messages.append({"role": "user", "content": text})
             generation = engine.generate(messages, params, schedule, _options(args))
-            _answer(engine, generation, args, None)
+            _answer(engine, generation, args, None, trace)
             messages.append({"role": "assistant", "content": generation.completion.text})
     return 0
 

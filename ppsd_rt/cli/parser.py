@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import UsageError
+from .bench_options import bench_options, eval_options
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,7 @@ def _generate_options(parser: Parser) -> None:
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument("--json", action="store_true", help="print one JSON object per answer")
     group.add_argument("--show-drafts", action="store_true", help="colour drafted, accepted and corrected tokens")
+    group.add_argument("--trace", metavar="FILE", help="write a timeline of the stages, for ui.perfetto.dev")
     group.add_argument("--compare", action="store_true", help="also decode plainly, and print how much faster this was")
     sampling_options(parser)
     schedule_options(parser)
@@ -173,6 +175,15 @@ COMMANDS = {
     ),
     "check": Command(
         "prove that speculation changes no token", "ppsd-run check --schedules eesd/elastic", _check_options, "check"
+    ),
+    "bench": Command(
+        "measure kernels or whole answers",
+        "ppsd-run bench generate -p 64 -n 128 --schedule eesd",
+        bench_options,
+        "bench",
+    ),
+    "eval": Command(
+        "measure what a number format costs in quality", "ppsd-run eval --dtype bfloat16,int8", eval_options, "eval"
     ),
     "info": Command("show model, exit head, formats and machine", "ppsd-run info", _info_options, "info"),
 }

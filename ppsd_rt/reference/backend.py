@@ -19,6 +19,7 @@ from ..schedule import Schedule
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
 from .stage import DraftStage, VerifyStage
+from .timeline import Timeline
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -79,17 +80,21 @@ class TorchBackend:
         self._verify = VerifyStage(self.model, head.info.exit_layer if head else 0)
         self._tokens: list[int] = []  # what the stages' rows were computed from
         self._active: Pipeline | None = None
+        self._timeline: Timeline | None = None
 
     def rounds(
         self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits, options: RunOptions
     ) -> Generator[Round | Drafted, None, None]:
         """Decode one answer. Rows that an earlier answer's text shares with `prompt` are not computed again."""
-        if options.trace or options.oracle:
-            raise UsageError("the torch backend records no timeline and drafts by no oracle; use --backend cpu")
+        if options.oracle:
+            raise UsageError("the torch backend drafts by no oracle; use --backend cpu")
         self._retire()
         self._keep_common(prompt)
         self._reserve(limits.end)
-        pipeline = Pipeline(self._draft, self._verify, schedule, Sampler(params), limits, self._ticks(schedule))
+        self._timeline = Timeline() if options.trace else None
+        pipeline = Pipeline(
+            self._draft, self._verify, schedule, Sampler(params), limits, self._ticks(schedule), self._timeline
+        )
         self._active = pipeline
         try:
             for event in pipeline.run(prompt):
@@ -110,8 +115,14 @@ class TorchBackend:
         logits = self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last)
         return logits.float().cpu().numpy()
 
+    def bytes_per_token(self, context: int) -> int:
+        weights = sum(parameter.nbytes for parameter in self.model.parameters())  # a tied LM head counts once
+        if not self.model.config.tie_word_embeddings:
+            weights -= self.model.model.embed_tokens.weight.nbytes  # of which a step reads one row
+        return weights + self.model.config.kv_values * self.torch_dtype.itemsize * context
+
     def spans(self) -> list[tuple[str, int, int, float, float]]:
-        return []
+        return list(self._timeline.spans) if self._timeline else []
 
     def facts(self) -> dict[str, Any]:
         return {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}

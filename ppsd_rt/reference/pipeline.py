@@ -17,6 +17,7 @@ and launched <= draft stage length <= len(tokens) + len(drafts).
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from torch import Tensor
 from ..protocol import Draft, Drafted, Limits, Round
 from ..schedule import Schedule
 from .sampler import Sampler, confidence
+from .timeline import DRAFT, VERIFY, Timeline
 
 
 class Drafting(Protocol):
@@ -77,9 +79,11 @@ class Pipeline:
         sampler: Sampler,
         limits: Limits,
         ticks: Ticks,
+        timeline: Timeline | None = None,
     ) -> None:
         self.draft, self.verify = draft, verify
         self.schedule, self.sampler, self.limits, self.ticks = schedule, sampler, limits, ticks
+        self.timeline = timeline
         self.controller = schedule.stop_rule.start(sampler.params.seed)
         self.tokens: list[int] = []
         self.drafts: list[Draft] = []
@@ -107,11 +111,13 @@ class Pipeline:
     def _prefill(self, prompt: Sequence[int]) -> Round:
         """The prompt through all layers, in one go; its last row gives the first token."""
         self.tokens = list(prompt)
-        self.draft.run_tokens(prompt[self.draft.length :])
         start = self.verify.length
         rows = len(prompt) - start
-        logits = self.verify.logits(self.draft.exit_hidden(start, rows), last=1)
-        self.tokens.append(self.sampler.choose(logits[0], len(prompt), prompt))
+        with self._span("prompt", DRAFT, len(prompt) - self.draft.length):
+            self.draft.run_tokens(prompt[self.draft.length :])
+        with self._span("prompt", VERIFY, rows):
+            logits = self.verify.logits(self.draft.exit_hidden(start, rows), last=1)
+            self.tokens.append(self.sampler.choose(logits[0], len(prompt), prompt))
         self._launched = len(prompt)
         self.finished = self._ended()
         return Round(self._epoch, len(prompt), rows, (self.tokens[-1],), prompt=True)
@@ -133,15 +139,22 @@ class Pipeline:
     def _step(self) -> Iterator[Drafted]:
         """One draft step: the newest token's row through the early layers, and the exit head on it."""
         known = self._known()
-        if self.draft.length < len(known):
-            self.draft.run_tokens(known[self.draft.length :])
-        if self._may_draft():
-            logits, ids = self.draft.draft_logits(), self.draft.draft_ids
-            token = self.sampler.choose(logits, len(known), known, ids)
-            draft = Draft(token, confidence(logits, token, ids))
-            self.drafts.append(draft)
-            self._stopped = self.controller.stop(draft.confidence) or token in self.limits.stop_ids
-            yield Drafted(len(known), token)
+        drafted = None
+        with self._span("draft", DRAFT, len(known) - self.draft.length):
+            if self.draft.length < len(known):
+                self.draft.run_tokens(known[self.draft.length :])
+            if self._may_draft():
+                drafted = self._draw(known)
+        if drafted:
+            yield drafted
+
+    def _draw(self, known: Sequence[int]) -> Drafted:
+        logits, ids = self.draft.draft_logits(), self.draft.draft_ids
+        token = self.sampler.choose(logits, len(known), known, ids)
+        draft = Draft(token, confidence(logits, token, ids))
+        self.drafts.append(draft)
+        self._stopped = self.controller.stop(draft.confidence) or token in self.limits.stop_ids
+        return Drafted(len(known), token)
 
     # -- verify --------------------------------------------------------------------------------------------------------
 
@@ -157,9 +170,11 @@ class Pipeline:
         """Hand the pending rows to verification, at most a chunk and the row of the last committed token."""
         start = self._launched
         count = min(self.draft.length - start, self.schedule.max_chunk + self._committed_row_waits())
-        logits = self.verify.logits(self.draft.exit_hidden(start, count), last=count)
         known = self._known()
-        true_ids = [self.sampler.choose(row, start + i, known[: start + i]) for i, row in enumerate(logits, start=1)]
+        with self._span("verify", VERIFY, count):
+            logits = self.verify.logits(self.draft.exit_hidden(start, count), last=count)
+            # Choosing an id waits for the device, so that the span is the work and not its being asked for.
+            true_ids = [self.sampler.choose(row, start + i, known[: start + i]) for i, row in enumerate(logits, 1)]
         self._flights.append(_Flight(start, true_ids, self.tick + self.ticks.stages * self.ticks.per_stage))
         self._stage_free_at = self.tick + self.ticks.per_stage
         self._launched = start + count
@@ -212,6 +227,9 @@ class Pipeline:
 
     def _ended(self) -> bool:
         return self.tokens[-1] in self.limits.stop_ids or len(self.tokens) >= self.limits.end
+
+    def _span(self, name: str, track: int, rows: int) -> AbstractContextManager[None]:
+        return self.timeline.span(name, track, rows) if self.timeline else nullcontext()
 
     def _known(self) -> list[int]:
         return self.tokens + [draft.token for draft in self.drafts]

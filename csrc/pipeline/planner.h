@@ -1,0 +1,89 @@
+// The planner of `auto`: from measured stage costs and the running acceptance it predicts every schedule's speed and
+// picks the best. Pure arithmetic: carriers tell it what each round committed and how long it took.
+//
+// Draft-then-verify with K drafts at acceptance a commits (1 - a^(K+1)) / (1 - a) tokens in K draft steps, one row
+// through the early layers and a pass over K + 1 rows. Overlapped schedules have no such closed form: the simulated
+// carrier is asked, once, at a grid of acceptances. Both are then corrected by what rounds really took.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "protocol.h"
+#include "schedule.h"
+
+namespace ppsd {
+
+// Seconds on this machine, of this model, format, exit head and thread count.
+struct Costs {
+  using Table = std::array<double, kMaxRows + 1>;   // by the number of rows; [0] is unused
+  struct Stages {
+    double row_step = 0.0;     // a row through the early layers
+    double draft_step = 0.0;   // the same, and the exit head behind it
+    Table verify{};            // a pass of verification with its choice of tokens
+  };
+  Stages turns;                // one after the other, each on all threads
+  Stages overlapped;           // each on its own threads, the others at work too
+  bool can_overlap = false;
+
+  double plain() const { return turns.row_step + turns.verify[1]; }
+};
+
+// What a schedule is expected to do.
+struct Prediction {
+  enum class Mode { kPlain, kTurns, kOverlap };
+  Mode mode = Mode::kPlain;
+  int length = 0;                  // kTurns: drafts a round
+  double tokens_per_second = 0.0;
+};
+
+class Planner {
+ public:
+  // simulate(schedule, costs, acceptance) -> tokens per second of an overlapped schedule.
+  using Simulate = std::function<double(const Schedule&, const Costs&, double acceptance)>;
+
+  // prior: the acceptance to begin with, which counts as much as a few verdicts.
+  Planner(const Costs& costs, double prior, const Simulate& simulate);
+
+  // After every round but the prompt's; seconds: since the round before. What to do next.
+  const Schedule& after(const Round& round, double seconds);
+  const Schedule& schedule() const { return schedule_; }
+
+  double acceptance() const;
+  const Costs& costs() const { return costs_; }
+  Prediction predict_plain() const;
+  Prediction predict_turns(int length, double acceptance) const;
+  Prediction predict_overlap(double acceptance) const;
+  std::vector<Prediction> predictions() const;   // at the present acceptance, corrections included: all of the above
+
+  // What was measured, by mode: rounds, tokens, seconds, and what had been predicted for those tokens.
+  struct Measured {
+    int rounds = 0, tokens = 0;
+    double seconds = 0.0, predicted_seconds = 0.0;
+  };
+  const Measured& measured(Prediction::Mode mode) const { return measured_[int(mode)]; }
+
+ private:
+  void learn(const Round& round, double seconds);
+  void decide();
+  Prediction best_turns(double acceptance) const;
+  double corrected(Prediction::Mode mode, double seconds) const { return seconds * correction_[int(mode)]; }
+
+  const Costs costs_;
+  const double prior_;
+  double accepted_ = 0.0, rejected_ = 0.0;     // verdicts, older ones counting less
+  std::vector<double> overlap_;                // simulated tokens per second, acceptance 0, 1 / n, ..., 1
+  std::array<double, 3> correction_{1, 1, 1};  // by mode: measured over predicted seconds
+  std::array<Measured, 3> measured_{};
+  Prediction::Mode mode_ = Prediction::Mode::kPlain;
+  Schedule schedule_;
+  bool probing_ = false;
+  int plain_rounds_ = 0, probe_after_, rounds_in_mode_ = 0;
+};
+
+// The schedule that a mode stands for; threshold: of the survival stop rule.
+Schedule schedule_of(Prediction::Mode mode, int length, double threshold);
+
+}  // namespace ppsd

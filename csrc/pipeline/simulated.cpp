@@ -1,0 +1,195 @@
+#include "simulated.h"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace ppsd {
+namespace {
+
+double least_cost(const SimulatedCosts& costs) {
+  double least = std::numeric_limits<double>::infinity();
+  const auto look = [&](double cost) { least = cost > 0.0 ? std::min(least, cost) : least; };
+  for (double cost : costs.step) look(cost);
+  for (double cost : costs.drawing_step) look(cost);
+  for (const SimulatedCosts::Table& table : costs.verify) std::for_each(table.begin(), table.end(), look);
+  for (double cost : costs.links) look(cost);
+  return least;
+}
+
+// More rows than a pass takes go through in several.
+double cost_of(const SimulatedCosts::Table& table, int rows) {
+  return double(rows / kMaxRows) * table[kMaxRows] + (rows % kMaxRows || rows == 0 ? table[rows % kMaxRows] : 0.0);
+}
+
+}  // namespace
+
+Simulated::Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, SimulatedCosts costs,
+                     bool report_drafts, AfterRound after_round, Trace* trace)
+    : stages_(std::move(stages)),
+      scheduler_(schedule, limits, seed),
+      costs_(std::move(costs)),
+      report_drafts_(report_drafts),
+      after_round_(std::move(after_round)),
+      trace_(trace),
+      stations_(stages_.verify.size()) {
+  if (costs_.verify.size() != stations_.size() || costs_.links.size() != stations_.size() + 1)
+    throw std::invalid_argument("a table for each verification stage, and a delay for each link and the verdict's");
+  // Sums of the same seconds in another order differ in their last bits.
+  const double least = least_cost(costs_);
+  tolerance_ = least < std::numeric_limits<double>::infinity() ? 1e-6 * least : 0.0;
+}
+
+std::optional<Event> Simulated::next() {
+  if (!started_) prefill();
+  while (events_.empty() && !scheduler_.finished()) {
+    if (cancelled_.load(std::memory_order_relaxed)) {
+      scheduler_.cancel();
+      drop_all();
+      break;
+    }
+    start();
+    pass_time();
+    finish();
+  }
+  if (events_.empty()) return std::nullopt;
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+void Simulated::prefill() {
+  started_ = true;
+  const int first = run_prompt(stages_, prompt_, keep_, nullptr);
+  events_.emplace_back(scheduler_.begin(prompt_, keep_, first));
+}
+
+// -- the instants at which something ends ------------------------------------------------------------------------------
+
+void Simulated::finish() {
+  if (step_ && over(drafting_.left)) finish_step();
+  for (int stage = int(stations_.size()) - 1; stage >= 0; --stage)
+    if (stations_[stage].chunk && over(stations_[stage].work.left)) finish_chunk(stage);
+  while (!replies_.empty() && over(replies_.front().travel)) land();
+}
+
+void Simulated::finish_step() {
+  const DraftStep step = std::move(*step_);
+  step_.reset();
+  Draft draft;
+  stages_.draft->step(step, step.draw ? &draft : nullptr, nullptr);
+  record("draft", kDraftTrack, int(step.ids.size()), drafting_.begun);
+  const int position = step.start + int(step.ids.size());
+  if (scheduler_.stepped(step, step.draw ? &draft : nullptr) && step.draw && report_drafts_)
+    events_.emplace_back(Drafted{position, draft.token});
+}
+
+void Simulated::finish_chunk(int stage) {
+  Station& station = stations_[stage];
+  Chunk chunk = std::move(*station.chunk);
+  station.chunk.reset();
+  stages_.verify[stage]->run(&chunk, nullptr);
+  record("verify", kVerifyTrack + stage, chunk.rows(), station.work.begun);
+  const double travel = costs_.links[stage + 1];
+  if (stage + 1 < int(stations_.size())) {
+    stations_[stage + 1].inbox.push_back({std::move(chunk), travel});
+  } else {
+    Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, chunk.rows())};
+    replies_.push_back({std::move(verdict), travel});
+  }
+}
+
+void Simulated::land() {
+  const Verdict verdict = std::move(replies_.front().verdict);
+  replies_.pop_front();
+  auto round = scheduler_.land(verdict);
+  if (!round) return;
+  if (scheduler_.epoch() != round->epoch) drop_all();
+  const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
+  events_.emplace_back(std::move(*round));
+  if (!go_on) {
+    scheduler_.cancel();
+    drop_all();
+  }
+}
+
+// All that is under way has become void.
+void Simulated::drop_all() {
+  if (step_) record("dropped draft", kDraftTrack, int(step_->ids.size()), drafting_.begun);
+  step_.reset();
+  for (int stage = 0; stage < int(stations_.size()); ++stage) {
+    Station& station = stations_[stage];
+    if (station.chunk) record("dropped verify", kVerifyTrack + stage, station.chunk->rows(), station.work.begun);
+    station.chunk.reset();
+    station.inbox.clear();
+  }
+  replies_.clear();
+}
+
+// -- what begins -------------------------------------------------------------------------------------------------------
+
+void Simulated::start() {
+  // A chunk leaves for the first stage so that it arrives when that stage is free: what is drafted until then goes along.
+  while (scheduler_.ready() && over(first_stage_free_in() - costs_.links.front())) {
+    Chunk chunk = scheduler_.launch();
+    stages_.draft->export_hidden(&chunk);
+    stations_.front().inbox.push_back({std::move(chunk), costs_.links.front()});
+  }
+  for (int stage = 0; stage < int(stations_.size()); ++stage) {
+    Station& station = stations_[stage];
+    if (station.chunk || station.inbox.empty() || !over(station.inbox.front().travel)) continue;
+    station.chunk = std::move(station.inbox.front().chunk);
+    station.inbox.pop_front();
+    station.work = {cost_of(costs_.verify[stage], station.chunk->rows()), now_};
+  }
+  if (!step_ && scheduler_.may_step()) {
+    step_ = scheduler_.next_step();
+    drafting_ = {cost_of(step_->draw ? costs_.drawing_step : costs_.step, int(step_->ids.size())), now_};
+  }
+}
+
+// When the first stage will be done with what it has been sent.
+double Simulated::first_stage_free_in() const {
+  const Station& station = stations_.front();
+  double free_in = station.chunk ? station.work.left * verify_pace() : 0.0;
+  for (const Message& message : station.inbox)
+    free_in = std::max(free_in, message.travel) + cost_of(costs_.verify.front(), message.chunk.rows());
+  return free_in;
+}
+
+// -- time --------------------------------------------------------------------------------------------------------------
+
+bool Simulated::verifying() const {
+  return std::any_of(stations_.begin(), stations_.end(), [](const Station& s) { return s.chunk.has_value(); });
+}
+
+double Simulated::draft_pace() const { return step_ && verifying() ? costs_.draft_interference : 1.0; }
+double Simulated::verify_pace() const { return step_ && verifying() ? costs_.verify_interference : 1.0; }
+
+// To the next instant at which something ends or arrives, or a chunk may leave.
+void Simulated::pass_time() {
+  const double draft_pace = this->draft_pace(), verify_pace = this->verify_pace();
+  double wait = std::numeric_limits<double>::infinity();
+  if (step_) wait = std::min(wait, drafting_.left * draft_pace);
+  for (const Station& station : stations_) {
+    if (station.chunk) wait = std::min(wait, station.work.left * verify_pace);
+    else if (!station.inbox.empty()) wait = std::min(wait, station.inbox.front().travel);
+  }
+  if (!replies_.empty()) wait = std::min(wait, replies_.front().travel);
+  if (scheduler_.ready()) wait = std::min(wait, first_stage_free_in() - costs_.links.front());
+  if (wait == std::numeric_limits<double>::infinity()) throw std::logic_error("the pipeline stands still");
+  wait = std::max(wait, 0.0);
+  now_ += wait;
+  drafting_.left -= wait / draft_pace;
+  for (Station& station : stations_) {
+    station.work.left -= wait / verify_pace;
+    for (Message& message : station.inbox) message.travel -= wait;
+  }
+  for (Reply& reply : replies_) reply.travel -= wait;
+}
+
+void Simulated::record(const char* name, int track, int rows, double begun) {
+  if (trace_ != nullptr) trace_->add({name, track, rows, begun * 1e6, now_ * 1e6});
+}
+
+}  // namespace ppsd

@@ -1,0 +1,90 @@
+// The carrier in simulated time: the scheduler's decisions, with stage costs and link delays as numbers.
+//
+// Every stage is a worker of its own. Work takes the seconds that the tables say, and is done (by the stages it was
+// given, real or toys) at the end of them; all that coincides happens in one instant: draft, verification, verdict,
+// then new work. What a verdict makes void is dropped at once, wherever it is: the limit of ever thinner layers.
+//
+// The prompt passes in no time: time 0 is when its token is committed.
+#pragma once
+
+#include <array>
+
+#include "carrier.h"
+
+namespace ppsd {
+
+struct SimulatedCosts {
+  using Table = std::array<double, kMaxRows + 1>;   // seconds, by the number of rows
+
+  Table step{};                    // of the draft stage: rows through the early layers
+  Table drawing_step{};            // the same, and then the exit head
+  std::vector<Table> verify;       // of each verification stage; what lies in the last is paid with it (the LM head)
+  std::vector<double> links;       // on the way from each stage to the next, and of the verdict back to drafting
+  // On one device: how many times longer a draft step takes while verification works, and the other way round.
+  double draft_interference = 1.0, verify_interference = 1.0;
+};
+
+class Simulated final : public Carrier {
+ public:
+  Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, SimulatedCosts costs,
+            bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr);
+
+  void begin(const std::vector<int>& prompt, int keep) { prompt_ = prompt, keep_ = keep; }
+  std::optional<Event> next() override;
+  void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+  const std::vector<int>& tokens() const override { return scheduler_.tokens(); }
+  double seconds() const { return now_; }   // when the event that next() has just given took place
+
+ private:
+  struct Work {                     // what is under way, and how much of it is left
+    double left = 0.0, begun = 0.0;
+  };
+  struct Message {
+    Chunk chunk;
+    double travel = 0.0;            // left to go on the link
+  };
+  struct Station {                  // a verification stage
+    std::deque<Message> inbox;
+    std::optional<Chunk> chunk;     // being worked on
+    Work work;
+  };
+  struct Reply {
+    Verdict verdict;
+    double travel;
+  };
+
+  void prefill();
+  void finish();
+  void start();
+  void pass_time();
+  void finish_step();
+  void finish_chunk(int stage);
+  void land();
+  void drop_all();
+  double first_stage_free_in() const;
+  double draft_pace() const;
+  double verify_pace() const;
+  bool verifying() const;
+  bool over(double left) const { return left <= tolerance_; }
+  void record(const char* name, int track, int rows, double begun);
+
+  Stages stages_;
+  Scheduler scheduler_;
+  const SimulatedCosts costs_;
+  const bool report_drafts_;
+  const AfterRound after_round_;
+  Trace* const trace_;
+  double tolerance_ = 0.0;          // times that differ by less are the same
+  std::vector<int> prompt_;
+  int keep_ = 0;
+  bool started_ = false;
+  double now_ = 0.0;
+  std::optional<DraftStep> step_;
+  Work drafting_;
+  std::vector<Station> stations_;
+  std::deque<Reply> replies_;
+  std::deque<Event> events_;
+  std::atomic<bool> cancelled_{false};
+};
+
+}  // namespace ppsd

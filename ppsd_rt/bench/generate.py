@@ -1,0 +1,253 @@
+"""Whole answers: the speed of the prompt and of decoding, plainly and with every schedule, side by side.
+
+A *workload* is the prompts of one case. A *setting* is an engine (format, threads) with a workload and a number of
+tokens; all schedules of a setting give the same answers (which is checked), and their speed is compared with plain
+decoding in the same repeat. The bench never measures what a KV cache left over from the answer before would save.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ..backend import Oracle, RunOptions
+from ..engine import Engine
+from ..errors import PpsdError, UsageError
+from ..sampling import SamplingParams
+from ..schedule import PLAIN, Schedule
+from ..statistics import Statistics
+from .bandwidth import Bandwidth
+from .report import Column, Report
+from .spread import Spread, take_turns
+
+COLUMNS = (
+    Column("schedule", "schedule"),
+    Column("oracle", "oracle", 2),
+    Column("dtype", "dtype"),
+    Column("threads", "threads"),
+    Column("workload", "prompt"),
+    Column("max_tokens", "tokens"),
+    Column("prompt_tokens_per_second", "prompt tok/s", 0),
+    Column("decode_tokens_per_second", "decode tok/s", 1),
+    Column("ratio", "x plain", 2),
+    Column("acceptance", "acceptance", 3),
+    Column("tokens_per_round", "tok/round", 2),
+    Column("bandwidth_share", "of bandwidth", 0, percent=True),
+    Column("ceiling_tokens_per_second", "ceiling tok/s", 0),
+)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """name: in reports. ignore_eos: decode all tokens that were asked for, whatever the model would say."""
+
+    name: str
+    prompts: tuple[tuple[int, ...], ...]
+    ignore_eos: bool
+
+    @property
+    def mean_length(self) -> float:
+        return sum(map(len, self.prompts)) / len(self.prompts)
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What to measure with every engine: every combination.
+
+    schedules: by the name that the report gives them.
+    oracle: acceptances to simulate, None for the exit head's own drafts. sampling: all but max_tokens and ignore_eos.
+    """
+
+    workloads: Sequence[Workload]
+    max_tokens: Sequence[int]
+    schedules: Mapping[str, Schedule]
+    oracle: Sequence[float | None] = (None,)
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    repeats: int = 5
+
+
+@dataclass
+class Setting:
+    """truth: the plain answer to every prompt, once it is known."""
+
+    engine: Engine
+    workload: Workload
+    params: SamplingParams
+    truth: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+    def check(self, prompt: int, ids: tuple[int, ...], schedule: str) -> None:
+        if self.truth.setdefault(prompt, ids) != ids:
+            raise PpsdError(f"{schedule}: an answer differs from plain decoding: `ppsd-run check` shows where")
+
+
+@dataclass
+class Case:
+    """One line of the report. samples: the statistics of a repeat, those of its prompts added up."""
+
+    setting: Setting
+    name: str
+    schedule: Schedule
+    oracle: float | None
+    samples: list[Statistics] = field(default_factory=list)
+
+    def measure(self) -> None:
+        self.samples.append(self.run())
+
+    def run(self) -> Statistics:
+        """Answer all prompts."""
+        total = Statistics()
+        setting, engine = self.setting, self.setting.engine
+        for number, ids in enumerate(setting.workload.prompts):
+            _forget(engine, ids)
+            completion = engine.generate(ids, setting.params, self.schedule, self._options(number)).run()
+            setting.check(number, completion.ids, self.name)
+            _add(total, completion.statistics)
+        return total
+
+    def _options(self, prompt: int) -> RunOptions:
+        if self.oracle is None:
+            return RunOptions()
+        text = (*self.setting.workload.prompts[prompt], *self.setting.truth[prompt])
+        number = len(self.samples) * len(self.setting.workload.prompts) + prompt
+        return RunOptions(oracle=Oracle(text, self.oracle, seed=number * 2**32))  # other draws in every answer
+
+
+def measure_generation(
+    engines: Sequence[Engine],
+    answers: Answers,
+    facts: dict[str, Any],
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Report, bool]:
+    """The report, and whether it is whole (Ctrl-C ends the run, not the report).
+
+    engines: one for each format and thread count. Plain decoding is always measured. Everything runs once to warm up,
+    short, but plain decoding whole: it is what the other answers are compared with, and what an oracle knows.
+    """
+    cases = []
+    for engine in engines:
+        for workload in answers.workloads:
+            for max_tokens in answers.max_tokens:
+                _check_length(engine, workload, max_tokens)
+                params = replace(answers.sampling, max_tokens=max_tokens, ignore_eos=workload.ignore_eos)
+                setting = Setting(engine, workload, params)
+                cases.append(Case(setting, "plain", PLAIN, None))
+                drafting = {name: schedule for name, schedule in answers.schedules.items() if schedule.drafts}
+                cases += [Case(setting, *named, a) for named in drafting.items() for a in answers.oracle]
+    on_cpu = all(engine.backend.device == "cpu" for engine in engines)
+    bandwidth = Bandwidth([engine.backend.threads for engine in engines]) if on_cpu else None
+    whole = take_turns(cases, 1, _warm_up)
+    if whole:
+        actions: list[Callable[[], None]] = []
+        if bandwidth is not None:
+            actions += [partial(bandwidth.measure, threads) for threads in bandwidth.threads]
+        actions += [case.measure for case in cases]
+        whole = take_turns(actions, answers.repeats, lambda action: action(), advance)
+    return _report(cases, bandwidth, answers, facts, whole), whole
+
+
+def _warm_up(case: Case) -> None:
+    if not case.schedule.drafts:
+        case.run()
+        return
+    prompt, params = case.setting.workload.prompts[0], case.setting.params
+    short = replace(params, max_tokens=min(8, params.max_tokens))
+    case.setting.engine.generate(prompt, short, case.schedule, case._options(0)).run()
+
+
+def _check_length(engine: Engine, workload: Workload, max_tokens: int) -> None:
+    longest, context = max(map(len, workload.prompts)), engine.config.max_position_embeddings
+    if longest + max_tokens > context:
+        raise UsageError(f"{longest} prompt tokens and {max_tokens} more do not fit the context of {context}")
+
+
+def _forget(engine: Engine, prompt: Sequence[int]) -> None:
+    """Make the KV cache hold a text that shares nothing with the prompt."""
+    engine.backend.logits([(prompt[0] + 1) % engine.config.vocab_size])
+
+
+def _add(total: Statistics, part: Statistics) -> None:
+    for name in ("prompt_tokens", "tokens", "seconds", "ttft_seconds", "rounds", "rows"):
+        setattr(total, name, getattr(total, name) + getattr(part, name))
+    for name in ("accepted", "judged", "dropped"):
+        setattr(total, name, getattr(total, name) + getattr(part, name))
+
+
+def _report(
+    cases: Sequence[Case], bandwidth: Bandwidth | None, answers: Answers, facts: dict[str, Any], whole: bool
+) -> Report:
+    rows = []
+    plain: Case | None = None
+    for case in cases:
+        plain = case if not case.schedule.drafts else plain
+        assert plain is not None, "every setting begins with plain decoding"
+        if case.samples:
+            rows.append(_row(case, plain, bandwidth))
+    summary = {
+        "repeats": answers.repeats,
+        "interrupted": not whole,
+        "bandwidth": bandwidth.as_dict() if bandwidth else None,
+        "results": [_short(row) for row in rows],
+    }
+    return Report("answers, every schedule against plain decoding in the same repeat", COLUMNS, rows, facts, summary)
+
+
+def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]:
+    setting, backend, samples = case.setting, case.setting.engine.backend, case.samples
+    prompts = len(setting.workload.prompts)
+    decode, baseline = _decode_rate(samples, prompts), _decode_rate(plain.samples, prompts)
+    rounds, judged = sum(s.rounds for s in samples), sum(s.judged for s in samples)
+    row: dict[str, Any] = {
+        "schedule": case.name,
+        "oracle": case.oracle,
+        "backend": backend.name,
+        "device": backend.device,
+        "dtype": backend.dtype,
+        "threads": backend.threads,
+        "workload": setting.workload.name,
+        "prompts": prompts,
+        "prompt_tokens": samples[0].prompt_tokens,
+        "max_tokens": setting.params.max_tokens,
+        "tokens": samples[0].tokens,
+        "prompt_tokens_per_second": Spread(tuple(s.prompt_tokens / s.ttft_seconds for s in samples)),
+        "decode_tokens_per_second": decode,
+        "ratio": decode.over(baseline) if decode and baseline else None,
+        "acceptance": sum(s.accepted for s in samples) / judged if judged else None,
+        "tokens_per_round": sum(s.tokens - prompts for s in samples) / rounds if rounds else None,
+    }
+    return {**row, **(_limits(case, decode, bandwidth) if not case.schedule.drafts else {})}
+
+
+def _decode_rate(samples: Sequence[Statistics], prompts: int) -> Spread | None:
+    """Tokens after the first one of each answer, by the time after the first one; None for answers of one token."""
+    if samples[0].tokens <= prompts:
+        return None
+    return Spread(tuple((s.tokens - prompts) / s.decode_seconds for s in samples))
+
+
+def _limits(case: Case, decode: Spread | None, bandwidth: Bandwidth | None) -> dict[str, Any]:
+    """What the memory bandwidth allows plain decoding, and how much of it was reached.
+
+    A plain step reads all weights and the KV cache so far; the cache is counted at its mean length.
+    """
+    setting, backend = case.setting, case.setting.engine.backend
+    answer = case.samples[0].tokens / len(setting.workload.prompts)
+    bytes = backend.bytes_per_token(round(setting.workload.mean_length + answer / 2))
+    rate = bandwidth[backend.threads] if bandwidth else None
+    ceiling = 1e9 * rate.median / bytes if rate else None
+    return {
+        "bytes_per_token": bytes,
+        "bandwidth_share": decode.median / ceiling if decode and ceiling else None,
+        "ceiling_tokens_per_second": ceiling,
+    }
+
+
+def _short(row: dict[str, Any]) -> dict[str, Any]:
+    """A line of the summary: medians, without what can be read off the others."""
+    labels = ("schedule", "oracle", "dtype", "threads", "workload", "max_tokens")
+    speeds = ("prompt_tokens_per_second", "decode_tokens_per_second", "ratio", "bandwidth_share")
+    keys = (*labels, *speeds, "acceptance", "tokens_per_round")
+    return {key: _median(row[key]) for key in keys if row.get(key) is not None}
+
+
+def _median(value: Any) -> Any:
+    return value.median if isinstance(value, Spread) else value

@@ -1,0 +1,110 @@
+"""`ppsd-run bench kernels | generate`: measurements as tables, Markdown, CSV or JSON."""
+
+import argparse
+import shlex
+import sys
+from datetime import UTC, datetime
+from itertools import product
+from typing import Any
+
+from .. import _native
+from ..bench.generate import Answers, Workload, measure_generation
+from ..bench.kernels import Sweeps, measure_kernels
+from ..bench.report import Report
+from ..engine import Engine
+from ..errors import UsageError
+from ..sampling import SamplingParams
+from ..schedule import named, parse_schedule
+from .common import NamedPrompt, as_chat, evaluation_text, first_of_each_family, note, read_prompts, table
+from .info import machine
+from .main import INTERRUPTED
+from .progress import progress_bar
+
+
+def run(args: argparse.Namespace) -> int:
+    report, whole = {"kernels": _kernels, "generate": _generate}[args.what](args)
+    print_report(report, args.output)
+    if not whole:
+        note("ppsd-run: interrupted; this is what had been measured")
+    return 0 if whole else INTERRUPTED
+
+
+def print_report(report: Report, output: str) -> None:
+    """On standard output; the last line is one JSON object."""
+    if output == "table":
+        table(report.title, [column.title for column in report.columns], report.cells())
+    print(report.lines(output), flush=True)
+
+
+def run_facts(name: str, model: str) -> dict[str, Any]:
+    """What every result says of where it came from."""
+    return {
+        "measurement": name,
+        "model": model,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join(["ppsd-run", *sys.argv[1:]]),
+        "machine": machine(),
+    }
+
+
+def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:
+    isas = _native.usable_isas() if args.isa == ["all"] else args.isa
+    threads = _threads(args)
+    sweeps = Sweeps(args.dtype, threads, args.rows, args.kernels, isas, args.context, args.repeats)
+
+    def load(dtype: str) -> Engine:
+        model, head = args.model, args.exit_head
+        return Engine.from_pretrained(model, exit_head=head, backend="cpu", dtype=dtype, threads=max(threads))
+
+    with progress_bar("measuring") as advance:
+        return measure_kernels(load, sweeps, run_facts("kernels", args.model), advance)
+
+
+def _generate(args: argparse.Namespace) -> tuple[Report, bool]:
+    schedules = {text: parse_schedule(text) for text in args.schedule or ()}
+    sampling = SamplingParams(temperature=args.temperature, seed=args.seed)
+    prompts = _named_prompts(args)
+    engines = [
+        Engine.from_pretrained(
+            args.model,
+            exit_head=args.exit_head,
+            backend=args.backend,
+            device=args.device,
+            dtype=dtype,
+            threads=threads,
+        )
+        for dtype, threads in product(args.dtype, _threads(args))
+    ]
+    if args.schedule is None and engines[0].head is not None:
+        schedules = {"eesd": named("eesd")}
+    workloads = [_answers(engines[0], prompts)] if prompts else _made_prompts(engines[0], args.prompt_tokens or [64])
+    answers = Answers(workloads, args.max_tokens, schedules, args.oracle, sampling, args.repeats)
+    with progress_bar("measuring") as advance:
+        return measure_generation(engines, answers, run_facts("generate", args.model), advance)
+
+
+def _threads(args: argparse.Namespace) -> list[int]:
+    return args.threads or [min(len(_native.usable_cores()) or 1, 16)]
+
+
+def _named_prompts(args: argparse.Namespace) -> list[NamedPrompt]:
+    """The prompts of --prompts, if it was given."""
+    if args.prompts is None:
+        if args.limit is not None:
+            raise UsageError("--limit goes with --prompts")
+        return []
+    if args.prompt_tokens:
+        raise UsageError("give --prompts or --prompt-tokens: not both")
+    return first_of_each_family(read_prompts(args.prompts or None), args.limit)
+
+
+def _answers(engine: Engine, prompts: list[NamedPrompt]) -> Workload:
+    ids = [tuple(engine.encode(as_chat(engine, prompt.prompt, raw=False))) for prompt in prompts]
+    return Workload(f"{len(prompts)} prompts", tuple(ids), ignore_eos=False)
+
+
+def _made_prompts(engine: Engine, lengths: list[int]) -> list[Workload]:
+    """Beginnings of a text, so that the model has something to go on with; a short one is repeated."""
+    ids = engine.tokenizer.encode(evaluation_text())
+    ids *= -(-max(lengths) // len(ids))
+    return [Workload(str(length), (tuple(ids[:length]),), ignore_eos=True) for length in lengths]

@@ -1,0 +1,62 @@
+"""`ppsd-run eval`: perplexity of number formats, and their distance from float32."""
+
+import argparse
+from typing import Any
+
+from ..bench.report import Column, Report
+from ..engine import Engine
+from ..errors import UsageError
+from ..evaluate import evaluate, windows
+from .bench import print_report, run_facts
+from .common import evaluation_text
+from .progress import progress_bar
+
+COLUMNS = (
+    Column("dtype", "dtype"),
+    Column("backend", "backend"),
+    Column("tokens", "tokens"),
+    Column("perplexity", "perplexity", 3),
+    Column("perplexity_ratio", "ratio", 4),
+    Column("divergence", "KL (nats/token)", 6),
+    Column("divergence_error", "±", 6),
+    Column("divergence_most", "most", 4),
+    Column("top1_agreement", "same first choice", 2, percent=True),
+)
+
+
+def run(args: argparse.Namespace) -> int:
+    text = evaluation_text(args.text)
+    against = _engine(args, args.against)
+    context = against.config.max_position_embeddings
+    if args.window > context:
+        raise UsageError(f"a window of {args.window} tokens does not fit the context of {context}")
+    pieces = windows(against.tokenizer.encode(text), args.window)
+    engines = {name: _engine(args, name) for name in args.dtype}
+    with progress_bar("evaluating") as advance:
+        models = {name: engine.backend.logits for name, engine in engines.items()}
+        right, found = evaluate(models, against.backend.logits, pieces, advance)
+    assert right is not None
+    rows = [{**_labels(against), **right.as_dict()}]
+    rows += [{**_labels(engines[name]), **quality.as_dict(right)} for name, quality in found.items()]
+    facts = run_facts("eval", args.model)
+    facts |= {"text": args.text or "eval.txt of the package", "window": args.window, "against": args.against}
+    title = f"quality against {against.backend.name} {against.backend.dtype}"
+    print_report(Report(title, COLUMNS, rows, facts, {"results": rows}), args.output)
+    return 0
+
+
+def _engine(args: argparse.Namespace, name: str) -> Engine:
+    """name: FORMAT, or BACKEND:FORMAT."""
+    backend, separator, dtype = name.rpartition(":")
+    return Engine.from_pretrained(
+        args.model,
+        exit_head="none",
+        backend=backend if separator else args.backend,
+        device=args.device,
+        dtype=dtype,
+        threads=args.threads,
+    )
+
+
+def _labels(engine: Engine) -> dict[str, Any]:
+    return {"dtype": engine.backend.dtype, "backend": engine.backend.name}

@@ -1,0 +1,164 @@
+"""Schedules in simulated time: what a pipeline would do whose stage costs and link delays are known.
+
+    costs = Costs.equal_stages(8)
+    simulate(named("ppsd"), costs, acceptance=0.8).tokens_per_second * costs.plain_seconds  # the speed-up
+
+The decisions are those of the real scheduler (csrc/pipeline/simulated.h); only the work is replaced by waiting. What is
+assumed:
+
+- every stage is a worker of its own, with `interference` as the only thing that one does to another;
+- a draft token is right with the given probability, independently of all others, and its confidence is that number;
+- work that a verdict makes void ends in that instant, and messages take the delay of their link, whatever their size;
+- the prompt's pass is not part of the time: it begins when the prompt's token is committed.
+
+Every row passes layers [0, E) in the draft stage before it is verified, drafts or not: a plain token costs
+`step + verify(1)`, and a round of K drafts without overlap K * (step + head) for the drafts, `step` for the row of the
+last of them, and `verify(K + 1)`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import _native
+from .cpu_backend import native_schedule, to_event
+from .errors import UsageError
+from .protocol import Round
+from .schedule import MAX_ROWS, Schedule, describe
+from .statistics import Statistics
+
+Table = tuple[float, ...]
+
+
+def table(fixed: float, row: float = 0.0) -> Table:
+    """Seconds of a pass over 1 to 16 rows that costs `fixed + row * rows`: on a memory-bound device `row` is small."""
+    return tuple(fixed + row * rows for rows in range(1, MAX_ROWS + 1))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds (or any other unit: only the result's unit changes).
+
+    step:   the draft stage's pass over layers [0, E), by the number of rows, from 1 to 16.
+    head:   the exit head, each time a draft token is drawn.
+    verify: for each verification stage the same table as `step`; the last stage's includes the LM head.
+    links:  how long a message takes from each stage to the next and, at the end, the verdict back to the draft stage;
+            one number: every link takes as long.
+    draft_interference, verify_interference: how many times longer a draft step takes while verification works, and the
+            other way round. 1: devices of their own.
+    """
+
+    step: Table
+    head: float
+    verify: tuple[Table, ...]
+    links: float | tuple[float, ...] = 0.0
+    draft_interference: float = 1.0
+    verify_interference: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.verify:
+            raise UsageError("costs need at least one verification stage")
+        if any(len(seconds) != MAX_ROWS for seconds in (self.step, *self.verify)):
+            raise UsageError(f"costs are tables of {MAX_ROWS} numbers: the seconds of a pass over 1 to {MAX_ROWS} rows")
+        if len(self.delays) != len(self.verify) + 1:
+            raise UsageError(f"{len(self.verify)} verification stages have {len(self.verify) + 1} links")
+        if min(self.head, *self.step, *self.delays, *(s for stage in self.verify for s in stage)) < 0:
+            raise UsageError("a cost is negative")
+        if self.plain_seconds <= 0:
+            raise UsageError("costs of nothing at all: give the seconds of a pass")
+        if min(self.draft_interference, self.verify_interference) < 1:
+            raise UsageError("interference is a factor of at least 1")
+
+    @property
+    def delays(self) -> tuple[float, ...]:
+        return (self.links,) * (len(self.verify) + 1) if isinstance(self.links, (int, float)) else self.links
+
+    @property
+    def plain_seconds(self) -> float:
+        """One token of plain decoding on the same stages."""
+        return self.step[0] + sum(stage[0] for stage in self.verify) + sum(self.delays)
+
+    @classmethod
+    def equal_stages(cls, stages: int, head: float = 0.0, links: float = 0.0) -> "Costs":
+        """`stages` devices, the draft stage among them, that each take 1 / stages for any number of rows."""
+        if stages < 2:
+            raise UsageError(f"a pipeline has a draft stage and at least one verification stage, not {stages} stages")
+        return cls(table(1 / stages), head, (table(1 / stages),) * (stages - 1), links)
+
+
+@dataclass(frozen=True)
+class TimedRound:
+    seconds: float  # when its verdict arrived
+    round: Round
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """tokens: ids of a made-up text, the same for every schedule; seconds: when the last of them was committed."""
+
+    tokens: tuple[int, ...]
+    seconds: float
+    rounds: tuple[TimedRound, ...]
+    statistics: Statistics
+    spans: list[tuple[str, int, int, float, float]]  # as Backend.spans: (name, track, rows, begin, end), microseconds
+
+    @property
+    def tokens_per_second(self) -> float:
+        return len(self.tokens) / self.seconds
+
+
+def simulate(
+    schedule: Schedule,
+    costs: Costs,
+    acceptance: float | Sequence[float],
+    tokens: int = 1000,
+    seed: int = 0,
+    trace: bool = False,
+) -> Simulation:
+    """Decode `tokens` tokens.
+
+    acceptance: P(a draft token is right | all before it are); a sequence gives it by the draft token's place: how many
+    others wait for their verdict in front of it. The sequence's last number goes for all further places.
+    """
+    places = [acceptance] if isinstance(acceptance, (int, float)) else list(acceptance)
+    if not places or not all(0 <= chance <= 1 for chance in places):
+        raise UsageError(f"acceptance must be a number from 0 to 1, or several, not {acceptance}")
+    if tokens < 1:
+        raise UsageError(f"tokens must be at least 1, not {tokens}")
+    step = (0.0, *costs.step)
+    events, text, spans = _native.simulate(
+        schedule=native_schedule(schedule),
+        tokens=tokens,
+        acceptance=places,
+        seed=seed,
+        step=step,
+        drawing_step=[seconds + costs.head for seconds in step],
+        verify=[(0.0, *stage) for stage in costs.verify],
+        links=costs.delays,
+        interference=(costs.draft_interference, costs.verify_interference),
+        trace=trace,
+    )
+    rounds = tuple(TimedRound(seconds, _round(event)) for seconds, event in events)
+    return Simulation(
+        tuple(text[-tokens:]), rounds[-1].seconds, rounds[1:], _statistics(schedule, rounds, len(costs.verify)), spans
+    )
+
+
+def speedup(schedule: Schedule, costs: Costs, acceptance: float | Sequence[float], tokens: int = 1000) -> float:
+    """How many times faster than plain decoding on the same stages."""
+    return simulate(schedule, costs, acceptance, tokens).tokens_per_second * costs.plain_seconds
+
+
+def _round(event: tuple[Any, ...]) -> Round:
+    round = to_event(event)
+    assert isinstance(round, Round)
+    return round
+
+
+def _statistics(schedule: Schedule, rounds: Sequence[TimedRound], stages: int) -> Statistics:
+    statistics = Statistics(describe(schedule), "simulated", threads=1 + stages, prompt_tokens=1)
+    before = 0.0
+    for timed in rounds:
+        statistics.add(timed.round, timed.seconds - before)
+        before = timed.seconds
+    return statistics

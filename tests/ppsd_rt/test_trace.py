@@ -1,0 +1,117 @@
+"""Timelines: valid trace-event JSON, one thing at a time per stage, and no effect on the answer."""
+
+import json
+from itertools import pairwise
+
+import pytest
+from support import write_model
+
+from ppsd_rt import Engine, SamplingParams, UsageError
+from ppsd_rt.backend import RunOptions
+from ppsd_rt.cli import main as cli
+from ppsd_rt.schedule import Schedule, named
+from ppsd_rt.simulate import Costs, simulate, table
+from ppsd_rt.trace import TraceFile, trace_events
+
+PARAMS = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.7, seed=3)
+WORK = {"draft", "verify", "prompt", "dropped draft", "dropped verify"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("trace") / "model", num_hidden_layers=8)
+
+
+@pytest.fixture(scope="module", params=["cpu", "torch"])
+def engine(request, folder):
+    return Engine.from_pretrained(folder, exit_head="norm:4", backend=request.param, dtype="float32", threads=2)
+
+
+def traced(engine, schedule):
+    completion = engine.generate("trace me", PARAMS, schedule, RunOptions(trace=True)).run()
+    return completion, engine.backend.spans()
+
+
+@pytest.mark.parametrize("schedule", ["plain", "eesd", "ppsd", "elastic"])
+def test_a_stage_does_one_thing_at_a_time(engine, schedule):
+    completion, spans = traced(engine, schedule)
+    assert {name for name, *_ in spans} <= WORK | {"wait"}
+    for track in {span[1] for span in spans}:
+        times = sorted((begin, end) for _, on, _, begin, end in spans if on == track)
+        assert all(0 <= begin <= end for begin, end in times)
+        assert all(end <= begin for (_, end), (begin, _) in pairwise(times))
+    verified = [rows for name, track, rows, *_ in spans if (name, track) == ("verify", 1)]
+    assert sum(verified) == completion.statistics.rows  # every round's rows, and no others
+    assert any(name == "prompt" and rows >= 1 for name, _, rows, *_ in spans)
+
+
+def test_tracing_changes_no_token_and_off_means_none(engine):
+    completion, spans = traced(engine, "elastic")
+    assert spans
+    assert engine.generate("trace me", PARAMS, "elastic").run().ids == completion.ids
+    assert engine.backend.spans() == []
+
+
+def test_threads_really_overlap(folder):
+    """Somewhere in some answer, drafting and verifying go on at the same time (two cores may be busy elsewhere)."""
+    engine = Engine.from_pretrained(folder, exit_head="norm:4", backend="cpu", dtype="float32", threads=2)
+    overlapped = 0.0
+    for seed in range(20):
+        params = SamplingParams(max_tokens=200, ignore_eos=True, seed=seed)
+        engine.generate("overlap", params, Schedule(1, 8, 15, overlap=True), RunOptions(trace=True)).run()
+        spans = engine.backend.spans()
+        drafts, verifies = ([s for s in spans if s[1] == track and s[0].split()[-1] in WORK] for track in (0, 1))
+        overlapped += sum(max(0.0, min(d[4], v[4]) - max(d[3], v[3])) for d in drafts for v in verifies)
+    assert overlapped > 100  # microseconds, of some hundred thousand
+
+    engine.generate("overlap", PARAMS, "eesd", RunOptions(trace=True)).run()
+    times = sorted((begin, end) for _, _, _, begin, end in engine.backend.spans())
+    assert all(end <= begin for (_, end), (begin, _) in pairwise(times))  # and without overlap they never do
+
+
+def test_events_of_a_simulation():
+    costs = Costs(table(0.2), 0.01, (table(0.2), table(0.3), table(0.25)))  # out of step, so that verdicts cut work off
+    spans = simulate(named("ppsd"), costs, 0.5, tokens=50, trace=True).spans
+    events = trace_events(spans, process=7, title="four stages", offset=1000.0)
+    names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert names == {0: "draft", 1: "verify 1", 2: "verify 2", 3: "verify 3"}
+    work = [e for e in events if e["ph"] == "X"]
+    assert len(work) == len(spans)
+    assert {e["pid"] for e in events} == {7}
+    assert any(e["name"] == "dropped verify" for e in work)
+    assert min(e["ts"] for e in work) == 1000.0
+    assert max(e["ts"] + e["dur"] for e in work) == pytest.approx(1000.0 + max(s[4] for s in spans))
+    assert all(e["args"]["rows"] >= 0 and e["dur"] >= 0 for e in work)
+
+
+def test_answers_of_one_file_follow_each_other(tmp_path):
+    with TraceFile(tmp_path / "t.json") as trace:
+        trace.add([("draft", 0, 1, 0.0, 10.0)], "first")
+        trace.add([("draft", 0, 1, 2.0, 5.0)])
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert [(e["pid"], e["ts"]) for e in events if e["ph"] == "X"] == [(0, 0.0), (1, 12.0)]
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == ["first", "answer 2"]
+
+
+def test_the_file_of_a_run(folder, tmp_path, capsys):
+    prompts, path = tmp_path / "prompts.jsonl", tmp_path / "out.json"
+    prompts.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
+    options = ["--model", str(folder), "--exit-head", "norm:4", "--raw", "-n", "20", "--json", "--compare"]
+    assert cli.main(["--prompts", str(prompts), *options, "--schedule", "elastic", "--trace", str(path)]) == 0
+    answers = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    trace = json.loads(path.read_text())
+    titles = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
+    assert titles == ["a", "b"]
+    for process, answer in enumerate(answers):
+        verified = [e for e in trace["traceEvents"] if e["pid"] == process and e["name"] == "verify"]
+        assert sum(e["args"]["rows"] for e in verified) == answer["stats"]["rows"]
+
+
+def test_a_path_that_cannot_be_written_is_told_before_anything_else(folder, tmp_path, capsys):
+    path = tmp_path / "nowhere" / "out.json"
+    assert cli.main(["hello", "--model", str(folder), "--trace", str(path)]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [f"ppsd-run: cannot write the trace to {path}: No such file or directory"]
+    with pytest.raises(UsageError):
+        TraceFile(tmp_path)
