@@ -1,7 +1,7 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -117,8 +117,9 @@ class CpuBackend:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
         self._session = self._last = session
         try:
-            for event in session:
-                yield to_event(event)
+            for raw in session:
+                event = to_event(raw)
+                yield replace(event, seconds=session.seconds) if isinstance(event, Round) else event
                 one_at_a_time(self._session is session)
         finally:
             session.close()

@@ -196,11 +196,14 @@ class Generation:
 
     def _play(self) -> Generator[Committed | Drafted, None, None]:
         spent, begun = 0.0, perf_counter()  # the caller's time between events does not count
+        worked = 0.0
         try:
             for event in self._rounds:
                 spent += perf_counter() - begun
                 if isinstance(event, Round):
                     committed = self._commit(event)
+                    if event.seconds is not None:  # this backend works on in the caller's time: its own clock counts
+                        spent, worked = event.seconds - worked, event.seconds
                     self.statistics.add(committed.round, spent)
                     spent = 0.0
                     yield committed
