@@ -200,6 +200,7 @@ struct PyEngine {
 struct PySession {
   std::unique_ptr<Trace> trace;
   std::unique_ptr<Session> session;
+  double seconds = 0.0;   // at the last event, see Session::next
 
   py::object next() {
     for (;;) {
@@ -208,7 +209,7 @@ struct PySession {
       if (!session) throw py::stop_iteration();   // closed
       {
         const py::gil_scoped_release release;
-        status = session->next(50, &event);
+        status = session->next(50, &event, &seconds);
       }
       if (status == Session::Status::kEvent) return event_of(event);
       if (status == Session::Status::kEnded) throw py::stop_iteration();
@@ -501,6 +502,7 @@ PYBIND11_MODULE(_native, m) {
       .def("__iter__", [](PySession& session) -> PySession& { return session; })
       .def("__next__", &PySession::next)
       .def("close", &PySession::close)
+      .def_readonly("seconds", &PySession::seconds)
       .def("spans", [](const PySession& session) { return trace_spans(session.trace.get()); });
 
   py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")

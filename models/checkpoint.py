@@ -139,12 +139,16 @@ def read_metadata(path: Path) -> dict[str, str]:
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """One clear line for whatever is wrong with a safetensors file."""
+    if path.is_dir():
+        raise PpsdError(f"{path} is a folder, not a safetensors file")
     try:
         yield
     except PpsdError:
         raise
     except FileNotFoundError:
         raise PpsdError(f"{path} does not exist") from None
+    except PermissionError:
+        raise PpsdError(f"{path} may not be read: change its permissions") from None
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         reason = one_line(error) or type(error).__name__
         raise PpsdError(f"{path} is truncated or corrupt ({reason}); fetch the file again") from None

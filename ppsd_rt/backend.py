@@ -16,6 +16,7 @@ from .sampling import SamplingParams
 from .schedule import Auto, Schedule
 
 NAMES = ("auto", "cpu", "torch")
+MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -95,8 +96,8 @@ def make_backend(name: str, checkpoint: Checkpoint, dtype: str, device: str, thr
 def check_machine(device: str, threads: int | None) -> None:
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise UsageError(f"device {device!r} is unknown; write auto, cpu, cuda or cuda:N")
-    if threads is not None and threads < 1:
-        raise UsageError(f"threads must be at least 1, not {threads}")
+    if threads is not None and not 1 <= threads <= MAX_THREADS:
+        raise UsageError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
 
 
 def _wants_torch(checkpoint: Checkpoint, dtype: str, device: str) -> bool:

@@ -1,7 +1,7 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,7 @@ class CpuBackend:
         cores = len(_native.usable_cores()) or 1
         self._threads = threads or min(cores, 16)
         config = checkpoint.config
+        self._vocab_size = config.vocab_size
         shape = _native.ModelShape(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -117,7 +118,7 @@ class CpuBackend:
         try:
             session = self._engine.start(
                 list(prompt),
-                asdict(params),
+                {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
                 self._plan() if isinstance(schedule, Auto) else native_schedule(schedule),
                 _native.Limits(limits.end, sorted(limits.stop_ids)),
                 report_drafts=options.report_drafts,
@@ -128,8 +129,9 @@ class CpuBackend:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
         self._session = self._last = session
         try:
-            for event in session:
-                yield to_event(event)
+            for raw in session:
+                event = to_event(raw)
+                yield replace(event, seconds=session.seconds) if isinstance(event, Round) else event
                 one_at_a_time(self._session is session)
         finally:
             session.close()

@@ -100,8 +100,12 @@ class Engine:
             return HeadFile.load(path, self.checkpoint) if path else None
         if name in ("none", "None"):
             return None
-        if name.startswith("norm:") and name[5:].isdecimal():
+        if name.startswith("norm:") and not Path(name).exists():
+            if not name[5:].isdecimal():
+                raise UsageError(f"exit head {name!r} is not understood; write norm:LAYER, as in norm:6")
             return HeadFile.norm(int(name[5:]), self.checkpoint)
+        if not name:
+            raise UsageError("the exit head's name is empty; write a file, auto, norm:LAYER or none")
         return HeadFile.load(Path(name), self.checkpoint)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -191,11 +195,14 @@ class Generation:
 
     def _play(self) -> Generator[Committed | Drafted, None, None]:
         spent, begun = 0.0, perf_counter()  # the caller's time between events does not count
+        worked = 0.0
         try:
             for event in self._rounds:
                 spent += perf_counter() - begun
                 if isinstance(event, Round):
                     committed = self._commit(event)
+                    if event.seconds is not None:  # this backend works on in the caller's time: its own clock counts
+                        spent, worked = event.seconds - worked, event.seconds
                     self.statistics.add(committed.round, spent)
                     spent = 0.0
                     yield committed

@@ -1,6 +1,6 @@
 """What the pipelines report, whichever backend runs them. See docs/how-it-works.md for the words."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,8 @@ class Round:
     judged:    the draft tokens that were compared, up to the first disagreement.
     dropped:   how many draft tokens were thrown away unjudged, because they lay behind the disagreement or the end.
     prompt:    the pass over the prompt; it commits the first token and judges nothing.
+    seconds:   of work from the beginning of the answer, where the backend works while its caller does something else;
+               None: it works only while it is asked for the next event.
     """
 
     epoch: int
@@ -45,6 +47,7 @@ class Round:
     accepted: int = 0
     dropped: int = 0
     prompt: bool = False
+    seconds: float | None = field(default=None, compare=False)
 
     @property
     def corrected(self) -> bool:

@@ -30,9 +30,10 @@ class SamplingParams:
             "min_p must be from 0 to 1": 0 <= self.min_p <= 1,
             "repetition_penalty must be above 0": self.repetition_penalty > 0 and isfinite(self.repetition_penalty),
             "seed must be from 0 to 2^64 - 1": 0 <= self.seed < 2**64,
-            "stop strings must not be empty": all(self.stop),
         }
         for rule, holds in checks.items():
             if not holds:
                 value = getattr(self, rule.split()[0])
                 raise UsageError(f"{rule}, not {value!r}")
+        if not all(self.stop):
+            raise UsageError("stop strings must not be empty")

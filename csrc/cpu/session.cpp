@@ -17,7 +17,7 @@ Session::~Session() {
   thread_.join();
 }
 
-Session::Status Session::next(int milliseconds, Event* event) {
+Session::Status Session::next(int milliseconds, Event* event, double* seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
   const auto ready = [this] { return !events_.empty() || over_; };
   if (!changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), ready)) return Status::kWaiting;
@@ -25,7 +25,8 @@ Session::Status Session::next(int milliseconds, Event* event) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     return Status::kEnded;
   }
-  *event = std::move(events_.front());
+  *event = std::move(events_.front().event);
+  *seconds = events_.front().seconds;
   events_.pop_front();
   changed_.notify_all();
   return Status::kEvent;
@@ -102,9 +103,12 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
     while (auto event = carrier->next()) {
       // What another carrier begins with is a round like any other.
       if (Round* round = std::get_if<Round>(&*event)) round->prompt = round->prompt && first;
+      const Clock::time_point done = Clock::now();
+      const double seconds = std::chrono::duration<double>(done - begun_ - waited_).count();
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [this] { return events_.size() < kAhead || cancelled_.load(); });
-      events_.push_back(std::move(*event));
+      events_.push_back({std::move(*event), seconds});
+      waited_ += Clock::now() - done;
       changed_.notify_all();
     }
   } catch (...) {

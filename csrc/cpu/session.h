@@ -1,6 +1,8 @@
 // One answer: a thread that works, and a queue of what it has committed.
 #pragma once
 
+#include <chrono>
+
 #include "engine.h"
 
 namespace ppsd {
@@ -13,7 +15,8 @@ class Session {
 
   enum class Status { kEvent, kEnded, kWaiting };
   // The next event, waiting for at most `milliseconds`. Rethrows what went wrong in a stage.
-  Status next(int milliseconds, Event* event);
+  // seconds: of work, from the beginning to this event; what the consumer does meanwhile neither counts nor helps.
+  Status next(int milliseconds, Event* event, double* seconds);
   void cancel();
 
  private:
@@ -21,12 +24,20 @@ class Session {
   bool play(const Schedule& schedule, std::vector<int>* tokens, bool first);
   bool replan(const Round& round, Scheduler* scheduler);
 
+  using Clock = std::chrono::steady_clock;
+  struct Stamped {
+    Event event;
+    double seconds;
+  };
+
   CpuEngine* engine_;
   const Request request_;
   Trace* trace_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Event> events_;
+  std::deque<Stamped> events_;
+  const Clock::time_point begun_ = Clock::now();
+  Clock::duration waited_{};   // for a consumer that is slower than the work
   Carrier* carrier_ = nullptr;
   bool over_ = false;
   std::atomic<bool> cancelled_{false};

@@ -68,6 +68,8 @@ class Tally:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.limit is not None and args.limit < 1:
+        raise UsageError(f"--limit must be at least 1, not {args.limit}")
     samplings = _chosen(args.sampling, SAMPLINGS)
     schedules = {text: parse_schedule(text) for text in (args.schedules.split("/") if args.schedules else SCHEDULES)}
     prompts = first_of_each_family(read_prompts(args.prompts), args.limit)

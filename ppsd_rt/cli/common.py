@@ -11,6 +11,7 @@ from typing import Any
 
 from ..engine import Engine, Prompt
 from ..errors import UsageError
+from ..models.files import one_line
 from ..sampling import SamplingParams
 from ..statistics import Statistics
 
@@ -74,22 +75,30 @@ def read_prompts(path: str | None) -> list[NamedPrompt]:
         text = (files("ppsd_rt") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
     else:
         try:
-            text = Path(path).read_text(encoding="utf-8")
+            text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"cannot read the prompts of {path}: {error}") from None
-    prompts = [_read_prompt(line, f"{path}, line {n}") for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+            reason = getattr(error, "strerror", None) or one_line(error)
+            raise UsageError(f"cannot read the prompts of {path}: {reason}") from None
+    prompts: dict[str, NamedPrompt] = {}
+    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: texts may hold other ends of lines
+        if line.strip():
+            prompt = _read_prompt(line, f"{path}, line {number}")
+            if prompt.id in prompts:
+                raise UsageError(f"{path}, line {number}: the id {prompt.id!r} stands for an earlier prompt already")
+            prompts[prompt.id] = prompt
     if not prompts:
         raise UsageError(f"{path} holds no prompts")
-    return prompts
+    return list(prompts.values())
 
 
 def _read_prompt(line: str, where: str) -> NamedPrompt:
     try:
         item = json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{where}: not JSON ({error})") from None
-    if not isinstance(item, dict) or not isinstance(item.get("prompt"), str) or "id" not in item:
-        raise UsageError(f'{where}: needs an object with "id" and "prompt" (a text)')
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON ({one_line(error)})") from None
+    fits = isinstance(item, dict) and isinstance(item.get("id"), str | int) and isinstance(item.get("prompt"), str)
+    if not fits:
+        raise UsageError(f'{where}: needs an object with "id" (a text or an integer) and "prompt" (a text)')
     return NamedPrompt(str(item["id"]), item["prompt"], str(item.get("family", "")))
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..backend import check_machine
 from ..distill import run as distillation
 from ..distill.train import TrainSettings
-from ..errors import UsageError
+from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
@@ -23,6 +24,7 @@ def run(args: argparse.Namespace) -> None:
     check_machine(args.device, args.threads)
     layers = _layers(args.exit_layer)
     paths = _paths(args.out, layers, args.kind)
+    _check_writable(paths[0].parent)
     folder = resolve_model(args.model)
     checkpoint = Checkpoint(folder)
     tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
@@ -81,6 +83,16 @@ def _layers(text: str) -> tuple[int, ...]:
     if len(set(layers)) != len(layers):
         raise UsageError(f"--exit-layer {text} names a layer twice")
     return layers
+
+
+def _check_writable(folder: Path) -> None:
+    """Now, and not when the head is trained."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise PpsdError(f"cannot write --out to {folder}: {error.strerror}") from None
 
 
 def _paths(out: str, layers: tuple[int, ...], kind: str) -> list[Path]:

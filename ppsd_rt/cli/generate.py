@@ -38,11 +38,19 @@ def _run(
         )
     if args.chat:
         return _chat(engine, params, schedule, args, trace)
-    for id, text in prompts:
-        generation = engine.generate(as_chat(engine, text, args.raw, args.system), params, schedule, _options(args))
+    encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
+    for id, ids in encoded:
+        generation = engine.generate(ids, params, schedule, _options(args))
         if not _answer(engine, generation, args, id, trace):
             return INTERRUPTED
     return 0
+
+
+def _encode(engine: Engine, text: str, id: str | None, args: argparse.Namespace) -> list[int]:
+    try:
+        return engine.encode(as_chat(engine, text, args.raw, args.system))
+    except UsageError as error:
+        raise UsageError(str(error) if id is None else f"prompt {id}: {error}") from None
 
 
 def _options(args: argparse.Namespace) -> RunOptions:
@@ -55,7 +63,9 @@ def _check_combination(args: argparse.Namespace) -> None:
             raise UsageError(f"--{first} does not go with --{second}".replace("_", "-"))
     if args.prompt is not None and (args.prompts or args.chat):
         raise UsageError("give a prompt, or --prompts, or --chat: not two of them")
-    if args.show_drafts and not sys.stdout.isatty():
+    if args.chat and sys.stdin is None:
+        raise UsageError("--chat reads standard input, which is closed")
+    if args.show_drafts and not (sys.stdout and sys.stdout.isatty()):
         raise UsageError("--show-drafts colours text as it changes: it needs a terminal")
 
 
@@ -67,9 +77,18 @@ def _prompts(args: argparse.Namespace) -> list[tuple[str | None, str]]:
         return [(prompt.id, prompt.prompt) for prompt in read_prompts(args.prompts)]
     if args.prompt not in (None, "-"):
         return [(None, args.prompt)]
-    if args.prompt is None and sys.stdin.isatty():
+    if sys.stdin is None or (args.prompt is None and sys.stdin.isatty()):
         raise UsageError('no prompt; write ppsd-run "Why is the sky blue?", or see ppsd-run --help')
-    return [(None, sys.stdin.read())]
+    return [(None, _read_all())]
+
+
+def _read_all() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not text in {error.encoding}: {error.reason}") from None
+    except OSError as error:
+        raise UsageError(f"standard input cannot be read: {error.strerror}") from None
 
 
 def _answer(
@@ -161,3 +180,5 @@ def _read_turn() -> str | None:
         return input("> " if sys.stdin.isatty() else "").strip()
     except EOFError:
         return None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"standard input is not text in {error.encoding}: {error.reason}") from None

@@ -1,5 +1,6 @@
 """`ppsd-run`: finds the command, runs it, and turns errors into one line and an exit status."""
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # A half-used tokenizers thread pool would only print a warning when a subprocess (pip) is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end an answer
     try:
         args = parse(sys.argv[1:] if argv is None else argv)
         return COMMANDS[args.command].load()(args) or 0
@@ -28,8 +31,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`ppsd-run ... | head`): nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         return 1
+    except OSError as error:  # such as a full disk behind standard output
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"ppsd-run: {place}{error.strerror or error}", file=sys.stderr)
+        _abandon_output()
+        return 1
+
+
+def _abandon_output() -> None:
+    """What is still buffered cannot be written; let Python not try it again on its way out."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, AttributeError):  # not a real file, or none at all
+        sys.stdout = None
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        shown = action.default not in (None, False, argparse.SUPPRESS, "", 0) and "%(default)" not in text
+        shown = action.default not in (None, False, argparse.SUPPRESS, "", 0, []) and "%(default)" not in text
         return f"{text} [%(default)s]" if shown and action.option_strings else text
 
 

@@ -1,6 +1,7 @@
 """A distillation from beginning to end, in a folder of its own, resumable at any moment."""
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ import torch
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
+from ..models.files import read_json_object
 from ..models.head_file import KINDS, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
@@ -42,8 +44,14 @@ class Settings:
     def __post_init__(self) -> None:
         if self.kind not in KINDS[1:]:
             raise UsageError(f"head kind {self.kind!r} cannot be trained; kinds are {', '.join(KINDS[1:])}")
-        if self.tokens < 1 or self.slots < 1 or self.train.epochs < 1:
-            raise UsageError("--tokens, --slots and --epochs must be at least 1")
+        if min(self.tokens, self.slots, self.train.epochs, self.train.batch_tokens) < 1:
+            raise UsageError("--tokens, --slots, --epochs and --batch-tokens must be at least 1")
+        if not 0 < self.train.learning_rate < math.inf:
+            raise UsageError(f"--learning-rate must be above 0, not {self.train.learning_rate}")
+        if self.draft_vocabulary < 0:
+            raise UsageError(f"--draft-vocabulary must be 0 (all ids) or more, not {self.draft_vocabulary}")
+        if not 0 <= self.seed < 2**32:
+            raise UsageError(f"--seed must be from 0 to 2^32 - 1, not {self.seed}")
 
     @property
     def shards(self) -> int:
@@ -87,7 +95,7 @@ class Distillation:
         if path.exists():
             if not resume:
                 raise PpsdError(f"{self.folder} holds an earlier run: add --resume, or choose another --work folder")
-            found = json.loads(path.read_text())
+            found = read_json_object(path)
             for key, value in wanted.items():
                 if found.get(key) != value:
                     raise PpsdError(
@@ -99,7 +107,7 @@ class Distillation:
             self.folder.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(wanted, indent=1) + "\n")
         except OSError as error:
-            raise PpsdError(f"cannot write to the --work folder {self.folder}: {error}") from None
+            raise PpsdError(f"cannot write to the --work folder {self.folder}: {error.strerror}") from None
 
     def sample(self) -> Iterator[Progress]:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""

@@ -4,6 +4,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import PpsdError
 from ..models.checkpoint import Array, Checkpoint, read_file, save
 from ..models.llama import LlamaForCausalLM
 from .talk import Conversation, Frame, Talk
@@ -74,13 +76,23 @@ def write_shards_in_processes(
             time.sleep(0.2)
             for future in pending:
                 if future.done():
-                    future.result()  # raises what the worker raised
+                    _result(future)
             pending = [future for future in pending if not future.done()]
             yield counter.value
     finally:
         for process in list((pool._processes or {}).values()):  # a shard is saved whole or not at all
             process.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _result(future: Future[None]) -> None:
+    """Raises what the worker raised."""
+    try:
+        future.result()
+    except BrokenProcessPool:
+        raise PpsdError(
+            "a sampling process ended abruptly (memory?): go on with --resume, with fewer --threads or --slots"
+        ) from None
 
 
 _worker: dict[str, Any] = {}

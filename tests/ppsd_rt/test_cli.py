@@ -225,7 +225,12 @@ def test_info(run, head):
         (["--prompts", "/no/such/file"], 2, "/no/such/file"),
         (["convert", "/no/such.gguf", "/tmp/out"], 1, "/no/such.gguf"),
         (["check", "--sampling", "hot"], 2, "hot"),
+        (["x", "--stop", ""], 2, "stop strings"),
+        (["x", "--threads", "0"], 2, "threads"),
+        (["x", "--threads", "9999"], 2, "threads"),
+        (["check", "--limit", "0"], 2, "--limit"),
         (["distill", "--out", "x.bin"], 2, ".safetensors"),
+        (["distill", "--out", "/dev/null/x.safetensors"], 1, "/dev/null"),
         (["distill", "--out", "x.safetensors", "--exit-layer", "six"], 2, "--exit-layer"),
     ],
 )
@@ -239,17 +244,114 @@ def test_wrong_usage_is_one_line(run, args, status, words):
 
 def test_bad_prompts_are_one_line(run, tmp_path):
     path = tmp_path / "prompts.jsonl"
-    cases = {"": "holds no prompts", "{": "line 1", '{"id": 1}': '"prompt"', '{"id": 1, "prompt": " "}': "empty"}
+    good = '{"id": "a", "prompt": "one"}\n'
+    cases = {
+        "": "holds no prompts",
+        "\n\n": "holds no prompts",
+        "{": "line 1",
+        good + "[" * 100_000: "line 2",
+        good + "[]": "line 2",
+        '{"id": 1}': '"prompt"',
+        '{"prompt": "x"}': '"id"',
+        '{"id": null, "prompt": "x"}': '"id"',
+        '{"id": 1, "prompt": 2}': '"prompt"',
+        good + good: "'a'",
+        good + '{"id": 2, "prompt": " "}': "prompt 2: the prompt is empty",
+        good + json.dumps({"id": 2, "prompt": "x" * 600}): "prompt 2: the prompt has",
+        good + '{"id": 2, "prompt": "\\ud800"}': "prompt 2: the text is not valid Unicode",
+    }
     for content, words in cases.items():
         path.write_text(content)
-        status, out, err = run("--prompts", path)
-        assert (status, out, len(err.strip().splitlines())) == (2, "", 1 if words != "empty" else 2)
+        status, out, err = run("--prompts", path, "--json")
+        assert (status, out, len(err.strip().splitlines())) == (2, "", 1)
         assert words in err
+    for name in (tmp_path, tmp_path / "nowhere"):
+        assert run("--prompts", name)[0] == 2
     long = "x" * 600
     status, _, err = run(long)
     assert status == 2
     assert "context of 512" in err
     assert run("  ")[0] == 2
+
+
+def test_prompts_as_other_programs_write_them(run, tmp_path):
+    """A byte order mark, ends of lines of another system, and what only Python takes for the end of a line."""
+    path = tmp_path / "prompts.jsonl"
+    texts = ["a\u2028b", "c\x85d"]
+    lines = [json.dumps({"id": i, "prompt": text}, ensure_ascii=False) for i, text in enumerate(texts)]
+    path.write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
+    status, out, _ = run("--prompts", path, "--json", "-n", 2, "--raw")
+    assert status == 0
+    assert [json.loads(line)["id"] for line in out.split("\n")[:-1]] == ["0", "1"]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_heads_that_cannot_be_used_are_one_line(run, head, tmp_path, backend):
+    cut, other = tmp_path / "cut.safetensors", tmp_path / "other.safetensors"
+    cut.write_bytes(head.read_bytes()[:-100])
+    tiny_head(tiny_model(), hash="another").save(other)
+    (tmp_path / "text").write_text("hello")
+    cases = [
+        (cut, 1, "truncated"),
+        (other, 1, "was trained for"),
+        (tmp_path, 1, "folder"),
+        (tmp_path / "text", 1, "text"),
+    ]
+    cases += [
+        ("norm:0", 1, "layers 1 to 3"),
+        ("norm:4", 1, "layers 1 to 3"),
+        ("norm:x", 2, "norm:LAYER"),
+        ("", 2, "empty"),
+    ]
+    for name, expected, words in cases:
+        status, out, err = run("x", "--exit-head", name, "--backend", backend)
+        assert (status, out, len(err.strip().splitlines())) == (expected, "", 1)
+        assert words in err
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_extreme_values_are_taken_or_refused(run, head, backend):
+    for option in (
+        ["--top-k", 2**40],
+        ["--seed", 2**64 - 1],
+        ["--max-tokens", 2**70],
+        ["--repetition-penalty", "1e300"],
+    ):
+        status, _, err = run("x" * 450, "-n", 3, "--raw", "--exit-head", head, "--backend", backend, *option)
+        assert (status, len(err.splitlines())) == (0, 1)
+
+
+def test_standard_input_that_is_closed_or_no_text(folder):
+    command = f"{sys.executable} -m ppsd_rt --model {folder} -n 3"
+    for line in (
+        f"{command} <&-",
+        f"{command} --chat <&-",
+        f"printf '\\xe5' | PYTHONUTF8=0 {command}",
+        f"{command} </dev/null",
+    ):
+        result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.splitlines()[-1].startswith("ppsd-run: ")
+        assert "Traceback" not in result.stderr
+
+
+def test_standard_output_that_is_closed_or_full(folder, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"id": {i}, "prompt": "{i}"}}\n' for i in range(40)))
+    command = f"{sys.executable} -m ppsd_rt --model {folder} --exit-head none -n 9"
+    result = subprocess.run(
+        ["bash", "-c", f"{command} --prompts {path} --json | head -n 1"], capture_output=True, text=True
+    )
+    assert len(result.stdout.splitlines()) == 1
+    assert result.stderr == ""
+    if os.path.exists("/dev/full"):
+        result = subprocess.run(["bash", "-c", f"{command} x >/dev/full"], capture_output=True, text=True)
+        assert result.returncode == 1
+        assert result.stderr.splitlines()[-1].startswith("ppsd-run: No space left")
+        assert "Traceback" not in result.stderr
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(["bash", "-c", f"{command} x -t 1 -n 60"], capture_output=True, text=True, env=ascii_only)
+    assert result.returncode == 0
 
 
 def test_the_default_model_without_network_or_cache(tmp_path):

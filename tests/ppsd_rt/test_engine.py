@@ -1,5 +1,7 @@
 """The engine with a tiny model: prompts in, streams out, endings, and what is refused."""
 
+import time
+
 import pytest
 import torch
 from support import EOS, SPECIAL, VOCAB, tiny_head, tiny_model, write_model
@@ -82,6 +84,20 @@ def test_stream_and_events_tell_the_same_story(engine):
     assert completion.text == engine.tokenizer.decode(completion.ids)
     origins = {token.origin for token in tokens}
     assert {"accepted", "corrected"} <= origins <= {"accepted", "corrected", "bonus", "plain"}
+
+
+def test_a_slow_caller_changes_no_figure_of_speed(engine):
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    begun = time.perf_counter()
+    alone = engine.generate("Hello", params, "plain").run().statistics
+    assert 0 < alone.ttft_seconds < alone.seconds < time.perf_counter() - begun
+    generation = engine.generate("Hello", params, "plain")
+    begun = time.perf_counter()
+    for _ in generation:
+        time.sleep(0.005)
+    slow = generation.statistics
+    assert slow.seconds < time.perf_counter() - begun - 0.15
+    assert slow.seconds > alone.seconds / 10  # and not as if the work had cost nothing
 
 
 def test_prompt_as_text_messages_or_ids(engine):
