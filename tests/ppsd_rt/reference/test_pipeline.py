@@ -6,74 +6,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys import PROMPT, VOCAB, ToyDraft, ToyVerify, blurred, drafting_schedules, hashed_logits
 
 from ppsd_rt.protocol import Drafted, Limits, Round
 from ppsd_rt.reference.pipeline import Pipeline, Ticks
 from ppsd_rt.reference.sampler import Sampler
 from ppsd_rt.sampling import SamplingParams
 from ppsd_rt.schedule import MAX_CHUNK, PLAIN, Schedule, named
-from ppsd_rt.stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength
-
-VOCAB = 12
-PROMPT = [1, 2, 3]
-
-
-class ToyDraft:
-    """A draft stage without a model: the `hidden state` of a row is its history, the drafts come from a function."""
-
-    def __init__(self, drafts, draft_ids=None):
-        self.length, self.draft_ids = 0, draft_ids
-        self.drafts, self.ids = drafts, []
-
-    def run_tokens(self, ids):
-        assert ids, "a pass without rows"
-        self.ids += ids
-        self.length += len(ids)
-
-    def exit_hidden(self, start, count):
-        assert start + count <= self.length, "verification was given rows that have not been run"
-        return [self.ids[: row + 1] for row in range(start, start + count)]
-
-    def draft_logits(self):
-        return self.drafts(self.ids)
-
-    def rollback(self, length):
-        self.length = min(self.length, length)
-        del self.ids[self.length :]
-
-
-class ToyVerify:
-    def __init__(self, truth):
-        self.length, self.truth, self.rows = 0, truth, []
-
-    def logits(self, exit_hidden, last):
-        assert len(exit_hidden[0]) == self.length + 1, "rows must come in order, without gaps"
-        self.length += len(exit_hidden)
-        self.rows.append(len(exit_hidden))
-        return torch.stack([self.truth(history) for history in exit_hidden[-last:]])
-
-    def rollback(self, length):
-        self.length = min(self.length, length)
-
-
-def hashed_logits(salt):
-    """A `language model`: logits that depend on the last three tokens."""
-
-    def logits(history):
-        rng = random.Random(f"{salt}{history[-3:]}")
-        return torch.tensor([4 * rng.random() for _ in range(VOCAB)])
-
-    return logits
-
-
-def blurred(truth, noise):
-    """Logits near the true ones, so that some drafts are right."""
-
-    def logits(history):
-        rng = random.Random(f"{noise}{history[-5:]}")
-        return truth(history) + torch.tensor([noise * rng.random() for _ in range(VOCAB)])
-
-    return logits
+from ppsd_rt.stop_rules import ConfidenceThreshold
 
 
 def run(schedule, truth, drafts, params=SamplingParams(), limits=Limits(60), ticks=Ticks(), draft_ids=None):
@@ -86,14 +26,6 @@ def rounds(events):
     return [event for event in events if isinstance(event, Round) and not event.prompt]
 
 
-schedules = st.builds(
-    lambda chunk, first, ahead, overlap, rule: Schedule(min(first, chunk), chunk, max(ahead, chunk), overlap, rule),
-    st.integers(1, MAX_CHUNK),
-    st.integers(0, MAX_CHUNK),
-    st.integers(1, 20),
-    st.booleans(),
-    st.sampled_from([FixedLength(), ConfidenceThreshold(0.3), BetaThompson(), CalibratedThompson()]),
-)
 samplings = st.sampled_from(
     [
         SamplingParams(),
@@ -105,7 +37,7 @@ samplings = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    schedule=schedules,
+    schedule=drafting_schedules,
     params=samplings,
     noise=st.sampled_from([0.0, 0.5, 2.0, 1000.0]),
     salt=st.integers(0, 50),
