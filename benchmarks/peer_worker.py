@@ -65,7 +65,7 @@ class LlamaCpp:
     """format: whatever the file is in; model: a GGUF file."""
 
     def __init__(self, format: str, model: str, threads: int, context: int) -> None:
-        from llama_cpp import Llama, find_library  # the one beside this file
+        from llama_library import Llama, find_library  # the one beside this file
 
         self.library = find_library()
         assert self.library is not None, "peers.py has looked for it"

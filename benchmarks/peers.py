@@ -4,8 +4,8 @@
     python benchmarks/peers.py -t 1 -p 64 -n 32 -r 3 --engines ppsd-rt:int8,llama.cpp:Q8_0
     python benchmarks/peers.py --quality            # perplexity and divergence instead of speed
 
-Needs benchmarks/requirements.txt, and a llama.cpp (benchmarks/build_llama_cpp.sh, or see llama_cpp.py); a peer that is
-not there is left out, and the report says so. The last line of the output is one JSON object.
+Needs benchmarks/requirements.txt, and a llama.cpp (benchmarks/build_llama_cpp.sh, or see llama_library.py); a peer
+that is not there is left out, and the report says so. The last line of the output is one JSON object.
 """
 
 import argparse
@@ -15,7 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from export_gguf import export
-from llama_cpp import find_library
+from llama_library import find_library
 
 from ppsd_rt import _native
 from ppsd_rt.bench.bandwidth import Bandwidth
@@ -34,6 +34,7 @@ from ppsd_rt.bench.spread import Spread, take_turns
 from ppsd_rt.cli.bench import print_report, run_facts
 from ppsd_rt.cli.bench_options import list_of, positive, words
 from ppsd_rt.cli.common import evaluation_text
+from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.evaluate import evaluate, windows
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -174,8 +175,10 @@ def _speed(
     cases.sort(key=lambda case: case.group)  # what is compared runs one after the other
     bandwidth = Bandwidth(args.threads)
     whole = take_turns(cases, 1, Case.warm_up)
-    actions = [partial(bandwidth.measure, threads) for threads in bandwidth.threads]
-    whole = whole and take_turns([*actions, *(case.measure for case in cases)], args.repeats, lambda action: action())
+    actions: list[Callable[[], None]] = [partial(bandwidth.measure, threads) for threads in bandwidth.threads]
+    actions += [case.measure for case in cases]
+    with progress_bar("measuring") as advance:
+        whole = whole and take_turns(actions, args.repeats, lambda action: action(), advance)
     rows = [_row(case, cases) for case in cases if case.rest]
     keys = ("engine", "format", "threads", "prompt_tokens", "tokens", "prompt_tokens_per_second")
     keys += ("decode_tokens_per_second", "prompt_ratio", "decode_ratio", "same_tokens")
