@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# llama.cpp for this machine, as the peer of ppsd-rt: a Release build with -march=native of the sources that
+# llama-cpp-python carries (so that a package index is all it takes), of the library alone. Some minutes on two cores.
+# Leaves benchmarks/llama.cpp/build/bin/libllama.so, where llama_library.py looks for it.
+set -euo pipefail
+cd "$(dirname "$0")"
+python=${PYTHON:-python3}
+version=0.3.36
+
+if [ ! -d llama.cpp/source ]; then
+    mkdir -p llama.cpp
+    "$python" -m pip download --quiet --no-deps --no-binary :all: --dest llama.cpp "llama-cpp-python==$version"
+    tar -C llama.cpp -xzf llama.cpp/llama_cpp_python-$version.tar.gz
+    mv llama.cpp/llama_cpp_python-$version/vendor/llama.cpp llama.cpp/source
+    rm -r llama.cpp/llama_cpp_python-$version llama.cpp/llama_cpp_python-$version.tar.gz
+fi
+cmake -S llama.cpp/source -B llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON \
+    -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
+    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF
+cmake --build llama.cpp/build --target llama --parallel "${JOBS:-$(nproc)}"
+ls -l llama.cpp/build/bin/libllama.so

@@ -1,0 +1,294 @@
+"""ppsd-rt, llama.cpp and transformers side by side: the same prompts, the same weights, the same cores, in turns.
+
+    python benchmarks/peers.py                      # everything: some minutes
+    python benchmarks/peers.py -t 1 -p 64 -n 32 -r 3 --engines ppsd-rt:int8,llama.cpp:Q8_0
+    python benchmarks/peers.py --quality            # perplexity and divergence instead of speed
+
+Needs benchmarks/requirements.txt, and a llama.cpp (benchmarks/build_llama_cpp.sh, or see llama_library.py); a peer
+that is not there is left out, and the report says so. The last line of the output is one JSON object.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from export_gguf import export
+from llama_library import find_library
+
+from ppsd_rt import _native
+from ppsd_rt.bench.bandwidth import Bandwidth
+from ppsd_rt.bench.report import Column, Report
+from ppsd_rt.bench.spread import Spread, take_turns
+from ppsd_rt.cli.bench import print_report, run_facts
+from ppsd_rt.cli.bench_options import list_of, positive, words
+from ppsd_rt.cli.common import evaluation_text
+from ppsd_rt.cli.progress import progress_bar
+from ppsd_rt.evaluate import evaluate, windows
+from ppsd_rt.models.cache import cache_dir
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.resolve import resolve_model
+from ppsd_rt.models.tokenizer import load_tokenizer
+
+HERE = Path(__file__).resolve().parent
+ENGINES = "ppsd-rt:int8,llama.cpp:Q8_0,ppsd-rt:bfloat16,llama.cpp:BF16,transformers:bfloat16"
+QUALITY = "ppsd-rt:float32,ppsd-rt:bfloat16,ppsd-rt:int8,llama.cpp:F32,llama.cpp:BF16,llama.cpp:Q8_0"
+# What is compared with what: ppsd-rt's format -> the peers' formats that keep as many bits.
+ALIKE = {"int8": ("Q8_0", "int8"), "bfloat16": ("BF16", "F16", "bfloat16", "float16"), "float32": ("F32", "float32")}
+
+COLUMNS = (
+    Column("engine", "engine"),
+    Column("format", "format"),
+    Column("threads", "threads"),
+    Column("prompt_tokens", "prompt"),
+    Column("tokens", "tokens"),
+    Column("prompt_tokens_per_second", "prompt tok/s", 0),
+    Column("decode_tokens_per_second", "decode tok/s", 1),
+    Column("prompt_ratio", "prompt: ours / theirs", 2),
+    Column("decode_ratio", "decode: ours / theirs", 2),
+    Column("same_tokens", "same tokens"),
+)
+QUALITY_COLUMNS = (
+    Column("engine", "engine"),
+    Column("format", "format"),
+    Column("perplexity", "perplexity", 3),
+    Column("perplexity_ratio", "ratio", 4),
+    Column("divergence", "KL (nats/token)", 6),
+    Column("divergence_error", "±", 6),
+    Column("divergence_most", "most", 4),
+    Column("top1_agreement", "same first choice", 2, percent=True),
+)
+
+
+class Worker:
+    """A process with one engine; see peer_worker.py. Ctrl-C does not reach it."""
+
+    def __init__(self, engine: str, format: str, model: str, threads: int, context: int) -> None:
+        self.engine, self.format, self.threads = engine, format, threads
+        cores = _native.usable_cores()[:threads]
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (it lives as long as the process)
+        command = [sys.executable, HERE / "peer_worker.py", engine, format, model, threads, ",".join(map(str, cores))]
+        environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
+        self.process = subprocess.Popen(
+            [*map(str, command), str(context)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            env=environment,  # every engine waits for its threads as its makers chose
+            start_new_session=True,
+        )
+        self.about = self._reply()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return self._reply()
+
+    def logits(self, ids: Sequence[int], last: int) -> npt.NDArray[np.float32]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "logits.npy"
+            self.ask(prompt=list(ids), last=last, file=str(path))
+            return np.asarray(np.load(path))
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _reply(self) -> dict[str, Any]:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.log.seek(0)
+            raise SystemExit(f"{self.engine} {self.format} has failed:\n{self.log.read()[-2000:]}")
+        return dict(json.loads(line))
+
+
+@dataclass
+class Case:
+    """One line of the report."""
+
+    worker: Worker
+    prompt: list[int]
+    tokens: int
+    ids: list[int] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    rest: list[float] = field(default_factory=list)
+
+    def warm_up(self) -> None:
+        self.worker.ask(prompt=self.prompt, tokens=min(self.tokens, 4))
+
+    def measure(self) -> None:
+        reply = self.worker.ask(prompt=self.prompt, tokens=self.tokens)
+        self.ids = reply["ids"]
+        self.first.append(reply["first"])
+        self.rest.append(reply["rest"])
+
+    @property
+    def group(self) -> tuple[int, int, int]:
+        """Cases that differ in nothing but the engine."""
+        return self.worker.threads, len(self.prompt), self.tokens
+
+
+def main() -> int:
+    args = _arguments()
+    folder = resolve_model(args.model)
+    names = [tuple(name.split(":", 1)) for name in args.engines or (QUALITY if args.quality else ENGINES).split(",")]
+    names, absent = _at_hand([(name[0], name[-1]) for name in names])
+    files = {format: _gguf(folder, format) for engine, format in names if engine == "llama.cpp"}
+    context = max(args.prompt_tokens) + max(args.max_tokens) if not args.quality else args.window
+    facts = run_facts("peers", args.model) | {"command": " ".join(["python", *sys.argv]), "absent": absent}
+    workers: list[Worker] = []
+    try:
+        for threads, (engine, format) in product(args.threads[:1] if args.quality else args.threads, names):
+            model = str(files[format] if engine == "llama.cpp" else folder)
+            workers.append(Worker(engine, format, model, threads, context))
+        facts["engines"] = {f"{w.engine}:{w.format}": w.about for w in workers}
+        tokenizer = load_tokenizer(folder, Checkpoint(folder).config.vocab_size)
+        ids = tokenizer.encode(evaluation_text(args.text))
+        report, whole = (_quality if args.quality else _speed)(args, workers, ids, facts)
+    finally:
+        for worker in workers:
+            worker.close()
+    print_report(report, args.output)
+    return 0 if whole else 130
+
+
+def _speed(
+    args: argparse.Namespace, workers: list[Worker], ids: list[int], facts: dict[str, Any]
+) -> tuple[Report, bool]:
+    if len(ids) < max(args.prompt_tokens):
+        raise SystemExit(f"the text has only {len(ids)} tokens")
+    cases = [Case(w, ids[:p], n) for w in workers for p, n in product(args.prompt_tokens, args.max_tokens)]
+    cases.sort(key=lambda case: case.group)  # what is compared runs one after the other
+    bandwidth = Bandwidth(args.threads)
+    whole = take_turns(cases, 1, Case.warm_up)
+    actions: list[Callable[[], None]] = [partial(bandwidth.measure, threads) for threads in bandwidth.threads]
+    actions += [case.measure for case in cases]
+    with progress_bar("measuring") as advance:
+        whole = whole and take_turns(actions, args.repeats, lambda action: action(), advance)
+    rows = [_row(case, cases) for case in cases if case.rest]
+    keys = ("engine", "format", "threads", "prompt_tokens", "tokens", "prompt_tokens_per_second")
+    keys += ("decode_tokens_per_second", "prompt_ratio", "decode_ratio", "same_tokens")
+    short = [{key: _median(row[key]) for key in keys if row[key] is not None} for row in rows]
+    summary = {"repeats": args.repeats, "interrupted": not whole, "bandwidth": bandwidth.as_dict(), "results": short}
+    return Report("same prompts, same weights, in turns", COLUMNS, rows, facts, summary), whole
+
+
+def _row(case: Case, cases: list[Case]) -> dict[str, Any]:
+    """ratio: ppsd-rt's plain speed by this engine's, in formats of as many bits."""
+    prompt, decode = _speeds(case)
+    ours = next((other for other in cases if other.group == case.group and _is_ours(other, case)), None)
+    theirs = ours is not None and ours is not case
+    base = _speeds(ours) if ours and theirs and ours.rest else (None, None)
+    exact = next((c for c in cases if c.group == case.group and c.worker.format == "bfloat16" and c.ids), None)
+    same = (
+        next((n for n, (a, b) in enumerate(zip(case.ids, exact.ids, strict=True)) if a != b), case.tokens)
+        if exact
+        else None
+    )
+    return {
+        "engine": case.worker.engine,
+        "format": case.worker.format,
+        "threads": case.worker.threads,
+        "prompt_tokens": len(case.prompt),
+        "tokens": case.tokens,
+        "prompt_tokens_per_second": prompt,
+        "decode_tokens_per_second": decode,
+        "prompt_ratio": base[0].over(prompt) if base[0] else None,
+        "decode_ratio": base[1].over(decode) if base[1] and decode else None,
+        "same_tokens": same,  # how many, from the first, are those of the first bfloat16 engine
+        "ids": case.ids,
+    }
+
+
+def _is_ours(case: Case, peer: Case) -> bool:
+    """Is this the ppsd-rt that the peer is compared with: plain, of as many bits?"""
+    format = case.worker.format
+    wanted = peer.worker.format.partition("+")[0]
+    return case.worker.engine == "ppsd-rt" and format in ALIKE and (wanted == format or wanted in ALIKE[format])
+
+
+def _speeds(case: Case) -> tuple[Spread, Spread | None]:
+    """Of the prompt (up to the first token) and of decoding (all other tokens)."""
+    prompt = Spread(tuple(len(case.prompt) / seconds for seconds in case.first))
+    if case.tokens == 1:
+        return prompt, None
+    return prompt, Spread(tuple((case.tokens - 1) / seconds for seconds in case.rest))
+
+
+def _quality(
+    args: argparse.Namespace, workers: list[Worker], ids: list[int], facts: dict[str, Any]
+) -> tuple[Report, bool]:
+    """Every engine against the first one."""
+    pieces = windows(ids, args.window)
+    first, *others = workers
+    right, found = evaluate({f"{w.engine}:{w.format}": w.logits for w in others}, first.logits, pieces)
+    assert right is not None
+    rows = [{"engine": first.engine, "format": first.format, **right.as_dict()}]
+    for worker, quality in zip(others, found.values(), strict=True):
+        rows.append({"engine": worker.engine, "format": worker.format, **quality.as_dict(right)})
+    summary = {"window": args.window, "against": f"{first.engine}:{first.format}", "results": rows}
+    return Report(f"quality against {first.engine} {first.format}", QUALITY_COLUMNS, rows, facts, summary), True
+
+
+def _at_hand(names: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[str]]:
+    """The engines that can be started, and why the others cannot."""
+    missing = {}
+    if find_library() is None:
+        missing["llama.cpp"] = "no library: run benchmarks/build_llama_cpp.sh or set LLAMA_LIBRARY"
+    if importlib.util.find_spec("transformers") is None:
+        missing["transformers"] = "not installed: pip install -r benchmarks/requirements.txt"
+    reasons = [f"{engine}: {reason}" for engine, reason in missing.items() if engine in dict(names)]
+    for reason in reasons:
+        print(reason, file=sys.stderr)
+    return [name for name in names if name[0] not in missing], reasons
+
+
+def _gguf(folder: Path, format: str) -> Path:
+    """The model as a GGUF file in the cache, written once."""
+    target = cache_dir() / "benchmarks" / f"{Checkpoint(folder).hash}-{format}.gguf"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        export(folder, format, target)
+    return target
+
+
+def _median(value: Any) -> Any:
+    return value.median if isinstance(value, Spread) else value
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    numbers = list_of(positive)
+    cores = len(_native.usable_cores())
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument("--engines", type=words, help=f"ENGINE:FORMAT,... [{ENGINES}]")
+    parser.add_argument("-t", "--threads", type=numbers, default=sorted({1, min(2, cores)}), help="[1,2]")
+    parser.add_argument("-p", "--prompt-tokens", type=numbers, default=[64, 512], help="[64,512]")
+    parser.add_argument("-n", "--max-tokens", type=numbers, default=[128], help="[128]")
+    parser.add_argument("-r", "--repeats", type=positive, default=5, help="[5]")
+    parser.add_argument("--quality", action="store_true", help="perplexity and divergence instead of speed")
+    parser.add_argument("--text", help="a text to take prompts from [the one that comes with ppsd-rt]")
+    parser.add_argument("--window", type=positive, default=512, help="of --quality [512]")
+    parser.add_argument("-o", "--output", choices=("table", "md", "csv", "json", "jsonl"), default="table")
+    args = parser.parse_args()
+    if max(args.threads) > cores:
+        parser.error(f"there are only {cores} cores")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())

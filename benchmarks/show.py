@@ -1,0 +1,38 @@
+"""A result file as a table in Markdown: python benchmarks/show.py benchmarks/results/...-generate.json"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from peers import COLUMNS as PEERS
+from peers import QUALITY_COLUMNS
+
+from ppsd_rt.bench.generate import COLUMNS as GENERATE
+from ppsd_rt.bench.kernels import COLUMNS as KERNELS
+from ppsd_rt.bench.report import Report
+from ppsd_rt.bench.spread import Spread
+from ppsd_rt.cli.eval import COLUMNS as EVAL
+
+
+def report(result: dict[str, Any]) -> Report:
+    """As it was before it became JSON, without the columns that hold nothing."""
+    rows = [{key: _value(value) for key, value in row.items()} for row in result["rows"]]
+    known = {"kernels": KERNELS, "generate": GENERATE, "eval": EVAL, "peers": PEERS}
+    columns = (
+        QUALITY_COLUMNS if "window" in result and result["measurement"] == "peers" else known[result["measurement"]]
+    )
+    used = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
+    return Report(result["measurement"], used, rows, {})
+
+
+def _value(value: Any) -> Any:
+    return Spread(tuple(value["samples"])) if isinstance(value, dict) else value
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        result = json.loads(Path(name).read_text(encoding="utf-8"))
+        machine = result["machine"]
+        print(f"`{result['command']}`, {result['date']}, {machine['cpu']} ({machine['cores']} cores)\n")
+        print(report(result).lines("md").rsplit("\n", 2)[0] + "\n")
