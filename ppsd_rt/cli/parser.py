@@ -39,7 +39,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        shown = action.default not in (None, False, argparse.SUPPRESS, "", 0, []) and "%(default)" not in text
+        shown = action.default not in (None, False, argparse.SUPPRESS, "", 0) and "%(default)" not in text
+        shown = shown and not isinstance(action.default, list)  # the help of such options says it in its own words
         return f"{text} [%(default)s]" if shown and action.option_strings else text
 
 
