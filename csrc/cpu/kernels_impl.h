@@ -231,10 +231,19 @@ void unpack(const Matrix& in, int output, float* row) {
 // Micro-kernels: R rows with P panels, sum[r][p] of sixteen outputs each. Every (row, output) is one chain of additions
 // in the order of the inputs, whatever R and P are; several chains at once hide the latency of the additions. (Within a
 // block of int8 the sum is of integers, so its order does not matter.)
-constexpr int kAhead = 4096;   // bytes that weights are asked for in advance: the next page too, which hardware does not
+// Meanwhile the weights of the next panels are asked for, evenly over all row groups of these ones: so memory is as busy
+// while a panel is used again from the cache as it is while it is read.
+struct Ahead {
+  const uint8_t* from;   // this row group's share
+  int step;              // bytes for each block of 32 inputs
+};
+
+inline void ask(const Ahead& ahead, int block) {
+  for (int at = 0; at < ahead.step; at += 64) Simd::prefetch(ahead.from + size_t(block) * ahead.step + at);
+}
 
 template <int R, int P>
-inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, V (&sum)[R][P]) {
+inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R][P]) {
   const int blocks = w.inputs / kBlock;
   const uint8_t* weights[P];
   const uint16_t* weight_scales[P];
@@ -252,6 +261,7 @@ inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, V (&s
     for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
   }
   for (int b = 0; b < blocks; ++b) {
+    ask(ahead, b);
     I dot[R][P];
     for (int i = 0; i < R; ++i)
       for (int j = 0; j < P; ++j) dot[i][j] = Simd::seti(corrections[i][b]);
@@ -261,7 +271,6 @@ inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, V (&s
         for (int j = 0; j < P; ++j) dot[i][j] = Simd::dot4(dot[i][j], weights[j] + (b * 8 + g) * 64, four);
       }
     for (int j = 0; j < P; ++j) {
-      Simd::prefetch<kBlock * kPanel>(weights[j] + b * kBlock * kPanel + kAhead);
       const V weight_scale = Simd::load_f16(weight_scales[j] + b * kPanel);
       for (int i = 0; i < R; ++i)
         sum[i][j] = Simd::fma(Simd::to_float(dot[i][j]), Simd::mul(weight_scale, Simd::set1(scales[i][b])), sum[i][j]);
@@ -270,7 +279,7 @@ inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, V (&s
 }
 
 template <int R, int P>
-inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, V (&sum)[R][P]) {
+inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R][P]) {
   const uint16_t* panels[P];
   for (int j = 0; j < P; ++j) panels[j] = reinterpret_cast<const uint16_t*>(w.panel(p + j));
   const uint16_t* values[R];
@@ -278,17 +287,18 @@ inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, V (&s
     values[i] = reinterpret_cast<const uint16_t*>(in.values) + size_t(r + i) * in.width;
     for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
   }
-  for (int k = 0; k < w.inputs; k += 2) {
-    for (int j = 0; j < P; ++j) Simd::prefetch<64>(panels[j] + k * kPanel + kAhead / 2);
-    for (int i = 0; i < R; ++i) {
-      const auto two = Simd::two(values[i] + k);
-      for (int j = 0; j < P; ++j) sum[i][j] = Simd::dot2(sum[i][j], panels[j] + k * kPanel, two);
-    }
+  for (int b = 0; b < w.inputs / kBlock; ++b) {
+    ask(ahead, b);
+    for (int k = b * kBlock; k < (b + 1) * kBlock; k += 2)
+      for (int i = 0; i < R; ++i) {
+        const auto two = Simd::two(values[i] + k);
+        for (int j = 0; j < P; ++j) sum[i][j] = Simd::dot2(sum[i][j], panels[j] + k * kPanel, two);
+      }
   }
 }
 
 template <int R, int P>
-inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, V (&sum)[R][P]) {
+inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R][P]) {
   const float* panels[P];
   for (int j = 0; j < P; ++j) panels[j] = reinterpret_cast<const float*>(w.panel(p + j));
   const float* values[R];
@@ -296,31 +306,32 @@ inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, V (&s
     values[i] = reinterpret_cast<const float*>(in.values) + size_t(r + i) * in.width;
     for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
   }
-  for (int k = 0; k < w.inputs; ++k) {
-    for (int j = 0; j < P; ++j) Simd::prefetch<64>(panels[j] + k * kPanel + kAhead / 4);
-    for (int i = 0; i < R; ++i) {
-      const V x = Simd::set1(values[i][k]);
-      for (int j = 0; j < P; ++j) sum[i][j] = Simd::fma(Simd::load(panels[j] + size_t(k) * kPanel), x, sum[i][j]);
-    }
+  for (int b = 0; b < w.inputs / kBlock; ++b) {
+    ask(ahead, b);
+    for (int k = b * kBlock; k < (b + 1) * kBlock; ++k)
+      for (int i = 0; i < R; ++i) {
+        const V x = Simd::set1(values[i][k]);
+        for (int j = 0; j < P; ++j) sum[i][j] = Simd::fma(Simd::load(panels[j] + size_t(k) * kPanel), x, sum[i][j]);
+      }
   }
 }
 
 template <Format F, int R, int P, class Use>
-inline void dot_and_use(const Matrix& w, int p, const Activations& in, int r, Use&& use) {
+inline void dot_and_use(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, Use&& use) {
   V sum[R][P];
-  if constexpr (F == Format::kInt8) dot_int8<R, P>(w, p, in, r, sum);
-  else if constexpr (F == Format::kBf16) dot_bf16<R, P>(w, p, in, r, sum);
-  else dot_fp32<R, P>(w, p, in, r, sum);
+  if constexpr (F == Format::kInt8) dot_int8<R, P>(w, p, in, r, ahead, sum);
+  else if constexpr (F == Format::kBf16) dot_bf16<R, P>(w, p, in, r, ahead, sum);
+  else dot_fp32<R, P>(w, p, in, r, ahead, sum);
   for (int i = 0; i < R; ++i)
     for (int j = 0; j < P; ++j) use(r + i, p + j, sum[i][j]);
 }
 
 // The last rows, fewer than Most of them.
 template <Format F, int Most, int P, class Use>
-inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int rows, Use&& use) {
+inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int rows, const Ahead& ahead, Use&& use) {
   if constexpr (Most > 1) {
-    if (rows == Most - 1) dot_and_use<F, Most - 1, P>(w, p, in, r, use);
-    else few_rows<F, Most - 1, P>(w, p, in, r, rows, use);
+    if (rows == Most - 1) dot_and_use<F, Most - 1, P>(w, p, in, r, ahead, use);
+    else few_rows<F, Most - 1, P>(w, p, in, r, rows, ahead, use);
   }
 }
 
@@ -328,11 +339,14 @@ inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int r
 template <Format F, int P, class Use>
 inline int all_rows(const Matrix& w, const Activations& in, int rows, int begin, int end, Use&& use) {
   constexpr int kMost = std::max(1, (F == Format::kInt8 ? Simd::kDots : Simd::kSums) / P);
+  const int groups = (rows + kMost - 1) / kMost, blocks = w.inputs / kBlock;
+  const size_t share = w.panel_bytes() * P / groups;
   int p = begin;
   for (; p + P <= end; p += P) {
+    Ahead ahead{w.panel(p + P), int(share / blocks / 64 * 64)};
     int r = 0;
-    for (; rows - r >= kMost; r += kMost) dot_and_use<F, kMost, P>(w, p, in, r, use);
-    few_rows<F, kMost, P>(w, p, in, r, rows - r, use);
+    for (; rows - r >= kMost; r += kMost, ahead.from += share) dot_and_use<F, kMost, P>(w, p, in, r, ahead, use);
+    few_rows<F, kMost, P>(w, p, in, r, rows - r, ahead, use);
   }
   return p;
 }

@@ -7,13 +7,8 @@
 namespace ppsd {
 namespace {
 
-constexpr int kPhases = 5;   // of a layer: qkv, attention, output, MLP in, MLP out
-
-// Units that a member takes at a time: a few turns each, so that a member that lost its core for a while leaves little.
-int grain_of(int count, int members, int step) {
-  const int parts = members == 1 ? 1 : 4 * members;
-  return std::max(step, (count + parts - 1) / parts / step * step);
-}
+constexpr int kPhases = 5;       // of a layer: qkv, attention, output, MLP in, MLP out
+constexpr int kTogether = 4;     // panels that a member takes at the least
 
 }  // namespace
 
@@ -40,7 +35,7 @@ LayerStack::LayerStack(const Kernels& kernels, const ModelShape& shape, Format f
   for (int member = 0; member < members; ++member)
     inputs_.emplace_back(Activations::bytes(format, kPassRows, widest));
   mlp_ = Memory(Activations::bytes(format, kPassRows, shape.intermediate_size));
-  claims_ = std::make_unique<std::atomic<int>[]>(layers_.size() * kPhases);
+  for (size_t i = 0; i < layers_.size() * kPhases; ++i) shares_.emplace_back(members);
 }
 
 void LayerStack::reserve(int capacity) {
@@ -67,58 +62,48 @@ void LayerStack::reserve(int capacity) {
 }
 
 void LayerStack::begin_pass() {
-  for (size_t i = 0; i < layers_.size() * kPhases; ++i) claims_[i].store(0, std::memory_order_relaxed);
+  for (Shares& shares : shares_) shares.reset();
   cancelled_.store(false, std::memory_order_relaxed);
-}
-
-template <class Work>
-void LayerStack::share(Team& team, int phase, int count, int grain, Work&& work) {
-  for (;;) {
-    const Team::Part part = team.take(claims_[phase], count, grain);
-    if (part.empty()) break;
-    work(part.begin, part.end);
-  }
-  team.barrier();
 }
 
 bool LayerStack::pass(Team& team, int member, const float* rope, float* x, int rows, int start,
                       const Cancelled& cancelled) {
   uint8_t* memory = inputs_[member].as<>();
-  const int hidden = shape_.hidden_size, inner = shape_.intermediate_size, members = team.size();
+  const int hidden = shape_.hidden_size, inner = shape_.intermediate_size;
+  int phase = 0;
+  const auto share = [&](int count, int step, auto&& work) {
+    team.share(shares_[phase++], member, count, step, work);
+    team.barrier();
+  };
   const Activations narrow = Activations::at(memory, format_, kPassRows, hidden);
   const Activations heads = Activations::at(memory, format_, kPassRows, shape_.q_outputs());
   const Activations mlp = Activations::at(mlp_.as<>(), format_, kPassRows, inner);
   for (size_t number = 0; number < layers_.size(); ++number) {
     const PackedLayer& layer = *layers_[number];
     const KvCache& cache = caches_[number];
-    const int phase = int(number) * kPhases;
 
     kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, narrow);
     const float* qkv_bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
     const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, rope, queries_.data(), &cache};
-    share(team, phase, layer.qkv.panels(), grain_of(layer.qkv.panels(), members, 4),
-          [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
+    share(layer.qkv.panels(), kTogether, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
     const AttendPhase attend{queries_.data(), &cache, rows, start, shape_.num_heads, mixed_.data()};
-    share(team, phase + 1, shape_.num_heads, 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
+    share(shape_.num_heads, 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
 
     kernels_.convert(mixed_.data(), rows, heads);
     const float* o_bias = layer.o_bias.empty() ? nullptr : layer.o_bias.data();
     const AddPhase output{&layer.o, o_bias, &heads, rows, x};
-    share(team, phase + 2, layer.o.panels(), grain_of(layer.o.panels(), members, 4),
-          [&](int begin, int end) { kernels_.add(output, begin, end); });
+    share(layer.o.panels(), kTogether, [&](int begin, int end) { kernels_.add(output, begin, end); });
 
     if (layer.has_mlp()) {
       kernels_.normalize(x, rows, layer.post_norm.data(), shape_.rms_norm_eps, narrow);
       const SwigluPhase gate_up{&layer.gate_up, &narrow, rows, &mlp};
-      share(team, phase + 3, inner / kBlock, grain_of(inner / kBlock, members, 1),
-            [&](int begin, int end) { kernels_.swiglu(gate_up, begin, end); });
+      share(inner / kBlock, 1, [&](int begin, int end) { kernels_.swiglu(gate_up, begin, end); });
 
       const AddPhase down{&layer.down, nullptr, &mlp, rows, x};
       // Member 0's answer is there for all behind the barrier, and is not changed before every member has passed more.
       if (member == 0 && cancelled && cancelled()) cancelled_.store(true, std::memory_order_relaxed);
-      share(team, phase + 4, layer.down.panels(), grain_of(layer.down.panels(), members, 4),
-            [&](int begin, int end) { kernels_.add(down, begin, end); });
+      share(layer.down.panels(), kTogether, [&](int begin, int end) { kernels_.add(down, begin, end); });
       if (cancelled_.load(std::memory_order_relaxed)) return false;
     }
   }
@@ -127,7 +112,7 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, int r
 
 HeadStack::HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head,
                      const std::vector<int>& draft_ids, int members)
-    : kernels_(kernels), head_(head), draft_ids_(draft_ids), eps_(shape.rms_norm_eps) {
+    : kernels_(kernels), head_(head), draft_ids_(draft_ids), eps_(shape.rms_norm_eps), shares_(members) {
   for (int member = 0; member < members; ++member)
     inputs_.emplace_back(Activations::bytes(head.lm_head.format, kPassRows, shape.hidden_size));
 }
@@ -139,12 +124,8 @@ void HeadStack::pass(Team& team, int member, const float* x, int rows, int first
   LogitsPhase phase = sampler.phase(member, rows, first_position, draft_ids(), outputs());
   phase.weights = &matrix;
   phase.input = &input;
-  const int grain = grain_of(matrix.panels(), team.size(), 4);
-  for (;;) {
-    const Team::Part part = team.take(claim_, matrix.panels(), grain);
-    if (part.empty()) break;
-    kernels_.logits(phase, part.begin, part.end);
-  }
+  team.share(shares_, member, matrix.panels(), kTogether,
+             [&](int begin, int end) { kernels_.logits(phase, begin, end); });
   team.barrier();
 }
 

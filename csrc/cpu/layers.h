@@ -30,10 +30,6 @@ class LayerStack {
   bool pass(Team& team, int member, const float* rope, float* x, int rows, int start, const Cancelled& cancelled);
 
  private:
-  // work(begin, end) on parts of [0, count) that no other member has taken, as phase `phase` of the pass.
-  template <class Work>
-  void share(Team& team, int phase, int count, int grain, Work&& work);
-
   const Kernels& kernels_;
   const ModelShape shape_;
   const Format format_;
@@ -45,7 +41,7 @@ class LayerStack {
   std::vector<float> queries_, mixed_;           // [kPassRows][heads][head_dim]
   std::vector<Memory> inputs_;                   // of each member: the rows as the next matrix wants them
   Memory mlp_;                                   // of all: the MLP's inner activations
-  std::unique_ptr<std::atomic<int>[]> claims_;   // of each phase
+  std::vector<Shares> shares_;                   // of each phase
   std::atomic<bool> cancelled_{false};
 };
 
@@ -54,7 +50,7 @@ class HeadStack {
   HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,
             int members);
 
-  void begin_pass() { claim_.store(0, std::memory_order_relaxed); }
+  void begin_pass() { shares_.reset(); }
   // By every member: the LM head on the rows x [rows][hidden], which choose the tokens for first_position onwards.
   void pass(Team& team, int member, const float* x, int rows, int first_position, const Sampler& sampler);
   const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
@@ -66,7 +62,7 @@ class HeadStack {
   const std::vector<int>& draft_ids_;
   const float eps_;
   std::vector<Memory> inputs_;   // of each member
-  std::atomic<int> claim_{0};
+  Shares shares_;
 };
 
 }  // namespace ppsd

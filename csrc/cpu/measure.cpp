@@ -51,7 +51,6 @@ class Sweep {
         narrow_(Activations::bytes(model.format, rows, s_.hidden_size)),
         heads_(Activations::bytes(model.format, rows, s_.q_outputs())),
         mlp_(Activations::bytes(model.format, rows, s_.intermediate_size)),
-        claims_(4096),
         best_(size_t(team.size()) * rows) {
     const int capacity = (context + rows + kSpan - 1) / kSpan * kSpan;
     const size_t one = KvCache::bytes(model.kv, s_.num_kv_heads, s_.head_dim, capacity);
@@ -60,6 +59,7 @@ class Sweep {
       uint8_t* at = cache_memory_.as<>() + 2 * one * layer;
       caches_.push_back({model.kv, s_.num_kv_heads, s_.head_dim, capacity, at, at + one});
     }
+    for (int i = 0; i < s_.num_layers; ++i) shares_.emplace_back(team.size());
     kv_bytes_ = double(2 * one) / capacity * (context + rows);
     k_.convert(x_.data(), rows, narrow());
     k_.convert(x_.data(), rows, Activations::at(heads_.as<>(), model.format, rows, s_.q_outputs()));
@@ -68,7 +68,7 @@ class Sweep {
   }
 
   void begin() {
-    for (auto& claim : claims_) claim.store(0, std::memory_order_relaxed);
+    for (Shares& shares : shares_) shares.reset();
     std::fill(best_.begin(), best_.end(), Candidate{-1e30f, 0});
   }
 
@@ -76,16 +76,9 @@ class Sweep {
   bool run(const std::string& name, Team& team, int member) {
     const Activations in = narrow(), heads = Activations::at(heads_.as<>(), model_.format, rows_, s_.q_outputs());
     const Activations mlp = Activations::at(mlp_.as<>(), model_.format, rows_, s_.intermediate_size);
-    int claim = 0;
+    int phase = 0;
     const auto share = [&](int count, int step, auto&& work) {
-      const int parts = team.size() == 1 ? 1 : 4 * team.size();
-      const int grain = std::max(step, (count + parts - 1) / parts / step * step);
-      for (;;) {
-        const Team::Part part = team.take(claims_[claim], count, grain);
-        if (part.empty()) break;
-        work(part.begin, part.end);
-      }
-      ++claim;
+      team.share(shares_[phase++], member, count, step, work);
       team.barrier();
     };
     if (name == "lm_head" || name == "exit_head") {
@@ -161,7 +154,7 @@ class Sweep {
   std::vector<float> x_, queries_, mixed_, rope_;
   Memory narrow_, heads_, mlp_, cache_memory_;
   std::vector<KvCache> caches_;
-  std::vector<std::atomic<int>> claims_;
+  std::vector<Shares> shares_;
   std::vector<Candidate> best_;
   double kv_bytes_ = 0.0;
 };

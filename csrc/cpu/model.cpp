@@ -95,13 +95,11 @@ Matrix Packer::pack(int outputs, int inputs, const std::vector<SourceRow>& rows,
   constexpr int kPanels = 512;
   for (int first = 0; first < matrix.panels(); first += kPanels) {
     const int count = std::min(kPanels, matrix.panels() - first);
-    std::atomic<int> claim{0};
-    team_->run([&](int) {
-      for (;;) {
-        const Team::Part part = team_->take(claim, count, 8);
-        if (part.empty()) return;
-        kernels_.pack(matrix, rows.data(), stored, first + part.begin, first + part.end);
-      }
+    Shares shares(team_->size());
+    team_->run([&](int member) {
+      team_->share(shares, member, count, 8, [&](int begin, int end) {
+        kernels_.pack(matrix, rows.data(), stored, first + begin, first + end);
+      });
     });
     if (large != nullptr) release_pages(*large);
   }

@@ -132,10 +132,7 @@ struct Simd {
     return {dot2(acc.a, _mm256_load_si256((const __m256i*)weights), two.first, two.second),
             dot2(acc.b, _mm256_load_si256((const __m256i*)(weights + 16)), two.first, two.second)};
   }
-  template <int Bytes>
-  static void prefetch(const void* p) {
-    for (int line = 0; line < Bytes; line += 64) _mm_prefetch(static_cast<const char*>(p) + line, _MM_HINT_T0);
-  }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
  private:
   static void mul_wide(__m256i a, __m256i b, __m256i* high, __m256i* low) {

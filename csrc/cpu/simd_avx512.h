@@ -89,11 +89,8 @@ struct Simd {
   static V dot2(V acc, const uint16_t* weights, I two) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)two);
   }
-  // Ask for `Bytes` from p on; addresses behind the end of the memory do no harm.
-  template <int Bytes>
-  static void prefetch(const void* p) {
-    for (int line = 0; line < Bytes; line += 64) _mm_prefetch(static_cast<const char*>(p) + line, _MM_HINT_T0);
-  }
+  // Ask for a line of memory, for the second cache; an address behind the end of all does no harm.
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 };
 
 }  // namespace

@@ -170,7 +170,6 @@ struct Simd {
 
   static const int8_t* four(const int8_t* x) { return x; }
   static const uint16_t* two(const uint16_t* x) { return x; }
-  template <int Bytes>
   static void prefetch(const void*) {}
   static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
     const int8_t* w = reinterpret_cast<const int8_t*>(weights);

@@ -180,15 +180,13 @@ std::vector<int> CpuVerifyStage::choose(const Chunk& chunk, int last) {
 void CpuVerifyStage::choose_rows(const float* x, int rows, int first_position, bool store, std::vector<int>* chosen) {
   head_->begin_pass();
   sampler_->begin_rows(rows, head_->outputs(), store);
-  std::atomic<int> claim{0};
+  Shares shares(team_->size());
   team_->run([&](int member) {
     head_->pass(*team_, member, x, rows, first_position, *sampler_);
-    for (;;) {
-      const Team::Part part = team_->take(claim, rows, 1);
-      if (part.empty()) break;
-      for (int r = part.begin; r < part.end; ++r)
+    team_->share(shares, member, rows, 1, [&](int begin, int end) {
+      for (int r = begin; r < end; ++r)
         (*chosen)[r] = sampler_->choose(member, r, first_position + r, nullptr, head_->outputs());
-    }
+    });
   });
 }
 

@@ -128,16 +128,6 @@ void Team::barrier() {
   }
 }
 
-Team::Part Team::take(std::atomic<int>& claim, int count, int grain) const {
-  if (size_ == 1) {
-    const bool first = claim.load(std::memory_order_relaxed) == 0;
-    claim.store(1, std::memory_order_relaxed);
-    return {0, first ? count : 0};
-  }
-  const int begin = claim.fetch_add(grain, std::memory_order_relaxed);
-  return {begin, std::min(begin + grain, count)};
-}
-
 void Team::pin_caller() const {
   if (!cores_.empty()) {
     std::string problem;

@@ -4,9 +4,11 @@
 // needs, and a neighbour may hold a core for milliseconds.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -26,6 +28,24 @@ class Gate {
   std::atomic<int> sleepers_{0};
 };
 
+// Which units of one phase of a pass have been taken, by the member whose stretch they lie in.
+class Shares {
+ public:
+  explicit Shares(int members) : members_(members), next_(std::make_unique<Next[]>(size_t(members))) {}
+
+  void reset() {   // by one thread, before the members begin
+    for (int member = 0; member < members_; ++member) next_[member].unit.store(0, std::memory_order_relaxed);
+  }
+  int take(int owner, int units) { return next_[owner].unit.fetch_add(units, std::memory_order_relaxed); }
+
+ private:
+  struct alignas(64) Next {
+    std::atomic<int> unit{0};
+  };
+  int members_;
+  std::unique_ptr<Next[]> next_;
+};
+
 class Team {
  public:
   // `cores`: which core each member runs on, member 0 included; empty: `size` members, not pinned.
@@ -43,12 +63,22 @@ class Team {
   // Inside run: returns once every member has called it.
   void barrier();
 
-  // Inside run: parts of `count` units that no other member has taken yet; `claim` counts the claims of one phase.
-  struct Part {
-    int begin, end;
-    bool empty() const { return begin >= end; }
-  };
-  Part take(std::atomic<int>& claim, int count, int grain) const;
+  // Inside run: work(begin, end) on parts of [0, count) until every unit is somebody's; `step` units stay together.
+  // Each member begins with its own stretch, the same in every pass (what it reads is then in its own cache, and what it
+  // asks for in advance is its own next part), and then helps the others with theirs: one that lost its core for a while
+  // leaves little.
+  template <class Work>
+  void share(Shares& shares, int member, int count, int step, Work&& work) const {
+    if (size_ == 1) return work(0, count);
+    const int units = (count + step - 1) / step;
+    for (int k = 0; k < size_; ++k) {
+      const int owner = (member + k) % size_;
+      const int first = int(int64_t(units) * owner / size_), last = int(int64_t(units) * (owner + 1) / size_);
+      const int grain = std::max(1, (last - first + kParts - 1) / kParts);
+      for (int at = shares.take(owner, grain); at < last - first; at = shares.take(owner, grain))
+        work((first + at) * step, std::min((first + std::min(at + grain, last - first)) * step, count));
+    }
+  }
 
   // Pins the calling thread (member 0) to its core, if cores were given.
   void pin_caller() const;
@@ -57,6 +87,8 @@ class Team {
   std::string pin_problem() const { return pin_problem_; }
 
  private:
+  static constexpr int kParts = 4;   // of a member's stretch
+
   void help(int member);
   void finish_part();
 
