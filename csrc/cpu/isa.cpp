@@ -53,11 +53,11 @@ Activations Activations::at(uint8_t* memory, Format format, int rows, int width)
   Activations out;
   out.format = format;
   out.width = width;
-  out.values = memory;
+  out.rows = rows;
+  out.words = reinterpret_cast<uint32_t*>(memory);
   if (format == Format::kInt8) {
-    const size_t n = size_t(rows) * width;
-    out.scales = reinterpret_cast<float*>(memory + (n + 63) / 64 * 64);
-    out.corrections = reinterpret_cast<int32_t*>(out.scales + n / kBlock);
+    out.scales = reinterpret_cast<float*>(out.words + size_t(rows) * words_of(format, width));
+    out.corrections = reinterpret_cast<int32_t*>(out.scales + size_t(rows) * (width / kBlock));
   }
   return out;
 }

@@ -43,18 +43,23 @@ struct Matrix {
   uint8_t* panel(int p) const { return data + panel_bytes() * p; }
 };
 
-// Rows of activations in the format that the weights want: [rows][width].
+constexpr int kPassRows = 64;   // the most rows that share a pass over the weights
+
+// Rows of activations in the format that the weights want, in words of four bytes (one float, two bfloat16 or four
+// int8). The rows lie side by side, so that a kernel finds those of one word beside each other: [words][rows].
 struct Activations {
   Format format = Format::kFp32;
-  int width = 0;
-  uint8_t* values = nullptr;       // float, bfloat16 or int8
-  float* scales = nullptr;         // int8: [rows][width / 32]
-  int32_t* corrections = nullptr;  // int8: [rows][width / 32], what unsigned weights add too much
+  int width = 0, rows = 0;
+  uint32_t* words = nullptr;
+  float* scales = nullptr;         // int8: [width / 32][rows]
+  int32_t* corrections = nullptr;  // int8: [width / 32][rows], what unsigned weights add too much
 
-  static int value_bytes(Format format) { return format == Format::kFp32 ? 4 : format == Format::kBf16 ? 2 : 1; }
+  static int words_of(Format format, int width) {
+    return format == Format::kFp32 ? width : format == Format::kBf16 ? width / 2 : width / 4;
+  }
   static size_t bytes(Format format, int rows, int width) {
-    const size_t n = size_t(rows) * width;
-    return (n * value_bytes(format) + 63) / 64 * 64 + (format == Format::kInt8 ? n / kBlock * 8 : 0);
+    const size_t words = size_t(rows) * words_of(format, width);
+    return words * 4 + (format == Format::kInt8 ? size_t(rows) * width / kBlock * 8 : 0);
   }
   static Activations at(uint8_t* memory, Format format, int rows, int width);
 };

@@ -119,26 +119,29 @@ inline V load_stored(const void* row, Stored stored, int i) {
 
 // 32 values of a row into the activations' format: block b of row r.
 inline void put_block(const Activations& out, int r, int b, V first, V second) {
-  const size_t at = size_t(r) * out.width + size_t(b) * kBlock;
+  alignas(64) uint32_t words[kBlock];
+  int count = kBlock;
   if (out.format == Format::kFp32) {
-    float* to = reinterpret_cast<float*>(out.values) + at;
-    Simd::store(to, first);
-    Simd::store(to + 16, second);
+    Simd::store(reinterpret_cast<float*>(words), first);
+    Simd::store(reinterpret_cast<float*>(words) + 16, second);
   } else if (out.format == Format::kBf16) {
-    uint16_t* to = reinterpret_cast<uint16_t*>(out.values) + at;
-    Simd::store_bf16(to, first);
-    Simd::store_bf16(to + 16, second);
+    Simd::store_bf16(reinterpret_cast<uint16_t*>(words), first);
+    Simd::store_bf16(reinterpret_cast<uint16_t*>(words) + 16, second);
+    count /= 2;
   } else {
     const float largest = max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
     const V inverse = Simd::set1(largest > 0.0f ? 127.0f / largest : 0.0f);
     const I a = Simd::to_int(Simd::mul(first, inverse)), c = Simd::to_int(Simd::mul(second, inverse));
-    int8_t* to = reinterpret_cast<int8_t*>(out.values) + at;
-    Simd::store_i8(to, a);
-    Simd::store_i8(to + 16, c);
-    const size_t block = size_t(r) * (out.width / kBlock) + b;
-    out.scales[block] = largest / 127.0f;
-    out.corrections[block] = -Simd::kWeightOffset * sum_lanes(Simd::addi(a, c));
+    Simd::store_i8(reinterpret_cast<int8_t*>(words), a);
+    Simd::store_i8(reinterpret_cast<int8_t*>(words) + 16, c);
+    count /= 4;
+    const size_t at = size_t(b) * out.rows + r;
+    out.scales[at] = largest / 127.0f;
+    out.corrections[at] = -Simd::kWeightOffset * sum_lanes(Simd::addi(a, c));
   }
+  uint32_t* to = out.words + size_t(b) * count * out.rows + r;
+  if (out.rows == 1) std::memcpy(to, words, size_t(count) * 4);
+  else for (int i = 0; i < count; ++i, to += out.rows) *to = words[i];
 }
 
 void normalize(const float* x, int rows, const float* weight, float eps, const Activations& out) {
@@ -228,6 +231,13 @@ void unpack(const Matrix& in, int output, float* row) {
 
 // -- matrix times rows -------------------------------------------------------------------------------------------------
 
+// For loops over the sums of a micro-kernel: unrolled early, so that the sums live in registers from the start.
+#if defined(__clang__)
+#define PPSD_UNROLL _Pragma("unroll")
+#else
+#define PPSD_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 // Micro-kernels: R rows with P panels, sum[r][p] of sixteen outputs each. Every (row, output) is one chain of additions
 // in the order of the inputs, whatever R and P are; several chains at once hide the latency of the additions. (Within a
 // block of int8 the sum is of integers, so its order does not matter.)
@@ -244,54 +254,73 @@ inline void ask(const Ahead& ahead, int block) {
 
 template <int R, int P>
 inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R][P]) {
-  const int blocks = w.inputs / kBlock;
+  // One row with one panel would be a single chain: its integers go in several.
+  constexpr int kChains = R * P == 1 ? 4 : R * P == 2 ? 2 : 1;
   const uint8_t* weights[P];
   const uint16_t* weight_scales[P];
+  PPSD_UNROLL
   for (int j = 0; j < P; ++j) {
     weight_scales[j] = reinterpret_cast<const uint16_t*>(w.panel(p + j));
     weights[j] = w.panel(p + j) + w.scale_bytes();
+    PPSD_UNROLL
+    for (int i = 0; i < R; ++i) sum[i][j] = Simd::zero();
   }
-  const int8_t* values[R];
-  const float* scales[R];
-  const int32_t* corrections[R];
-  for (int i = 0; i < R; ++i) {
-    values[i] = reinterpret_cast<const int8_t*>(in.values) + size_t(r + i) * in.width;
-    scales[i] = in.scales + size_t(r + i) * blocks;
-    corrections[i] = in.corrections + size_t(r + i) * blocks;
-    for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
-  }
-  for (int b = 0; b < blocks; ++b) {
+  const uint32_t* x = in.words + r;
+  const float* scales = in.scales + r;
+  const int32_t* corrections = in.corrections + r;
+  for (int b = 0; b < w.inputs / kBlock; ++b) {
     ask(ahead, b);
-    I dot[R][P];
+    I dot[R][P][kChains];
+    PPSD_UNROLL
     for (int i = 0; i < R; ++i)
-      for (int j = 0; j < P; ++j) dot[i][j] = Simd::seti(corrections[i][b]);
-    for (int g = 0; g < kBlock / 4; ++g)
+      PPSD_UNROLL
+      for (int j = 0; j < P; ++j)
+        PPSD_UNROLL
+        for (int c = 0; c < kChains; ++c) dot[i][j][c] = Simd::seti(c == 0 ? corrections[i] : 0);
+    for (int g = 0; g < kBlock / 4; ++g, x += in.rows)
+      PPSD_UNROLL
       for (int i = 0; i < R; ++i) {
-        const auto four = Simd::four(values[i] + b * kBlock + g * 4);
-        for (int j = 0; j < P; ++j) dot[i][j] = Simd::dot4(dot[i][j], weights[j] + (b * 8 + g) * 64, four);
+        const auto four = Simd::four(x + i);
+        PPSD_UNROLL
+        for (int j = 0; j < P; ++j) {
+          I& chain = dot[i][j][g % kChains];
+          chain = Simd::dot4(chain, weights[j] + g * 64, four);
+        }
       }
+    PPSD_UNROLL
     for (int j = 0; j < P; ++j) {
-      const V weight_scale = Simd::load_f16(weight_scales[j] + b * kPanel);
-      for (int i = 0; i < R; ++i)
-        sum[i][j] = Simd::fma(Simd::to_float(dot[i][j]), Simd::mul(weight_scale, Simd::set1(scales[i][b])), sum[i][j]);
+      const V weight_scale = Simd::load_f16(weight_scales[j]);
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) {
+        PPSD_UNROLL
+        for (int c = 1; c < kChains; ++c) dot[i][j][0] = Simd::addi(dot[i][j][0], dot[i][j][c]);
+        sum[i][j] = Simd::fma(Simd::to_float(dot[i][j][0]), Simd::mul(weight_scale, Simd::set1(scales[i])), sum[i][j]);
+      }
+      weights[j] += kBlock * kPanel;
+      weight_scales[j] += kPanel;
     }
+    scales += in.rows;
+    corrections += in.rows;
   }
 }
 
 template <int R, int P>
 inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R][P]) {
   const uint16_t* panels[P];
-  for (int j = 0; j < P; ++j) panels[j] = reinterpret_cast<const uint16_t*>(w.panel(p + j));
-  const uint16_t* values[R];
-  for (int i = 0; i < R; ++i) {
-    values[i] = reinterpret_cast<const uint16_t*>(in.values) + size_t(r + i) * in.width;
-    for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
+  PPSD_UNROLL
+  for (int j = 0; j < P; ++j) {
+    panels[j] = reinterpret_cast<const uint16_t*>(w.panel(p + j));
+    PPSD_UNROLL
+    for (int i = 0; i < R; ++i) sum[i][j] = Simd::zero();
   }
+  const uint32_t* x = in.words + r;
   for (int b = 0; b < w.inputs / kBlock; ++b) {
     ask(ahead, b);
-    for (int k = b * kBlock; k < (b + 1) * kBlock; k += 2)
+    for (int k = b * kBlock; k < (b + 1) * kBlock; k += 2, x += in.rows)
+      PPSD_UNROLL
       for (int i = 0; i < R; ++i) {
-        const auto two = Simd::two(values[i] + k);
+        const auto two = Simd::two(x + i);
+        PPSD_UNROLL
         for (int j = 0; j < P; ++j) sum[i][j] = Simd::dot2(sum[i][j], panels[j] + k * kPanel, two);
       }
   }
@@ -300,18 +329,21 @@ inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const
 template <int R, int P>
 inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R][P]) {
   const float* panels[P];
-  for (int j = 0; j < P; ++j) panels[j] = reinterpret_cast<const float*>(w.panel(p + j));
-  const float* values[R];
-  for (int i = 0; i < R; ++i) {
-    values[i] = reinterpret_cast<const float*>(in.values) + size_t(r + i) * in.width;
-    for (int j = 0; j < P; ++j) sum[i][j] = Simd::zero();
+  PPSD_UNROLL
+  for (int j = 0; j < P; ++j) {
+    panels[j] = reinterpret_cast<const float*>(w.panel(p + j));
+    PPSD_UNROLL
+    for (int i = 0; i < R; ++i) sum[i][j] = Simd::zero();
   }
+  const float* x = reinterpret_cast<const float*>(in.words) + r;
   for (int b = 0; b < w.inputs / kBlock; ++b) {
     ask(ahead, b);
-    for (int k = b * kBlock; k < (b + 1) * kBlock; ++k)
+    for (int k = b * kBlock; k < (b + 1) * kBlock; ++k, x += in.rows)
+      PPSD_UNROLL
       for (int i = 0; i < R; ++i) {
-        const V x = Simd::set1(values[i][k]);
-        for (int j = 0; j < P; ++j) sum[i][j] = Simd::fma(Simd::load(panels[j] + size_t(k) * kPanel), x, sum[i][j]);
+        const V one = Simd::set1(x[i]);
+        PPSD_UNROLL
+        for (int j = 0; j < P; ++j) sum[i][j] = Simd::fma(Simd::load(panels[j] + size_t(k) * kPanel), one, sum[i][j]);
       }
   }
 }
@@ -343,7 +375,7 @@ inline int all_rows(const Matrix& w, const Activations& in, int rows, int begin,
   const size_t share = w.panel_bytes() * P / groups;
   int p = begin;
   for (; p + P <= end; p += P) {
-    Ahead ahead{w.panel(p + P), int(share / blocks / 64 * 64)};
+    Ahead ahead{w.panel(p + P), int((share / blocks + 63) / 64 * 64)};
     int r = 0;
     for (; rows - r >= kMost; r += kMost, ahead.from += share) dot_and_use<F, kMost, P>(w, p, in, r, ahead, use);
     few_rows<F, kMost, P>(w, p, in, r, rows - r, ahead, use);
@@ -351,13 +383,11 @@ inline int all_rows(const Matrix& w, const Activations& in, int rows, int begin,
   return p;
 }
 
-// Few rows go together with more panels: the sums stay in registers, and a panel in the nearest cache.
+// One panel at a time is one stream of memory; only many rows of floats go with two, which halves their loads.
 template <Format F, class Use>
 inline void multiply_as(const Matrix& w, const Activations& in, int rows, int begin, int end, Use&& use) {
-  constexpr int kMost = F == Format::kInt8 ? Simd::kDots : Simd::kSums;
   int p = begin;
-  if (rows <= std::max(1, kMost / 4)) p = all_rows<F, 4>(w, in, rows, p, end, use);
-  p = all_rows<F, 2>(w, in, rows, p, end, use);
+  if (F != Format::kInt8 && rows > Simd::kSums / 2) p = all_rows<F, 2>(w, in, rows, p, end, use);
   all_rows<F, 1>(w, in, rows, p, end, use);
 }
 
@@ -546,26 +576,17 @@ void add(const AddPhase& phase, int begin, int end) {
 }
 
 void swiglu(const SwigluPhase& phase, int begin, int end) {
-  constexpr int kGroup = 64;   // rows whose gate and up values wait together
-  float waiting[kGroup][4 * kPanel];
-  Activations input = *phase.input;
-  for (int unit = begin; unit < end; ++unit)
-    for (int first = 0; first < phase.rows; first += kGroup) {
-      const int rows = std::min(kGroup, phase.rows - first);
-      input.values = phase.input->values + size_t(first) * input.width * Activations::value_bytes(input.format);
-      if (input.format == Format::kInt8) {
-        input.scales = phase.input->scales + size_t(first) * (input.width / kBlock);
-        input.corrections = phase.input->corrections + size_t(first) * (input.width / kBlock);
-      }
-      multiply(*phase.weights, input, rows, 4 * unit, 4 * unit + 4,
-               [&](int r, int p, V y) { Simd::store(waiting[r] + p % 4 * kPanel, y); });
-      for (int r = 0; r < rows; ++r) {
-        const float* w = waiting[r];
-        const V a = Simd::mul(silu(Simd::load(w)), Simd::load(w + 16));
-        const V c = Simd::mul(silu(Simd::load(w + 32)), Simd::load(w + 48));
-        put_block(*phase.output, first + r, unit, a, c);
-      }
+  float waiting[kPassRows][4 * kPanel];   // gate and up of two panels each
+  for (int unit = begin; unit < end; ++unit) {
+    multiply(*phase.weights, *phase.input, phase.rows, 4 * unit, 4 * unit + 4,
+             [&](int r, int p, V y) { Simd::store(waiting[r] + p % 4 * kPanel, y); });
+    for (int r = 0; r < phase.rows; ++r) {
+      const float* w = waiting[r];
+      const V a = Simd::mul(silu(Simd::load(w)), Simd::load(w + 16));
+      const V c = Simd::mul(silu(Simd::load(w + 32)), Simd::load(w + 48));
+      put_block(*phase.output, r, unit, a, c);
     }
+  }
 }
 
 // -- LM head -----------------------------------------------------------------------------------------------------------

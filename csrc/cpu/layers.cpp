@@ -75,9 +75,9 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, int r
     team.share(shares_[phase++], member, count, step, work);
     team.barrier();
   };
-  const Activations narrow = Activations::at(memory, format_, kPassRows, hidden);
-  const Activations heads = Activations::at(memory, format_, kPassRows, shape_.q_outputs());
-  const Activations mlp = Activations::at(mlp_.as<>(), format_, kPassRows, inner);
+  const Activations narrow = Activations::at(memory, format_, rows, hidden);
+  const Activations heads = Activations::at(memory, format_, rows, shape_.q_outputs());
+  const Activations mlp = Activations::at(mlp_.as<>(), format_, rows, inner);
   for (size_t number = 0; number < layers_.size(); ++number) {
     const PackedLayer& layer = *layers_[number];
     const KvCache& cache = caches_[number];
@@ -119,7 +119,7 @@ HeadStack::HeadStack(const Kernels& kernels, const ModelShape& shape, const Pack
 
 void HeadStack::pass(Team& team, int member, const float* x, int rows, int first_position, const Sampler& sampler) {
   const Matrix& matrix = head_.lm_head;
-  const Activations input = Activations::at(inputs_[member].as<>(), matrix.format, kPassRows, matrix.inputs);
+  const Activations input = Activations::at(inputs_[member].as<>(), matrix.format, rows, matrix.inputs);
   kernels_.normalize(x, rows, head_.norm.data(), eps_, input);
   LogitsPhase phase = sampler.phase(member, rows, first_position, draft_ids(), outputs());
   phase.weights = &matrix;

@@ -10,8 +10,6 @@
 
 namespace ppsd {
 
-constexpr int kPassRows = 64;   // rows of a prompt that share a pass over the weights
-
 // Cosines and signed sines: for each position, for each panel of a head (channels in rotary order), sixteen cosines and
 // then sixteen sines: [capacity][head_dim / 16][2][16]. frequencies: [head_dim / 2].
 std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity);

@@ -5,8 +5,6 @@
 
 #include <cstdint>
 
-#include "half.h"
-
 namespace ppsd {
 namespace {
 
@@ -112,11 +110,7 @@ struct Simd {
 
   static V swap_halves(V v) { return {v.b, v.a}; }
 
-  static __m256i four(const int8_t* x) {
-    int32_t bits;
-    __builtin_memcpy(&bits, x, 4);
-    return _mm256_set1_epi32(bits);
-  }
+  static __m256i four(const uint32_t* word) { return _mm256_set1_epi32(int(*word)); }
   static I dot4(I acc, const uint8_t* weights, __m256i four) {
     return {dot4(acc.a, _mm256_load_si256((const __m256i*)weights), four),
             dot4(acc.b, _mm256_load_si256((const __m256i*)(weights + 32)), four)};
@@ -124,15 +118,16 @@ struct Simd {
   struct Two {
     __m256 first, second;
   };
-  static Two two(const uint16_t* x) {
-    return {_mm256_set1_ps(bf16_to_float(x[0])), _mm256_set1_ps(bf16_to_float(x[1]))};
+  static Two two(const uint32_t* word) {
+    return {_mm256_castsi256_ps(_mm256_set1_epi32(int(*word << 16))),
+            _mm256_castsi256_ps(_mm256_set1_epi32(int(*word & 0xFFFF0000u)))};
   }
   // Products of the first and of the second element of each pair, one after the other, as two fused steps.
   static V dot2(V acc, const uint16_t* weights, const Two& two) {
     return {dot2(acc.a, _mm256_load_si256((const __m256i*)weights), two.first, two.second),
             dot2(acc.b, _mm256_load_si256((const __m256i*)(weights + 16)), two.first, two.second)};
   }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
  private:
   static void mul_wide(__m256i a, __m256i b, __m256i* high, __m256i* low) {

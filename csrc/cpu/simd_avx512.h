@@ -71,16 +71,8 @@ struct Simd {
   static V swap_halves(V v) { return _mm512_shuffle_f32x4(v, v, 0x4E); }
 
   // Four activations (signed), or two (bfloat16), for every lane.
-  static I four(const int8_t* x) {
-    int32_t bits;
-    __builtin_memcpy(&bits, x, 4);
-    return _mm512_set1_epi32(bits);
-  }
-  static I two(const uint16_t* x) {
-    int32_t bits;
-    __builtin_memcpy(&bits, x, 4);
-    return _mm512_set1_epi32(bits);
-  }
+  static I four(const uint32_t* word) { return _mm512_set1_epi32(int(*word)); }
+  static I two(const uint32_t* word) { return _mm512_set1_epi32(int(*word)); }
   // acc += four products for each lane: weights [16][4] (unsigned) with the same four activations.
   static I dot4(I acc, const uint8_t* weights, I four) {
     return _mm512_dpbusd_epi32(acc, _mm512_load_si512(weights), four);
@@ -89,8 +81,8 @@ struct Simd {
   static V dot2(V acc, const uint16_t* weights, I two) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)two);
   }
-  // Ask for a line of memory, for the second cache; an address behind the end of all does no harm.
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+  // Ask for a line of memory; an address behind the end of all does no harm.
+  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 };
 
 }  // namespace

@@ -168,8 +168,8 @@ struct Simd {
     return each([&](int l) { return v.x[l ^ 8]; });
   }
 
-  static const int8_t* four(const int8_t* x) { return x; }
-  static const uint16_t* two(const uint16_t* x) { return x; }
+  static const int8_t* four(const uint32_t* word) { return reinterpret_cast<const int8_t*>(word); }
+  static uint32_t two(const uint32_t* word) { return *word; }
   static void prefetch(const void*) {}
   static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
     const int8_t* w = reinterpret_cast<const int8_t*>(weights);
@@ -179,8 +179,8 @@ struct Simd {
       return sum;
     });
   }
-  static V dot2(V acc, const uint16_t* weights, const uint16_t* activations) {
-    const float first = bf16_to_float(activations[0]), second = bf16_to_float(activations[1]);
+  static V dot2(V acc, const uint16_t* weights, uint32_t activations) {
+    const float first = bf16_to_float(uint16_t(activations)), second = bf16_to_float(uint16_t(activations >> 16));
     return each([&](int l) {
       const float low = acc.x[l] + bf16_to_float(weights[2 * l]) * first;
       return low + bf16_to_float(weights[2 * l + 1]) * second;
