@@ -17,6 +17,13 @@ namespace {
 using V = Simd::V;
 using I = Simd::I;
 
+// For loops over the sums of a micro-kernel: unrolled early, so that the sums live in registers from the start.
+#if defined(__clang__)
+#define PPSD_UNROLL _Pragma("unroll")
+#else
+#define PPSD_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // -- small pieces ------------------------------------------------------------------------------------------------------
@@ -231,17 +238,11 @@ void unpack(const Matrix& in, int output, float* row) {
 
 // -- matrix times rows -------------------------------------------------------------------------------------------------
 
-// For loops over the sums of a micro-kernel: unrolled early, so that the sums live in registers from the start.
-#if defined(__clang__)
-#define PPSD_UNROLL _Pragma("unroll")
-#else
-#define PPSD_UNROLL _Pragma("GCC unroll 16")
-#endif
-
-// Micro-kernels: R rows with P panels, sum[r][p] of sixteen outputs each. Every (row, output) is one chain of additions
-// in the order of the inputs, whatever R and P are; several chains at once hide the latency of the additions. (Within a
-// block of int8 the sum is of integers, so its order does not matter.)
-// Meanwhile the weights of the next panels are asked for, evenly over all row groups of these ones: so memory is as busy
+// Micro-kernels: R rows with one panel, sum[r] of sixteen outputs each. A sum is made in the same order whatever R is;
+// it is made of several chains, because one chain of additions would wait for each of them. (Within a block of int8 the
+// sum is of integers, so there the number of chains does not matter.)
+//
+// Meanwhile the weights of the next panel are asked for, evenly over all row groups of this one: so memory is as busy
 // while a panel is used again from the cache as it is while it is read.
 struct Ahead {
   const uint8_t* from;   // this row group's share
@@ -252,152 +253,121 @@ inline void ask(const Ahead& ahead, int block) {
   for (int at = 0; at < ahead.step; at += 64) Simd::prefetch(ahead.from + size_t(block) * ahead.step + at);
 }
 
-template <int R, int P>
-inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R][P]) {
-  // One row with one panel would be a single chain: its integers go in several.
-  constexpr int kChains = R * P == 1 ? 4 : R * P == 2 ? 2 : 1;
-  const uint8_t* weights[P];
-  const uint16_t* weight_scales[P];
-  PPSD_UNROLL
-  for (int j = 0; j < P; ++j) {
-    weight_scales[j] = reinterpret_cast<const uint16_t*>(w.panel(p + j));
-    weights[j] = w.panel(p + j) + w.scale_bytes();
-    PPSD_UNROLL
-    for (int i = 0; i < R; ++i) sum[i][j] = Simd::zero();
-  }
+template <int R>
+inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
+  constexpr int kChains = R == 1 ? 4 : R <= 3 ? 2 : 1;
+  const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(w.panel(p));
+  const uint8_t* weights = w.panel(p) + w.scale_bytes();
   const uint32_t* x = in.words + r;
   const float* scales = in.scales + r;
   const int32_t* corrections = in.corrections + r;
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = Simd::zero();
   for (int b = 0; b < w.inputs / kBlock; ++b) {
     ask(ahead, b);
-    I dot[R][P][kChains];
+    I dot[R][kChains];
     PPSD_UNROLL
     for (int i = 0; i < R; ++i)
       PPSD_UNROLL
-      for (int j = 0; j < P; ++j)
-        PPSD_UNROLL
-        for (int c = 0; c < kChains; ++c) dot[i][j][c] = Simd::seti(c == 0 ? corrections[i] : 0);
-    for (int g = 0; g < kBlock / 4; ++g, x += in.rows)
+      for (int c = 0; c < kChains; ++c) dot[i][c] = Simd::seti(c == 0 ? corrections[i] : 0);
+    for (int g = 0; g < kBlock / 4; g += kChains)
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) {
-        const auto four = Simd::four(x + i);
+      for (int c = 0; c < kChains; ++c, x += in.rows, weights += 4 * kPanel)
         PPSD_UNROLL
-        for (int j = 0; j < P; ++j) {
-          I& chain = dot[i][j][g % kChains];
-          chain = Simd::dot4(chain, weights[j] + g * 64, four);
-        }
-      }
+        for (int i = 0; i < R; ++i) dot[i][c] = Simd::dot4(dot[i][c], weights, Simd::four(x + i));
+    const V weight_scale = Simd::load_f16(weight_scales);
     PPSD_UNROLL
-    for (int j = 0; j < P; ++j) {
-      const V weight_scale = Simd::load_f16(weight_scales[j]);
+    for (int i = 0; i < R; ++i) {
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) {
-        PPSD_UNROLL
-        for (int c = 1; c < kChains; ++c) dot[i][j][0] = Simd::addi(dot[i][j][0], dot[i][j][c]);
-        sum[i][j] = Simd::fma(Simd::to_float(dot[i][j][0]), Simd::mul(weight_scale, Simd::set1(scales[i])), sum[i][j]);
-      }
-      weights[j] += kBlock * kPanel;
-      weight_scales[j] += kPanel;
+      for (int c = 1; c < kChains; ++c) dot[i][0] = Simd::addi(dot[i][0], dot[i][c]);
+      sum[i] = Simd::fma(Simd::to_float(dot[i][0]), Simd::mul(weight_scale, Simd::set1(scales[i])), sum[i]);
     }
+    weight_scales += kPanel;
     scales += in.rows;
     corrections += in.rows;
   }
 }
 
-template <int R, int P>
-inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R][P]) {
-  const uint16_t* panels[P];
-  PPSD_UNROLL
-  for (int j = 0; j < P; ++j) {
-    panels[j] = reinterpret_cast<const uint16_t*>(w.panel(p + j));
-    PPSD_UNROLL
-    for (int i = 0; i < R; ++i) sum[i][j] = Simd::zero();
-  }
+// Even and odd words of a row are added in chains of their own.
+template <int R>
+inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(w.panel(p));
   const uint32_t* x = in.words + r;
-  for (int b = 0; b < w.inputs / kBlock; ++b) {
-    ask(ahead, b);
-    for (int k = b * kBlock; k < (b + 1) * kBlock; k += 2, x += in.rows)
-      PPSD_UNROLL
-      for (int i = 0; i < R; ++i) {
-        const auto two = Simd::two(x + i);
-        PPSD_UNROLL
-        for (int j = 0; j < P; ++j) sum[i][j] = Simd::dot2(sum[i][j], panels[j] + k * kPanel, two);
-      }
-  }
-}
-
-template <int R, int P>
-inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R][P]) {
-  const float* panels[P];
+  V odd[R];
   PPSD_UNROLL
-  for (int j = 0; j < P; ++j) {
-    panels[j] = reinterpret_cast<const float*>(w.panel(p + j));
-    PPSD_UNROLL
-    for (int i = 0; i < R; ++i) sum[i][j] = Simd::zero();
-  }
-  const float* x = reinterpret_cast<const float*>(in.words) + r;
+  for (int i = 0; i < R; ++i) sum[i] = odd[i] = Simd::zero();
   for (int b = 0; b < w.inputs / kBlock; ++b) {
     ask(ahead, b);
-    for (int k = b * kBlock; k < (b + 1) * kBlock; ++k, x += in.rows)
+    for (int k = 0; k < kBlock; k += 4, weights += 4 * kPanel, x += 2 * in.rows) {
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) {
-        const V one = Simd::set1(x[i]);
-        PPSD_UNROLL
-        for (int j = 0; j < P; ++j) sum[i][j] = Simd::fma(Simd::load(panels[j] + size_t(k) * kPanel), one, sum[i][j]);
-      }
+      for (int i = 0; i < R; ++i) sum[i] = Simd::dot2(sum[i], weights, Simd::two(x + i));
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) odd[i] = Simd::dot2(odd[i], weights + 2 * kPanel, Simd::two(x + in.rows + i));
+    }
   }
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = Simd::add(sum[i], odd[i]);
 }
 
-template <Format F, int R, int P, class Use>
+template <int R>
+inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
+  const float* weights = reinterpret_cast<const float*>(w.panel(p));
+  const float* x = reinterpret_cast<const float*>(in.words) + r;
+  V odd[R];
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = odd[i] = Simd::zero();
+  for (int b = 0; b < w.inputs / kBlock; ++b) {
+    ask(ahead, b);
+    for (int k = 0; k < kBlock; k += 2, weights += 2 * kPanel, x += 2 * in.rows) {
+      const V even_weights = Simd::load(weights), odd_weights = Simd::load(weights + kPanel);
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) sum[i] = Simd::fma(even_weights, Simd::set1(x[i]), sum[i]);
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) odd[i] = Simd::fma(odd_weights, Simd::set1(x[in.rows + i]), odd[i]);
+    }
+  }
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = Simd::add(sum[i], odd[i]);
+}
+
+template <Format F, int R, class Use>
 inline void dot_and_use(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, Use&& use) {
-  V sum[R][P];
-  if constexpr (F == Format::kInt8) dot_int8<R, P>(w, p, in, r, ahead, sum);
-  else if constexpr (F == Format::kBf16) dot_bf16<R, P>(w, p, in, r, ahead, sum);
-  else dot_fp32<R, P>(w, p, in, r, ahead, sum);
-  for (int i = 0; i < R; ++i)
-    for (int j = 0; j < P; ++j) use(r + i, p + j, sum[i][j]);
+  V sum[R];
+  if constexpr (F == Format::kInt8) dot_int8<R>(w, p, in, r, ahead, sum);
+  else if constexpr (F == Format::kBf16) dot_bf16<R>(w, p, in, r, ahead, sum);
+  else dot_fp32<R>(w, p, in, r, ahead, sum);
+  for (int i = 0; i < R; ++i) use(r + i, p, sum[i]);
 }
 
 // The last rows, fewer than Most of them.
-template <Format F, int Most, int P, class Use>
+template <Format F, int Most, class Use>
 inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int rows, const Ahead& ahead, Use&& use) {
   if constexpr (Most > 1) {
-    if (rows == Most - 1) dot_and_use<F, Most - 1, P>(w, p, in, r, ahead, use);
-    else few_rows<F, Most - 1, P>(w, p, in, r, rows, ahead, use);
+    if (rows == Most - 1) dot_and_use<F, Most - 1>(w, p, in, r, ahead, use);
+    else few_rows<F, Most - 1>(w, p, in, r, rows, ahead, use);
   }
 }
 
-// All rows with the panels [begin, end), P at a time -> the first panel that is left.
-template <Format F, int P, class Use>
-inline int all_rows(const Matrix& w, const Activations& in, int rows, int begin, int end, Use&& use) {
-  constexpr int kMost = std::max(1, (F == Format::kInt8 ? Simd::kDots : Simd::kSums) / P);
-  const int groups = (rows + kMost - 1) / kMost, blocks = w.inputs / kBlock;
-  const size_t share = w.panel_bytes() * P / groups;
-  int p = begin;
-  for (; p + P <= end; p += P) {
-    Ahead ahead{w.panel(p + P), int((share / blocks + 63) / 64 * 64)};
-    int r = 0;
-    for (; rows - r >= kMost; r += kMost, ahead.from += share) dot_and_use<F, kMost, P>(w, p, in, r, ahead, use);
-    few_rows<F, kMost, P>(w, p, in, r, rows - r, ahead, use);
-  }
-  return p;
-}
-
-// One panel at a time is one stream of memory; only many rows of floats go with two, which halves their loads.
 template <Format F, class Use>
-inline void multiply_as(const Matrix& w, const Activations& in, int rows, int begin, int end, Use&& use) {
-  int p = begin;
-  if (F != Format::kInt8 && rows > Simd::kSums / 2) p = all_rows<F, 2>(w, in, rows, p, end, use);
-  all_rows<F, 1>(w, in, rows, p, end, use);
+inline void multiply_as(const Matrix& w, const Activations& in, int begin, int end, Use&& use) {
+  constexpr int kMost = Simd::kRows;
+  const int groups = (in.rows + kMost - 1) / kMost, blocks = w.inputs / kBlock;
+  const size_t share = w.panel_bytes() / groups;
+  for (int p = begin; p < end; ++p) {
+    Ahead ahead{w.panel(p + 1), int((share / blocks + 63) / 64 * 64)};
+    int r = 0;
+    for (; in.rows - r >= kMost; r += kMost, ahead.from += share) dot_and_use<F, kMost>(w, p, in, r, ahead, use);
+    few_rows<F, kMost>(w, p, in, r, in.rows - r, ahead, use);
+  }
 }
 
 // use(row, panel, sixteen outputs) for all rows and the panels [begin, end), weights read once.
 template <class Use>
-inline void multiply(const Matrix& w, const Activations& in, int rows, int begin, int end, Use&& use) {
+inline void multiply(const Matrix& w, const Activations& in, int begin, int end, Use&& use) {
   switch (w.format) {
-    case Format::kInt8: return multiply_as<Format::kInt8>(w, in, rows, begin, end, use);
-    case Format::kBf16: return multiply_as<Format::kBf16>(w, in, rows, begin, end, use);
-    case Format::kFp32: return multiply_as<Format::kFp32>(w, in, rows, begin, end, use);
+    case Format::kInt8: return multiply_as<Format::kInt8>(w, in, begin, end, use);
+    case Format::kBf16: return multiply_as<Format::kBf16>(w, in, begin, end, use);
+    case Format::kFp32: return multiply_as<Format::kFp32>(w, in, begin, end, use);
   }
 }
 
@@ -429,7 +399,7 @@ void qkv(const QkvPhase& phase, int begin, int end) {
   const KvCache& cache = *phase.cache;
   const int head_dim = cache.head_dim, panels_per_head = head_dim / kPanel;
   const V scale = Simd::set1(1.0f / std::sqrt(float(head_dim)));
-  multiply(*phase.weights, *phase.input, phase.rows, begin, end, [&](int r, int p, V y) {
+  multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
     if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
     const int head = p / panels_per_head, channel = p % panels_per_head * kPanel, position = phase.start + r;
     if (head >= phase.heads + cache.kv_heads)
@@ -454,16 +424,22 @@ inline void mix(const AttendPhase& phase, int head, const int* query_rows, size_
   const KvCache& cache = *phase.cache;
   V mixed[Q][C];
   float* out[Q];
+  PPSD_UNROLL
   for (int i = 0; i < Q; ++i) {
     out[i] = phase.mixed + (size_t(query_rows[i]) * phase.heads + head) * cache.head_dim + c;
+    PPSD_UNROLL
     for (int j = 0; j < C; ++j) mixed[i][j] = Simd::mul(Simd::load(out[i] + j * kPanel), Simd::set1(shrink[i]));
   }
   for (int t = 0; t < kSpan; ++t)
+    PPSD_UNROLL
     for (int j = 0; j < C; ++j) {
       const V v = load_cached<S>(cache.values, values + size_t(t) * cache.head_dim + c + j * kPanel);
+      PPSD_UNROLL
       for (int i = 0; i < Q; ++i) mixed[i][j] = Simd::fma(v, Simd::set1(weights[i][t]), mixed[i][j]);
     }
+  PPSD_UNROLL
   for (int i = 0; i < Q; ++i)
+    PPSD_UNROLL
     for (int j = 0; j < C; ++j) Simd::store(out[i] + j * kPanel, mixed[i][j]);
 }
 
@@ -475,19 +451,25 @@ inline void attend_span(const AttendPhase& phase, int head, int kv_head, int spa
   const KvCache& cache = *phase.cache;
   const int head_dim = cache.head_dim, first = span * kSpan;
   const float* q[Q];
+  PPSD_UNROLL
   for (int i = 0; i < Q; ++i) q[i] = phase.queries + (size_t(query_rows[i]) * phase.heads + head) * head_dim;
 
   constexpr int kPanels = kSpan / kPanel;
   V scores[Q][kPanels];
+  PPSD_UNROLL
   for (int j = 0; j < kPanels; ++j) {
+    PPSD_UNROLL
     for (int i = 0; i < Q; ++i) scores[i][j] = Simd::zero();
   }
   size_t keys[kPanels];
+  PPSD_UNROLL
   for (int j = 0; j < kPanels; ++j)
     keys[j] = (size_t(kv_head) * (cache.capacity / kPanel) + first / kPanel + j) * head_dim * kPanel;
   for (int c = 0; c < head_dim; ++c)
+    PPSD_UNROLL
     for (int j = 0; j < kPanels; ++j) {
       const V k = load_cached<S>(cache.keys, keys[j] + size_t(c) * kPanel);
+      PPSD_UNROLL
       for (int i = 0; i < Q; ++i) scores[i][j] = Simd::fma(k, Simd::set1(q[i][c]), scores[i][j]);
     }
 
@@ -495,9 +477,11 @@ inline void attend_span(const AttendPhase& phase, int head, int kv_head, int spa
   const I lanes = Simd::loadi(kLanes);
   float weights[Q][kSpan];
   float shrink[Q];
+  PPSD_UNROLL
   for (int i = 0; i < Q; ++i) {
     const int position = phase.start + query_rows[i];
     V best = Simd::set1(-kInfinity);
+    PPSD_UNROLL
     for (int j = 0; j < kPanels; ++j) {
       const I later = Simd::addi(lanes, Simd::seti(first + j * kPanel));
       scores[i][j] = Simd::select(Simd::less_i(Simd::seti(position), later), Simd::set1(-kInfinity), scores[i][j]);
@@ -505,6 +489,7 @@ inline void attend_span(const AttendPhase& phase, int head, int kv_head, int spa
     }
     const float top = std::max(largest[i], max_lanes(best));
     V sum = Simd::zero();
+    PPSD_UNROLL
     for (int j = 0; j < kPanels; ++j) {
       const V w = exp(Simd::sub(scores[i][j], Simd::set1(top)));
       Simd::store(weights[i] + j * kPanel, w);
@@ -568,7 +553,7 @@ void attend(const AttendPhase& phase, int begin, int end) {
 
 void add(const AddPhase& phase, int begin, int end) {
   const int width = phase.weights->outputs;
-  multiply(*phase.weights, *phase.input, phase.rows, begin, end, [&](int r, int p, V y) {
+  multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
     if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
     float* x = phase.x + size_t(r) * width + p * kPanel;
     Simd::store(x, Simd::add(Simd::load(x), y));
@@ -578,7 +563,7 @@ void add(const AddPhase& phase, int begin, int end) {
 void swiglu(const SwigluPhase& phase, int begin, int end) {
   float waiting[kPassRows][4 * kPanel];   // gate and up of two panels each
   for (int unit = begin; unit < end; ++unit) {
-    multiply(*phase.weights, *phase.input, phase.rows, 4 * unit, 4 * unit + 4,
+    multiply(*phase.weights, *phase.input, 4 * unit, 4 * unit + 4,
              [&](int r, int p, V y) { Simd::store(waiting[r] + p % 4 * kPanel, y); });
     for (int r = 0; r < phase.rows; ++r) {
       const float* w = waiting[r];
@@ -604,7 +589,7 @@ inline V penalise(const LogitsPhase& phase, int position, const int32_t* ids, V 
 void logits(const LogitsPhase& phase, int begin, int end) {
   const int outputs = phase.weights->outputs;
   const PhiloxKey key(phase.seed);
-  multiply(*phase.weights, *phase.input, phase.rows, begin, end, [&](int r, int p, V y) {
+  multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
     const int index = p * kPanel, count = std::min(kPanel, outputs - index), position = phase.first_position + r;
     int32_t ids[16];
     for (int l = 0; l < 16; ++l) {

@@ -8,7 +8,7 @@ namespace ppsd {
 namespace {
 
 constexpr int kPhases = 5;       // of a layer: qkv, attention, output, MLP in, MLP out
-constexpr int kTogether = 4;     // panels that a member takes at the least
+constexpr int kTogether = 2;     // panels that a member takes at the least
 
 }  // namespace
 

@@ -92,21 +92,21 @@ class Sweep {
       phase.choice = Choice::kBest;
       phase.draft_ids = name == "exit_head" && !model_.draft_ids.empty() ? model_.draft_ids.data() : nullptr;
       phase.best = best_.data() + size_t(member) * rows_;
-      share(head.lm_head.panels(), 4, [&](int begin, int end) { k_.logits(phase, begin, end); });
+      share(head.lm_head.panels(), 2, [&](int begin, int end) { k_.logits(phase, begin, end); });
       return true;
     }
     for (int number = 0; number < s_.num_layers; ++number) {
       const PackedLayer& layer = model_.layers[number];
       if (name == "qkv") {
         const QkvPhase phase{&layer.qkv, nullptr, &in, rows_, start_, s_.num_heads, rope_.data(), queries_.data(), &caches_[number]};
-        share(layer.qkv.panels(), 4, [&](int begin, int end) { k_.qkv(phase, begin, end); });
+        share(layer.qkv.panels(), 2, [&](int begin, int end) { k_.qkv(phase, begin, end); });
       } else if (name == "attention") {
         const AttendPhase phase{queries_.data(), &caches_[number], rows_, start_, s_.num_heads, mixed_.data()};
         share(s_.num_heads, 1, [&](int begin, int end) { k_.attend(phase, begin, end); });
       } else if (name == "output" || name == "down") {
         const bool down = name == "down";
         const AddPhase phase{down ? &layer.down : &layer.o, nullptr, down ? &mlp : &heads, rows_, x_.data()};
-        share(s_.hidden_size / kPanel, 4, [&](int begin, int end) { k_.add(phase, begin, end); });
+        share(s_.hidden_size / kPanel, 2, [&](int begin, int end) { k_.add(phase, begin, end); });
       } else if (name == "gate_up") {
         const SwigluPhase phase{&layer.gate_up, &in, rows_, &mlp};
         share(s_.intermediate_size / kBlock, 1, [&](int begin, int end) { k_.swiglu(phase, begin, end); });

@@ -24,8 +24,7 @@ struct Simd {
 #else
   static constexpr int kWeightOffset = 0;
 #endif
-  // Registers' worth of sums of a micro-kernel (rows * panels): of int8, where each has an integer twin, and of floats.
-  static constexpr int kDots = 2, kSums = 4;
+  static constexpr int kRows = 2;             // rows of a micro-kernel
 
   static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }

@@ -14,8 +14,7 @@ struct Simd {
   using M = __mmask16;
 
   static constexpr int kWeightOffset = 128;   // int8 weights are stored as unsigned: the dot instruction wants it so
-  // Registers' worth of sums of a micro-kernel (rows * panels): of int8, where each has an integer twin, and of floats.
-  static constexpr int kDots = 8, kSums = 16;
+  static constexpr int kRows = 8;             // rows of a micro-kernel: two registers for each of them, of 32
 
   static V zero() { return _mm512_setzero_ps(); }
   static V set1(float x) { return _mm512_set1_ps(x); }

@@ -22,7 +22,7 @@ struct Simd {
   };
 
   static constexpr int kWeightOffset = 0;
-  static constexpr int kDots = 2, kSums = 2;
+  static constexpr int kRows = 2;             // rows of a micro-kernel
 
   template <class F>
   static V each(F f) {
