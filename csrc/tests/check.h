@@ -6,6 +6,8 @@
 #include <cstdlib>
 #include <random>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "../pipeline/carrier.h"
@@ -25,6 +27,17 @@ using Random = std::mt19937_64;
 
 inline int between(Random& random, int least, int most) { return least + int(random() % uint64_t(most - least + 1)); }
 inline bool chance(Random& random, int percent) { return int(random() % 100) < percent; }
+
+// A thread that is waited for, whatever else goes wrong.
+class Helper {
+ public:
+  template <class Work>
+  explicit Helper(Work&& work) : thread_(std::forward<Work>(work)) {}
+  ~Helper() { thread_.join(); }
+
+ private:
+  std::thread thread_;
+};
 
 inline Schedule random_schedule(Random& random) {
   Schedule schedule;

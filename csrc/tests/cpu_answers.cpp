@@ -79,7 +79,7 @@ std::shared_ptr<CpuModel> tiny_model(const Kernels& kernels, Format format, Tiny
 std::vector<int> answer(CpuEngine* engine, const Request& request, const std::vector<int>* plain, int patience_us,
                         const std::string& where) {
   Session session(engine, request, nullptr);
-  std::thread interrupter([&] {
+  const Helper interrupter([&] {
     if (patience_us < 0) return;
     std::this_thread::sleep_for(std::chrono::microseconds(patience_us));
     session.cancel();
@@ -94,7 +94,6 @@ std::vector<int> answer(CpuEngine* engine, const Request& request, const std::ve
     if (round != nullptr && plain != nullptr) check_round(*round, *plain, &known, where);
     if (round != nullptr && plain == nullptr) known.insert(known.end(), round->committed.begin(), round->committed.end());
   }
-  interrupter.join();
   if (plain != nullptr && patience_us < 0) check(known == *plain, "the answer is shorter than plain decoding's", where);
   return known;
 }

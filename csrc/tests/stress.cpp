@@ -104,7 +104,7 @@ int64_t answers_of_a_chain(uint64_t seed) {
     });
     if (stop != plain.end()) plain.erase(stop + 1, plain.end());
 
-    const bool changes = chance(random, 30), ends_early = chance(random, 10);
+    const bool reports = chance(random, 50), changes = chance(random, 30), ends_early = chance(random, 10);
     Random later(random());
     const auto after_round = [&](const Round&, Scheduler* scheduler) {
       if (changes && chance(later, 20)) {
@@ -114,20 +114,29 @@ int64_t answers_of_a_chain(uint64_t seed) {
       }
       return !(ends_early && chance(later, 5));
     };
-    Threads carrier(stages, random_schedule(random), limits, random(), chance(random, 50), nullptr, after_round);
+    Threads carrier(stages, random_schedule(random), limits, random(), reports, nullptr, after_round);
     carrier.begin(prompt, keep);
     const bool interrupted = chance(random, 25);
     const auto patience = std::chrono::microseconds(between(random, 0, 4000));
-    std::thread interrupter([&] {
-      if (!interrupted) return;
-      std::this_thread::sleep_for(patience);
-      carrier.cancel();
-    });
-    std::vector<int> known = prompt;
-    while (auto event = carrier.next()) {
-      if (const Round* round = std::get_if<Round>(&*event)) check_round(*round, plain, &known, where), ++rounds;
+    std::vector<int> known = prompt, drafted(kCapacity, -1);
+    {
+      const Helper interrupter([&] {
+        if (!interrupted) return;
+        std::this_thread::sleep_for(patience);
+        carrier.cancel();
+      });
+      while (auto event = carrier.next()) {
+        if (const Drafted* draft = std::get_if<Drafted>(&*event)) {
+          drafted[draft->position] = draft->token;
+          continue;
+        }
+        const Round& round = std::get<Round>(*event);
+        for (int i = 0; reports && i < int(round.judged.size()); ++i)
+          check(drafted[round.position + i] == round.judged[i].token, "a draft token is judged at another position", where);
+        check_round(round, plain, &known, where);
+        ++rounds;
+      }
     }
-    interrupter.join();
     check(known == plain || interrupted || ends_early, "the answer is shorter than plain decoding's", where);
     check(known == carrier.tokens() || carrier.tokens().empty(), "the carrier's text is not what it reported", where);
     text = carrier.tokens();
@@ -137,7 +146,9 @@ int64_t answers_of_a_chain(uint64_t seed) {
 
 int run(double seconds, uint64_t seed) {
   const auto begin = Clock::now();
-  const auto share = [&](double part) { return begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds * part)); };
+  const auto share = [&](double part) {
+    return begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds * part));
+  };
   int64_t rounds = 0, chains = 0, answers = 0;
   for (; Clock::now() < share(0.6); ++chains) rounds += answers_of_a_chain(seed + uint64_t(chains));
   answers = cpu_answers(share(1.0), seed);
