@@ -15,6 +15,7 @@ class Session {
   // The next event, waiting for at most `milliseconds`. Rethrows what went wrong in a stage.
   Status next(int milliseconds, Event* event);
   void cancel();
+  void end();   // cancels, and returns when nothing runs any more; the engine is free for another session then
 
  private:
   void work();
@@ -31,6 +32,7 @@ class Session {
   bool over_ = false;
   std::atomic<bool> cancelled_{false};
   std::exception_ptr failure_;
+  std::mutex ending_;
   std::thread thread_;
 };
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <thread>
 
+#include "../cpu/team.h"
 #include "../pipeline/threads.h"
 #include "../pipeline/toy_stages.h"
 #include "check.h"
@@ -144,11 +145,25 @@ int64_t answers_of_a_chain(uint64_t seed) {
   return rounds;
 }
 
+// A core that does not exist: the thread works all the same, and the team says so.
+void unpinned_threads_work() {
+  Team team(3, {0, 1020, 1021});
+  check(team.pin_problem().find("could not be pinned to core 102") != std::string::npos, "a pinning problem is not told", "Team");
+  std::atomic<int> worked{0};
+  for (int pass = 0; pass < 100; ++pass)
+    team.run([&](int) {
+      team.barrier();
+      ++worked;
+    });
+  check(worked == 300, "a member did not work", "Team");
+}
+
 int run(double seconds, uint64_t seed) {
   const auto begin = Clock::now();
   const auto share = [&](double part) {
     return begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds * part));
   };
+  unpinned_threads_work();
   int64_t rounds = 0, chains = 0, answers = 0;
   for (; Clock::now() < share(0.6); ++chains) rounds += answers_of_a_chain(seed + uint64_t(chains));
   answers = cpu_answers(share(1.0), seed);
