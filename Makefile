@@ -9,7 +9,7 @@ PROMPT ?= Why is the sky blue?
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test lint types check clean
+.PHONY: run test lint types sanitize check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	$(BIN)/ppsd-run --compare --max-tokens 128 "$(PROMPT)"
@@ -28,6 +28,9 @@ types: $(VENV)/development
 	@ln -s $(CURDIR)/ppsd_rt/* build/types/ppsd_rt/
 	@ln -s $(CURDIR)/models $(CURDIR)/triton_kernels build/types/ppsd_rt/
 	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p ppsd_rt
+
+sanitize: $(VENV)/development  ## the C++ carriers and the CPU library under stress, under each sanitizer
+	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh
 
 check: lint types test
 

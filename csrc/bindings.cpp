@@ -199,17 +199,18 @@ struct PyEngine {
 // An answer: iterate with next(); waiting lets Python's signals through, so Ctrl-C works.
 struct PySession {
   std::unique_ptr<Trace> trace;
-  std::unique_ptr<Session> session;
-  double seconds = 0.0;   // at the last event, see Session::next
+  std::shared_ptr<Session> session;   // shared with a thread that waits in next() while another one closes
+  double seconds = 0.0;               // at the last event, see Session::next
 
   py::object next() {
     for (;;) {
       Event event;
       Session::Status status;
-      if (!session) throw py::stop_iteration();   // closed
+      const std::shared_ptr<Session> held = session;
+      if (!held) throw py::stop_iteration();   // closed
       {
         const py::gil_scoped_release release;
-        status = session->next(50, &event, &seconds);
+        status = held->next(50, &event, &seconds);
       }
       if (status == Session::Status::kEvent) return event_of(event);
       if (status == Session::Status::kEnded) throw py::stop_iteration();
@@ -217,8 +218,13 @@ struct PySession {
     }
   }
   void close() {
-    const py::gil_scoped_release release;
-    session.reset();
+    const std::shared_ptr<Session> held = session;
+    if (!held) return;
+    {
+      const py::gil_scoped_release release;   // several threads may close, and all of them wait for the end
+      held->end();
+    }
+    session = nullptr;
   }
 };
 
@@ -491,7 +497,7 @@ PYBIND11_MODULE(_native, m) {
             }
             PySession session;
             if (trace) session.trace = std::make_unique<Trace>();
-            session.session = std::make_unique<Session>(engine.engine.get(), std::move(request), session.trace.get());
+            session.session = std::make_shared<Session>(engine.engine.get(), std::move(request), session.trace.get());
             return session;
           },
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"), py::arg("limits"),

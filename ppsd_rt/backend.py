@@ -79,18 +79,25 @@ class Backend(Protocol):
         """What `ppsd-run info` should say of it."""
 
 
-def make_backend(name: str, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> Backend:
-    """`auto`: the C++ backend on a CPU, torch on a GPU and for what the C++ backend cannot do."""
+def make_backend(
+    name: str, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None, stages: int | Sequence[int] = 1
+) -> Backend:
+    """`auto`: the C++ backend on a CPU, torch on a GPU and for what the C++ backend cannot do.
+
+    stages: how many verification stages there are, or the layers at which verification is cut into them.
+    """
     if name not in NAMES:
         raise UsageError(f"backend {name!r} is unknown; backends are {', '.join(NAMES)}")
     check_machine(device, threads)
     if name == "torch" or (name == "auto" and _wants_torch(checkpoint, dtype, device)):
         from .reference.backend import TorchBackend
 
+        if stages != 1:
+            raise UsageError("the torch backend verifies in one stage; --stages needs --backend cpu")
         return TorchBackend(checkpoint, dtype, device, threads)
     from .cpu_backend import CpuBackend
 
-    return CpuBackend(checkpoint, dtype, device, threads)
+    return CpuBackend(checkpoint, dtype, device, threads, stages)
 
 
 def check_machine(device: str, threads: int | None) -> None:

@@ -2,6 +2,8 @@
 
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from .stop_rules import describe_stop_rule
 
 FORMATS = ("float32", "bfloat16", "int8")
 DEFAULT_FORMAT = "int8"
+_MOST_ROWS = 2**31 - 64  # that positions can count
 
 
 def refuses(config: LlamaConfig) -> str | None:
@@ -37,11 +40,35 @@ def refuses(config: LlamaConfig) -> str | None:
     return None
 
 
+def cut_layers(first: int, last: int, stages: int | Sequence[int]) -> list[int]:
+    """Where the verification layers [first, last) are cut: as evenly as can be, or at the layers that are given."""
+    count = last - first
+    if isinstance(stages, int):
+        if stages < 1:
+            raise UsageError(f"stages must be at least 1, not {stages}")
+        if stages > count:
+            raise UsageError(
+                f"{stages} verification stages are more than the {count} layers that verify; lower --stages"
+            )
+        return [first + count * stage // stages for stage in range(1, stages)]
+    cuts = list(stages)
+    if any(low >= high for low, high in pairwise([first, *cuts, last])):
+        raise UsageError(f"verification, layers {first} to {last}, cannot be cut at the layers {cuts}")
+    return cuts
+
+
 class CpuBackend:
     name = "cpu"
     device = "cpu"
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: str,
+        device: str,
+        threads: int | None,
+        stages: int | Sequence[int] = 1,
+    ) -> None:
         if device not in ("auto", "cpu"):
             raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
         self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
@@ -52,8 +79,10 @@ class CpuBackend:
             raise PpsdError(f"the cpu backend cannot run this model: {reason}; use --backend torch")
         cores = len(_native.usable_cores()) or 1
         self._threads = threads or min(cores, 16)
+        self._stages = stages
         config = checkpoint.config
-        self._vocab_size = config.vocab_size
+        self._vocab_size, self._layers = config.vocab_size, config.num_hidden_layers
+        cut_layers(0, self._layers, stages)  # before the weights are packed
         shape = _native.ModelShape(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -74,6 +103,7 @@ class CpuBackend:
                 f"cannot pack {checkpoint.folder} as {self._dtype}: {error or 'not enough memory'}"
             ) from None
         self._checkpoint = checkpoint
+        self._starting = Lock()  # two Python threads may begin answers at the same time; the later one stays
         self._session: _native.Session | None = None
         self._last: _native.Session | None = None
         self.use_head(None)
@@ -91,6 +121,7 @@ class CpuBackend:
         return self._head
 
     def use_head(self, file: HeadFile | None) -> None:
+        cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
         self._end()
         self._head = file.info if file else None
         model = self._base
@@ -99,7 +130,7 @@ class CpuBackend:
             model = model.with_exit_head(file.info.exit_layer, dict(file.tensors), draft_ids, self._threads)
         self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         self._model = model
-        self._engine = _native.Engine(model, self._threads)
+        self._engine = _native.Engine(model, self._threads, cuts)
         self._costs: Costs | None = None
         self._planner: _native.Planner | None = None
 
@@ -111,32 +142,39 @@ class CpuBackend:
         limits: Limits,
         options: RunOptions,
     ) -> Generator[Round | Drafted, None, None]:
-        self._end()
         oracle = options.oracle
         if isinstance(schedule, Auto) and self._head is None:
             schedule = PLAIN
+        session = None
         try:
-            session = self._engine.start(
-                list(prompt),
-                {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
-                self._plan() if isinstance(schedule, Auto) else native_schedule(schedule),
-                _native.Limits(limits.end, sorted(limits.stop_ids)),
-                report_drafts=options.report_drafts,
-                oracle=(list(oracle.truth), oracle.acceptance, oracle.seed) if oracle else None,
-                trace=options.trace,
-            )
+            with self._starting:
+                self._end()
+                session = self._engine.start(
+                    list(prompt),
+                    {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
+                    self._plan() if isinstance(schedule, Auto) else native_schedule(schedule),
+                    _native.Limits(min(limits.end, _MOST_ROWS), sorted(limits.stop_ids)),
+                    report_drafts=options.report_drafts,
+                    oracle=(list(oracle.truth), oracle.acceptance, oracle.seed) if oracle else None,
+                    trace=options.trace,
+                )
+                self._session = self._last = session
+            whole = False
+            for item in session:
+                event = to_event(item)
+                if isinstance(event, Round):
+                    event = replace(event, seconds=session.seconds)
+                    whole = limits.reached_by(event)
+                yield event
+                one_at_a_time(whole or self._session is session)
+            one_at_a_time(whole or self._session is session)
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
-        self._session = self._last = session
-        try:
-            for raw in session:
-                event = to_event(raw)
-                yield replace(event, seconds=session.seconds) if isinstance(event, Round) else event
-                one_at_a_time(self._session is session)
         finally:
-            session.close()
-            if self._session is session:
-                self._session = None
+            if session is not None:
+                session.close()
+                if self._session is session:
+                    self._session = None
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         self._end()
@@ -190,9 +228,9 @@ class CpuBackend:
 
     def _end(self) -> None:
         """End the answer in progress, if there is one."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+        session, self._session = self._session, None  # first, so that its thread sees why it ends
+        if session is not None:
+            session.close()
 
 
 def native_schedule(schedule: Schedule) -> dict[str, Any]:

@@ -73,16 +73,19 @@ class Engine:
         device: str = "auto",
         dtype: str = "auto",
         threads: int | None = None,
+        stages: int | Sequence[int] = 1,
     ) -> "Engine":
         """Load a model by any of the names that `models.resolve` knows.
 
         exit_head: a head's file; `auto`, the head that ships for this model, if one does; `none`; or `norm:E`, the
-        model's own norm and LM head after layer E. Raises PpsdError with one line that says what to do.
+        model's own norm and LM head after layer E. stages: how many stages the verification layers are cut into (or at
+        which layers), for PPSD on many cores. Raises PpsdError with one line that says what to do.
         """
         folder = resolve_model(str(model))
         checkpoint = Checkpoint(folder)
         tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
-        engine = cls(checkpoint, tokenizer, make_backend(backend, checkpoint, dtype, device, threads), str(model))
+        made = make_backend(backend, checkpoint, dtype, device, threads, stages)
+        engine = cls(checkpoint, tokenizer, made, str(model))
         engine.use_head(exit_head)
         return engine
 

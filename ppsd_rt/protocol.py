@@ -10,6 +10,10 @@ class Limits:
     end: int
     stop_ids: frozenset[int] = frozenset()
 
+    def reached_by(self, round: "Round") -> bool:
+        """Is this the last round?"""
+        return round.position + len(round.committed) >= self.end or round.committed[-1] in self.stop_ids
+
 
 @dataclass(frozen=True)
 class Draft:

@@ -1,9 +1,11 @@
 #include "engine.h"
 
 #include <sched.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
+#include <new>
 #include <set>
 #include <stdexcept>
 
@@ -21,6 +23,17 @@ int verify_team_size(int threads, int stages, int stage) {
   const int spare = std::max(threads - 1, stages);
   return spare / stages + (stage < spare % stages);
 }
+
+// Caches, exit hidden states and rotary table. The system may promise memory that it does not have, so it is asked how
+// much there is before a table is filled.
+double bytes_of_rows(const CpuModel& model, int rows) {
+  const ModelShape& shape = model.shape;
+  const double layers = double(model.layers.size() + model.exit_layers.size());
+  const double kv = 2.0 * double(KvCache::bytes(model.kv, shape.num_kv_heads, shape.head_dim, 1)) * layers;
+  return double(rows) * (kv + 4.0 * shape.hidden_size + 8.0 * shape.head_dim);
+}
+
+double machine_memory() { return double(sysconf(_SC_PHYS_PAGES)) * double(sysconf(_SC_PAGESIZE)); }
 
 }  // namespace
 
@@ -65,6 +78,13 @@ CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, int threads, std::ve
   }
 }
 
+std::string CpuEngine::pin_problem() const {
+  std::string problem = shared_.pin_problem();
+  for (const auto& team : verify_teams_)
+    if (problem.empty()) problem = team->pin_problem();
+  return problem;
+}
+
 int CpuEngine::shared_rows(const std::vector<int>& prompt) const {
   const auto differ = std::mismatch(tokens_.begin(), tokens_.end(), prompt.begin(), prompt.end());
   int rows = int(differ.first - tokens_.begin());
@@ -75,11 +95,13 @@ int CpuEngine::shared_rows(const std::vector<int>& prompt) const {
 
 void CpuEngine::reserve(int capacity) {
   if (capacity > capacity_) {
+    if (bytes_of_rows(*model_, capacity) > machine_memory()) throw std::bad_alloc();
     rope_ = make_rope(model_->frequencies, capacity);
-    capacity_ = capacity;
   }
-  draft_.reserve(capacity_, rope_.data());
-  for (auto& stage : verify_) stage->reserve(capacity_, rope_.data());
+  capacity = std::max(capacity, capacity_);
+  draft_.reserve(capacity, rope_.data());
+  for (auto& stage : verify_) stage->reserve(capacity, rope_.data());
+  capacity_ = capacity;
 }
 
 Stages CpuEngine::begin(const Request& request, int keep) {

@@ -36,7 +36,7 @@ class CpuEngine {
 
   int threads() const { return threads_; }
   const CpuModel& model() const { return *model_; }
-  std::string pin_problem() const { return shared_.pin_problem(); }
+  std::string pin_problem() const;   // one line about a thread that could not be pinned, or nothing
 
   // How many rows of `prompt` need not be run again; rows of an earlier answer's text stay where they are.
   int shared_rows(const std::vector<int>& prompt) const;

@@ -5,33 +5,46 @@
 
 #include "kernels.h"
 
+#if defined(PPSD_X86_KERNELS)
+#include <cpuid.h>
+#endif
+
 namespace ppsd {
 namespace {
 
-#if defined(__x86_64__)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
-bool has_avxvnni() {
-  if (!has_avx2()) return false;
-  unsigned a = 7, b = 0, c = 1, d = 0;   // leaf 7, subleaf 1: EAX bit 4 (GCC 12 has no name for it here)
-  asm volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-  return (a >> 4) & 1;
-}
-bool has_avx512() {
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
-         __builtin_cpu_supports("avx512bf16") && has_avx2();
-}
+#if defined(PPSD_X86_KERNELS)
+// Asked of the processor itself: __builtin_cpu_supports needs a run-time library that not every compiler brings along,
+// and GCC 12 has no name for AVX-VNNI.
+struct Features {
+  bool avx2 = false, avxvnni = false, avx512 = false;
+
+  Features() {
+    unsigned a, b, c, d;
+    if (!__get_cpuid(1, &a, &b, &c, &d)) return;
+    const bool saved = bit(c, 27), fma = bit(c, 12), f16c = bit(c, 29);
+    if (!saved || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    unsigned state, high;   // which registers the system keeps when it switches threads
+    asm volatile("xgetbv" : "=a"(state), "=d"(high) : "c"(0));
+    unsigned more = 0, unused;
+    if (a >= 1) __get_cpuid_count(7, 1, &more, &unused, &unused, &unused);
+    avx2 = (state & 0x06) == 0x06 && bit(b, 5) && fma && f16c;
+    avxvnni = avx2 && bit(more, 4);
+    const bool foundation = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);   // F, DQ, BW, VL
+    avx512 = avx2 && (state & 0xE6) == 0xE6 && foundation && bit(c, 11) && bit(more, 5);   // VNNI, BF16
+  }
+  static bool bit(unsigned word, int at) { return (word >> at) & 1; }
+};
 #endif
 
 }  // namespace
 
 std::vector<const Kernels*> usable_kernels() {   // best first
   std::vector<const Kernels*> usable;
-#if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (has_avx512()) usable.push_back(&avx512_kernels());
-  if (has_avxvnni()) usable.push_back(&avxvnni_kernels());
-  if (has_avx2()) usable.push_back(&avx2_kernels());
+#if defined(PPSD_X86_KERNELS)
+  const Features has;
+  if (has.avx512) usable.push_back(&avx512_kernels());
+  if (has.avxvnni) usable.push_back(&avxvnni_kernels());
+  if (has.avx2) usable.push_back(&avx2_kernels());
 #endif
   usable.push_back(&portable_kernels());
   return usable;

@@ -12,9 +12,12 @@ constexpr size_t kAhead = 64;   // events that may wait for the consumer before 
 Session::Session(CpuEngine* engine, Request request, Trace* trace)
     : engine_(engine), request_(std::move(request)), trace_(trace), thread_([this] { work(); }) {}
 
-Session::~Session() {
+Session::~Session() { end(); }
+
+void Session::end() {
   cancel();
-  thread_.join();
+  const std::lock_guard<std::mutex> lock(ending_);
+  if (thread_.joinable()) thread_.join();
 }
 
 Session::Status Session::next(int milliseconds, Event* event, double* seconds) {
@@ -47,6 +50,7 @@ void Session::work() {
     while (play(schedule(), &tokens, first)) first = false;
   } catch (...) {
     failure_ = std::current_exception();
+    tokens.clear();   // nobody knows what the stages' rows are now
   }
   engine_->remember(std::move(tokens));
   const std::lock_guard<std::mutex> lock(mutex_);

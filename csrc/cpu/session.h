@@ -18,6 +18,7 @@ class Session {
   // seconds: of work, from the beginning to this event; what the consumer does meanwhile neither counts nor helps.
   Status next(int milliseconds, Event* event, double* seconds);
   void cancel();
+  void end();   // cancels, and returns when nothing runs any more; the engine is free for another session then
 
  private:
   void work();
@@ -44,6 +45,7 @@ class Session {
   std::exception_ptr failure_;
   Clock::time_point committed_;          // when the last round was
   bool switching_ = false;               // the planner wants another carrier
+  std::mutex ending_;
   std::thread thread_;
 };
 

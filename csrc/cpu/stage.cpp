@@ -46,7 +46,7 @@ void CpuDraftStage::reserve(int capacity, const float* rope) {
   const size_t bytes = size_t(capacity) * model_.shape.hidden_size * 4;
   if (bytes <= exit_hidden_.bytes()) return;
   Memory grown(bytes);
-  std::memcpy(grown.as<>(), exit_hidden_.as<>(), exit_hidden_.bytes());
+  if (exit_hidden_.bytes() > 0) std::memcpy(grown.as<>(), exit_hidden_.as<>(), exit_hidden_.bytes());
   exit_hidden_ = std::move(grown);
 }
 

@@ -10,6 +10,7 @@ Threads::Threads(Stages stages, const Schedule& schedule, const Limits& limits, 
       on_start_(std::move(on_start)),
       after_round_(std::move(after_round)),
       trace_(trace),
+      wake_(1 + stages_.verify.size()),
       inbox_(stages_.verify.size()) {}
 
 Threads::~Threads() {
@@ -27,7 +28,7 @@ void Threads::begin(const std::vector<int>& prompt, int keep) {
 
 std::optional<Event> Threads::next() {
   std::unique_lock<std::mutex> lock(mutex_);
-  changed_.wait(lock, [this] { return !events_.empty() || over(); });
+  happened_.wait(lock, [this] { return !events_.empty() || over(); });
   if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
   if (events_.empty()) return std::nullopt;
   Event event = std::move(events_.front());
@@ -43,7 +44,17 @@ void Threads::cancel() {
 void Threads::stop_locked() {
   stop_.store(true, std::memory_order_relaxed);
   if (!scheduler_.finished()) scheduler_.cancel();
-  changed_.notify_all();
+  wake_all();
+}
+
+void Threads::wake_all() {
+  for (std::condition_variable& stage : wake_) stage.notify_one();
+  happened_.notify_all();
+}
+
+void Threads::report(Event event) {
+  events_.emplace_back(std::move(event));
+  happened_.notify_one();
 }
 
 void Threads::run_stage(int stage, const std::function<void()>& loop) {
@@ -72,14 +83,14 @@ void Threads::draft_loop() {
     stages_.draft->export_hidden(&message.chunk);
     const std::lock_guard<std::mutex> lock(mutex_);
     inbox_[0].push_back(std::move(message));
-    changed_.notify_all();
+    wake_[1].notify_one();
   }
   for (;;) {
     DraftStep step;
     {
       std::unique_lock<std::mutex> lock(mutex_);
       TraceScope scope(trace_, kDraftTrack, "wait", 0);
-      changed_.wait(lock, [this] { return over() || (begun_ && scheduler_.may_step()); });
+      wake_[0].wait(lock, [this] { return over() || (begun_ && scheduler_.may_step()); });
       if (over()) return;
       step = scheduler_.next_step();
     }
@@ -92,8 +103,8 @@ void Threads::draft_loop() {
       scope.rename("dropped draft");
       continue;
     }
-    if (step.draw && report_drafts_) events_.emplace_back(Drafted{step.start + int(step.ids.size()), draft.token});
-    changed_.notify_all();
+    if (step.draw && report_drafts_) report(Drafted{step.start + int(step.ids.size()), draft.token});
+    wake_[1].notify_one();
   }
 }
 
@@ -105,7 +116,7 @@ void Threads::verify_loop(int stage) {
       std::unique_lock<std::mutex> lock(mutex_);
       TraceScope scope(trace_, track, "wait", 0);
       const auto ready = [&] { return !inbox_[stage].empty() || (stage == 0 && begun_ && scheduler_.ready()); };
-      changed_.wait(lock, [&] { return over() || ready(); });
+      wake_[1 + stage].wait(lock, [&] { return over() || ready(); });
       if (over()) return;
       if (!inbox_[stage].empty()) {
         message = std::move(inbox_[stage].front());
@@ -113,7 +124,6 @@ void Threads::verify_loop(int stage) {
       } else {
         message.chunk = scheduler_.launch();
         stages_.draft->export_hidden(&message.chunk);
-        changed_.notify_all();   // drafting may depend on what has been launched
       }
     }
     Chunk& chunk = message.chunk;
@@ -127,7 +137,7 @@ void Threads::verify_loop(int stage) {
     if (stage + 1 < int(stages_.verify.size())) {
       const std::lock_guard<std::mutex> lock(mutex_);
       inbox_[stage + 1].push_back(std::move(message));
-      changed_.notify_all();
+      wake_[1 + stage + 1].notify_one();
       continue;
     }
     Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, message.prompt ? 1 : chunk.rows())};
@@ -142,12 +152,14 @@ void Threads::verify_loop(int stage) {
     }
     if (round) {
       const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
-      events_.emplace_back(std::move(*round));
+      report(std::move(*round));
       if (!go_on) stop_locked();
     } else {
       scope.rename("dropped verify");
     }
-    changed_.notify_all();
+    if (over()) return wake_all();
+    wake_[0].notify_one();
+    wake_[1].notify_one();
   }
 }
 

@@ -32,6 +32,8 @@ class Threads final : public Carrier {
   void verify_loop(int stage);
   void run_stage(int stage, const std::function<void()>& loop);
   void stop_locked();
+  void wake_all();
+  void report(Event event);
   bool over() const { return stop_ || scheduler_.finished(); }
 
   struct Message {
@@ -47,7 +49,8 @@ class Threads final : public Carrier {
   Trace* const trace_;
 
   std::mutex mutex_;
-  std::condition_variable changed_;          // anything below, or the scheduler
+  std::vector<std::condition_variable> wake_;   // of each stage's thread: what it waits for may have come
+  std::condition_variable happened_;         // an event for the consumer, or the end
   std::vector<std::deque<Message>> inbox_;   // of each verification stage but, after the prompt, the first
   std::deque<Event> events_;
   std::vector<int> prompt_;

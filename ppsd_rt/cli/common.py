@@ -31,6 +31,7 @@ def load_engine(args: argparse.Namespace) -> Engine:
         device=args.device,
         dtype=args.dtype,
         threads=args.threads,
+        stages=args.stages,
     )
 
 

@@ -65,6 +65,7 @@ def model_options(parser: Parser) -> None:
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 (cpu), float16 (torch)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads [one for each core]")
+    group.add_argument("--stages", type=int, default=1, metavar="N", help="cut verification into N stages (cpu)")
 
 
 def schedule_options(parser: Parser) -> None:

@@ -195,6 +195,37 @@ def test_a_new_answer_ends_the_one_before(engine):
     assert engine.generate("two", SAMPLINGS[0], "elastic").run().ids == expected
 
 
+@pytest.mark.parametrize("stages", [1, 2, 3, [3], (4, 5)])
+def test_verification_in_several_stages(tmp_path, stages):
+    """Chunks of 1 in flight through all of them, as PPSD has it; and every other schedule."""
+    folder = write_model(tmp_path / "model", num_hidden_layers=6)
+    options = {"exit_head": "norm:2", "backend": "cpu", "dtype": "float32", "threads": 2}
+    engine = Engine.from_pretrained(folder, stages=stages, **options)
+    plain = Engine.from_pretrained(folder, **options).generate("in stages", SAMPLINGS[1], "plain").run()
+    for schedule in ("plain", "eesd", "ppsd", "elastic"):
+        completion = engine.generate("in stages", SAMPLINGS[1], schedule, RunOptions(trace=True)).run()
+        assert completion.ids == plain.ids
+    tracks = {span[1] for span in engine.backend.spans()}
+    assert len(tracks) == 1 + (stages if isinstance(stages, int) else 1 + len(stages))
+
+
+def test_stages_that_cannot_be_cut(folder):
+    def load(stages, head="norm:2", backend="cpu"):
+        Engine.from_pretrained(folder, exit_head=head, backend=backend, dtype="float32", stages=stages)
+
+    for stages, words in (
+        (0, "at least 1"),
+        (5, "than the 4 layers"),
+        (3, "than the 2 layers"),
+        ([2], "at the layers"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            load(stages)
+    load(4, head="none")
+    with pytest.raises(UsageError, match="one stage"):
+        load(2, backend="torch")
+
+
 def test_two_engines_side_by_side(folder):
     engines = [Engine.from_pretrained(folder, exit_head="norm:2", dtype="float32") for _ in range(2)]
     streams = [iter(e.generate(p, SAMPLINGS[0], "elastic")) for e, p in zip(engines, ("left", "right"), strict=True)]

@@ -1,0 +1,65 @@
+// What the C++ tests share: failing with a line that says where, random numbers, and plain decoding's answer.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "../pipeline/carrier.h"
+
+namespace ppsd::test {
+
+[[noreturn]] inline void fail(const std::string& what, const std::string& where) {
+  std::fprintf(stderr, "FAILED: %s (%s)\n", what.c_str(), where.c_str());
+  std::exit(1);
+}
+
+inline void check(bool good, const char* what, const std::string& where) {
+  if (!good) fail(what, where);
+}
+
+using Random = std::mt19937_64;
+
+inline int between(Random& random, int least, int most) { return least + int(random() % uint64_t(most - least + 1)); }
+inline bool chance(Random& random, int percent) { return int(random() % 100) < percent; }
+
+// A thread that is waited for, whatever else goes wrong.
+class Helper {
+ public:
+  template <class Work>
+  explicit Helper(Work&& work) : thread_(std::forward<Work>(work)) {}
+  ~Helper() { thread_.join(); }
+
+ private:
+  std::thread thread_;
+};
+
+inline Schedule random_schedule(Random& random) {
+  Schedule schedule;
+  if (chance(random, 10)) return schedule;   // plain
+  schedule.max_chunk = between(random, 1, kMaxChunk);
+  schedule.first_chunk = between(random, 0, schedule.max_chunk);
+  schedule.lookahead = schedule.max_chunk + between(random, 0, 8);
+  schedule.overlap = chance(random, 80);
+  schedule.stop_rule.kind = StopRule::Kind(random() % 4);
+  return schedule;
+}
+
+// Rounds arrive in order, without a gap, and commit what plain decoding does; `known` grows by what they commit.
+inline void check_round(const Round& round, const std::vector<int>& plain, std::vector<int>* known, const std::string& where) {
+  check(round.position == int(known->size()), "a round commits at another position", where);
+  check(round.accepted <= int(round.judged.size()), "more accepted than judged", where);
+  for (int i = 0; i < round.accepted; ++i)
+    check(round.judged[i].token == round.committed[i], "an accepted draft token was not committed", where);
+  for (int token : round.committed) {
+    check(known->size() < plain.size() && plain[known->size()] == token, "a token differs from plain decoding", where);
+    known->push_back(token);
+  }
+}
+
+}  // namespace ppsd::test

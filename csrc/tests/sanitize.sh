@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Builds csrc/tests/stress.cpp under each sanitizer and runs it for SECONDS (20); prints one line for each.
+set -uo pipefail
+cd "$(dirname "$0")/../.."
+seconds=${1:-20}
+status=0
+export TSAN_OPTIONS="halt_on_error=1 ${TSAN_OPTIONS:-}"
+for sanitizers in thread address,undefined; do
+  folder=build/sanitize-${sanitizers/,/-}
+  mkdir -p "$folder"
+  if ! { echo 'int main() {}' | ${CXX:-c++} -fsanitize=$sanitizers -x c++ -o "$folder/probe" - && "$folder/probe"; } \
+      >"$folder/log" 2>&1; then
+    echo "$sanitizers: skipped, ${CXX:-c++} cannot build and run with -fsanitize=$sanitizers here"
+    continue
+  fi
+  if ! { cmake -S . -B "$folder" -DPPSD_MODULE=OFF -DPPSD_TESTS=ON -DPPSD_SANITIZE=$sanitizers \
+           -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 &&
+         cmake --build "$folder" --target stress --parallel 2; } >"$folder/log" 2>&1; then
+    echo "$sanitizers: does not build:"
+    tail -n 20 "$folder/log"
+    status=1
+  elif timeout $((seconds * 4 + 60)) "$folder/stress" "$seconds" >"$folder/log" 2>&1; then
+    echo "$sanitizers: $(tail -n 1 "$folder/log")"
+  else
+    echo "$sanitizers: FAILED"
+    head -n 60 "$folder/log"
+    status=1
+  fi
+done
+exit $status
