@@ -154,7 +154,12 @@ class Generation:
     """An answer in the making: an iterator of committed `Token`s, or of `events()`; then `completion`."""
 
     def __init__(
-        self, engine: Engine, prompt_ids: list[int], params: SamplingParams, schedule: Schedule | Auto, options: RunOptions
+        self,
+        engine: Engine,
+        prompt_ids: list[int],
+        params: SamplingParams,
+        schedule: Schedule | Auto,
+        options: RunOptions,
     ) -> None:
         self.prompt_ids, self.params = prompt_ids, params
         config, backend = engine.config, engine.backend

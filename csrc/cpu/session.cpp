@@ -56,7 +56,7 @@ void Session::work() {
 
 // What the planner makes of a round: another schedule for this carrier, or the end of it (false).
 bool Session::replan(const Round& round, Scheduler* scheduler) {
-  const auto now = Trace::Clock::now();
+  const auto now = Clock::now();
   const double seconds = std::chrono::duration<double>(now - committed_).count();
   committed_ = now;
   if (round.prompt || scheduler->finished()) return true;

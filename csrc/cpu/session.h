@@ -42,7 +42,7 @@ class Session {
   bool over_ = false;
   std::atomic<bool> cancelled_{false};
   std::exception_ptr failure_;
-  Trace::Clock::time_point committed_;   // when the last round was
+  Clock::time_point committed_;          // when the last round was
   bool switching_ = false;               // the planner wants another carrier
   std::thread thread_;
 };

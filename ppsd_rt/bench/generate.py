@@ -14,7 +14,7 @@ from ..backend import Oracle, RunOptions
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
-from ..schedule import PLAIN, Schedule
+from ..schedule import PLAIN, Auto, Schedule
 from ..statistics import Statistics
 from .bandwidth import Bandwidth
 from .report import Column, Report
@@ -60,7 +60,7 @@ class Answers:
 
     workloads: Sequence[Workload]
     max_tokens: Sequence[int]
-    schedules: Mapping[str, Schedule]
+    schedules: Mapping[str, Schedule | Auto]
     oracle: Sequence[float | None] = (None,)
     sampling: SamplingParams = field(default_factory=SamplingParams)
     repeats: int = 5
@@ -86,7 +86,7 @@ class Case:
 
     setting: Setting
     name: str
-    schedule: Schedule
+    schedule: Schedule | Auto
     oracle: float | None
     samples: list[Statistics] = field(default_factory=list)
 

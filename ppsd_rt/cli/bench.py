@@ -14,7 +14,7 @@ from ..bench.report import Report
 from ..engine import Engine
 from ..errors import UsageError
 from ..sampling import SamplingParams
-from ..schedule import named, parse_schedule
+from ..schedule import AUTO, parse_schedule
 from .common import NamedPrompt, as_chat, evaluation_text, first_of_each_family, note, read_prompts, table
 from .info import machine
 from .main import INTERRUPTED
@@ -76,7 +76,7 @@ def _generate(args: argparse.Namespace) -> tuple[Report, bool]:
         for dtype, threads in product(args.dtype, _threads(args))
     ]
     if args.schedule is None and engines[0].head is not None:
-        schedules = {"eesd": named("eesd")}
+        schedules = {"auto": AUTO}
     workloads = [_answers(engines[0], prompts)] if prompts else _made_prompts(engines[0], args.prompt_tokens or [64])
     answers = Answers(workloads, args.max_tokens, schedules, args.oracle, sampling, args.repeats)
     with progress_bar("measuring") as advance:

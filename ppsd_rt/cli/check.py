@@ -10,7 +10,7 @@ from rich.progress import Progress
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
-from ..schedule import PLAIN, Schedule, parse_schedule
+from ..schedule import PLAIN, Auto, Schedule, parse_schedule
 from .common import NamedPrompt, as_chat, first_of_each_family, load_engine, note, print_json, read_prompts, table
 
 Ids = tuple[int, ...]
@@ -22,10 +22,12 @@ SAMPLINGS = {
     "penalty": SamplingParams(temperature=0.7, min_p=0.05, repetition_penalty=1.1, seed=3),
 }
 SCHEDULES = (
+    "auto",
     "eesd",
     "eesd:stop_rule=fixed",
     "eesd:stop_rule=confidence",
     "eesd:stop_rule=calibrated",
+    "eesd:length=12,stop_rule=survival",
     "ppsd",
     "elastic",
     "elastic:stop_rule=beta",
@@ -92,7 +94,7 @@ def _check(
     engine: Engine,
     prompts: list[NamedPrompt],
     samplings: dict[str, SamplingParams],
-    schedules: dict[str, Schedule],
+    schedules: dict[str, Schedule | Auto],
     args: argparse.Namespace,
 ) -> Iterator[tuple[Tally, Difference | None]]:
     """After every answer: its tally, and where it differs from the plain one."""

@@ -8,7 +8,7 @@ from ..backend import RunOptions
 from ..engine import Completion, Engine, Generation
 from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
-from ..schedule import PLAIN, Schedule, parse_schedule
+from ..schedule import PLAIN, Auto, Schedule, parse_schedule
 from ..statistics import Statistics
 from ..trace import TraceFile
 from .common import as_chat, load_engine, note, print_json, read_prompts, sampling_params, statistics_line
@@ -17,7 +17,7 @@ from .main import INTERRUPTED
 
 def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
-    schedule = None if args.schedule is None else parse_schedule(args.schedule)
+    schedule = parse_schedule(args.schedule)
     _check_combination(args)
     prompts = _prompts(args)
     with TraceFile(args.trace) if args.trace else nullcontext() as trace:
@@ -28,11 +28,11 @@ def _run(
     args: argparse.Namespace,
     prompts: list[tuple[str | None, str]],
     params: SamplingParams,
-    schedule: Schedule | None,
+    schedule: Schedule | Auto,
     trace: TraceFile | None,
 ) -> int:
     engine = load_engine(args)
-    if engine.head is None and schedule is None and not args.json:
+    if engine.head is None and isinstance(schedule, Auto) and not args.json:
         note(
             f"{args.model} has no exit head: decoding plainly (`ppsd-run distill` makes one; or try --exit-head norm:E)"
         )
@@ -104,6 +104,11 @@ def _answer(
         print_json(_as_json(completion, id, compared))
     else:
         note(statistics_line(completion.statistics, compared))
+    if args.explain:
+        note(
+            engine.backend.explain()
+            or "nothing to explain: --schedule auto plans, and only where there is an exit head"
+        )
     return finished
 
 
@@ -152,7 +157,7 @@ def _as_json(completion: Completion, id: str | None, compared: Statistics | None
 def _chat(
     engine: Engine,
     params: SamplingParams,
-    schedule: Schedule | None,
+    schedule: Schedule | Auto,
     args: argparse.Namespace,
     trace: TraceFile | None,
 ) -> int:

@@ -39,7 +39,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
-        shown = action.default not in (None, False, argparse.SUPPRESS, "", 0, []) and "%(default)" not in text
+        shown = action.default not in (None, False, argparse.SUPPRESS, "", 0) and "%(default)" not in text
+        shown = shown and not isinstance(action.default, list)  # the help of such options says it in its own words
         return f"{text} [%(default)s]" if shown and action.option_strings else text
 
 
@@ -71,8 +72,9 @@ def schedule_options(parser: Parser) -> None:
     group.add_argument(
         "--schedule",
         metavar="NAME",
-        help="plain, eesd, ppsd or elastic, with changes as in eesd:length=4,stop_rule=confidence=0.5; "
-        "stop rules: fixed, confidence, beta, calibrated [eesd with an exit head, else plain]",
+        default="auto",
+        help="auto (the best on this machine, never slower than plain), plain, eesd, ppsd or elastic, with changes as in "
+        "eesd:length=4,stop_rule=confidence=0.5; stop rules: fixed, confidence, beta, calibrated, survival [auto]",
     )
 
 
@@ -101,6 +103,7 @@ def _generate_options(parser: Parser) -> None:
     group.add_argument("--show-drafts", action="store_true", help="colour drafted, accepted and corrected tokens")
     group.add_argument("--trace", metavar="FILE", help="write a timeline of the stages, for ui.perfetto.dev")
     group.add_argument("--compare", action="store_true", help="also decode plainly, and print how much faster this was")
+    group.add_argument("--explain", action="store_true", help="print what auto predicted and what it measured")
     sampling_options(parser)
     schedule_options(parser)
     model_options(parser)
@@ -184,6 +187,9 @@ COMMANDS = {
     ),
     "eval": Command(
         "measure what a number format costs in quality", "ppsd-run eval --dtype bfloat16,int8", eval_options, "eval"
+    ),
+    "calibrate": Command(
+        "measure again what the auto schedule works with", "ppsd-run calibrate", _info_options, "calibrate"
     ),
     "info": Command("show model, exit head, formats and machine", "ppsd-run info", _info_options, "info"),
 }

@@ -15,7 +15,9 @@ from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..protocol import Drafted, Limits, Round
 from ..sampling import SamplingParams
-from ..schedule import Schedule
+from ..planner import prior
+from ..schedule import PLAIN, Auto, Schedule
+from .auto import Chooser, Costs, seconds
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
 from .stage import DraftStage, VerifyStage
@@ -80,15 +82,23 @@ class TorchBackend:
         self._verify = VerifyStage(self.model, head.info.exit_layer if head else 0)
         self._tokens: list[int] = []  # what the stages' rows were computed from
         self._active: Pipeline | None = None
+        self._chooser: Chooser | None = None
         self._timeline: Timeline | None = None
 
     def rounds(
-        self, prompt: Sequence[int], params: SamplingParams, schedule: Schedule, limits: Limits, options: RunOptions
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        schedule: Schedule | Auto,
+        limits: Limits,
+        options: RunOptions,
     ) -> Generator[Round | Drafted, None, None]:
         """Decode one answer. Rows that an earlier answer's text shares with `prompt` are not computed again."""
         if options.oracle:
             raise UsageError("the torch backend drafts by no oracle; use --backend cpu")
         self._retire()
+        if isinstance(schedule, Auto):
+            schedule = self._choose()
         self._keep_common(prompt)
         self._reserve(limits.end)
         self._timeline = Timeline() if options.trace else None
@@ -98,6 +108,8 @@ class TorchBackend:
         self._active = pipeline
         try:
             for event in pipeline.run(prompt):
+                if self._chooser and isinstance(event, Round):
+                    self._chooser.observe(event)
                 if options.report_drafts or isinstance(event, Round):
                     yield event
                     one_at_a_time(self._active is pipeline)
@@ -126,6 +138,43 @@ class TorchBackend:
 
     def facts(self) -> dict[str, Any]:
         return {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
+
+    def explain(self) -> str:
+        return self._chooser.explain() if self._chooser else ""
+
+    def _choose(self) -> Schedule:
+        if self._head is None:
+            return PLAIN
+        if self._chooser is None:
+            self._chooser = Chooser(self._measure(), prior(self._head.info))
+        return self._chooser.choose()
+
+    def _measure(self) -> Costs:
+        """What a draft and a pass cost, timed behind a few rows of made-up text."""
+        draft, verify, context = self._draft, self._verify, 16
+        self._tokens = []
+        self._reserve(context + Costs.MANY)
+        draft.rollback(0)
+        verify.rollback(0)
+        draft.run_tokens([0] * (context + Costs.MANY))
+        verify.logits(draft.exit_hidden(0, context + Costs.MANY), 1)
+
+        def row() -> None:
+            draft.rollback(context)
+            draft.run_tokens([0])
+
+        def drafted() -> None:
+            row()
+            draft.draft_logits()
+
+        def verified(rows: int) -> None:
+            verify.rollback(context)
+            verify.logits(draft.exit_hidden(context, rows), rows)
+
+        with torch.inference_mode():
+            return Costs(
+                seconds(row), seconds(drafted), seconds(lambda: verified(1)), seconds(lambda: verified(Costs.MANY))
+            )
 
     def _keep_common(self, prompt: Sequence[int], last: int = 1) -> None:
         """Roll back to the rows that `prompt` shares with the stages; the `last` ones are always run again."""

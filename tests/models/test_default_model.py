@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import filelock
 import pytest
 from safetensors.numpy import load_file
 from support import small_gguf
@@ -94,7 +95,7 @@ def test_first_call_fetches_and_converts_later_ones_do_neither(shop: Shop, capfd
 def test_the_cache_may_become_read_only(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     default_model.default_model()
     (shop.folder.parent / ".smollm2-135m.lock").unlink(missing_ok=True)
-    monkeypatch.setattr(cache, "FileLock", None)  # whoever only reads must not need it
+    monkeypatch.setattr(filelock, "FileLock", None)  # whoever only reads must not need it
     assert default_model.default_model() == shop.folder
 
 

@@ -1,0 +1,40 @@
+"""`ppsd-run calibrate`: measure again what `auto` works with, and print it."""
+
+import argparse
+from dataclasses import asdict
+
+from ..errors import PpsdError
+from ..planner import StageCosts
+from .common import load_engine, print_json, table
+
+
+def run(args: argparse.Namespace) -> None:
+    engine = load_engine(args)
+    backend = engine.backend
+    if backend.name != "cpu":
+        raise PpsdError(f"the {backend.name} backend measures at every start; use --backend cpu")
+    costs = backend.costs(again=True)  # type: ignore[attr-defined]
+    if args.json:
+        print_json({"dtype": backend.dtype, "threads": backend.threads, **asdict(costs)})
+        return
+    columns = {"in turns, all threads": costs.turns}
+    if costs.overlapped:
+        columns["side by side"] = costs.overlapped
+    rows = [[name, *(f"{1000 * value:.3f}" for value in values)] for name, values in _rows(list(columns.values()))]
+    title = f"milliseconds: {engine.name}, {backend.dtype}, {backend.threads} threads, exit after layer "
+    table(title + str(engine.head.exit_layer if engine.head else 0), ["pass", *columns], rows)
+    print(
+        f"a plain token takes {1000 * costs.plain_seconds:.3f} ms; a draft {_share(costs.turns, costs.plain_seconds)}"
+    )
+
+
+def _rows(stages: list[StageCosts]) -> list[tuple[str, list[float]]]:
+    rows = [
+        ("one row, early layers", [s.row_step for s in stages]),
+        ("a draft: the same and the exit head", [s.draft_step for s in stages]),
+    ]
+    return rows + [(f"verify {n} rows", [s.verify[n - 1] for s in stages]) for n in range(1, len(stages[0].verify) + 1)]
+
+
+def _share(stages: StageCosts, plain: float) -> str:
+    return f"{stages.draft_step / plain:.3f} of that, a pass over 4 rows {stages.verify[3] / stages.verify[0]:.2f} of 1 row"
