@@ -24,15 +24,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from export_gguf import export
+from export_gguf import FORMATS, export
 from llama_library import find_library
+from peer_worker import PEERS
 
 from ppsd_rt import _native
 from ppsd_rt.bench.bandwidth import Bandwidth
 from ppsd_rt.bench.report import Column, Report
 from ppsd_rt.bench.spread import Spread, take_turns
 from ppsd_rt.cli.bench import print_report, run_facts
-from ppsd_rt.cli.bench_options import list_of, positive, words
+from ppsd_rt.cli.bench_options import list_of, positive
 from ppsd_rt.cli.common import evaluation_text
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.evaluate import evaluate, windows
@@ -145,8 +146,7 @@ class Case:
 def main() -> int:
     args = _arguments()
     folder = resolve_model(args.model)
-    names = [tuple(name.split(":", 1)) for name in args.engines or (QUALITY if args.quality else ENGINES).split(",")]
-    names, absent = _at_hand([(name[0], name[-1]) for name in names])
+    names, absent = _at_hand(args.engines or list_of(_engine)(QUALITY if args.quality else ENGINES))
     files = {format: _gguf(folder, format) for engine, format in names if engine == "llama.cpp"}
     context = max(args.prompt_tokens) + max(args.max_tokens) if not args.quality else args.window
     facts = run_facts("peers", args.model) | {"command": " ".join(["python", *sys.argv]), "absent": absent}
@@ -270,12 +270,21 @@ def _median(value: Any) -> Any:
     return value.median if isinstance(value, Spread) else value
 
 
+def _engine(text: str) -> tuple[str, str]:
+    engine, _, format = text.partition(":")
+    if engine not in PEERS or not format:
+        raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE:FORMAT; engines are {', '.join(PEERS)}")
+    if engine == "llama.cpp" and format not in FORMATS:
+        raise argparse.ArgumentTypeError(f"llama.cpp's format {format!r} is not one of {', '.join(FORMATS)}")
+    return engine, format
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = list_of(positive)
     cores = len(_native.usable_cores())
     parser.add_argument("-m", "--model", default="smollm2-135m")
-    parser.add_argument("--engines", type=words, help=f"ENGINE:FORMAT,... [{ENGINES}]")
+    parser.add_argument("--engines", type=list_of(_engine), help=f"ENGINE:FORMAT,... [{ENGINES}]")
     parser.add_argument("-t", "--threads", type=numbers, default=sorted({1, min(2, cores)}), help="[1,2]")
     parser.add_argument("-p", "--prompt-tokens", type=numbers, default=[64, 512], help="[64,512]")
     parser.add_argument("-n", "--max-tokens", type=numbers, default=[128], help="[128]")

@@ -22,7 +22,7 @@ measure() {
 }
 
 bench=(-m ppsd_rt bench)
-drafts=(--schedule eesd:stop_rule=fixed --schedule eesd --schedule ppsd --schedule elastic)
+drafts=(--schedule auto --schedule eesd:stop_rule=fixed --schedule eesd --schedule ppsd --schedule elastic)
 
 measure kernels "${bench[@]}" kernels --dtype int8,bfloat16,float32 -t "$threads" -r "$repeats"
 measure instruction-sets "${bench[@]}" kernels --isa all --dtype int8,bfloat16 -t 1 --rows 1,4,16 -r "$repeats"
@@ -33,8 +33,10 @@ if "$python" -m ppsd_rt info --json | grep -q '"exit_layer"'; then
 else
     head=norm:3  # no head ships for this model: its own norm and LM head do the work of one, and the oracle the drafting
 fi
-measure oracle "${bench[@]}" generate --exit-head "$head" --oracle 0.5,0.6,0.7,0.8,0.9 -t "$threads" "${drafts[@]}" \
-    -r "$repeats"
+for acceptance in 0.5 0.6 0.7 0.8 0.9; do  # one by one: `auto` learns from every draft that it sees
+    measure "oracle-$acceptance" "${bench[@]}" generate --exit-head "$head" --oracle "$acceptance" -t "$threads" \
+        "${drafts[@]}" -r "$repeats"
+done
 measure quality -m ppsd_rt eval --dtype bfloat16,int8
 measure peers benchmarks/peers.py -t "$threads" -r "$repeats"
 measure peers-quality benchmarks/peers.py --quality

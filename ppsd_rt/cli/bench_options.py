@@ -93,7 +93,7 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         action="append",
         metavar="NAME",
-        help="as for generating; may be given several times; plain is always measured [eesd, with an exit head]",
+        help="as for generating; may be given several times; plain is always measured [auto, with an exit head]",
     )
     group.add_argument(
         "--oracle",

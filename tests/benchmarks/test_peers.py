@@ -141,6 +141,23 @@ def test_quality_side_by_side(folder, tmp_path):
     assert 0 <= twin["divergence"] < 1e-6 < int8["divergence"] < 0.1
 
 
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (["--engines", "vllm:int8"], "'vllm:int8' is not ENGINE:FORMAT"),
+        (["--engines", "ppsd-rt"], "is not ENGINE:FORMAT"),
+        (["--engines", "llama.cpp:int8"], "Q8_0"),
+        (["-t", "9999"], "cores"),
+        (["-p", "0"], "'0'"),
+    ],
+)
+def test_wrong_usage(load, monkeypatch, capsys, args, words):
+    monkeypatch.setattr(sys, "argv", ["peers.py", *args])
+    with pytest.raises(SystemExit, match="2"):
+        load("peers").main()
+    assert words in capsys.readouterr().err
+
+
 def test_a_missing_peer_is_named(load, monkeypatch, capsys):
     module = load("peers")
     monkeypatch.setattr(module, "find_library", lambda: None)

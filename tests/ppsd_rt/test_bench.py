@@ -248,7 +248,7 @@ def test_prompts_of_a_file_are_added_up(bench, folder, tmp_path):
 def test_table_and_defaults(bench, head):
     status, out, err = bench("generate", "-p", 8, "-n", 6, "-r", 2, "--exit-head", head, "-t", 1)
     assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out[2:4]] == ["plain", "eesd"]
+    assert [line.split()[0] for line in out[2:4]] == ["plain", "auto"]
     summary = json.loads(out[-1])
     assert summary["measurement"] == "generate"
     assert {"date", "command", "machine", "bandwidth", "results"} <= set(summary)
