@@ -16,9 +16,9 @@ from .models.checkpoint import Checkpoint
 from .models.config import LlamaConfig
 from .models.head_file import HeadFile, HeadInfo
 from .models.rotary import inverse_frequencies
+from .planner import Costs, calibrate, costs_path, explain, keep_costs, known_costs, prior
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
-from .planner import Costs, calibrate, costs_path, explain, keep_costs, known_costs, prior
 from .schedule import PLAIN, Auto, Schedule
 from .stop_rules import describe_stop_rule
 
@@ -132,7 +132,8 @@ class CpuBackend:
         self._model = model
         self._engine = _native.Engine(model, self._threads, cuts)
         self._costs: Costs | None = None
-        self._planner: _native.Planner | None = None
+        self._planners: dict[float | None, _native.Planner] = {}  # by the oracle's acceptance, None without one
+        self._planned: _native.Planner | None = None
 
     def rounds(
         self,
@@ -152,7 +153,9 @@ class CpuBackend:
                 session = self._engine.start(
                     list(prompt),
                     {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
-                    self._plan() if isinstance(schedule, Auto) else native_schedule(schedule),
+                    self._plan(oracle.acceptance if oracle else None)
+                    if isinstance(schedule, Auto)
+                    else native_schedule(schedule),
                     _native.Limits(min(limits.end, _MOST_ROWS), sorted(limits.stop_ids)),
                     report_drafts=options.report_drafts,
                     oracle=(list(oracle.truth), oracle.acceptance, oracle.seed) if oracle else None,
@@ -203,19 +206,21 @@ class CpuBackend:
             if self._costs is None:
                 self._costs = calibrate(self._engine)
                 keep_costs(path, self._costs)
-            self._planner = None
+            self._planners.clear()
         return self._costs
 
     def explain(self) -> str:
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        return explain(self._planner, self.costs()) if self._planner else ""
+        return explain(self._planned, self.costs()) if self._planned else ""
 
-    def _plan(self) -> _native.Planner:
+    def _plan(self, acceptance: float | None) -> _native.Planner:
+        """The planner goes on from answer to answer; what an oracle feigns stays apart."""
+        assert self._head is not None
         costs = self.costs()
-        if self._planner is None and self._head is not None:
-            self._planner = _native.Planner(asdict(costs), prior(self._head))
-        assert self._planner is not None
-        return self._planner
+        if acceptance not in self._planners:
+            self._planners[acceptance] = _native.Planner(asdict(costs), prior(self._head))
+        self._planned = self._planners[acceptance]
+        return self._planned
 
     def facts(self) -> dict[str, Any]:
         return {

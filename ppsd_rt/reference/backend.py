@@ -13,9 +13,9 @@ from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
 from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
+from ..planner import prior
 from ..protocol import Drafted, Limits, Round
 from ..sampling import SamplingParams
-from ..planner import prior
 from ..schedule import PLAIN, Auto, Schedule
 from .auto import Chooser, Costs, seconds
 from .pipeline import Pipeline, Ticks
