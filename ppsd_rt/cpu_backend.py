@@ -19,7 +19,7 @@ from .models.rotary import inverse_frequencies
 from .planner import Costs, calibrate, costs_path, explain, keep_costs, known_costs, prior
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
-from .schedule import PLAIN, Auto, Schedule
+from .schedule import Auto, Schedule
 from .stop_rules import describe_stop_rule
 
 FORMATS = ("float32", "bfloat16", "int8")
@@ -144,8 +144,7 @@ class CpuBackend:
         options: RunOptions,
     ) -> Generator[Round | Drafted, None, None]:
         oracle = options.oracle
-        if isinstance(schedule, Auto) and self._head is None:
-            schedule = PLAIN
+        planned = oracle.acceptance if oracle else None
         session = None
         try:
             with self._starting:
@@ -153,9 +152,7 @@ class CpuBackend:
                 session = self._engine.start(
                     list(prompt),
                     {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
-                    self._plan(oracle.acceptance if oracle else None)
-                    if isinstance(schedule, Auto)
-                    else native_schedule(schedule),
+                    self._plan(planned) if isinstance(schedule, Auto) else native_schedule(schedule),
                     _native.Limits(min(limits.end, _MOST_ROWS), sorted(limits.stop_ids)),
                     report_drafts=options.report_drafts,
                     oracle=(list(oracle.truth), oracle.acceptance, oracle.seed) if oracle else None,

@@ -13,7 +13,7 @@ from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
-from .schedule import AUTO, Auto, Schedule, describe, parse_schedule
+from .schedule import AUTO, PLAIN, Auto, Schedule, describe, parse_schedule
 from .statistics import Statistics
 from .text import StopStrings
 
@@ -145,6 +145,8 @@ class Engine:
         """
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
+        if isinstance(schedule, Auto) and self.head is None:
+            schedule = PLAIN
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:
             raise PpsdError(
                 f"schedule {describe(schedule)} drafts, but {self.name} has no exit head: give --exit-head FILE or "

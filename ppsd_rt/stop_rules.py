@@ -225,7 +225,7 @@ STOP_RULE_NAMES = tuple(_BY_NAME)
 
 
 def parse_stop_rule(text: str) -> StopRule:
-    """`fixed`, `beta`, `calibrated`, `confidence=0.6`, `survival=0.3`: the name and, where there is one, a threshold."""
+    """`fixed`, `beta`, `calibrated`, `confidence=0.6`, `survival=0.3`: the name and, where it has one, a threshold."""
     name, _, value = text.partition("=")
     kind = _BY_NAME.get(name)
     if kind is None or (value and kind not in (ConfidenceThreshold, Survival)):

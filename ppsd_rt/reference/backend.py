@@ -16,7 +16,7 @@ from ..models.llama import LlamaForCausalLM
 from ..planner import prior
 from ..protocol import Drafted, Limits, Round
 from ..sampling import SamplingParams
-from ..schedule import PLAIN, Auto, Schedule
+from ..schedule import Auto, Schedule
 from .auto import Chooser, Costs, seconds
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
@@ -143,8 +143,7 @@ class TorchBackend:
         return self._chooser.explain() if self._chooser else ""
 
     def _choose(self) -> Schedule:
-        if self._head is None:
-            return PLAIN
+        assert self._head is not None, "without a head there is nothing to choose"
         if self._chooser is None:
             self._chooser = Chooser(self._measure(), prior(self._head.info))
         return self._chooser.choose()

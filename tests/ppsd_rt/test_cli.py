@@ -87,7 +87,7 @@ def test_answer_and_statistics(run, head):
     assert out.endswith("\n")
     assert re.search(
         r"^20 tokens \| [\d.]+ tokens/s \| first after \d+ ms \| acceptance [\d.]+ \| [\d.]+ tokens per pass \| "
-        r"eesd, cpu float32, \d+ threads? \| [\d.]+x plain decoding \([\d.]+ tokens/s\)$",
+        r"auto, cpu float32, \d+ threads? \| [\d.]+x plain decoding \([\d.]+ tokens/s\)$",
         err.strip(),
     )
 
@@ -167,7 +167,7 @@ def test_check_finds_no_difference(run, head, tmp_path):
     path.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
     status, out, _ = run("check", "--prompts", path, "-n", 16, "--exit-head", head, "--json")
     result = json.loads(out)
-    assert (status, result["differences"], result["answers"]) == (0, [], 2 * 4 * 7)
+    assert (status, result["differences"], result["answers"]) == (0, [], 2 * 4 * 9)
     assert any(row["acceptance"] for row in result["rows"])
 
 
