@@ -528,6 +528,18 @@ PYBIND11_MODULE(_native, m) {
              if (mode == "turns") return planner.predict_turns(length, acceptance).tokens_per_second;
              return (mode == "overlap" ? planner.predict_overlap(acceptance) : planner.predict_plain()).tokens_per_second;
            }, py::arg("mode"), py::arg("length"), py::arg("acceptance"))
+      .def("schedule", [](const Planner& planner) {
+             const Schedule& s = planner.schedule();
+             return py::make_tuple(s.first_chunk, s.max_chunk, s.lookahead, s.overlap, s.stop_rule.threshold);
+           })
+      .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds) {
+             Round round;
+             round.rows = judged + 1;
+             round.committed.assign(size_t(committed), 0);
+             round.judged.assign(size_t(judged), Draft{});
+             round.accepted = accepted;
+             planner.after(round, seconds);
+           }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"))
       .def("measured", [](const Planner& planner) {
         py::dict out;
         for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap}) {

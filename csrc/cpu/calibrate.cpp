@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <stdexcept>
 
 #include "../pipeline/simulated.h"
@@ -18,21 +19,24 @@ constexpr int kLeast = 3, kMost = 15;             // repeats of every kind; the 
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-double median(std::vector<double> times) {
+// What a pass costs when nothing disturbs it: the lower quartile. (A stolen core costs a whole time slice, and such
+// moments come in runs; they strike every schedule alike.)
+double quartile(std::vector<double> times) {
   if (times.empty()) return 0.0;
-  std::nth_element(times.begin(), times.begin() + long(times.size() / 2), times.end());
-  return times[times.size() / 2];
+  const auto at = times.begin() + long(times.size() / 4);
+  std::nth_element(times.begin(), at, times.end());
+  return *at;
 }
 
-// The times of one kind of pass at each number of rows, as a table: more rows never cost less.
+// The times of one kind of pass at each number of rows, as a table: fewer rows never cost more.
 Costs::Table table_of(const std::array<std::vector<double>, kMaxRows + 1>& times) {
   Costs::Table table{};
-  int known = 0;
-  for (int rows : kRows) {
-    const double seconds = std::max(median(times[rows]), table[known]);
-    for (int r = known + 1; r <= rows; ++r)
-      table[r] = known == 0 ? seconds : table[known] + (seconds - table[known]) * (r - known) / (rows - known);
-    known = rows;
+  int known = kMaxRows;
+  table[known] = quartile(times[known]);
+  for (auto rows = std::rbegin(kRows) + 1; rows != std::rend(kRows); ++rows) {
+    const double seconds = std::min(quartile(times[*rows]), table[known]);
+    for (int r = *rows; r < known; ++r) table[r] = seconds + (table[known] - seconds) * (r - *rows) / (known - *rows);
+    known = *rows;
   }
   return table;
 }
@@ -85,7 +89,7 @@ struct Times {
   std::vector<double> row_steps, draft_steps;
   std::array<std::vector<double>, kMaxRows + 1> passes;
 
-  Costs::Stages medians() const { return {median(row_steps), median(draft_steps), table_of(passes)}; }
+  Costs::Stages costs() const { return {quartile(row_steps), quartile(draft_steps), table_of(passes)}; }
 };
 
 // One after the other, each on all threads. The kinds take turns, so that a slow moment of the machine hits all of them.
@@ -99,7 +103,7 @@ Costs::Stages measure_turns(CpuEngine* engine, double seconds) {
       times.row_steps.push_back(bench.draft(false));
       times.draft_steps.push_back(bench.draft(true));
     }
-  return times.medians();
+  return times.costs();
 }
 
 // Side by side, each on its own threads: drafting goes on for as long as there are passes to be timed.
@@ -125,7 +129,7 @@ Costs::Stages measure_overlapped(CpuEngine* engine, double seconds) {
   over.store(true);
   drafting.join();
   engine->use_shared_team();
-  return times.medians();
+  return times.costs();
 }
 
 }  // namespace

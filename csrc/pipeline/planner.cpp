@@ -8,11 +8,15 @@ namespace {
 
 using Mode = Prediction::Mode;
 
-constexpr double kPriorWeight = 6.0;    // verdicts that the prior counts as
+constexpr double kPriorWeight = 3.0;    // verdicts that the prior counts as; it fades as they do
 constexpr double kMemory = 0.98;        // what a verdict counts after the next one: some fifty are remembered
-constexpr double kSmoothing = 0.05;     // share of a new round in the corrections
+constexpr double kRecent = 0.2;         // share of a new round in what is recent
+constexpr double kBiasStep = 0.04;      // share of a new comparison in a bias
+constexpr int kSameMoment = 12;         // rounds after a change of mode in which the pace is still the one before it
 constexpr int kGrid = 20;               // acceptances that overlapped schedules are simulated at, from 0 to 1
-constexpr int kFirstProbe = 8, kLastProbe = 64;   // plain rounds before a probe: doubled by every one that fails
+constexpr double kProbing = 0.015;                // share of the time that drafts may cost that are only tried
+constexpr int kLastProbe = 64;                    // plain rounds before a draft is tried, at most if that is cheap
+constexpr int kPlainProbe = 48;                   // other rounds before a plain one
 constexpr double kWorthSwitching = 1.03;          // gain that makes up for a change of carriers
 constexpr int kStay = 32;                         // rounds between two of them
 
@@ -41,15 +45,14 @@ Schedule schedule_of(Mode mode, int length, double threshold) {
 }
 
 Planner::Planner(const Costs& costs, double prior, const Simulate& simulate)
-    : costs_(costs), prior_(std::clamp(prior, 0.01, 0.99)), probe_after_(kFirstProbe) {
+    : costs_(costs), accepted_(kPriorWeight * std::clamp(prior, 0.01, 0.99)), rejected_(kPriorWeight - accepted_) {
+  const double extra = costs.turns.draft_step + costs.turns.verify[2] - costs.turns.verify[1];
+  first_probe_ = int(std::clamp(extra / costs.plain() / kProbing, 4.0, 1000.0));
+  probe_after_ = first_probe_;
   if (costs.can_overlap)
     for (int i = 0; i <= kGrid; ++i)
       overlap_.push_back(simulate(schedule_of(Mode::kOverlap, 0, 0.0), costs, double(i) / kGrid));
   decide();
-}
-
-double Planner::acceptance() const {
-  return (kPriorWeight * prior_ + accepted_) / (kPriorWeight + accepted_ + rejected_);
 }
 
 // -- predictions -------------------------------------------------------------------------------------------------------
@@ -100,9 +103,10 @@ void Planner::learn(const Round& round, double seconds) {
     rejected_ *= kMemory;
     (i < round.accepted ? accepted_ : rejected_) += 1.0;
   }
-  if (probing_) {   // a probe that was right is worth another one soon
-    probe_after_ = round.accepted > 0 ? kFirstProbe / 2 : std::min(2 * probe_after_, kLastProbe);
-    plain_rounds_ = 0;
+  if (probing_) {
+    since_probe_ = 0;   // a draft that was right is worth another one soon
+    if (mode_ != Mode::kPlain)
+      probe_after_ = round.accepted > 0 ? first_probe_ : std::max(first_probe_, std::min(2 * probe_after_, kLastProbe));
   }
   const Costs::Stages& c = costs_.turns;
   double expected = costs_.plain();
@@ -111,17 +115,31 @@ void Planner::learn(const Round& round, double seconds) {
     expected = drafts * c.draft_step + c.row_step + c.verify[std::clamp(round.rows, 1, kMaxRows)];
   } else if (mode_ == Mode::kOverlap) {   // a round is no unit of time here: what its tokens should have taken
     expected = double(round.committed.size()) / predict_overlap(acceptance()).tokens_per_second /
-               correction_[int(Mode::kOverlap)];
+               corrected(Mode::kOverlap, 1.0);
   }
   Measured& measured = measured_[int(mode_)];
   measured.rounds += 1;
   measured.tokens += int(round.committed.size());
   measured.seconds += seconds;
   measured.predicted_seconds += expected;
+  correct(seconds / expected);
+}
+
+void Planner::correct(double ratio) {
   // A round that was held up (the core lost to another process, a slow consumer) says little about the next one.
-  const double ratio = std::clamp(seconds / expected, 0.5, 2.0);
-  double& correction = correction_[int(mode_)];
-  correction += kSmoothing * (ratio - correction);
+  const int mode = int(mode_);
+  const double usual = pace_ * bias_[mode];
+  ratio = std::clamp(ratio, 0.6 * usual, 1.6 * usual);
+  ++round_;
+  if (mode_ != last_mode_) pace_before_ = pace_, switched_ = round_;
+  last_mode_ = mode_;
+  const bool stale = round_ - sampled_[mode] > kSameMoment;
+  recent_[mode] = stale ? ratio : recent_[mode] + kRecent * (ratio - recent_[mode]);
+  sampled_[mode] = round_;
+  if (mode_ != Mode::kPlain && round_ - switched_ < kSameMoment)
+    bias_[mode] += kBiasStep * (std::clamp(recent_[mode] / pace_before_, 0.5, 2.0) - bias_[mode]);
+  else
+    pace_ = recent_[mode] / bias_[mode];
 }
 
 // -- deciding ----------------------------------------------------------------------------------------------------------
@@ -139,11 +157,8 @@ void Planner::decide() {
   }
   rounds_in_mode_ = (best.mode == Mode::kOverlap) == overlapping ? rounds_in_mode_ + 1 : 0;
 
-  probing_ = false;
-  if (best.mode == Mode::kPlain && plain_rounds_++ >= probe_after_) {
-    probing_ = true;
-    best = predict_turns(1, a);
-  }
+  probing_ = since_probe_++ >= (best.mode == Mode::kPlain ? probe_after_ : kPlainProbe) && best.mode != Mode::kOverlap;
+  if (probing_) best = best.mode == Mode::kPlain ? predict_turns(1, a) : plain;
   // Drafting goes on while the chance that all drafts so far and the next one are right is worth what the next one
   // costs at the speed that is expected: the marginal rule of renewal rewards.
   const Costs::Stages& c = costs_.turns;

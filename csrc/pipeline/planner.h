@@ -3,7 +3,11 @@
 //
 // Draft-then-verify with K drafts at acceptance a commits (1 - a^(K+1)) / (1 - a) tokens in K draft steps, one row
 // through the early layers and a pass over K + 1 rows. Overlapped schedules have no such closed form: the simulated
-// carrier is asked, once, at a grid of acceptances. Both are then corrected by what rounds really took.
+// carrier is asked, once, at a grid of acceptances.
+//
+// What rounds really take corrects this in two ways. The machine's pace changes from moment to moment and is common to
+// all schedules; a schedule's bias is how much longer than predicted it takes than plain decoding does in the same
+// moments. So that there are such moments, plain rounds are strewn in while drafting, and drafts while decoding plainly.
 #pragma once
 
 #include <array>
@@ -51,7 +55,7 @@ class Planner {
   const Schedule& after(const Round& round, double seconds);
   const Schedule& schedule() const { return schedule_; }
 
-  double acceptance() const;
+  double acceptance() const { return accepted_ / (accepted_ + rejected_); }
   const Costs& costs() const { return costs_; }
   Prediction predict_plain() const;
   Prediction predict_turns(int length, double acceptance) const;
@@ -69,18 +73,24 @@ class Planner {
   void learn(const Round& round, double seconds);
   void decide();
   Prediction best_turns(double acceptance) const;
-  double corrected(Prediction::Mode mode, double seconds) const { return seconds * correction_[int(mode)]; }
+  void correct(double ratio);
+  double corrected(Prediction::Mode mode, double seconds) const { return seconds * pace_ * bias_[int(mode)]; }
 
   const Costs costs_;
-  const double prior_;
-  double accepted_ = 0.0, rejected_ = 0.0;     // verdicts, older ones counting less
+  double accepted_, rejected_;                 // verdicts, older ones counting less
   std::vector<double> overlap_;                // simulated tokens per second, acceptance 0, 1 / n, ..., 1
-  std::array<double, 3> correction_{1, 1, 1};  // by mode: measured over predicted seconds
+  double pace_ = 1.0;                          // measured over predicted seconds, of all modes
+  std::array<double, 3> bias_{1, 1, 1};        // by mode: the same, over plain decoding's; plain decoding's stays 1
+  std::array<double, 3> recent_{1, 1, 1};      // by mode: measured over predicted seconds of its last rounds
+  std::array<int, 3> sampled_{-1000, -1000, -1000};   // by mode: the last round of it
+  int round_ = 0, switched_ = -1000;
+  double pace_before_ = 1.0;                   // the last change of mode
+  Prediction::Mode last_mode_ = Prediction::Mode::kPlain;
   std::array<Measured, 3> measured_{};
   Prediction::Mode mode_ = Prediction::Mode::kPlain;
   Schedule schedule_;
-  bool probing_ = false;
-  int plain_rounds_ = 0, probe_after_, rounds_in_mode_ = 0;
+  bool probing_ = false;                       // this round is not what seems best, but tells something
+  int since_probe_ = 0, first_probe_, probe_after_, rounds_in_mode_ = 0;
 };
 
 // The schedule that a mode stands for; threshold: of the survival stop rule.

@@ -1,0 +1,231 @@
+"""`auto`: its predictions, what it makes of what it sees, and that it changes no token."""
+
+import json
+import random
+from dataclasses import asdict, replace
+
+import pytest
+from support import write_model
+
+from ppsd_rt import Engine, PpsdError, SamplingParams, _native, simulate
+from ppsd_rt import planner as planning
+from ppsd_rt.backend import Oracle, RunOptions
+from ppsd_rt.models.head_file import HeadInfo
+from ppsd_rt.planner import Costs, StageCosts
+from ppsd_rt.schedule import AUTO, MAX_CHUNK, named
+
+ROW, DRAFT, ONE, MORE = 0.15e-3, 0.3e-3, 2.7e-3, 0.1e-3  # seconds, as on a laptop
+
+
+def costs(draft: float = DRAFT, overlapped: bool = False, slow: float = 2.0) -> Costs:
+    """Stages that cost a pass over n rows ONE + MORE * (n - 1); side by side each is `slow` times slower."""
+    verify = [ONE + MORE * n for n in range(16)]
+    turns = StageCosts(ROW, draft, tuple(verify))
+    beside = StageCosts(slow * ROW, slow * draft, tuple(slow * v for v in verify))
+    return Costs(turns, beside if overlapped else None)
+
+
+def planner(costs: Costs, prior: float = 0.4) -> _native.Planner:
+    return _native.Planner(asdict(costs), prior)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])
+def test_predictions_are_the_closed_forms(acceptance):
+    plan = planner(costs())
+    assert plan.predict("plain", 0, acceptance) == pytest.approx(1 / (ROW + ONE))
+    for length in range(1, MAX_CHUNK + 1):
+        tokens = sum(acceptance**k for k in range(length + 1))
+        seconds = length * DRAFT + ROW + ONE + MORE * length
+        assert plan.predict("turns", length, acceptance) == pytest.approx(tokens / seconds)
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
+def test_overlap_is_predicted_by_simulation(acceptance):
+    c = costs(overlapped=True, slow=1.2)
+    beside = c.overlapped
+    assert beside is not None
+    step = tuple(n * beside.row_step for n in range(1, 17))
+    simulated = simulate.simulate(
+        named("elastic"),
+        simulate.Costs(step, beside.draft_step - beside.row_step, (beside.verify,)),
+        acceptance,
+        tokens=2000,
+    )
+    assert planner(c).predict("overlap", 0, acceptance) == pytest.approx(simulated.tokens_per_second, rel=0.12)
+
+
+class World:
+    """Rounds as they would come: every draft is right with chance `acceptance`, and time passes as the costs say."""
+
+    def __init__(self, plan: _native.Planner, costs: Costs, acceptance: float, seed: int = 0) -> None:
+        self.plan, self.costs, self.acceptance = plan, costs, acceptance
+        self.random = random.Random(seed)
+        self.seconds, self.tokens, self.pace, self.plain_rounds = 0.0, 0, 1.0, 0
+
+    def decode(self, tokens: int) -> float:
+        """Tokens per second."""
+        begun, end = self.seconds, self.tokens + tokens
+        while self.tokens < end:
+            first, most, _, overlap, threshold = self.plan.schedule()
+            assert not overlap
+            drafts, alive = 0, 1.0
+            while drafts < most and alive >= threshold:
+                drafts, alive = drafts + 1, alive * self.acceptance
+            accepted = 0
+            while accepted < drafts and self.random.random() < self.acceptance:
+                accepted += 1
+            c = self.costs.turns
+            seconds = self.pace * (drafts * c.draft_step + c.row_step + c.verify[drafts])
+            seconds *= self.random.uniform(0.97, 1.05)
+            self.plain_rounds += drafts == 0
+            self.seconds += seconds
+            self.tokens += accepted + 1
+            self.plan.after(accepted + 1, min(drafts, accepted + 1), accepted, seconds)
+        return tokens / (self.seconds - begun)
+
+
+def best_fixed(costs: Costs, acceptance: float) -> float:
+    plan = planner(costs)
+    return max(plan.predict("plain", 0, 0), *(plan.predict("turns", k, acceptance) for k in range(1, 16)))
+
+
+@pytest.mark.parametrize("draft", [0.1e-3, 0.3e-3, 1e-3, 3e-3])
+@pytest.mark.parametrize("acceptance", [0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95])
+def test_near_the_best_and_never_behind_plain(draft, acceptance):
+    c = costs(draft)
+    speed = World(planner(c), c, acceptance).decode(2000)
+    assert speed >= 0.95 * best_fixed(c, acceptance) / 1.01  # rounds take 1 % more than the costs on average
+    assert speed >= 0.98 / (1.01 * c.plain_seconds)
+
+
+def test_a_head_that_becomes_good_is_noticed_and_one_that_becomes_bad_too():
+    c = costs()
+    world = World(planner(c), c, 0.02)
+    world.decode(500)
+    world.acceptance = 0.9
+    world.decode(300)  # noticed meanwhile
+    assert world.decode(500) > 0.85 * best_fixed(c, 0.9)
+    world.acceptance = 0.0
+    world.decode(150)
+    before = world.plain_rounds
+    world.decode(300)
+    assert world.plain_rounds - before > 280
+
+
+def test_a_machine_that_becomes_slower_changes_no_choice():
+    """Its pace is common to all schedules: drafting must not look better or worse for it."""
+    c = costs()
+    world = World(planner(c), c, 0.0)
+    world.decode(300)
+    world.pace = 0.5
+    world.decode(100)
+    before = world.plain_rounds
+    world.decode(300)
+    assert world.plain_rounds - before > 280
+
+
+def test_costs_that_were_measured_wrong_are_found_out():
+    """Drafting costs four times what the calibration says, and does not pay."""
+    believed, real = costs(0.2e-3), costs(3e-3)
+    world = World(planner(believed, prior=0.5), real, 0.5)
+    world.decode(1500)
+    assert world.decode(1000) > 0.95 / (1.01 * real.plain_seconds)
+
+
+# -- with an engine ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("planner") / "model")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path))
+    return tmp_path / "calibration"
+
+
+def load(folder, threads=2):
+    return Engine.from_pretrained(folder, exit_head="norm:2", dtype="float32", threads=threads)
+
+
+FREE = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+@pytest.mark.parametrize("params", [FREE, replace(FREE, temperature=0.9, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("which", ["measured", "overlap is best", "drafting is free", "drafting is dear"])
+def test_auto_gives_the_plain_answer(folder, cache, monkeypatch, which, params):
+    """Whatever the planner believes; where overlapping seems best, carriers change in the middle of the answer."""
+    believed = {
+        "overlap is best": costs(overlapped=True, slow=0.3),
+        "drafting is free": costs(1e-9),
+        "drafting is dear": costs(1.0),
+    }
+    if which in believed:
+        monkeypatch.setattr(planning, "calibrate", lambda _: believed[which])
+        monkeypatch.setattr("ppsd_rt.cpu_backend.calibrate", lambda _: believed[which])
+    engine = load(folder)
+    ids = engine.encode("Hello, world")
+    plain = engine.generate(ids, params, "plain").run()
+    for acceptance in (None, 0.9, 0.0):
+        oracle = None if acceptance is None else Oracle((*ids, *plain.ids), acceptance)
+        for _ in range(3):
+            completion = engine.generate(ids, params, AUTO, RunOptions(oracle=oracle)).run()
+            assert completion.ids == plain.ids
+        measured = engine.backend._planned.measured()
+        assert completion.statistics.tokens == 200
+        if which == "overlap is best" and acceptance == 0.9:
+            assert measured["overlap"][0] > 0
+        if which == "drafting is dear" and acceptance is None:
+            assert measured["plain"][0] > 500
+
+
+def test_costs_are_measured_once_and_kept(folder, cache, monkeypatch):
+    first = load(folder).backend.costs()
+    (file,) = cache.iterdir()
+    assert Costs.from_dict(json.loads(file.read_text())) == first
+    calls = []
+    monkeypatch.setattr("ppsd_rt.cpu_backend.calibrate", lambda engine: calls.append(engine) or first)
+    engine = load(folder)
+    assert engine.backend.costs() == first and not calls
+    engine.backend.costs(again=True)
+    assert len(calls) == 1
+    file.write_text('{"turns": ')
+    assert load(folder).backend.costs() == first and len(calls) == 2
+
+
+def test_measured_costs_are_plausible(folder, cache):
+    engine = load(folder)
+    for stages in (engine.backend.costs().turns, engine.backend.costs().overlapped):
+        assert 0 < stages.row_step <= stages.draft_step
+        assert len(stages.verify) == 16
+        assert list(stages.verify) == sorted(stages.verify)
+        assert 0 < stages.verify[0] < 1
+    assert load(folder, threads=1).backend.costs().overlapped is None
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "file"))
+    assert len(load(folder).generate("hello", FREE, "auto").run().ids) == 200
+
+
+def test_answers_after_a_calibration_are_right(folder, cache):
+    """It runs made-up rows through the stages: none of them may be taken for a prompt's."""
+    engine = load(folder)
+    ids = list(range(64))
+    plain = engine.generate(ids, FREE, "plain").run().ids
+    engine.backend.costs(again=True)
+    assert engine.generate(ids, FREE, "plain").run().ids == plain
+
+
+def test_nothing_to_calibrate_without_a_head(folder):
+    with pytest.raises(PpsdError, match="exit head"):
+        Engine.from_pretrained(folder, exit_head="none", dtype="float32").backend.costs()
+
+
+def test_the_prior_is_what_the_head_says():
+    info = HeadInfo("layer", 3, "m", "h")
+    assert planning.prior(info) == planning.UNKNOWN_ACCEPTANCE
+    assert planning.prior(replace(info, acceptance={"held_out_greedy": 0.7})) == 0.7
