@@ -1,0 +1,116 @@
+"""The C++ kernels: near the torch twin, and to the bit the same for every number of rows, thread count and chunking."""
+
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+from support import write_model
+
+from ppsd_rt import Engine, _native
+from ppsd_rt.cpu_backend import FORMATS
+
+SHAPES = {
+    "grouped": {},
+    "one key head": {"num_key_value_heads": 1, "tie_word_embeddings": False},
+    "bias": {"attention_bias": True, "num_key_value_heads": 4},
+    "narrow heads": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
+    "wide heads": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 80},
+    "odd panels": {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160},
+}
+IDS = [(7 * i * i + 3 * i) % 250 for i in range(150)]  # more than two attention blocks of 64
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("kernels")
+    return {name: write_model(folder / name.replace(" ", "-"), **shape) for name, shape in SHAPES.items()}
+
+
+def load(folder, dtype, threads=1, isa=None, monkeypatch=None):
+    if isa is not None:
+        monkeypatch.setenv("PPSD_ISA", isa)
+    return Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype=dtype, threads=threads).backend
+
+
+@pytest.fixture(params=_native.usable_isas())
+def isa(request):
+    return request.param
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32_is_near_the_twin(folders, shape, isa, monkeypatch):
+    ours = load(folders[shape], "float32", isa=isa, monkeypatch=monkeypatch).logits(IDS, len(IDS))
+    twin = Engine.from_pretrained(folders[shape], exit_head="none", backend="torch", dtype="float32").backend
+    theirs = twin.logits(IDS, len(IDS))
+    assert np.abs(ours - theirs).max() <= 1e-5 * np.abs(theirs).max()
+
+
+@pytest.mark.parametrize(("dtype", "kl"), [("bfloat16", 1e-3), ("int8", 5e-3)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lower_formats_are_near_float32(folders, shape, isa, dtype, kl, monkeypatch):
+    exact = load(folders[shape], "float32").logits(IDS, len(IDS)).astype(np.float64)
+    ours = load(folders[shape], dtype, isa=isa, monkeypatch=monkeypatch).logits(IDS, len(IDS)).astype(np.float64)
+    p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (exact, ours))
+    assert 0 < (np.exp(p) * (p - q)).sum(-1).mean() < kl
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_do_not_depend_on_their_company(folders, shape, dtype, isa, monkeypatch):
+    """1 to 16 rows in a pass, at places that straddle the attention blocks; then the whole text in passes of 64."""
+    backend = load(folders[shape], dtype, isa=isa, monkeypatch=monkeypatch)
+    alone = {end: backend.logits(IDS[:end], 1)[0] for end in (1, 2, 16, 63, 64, 65, 66, 80, 128, 129, 130, 150)}
+    for rows in range(1, 17):
+        for end in (16, 66, 130, 150):
+            together = backend.logits(IDS[:end], rows)
+            for place, logits in enumerate(together, end - rows + 1):
+                if place in alone:
+                    assert np.array_equal(logits, alone[place]), (rows, place)
+    fresh = load(folders[shape], dtype, isa=isa, monkeypatch=monkeypatch).logits(IDS, len(IDS))
+    for end, logits in alone.items():
+        assert np.array_equal(fresh[end - 1], logits), end
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+def test_prompts_may_be_cut_anywhere(folders, dtype):
+    whole = load(folders["grouped"], dtype).logits(IDS, 8)
+    for cut in (1, 31, 63, 64, 65, 100, 141):
+        backend = load(folders["grouped"], dtype)
+        backend.logits(IDS[:cut], 1)  # these rows are kept
+        assert np.array_equal(backend.logits(IDS, 8), whole), cut
+
+
+@pytest.mark.parametrize("dtype", FORMATS)
+@pytest.mark.parametrize("threads", [2, 3, 5, 8])
+def test_thread_counts_give_equal_bits(folders, dtype, threads):
+    for shape in ("grouped", "odd panels"):
+        one = load(folders[shape], dtype).logits(IDS, 20)
+        assert np.array_equal(load(folders[shape], dtype, threads).logits(IDS, 20), one)
+
+
+def spin(stop):
+    while not stop.is_set():
+        sum(range(10000))
+
+
+def test_busy_cores_change_no_bit(folders):
+    quiet = [load(folders["grouped"], dtype, 2).logits(IDS, 20) for dtype in FORMATS]
+    context = multiprocessing.get_context("fork")
+    stop = context.Event()
+    neighbours = [context.Process(target=spin, args=(stop,), daemon=True) for _ in range(os.cpu_count() or 1)]
+    for process in neighbours:
+        process.start()
+    try:
+        for _ in range(5):
+            for dtype, logits in zip(FORMATS, quiet, strict=True):
+                assert np.array_equal(load(folders["grouped"], dtype, 2).logits(IDS, 20), logits)
+    finally:
+        stop.set()
+        for process in neighbours:
+            process.join()
+
+
+def test_an_unknown_instruction_set_is_refused(folders, monkeypatch):
+    with pytest.raises(Exception, match="PPSD_ISA"):
+        load(folders["grouped"], "int8", isa="mmx", monkeypatch=monkeypatch)
