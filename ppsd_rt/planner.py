@@ -78,17 +78,8 @@ def keep_costs(path: Path, costs: Costs) -> None:
 def costs_path(model_hash: str, head: HeadInfo, draft_vocabulary: int, dtype: str, threads: int, isa: str) -> Path:
     """One file for each machine, build, model, kind of head, format and thread count."""
     build = Path(_native.__file__).stat()
-    what = [
-        build.st_size,
-        build.st_mtime_ns,
-        platform.node(),
-        _cpu(),
-        _native.usable_cores(),
-        isa,
-        model_hash,
-        dtype,
-        threads,
-    ]
+    machine = [platform.node(), _cpu(), _native.usable_cores(), isa]
+    what = [build.st_size, build.st_mtime_ns, *machine, model_hash, dtype, threads]
     key = json.dumps([*what, head.kind, head.exit_layer, draft_vocabulary])
     return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 

@@ -66,7 +66,7 @@ class World:
         """Tokens per second."""
         begun, end = self.seconds, self.tokens + tokens
         while self.tokens < end:
-            first, most, _, overlap, threshold = self.plan.schedule()
+            _, most, _, overlap, threshold = self.plan.schedule()
             assert not overlap
             drafts, alive = 0, 1.0
             while drafts < most and alive >= threshold:
