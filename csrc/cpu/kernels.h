@@ -134,6 +134,10 @@ struct Candidate {
   }
 };
 
+// Into a heap of the `most` best, whose front is the worst of them. (Not in the kernels' files: what the compiler makes of
+// a standard container there may be for another machine, and the linker keeps only one copy.)
+void keep_best(std::vector<Candidate>* top, int most, const Candidate& candidate);
+
 struct LogitsPhase {
   const Matrix* weights;
   const Activations* input;

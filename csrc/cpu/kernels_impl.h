@@ -611,16 +611,8 @@ void logits(const LogitsPhase& phase, int begin, int end) {
       Simd::store(scores, y);
       for (int l = 0; l < count; ++l) {
         const Candidate candidate{scores[l], ids[l]};
-        if (!top) {
-          if (candidate < phase.best[r]) phase.best[r] = candidate;
-        } else if (int(top->size()) < phase.top_k) {   // a heap whose front is the worst that is kept
-          top->push_back(candidate);
-          std::push_heap(top->begin(), top->end());
-        } else if (candidate < top->front()) {
-          std::pop_heap(top->begin(), top->end());
-          top->back() = candidate;
-          std::push_heap(top->begin(), top->end());
-        }
+        if (top) keep_best(top, phase.top_k, candidate);
+        else if (candidate < phase.best[r]) phase.best[r] = candidate;
       }
       return;
     }

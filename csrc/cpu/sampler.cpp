@@ -6,6 +6,18 @@
 
 namespace ppsd {
 
+void keep_best(std::vector<Candidate>* top, int most, const Candidate& candidate) {
+  if (int(top->size()) < most) {
+    top->push_back(candidate);
+  } else if (candidate < top->front()) {
+    std::pop_heap(top->begin(), top->end());
+    top->back() = candidate;
+  } else {
+    return;
+  }
+  std::push_heap(top->begin(), top->end());
+}
+
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 constexpr int kNever = std::numeric_limits<int>::max();
 
