@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <future>
 #include <iterator>
 #include <stdexcept>
 
@@ -119,13 +120,10 @@ Costs::Stages measure_overlapped(CpuEngine* engine, double seconds) {
       times.draft_steps.push_back(bench.draft(true));
     }
   });
-  std::thread verifying([&] {   // a thread of its own, so that the caller is not pinned to this stage's core
-    engine->pin_stage(1);
-    const auto begin = Clock::now();
-    for (int repeat = 0; repeat < kLeast || (repeat < kMost && since(begin) < seconds); ++repeat)
-      for (int rows : kRows) times.passes[rows].push_back(bench.verify(rows));
-  });
-  verifying.join();
+  engine->pin_stage(1);
+  const auto begin = Clock::now();
+  for (int repeat = 0; repeat < kLeast || (repeat < kMost && since(begin) < seconds); ++repeat)
+    for (int rows : kRows) times.passes[rows].push_back(bench.verify(rows));
   over.store(true);
   drafting.join();
   engine->use_shared_team();
@@ -137,11 +135,11 @@ Costs::Stages measure_overlapped(CpuEngine* engine, double seconds) {
 Costs calibrate(CpuEngine* engine, double seconds) {
   if (!engine->model().drafts()) throw std::runtime_error("there is nothing to calibrate without an exit head");
   Costs costs;
-  std::thread([&] {   // which is pinned, where the caller's must not be
-    costs.turns = measure_turns(engine, 0.6 * seconds);
-  }).join();
   costs.can_overlap = engine->threads() > 1 && engine->verify().size() == 1;
-  if (costs.can_overlap) costs.overlapped = measure_overlapped(engine, 0.4 * seconds);
+  std::async(std::launch::async, [&] {   // on a thread of its own: it gets pinned, and the caller's must not be
+    costs.turns = measure_turns(engine, 0.6 * seconds);
+    if (costs.can_overlap) costs.overlapped = measure_overlapped(engine, 0.4 * seconds);
+  }).get();
   return costs;
 }
 
