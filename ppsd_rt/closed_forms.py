@@ -27,14 +27,16 @@ def published_ppsd(costs: Costs, acceptance: float, lookahead: int) -> float:
     """Chunks of 1 with overlap: n / (alpha + (1 - alpha) n) for n equal stages (PPSD, arXiv 2509.19368).
 
     An accepted token comes one slowest stage after the token before it; behind a rejection the next one has the whole
-    pipeline to pass: stages, exit head and links. Where few drafts are allowed, they bound how many are on the way.
+    pipeline to pass: stages, exit head and links. Where `lookahead` drafts do not fill the pipeline, every run of
+    lookahead + 1 accepted tokens waits for the rest of it.
     What it leaves out: a lone verification stage that is slower than drafting finds the last committed token's row
     waiting, which goes along with the next draft token, so that one pass gives two tokens.
     """
     latency = costs.plain_seconds + costs.head
     slowest = max(costs.step[0] + costs.head, costs.link_row, *(stage[0] for stage in costs.verify))
-    pace = max(slowest, latency / (lookahead + 1))
-    return costs.plain_seconds / (acceptance * pace + (1 - acceptance) * latency)
+    window = lookahead + 1
+    wait = max(latency - window * slowest, 0.0) * acceptance**window / sum(acceptance**place for place in range(window))
+    return costs.plain_seconds / (acceptance * slowest + (1 - acceptance) * latency + wait)
 
 
 def draft_then_verify(costs: Costs, acceptance: float, length: int) -> float:

@@ -1,6 +1,6 @@
 """Line charts as SVG, written by hand: a grid of panels with common axes. No plotting library is needed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, log10
 from xml.sax.saxutils import escape
@@ -58,36 +58,53 @@ def svg(title: str, x_name: str, y_name: str, panels: Sequence[Panel], columns: 
         parts.append(f'<path d="M{x} 36h18" stroke="{colours[name]}" stroke-width="2"/>')
         parts.append(f'<text x="{x + 24}" y="40">{escape(name)}</text>')
     for i, panel in enumerate(panels):
-        x0, y0 = _LEFT + i % columns * (_WIDTH + _GAP), _TOP + 12 + i // columns * (_HEIGHT + _GAP + 22)
-
-        def at_x(x: float, x0: int = x0) -> float:
-            return x0 + (_WIDTH * (x - left) / (right - left) if right > left else _WIDTH / 2)
-
-        def at_y(y: float, y0: int = y0) -> float:
-            return y0 + _HEIGHT * (1 - y / top)
-
-        parts.append(f'<text x="{x0}" y="{y0 - 5}">{escape(panel.title)}</text>')
-        parts.append(f'<path d="M{x0} {y0}v{_HEIGHT}h{_WIDTH}" fill="none" stroke="#888"/>')
-        for x in ticks(left, right):
-            parts.append(f'<text x="{at_x(x):.1f}" y="{y0 + _HEIGHT + 14}" text-anchor="middle">{x:g}</text>')
-        for y in ticks(0.0, top):
-            parts.append(f'<path d="M{x0} {at_y(y):.1f}h{_WIDTH}" stroke="#e5e5e5"/>')
-            parts.append(f'<text x="{x0 - 6}" y="{at_y(y) + 4:.1f}" text-anchor="end">{y:g}</text>')
-        parts.append(
-            f'<text x="{x0 + _WIDTH / 2}" y="{y0 + _HEIGHT + 29}" text-anchor="middle">{escape(x_name)}</text>'
-        )
-        if i % columns == 0:
-            middle = y0 + _HEIGHT / 2
-            parts.append(
-                f'<text transform="translate({x0 - 36} {middle}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>'
-            )
-        for line in panel.lines:
-            path = "L".join(f"{at_x(x):.1f} {at_y(y):.1f}" for x, y in sorted(line.points))
-            style = ' stroke-dasharray="4 3" opacity="0.8"' if line.dashed else ""
-            parts.append(f'<path d="M{path}" fill="none" stroke="{colours[line.name]}" stroke-width="2"{style}/>')
-            if not line.dashed:
-                parts += [
-                    f'<circle cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="2.5" fill="{colours[line.name]}"/>'
-                    for x, y in line.points
-                ]
+        corner = (_LEFT + i % columns * (_WIDTH + _GAP), _TOP + 12 + i // columns * (_HEIGHT + _GAP + 22))
+        area = _Area(*corner, left, right, top)
+        parts += [*_axes(area, panel.title, x_name, y_name if i % columns == 0 else ""), *_curves(area, panel, colours)]
     return "\n".join([*parts, "</svg>", ""])
+
+
+@dataclass(frozen=True)
+class _Area:
+    """Where a panel lies, in pixels, and which values its edges stand for."""
+
+    x0: int
+    y0: int
+    left: float
+    right: float
+    top: float
+
+    def x(self, value: float) -> float:
+        width = self.right - self.left
+        return self.x0 + (_WIDTH * (value - self.left) / width if width > 0 else _WIDTH / 2)
+
+    def y(self, value: float) -> float:
+        return self.y0 + _HEIGHT * (1 - value / self.top)
+
+
+def _axes(area: _Area, title: str, x_name: str, y_name: str) -> Iterator[str]:
+    x0, y0, bottom = area.x0, area.y0, area.y0 + _HEIGHT
+    middle = f'y="{bottom + 29}" text-anchor="middle"'
+    yield f'<text x="{x0}" y="{y0 - 5}">{escape(title)}</text>'
+    yield f'<path d="M{x0} {y0}v{_HEIGHT}h{_WIDTH}" fill="none" stroke="#888"/>'
+    yield f'<text x="{x0 + _WIDTH / 2}" {middle}>{escape(x_name)}</text>'
+    yield (
+        f'<text transform="translate({x0 - 36} {y0 + _HEIGHT / 2}) rotate(-90)" text-anchor="middle">'
+        f"{escape(y_name)}</text>"
+    )
+    for value in ticks(area.left, area.right):
+        yield f'<text x="{area.x(value):.1f}" y="{bottom + 14}" text-anchor="middle">{value:g}</text>'
+    for value in ticks(0.0, area.top):
+        y = area.y(value)
+        yield f'<path d="M{x0} {y:.1f}h{_WIDTH}" stroke="#e5e5e5"/>'
+        yield f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
+
+
+def _curves(area: _Area, panel: Panel, colours: Mapping[str, str]) -> Iterator[str]:
+    for line in panel.lines:
+        colour, points = colours[line.name], [(area.x(x), area.y(y)) for x, y in sorted(line.points)]
+        style = ' stroke-dasharray="4 3" opacity="0.8"' if line.dashed else ""
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{style}/>'
+        for x, y in [] if line.dashed else points:
+            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>'

@@ -36,8 +36,9 @@ def draw(
     lines = [[" "] * columns for _ in range(stages)]
     for name, track, rows, begin, end in spans:
         first, last = round(begin / 1e6 / column), round(end / 1e6 / column)
-        body = ("x" if name.startswith("dropped") else "=") * (last - first - 1)
-        _put(lines[track], first, _COUNTS[min(rows, len(_COUNTS) - 1)] + body if last > first else "")
+        dropped, count = name.startswith("dropped"), _COUNTS[min(rows, len(_COUNTS) - 1)]
+        text = count + ("x" if dropped else "=") * (last - first - 1)
+        _put(lines[track], first, "x" * (last - first) if dropped and last - first < 2 else text[: last - first])
     landed = [" "] * columns
     for seconds, tokens, rejected in verdicts:
         _put(landed, round(seconds / column), _COUNTS[min(tokens, len(_COUNTS) - 1)] + "!" * rejected)
