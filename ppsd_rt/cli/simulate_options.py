@@ -23,8 +23,11 @@ def not_negative(text: str) -> float:
 
 
 def probability(text: str) -> float:
-    value = not_negative(text)
-    if value > 1:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a probability from 0 to 1")
     return value
 

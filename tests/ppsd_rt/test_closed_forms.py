@@ -22,7 +22,7 @@ def test_equal_stages_give_the_formula_of_the_paper(stages, acceptance):
 
 
 def test_draft_then_verify_by_hand():
-    """K = 3, all right: 4 tokens for 3 drafts of 1 + 0.5, a row of 1, a pass over 4 rows of 2 + 4 * 0.25, links of 2."""
+    """All right: 4 tokens for 3 drafts of 1 + 0.5, a row of 1, a pass over 4 rows of 2 + 4 * 0.25, links of 2."""
     costs = Costs(table(1.0), 0.5, (table(2.0, 0.25),), links=1.0)
     assert closed_form(Schedule(3, 3, 3), costs, 1.0) == pytest.approx(5.25 * 4 / (4.5 + 1 + 3 + 2))
     assert closed_form(Schedule(3, 3, 3), costs, 0.0) == pytest.approx(5.25 * 1 / (4.5 + 1 + 3 + 2))
