@@ -1,6 +1,9 @@
 """`ppsd-run simulate`: what it sweeps, prints, draws and refuses."""
 
 import json
+import re
+import shlex
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -134,6 +137,14 @@ def test_the_timeline_of_plain_decoding(run):
         "tokens   |         1        1",
     ]
     assert "draft    |" not in run("-n", 9, "--columns", 0)[1]
+
+
+def test_the_picture_in_the_documentation_is_what_the_tool_draws(capsys):
+    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text(encoding="utf-8")
+    command = re.search(r"\(`ppsd-run (simulate [^`]*)`\)", page)[1]
+    picture = re.search(r"```\n(plain: .*?)```", page, re.DOTALL)[1]
+    assert cli.main(shlex.split(command)) == 0
+    assert picture in capsys.readouterr().out
 
 
 def test_the_timeline_shows_rows_drops_and_rejections():
