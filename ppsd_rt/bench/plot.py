@@ -2,13 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import floor, log10
 from xml.sax.saxutils import escape
 
 _COLOURS = ("#4c566a", "#d08770", "#5e81ac", "#2e8b57", "#b48ead", "#bf616a", "#a38a00", "#00868b")
 _WIDTH, _HEIGHT = 250, 190  # of a panel's plotting area, in pixels
 _LEFT, _TOP, _GAP = 54, 64, 46  # room for the numbers of an axis, for title and legend, between panels
-_LEGEND = 150  # pixels of one entry
+_SIGN, _LETTER = 42, 6.2  # pixels of a legend entry: its stroke and gaps, each letter of its name
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ def svg(title: str, x_name: str, y_name: str, panels: Sequence[Panel], columns: 
     names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
     colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
     rows = -(-len(panels) // columns)
-    width = max(_LEFT + columns * (_WIDTH + _GAP), _LEFT + len(names) * _LEGEND)
+    starts = [0, *accumulate(round(_SIGN + _LETTER * len(name)) for name in names)]
+    width = _LEFT + max(columns * (_WIDTH + _GAP), starts[-1])
     height = _TOP + rows * (_HEIGHT + _GAP + 22) + 6
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
@@ -53,8 +55,8 @@ def svg(title: str, x_name: str, y_name: str, panels: Sequence[Panel], columns: 
         f'<rect width="{width}" height="{height}" fill="white"/>',
         f'<text x="{_LEFT}" y="18" font-size="14">{escape(title)}</text>',
     ]
-    for i, name in enumerate(names):
-        x = _LEFT + i * _LEGEND
+    for name, start in zip(names, starts, strict=False):
+        x = _LEFT + start
         parts.append(f'<path d="M{x} 36h18" stroke="{colours[name]}" stroke-width="2"/>')
         parts.append(f'<text x="{x + 24}" y="40">{escape(name)}</text>')
     for i, panel in enumerate(panels):

@@ -301,6 +301,6 @@ def _lines(rows: Sequence[dict[str, Any]], x: str) -> list[Line]:
         mine = [row for row in rows if row["schedule"] == name]
         formula = [(row[x], row["closed_form"]) for row in mine if row["closed_form"] is not None]
         if formula:
-            lines.append(Line(name.partition(",")[0], formula, dashed=True))
-        lines.append(Line(name.partition(",")[0], [(row[x], row["speedup"]) for row in mine]))
+            lines.append(Line(name, formula, dashed=True))
+        lines.append(Line(name, [(row[x], row["speedup"]) for row in mine]))
     return lines

@@ -81,7 +81,9 @@ def simulate_options(parser: "Parser") -> None:
         help="every further row of a pass adds this share of the first: 0 where reading the weights is all [0]",
     )
     group.add_argument("--bandwidth", type=not_negative, metavar="GBIT", help="of a link, Gbit/s [without limit]")
-    group.add_argument("--row-bytes", type=positive, metavar="N", help="of a hidden state [4 for each of its values]")
+    group.add_argument(
+        "--row-bytes", type=positive, metavar="N", help="of a hidden state [the measured model's, 4 a value]"
+    )
     group = parser.add_argument_group("measured costs: every stage is a machine like this one")
     group.add_argument("--measured", action="store_true", help="calibrate the model's layers and heads here (cpu)")
     group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")

@@ -198,6 +198,15 @@ def test_the_plot_is_svg(run, tmp_path, sweep, panels, axis):
         assert 0 < float(circle.get("cy")) < height
 
 
+def test_every_schedule_has_a_line_of_its_own(run, tmp_path):
+    names = ["elastic:first_chunk=0,max_chunk=2", "elastic:first_chunk=0,max_chunk=4", "ppsd"]
+    path = tmp_path / "plot.svg"
+    assert run(*(word for name in names for word in ("--schedule", name)), "-n", 50, "--plot", path)[0] == 0
+    root = ElementTree.parse(path).getroot()
+    assert set(names) <= {element.text for element in root.iter(SVG + "text")}
+    assert len({element.get("fill") for element in root.iter(SVG + "circle")}) == 3
+
+
 def test_ticks_are_round_and_few():
     assert ticks(0, 1) == [0, 0.5, 1]
     assert ticks(0.5, 0.9) == [0.5, 0.6, 0.7, 0.8, 0.9]
