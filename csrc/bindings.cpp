@@ -349,10 +349,11 @@ const char* name_of(Prediction::Mode mode) {
 // A toy model's answer in simulated time: ([(seconds, event)], tokens, spans).
 py::tuple simulate(const py::dict& schedule, int tokens, std::vector<double> acceptance, uint64_t seed,
                    const SimulatedCosts::Table& step, const SimulatedCosts::Table& drawing_step,
-                   std::vector<SimulatedCosts::Table> verify, std::vector<double> links,
+                   std::vector<SimulatedCosts::Table> verify, std::vector<double> links, double link_row,
                    std::pair<double, double> interference, bool trace) {
   Toy toy(tokens, std::move(acceptance), seed, verify.size());
-  SimulatedCosts costs{step, drawing_step, std::move(verify), std::move(links), interference.first, interference.second};
+  SimulatedCosts costs{step,     drawing_step,       std::move(verify),  std::move(links),
+                       link_row, interference.first, interference.second};
   const auto spans = trace ? std::make_unique<Trace>() : nullptr;
   Simulated carrier(toy.stages(), schedule_of(schedule), toy.limits, seed, std::move(costs), false, nullptr, spans.get());
   carrier.begin(Toy::prompt(), 0);
@@ -561,7 +562,7 @@ PYBIND11_MODULE(_native, m) {
         py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("per_stage"));
   m.def("simulate", &simulate, py::kw_only(), py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"),
         py::arg("seed"), py::arg("step"), py::arg("drawing_step"), py::arg("verify"), py::arg("links"),
-        py::arg("interference"), py::arg("trace"));
+        py::arg("link_row"), py::arg("interference"), py::arg("trace"));
   m.def("lock_step_toy", &lock_step_toy, py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"), py::arg("seed"),
         py::arg("stages"), py::arg("per_stage"));
   m.def("toy_answer", [](uint64_t seed, int tokens) { return ToyModel{seed}.plain(Toy::prompt(), 1 + tokens); });

@@ -109,6 +109,7 @@ def simulate(
     drawing_step: Sequence[float],
     verify: Sequence[Sequence[float]],
     links: Sequence[float],
+    link_row: float,
     interference: tuple[float, float],
     trace: bool,
 ) -> tuple[list[tuple[float, tuple[Any, ...]]], list[int], list[tuple[str, int, int, float, float]]]: ...

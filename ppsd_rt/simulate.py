@@ -8,7 +8,8 @@ assumed:
 
 - every stage is a worker of its own, with `interference` as the only thing that one does to another;
 - a draft token is right with the given probability, independently of all others, and its confidence is that number;
-- work that a verdict makes void ends in that instant, and messages take the delay of their link, whatever their size;
+- work that a verdict makes void ends in that instant; a message takes the delay of its link and `link_row` for each of
+  its rows, which follow those of the message before; a verdict takes the delay alone;
 - the prompt's pass is not part of the time: it begins when the prompt's token is committed.
 
 Every row passes layers [0, E) in the draft stage before it is verified, drafts or not: a plain token costs
@@ -44,6 +45,7 @@ class Costs:
     verify: for each verification stage the same table as `step`; the last stage's includes the LM head.
     links:  how long a message takes from each stage to the next and, at the end, the verdict back to the draft stage;
             one number: every link takes as long.
+    link_row: how much longer for each row of a message: the bytes of a hidden state over the link's bandwidth.
     draft_interference, verify_interference: how many times longer a draft step takes while verification works, and the
             other way round. 1: devices of their own.
     """
@@ -54,6 +56,7 @@ class Costs:
     links: float | tuple[float, ...] = 0.0
     draft_interference: float = 1.0
     verify_interference: float = 1.0
+    link_row: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.verify:
@@ -62,7 +65,7 @@ class Costs:
             raise UsageError(f"costs are tables of {MAX_ROWS} numbers: the seconds of a pass over 1 to {MAX_ROWS} rows")
         if len(self.delays) != len(self.verify) + 1:
             raise UsageError(f"{len(self.verify)} verification stages have {len(self.verify) + 1} links")
-        if min(self.head, *self.step, *self.delays, *(s for stage in self.verify for s in stage)) < 0:
+        if min(self.head, self.link_row, *self.step, *self.delays, *(s for stage in self.verify for s in stage)) < 0:
             raise UsageError("a cost is negative")
         if self.plain_seconds <= 0:
             raise UsageError("costs of nothing at all: give the seconds of a pass")
@@ -76,7 +79,8 @@ class Costs:
     @property
     def plain_seconds(self) -> float:
         """One token of plain decoding on the same stages."""
-        return self.step[0] + sum(stage[0] for stage in self.verify) + sum(self.delays)
+        rows = self.link_row * len(self.verify)  # the verdict is as good as empty
+        return self.step[0] + sum(stage[0] for stage in self.verify) + sum(self.delays) + rows
 
     @classmethod
     def equal_stages(cls, stages: int, head: float = 0.0, links: float = 0.0) -> "Costs":
@@ -135,6 +139,7 @@ def simulate(
         drawing_step=[seconds + costs.head for seconds in step],
         verify=[(0.0, *stage) for stage in costs.verify],
         links=costs.delays,
+        link_row=costs.link_row,
         interference=(costs.draft_interference, costs.verify_interference),
         trace=trace,
     )

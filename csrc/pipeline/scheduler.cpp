@@ -70,11 +70,15 @@ bool Scheduler::ready() const {
 }
 
 // At most a chunk, and the row of the last committed token.
+int Scheduler::rows_ready() const {
+  return std::min(drafted_rows_ - launched_, schedule_.max_chunk + int(committed_row_waits()));
+}
+
 Chunk Scheduler::launch() {
   Chunk chunk;
   chunk.epoch = epoch();
   chunk.start = launched_;
-  const int rows = std::min(drafted_rows_ - launched_, schedule_.max_chunk + int(committed_row_waits()));
+  const int rows = rows_ready();
   for (int row = launched_; row < launched_ + rows; ++row) chunk.ids.push_back(token_at(row));
   launched_ += rows;
   ++in_flight_;

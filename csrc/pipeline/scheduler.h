@@ -29,6 +29,7 @@ class Scheduler {
 
   // -- verifying: chunks in order, several may be under way --
   bool ready() const;                          // a free verification stage may take a chunk now
+  int rows_ready() const;                      // that launch() would take
   Chunk launch();                              // which rows; the hidden states are for the carrier to add
   std::optional<Round> land(const Verdict&);   // the verdict on the oldest chunk under way; nullopt: it was void
 

@@ -14,6 +14,7 @@ double least_cost(const SimulatedCosts& costs) {
   for (double cost : costs.drawing_step) look(cost);
   for (const SimulatedCosts::Table& table : costs.verify) std::for_each(table.begin(), table.end(), look);
   for (double cost : costs.links) look(cost);
+  look(costs.link_row);
   return least;
 }
 
@@ -93,12 +94,12 @@ void Simulated::finish_chunk(int stage) {
   station.chunk.reset();
   stages_.verify[stage]->run(&chunk, nullptr);
   record("verify", kVerifyTrack + stage, chunk.rows(), station.work.begun);
-  const double travel = costs_.links[stage + 1];
   if (stage + 1 < int(stations_.size())) {
-    stations_[stage + 1].inbox.push_back({std::move(chunk), travel});
+    const double left = travel(stage + 1, chunk.rows());
+    stations_[stage + 1].inbox.push_back({std::move(chunk), left});
   } else {
     Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, chunk.rows())};
-    replies_.push_back({std::move(verdict), travel});
+    replies_.push_back({std::move(verdict), costs_.links.back()});
   }
 }
 
@@ -133,10 +134,11 @@ void Simulated::drop_all() {
 
 void Simulated::start() {
   // A chunk leaves for the first stage so that it arrives when that stage is free: what is drafted until then goes along.
-  while (scheduler_.ready() && over(first_stage_free_in() - costs_.links.front())) {
+  while (scheduler_.ready() && over(leave_in())) {
     Chunk chunk = scheduler_.launch();
     stages_.draft->export_hidden(&chunk);
-    stations_.front().inbox.push_back({std::move(chunk), costs_.links.front()});
+    const double left = travel(0, chunk.rows());
+    stations_.front().inbox.push_back({std::move(chunk), left});
   }
   for (int stage = 0; stage < int(stations_.size()); ++stage) {
     Station& station = stations_[stage];
@@ -160,6 +162,16 @@ double Simulated::first_stage_free_in() const {
   return free_in;
 }
 
+// What is drafted until then goes along, and takes longer on the way.
+double Simulated::leave_in() const { return first_stage_free_in() - travel(0, scheduler_.rows_ready()); }
+
+// Of a message of so many rows to a stage; its rows follow those of the message before it.
+double Simulated::travel(int stage, int rows) const {
+  const double alone = costs_.links[stage] + rows * costs_.link_row;
+  const std::deque<Message>& inbox = stations_[stage].inbox;
+  return inbox.empty() ? alone : std::max(alone, inbox.back().travel + rows * costs_.link_row);
+}
+
 // -- time --------------------------------------------------------------------------------------------------------------
 
 bool Simulated::verifying() const {
@@ -179,7 +191,7 @@ void Simulated::pass_time() {
     else if (!station.inbox.empty()) wait = std::min(wait, station.inbox.front().travel);
   }
   if (!replies_.empty()) wait = std::min(wait, replies_.front().travel);
-  if (scheduler_.ready()) wait = std::min(wait, first_stage_free_in() - costs_.links.front());
+  if (scheduler_.ready()) wait = std::min(wait, leave_in());
   if (wait == std::numeric_limits<double>::infinity()) throw std::logic_error("the pipeline stands still");
   wait = std::max(wait, 0.0);
   now_ += wait;

@@ -20,6 +20,7 @@ struct SimulatedCosts {
   Table drawing_step{};            // the same, and then the exit head
   std::vector<Table> verify;       // of each verification stage; what lies in the last is paid with it (the LM head)
   std::vector<double> links;       // on the way from each stage to the next, and of the verdict back to drafting
+  double link_row = 0.0;           // more for each row of a chunk: what its hidden states take at the link's bandwidth
   // On one device: how many times longer a draft step takes while verification works, and the other way round.
   double draft_interference = 1.0, verify_interference = 1.0;
 };
@@ -62,6 +63,8 @@ class Simulated final : public Carrier {
   void land();
   void drop_all();
   double first_stage_free_in() const;
+  double leave_in() const;
+  double travel(int stage, int rows) const;
   double draft_pace() const;
   double verify_pace() const;
   bool verifying() const;

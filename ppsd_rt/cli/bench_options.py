@@ -121,10 +121,10 @@ def _model_options(parser: argparse.ArgumentParser) -> None:
 def _output_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("-r", "--repeats", type=positive, default=5, metavar="N", help="of every case")
-    _format_option(group)
+    format_option(group)
 
 
-def _format_option(group: argparse._ArgumentGroup) -> None:
+def format_option(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "-o",
         "--output",
@@ -151,4 +151,4 @@ def eval_options(parser: "Parser") -> None:
     group.add_argument("--backend", default="auto", help="auto, cpu (C++) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
-    _format_option(parser.add_argument_group("output"))
+    format_option(parser.add_argument_group("output"))

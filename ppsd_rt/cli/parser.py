@@ -9,6 +9,7 @@ from typing import NoReturn
 from .. import __version__
 from ..errors import UsageError
 from .bench_options import bench_options, eval_options
+from .simulate_options import simulate_options
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,12 @@ COMMANDS = {
         "ppsd-run bench generate -p 64 -n 128 --schedule eesd",
         bench_options,
         "bench",
+    ),
+    "simulate": Command(
+        "predict a pipeline's speed from the costs of its stages",
+        "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8 --link-ms 0,1 --plot speed.svg",
+        simulate_options,
+        "simulate",
     ),
     "eval": Command(
         "measure what a number format costs in quality", "ppsd-run eval --dtype bfloat16,int8", eval_options, "eval"

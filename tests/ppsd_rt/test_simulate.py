@@ -177,6 +177,7 @@ def test_steps_of_one_second_are_the_ticks_of_the_lock_step(schedule, acceptance
         drawing_step=ones,
         verify=[[float(per_stage)] * (MAX_ROWS + 1)] * stages,
         links=[0.0] * (stages + 1),
+        link_row=0.0,
         interference=(1.0, 1.0),
         trace=False,
     )
