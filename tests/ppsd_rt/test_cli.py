@@ -82,12 +82,12 @@ print(*sorted({"torch", "transformers", "gguf", "sentencepiece", "rich", "huggin
 
 
 def test_answer_and_statistics(run, head):
-    status, out, err = run("hello", "--exit-head", head, "--max-tokens", 20, "--raw", "--compare")
+    status, out, err = run("hello", "--exit-head", head, "--max-tokens", 20, "--raw", "--compare", "--schedule", "eesd")
     assert status == 0
     assert out.endswith("\n")
     assert re.search(
         r"^20 tokens \| [\d.]+ tokens/s \| first after \d+ ms \| acceptance [\d.]+ \| [\d.]+ tokens per pass \| "
-        r"auto, cpu float32, \d+ threads? \| [\d.]+x plain decoding \([\d.]+ tokens/s\)$",
+        r"eesd, cpu float32, \d+ threads? \| [\d.]+x plain decoding \([\d.]+ tokens/s\)$",
         err.strip(),
     )
 
