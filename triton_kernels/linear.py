@@ -51,7 +51,7 @@ def tiling(outputs: int, inputs: int) -> Tiling:
     block = 32 if outputs >= 128 * 32 else 16
     splits = 4 if outputs < 64 * block and inputs >= 2048 else 1
     short = block == 16 and inputs <= 1024  # then all weights are on the way before the wait
-    return Tiling(block, 8, 128 if short else 64, splits, 8, 3)
+    return Tiling(block, 8, 128 if short else 64 if block == 16 else 32, splits, 8, 3)
 
 
 @triton.jit

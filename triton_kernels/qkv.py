@@ -49,17 +49,15 @@ def qkv_kernel(
         cos, sin = tl.load(cosines + angle, mask=live, other=0), tl.load(sines + angle, mask=live, other=0)
         a, b = a * cos - b * sin, b * cos + a * sin
     if head < HEADS:
-        target = queries + (row * HEADS + head) * HEAD_DIM + channel
-        tl.store(target, a.to(queries.dtype.element_ty), mask=live)
-        tl.store(target + HEAD_DIM // 2, b.to(queries.dtype.element_ty), mask=live)
-    elif head < HEADS + KV_HEADS:
-        target = keys + ((head - HEADS).to(tl.int64) * capacity + position) * HEAD_DIM + channel
-        tl.store(target, a.to(keys.dtype.element_ty), mask=live)
-        tl.store(target + HEAD_DIM // 2, b.to(keys.dtype.element_ty), mask=live)
+        query = queries + (row * HEADS + head) * HEAD_DIM + channel
+        tl.store(query, a.to(queries.dtype.element_ty), mask=live)
+        tl.store(query + HEAD_DIM // 2, b.to(queries.dtype.element_ty), mask=live)
     else:
-        target = values + ((head - HEADS - KV_HEADS).to(tl.int64) * capacity + position) * HEAD_DIM + channel
-        tl.store(target, a.to(values.dtype.element_ty), mask=live)
-        tl.store(target + HEAD_DIM // 2, b.to(values.dtype.element_ty), mask=live)
+        kv_head = (head - HEADS) % KV_HEADS
+        cache = keys if head < HEADS + KV_HEADS else values
+        cell = cache + (kv_head.to(tl.int64) * capacity + position) * HEAD_DIM + channel
+        tl.store(cell, a.to(keys.dtype.element_ty), mask=live)
+        tl.store(cell + HEAD_DIM // 2, b.to(keys.dtype.element_ty), mask=live)
 
 
 def qkv_tiling(weight: Weight, head_dim: int) -> Tiling:
@@ -71,7 +69,7 @@ def qkv(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
     queries: Tensor, keys: Tensor, values: Tensor, state: Tensor, *, pdl: bool = False,
 ) -> None:  # fmt: skip
-    """queries [16, heads, head_dim], keys and values [kv_heads, capacity, head_dim], cosines, sines [capacity, head_dim / 2]."""
+    """queries [16, heads, head_dim]; keys, values [kv_heads, capacity, head_dim] of one type; tables [capacity, head_dim / 2]."""
     heads, head_dim = queries.shape[1:]
     assert head_dim % 16 == 0, "a head's channels are computed sixteen at a time"
     cut = qkv_tiling(weight, head_dim)
