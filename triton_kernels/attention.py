@@ -111,7 +111,7 @@ def combine_kernel(
 
 
 class Partials:
-    """Where splits leave their results: float32 sums [splits, heads, 16, head_dim], tops and totals [splits, heads, 16]."""
+    """What the splits leave: float32 sums [splits, heads, 16, head_dim], tops and totals [splits, heads, 16]."""
 
     def __init__(self, capacity: int, heads: int, head_dim: int, device: torch.device | str) -> None:
         shape = (triton.cdiv(capacity, SPLIT), heads, MAX_ROWS)
@@ -125,7 +125,13 @@ def attention(
     """out [16, heads, head_dim] for the rows at positions state[START].., whose keys and values are in the cache."""
     (heads, head_dim), (kv_heads, capacity) = queries.shape[1:], keys.shape[:2]
     dot = tl.float32 if keys.dtype == torch.float32 else tl.bfloat16
-    shared = {"HEADS": heads, "HEAD_DIM": head_dim, "WIDTH": triton.next_power_of_2(head_dim), "SPLIT": SPLIT, "PDL": pdl}
+    shared = {
+        "HEADS": heads,
+        "HEAD_DIM": head_dim,
+        "WIDTH": triton.next_power_of_2(head_dim),
+        "SPLIT": SPLIT,
+        "PDL": pdl,
+    }
     group = triton.next_power_of_2(heads // kv_heads)
     attention_kernel[(kv_heads, len(partials.tops))](
         queries, keys, values, partials.sums, partials.tops, partials.totals, state, capacity, score_scale(head_dim),

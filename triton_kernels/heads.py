@@ -1,15 +1,15 @@
 """LM head and exit head: norm, projection and the choice of a token, without storing logits unless asked to.
 
     logits[r] = norm(x[r]) W^T                                             x [16, hidden], W [outputs, hidden]
-    score[r, i] = penalised(logits[r, i]) / T + gumbel(seed, p, id_i)      p = start + r + 1; T = 0: no noise, no division
+    score[r, i] = penalised(logits[r, i]) / T + gumbel(seed, p, id_i)      p = start + r + 1; T = 0: no noise
     choice[r] = id of the best score, the lowest of equal ones
     confidence[r] = softmax(logits[r])[choice]                             unfiltered, at temperature 1
 
-    id_i is i, or draft_ids[i], ascending, where W holds only the rows of a draft vocabulary. Penalty (Keskar et al., arXiv
-    1909.05858): a logit is divided by it (multiplied, if negative) when first_seen[id] < p, the first position of the id.
+id_i is i, or draft_ids[i], ascending, where W holds only the rows of a draft vocabulary. Penalty (Keskar et al.,
+arXiv 1909.05858): a logit is divided by it (multiplied, if negative) when the id has been seen, first_seen[id] < p.
 
-Each program of `heads_kernel` boils its outputs down to five numbers a row, `choose_kernel` boils down the programs. What
-a request sets (seed, temperature, penalty) stands in device memory, so that a captured launch serves every request.
+Each program of `heads_kernel` boils its outputs down to five numbers a row, `choose_kernel` the programs to one. What a
+request sets (seed, temperature, penalty) stands in device memory, so that a captured launch serves every request.
 """
 
 import struct
@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .linear import Weight, dot_type, linear_twin, multiply, tiling
+from .linear import MAX_REGISTERS, Weight, dot_type, linear_twin, multiply, tiling
 from .noise import gumbel
 from .state import MAX_ROWS, ROWS, START
 
@@ -44,7 +44,7 @@ def heads_kernel(
     STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr,
     STORE: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs = outputs / BLOCK). Results [16, programs]: best score, its index and logit; top logit, sum of exp."""
+    """Grid (programs = outputs / BLOCK). -> [16, programs]: best score, its index and logit; top logit, sum."""
     program, programs = tl.program_id(0), tl.num_programs(0)
     outputs = program * BLOCK + tl.arange(0, BLOCK)
     live = outputs < OUTPUTS
@@ -105,7 +105,11 @@ def choose_kernel(
             winner = tl.min(tl.where(score == ahead, which, 0x7FFFFFFF), axis=0)
             logit = tl.max(tl.where(which == winner, logit, float("-inf")), axis=0)
             better = ahead > best  # of equal scores the earlier one stays: the lower id
-            best, index, its = tl.where(better, ahead, best), tl.where(better, winner, index), tl.where(better, logit, its)
+            best, index, its = (
+                tl.where(better, ahead, best),
+                tl.where(better, winner, index),
+                tl.where(better, logit, its),
+            )
             higher = tl.maximum(top, tl.max(tile_top, axis=0))
             total = total * tl.exp(top - higher) + tl.sum(tile_total * tl.exp(tile_top - higher), axis=0)
             top = higher
@@ -117,7 +121,10 @@ class Scratch:
     """Where the programs leave their results: [16, programs] each."""
 
     def __init__(self, weight: Weight) -> None:
-        shape, device = (MAX_ROWS, triton.cdiv(weight.outputs, tiling(*weight.values.shape).block)), weight.values.device
+        shape, device = (
+            (MAX_ROWS, triton.cdiv(weight.outputs, tiling(weight).block)),
+            weight.values.device,
+        )
         self.scores, self.chosen, self.tops, self.totals = (torch.empty(shape, device=device) for _ in range(4))
         self.indices = torch.empty(shape, dtype=torch.int32, device=device)
 
@@ -131,14 +138,14 @@ def heads(
 
     draft_ids: int32 [outputs]; first_seen: int32 [vocabulary], where the repetition penalty may be other than 1.
     """
-    cut, programs = tiling(weight.outputs, weight.inputs)._replace(splits=1), scratch.scores.shape[1]
+    cut, programs = tiling(weight)._replace(splits=1), scratch.scores.shape[1]
     heads_kernel[(programs,)](
         x, norm, eps, weight.values, weight.scales, draft_ids, first_seen, sampling, logits,
         scratch.scores, scratch.indices, scratch.chosen, scratch.tops, scratch.totals, state,
         OUTPUTS=weight.outputs, INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut.steps(weight.inputs),
         SLICES=cut.slices, SLICE=cut.slice, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
         STORE=logits is not None, INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
-        num_warps=cut.warps, num_stages=cut.stages, launch_pdl=pdl,
+        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
     choose_kernel[(MAX_ROWS,)](
         scratch.scores, scratch.indices, scratch.chosen, scratch.tops, scratch.totals, draft_ids, choices, confidences,

@@ -27,6 +27,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .state import MAX_ROWS, ROWS
 
 INT8_BLOCK = 32
+MAX_REGISTERS = 128  # of a thread: with eight warps half of what a multiprocessor has, so that two programs share it
 _ROWS = tl.constexpr(ROWS)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 
@@ -44,14 +45,6 @@ class Tiling(NamedTuple):
     def steps(self, inputs: int) -> int:
         """Of one program."""
         return triton.cdiv(inputs, self.slices * self.slice * self.splits)
-
-
-def tiling(outputs: int, inputs: int) -> Tiling:
-    """Programs for a whole GPU where the matrix is large enough; wide ones where they suffice: each reads all rows."""
-    block = 32 if outputs >= 128 * 32 else 16
-    splits = 4 if outputs < 64 * block and inputs >= 2048 else 1
-    short = block == 16 and inputs <= 1024  # then all weights are on the way before the wait
-    return Tiling(block, 8, 128 if short else 64 if block == 16 else 32, splits, 8, 3)
 
 
 @triton.jit
@@ -78,7 +71,7 @@ def row_tile(
     x, norm, rows, k,
     INPUTS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr, NORM: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """The rows, transposed, [SLICES, SLICE, 16], times the norm's weights; and the sums of their squares [SLICES, 16]."""
+    """The rows, transposed, times the norm's weights [SLICES, SLICE, 16]; the sums of their squares [SLICES, 16]."""
     ks = k + tl.arange(0, SLICES)[:, None, None] * SLICE + tl.arange(0, SLICE)[None, :, None]
     row = tl.arange(0, _MAX_ROWS)[None, None, :]
     values = tl.load(x + row * INPUTS + ks, mask=(row < rows) & (ks < INPUTS), other=0)
@@ -96,7 +89,7 @@ def multiply(
     INPUTS: tl.constexpr, STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr,
     NORM: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """W x for `outputs` [N], those that are `live`, over STEPS steps from input `first` on -> [N, 16], and the rows' count."""
+    """W x for those `outputs` [N] that are `live`, STEPS steps from input `first` on -> [N, 16], and how many rows."""
     STEP: tl.constexpr = SLICES * SLICE
     w = weight_tile(weight, scale, outputs, live, first, INPUTS, SLICES, SLICE, INT8, DOT)
     if PDL:
@@ -190,6 +183,16 @@ class Weight(NamedTuple):
         return parts.flatten(1)
 
 
+def tiling(weight: Weight) -> Tiling:
+    """Programs for a whole GPU where the matrix is large enough; wide ones where they suffice: each reads all rows."""
+    block = 32 if weight.outputs >= 128 * 32 else 16
+    splits = 4 if weight.outputs < 64 * block and weight.inputs >= 2048 else 1
+    short = (
+        block == 16 and weight.inputs <= 1024 and weight.scales is None
+    )  # all weights are on the way before the wait
+    return Tiling(block, 8, 128 if short else 64 if block == 16 else 32, splits, 8, 3)
+
+
 def quantise(weight: Tensor) -> Weight:
     """int8 with a float16 scale for every 32 inputs: the largest of them becomes 127."""
     blocks = weight.float().unflatten(1, (-1, INT8_BLOCK))
@@ -212,9 +215,9 @@ def linear(
 ) -> None:  # fmt: skip
     """out [16, outputs] = (residual +) norm(x) W^T (+ bias) for the first state[ROWS] rows; out may be the residual.
 
-    partial: float32 [splits, 16, outputs], where the matrix is cut along K (`tiling(...).splits` > 1).
+    partial: float32 [splits, 16, outputs], where the matrix is cut along K (`tiling(weight).splits` > 1).
     """
-    cut = cut or tiling(weight.outputs, weight.inputs)
+    cut = cut or tiling(weight)
     shared = {"OUTPUTS": weight.outputs, "BIAS": bias is not None, "ADD": residual is not None, "PDL": pdl}
     target = out if cut.splits == 1 else partial
     assert target is not None, "a matrix cut along K needs room for its partial sums"
@@ -223,7 +226,7 @@ def linear(
         x, norm, eps, weight.values, weight.scales, bias, residual, target, state,
         INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut.steps(weight.inputs), SLICES=cut.slices, SLICE=cut.slice,
         SPLITS=cut.splits, NORM=norm is not None, INT8=weight.scales is not None, DOT=dot_type(weight, x),
-        num_warps=cut.warps, num_stages=cut.stages, launch_pdl=pdl, **shared,
+        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl, **shared,
     )  # fmt: skip
     if cut.splits > 1:
         reduce_splits_kernel[(triton.cdiv(weight.outputs, 128), MAX_ROWS)](

@@ -1,7 +1,7 @@
 """RMSNorm, the three attention projections, rotation, and the KV cache's new rows: one kernel.
 
     (q | k | v) = norm(x) W^T (+ bias)          x [16, hidden], W [(heads + 2 kv_heads) * head_dim, hidden]
-    q, k rotated to their positions start + r:  (a, b) -> (a cos - b sin, b cos + a sin), channels c and c + head_dim / 2
+    q, k rotated to positions start + r:  (a, b) -> (a cos - b sin, b cos + a sin), channels c and c + head_dim / 2
     queries [16, heads, head_dim];  keys, values [kv_heads, capacity, head_dim] at the rows' positions
 
 A program computes BLOCK / 2 channels of a head and their rotary partners, so that the rotation stays inside it and the
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import Tiling, Weight, dot_type, linear_twin, multiply, tiling
+from .linear import MAX_REGISTERS, Tiling, Weight, dot_type, linear_twin, multiply, tiling
 from .state import MAX_ROWS, START
 
 _START = tl.constexpr(START)
@@ -61,7 +61,7 @@ def qkv_kernel(
 
 
 def qkv_tiling(weight: Weight, head_dim: int) -> Tiling:
-    cut = tiling(weight.outputs, weight.inputs)
+    cut = tiling(weight)
     return cut._replace(block=cut.block if head_dim % cut.block == 0 else 16, splits=1)
 
 
@@ -69,7 +69,7 @@ def qkv(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
     queries: Tensor, keys: Tensor, values: Tensor, state: Tensor, *, pdl: bool = False,
 ) -> None:  # fmt: skip
-    """queries [16, heads, head_dim]; keys, values [kv_heads, capacity, head_dim] of one type; tables [capacity, head_dim / 2]."""
+    """queries [16, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2]."""
     heads, head_dim = queries.shape[1:]
     assert head_dim % 16 == 0, "a head's channels are computed sixteen at a time"
     cut = qkv_tiling(weight, head_dim)
@@ -78,7 +78,7 @@ def qkv(
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=cut.block,
         STEPS=cut.steps(weight.inputs), SLICES=cut.slices, SLICE=cut.slice, BIAS=bias is not None,
         INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
-        num_warps=cut.warps, num_stages=cut.stages, launch_pdl=pdl,
+        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import Weight, dot_type, linear_twin, multiply, tiling
+from .linear import MAX_REGISTERS, Weight, dot_type, linear_twin, multiply, tiling
 from .state import MAX_ROWS
 
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
@@ -38,14 +38,16 @@ def swiglu_kernel(
     tl.store(out + row * INNER + inner, mixed.to(out.dtype.element_ty), mask=(row < rows) & (inner < INNER))
 
 
-def swiglu(x: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+def swiglu(
+    x: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor, state: Tensor, *, pdl: bool = False
+) -> None:
     """out [16, inner] for the first state[ROWS] rows."""
-    inner, cut = weight.outputs // 2, tiling(weight.outputs, weight.inputs)
+    inner, cut = weight.outputs // 2, tiling(weight)
     swiglu_kernel[(triton.cdiv(inner, cut.block // 2),)](
         x, norm, eps, weight.values, weight.scales, out, state,
         INNER=inner, INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut._replace(splits=1).steps(weight.inputs),
         SLICES=cut.slices, SLICE=cut.slice, INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
-        num_warps=cut.warps, num_stages=cut.stages, launch_pdl=pdl,
+        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Draft, verification and verdict, on the device: which rows a pass takes, what is committed, where the next one stands.
+"""Draft, verification and verdict, on the device: which rows a pass takes, what is committed, where the next one is.
 
     text [capacity] int32: at positions up to START the committed tokens, behind them the draft tokens, up to DRAFTED
     choices [16] int32: the model's own token for position START + r + 1, of each row r of the pass
@@ -7,14 +7,14 @@
     committed = accepted + 1 where the pass saw a disagreement (corrected) or no draft token was left (bonus),
                 else accepted: the text already goes on with draft tokens of the next pass
 
-Afterwards text holds the committed tokens, TOKEN the last of them, START its position: it is the next pass's first row.
-A disagreement raises EPOCH and ends the draft there. A pass that was begun in an older epoch gets no verdict: ACCEPTED and
-COMMITTED are 0 and all else stays.
+Afterwards text holds the committed tokens, TOKEN the last of them, START its position: the next pass's first row. A
+disagreement raises EPOCH and ends the draft there. A pass that was begun in an older epoch gets no verdict: ACCEPTED
+and COMMITTED are 0 and all else stays.
 
-Each pass has state words of its own (`early`, `late`), which one of the `begin` kernels sets before it and which hold until
-its end; `state` are those of the answer, changed by `drafted` and `verdict` alone. early[START] is also how far the early
-layers have come: verification takes only rows that have been through them. Every kernel here is one program; those that
-touch `state` must run in an order (one stream, or events). The host keeps drafts within the text's capacity.
+Each pass has state words of its own (`early`, `late`), which one of the `begin` kernels sets before it and which hold
+until its end; `state` are those of the answer, changed by `drafted` and `verdict` alone. early[START] is also how far the
+early layers have come: verification takes only rows that have been through them. Every kernel here is one program; those
+that touch `state` must run in an order (one stream, or events). The host keeps drafts within the text's capacity.
 """
 
 import triton
@@ -63,7 +63,7 @@ def verdict_kernel(text, choices, late, state, PDL: tl.constexpr):
 
 @triton.jit
 def begin_draft_kernel(early, state, PDL: tl.constexpr):
-    """Grid (1): a draft step takes all rows of the text that it has not seen; after a rejection, the corrected one again."""
+    """Grid (1): a draft step takes all rows that it has not seen; after a rejection, the corrected one again."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -77,7 +77,7 @@ def begin_draft_kernel(early, state, PDL: tl.constexpr):
 
 @triton.jit
 def drafted_kernel(text, choices, early, state, PDL: tl.constexpr):
-    """Grid (1): the exit head's choice for the step's last row joins the text, unless the text has gone on without it."""
+    """Grid (1): the exit head's choice for the step's last row joins the text, unless that has gone on without it."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()

@@ -34,13 +34,21 @@ def attend(queries, keys, values, start, rows, partials=None):
 def test_attention_is_near_the_formula(heads, kv_heads, head_dim):
     keys, values = cache_of(kv_heads, 3 * SPLIT, head_dim)
     queries = make(16, heads, head_dim, seed=3)
-    for start, rows in [(0, 1), (0, 16), (TILE - 3, 5), (SPLIT - 1, 1), (SPLIT, 1), (SPLIT - 9, 16), (2 * SPLIT + 40, 3)]:
+    for start, rows in [
+        (0, 1),
+        (0, 16),
+        (TILE - 3, 5),
+        (SPLIT - 1, 1),
+        (SPLIT, 1),
+        (SPLIT - 9, 16),
+        (2 * SPLIT + 40, 3),
+    ]:
         close(attend(queries, keys, values, start, rows), attention_twin(queries[:rows], keys, values, start))
 
 
 @pytest.mark.parametrize("end", [16, TILE + 5, SPLIT, SPLIT + 1, SPLIT + 7])
 def test_rows_do_not_depend_on_their_company(end):
-    """Rows at the 16 positions before `end`: all at once, alone, and in other numbers (across a split, in every number)."""
+    """Rows at the 16 positions before `end`: all at once, alone, in other numbers (across a split: all)."""
     keys, values = cache_of(1, 2 * SPLIT, 16)
     queries = make(16, 2, 16, seed=3)
     together = attend(queries, keys, values, end - 16, 16)

@@ -34,7 +34,7 @@ def matrix(outputs, inputs, int8, seed=0):
 def test_linear(outputs, inputs, cut, int8):
     x, weight = make(16, inputs, seed=1), matrix(outputs, inputs, int8)
     bias, residual = make(outputs, seed=2), make(16, outputs, seed=3)
-    splits = (cut or tiling(outputs, inputs)).splits
+    splits = (cut or tiling(weight)).splits
     partial = torch.full((splits, 16, outputs), torch.nan, device=DEVICE)
     for rows in ROW_COUNTS:
         out = residual.clone()
