@@ -13,7 +13,8 @@ int8: W is int8 with a float16 scale for every 32 inputs [outputs, inputs / 32];
 the type that the matrix instruction takes. Rows keep their precision.
 
 Launched as a programmatic dependent (PDL), a program has its first weights on the way before it waits for the kernel
-ahead, whose results are the rows. The wait stands before the loop: inside a pipelined one it comes too late.
+ahead, whose results are the rows. The wait stands before the loop: inside a pipelined one it comes too late. Every
+kernel waits before it lets the next one start, so that all kernels ahead, not only the last one, have finished.
 """
 
 from typing import NamedTuple
@@ -187,10 +188,11 @@ def tiling(weight: Weight) -> Tiling:
     """Programs for a whole GPU where the matrix is large enough; wide ones where they suffice: each reads all rows."""
     block = 32 if weight.outputs >= 128 * 32 else 16
     splits = 4 if weight.outputs < 64 * block and weight.inputs >= 2048 else 1
-    short = (
-        block == 16 and weight.inputs <= 1024 and weight.scales is None
-    )  # all weights are on the way before the wait
-    return Tiling(block, 8, 128 if short else 64 if block == 16 else 32, splits, 8, 3)
+    slice = 64 if block == 16 else 32
+    if block == 16 and weight.inputs <= 1024:
+        # Plain: all weights are on the way before the wait. int8: as much as fits the registers on Ampere.
+        slice = 128 if weight.scales is None else 32
+    return Tiling(block, 8, slice, splits, 8, 3)
 
 
 def quantise(weight: Tensor) -> Weight:

@@ -12,9 +12,10 @@ disagreement raises EPOCH and ends the draft there. A pass that was begun in an 
 and COMMITTED are 0 and all else stays.
 
 Each pass has state words of its own (`early`, `late`), which one of the `begin` kernels sets before it and which hold
-until its end; `state` are those of the answer, changed by `drafted` and `verdict` alone. early[START] is also how far the
-early layers have come: verification takes only rows that have been through them. Every kernel here is one program; those
-that touch `state` must run in an order (one stream, or events). The host keeps drafts within the text's capacity.
+until its end; `state` are those of the answer, changed by `drafted` and `verdict` alone. early[START] is also how
+far the early layers have come: verification takes only rows that have been through them. Every kernel here is one
+program; those that touch `state` must run in an order (one stream, or events). The host keeps drafts within the text's
+capacity.
 """
 
 import triton
