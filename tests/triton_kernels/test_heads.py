@@ -101,7 +101,8 @@ def test_a_row_chooses_by_its_position_alone():
     assert len(set(run(same, norm, weight, 16, 100, sampling)[0].tolist())) > 4, "positions differ in their noise"
 
 
-def test_of_equal_logits_the_lowest_id_wins():
+def test_of_equal_logits_the_lowest_id_wins(monkeypatch):
+    monkeypatch.setattr(heads_module, "BATCH", 4)
     norm, weight = torch.ones(64, device=DEVICE), Weight(torch.zeros(200, 64, device=DEVICE))
     x = make(16, 64).round().abs()  # small whole numbers: no rounding, so that equal weights do give equal logits
     for winners in ([12, 15, 190], [15, 16], [199], range(200)):  # in one program, in two, in the last
