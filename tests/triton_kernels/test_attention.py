@@ -1,0 +1,67 @@
+"""Flash decoding: near the formula, and row by row the same bits whatever the pass."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from kernel_support import DEVICE, close, make, state_of
+
+from ppsd_rt.triton_kernels.attention import SPLIT, TILE, Partials, attention, attention_twin
+
+
+def cache_of(kv_heads, capacity, head_dim):
+    return make(kv_heads, capacity, head_dim, seed=1), make(kv_heads, capacity, head_dim, seed=2)
+
+
+def attend(queries, keys, values, start, rows, partials=None):
+    """The first `rows` of the queries, with all that the pass must not read made NaN."""
+    padded, keys, values = torch.full_like(make(16, *queries.shape[1:]), torch.nan), keys.clone(), values.clone()
+    padded[:rows] = queries[:rows]
+    keys[:, start + rows :], values[:, start + rows :] = torch.nan, torch.nan
+    partials = partials or Partials(keys.shape[1], queries.shape[1], queries.shape[2], DEVICE)
+    for part in (partials.sums, partials.tops, partials.totals):
+        part.fill_(torch.nan)
+    out = torch.full_like(padded, 7.0)
+    attention(padded, keys, values, partials, out, state_of(rows, start))
+    assert (out[rows:] == 7.0).all(), "rows beyond the count must stay as they are"
+    return out[:rows]
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 16), (4, 2, 16), (6, 2, 32), (5, 1, 16), (2, 1, 48), (9, 3, 64)]
+)
+def test_attention_is_near_the_formula(heads, kv_heads, head_dim):
+    keys, values = cache_of(kv_heads, 3 * SPLIT, head_dim)
+    queries = make(16, heads, head_dim, seed=3)
+    for start, rows in [
+        (0, 1),
+        (0, 16),
+        (TILE - 3, 5),
+        (SPLIT - 1, 1),
+        (SPLIT, 1),
+        (SPLIT - 9, 16),
+        (2 * SPLIT + 40, 3),
+    ]:
+        close(attend(queries, keys, values, start, rows), attention_twin(queries[:rows], keys, values, start))
+
+
+@pytest.mark.parametrize("end", [16, TILE + 5, SPLIT, SPLIT + 1, SPLIT + 7])
+def test_rows_do_not_depend_on_their_company(end):
+    """Rows at the 16 positions before `end`: all at once, alone, in other numbers (across a split: all)."""
+    keys, values = cache_of(1, 2 * SPLIT, 16)
+    queries = make(16, 2, 16, seed=3)
+    together = attend(queries, keys, values, end - 16, 16)
+    for rows in range(1, 17) if end == SPLIT + 7 else (1, 6):
+        assert torch.equal(attend(queries[16 - rows :], keys, values, end - rows, rows), together[16 - rows :])
+        assert torch.equal(attend(queries, keys, values, end - 16, rows), together[:rows])
+
+
+def test_large_scores_and_far_apart_splits():
+    """A later split whose scores dwarf the earlier ones, and the other way round, neither overflow nor vanish."""
+    for near, far in [(1.0, 60.0), (60.0, 1.0)]:
+        keys, values = cache_of(1, 2 * SPLIT, 16)
+        keys[:, :SPLIT] *= near
+        keys[:, SPLIT:] *= far
+        queries = 10 * make(16, 2, 16, seed=3)
+        close(attend(queries, keys, values, SPLIT + 10, 4), attention_twin(queries[:4], keys, values, SPLIT + 10))

@@ -1,0 +1,132 @@
+"""The linear kernels: near their twins, and row by row the same bits whatever the company."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from kernel_support import DEVICE, ROW_COUNTS, close, make, state_of, table
+
+from ppsd_rt.triton_kernels.linear import Tiling, Weight, linear, linear_twin, quantise, tiling
+from ppsd_rt.triton_kernels.qkv import qkv, qkv_twin
+from ppsd_rt.triton_kernels.swiglu import swiglu, swiglu_twin
+
+EPS = 1e-5
+SMALL = Tiling(16, 2, 32, 1, 4, 2)
+
+
+def matrix(outputs, inputs, int8, seed=0):
+    weight = make(outputs, inputs, seed=seed) / inputs**0.5
+    return quantise(weight) if int8 else Weight(weight)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+@pytest.mark.parametrize(
+    ("outputs", "inputs", "cut"),
+    [
+        (64, 64, SMALL),
+        (40, 96, SMALL),  # neither a whole block of outputs nor whole steps of inputs
+        (48, 192, SMALL._replace(splits=3)),
+        (16, 160, SMALL._replace(splits=2)),  # the second split is shorter
+        (576, 1536, None),  # `down` of the default model
+    ],
+)
+def test_linear(outputs, inputs, cut, int8):
+    x, weight = make(16, inputs, seed=1), matrix(outputs, inputs, int8)
+    bias, residual = make(outputs, seed=2), make(16, outputs, seed=3)
+    splits = (cut or tiling(weight)).splits
+    partial = torch.full((splits, 16, outputs), torch.nan, device=DEVICE)
+    for rows in ROW_COUNTS:
+        out = residual.clone()
+        linear(x, weight, out, state_of(rows), bias=bias, residual=out, partial=partial, cut=cut)
+        close(out[:rows], linear_twin(x, weight, bias=bias, residual=residual)[:rows])
+        assert torch.equal(out[rows:], residual[rows:]), "rows beyond the count must stay as they are"
+        if rows == ROW_COUNTS[0]:
+            first = out[:rows].clone()
+        assert torch.equal(out[: len(first)], first)
+
+
+# A normalised product is not cut: its sum of squares spans all of K.
+@pytest.mark.parametrize(("norm", "splits"), [(False, 1), (False, 2), (True, 1)])
+def test_linear_rows_do_not_depend_on_count_or_place(norm, splits):
+    weight, gain = matrix(32, 160, False), 1 + 0.1 * make(160, seed=4)
+    cut, partial = SMALL._replace(splits=splits), torch.zeros(splits, 16, 32, device=DEVICE)
+    x = make(16, 160, seed=5)
+
+    def run(rows):
+        padded, out = torch.full_like(x, torch.nan), torch.zeros(16, 32, device=DEVICE)
+        padded[: len(rows)] = rows
+        linear(padded, weight, out, state_of(len(rows)), norm=gain if norm else None, eps=EPS, partial=partial, cut=cut)
+        return out[: len(rows)]
+
+    together = run(x)
+    for count in range(1, 17):
+        assert torch.equal(run(x[:count]), together[:count])
+        assert torch.equal(run(x[16 - count :]), together[16 - count :])
+    if norm:
+        close(together, linear_twin(x, weight, norm=gain, eps=EPS))
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "hidden", "bias", "int8"),
+    [
+        (4, 2, 16, 64, False, False),
+        (4, 1, 32, 96, True, False),
+        (3, 3, 48, 64, False, True),
+        (9, 3, 64, 576, False, False),  # the default model
+    ],
+)
+def test_qkv(heads, kv_heads, head_dim, hidden, bias, int8):
+    capacity, outputs = 64, (heads + 2 * kv_heads) * head_dim
+    x, norm, weight = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), matrix(outputs, hidden, int8)
+    offset = make(outputs, seed=3) if bias else None
+    cosines, sines = table(capacity, head_dim)
+    alone = None
+    for rows, start in [(1, 9), (2, 9), (16, 9), (5, 0), (16, 48)]:
+        queries = torch.zeros(16, heads, head_dim, device=DEVICE)
+        keys, values = torch.zeros(2, kv_heads, capacity, head_dim, device=DEVICE)
+        qkv(x, norm, EPS, weight, offset, cosines, sines, queries, keys, values, state_of(rows, start))
+        twin = qkv_twin(x[:rows], norm, EPS, weight, offset, cosines, sines, heads, kv_heads, start)
+        inside = slice(start, start + rows)
+        found = queries[:rows], keys[:, inside].transpose(0, 1), values[:, inside].transpose(0, 1)
+        for ours, theirs in zip(found, twin, strict=True):
+            close(ours, theirs)
+        assert not queries[rows:].any()
+        for cache in (keys, values):
+            assert not cache[:, :start].any()
+            assert not cache[:, start + rows :].any()
+        if alone is None:
+            alone = [t[:1].clone() for t in found]
+        elif start == 9:
+            assert all(torch.equal(t[:1], one) for t, one in zip(found, alone, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("inner", "hidden", "int8"), [(96, 64, False), (44, 96, False), (64, 64, True), (1536, 576, False)]
+)
+def test_swiglu(inner, hidden, int8):
+    x, norm, weight = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), matrix(2 * inner, hidden, int8)
+    twin = swiglu_twin(x, norm, EPS, weight)
+    whole = None
+    for rows in (16, 7, 1):
+        out = torch.zeros(16, inner, device=DEVICE)
+        swiglu(x, norm, EPS, weight, out, state_of(rows))
+        close(out[:rows], twin[:rows])
+        assert not out[rows:].any()
+        whole = out if whole is None else whole
+        assert torch.equal(out[:rows], whole[:rows])
+
+
+def test_int8_is_near_and_its_scales_are_the_blocks_maxima():
+    weight = make(64, 96)
+    packed = quantise(weight)
+    assert packed.values.abs().amax() == 127
+    step = weight.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
+    assert ((packed.wide() - weight).unflatten(1, (-1, 32)).abs() <= 0.56 * step).all()
+
+
+def test_no_rows_change_nothing():
+    out = make(16, 32)
+    before = out.clone()
+    linear(make(16, 64), matrix(32, 64, False), out, state_of(0), residual=out)
+    assert torch.equal(out, before)

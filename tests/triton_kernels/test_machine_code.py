@@ -1,0 +1,66 @@
+"""The kernels compile to sound machine code for Hopper and Ampere, on a machine without a GPU."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from ppsd_rt.triton_kernels.machine_code import Report
+
+SOUND = Report(
+    "linear", 90, 8, 60, 0, 65536, ("LDG.E.EF.128", "ACQBULK", "LDG.E", "LDGSTS.E.BYPASS.128", "HMMA.16816.F32.BF16"),
+    weights=True, scales=False, matrix=True, pdl=True,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler runs on Linux")
+@pytest.mark.parametrize(("models", "capability"), [("135M,8B", 90), ("135M", 80)])
+def test_every_kernel_is_sound(models, capability):
+    # In a process of its own: in this one the kernels may be the interpreter's.
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "ppsd_rt.triton_kernels.machine_code", "--models", models,
+         "--capabilities", str(capability)],
+        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}, capture_output=True, text=True,
+    )  # fmt: skip
+    print(done.stdout, done.stderr)
+    rows = done.stdout.splitlines()[1:]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(row.endswith("  ok") for row in rows)
+    names = {row.split()[3] for row in rows}
+    assert names == {
+        "embedding", "qkv", "attention", "combine", "linear", "swiglu", "heads", "choose",
+        "begin_draft", "drafted", "begin_verification", "verdict",
+    }  # fmt: skip
+
+
+def test_sound_code_has_no_faults():
+    assert SOUND.faults() == []
+    assert (
+        SOUND._replace(capability=80, pdl=False, instructions=SOUND.instructions[:1] + SOUND.instructions[2:]).faults()
+        == []
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"local": 8}, "local memory"),
+        ({"instructions": (*SOUND.instructions, "STL.64")}, "local memory"),
+        ({"instructions": (*SOUND.instructions, "RED.E.ADD.F32")}, "atomics"),
+        ({"instructions": SOUND.instructions[:-1]}, "no matrix instructions"),
+        ({"registers": 129}, "registers"),
+        ({"shared": 120 * 1024}, "shared memory"),
+        ({"instructions": ("LDG.E.EF.64", *SOUND.instructions)}, "16 bytes"),
+        ({"instructions": SOUND.instructions[1:]}, "16 bytes"),
+        ({"instructions": ("LDG.E.EF.128", "LDG.E.EF.128", "LDG.E", "HMMA.16816")}, "0 waits"),
+        ({"instructions": ("ACQBULK", *SOUND.instructions)}, "2 waits"),
+        ({"instructions": ("ACQBULK", "LDG.E.EF.128", "HMMA.16816")}, "no weights are on the way"),
+        ({"instructions": ("LDG.E", *SOUND.instructions)}, "read before the wait"),
+    ],
+)
+def test_faults_are_named(change, fault):
+    assert [f for f in SOUND._replace(**change).faults() if fault in f]

@@ -1,0 +1,38 @@
+"""The hidden states that a pass begins with.
+
+x[r] = E[text[start + r]]          text [capacity] int32, E [vocabulary, hidden], x [16, hidden] float32
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from .state import MAX_ROWS, ROWS, START
+
+_ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
+
+
+@triton.jit
+def embedding_kernel(text, table, x, state, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    """Grid (16, hidden / BLOCK)."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    row, channel = tl.program_id(0), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    if row < tl.load(state + _ROWS):
+        token = tl.load(text + tl.load(state + _START) + row).to(tl.int64)
+        values = tl.load(table + token * HIDDEN + channel, mask=channel < HIDDEN, other=0)
+        tl.store(x + row * HIDDEN + channel, values.to(x.dtype.element_ty), mask=channel < HIDDEN)
+
+
+def embedding(text: Tensor, table: Tensor, x: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    hidden = table.shape[1]
+    embedding_kernel[(MAX_ROWS, triton.cdiv(hidden, 1024))](
+        text, table, x, state, HIDDEN=hidden, BLOCK=1024, PDL=pdl, num_warps=4, launch_pdl=pdl
+    )
+
+
+def embedding_twin(text: Tensor, table: Tensor, start: int, rows: int) -> Tensor:
+    """float32 [rows, hidden]."""
+    return table[text[start : start + rows].long()].float()

@@ -1,0 +1,259 @@
+"""What the compiler makes of the kernels: `python -m ppsd_rt.triton_kernels.machine_code`. Needs no GPU.
+
+Every launch of a model's decoding step is recorded from the functions that make it (with tensors that have a shape and
+no memory), compiled for Hopper and Ampere, and its machine code is checked: nothing spilled, weights loaded 16 bytes at
+a time and, on Hopper, before the wait for the kernel ahead, matrix instructions, no atomics, and (on Hopper) at most
+half a multiprocessor's registers and shared memory, so that two stages can share it. Prints a table; exit status 1
+where a check fails.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from .attention import Partials, attention
+from .embedding import embedding
+from .heads import Scratch, heads
+from .linear import INT8_BLOCK, Weight, linear, tiling
+from .qkv import qkv
+from .state import MAX_ROWS, WORDS
+from .swiglu import swiglu
+from .verdict import begin_draft, begin_verification, drafted, verdict
+
+REGISTERS = 65536  # of a multiprocessor
+BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
+OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
+POINTERS = {
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int8: "*i8",
+}  # fmt: skip
+
+
+class Shape(NamedTuple):
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+
+
+SHAPES = {
+    "135M": Shape(576, 1536, 9, 3, 64, 49152),
+    "1B": Shape(2048, 8192, 32, 8, 64, 128256),
+    "8B": Shape(4096, 14336, 32, 8, 128, 128256),
+}
+
+
+class Launch(NamedTuple):
+    """One kernel as it would be launched."""
+
+    kernel: JITFunction[Any]
+    types: tuple[tuple[str, str], ...]  # argument, type; "constexpr" for constants
+    constants: tuple[tuple[str, Any], ...]
+    options: tuple[tuple[str, Any], ...]
+    aligned: tuple[int, ...]  # arguments that are multiples of 16
+
+    @property
+    def name(self) -> str:
+        return str(self.kernel.__name__).removesuffix("_kernel")
+
+
+class Report(NamedTuple):
+    name: str
+    capability: int
+    warps: int
+    registers: int
+    local: int  # bytes of stack and local memory of a thread
+    shared: int
+    instructions: tuple[str, ...]  # in order
+    weights: bool  # does it read a weight matrix?
+    scales: bool  # of int8
+    matrix: bool  # is it meant to use matrix instructions?
+    pdl: bool
+
+    def count(self, *operations: str) -> int:
+        return sum(i.split(".")[0] in operations for i in self.instructions)
+
+    def faults(self) -> list[str]:
+        found = []
+        if self.local or self.count("LDL", "STL"):
+            found.append(f"{self.local} bytes of local memory: registers are spilled")
+        if self.count("ATOM", "ATOMG", "ATOMS", "RED"):
+            found.append("atomics: the order of additions is not fixed")
+        if self.matrix and not self.count("HMMA", "HGMMA"):
+            found.append("no matrix instructions")
+        registers, shared = BUDGETS[self.capability]
+        if self.registers * self.warps * 32 > registers:
+            found.append(f"{self.registers} registers a thread are more than the budget of {registers} a program")
+        if self.shared > shared:
+            found.append(f"{self.shared} bytes of shared memory are more than the budget of {shared}")
+        # Only the loads of weights are marked evict-first, which tells them from all others.
+        weights = [place for place, i in enumerate(self.instructions) if i.startswith("LDG.E.EF")]
+        if self.weights and not (weights and all(self.instructions[place].endswith(".128") for place in weights)):
+            found.append("weights are not loaded 16 bytes at a time")
+        waits = [place for place, i in enumerate(self.instructions) if i.startswith("ACQBULK")]
+        if self.pdl and len(waits) != 1:
+            found.append(f"{len(waits)} waits for the kernel ahead instead of one")
+        elif self.pdl:
+            early = [i for i in self.instructions[: waits[0]] if i.startswith(("LDG", "LDGSTS"))]
+            if self.weights and not any(".EF" in i for i in early):
+                found.append("no weights are on the way before the wait")
+            if not self.scales and any(".EF" not in i for i in early):
+                found.append("something other than weights is read before the wait")
+        return found
+
+
+@contextmanager
+def recording() -> Iterator[list[Launch]]:
+    """Collects what would be launched."""
+    launches: list[Launch] = []
+
+    def run(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **named: Any) -> None:
+        options = tuple((name, named.pop(name)) for name in OPTIONS if name in named)
+        values = dict(zip(kernel.arg_names, args, strict=False)) | named
+        types, constants, aligned = [], [], []
+        for place, parameter in enumerate(kernel.params):
+            value = values[parameter.name]
+            if parameter.is_constexpr or value is None:
+                types.append((parameter.name, "constexpr"))
+                constants.append((parameter.name, value))
+            else:
+                types.append((parameter.name, type_of(value)))
+                if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
+                    aligned.append(place)
+        launches.append(Launch(kernel, tuple(types), tuple(constants), options, tuple(aligned)))
+
+    with patch.object(JITFunction, "run", run):
+        yield launches
+
+
+def type_of(value: Any) -> str:
+    return POINTERS[value.dtype] if isinstance(value, Tensor) else "i32" if isinstance(value, int) else "fp32"
+
+
+def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
+    """All kernels of one step, with and without a draft vocabulary, each once."""
+    empty = partial(torch.empty, device="meta", dtype=torch.bfloat16)
+    words = partial(torch.empty, device="meta", dtype=torch.int32)
+    wide = partial(torch.empty, device="meta", dtype=torch.float32)
+
+    def weight(outputs: int, inputs: int) -> Weight:
+        if not int8:
+            return Weight(empty(outputs, inputs))
+        scales = empty(outputs, inputs // INT8_BLOCK, dtype=torch.float16)
+        return Weight(empty(outputs, inputs, dtype=torch.int8), scales)
+
+    capacity, queries_width, eps = 8192, shape.heads * shape.head_dim, 1e-5
+    x, norm, state, text = wide(MAX_ROWS, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
+    queries, mixed = wide(MAX_ROWS, shape.heads, shape.head_dim), empty(MAX_ROWS, shape.heads, shape.head_dim)
+    keys, values = (empty(shape.kv_heads, capacity, shape.head_dim) for _ in range(2))
+    cosines, sines = (wide(capacity, shape.head_dim // 2) for _ in range(2))
+    choices, confidences, inner = words(MAX_ROWS), wide(MAX_ROWS), empty(MAX_ROWS, shape.inner)
+    lm_head, draft_head = weight(shape.vocabulary, shape.hidden), weight(16384, shape.hidden)
+    out, down = weight(shape.hidden, queries_width), weight(shape.hidden, shape.inner)
+
+    def add(rows: Tensor, matrix: Weight) -> None:
+        partials = wide(tiling(matrix).splits, MAX_ROWS, matrix.outputs)
+        linear(rows, matrix, x, state, residual=x, partial=partials, pdl=pdl)
+
+    with recording() as launches:
+        embedding(text, empty(shape.vocabulary, shape.hidden), x, state, pdl=pdl)
+        projections = weight(queries_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden)
+        qkv(x, norm, eps, projections, None, cosines, sines, queries, keys, values, state, pdl=pdl)
+        partials = Partials(capacity, shape.heads, shape.head_dim, "meta")
+        attention(queries, keys, values, partials, mixed, state, pdl=pdl)
+        add(mixed, out)
+        swiglu(x, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
+        add(inner, down)
+        for head, draft_ids in ((lm_head, None), (draft_head, words(16384))):
+            heads(
+                x, norm, eps, head, words(4), Scratch(head), choices, confidences, state,
+                draft_ids=draft_ids, first_seen=words(shape.vocabulary), pdl=pdl,
+            )  # fmt: skip
+        begin_draft(state, state, pdl=pdl)
+        drafted(text, choices, state, state, pdl=pdl)
+        begin_verification(state, state, state, pdl=pdl)
+        verdict(text, choices, state, state, pdl=pdl)
+    return list(dict.fromkeys(launches))
+
+
+def examine(launch: Launch, capability: int) -> Report:
+    """Compile for sm_{capability}, disassemble, read."""
+    source = ASTSource(
+        launch.kernel,
+        dict(launch.types),
+        dict(launch.constants),
+        {(i,): [["tt.divisibility", 16]] for i in launch.aligned},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=dict(launch.options))
+    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        usage, code = (
+            subprocess.run([tools / tool, option, file.name], check=True, capture_output=True, text=True).stdout
+            for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
+        )
+    used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
+    instructions = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", code, re.MULTILINE)
+    constants, options = dict(launch.constants), dict(launch.options)
+    weights = "weight" in launch.kernel.arg_names
+    return Report(
+        launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
+        compiled.metadata.shared, tuple(instructions), weights, constants.get("INT8", False),
+        weights or launch.name == "attention", constants["PDL"],
+    )  # fmt: skip
+
+
+def table_of(model: str, format: str, launch: Launch, report: Report) -> str:
+    counts = Counter(i.split(".")[0] for i in report.instructions)
+    constants = dict(launch.constants)
+    size = f"{constants['OUTPUTS']}x{constants['INPUTS']}" if "OUTPUTS" in constants and "INPUTS" in constants else ""
+    wide = sum(i.endswith(".128") for i in report.instructions if i.startswith(("LDG", "LDGSTS")))
+    return (
+        f"{model:5} {format:5} sm_{report.capability} {report.name:19} {size:12} {report.warps:5} {report.registers:9}"
+        f" {report.local:5} {report.shared:7} {counts['HMMA'] + counts['HGMMA']:6} {wide:8}  "
+        + ("; ".join(report.faults()) or "ok")
+    )
+
+
+def main(arguments: list[str] | None = None, out: Callable[[str], None] = print) -> int:
+    parser = argparse.ArgumentParser(prog="machine_code", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", default=",".join(SHAPES), help=f"of {', '.join(SHAPES)}")
+    parser.add_argument("--formats", default="bf16,int8")
+    parser.add_argument("--capabilities", default="90,80")
+    options = parser.parse_args(arguments)
+    faulty = 0
+    out("model form  chip  kernel              shape        warps registers local  shared matrix 16-byte  checks")
+    for capability in map(int, options.capabilities.split(",")):
+        done: set[Launch] = set()
+        for model in options.models.split(","):
+            for format in options.formats.split(","):
+                for launch in decoding_step(SHAPES[model], int8=format == "int8", pdl=capability >= 90):
+                    if launch in done:
+                        continue
+                    done.add(launch)
+                    report = examine(launch, capability)
+                    out(table_of(model, format, launch, report))
+                    faulty += bool(report.faults())
+    return 1 if faulty else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
