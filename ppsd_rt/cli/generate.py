@@ -123,7 +123,7 @@ def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace
         else:
             for token in generation:
                 print(token.text, end="", flush=True)
-            print()
+            print(flush=True)  # before the statistics, which go another way
     except KeyboardInterrupt:
         generation.close()
         if not args.json:
