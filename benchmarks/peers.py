@@ -35,6 +35,7 @@ from ppsd_rt.bench.spread import Spread, take_turns
 from ppsd_rt.cli.bench import print_report, run_facts
 from ppsd_rt.cli.bench_options import list_of, positive
 from ppsd_rt.cli.common import evaluation_text
+from ppsd_rt.cli.eval import COLUMNS as EVALUATION_COLUMNS
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.evaluate import evaluate, windows
 from ppsd_rt.models.cache import cache_dir
@@ -63,12 +64,7 @@ COLUMNS = (
 QUALITY_COLUMNS = (
     Column("engine", "engine"),
     Column("format", "format"),
-    Column("perplexity", "perplexity", 3),
-    Column("perplexity_ratio", "ratio", 4),
-    Column("divergence", "KL (nats/token)", 6),
-    Column("divergence_error", "±", 6),
-    Column("divergence_most", "most", 4),
-    Column("top1_agreement", "same first choice", 2, percent=True),
+    *(column for column in EVALUATION_COLUMNS if column.key not in ("dtype", "backend", "tokens")),
 )
 
 
