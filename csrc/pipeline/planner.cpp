@@ -162,7 +162,8 @@ void Planner::decide() {
   // Drafting goes on while the chance that all drafts so far and the next one are right is worth what the next one
   // costs at the speed that is expected: the marginal rule of renewal rewards.
   const Costs::Stages& c = costs_.turns;
-  const double more = c.draft_step + (c.verify[kMaxRows] - c.verify[1]) / (kMaxRows - 1);
+  const int rows = std::min(best.length + 2, kMaxRows);   // about where it will end
+  const double more = c.draft_step + (c.verify[rows] - c.verify[1]) / (rows - 1);
   const double threshold = std::clamp(more * best.tokens_per_second / std::max(a, 0.05), 0.02, 0.98);
   mode_ = best.mode;
   schedule_ = schedule_of(best.mode, probing_ ? 1 : kMaxChunk, threshold);
