@@ -86,8 +86,9 @@ std::vector<int> answer(CpuEngine* engine, const Request& request, const std::ve
   });
   std::vector<int> known = request.prompt;
   Event event;
+  double seconds = 0.0;
   for (;;) {
-    const Session::Status status = session.next(1000, &event);
+    const Session::Status status = session.next(1000, &event, &seconds);
     if (status == Session::Status::kEnded) break;
     if (status == Session::Status::kWaiting) continue;
     const Round* round = std::get_if<Round>(&event);
