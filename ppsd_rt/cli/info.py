@@ -52,7 +52,7 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
             "threads": engine.backend.threads,
             **engine.backend.facts(),
         },
-        "machine": machine(),
+        "machine": {**machine(), "cache": str(cache_dir())},
     }
 
 
@@ -65,7 +65,6 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
-        "cache": str(cache_dir()),
     }
 
 
