@@ -10,14 +10,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..backend import check_machine
+from ..cpu_backend import DEFAULT_FORMAT, refuses
 from ..distill import run as distillation
 from ..distill.train import TrainSettings
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
-from ..reference.backend import TorchBackend
-from .common import note
+from ..reference.backend import TorchBackend, pick_device
+from .common import note, read_prompts
 
 
 def run(args: argparse.Namespace) -> None:
@@ -36,11 +37,15 @@ def run(args: argparse.Namespace) -> None:
         draft_vocabulary=min(args.draft_vocabulary, checkpoint.config.vocab_size),
         slots=args.slots,
         seed=args.seed,
+        format=_format(args, checkpoint),
         train=TrainSettings(learning_rate=args.learning_rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
     )
-    model = TorchBackend(checkpoint, args.dtype, args.device, args.threads).model
+    model = TorchBackend(checkpoint, "auto" if args.dtype == "int8" else args.dtype, args.device, args.threads).model
     work = Path(args.work or f"{paths[0].with_suffix('')}-work")
-    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work, args.threads or os.cpu_count() or 1)
+    text = Path(args.text) if args.text else None
+    judges = [prompt.prompt for prompt in read_prompts(args.judged_by)]
+    workers = args.threads or os.cpu_count() or 1
+    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work, text, judges, workers)
     job.prepare(args.resume)
     try:
         _show(job.sample(), layers)
@@ -75,9 +80,16 @@ def _show(steps: Iterable[distillation.Progress], layers: tuple[int, ...]) -> No
             )
 
 
+def _format(args: argparse.Namespace, checkpoint: Checkpoint) -> str:
+    """In which the C++ engine samples; empty where torch does: on a GPU, and where C++ cannot run the model."""
+    if pick_device(args.device).type != "cpu" or refuses(checkpoint.config):
+        return ""
+    return DEFAULT_FORMAT if args.dtype == "auto" else str(args.dtype)
+
+
 def _layers(text: str) -> tuple[int, ...]:
     try:
-        layers = tuple(int(layer) for layer in text.split(","))
+        layers = tuple(sorted(int(layer) for layer in text.split(",")))
     except ValueError:
         raise UsageError(f"--exit-layer takes layer numbers, as in 6 or 3,6,10, not {text!r}") from None
     if len(set(layers)) != len(layers):

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,7 +11,6 @@ from ..models.exit_head import ExitHead
 from ..models.llama import LlamaForCausalLM, causal_attention
 from ..models.rope import Rope
 from .shards import Text
-from .states import States
 
 AREA = 8192  # tokens, padding included, that pass through the model together
 CHUNK = 2048  # rows whose logits are held at a time: [CHUNK, draft vocabulary] in float32
@@ -45,9 +43,8 @@ class Trainer:
         texts: Sequence[Text],
         settings: TrainSettings,
         steps: int,
-        states: Path | None = None,
     ) -> None:
-        """`states`: a file to keep the frozen model's hidden states in between epochs, or None to compute them anew."""
+        """Texts that carry the frozen model's hidden states are believed; of others they are computed anew."""
         self.model, self.heads, self.texts = model, list(heads), texts
         self.settings, self.steps, self.step = settings, steps, 0
         norm = model.model.norm.weight
@@ -59,10 +56,6 @@ class Trainer:
         self._ids = torch.arange(len(self._lm_head), device=self.device) if ids is None else ids.to(self.device)
         for head in self.heads:
             head.to(self.device, torch.float32).requires_grad_(True)
-        self._states: States | None = None
-        if states is not None:
-            lengths = [len(text.ids) for text in texts]
-            self._states = States(states, lengths, len(self.heads) + 1, len(norm), self.dtype)
         parameters = [parameter for head in self.heads for parameter in head.parameters()]
         self.optimizer = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -93,7 +86,7 @@ class Trainer:
         greedy = [index for index, text in enumerate(texts) if text.greedy]
         for part in in_areas(texts, greedy):
             ids, rows = self._pad([texts[index] for index in part])
-            *exits, _ = self._teacher(ids)
+            *exits, _ = self._teacher([texts[index] for index in part], ids)
             following = ids[:, 1:][rows[:, :-1]]
             judged += len(following)
             for number, (head, states) in enumerate(zip(self.heads, exits, strict=True)):
@@ -121,26 +114,20 @@ class Trainer:
         return ids.to(self.device), rows.to(self.device)
 
     @torch.no_grad()
-    def _teacher(self, ids: Tensor) -> list[Tensor]:
+    def _teacher(self, texts: Sequence[Text], ids: Tensor) -> list[Tensor]:
         """-> each head's exit hidden states, then the last ones (behind the final norm), [batch, longest, hidden]."""
         layers = [head.info.exit_layer for head in self.heads]
-        hidden, kept = self.model.forward_batch(ids, self._rope, keep=layers)
-        return [*(kept[layer] for layer in layers), hidden]
+        if any(text.states is None for text in texts):
+            hidden, kept = self.model.forward_batch(ids, self._rope, keep=layers)
+            return [*(kept[layer] for layer in layers), hidden]
+        *exits, last = (self._padded(texts, layer, ids) for layer in (*layers, self.model.config.num_hidden_layers))
+        return [*exits, self.model.model.norm(last)]
 
-    def _remembered(self, part: Sequence[int], ids: Tensor) -> list[Tensor]:
-        """The same, of the texts `part`, from the file where it has them."""
-        if self._states is None:
-            return self._teacher(ids)
-        if not self._states.knows(part):
-            states = self._teacher(ids)
-            for row, index in enumerate(part):
-                length = len(self.texts[index].ids)
-                self._states.put(index, [state[row, :length].cpu() for state in states])
-            return states
-        padded = torch.zeros(*ids.shape, len(self.heads) + 1, len(self.model.model.norm.weight), dtype=self.dtype)
-        for row, index in enumerate(part):
-            padded[row, : len(self.texts[index].ids)] = self._states.get(index)
-        return list(padded.to(self.device).unbind(2))
+    def _padded(self, texts: Sequence[Text], layer: int, ids: Tensor) -> Tensor:
+        padded = torch.zeros(*ids.shape, self.model.config.hidden_size, dtype=self.dtype)
+        for row, text in enumerate(texts):
+            padded[row, : len(text.ids)] = text.behind(layer)
+        return padded.to(self.device)
 
     def _student(self, head: ExitHead, exit_hidden: Tensor) -> Tensor:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
@@ -151,8 +138,9 @@ class Trainer:
 
     def _backward(self, part: Sequence[int], total_rows: int) -> list[float]:
         """Add the gradients of these texts to every head -> each head's part of the loss."""
-        ids, rows = self._pad([self.texts[index] for index in part])
-        *exits, last = self._remembered(part, ids)
+        texts = [self.texts[index] for index in part]
+        ids, rows = self._pad(texts)
+        *exits, last = self._teacher(texts, ids)
         hidden = [self._student(head, states)[rows] for head, states in zip(self.heads, exits, strict=True)]
         losses, gradients = self._loss([h.detach() for h in hidden], last[rows])
         for h, gradient in zip(hidden, gradients, strict=True):
