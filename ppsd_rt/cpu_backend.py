@@ -197,6 +197,11 @@ class CpuBackend:
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._last.spans() if self._last else []
 
+    @property
+    def draft_vocabulary(self) -> int:
+        """Ids that the exit head scores; 0: all."""
+        return self._draft_vocabulary
+
     def costs(self, again: bool = False) -> Costs:
         """What draft steps and verification passes cost here; measured where no earlier run has, or `again`."""
         self._end()

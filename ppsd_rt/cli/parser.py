@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import UsageError
-from .bench_options import bench_options, eval_options
+from .bench_options import bench_options, eval_options, heads_options
 from .simulate_options import simulate_options
 
 
@@ -124,8 +124,8 @@ def _convert_options(parser: Parser) -> None:
 def _distill_options(parser: Parser) -> None:
     group = parser.add_argument_group("what to train")
     group.add_argument("--exit-layer", default="6", metavar="E[,E...]", help="one head for each, in one pass")
-    group.add_argument("--kind", default="layer", help="layer (one decoder layer) or adapter (one attention block)")
-    group.add_argument("--draft-vocabulary", type=int, default=8192, metavar="N", help="most frequent ids; 0: all")
+    group.add_argument("--kind", default="feedback", help="feedback, layer, two-layer or adapter: docs/exit-heads.md")
+    group.add_argument("--draft-vocabulary", default="8192", metavar="N[,N...]", help="most frequent ids; 0: all")
     group.add_argument(
         "--out", required=True, metavar="FILE.safetensors", help="with several layers: FILE-E.safetensors"
     )
@@ -197,6 +197,12 @@ COMMANDS = {
     ),
     "eval": Command(
         "measure what a number format costs in quality", "ppsd-run eval --dtype bfloat16,int8", eval_options, "eval"
+    ),
+    "heads": Command(
+        "compare exit heads: acceptance, cost, predicted speed",
+        "ppsd-run heads auto head-3.safetensors --plot heads.svg",
+        heads_options,
+        "heads",
     ),
     "calibrate": Command(
         "measure again what the auto schedule works with", "ppsd-run calibrate", _info_options, "calibrate"

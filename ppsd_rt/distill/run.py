@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ class Settings:
     kind: str
     exit_layers: tuple[int, ...]  # ascending
     tokens: int
-    draft_vocabulary: int  # 0: the whole vocabulary
+    draft_vocabularies: tuple[int, ...]  # sizes, 0: all ids; the largest is trained with, a file is written for each
     slots: int
     seed: int
     format: str = ""  # that the C++ engine samples in; empty: torch samples
@@ -50,8 +50,8 @@ class Settings:
             raise UsageError("--tokens, --slots, --epochs and --batch-tokens must be at least 1")
         if not 0 < self.train.learning_rate < math.inf:
             raise UsageError(f"--learning-rate must be above 0, not {self.train.learning_rate}")
-        if self.draft_vocabulary < 0:
-            raise UsageError(f"--draft-vocabulary must be 0 (all ids) or more, not {self.draft_vocabulary}")
+        if min(self.draft_vocabularies) < 0:
+            raise UsageError(f"--draft-vocabulary must be 0 (all ids) or more, not {min(self.draft_vocabularies)}")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"--seed must be from 0 to 2^32 - 1, not {self.seed}")
 
@@ -125,7 +125,7 @@ class Distillation:
         numbers = range(1, self.settings.shards + 1)
         texts = [text for number in numbers for text in sieve.sift(read_shard(self.text, number))]
         self._log(texts=len(texts), doubles=sieve.doubles, leaks=sieve.leaks)
-        self.draft_ids = self._draft_vocabulary(texts)
+        self.frequent = self._by_frequency(texts)
         plan = batches(texts, self.settings.train, self.settings.seed)
         self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, len(plan))
         self._load()
@@ -135,44 +135,49 @@ class Distillation:
             losses = tuple(self.trainer.learn(plan[self.trainer.step]))
             step = self.trainer.step
             if step % PEEK_STEPS == 0 or step == len(plan):
-                acceptance = tuple(self.trainer.accept(held_out[:PEEK_TEXTS]))
+                acceptance = tuple(shares[-1] for shares in self.trainer.accept(held_out[:PEEK_TEXTS]))
                 self._log(step=step, losses=losses, peek_acceptance=acceptance)
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self._save()
                 saved = time.monotonic()
             yield Progress("training", step, len(plan), losses, acceptance)
         self._save()
-        self.acceptance = self.trainer.accept(held_out)
-        self.coverage = _coverage(held_out, self.draft_ids)
+        vocabularies = [self._draft_ids(size) for size in self.settings.draft_vocabularies]
+        self.acceptance = self.trainer.accept(held_out, vocabularies)
+        self.coverage = [_coverage(held_out, ids) for ids in vocabularies]
         self._log(step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out))
 
-    def save(self, paths: Sequence[Path]) -> list[ExitHead]:
-        """Write every head to its file, with what it was made from and how well it foresees held-out text."""
-        for head, path, acceptance in zip(self.trainer.heads, paths, self.acceptance, strict=True):
-            recipe = {**asdict(self.settings), "steps": self.trainer.step}
-            facts = {"held_out_greedy": round(acceptance, 4), "draft_vocabulary_coverage": round(self.coverage, 4)}
-            head.info = replace(head.info, recipe=recipe, acceptance=facts)
-            head.save(path)
-        return self.trainer.heads
+    def save(self, path: Callable[[int, int], Path]) -> list[Path]:
+        """Write every head, cut to every draft vocabulary, to path(exit layer, size) -> the files.
 
-    def _draft_vocabulary(self, texts: Sequence[Text]) -> list[int] | None:
-        """The most frequent ids of the sampled answers, and the special ones always."""
-        size = self.settings.draft_vocabulary
-        if size == 0:
-            return None
+        Each says what it was made from, and how well it foresees held-out text.
+        """
+        written = []
+        for head, shares in zip(self.trainer.heads, self.acceptance, strict=True):
+            for size, share, coverage in zip(self.settings.draft_vocabularies, shares, self.coverage, strict=True):
+                recipe = {**asdict(self.settings), "steps": self.trainer.step}
+                facts = {"held_out_greedy": round(share, 4), "draft_vocabulary_coverage": round(coverage, 4)}
+                head.info = replace(head.info, recipe=recipe, acceptance=facts)
+                written.append(path(head.info.exit_layer, size))
+                head.save(written[-1], draft_ids=self._draft_ids(size))
+        return written
+
+    def _by_frequency(self, texts: Sequence[Text]) -> list[int]:
+        """All ids: the special ones, then the others as often as they come up in the sampled answers."""
         special = [id for id in sorted(self.tokenizer.special_ids) if id < self.checkpoint.config.vocab_size]
         counts = Counter(id for text in texts for id in text.ids[text.answer :].tolist())
-        ordered = dict.fromkeys(
-            special + [id for id, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-        )
-        rest = (id for id in range(self.checkpoint.config.vocab_size) if id not in ordered)
-        ids = list(ordered)[:size]
-        return ids + [next(rest) for _ in range(min(size, self.checkpoint.config.vocab_size) - len(ids))]
+        frequent = [id for id, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+        return list(dict.fromkeys([*special, *frequent, *range(self.checkpoint.config.vocab_size)]))
+
+    def _draft_ids(self, size: int) -> list[int] | None:
+        return sorted(self.frequent[:size]) if size else None
 
     def _fresh_heads(self) -> list[ExitHead]:
         settings, name = self.settings, self.checkpoint.folder.name
         infos = [HeadInfo(settings.kind, layer, name, settings.model_hash) for layer in settings.exit_layers]
-        return [ExitHead.from_model(self.model, info, self.draft_ids) for info in infos]
+        sizes = settings.draft_vocabularies
+        largest = None if 0 in sizes else self._draft_ids(max(sizes))
+        return [ExitHead.from_model(self.model, info, largest) for info in infos]
 
     def _save(self) -> None:
         state = {

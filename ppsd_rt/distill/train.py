@@ -13,6 +13,8 @@ from ..models.rope import Rope
 from .shards import Text
 
 AREA = 8192  # tokens, padding included, that pass through the model together
+LONGEST_CHUNK = 8  # drafts in a row that a feedback head is trained for
+DEAF_SHARE = 0.1  # of the texts on which it hears nothing
 CHUNK = 2048  # rows whose logits are held at a time: [CHUNK, draft vocabulary] in float32
 
 
@@ -76,24 +78,33 @@ class Trainer:
         return losses
 
     @torch.no_grad()
-    def accept(self, texts: Sequence[Text]) -> list[float]:
-        """For each head, the share of tokens of greedy answers that it foresees, each given the true text before it.
+    def accept(self, texts: Sequence[Text], vocabularies: Sequence[Sequence[int] | None] = (None,)) -> list[list[float]]:
+        """For each head, and draft vocabulary within the trainer's own (None: that one), the share of tokens of greedy
+        answers that it foresees, each given the true text before it.
 
         This is the acceptance of greedy drafting: a draft token is judged only when all before it were right, and then
         the head has seen nothing but true tokens.
         """
-        right, judged = [0] * len(self.heads), 0
+        out = [torch.zeros_like(self._ids, dtype=torch.bool) for _ in vocabularies]
+        for mask, ids in zip(out, vocabularies, strict=True):
+            if ids is not None:
+                mask |= ~torch.isin(self._ids, torch.tensor(ids, device=self.device))
+        right, judged = [[0] * len(vocabularies) for _ in self.heads], 0
         greedy = [index for index, text in enumerate(texts) if text.greedy]
         for part in in_areas(texts, greedy):
             ids, rows = self._pad([texts[index] for index in part])
-            *exits, _ = self._teacher([texts[index] for index in part], ids)
+            *exits, last = self._teacher([texts[index] for index in part], ids)
+            distances = chunk_places(ids.shape, judged).to(self.device)
             following = ids[:, 1:][rows[:, :-1]]
             judged += len(following)
             for number, (head, states) in enumerate(zip(self.heads, exits, strict=True)):
-                hidden = self._student(head, states)[rows]
+                hidden = self._student(head, states, last, distances)[rows]
                 for h, true in zip(hidden.split(CHUNK), following.split(CHUNK), strict=True):
-                    right[number] += int((self._ids[self._logits(h).argmax(-1)] == true).sum())
-        return [count / max(judged, 1) for count in right]
+                    logits = self._logits(h)
+                    for which, mask in enumerate(out):
+                        best = logits.masked_fill(mask, -torch.inf).argmax(-1)
+                        right[number][which] += int((self._ids[best] == true).sum())
+        return [[count / max(judged, 1) for count in counts] for counts in right]
 
     def _warmth(self) -> float:
         warm = max(1, round(self.steps * self.settings.warm_up))
@@ -115,13 +126,12 @@ class Trainer:
 
     @torch.no_grad()
     def _teacher(self, texts: Sequence[Text], ids: Tensor) -> list[Tensor]:
-        """-> each head's exit hidden states, then the last ones (behind the final norm), [batch, longest, hidden]."""
-        layers = [head.info.exit_layer for head in self.heads]
+        """-> each head's exit hidden states, then those of the last layer (before the norm), [batch, longest, hidden]."""
+        layers = [*(head.info.exit_layer for head in self.heads), self.model.config.num_hidden_layers]
         if any(text.states is None for text in texts):
-            hidden, kept = self.model.forward_batch(ids, self._rope, keep=layers)
-            return [*(kept[layer] for layer in layers), hidden]
-        *exits, last = (self._padded(texts, layer, ids) for layer in (*layers, self.model.config.num_hidden_layers))
-        return [*exits, self.model.model.norm(last)]
+            _, kept = self.model.forward_batch(ids, self._rope, keep=layers)
+            return [kept[layer] for layer in layers]
+        return [self._padded(texts, layer, ids) for layer in layers]
 
     def _padded(self, texts: Sequence[Text], layer: int, ids: Tensor) -> Tensor:
         padded = torch.zeros(*ids.shape, self.model.config.hidden_size, dtype=self.dtype)
@@ -129,8 +139,10 @@ class Trainer:
             padded[row, : len(text.ids)] = text.behind(layer)
         return padded.to(self.device)
 
-    def _student(self, head: ExitHead, exit_hidden: Tensor) -> Tensor:
+    def _student(self, head: ExitHead, exit_hidden: Tensor, last: Tensor, distances: Tensor) -> Tensor:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            if head.feedback is not None:
+                exit_hidden = head.feedback.along(exit_hidden, last, distances)
             return head.hidden(exit_hidden, causal_attention(self._rope))
 
     def _logits(self, hidden: Tensor) -> Tensor:  # [n, hidden] -> [n, draft vocabulary] float32
@@ -141,8 +153,11 @@ class Trainer:
         texts = [self.texts[index] for index in part]
         ids, rows = self._pad(texts)
         *exits, last = self._teacher(texts, ids)
-        hidden = [self._student(head, states)[rows] for head, states in zip(self.heads, exits, strict=True)]
-        losses, gradients = self._loss([h.detach() for h in hidden], last[rows])
+        distances = chunk_places(ids.shape, self.step * 1009 + part[0], deaf=DEAF_SHARE).to(self.device)
+        hidden = [
+            self._student(head, states, last, distances)[rows] for head, states in zip(self.heads, exits, strict=True)
+        ]
+        losses, gradients = self._loss([h.detach() for h in hidden], self.model.model.norm(last[rows]))
         for h, gradient in zip(hidden, gradients, strict=True):
             h.backward(gradient / total_rows)
         return [loss / total_rows for loss in losses]
@@ -168,6 +183,21 @@ class Trainer:
                 losses[number] += -float((target * log_q).sum()) - (1 - weight) * entropy
                 gradients[number].append((log_q.exp_() - target).to(self.dtype) @ self._lm_head)
         return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)]
+
+
+def chunk_places(shape: Sequence[int], seed: int, deaf: float = 0.0) -> Tensor:
+    """[texts, rows] int64: how far each row is behind the newest verified one, if rows come in chunks of random lengths.
+
+    1, 2, .. in each chunk, which is 1 to LONGEST_CHUNK long; 0 all along for a share of the texts, at random: `deaf`.
+    """
+    texts, rows = shape
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, LONGEST_CHUNK + 1, (texts, rows), generator=generator)
+    ends = lengths.cumsum(1)  # a chunk for each row are more than enough
+    row = torch.arange(rows).expand(texts, rows).contiguous()
+    chunk = torch.searchsorted(ends, row, right=True)
+    places = row - (ends - lengths).gather(1, chunk) + 1
+    return places * (torch.rand(texts, 1, generator=generator) >= deaf)
 
 
 def in_areas(texts: Sequence[Text], batch: Sequence[int]) -> Iterator[list[int]]:
