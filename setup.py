@@ -46,7 +46,7 @@ setup(
     package_dir=FOLDERS,
     include_package_data=False,  # package_data says it all
     package_data={
-        "ppsd_rt": ["py.typed", "_native.pyi", "data/*.jsonl", "data/*.txt"],
+        "ppsd_rt": ["py.typed", "_native.pyi", "data/*.json", "data/*.jsonl", "data/*.txt"],
         "ppsd_rt.models": ["heads/*.safetensors"],
     },
     ext_modules=[Extension("ppsd_rt._native", sources=[])],

@@ -98,7 +98,7 @@ class Sweep {
     for (int number = 0; number < s_.num_layers; ++number) {
       const PackedLayer& layer = model_.layers[number];
       if (name == "qkv") {
-        const QkvPhase phase{&layer.qkv, nullptr, &in, rows_, start_, s_.num_heads, rope_.data(), queries_.data(), &caches_[number]};
+        const QkvPhase phase{&layer.qkv, nullptr, &in, rows_, start_, s_.num_heads, rope_.data(), queries_.data(), &caches_[number], nullptr};
         share(layer.qkv.panels(), 2, [&](int begin, int end) { k_.qkv(phase, begin, end); });
       } else if (name == "attention") {
         const AttendPhase phase{queries_.data(), &caches_[number], rows_, start_, s_.num_heads, mixed_.data()};

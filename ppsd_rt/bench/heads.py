@@ -94,7 +94,8 @@ def measure_head(
 ) -> HeadMeasure:
     """Answer every prompt greedily and warm, in rounds of `length` drafts; then measure the stages."""
     head, backend = engine.head, engine.backend
-    assert head is not None and isinstance(backend, CpuBackend)
+    assert head is not None
+    assert isinstance(backend, CpuBackend)
     schedule = f"eesd:length={length},stop_rule=fixed"
     greedy, warm, families = Statistics(), Statistics(), dict[str, Statistics]()
     for number, prompt in enumerate(prompts):

@@ -119,7 +119,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _path(out: str, several_layers: bool, several_sizes: bool) -> Callable[[int, int], Path]:
-    """The file of a head: `out` itself for one; for several, with the exit layer and the draft vocabulary in its name."""
+    """The file of a head: `out` itself for one; for several, with exit layer and draft vocabulary in its name."""
     path = Path(out)
     if path.suffix != ".safetensors":
         raise UsageError(f"--out must end in .safetensors, not {out!r}")

@@ -1,4 +1,4 @@
-"""`ppsd-run heads`: exit heads side by side, by what counts: how often they are right, what a draft costs, the speed."""
+"""`ppsd-run heads`: exit heads side by side: how often they are right, what a draft costs, the speed to expect."""
 
 import argparse
 from pathlib import Path

@@ -1,11 +1,11 @@
 """What texts begin with: system prompts, first words of questions, first words of plain text.
 
-A chat model asks itself mostly what it was trained on most; the first words (ppsd_rt/data/starters.json) lead it to what
-people ask besides: code, maths, summaries, lists, letters, other languages.
+A chat model asks itself mostly what it was trained on most; the first words (ppsd_rt/data/starters.json) lead it to
+what people ask besides: code, maths, summaries, lists, letters, other languages.
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from ..models.tokenizer import Tokenizer
 STARTERS = Path(__file__).parents[1] / "data" / "starters.json"
 PLAIN = "text"  # the family that has no question
 SYSTEM_SHARE = 0.25  # of the conversations that have another system prompt than the template's own
+Encode = Callable[[str], tuple[int, ...]]
 _MARK = "\N{OBJECT REPLACEMENT CHARACTER}"
 
 
@@ -77,7 +78,7 @@ def mix_of(tokenizer: Tokenizer, end_ids: frozenset[int], starters: Path = START
         return tuple(tokenizer.encode(text, add_special_tokens=False))
 
     try:
-        plain = _family(PLAIN, spec["text"], encode_plain(tokenizer))
+        plain = _family(PLAIN, spec["text"], _encode_plain(tokenizer))
         if tokenizer.chat_template is None:
             return Mix((), (), (plain,), end_ids)
         openings, between = _frame(tokenizer, spec["system"])
@@ -88,19 +89,18 @@ def mix_of(tokenizer: Tokenizer, end_ids: frozenset[int], starters: Path = START
     return Mix(tuple(map(encode, openings)), encode(between), (*families, plain), end_ids)
 
 
-def encode_plain(tokenizer: Tokenizer) -> Any:
+def _encode_plain(tokenizer: Tokenizer) -> Encode:
     """A plain text begins as the tokenizer lets it begin, and an empty one with the beginning-of-sequence id."""
+    newline = tokenizer.encode("\n", add_special_tokens=False)
+    empty = tuple(newline) if tokenizer.bos_id is None else (tokenizer.bos_id,)
 
     def encode(text: str) -> tuple[int, ...]:
-        ids = tuple(tokenizer.encode(text))
-        if not ids and tokenizer.bos_id is None:
-            ids = tuple(tokenizer.encode("\n", add_special_tokens=False))
-        return ids or (tokenizer.bos_id,)
+        return tuple(tokenizer.encode(text)) or empty
 
     return encode
 
 
-def _family(name: str, spec: dict[str, Any], encode: Any) -> Family:
+def _family(name: str, spec: dict[str, Any], encode: Encode) -> Family:
     starters = tuple(encode(text) for text in spec["starters"])
     if not starters or not spec["weight"] > 0:
         raise ValueError(f"family {name} needs starters and a weight above 0")

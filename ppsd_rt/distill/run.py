@@ -205,7 +205,7 @@ class Distillation:
 
 
 def _claim(path: Path, wanted: dict[str, Any], at_least: str = "") -> bool:
-    """Write `wanted` to a new file: True. Or compare it with what is there, in which `at_least` may hold more: False."""
+    """Write `wanted` to a new file: True. Or compare it with what is there, where `at_least` may hold more: False."""
     if path.exists():
         found = read_json_object(path)
         for key, value in wanted.items():

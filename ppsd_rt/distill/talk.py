@@ -1,8 +1,8 @@
 """On-policy text: the model talks to itself, many conversations at a time.
 
-A chat model writes the user's turn too: it continues the template's user header, and some first words, until it ends the
-turn, as in Magpie (arXiv 2406.08464), and then answers. A base model simply writes. Most answers are greedy, for greedy
-decoding is what most drafts are for, the others at a temperature.
+A chat model writes the user's turn too: it continues the template's user header, and some first words, until it ends
+the turn, as in Magpie (arXiv 2406.08464), and then answers. A base model simply writes. Most answers are greedy, for
+greedy decoding is what most drafts are for, the others at a temperature.
 """
 
 import random

@@ -78,7 +78,9 @@ class Trainer:
         return losses
 
     @torch.no_grad()
-    def accept(self, texts: Sequence[Text], vocabularies: Sequence[Sequence[int] | None] = (None,)) -> list[list[float]]:
+    def accept(
+        self, texts: Sequence[Text], vocabularies: Sequence[Sequence[int] | None] = (None,)
+    ) -> list[list[float]]:
         """For each head, and draft vocabulary within the trainer's own (None: that one), the share of tokens of greedy
         answers that it foresees, each given the true text before it.
 
@@ -86,9 +88,9 @@ class Trainer:
         the head has seen nothing but true tokens.
         """
         out = [torch.zeros_like(self._ids, dtype=torch.bool) for _ in vocabularies]
-        for mask, ids in zip(out, vocabularies, strict=True):
-            if ids is not None:
-                mask |= ~torch.isin(self._ids, torch.tensor(ids, device=self.device))
+        for mask, some in zip(out, vocabularies, strict=True):
+            if some is not None:
+                mask |= ~torch.isin(self._ids, torch.tensor(some, device=self.device))
         right, judged = [[0] * len(vocabularies) for _ in self.heads], 0
         greedy = [index for index, text in enumerate(texts) if text.greedy]
         for part in in_areas(texts, greedy):
@@ -126,7 +128,7 @@ class Trainer:
 
     @torch.no_grad()
     def _teacher(self, texts: Sequence[Text], ids: Tensor) -> list[Tensor]:
-        """-> each head's exit hidden states, then those of the last layer (before the norm), [batch, longest, hidden]."""
+        """-> each head's exit hidden states, then the last layer's (before the norm), [batch, longest, hidden]."""
         layers = [*(head.info.exit_layer for head in self.heads), self.model.config.num_hidden_layers]
         if not all(text.states for text in texts):
             _, kept = self.model.forward_batch(ids, self._rope, keep=layers)
@@ -186,7 +188,7 @@ class Trainer:
 
 
 def chunk_places(shape: Sequence[int], seed: int, deaf: float = 0.0) -> Tensor:
-    """[texts, rows] int64: how far each row is behind the newest verified one, if rows come in chunks of random lengths.
+    """[texts, rows] int64: how far each row is behind the newest verified one, where rows come in chunks at random.
 
     1, 2, .. in each chunk, which is 1 to LONGEST_CHUNK long; 0 all along for a share of the texts, at random: `deaf`.
     """

@@ -111,7 +111,7 @@ def test_what_cpp_writes_is_what_the_engine_says(folder, tokenizer, mix, format)
     ids = torch.tensor(text.ids[:-1])
     states = torch.from_numpy(text.states).view(torch.bfloat16)[:-1].float()
     with torch.no_grad():
-        hidden, kept = reference.forward_batch(ids[None], Rope(reference.config, 1024), keep=(2, 4))
+        _, kept = reference.forward_batch(ids[None], Rope(reference.config, 1024), keep=(2, 4))
     assert torch.equal(states[:, 0], reference.model.embed_tokens(ids).bfloat16().float())
     close = 0.02 if format == "float32" else 0.15
     for kind, layer in ((1, 2), (2, 4)):
@@ -127,7 +127,11 @@ def test_no_text_is_trained_on_twice_and_none_that_heads_are_judged_by(tokenizer
     texts = [text("a b c"), text("a b c"), text("so what is Rain, then"), text("me how a lock works when a boat comes")]
     texts += [text("how a lock works when it rains"), text("what is snow")]
     kept = sieve.sift(texts)
-    assert [tokenizer.decode(t.ids.tolist()) for t in kept] == ["a b c", "how a lock works when it rains", "what is snow"]
+    assert [tokenizer.decode(t.ids.tolist()) for t in kept] == [
+        "a b c",
+        "how a lock works when it rains",
+        "what is snow",
+    ]
     assert (sieve.doubles, sieve.leaks) == (1, 2)
 
 
