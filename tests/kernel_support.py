@@ -8,7 +8,7 @@ from triton.runtime import interpreter
 
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.rope import Rope
-from ppsd_rt.triton_kernels.state import ROWS, START, WORDS
+from ppsd_rt.triton_kernels.state import KNOWN, ROWS, START, WORDS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROW_COUNTS = (1, 2, 7, 16)
@@ -18,9 +18,9 @@ def make(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def state_of(rows: int, start: int = 0) -> Tensor:
+def state_of(rows: int, start: int = 0, known: int = 0) -> Tensor:
     state = torch.zeros(WORDS, dtype=torch.int32, device=DEVICE)
-    state[ROWS], state[START] = rows, start
+    state[ROWS], state[START], state[KNOWN] = rows, start, known
     return state
 
 

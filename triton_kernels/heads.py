@@ -6,7 +6,8 @@
     confidence[r] = softmax(logits[r])[choice]                             unfiltered, at temperature 1
 
 id_i is i, or draft_ids[i], ascending, where W holds only the rows of a draft vocabulary. Penalty (Keskar et al.,
-arXiv 1909.05858): a logit is divided by it (multiplied, if negative) when the id has been seen, first_seen[id] < p.
+arXiv 1909.05858): a logit is divided by it (multiplied, if negative) when the id stands before p: first_seen[id] < p
+tells of committed tokens, and behind state[KNOWN], the last of them that is certain to be told of, one looks at the text.
 
 Each program of `heads_kernel` boils its outputs down to five numbers a row, `choose_kernel` the programs to one. What a
 request sets (seed, temperature, penalty) stands in device memory, so that a captured launch serves every request.
@@ -20,29 +21,35 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .linear import MAX_REGISTERS, Weight, dot_type, linear_twin, multiply, tiling
+from ..sampling import SamplingParams
+from .linear import MAX_REGISTERS, Weight, at_positions, dot_type, linear_twin, multiply, tiling
 from .noise import gumbel
-from .state import MAX_ROWS, ROWS, START
+from .state import KNOWN, MAX_ROWS, ROWS, START
 
-_ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
+_ROWS, _START, _KNOWN = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(KNOWN)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 
 BATCH = 1024  # programs whose results are merged at a time
 
 
-def sampling_words(seed: int, temperature: float, penalty: float, device: torch.device | str) -> Tensor:
-    """int32 [4]: both halves of the seed, and the bits of 1 / T (0: greedy) and of the repetition penalty."""
-    inverse = 1 / temperature if temperature > 0 else 0.0
-    packed = struct.pack("<Qff", seed, inverse, penalty)
-    return torch.tensor(struct.unpack("<iiii", packed), dtype=torch.int32, device=device)
+SAMPLING_WORDS = 8
+
+
+def sampling_words(params: SamplingParams, device: torch.device | str) -> Tensor:
+    """int32 [8]: both halves of the seed, the bits of 1 / T (0: greedy) and of the penalty, k, the bits of top_p, min_p."""
+    inverse = 1 / params.temperature if params.temperature > 0 else 0.0
+    packed = struct.pack(
+        "<Qffiffi", params.seed, inverse, params.repetition_penalty, params.top_k, params.top_p, params.min_p, 0
+    )
+    return torch.tensor(struct.unpack("<8i", packed), dtype=torch.int32, device=device)
 
 
 @triton.jit
 def heads_kernel(
-    x, norm, eps, weight, scale, draft_ids, first_seen, sampling, logits, scores, indices, chosen, tops, totals, state,
+    x, norm, eps, weight, scale, draft_ids, text, first_seen, sampling, logits, scores, indices, chosen, tops, totals, state,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr,
-    STORE: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    STORE: tl.constexpr, X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs = outputs / BLOCK). -> [16, programs]: best score, its index and logit; top logit, sum."""
     program, programs = tl.program_id(0), tl.num_programs(0)
@@ -50,7 +57,7 @@ def heads_kernel(
     live = outputs < OUTPUTS
     y, rows = multiply(
         x, norm, eps, weight, scale, outputs, live, state, 0,
-        INPUTS, STEPS, SLICES, SLICE, True, INT8, DOT, PDL,
+        INPUTS, STEPS, SLICES, SLICE, True, X_AT, INT8, DOT, PDL,
     )  # fmt: skip
     row = tl.arange(0, _MAX_ROWS)
     if STORE:
@@ -62,8 +69,14 @@ def heads_kernel(
     score = y
     if PENALISE:
         penalty = tl.load(sampling + 3).to(tl.float32, bitcast=True)
-        seen = tl.load(first_seen + ids, mask=live, other=0)[:, None] < position[None, :]
-        score = tl.where(seen, tl.where(score < 0, score * penalty, score / penalty), score)
+        if penalty != 1.0:
+            seen = tl.load(first_seen + ids, mask=live, other=0)[:, None] < position[None, :]
+            place, end = tl.load(state + _KNOWN) + 1, tl.load(state + _START) + rows
+            while place < end:
+                here = ids == tl.load(text + place, volatile=True)
+                seen = seen | (here[:, None] & (place < position)[None, :])
+                place += 1
+            score = tl.where(seen, tl.where(score < 0, score * penalty, score / penalty), score)
     inverse = tl.load(sampling + 2).to(tl.float32, bitcast=True)
     if inverse > 0:
         low, high = tl.load(sampling).to(tl.uint32, bitcast=True), tl.load(sampling + 1).to(tl.uint32, bitcast=True)
@@ -132,19 +145,20 @@ class Scratch:
 def heads(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, sampling: Tensor, scratch: Scratch,
     choices: Tensor, confidences: Tensor, state: Tensor, *, draft_ids: Tensor | None = None,
-    first_seen: Tensor | None = None, logits: Tensor | None = None, pdl: bool = False,
+    text: Tensor | None = None, first_seen: Tensor | None = None, logits: Tensor | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """choices [16] int32 and confidences [16] float32 of the first state[ROWS] rows; logits [16, outputs] where given.
 
-    draft_ids: int32 [outputs]; first_seen: int32 [vocabulary], where the repetition penalty may be other than 1.
+    draft_ids: int32 [outputs]. text [capacity] and first_seen [vocabulary], int32, where the repetition penalty may be
+    other than 1.
     """
     cut, programs = tiling(weight)._replace(splits=1), scratch.scores.shape[1]
     heads_kernel[(programs,)](
-        x, norm, eps, weight.values, weight.scales, draft_ids, first_seen, sampling, logits,
+        x, norm, eps, weight.values, weight.scales, draft_ids, text, first_seen, sampling, logits,
         scratch.scores, scratch.indices, scratch.chosen, scratch.tops, scratch.totals, state,
         OUTPUTS=weight.outputs, INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut.steps(weight.inputs),
         SLICES=cut.slices, SLICE=cut.slice, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
-        STORE=logits is not None, INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
+        STORE=logits is not None, X_AT=at_positions(x), INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
     choose_kernel[(MAX_ROWS,)](

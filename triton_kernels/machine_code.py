@@ -29,12 +29,12 @@ from triton.runtime.jit import JITFunction
 
 from .attention import Partials, attention
 from .embedding import embedding
-from .heads import Scratch, heads
+from .heads import SAMPLING_WORDS, Scratch, heads
 from .linear import INT8_BLOCK, Weight, linear, tiling
 from .qkv import qkv
-from .state import MAX_ROWS, WORDS
+from .state import DRAFT_WORDS, MAX_ROWS, RING_WORDS, WORDS
 from .swiglu import swiglu
-from .verdict import begin_draft, begin_verification, drafted, verdict
+from .verdict import arrived, begin_draft, begin_verification, drafted, forward, verdict
 
 REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
@@ -86,6 +86,7 @@ class Report(NamedTuple):
     scales: bool  # of int8
     matrix: bool  # is it meant to use matrix instructions?
     pdl: bool
+    locks: bool = False  # does it take turns with others by a lock, or tell the host?
 
     def count(self, *operations: str) -> int:
         return sum(i.split(".")[0] in operations for i in self.instructions)
@@ -94,7 +95,7 @@ class Report(NamedTuple):
         found = []
         if self.local or self.count("LDL", "STL"):
             found.append(f"{self.local} bytes of local memory: registers are spilled")
-        if self.count("ATOM", "ATOMG", "ATOMS", "RED"):
+        if not self.locks and self.count("ATOM", "ATOMG", "ATOMS", "RED"):
             found.append("atomics: the order of additions is not fixed")
         if self.matrix and not self.count("HMMA", "HGMMA"):
             found.append("no matrix instructions")
@@ -160,11 +161,12 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         return Weight(empty(outputs, inputs, dtype=torch.int8), scales)
 
     capacity, queries_width, eps = 8192, shape.heads * shape.head_dim, 1e-5
-    x, norm, state, text = wide(MAX_ROWS, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
+    x, norm, state, text = wide(capacity, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
     queries, mixed = wide(MAX_ROWS, shape.heads, shape.head_dim), empty(MAX_ROWS, shape.heads, shape.head_dim)
     keys, values = (empty(shape.kv_heads, capacity, shape.head_dim) for _ in range(2))
     cosines, sines = (wide(capacity, shape.head_dim // 2) for _ in range(2))
-    choices, confidences, inner = words(MAX_ROWS), wide(MAX_ROWS), empty(MAX_ROWS, shape.inner)
+    choices, chances, inner = words(MAX_ROWS), wide(MAX_ROWS), empty(MAX_ROWS, shape.inner)
+    confidences = wide(capacity)
     lm_head, draft_head = weight(shape.vocabulary, shape.hidden), weight(16384, shape.hidden)
     out, down = weight(shape.hidden, queries_width), weight(shape.hidden, shape.inner)
 
@@ -183,13 +185,18 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         add(inner, down)
         for head, draft_ids in ((lm_head, None), (draft_head, words(16384))):
             heads(
-                x, norm, eps, head, words(4), Scratch(head), choices, confidences, state,
-                draft_ids=draft_ids, first_seen=words(shape.vocabulary), pdl=pdl,
+                x, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
+                draft_ids=draft_ids, text=text, first_seen=words(shape.vocabulary), pdl=pdl,
             )  # fmt: skip
-        begin_draft(state, state, pdl=pdl)
-        drafted(text, choices, state, state, pdl=pdl)
+        begin_draft(state, state, state, pdl=pdl)
+        arrived(state, state, pdl=pdl)
+        drafted(
+            text, choices, chances, confidences, text, state, state, state, words(64, DRAFT_WORDS),
+            vocabulary=shape.vocabulary, pdl=pdl,
+        )  # fmt: skip
         begin_verification(state, state, state, pdl=pdl)
-        verdict(text, choices, state, state, pdl=pdl)
+        forward(state, state, state, pdl=pdl)
+        verdict(text, choices, confidences, text, state, state, words(64, RING_WORDS), pdl=pdl)
     return list(dict.fromkeys(launches))
 
 
@@ -217,7 +224,7 @@ def examine(launch: Launch, capability: int) -> Report:
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("INT8", False),
-        weights or launch.name == "attention", constants["PDL"],
+        weights or launch.name == "attention", constants["PDL"], launch.kernel.__module__.endswith(".verdict"),
     )  # fmt: skip
 
 
