@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <string>
 #include <thread>
+#include <utility>
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <immintrin.h>
@@ -98,13 +99,14 @@ std::optional<Event> GraphCarrier::next() {
   const Clock::time_point since = Clock::now();
   Clock::time_point looked = since;
   while (events_.empty()) {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (lost_) return std::nullopt;
     if (cancelled_.load(std::memory_order_relaxed)) plan_.cancel();
-    if (plan_.finished()) {
-      drain();
-      return std::nullopt;
-    }
     try {
+      if (plan_.finished()) {
+        drain();
+        return std::nullopt;
+      }
       const bool collected = collect(), queued = queue();
       if (collected || queued) {
         patience.reset();
@@ -115,9 +117,9 @@ std::optional<Event> GraphCarrier::next() {
         looked = now;
         look_after(since);
       }
-    } catch (...) {
+    } catch (...) {   // told behind the events that there are already
       lost_ = true;
-      throw;
+      failure_ = std::current_exception();
     }
   }
   Event event = std::move(events_.front());
@@ -199,8 +201,9 @@ void GraphCarrier::launch_pass(const Step& step) {
       for (const Copy& copy : graphs_.copies[size_t(stage)]) {
         if (copy.to_device == copy.from_device) continue;
         const size_t skip = size_t(step.first_row) * copy.row_bytes;
+        const int rows = std::min(step.rows, copy.rows - step.first_row);
         check(cu.cuMemcpyPeerAsync(copy.to + skip, lanes_->context(copy.to_device), copy.from + skip,
-                                   lanes_->context(copy.from_device), size_t(step.rows) * copy.row_bytes, lane.stream),
+                                   lanes_->context(copy.from_device), size_t(rows) * copy.row_bytes, lane.stream),
               "copying rows between GPUs");
       }
     launch(lane, graphs_.verify[size_t(stage)], "verify", kVerifyTrack + stage, pass);

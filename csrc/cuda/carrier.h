@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <optional>
 #include <vector>
@@ -24,6 +25,7 @@ struct Copy {
   Address to = 0, from = 0;        // of position 0
   int to_device = 0, from_device = 0;
   size_t row_bytes = 0;
+  int rows = 0;                    // positions that there are
 };
 
 // One model's captured stages and what they write. The graphs and the memory belong to the caller.
@@ -89,6 +91,7 @@ class GraphCarrier final : public Carrier {
   std::deque<Event> events_;
   std::atomic<bool> cancelled_{false};
   bool drained_ = false, lost_ = false;
+  std::exception_ptr failure_;
   Context current_ = nullptr;
 
   int64_t done_ = 0;                 // draft launches that are known to be complete
