@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+import triton
 from support import tiny_config
 from torch import Tensor
 from triton.runtime import interpreter
@@ -46,4 +47,18 @@ def dot_by_sixteen_columns(self, a, b, d, input_precision, max_num_imprecise_acc
     return interpreter.TensorHandle(np.concatenate(parts, axis=-1) + d.data, d.dtype.scalar)
 
 
+def device_function(self, *args, **kwargs):
+    """A kernel calls a function. The interpreter would patch the language for each call, on top of the last time; it
+    has been patched for the kernel, and what Triton's own library sees of it stays so after the first time.
+    """
+    if not any(value is triton.language for value in self.fn.__globals__.values()) and not patched_for_library:
+        interpreter._patch_lang(self.fn)
+        patched_for_library.append(True)
+    return self.rewrite()(*args, **kwargs)
+
+
+patched_for_library: list[bool] = []
 interpreter.InterpreterBuilder.create_dot = dot_by_sixteen_columns
+interpreter.InterpretedFunction.__call__ = device_function
+# Every addition would be made once more in 64 bits, to see whether it overflows: a third of the time.
+object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)

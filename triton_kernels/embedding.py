@@ -15,7 +15,9 @@ _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
 
 
 @triton.jit
-def embedding_kernel(text, table, x, state, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, AT: tl.constexpr, PDL: tl.constexpr):
+def embedding_kernel(
+    text, table, x, state, HIDDEN: tl.constexpr, BLOCK: tl.constexpr, AT: tl.constexpr, PDL: tl.constexpr
+):
     """Grid (16, hidden / BLOCK)."""
     if PDL:
         gdc_wait()

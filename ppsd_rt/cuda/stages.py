@@ -53,7 +53,13 @@ class DeviceStages:
     """One model, one exit head or none, one answer at a time of at most `capacity` tokens, prompt included."""
 
     def __init__(
-        self, weights: DeviceWeights, capacity: int, cuts: Sequence[int] = (), *, pdl: bool = False, report: bool = False
+        self,
+        weights: DeviceWeights,
+        capacity: int,
+        cuts: Sequence[int] = (),
+        *,
+        pdl: bool = False,
+        report: bool = False,
     ) -> None:
         """cuts: the layers at which verification is cut into stages. pdl: programmatic dependent launches (Hopper)."""
         bounds = [weights.exit_layer, *cuts, len(weights.layers)]
@@ -119,7 +125,9 @@ class DeviceStages:
         rows = len(prompt) - 1
         end = self.capacity if end is None else end
         if not 0 < len(prompt) < end <= self.capacity:
-            raise UsageError(f"a prompt of {len(prompt)} tokens and an end at {end} do not fit {self.capacity} positions")
+            raise UsageError(
+                f"a prompt of {len(prompt)} tokens and an end at {end} do not fit {self.capacity} positions"
+            )
         b, config = self.buffers, self.weights.config
         b.text[: len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
         first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32)
@@ -212,7 +220,9 @@ class DeviceStages:
         x = b.exit_hidden if stage == 0 else b.handed[stage - 1]
         for number in range(low, high):
             border = number == high - 1 and stage < len(self.slices) - 1
-            self._layer(self.weights.layers[number], number, x, work.x, words, work, b.handed[stage] if border else None)
+            self._layer(
+                self.weights.layers[number], number, x, work.x, words, work, b.handed[stage] if border else None
+            )
             x = work.x
 
     def _lm_head(self, words: Tensor, logits: Tensor | None) -> None:

@@ -58,7 +58,9 @@ def head_of(outputs, hidden, int8=False):
 def run(x, norm, weight, rows, start, sampling, **more):
     choices = torch.full((16,), -1, dtype=torch.int32, device=DEVICE)
     confidences = torch.full((16,), -1.0, device=DEVICE)
-    heads(x, norm, EPS, weight, sampling, Scratch(weight), choices, confidences, state_of(rows, start, known=16), **more)
+    heads(
+        x, norm, EPS, weight, sampling, Scratch(weight), choices, confidences, state_of(rows, start, known=16), **more
+    )
     assert (choices[rows:] == -1).all()
     assert (confidences[rows:] == -1).all()
     return choices[:rows], confidences[:rows]
