@@ -10,12 +10,30 @@ constexpr size_t kAhead = 64;   // events that may wait for the consumer before 
 
 }  // namespace
 
+Schedule allowed(Schedule schedule, bool in_turns) {
+  if (in_turns && schedule.overlap) {
+    schedule.overlap = false;
+    schedule.first_chunk = std::max(schedule.first_chunk, 1);
+  }
+  return schedule;
+}
+
+void replan(Planner* planner, const Round& round, double seconds, bool in_turns, Plan* plan) {
+  if (round.prompt || plan->finished()) return;
+  // Rounds that were queued before the planner's last decision do not tell what that one is worth.
+  const Schedule& decided = plan->schedule();
+  const bool fits = decided.overlap == plan->overlapping() &&
+                    (decided.overlap || (decided.lookahead > 0) == !round.judged.empty());
+  if (fits) plan->set_schedule(allowed(planner->after(round, seconds), in_turns));
+}
+
 GraphSession::GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphRequest request, Trace* trace)
     : lanes_(std::move(lanes)),
       request_(std::move(request)),
-      carrier_(lanes_.get(), std::move(graphs), allowed(request_.planner ? request_.planner->schedule() : request_.schedule),
+      carrier_(lanes_.get(), std::move(graphs),
+               allowed(request_.planner ? request_.planner->schedule() : request_.schedule, request_.in_turns),
                request_.limits, request_.seed, request_.report_drafts,
-               [this](const Round& round, Plan* plan) { return replan(round, plan); }, trace),
+               [this](const Round& round, Plan* plan) { return committed(round, plan); }, trace),
       thread_([this] { work(); }) {}
 
 GraphSession::~GraphSession() { end(); }
@@ -66,25 +84,12 @@ void GraphSession::work() {
   changed_.notify_all();
 }
 
-bool GraphSession::replan(const Round& round, Plan* plan) {
+bool GraphSession::committed(const Round& round, Plan* plan) {
   const auto now = Clock::now();
-  const double seconds = std::chrono::duration<double>(now - committed_).count();
-  committed_ = now;
-  if (!request_.planner || round.prompt || plan->finished()) return true;
-  // Rounds that were queued before the planner's last decision do not tell what that one is worth.
-  const Schedule& decided = plan->schedule();
-  const bool fits = decided.overlap == plan->overlapping() &&
-                    (decided.overlap || (decided.lookahead > 0) == !round.judged.empty());
-  if (fits) plan->set_schedule(allowed(request_.planner->after(round, seconds)));
+  const double seconds = std::chrono::duration<double>(now - last_round_).count();
+  last_round_ = now;
+  if (request_.planner) replan(request_.planner.get(), round, seconds, request_.in_turns, plan);
   return true;
-}
-
-Schedule GraphSession::allowed(Schedule schedule) const {
-  if (request_.in_turns && schedule.overlap) {
-    schedule.overlap = false;
-    schedule.first_chunk = std::max(schedule.first_chunk, 1);
-  }
-  return schedule;
 }
 
 }  // namespace ppsd::cuda

@@ -23,6 +23,11 @@ struct GraphRequest {
   bool report_drafts = false;
 };
 
+// A schedule as it may be run: without overlap where that is not wanted.
+Schedule allowed(Schedule schedule, bool in_turns);
+// What the planner makes of a round that took `seconds`.
+void replan(Planner* planner, const Round& round, double seconds, bool in_turns, Plan* plan);
+
 class GraphSession {
  public:
   // The lanes, the graphs and what they work on must outlive the session; one session at a time uses them.
@@ -39,8 +44,7 @@ class GraphSession {
   using Clock = std::chrono::steady_clock;
 
   void work();
-  bool replan(const Round& round, Plan* plan);
-  Schedule allowed(Schedule schedule) const;
+  bool committed(const Round& round, Plan* plan);
 
   const std::shared_ptr<Lanes> lanes_;
   const GraphRequest request_;
@@ -50,7 +54,7 @@ class GraphSession {
   std::deque<std::pair<Event, double>> events_;
   const Clock::time_point begun_ = Clock::now();
   Clock::duration waited_{};          // for a consumer that is slower than the work
-  Clock::time_point committed_ = begun_;
+  Clock::time_point last_round_ = begun_;
   bool over_ = false;
   std::atomic<bool> cancelled_{false};
   std::exception_ptr failure_;
