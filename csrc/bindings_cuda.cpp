@@ -86,7 +86,13 @@ void bind_cuda(py::module_& m) {
         const Lane& lane = stage < 0 ? lanes.draft : lanes.verify.at(size_t(stage));
         check(driver().cuCtxSetCurrent(lane.context), "choosing the GPU");
         check(driver().cuGraphUpload(handle_of<GraphExec>(exec), lane.stream), "uploading a graph");
-      }, py::arg("exec"), py::arg("stage"));
+      }, py::arg("exec"), py::arg("stage"))
+      .def("timeline", [](Lanes& lanes, const std::vector<std::pair<int, uint64_t>>& launches) {
+        std::vector<std::pair<int, GraphExec>> handles;
+        for (const auto& [stage, exec] : launches) handles.emplace_back(stage, handle_of<GraphExec>(exec));
+        const py::gil_scoped_release release;
+        return lanes.timeline(handles);
+      }, py::arg("launches"));
 
   using PyGraphSession = PyAnswer<GraphSession>;
   py::class_<PyGraphSession>(m, "GraphSession")

@@ -76,4 +76,45 @@ std::vector<Lane> Lanes::all() const {
   return lanes;
 }
 
+std::vector<std::pair<double, double>> Lanes::timeline(const std::vector<std::pair<int, GraphExec>>& launches) {
+  const Driver& cu = driver();
+  struct Timers {
+    std::vector<EventHandle> events;
+    ~Timers() {
+      for (EventHandle event : events) driver().cuEventDestroy(event);
+    }
+    EventHandle record(const Lane& lane) {
+      EventHandle event = nullptr;
+      check(driver().cuCtxSetCurrent(lane.context), "choosing the GPU");
+      check(driver().cuEventCreate(&event, 0), "making an event");
+      events.push_back(event);
+      check(driver().cuEventRecord(event, lane.stream), "recording an event");
+      return event;
+    }
+  } timers;
+  const auto lane_of = [&](int stage) -> const Lane& { return stage < 0 ? draft : verify.at(size_t(stage)); };
+  // Every stream begins behind the same moment.
+  const EventHandle origin = timers.record(draft);
+  for (const Lane& lane : verify) check(cu.cuStreamWaitEvent(lane.stream, origin, 0), "ordering two streams");
+  std::vector<std::pair<EventHandle, EventHandle>> marks;
+  for (const auto& [stage, exec] : launches) {
+    const Lane& lane = lane_of(stage);
+    const EventHandle begin = timers.record(lane);
+    check(cu.cuGraphLaunch(exec, lane.stream), "launching a graph");
+    marks.emplace_back(begin, timers.record(lane));
+  }
+  for (const Lane& lane : all()) {
+    check(cu.cuCtxSetCurrent(lane.context), "choosing the GPU");
+    check(cu.cuStreamSynchronize(lane.stream), "waiting for the GPU");
+  }
+  std::vector<std::pair<double, double>> spans;
+  for (const auto& [begin, end] : marks) {
+    float from = 0.0f, to = 0.0f;
+    check(cu.cuEventElapsedTime(&from, origin, begin), "reading the time");
+    check(cu.cuEventElapsedTime(&to, origin, end), "reading the time");
+    spans.emplace_back(1e-3 * double(from), 1e-3 * double(to));
+  }
+  return spans;
+}
+
 }  // namespace ppsd::cuda

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "driver.h"
@@ -49,6 +50,10 @@ class Lanes {
   const Lane& in_turns(int device) const;
   std::vector<Lane> all() const;
   Context context(int device) const;
+
+  // For measurements: launches these, each on its stage's stream (-1: the draft stage's), waits, and says when each
+  // began and ended, in seconds, as its device stamped it.
+  std::vector<std::pair<double, double>> timeline(const std::vector<std::pair<int, GraphExec>>& launches);
 
   std::unique_ptr<EventRing> draft_done;
   std::vector<std::unique_ptr<EventRing>> stage_done;   // of each verification stage
