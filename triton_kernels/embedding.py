@@ -1,6 +1,6 @@
 """The hidden states that a pass begins with.
 
-x[r] = E[text[start + r]]          text [capacity] int32, E [vocabulary, hidden], x [capacity or 16, hidden] float32 (see linear.py)
+x[r] = E[text[start + r]]          text [capacity] int32, E [vocabulary, hidden], x [capacity or 16, hidden] float32
 """
 
 import triton

@@ -249,7 +249,8 @@ def linear(
     linear_kernel[(triton.cdiv(weight.outputs, cut.block), cut.splits)](
         x, norm, eps, weight.values, weight.scales, bias, residual, target, state,
         INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut.steps(weight.inputs), SLICES=cut.slices, SLICE=cut.slice,
-        SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x), INT8=weight.scales is not None, DOT=dot_type(weight, x),
+        SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x),
+        INT8=weight.scales is not None, DOT=dot_type(weight, x),
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl, **shared,
     )  # fmt: skip
     if cut.splits > 1:

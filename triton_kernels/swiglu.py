@@ -1,6 +1,8 @@
 """RMSNorm, gate and up projections, SwiGLU: one kernel.
 
-    out = silu(norm(x) G^T) * (norm(x) U^T)      x [16 or capacity, hidden], W = (G | U) [2 * inner, hidden], out [16, inner]
+    out = silu(norm(x) G^T) * (norm(x) U^T)      x [16 or capacity, hidden], out [16, inner]
+
+W = (G | U) [2 * inner, hidden].
 
 A program computes BLOCK / 2 rows of G and the same rows of U.
 """
@@ -46,7 +48,8 @@ def swiglu(
     swiglu_kernel[(triton.cdiv(inner, cut.block // 2),)](
         x, norm, eps, weight.values, weight.scales, out, state,
         INNER=inner, INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut._replace(splits=1).steps(weight.inputs),
-        SLICES=cut.slices, SLICE=cut.slice, X_AT=at_positions(x), INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
+        SLICES=cut.slices, SLICE=cut.slice, X_AT=at_positions(x),
+        INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
 

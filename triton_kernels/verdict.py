@@ -9,8 +9,8 @@
 
 Afterwards text holds the committed tokens, TOKEN the last of them, START its position: the next pass's first row. A
 disagreement raises EPOCH and ends the draft there. A pass that was begun in an older epoch gets no verdict: ACCEPTED
-and COMMITTED are 0 and all else stays. Every verdict, void or not, leaves a record in a ring that the host reads (mapped
-memory); its sequence number is written last and released to the system.
+and COMMITTED are 0 and all else stays. Every verdict, void or not, leaves a record in a ring that the host reads
+(mapped memory); its sequence number is written last and released to the system.
 
 Each pass has words of its own (state.py): `early` of the draft stage's layers, `head` of the exit head's (which may be
 behind: rows that went through the early layers without it), `late` of each verification stage. One of the `begin`
@@ -18,7 +18,8 @@ kernels sets them, and they hold until the pass has ended. early[START] is also 
 verification takes only rows that have been through them.
 
 Draft and verification may run at the same time, on two streams: the kernels here, one program each, change the
-answer's words (`state`), and those of early[] that verification reads, only while they hold the answer's lock. What they decide is sound in any order:
+answer's words (`state`), and those of `early` that verification reads, only while they hold the answer's lock. What
+they decide is sound in any order:
 - the rows of a pass are of one epoch, and a pass of an older epoch changes nothing but its own words;
 - draft steps go back (over rows that verification may be reading) only after a rejection, which makes such a pass void;
 - a token that is drawn for a position that a verdict has filled meanwhile is thrown away.
@@ -273,7 +274,7 @@ def verdict(
     text: Tensor, choices: Tensor, confidences: Tensor, first_seen: Tensor, late: Tensor, state: Tensor, ring: Tensor,
     *, pdl: bool = False,
 ) -> None:  # fmt: skip
-    """first_seen [vocabulary] int32: where a token first stands in the committed text. ring [slots, RING_WORDS] int32."""
+    """first_seen: int32 [vocabulary], where a token first stands in the text. ring: int32 [slots, RING_WORDS]."""
     verdict_kernel[(1,)](
         text, choices, confidences, first_seen, late, state, ring, SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl
     )

@@ -111,7 +111,7 @@ def test_verdict_is_the_twins():
         seen = answer.first_seen.tolist()
         for token, place in ((t, start + 1 + i) for i, t in enumerate(choices[: state[COMMITTED]])):
             assert seen[token] <= place
-        known = {text[0]: 0} | {t: None for t in choices[: state[COMMITTED]]}
+        known = {text[0]} | set(choices[: state[COMMITTED]])
         assert all(seen[t] == NEVER for t in range(100) if t not in known)
 
         record = answer.ring[(number + 1) % SLOTS].tolist()

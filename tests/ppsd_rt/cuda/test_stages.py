@@ -90,6 +90,7 @@ def text_of(stages):
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, seed=2**33 + 7)
+FILTERED = SamplingParams(temperature=1.5, top_k=40, top_p=0.9, min_p=0.02, seed=12)
 DRAFTABLE = [i for i in range(VOCAB) if i % 5]
 
 
@@ -98,7 +99,7 @@ DRAFTABLE = [i for i in range(VOCAB) if i % 5]
     [
         ({}, "norm", None, (), GREEDY),
         ({"num_key_value_heads": 2, "attention_bias": True}, "layer", DRAFTABLE, (), SAMPLED),
-        ({"tie_word_embeddings": False, "head_dim": 32}, "adapter", None, (2,), SAMPLED),
+        ({"tie_word_embeddings": False, "head_dim": 32}, "adapter", None, (2,), FILTERED),
         (
             {"model_type": "qwen2", "num_attention_heads": 4, "head_dim": 16}, "layer", DRAFTABLE, (2,),
             SamplingParams(temperature=1.2, repetition_penalty=1.5, seed=5),
@@ -109,15 +110,15 @@ DRAFTABLE = [i for i in range(VOCAB) if i % 5]
 def test_any_order_of_launches_commits_the_references_text(changes, kind, draft_ids, cuts, params):
     """Plain steps, then drafts by the head, then by an oracle that is right now and then, in chunks of every size."""
     model = model_of(**changes)
-    end = len(PROMPT) + 16
+    end = len(PROMPT) + 12
     truth = plain_of(model, PROMPT, params, end)
     stages = DeviceStages(weights_of(model, kind, 1, draft_ids), 64, cuts)
-    stages.begin(PROMPT, params, end=end, oracle=Oracle(tuple(truth), 0.75, seed=3))
+    stages.begin(PROMPT, params, end=end, oracle=Oracle(tuple(truth), 0.65, seed=38))
     dice, launches = random.Random(str(kind)), 0
     stages.plain_step()
     stages.plain_step()
     while stages.state[START].item() < end - 1:
-        ahead = dice.choice((1, 2, 4))
+        ahead = dice.choice((2, 3, 4))
         stages.control(most=dice.choice((1, 3, 15)), lookahead=dice.choice((2, 15)))
         for _ in range(ahead):
             stages.draft_step()
@@ -141,7 +142,7 @@ def test_any_order_of_launches_commits_the_references_text(changes, kind, draft_
 def test_the_heads_own_drafts():
     """A head that ends in the last layer's output would always be right: here the exit is one layer before."""
     model = model_of(num_hidden_layers=2)
-    end = len(PROMPT) + 12
+    end = len(PROMPT) + 8
     truth = plain_of(model, PROMPT, GREEDY, end)
     for draft_ids in (None, DRAFTABLE):
         stages = DeviceStages(weights_of(model, "layer", 1, draft_ids), 64)
@@ -157,7 +158,7 @@ def test_the_heads_own_drafts():
         drafted = [record for record in records if record[RECORD_JUDGED]]
         if draft_ids is None:
             assert all(record[RECORD_ACCEPTED] == record[RECORD_JUDGED] for record in drafted)
-            assert sum(record[RECORD_ACCEPTED] for record in drafted) >= 6
+            assert sum(record[RECORD_ACCEPTED] for record in drafted) >= 4
 
 
 def test_without_a_head_and_from_answer_to_answer():
