@@ -104,7 +104,7 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
         help=f"draft the right token with probability P instead; {_OFF}: the exit head's own drafts [{_OFF}]",
     )
     group.add_argument("--dtype", type=words, default=["auto"], metavar="A,B,...", help="number formats [auto]")
-    group.add_argument("--backend", default="auto", help="auto, cpu (C++) or torch")
+    group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy [0]")
     group.add_argument("--seed", type=int, default=0, metavar="S", help="of the sampling [0]")
@@ -149,7 +149,7 @@ def eval_options(parser: "Parser") -> None:
     group.add_argument("--window", type=positive, default=512, metavar="N", help="tokens that the model sees at a time")
     group = parser.add_argument_group("model and machine")
     group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
-    group.add_argument("--backend", default="auto", help="auto, cpu (C++) or torch")
+    group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
     format_option(parser.add_argument_group("output"))
