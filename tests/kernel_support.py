@@ -38,13 +38,15 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     assert (ours.float() - theirs).abs().max() <= 2e-5 * theirs.abs().max().clamp(min=1)
 
 
-def dot_by_sixteen_columns(self, a, b, d, input_precision, max_num_imprecise_acc):
-    """A product as matrix instructions compute it: every column alike.
+def dot_row_by_row(self, a, b, d, input_precision, max_num_imprecise_acc):
+    """A product as matrix instructions compute it: every row and every column alike.
 
-    The interpreter asks the BLAS, which adds in another order in the last columns where there are more than sixteen.
+    The interpreter asks the BLAS, whose order of additions depends on where a row or a column stands. So each row is a
+    product of its own, by sixteen columns at a time.
     """
-    parts = [a.data @ b.data[..., i : i + 16] for i in range(0, b.data.shape[-1], 16)]
-    return interpreter.TensorHandle(np.concatenate(parts, axis=-1) + d.data, d.dtype.scalar)
+    left, right = a.data[..., None, :], b.data[..., None, :, :]
+    parts = [left @ right[..., i : i + 16] for i in range(0, right.shape[-1], 16)]
+    return interpreter.TensorHandle(np.concatenate(parts, axis=-1)[..., 0, :] + d.data, d.dtype.scalar)
 
 
 def device_function(self, *args, **kwargs):
@@ -58,7 +60,16 @@ def device_function(self, *args, **kwargs):
 
 
 patched_for_library: list[bool] = []
-interpreter.InterpreterBuilder.create_dot = dot_by_sixteen_columns
+
+
+def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
+    """Numbers of kernels are arrays of one element, which numpy from 2.4 on does not take for the bounds of a range."""
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = patch_tensor
+interpreter.InterpreterBuilder.create_dot = dot_row_by_row
 interpreter.InterpretedFunction.__call__ = device_function
 # Every addition would be made once more in 64 bits, to see whether it overflows: a third of the time.
 object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)

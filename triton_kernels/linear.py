@@ -91,7 +91,7 @@ def row_tile(
 def placed(rows, state, WIDTH: tl.constexpr, AT: tl.constexpr):
     """Where the pass's first row is: at the beginning, or at its position."""
     if AT:
-        rows += tl.load(state + _START).to(tl.int64) * WIDTH
+        rows += tl.load(state + _START) * WIDTH  # less than 2^31: 128 k positions of 16 k
     return rows
 
 

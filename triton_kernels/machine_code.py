@@ -3,7 +3,8 @@
 Every launch of a model's decoding step is recorded from the functions that make it (with tensors that have a shape and
 no memory), compiled for Hopper and Ampere, and its machine code is checked: nothing spilled, weights loaded 16 bytes at
 a time and, on Hopper, before the wait for the kernel ahead, matrix instructions, no atomics, and (on Hopper) at most
-half a multiprocessor's registers and shared memory, so that two stages can share it. Prints a table; exit status 1
+half a multiprocessor's registers and shared memory, so that two stages can share it. The kernels of a prompt pass may
+have all of it. Prints a table; exit status 1
 where a check fails.
 """
 
@@ -31,6 +32,8 @@ from .attention import Partials, attention
 from .embedding import embedding
 from .heads import SAMPLING_WORDS, Scratch, heads
 from .linear import INT8_BLOCK, Weight, linear, tiling
+from .prompt_attention import prompt_attention
+from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from .qkv import qkv
 from .state import DRAFT_WORDS, MAX_ROWS, RING_WORDS, WORDS
 from .swiglu import swiglu
@@ -38,6 +41,7 @@ from .verdict import arrived, begin_draft, begin_verification, drafted, forward,
 
 REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
+WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int8: "*i8",
@@ -87,6 +91,7 @@ class Report(NamedTuple):
     matrix: bool  # is it meant to use matrix instructions?
     pdl: bool
     locks: bool = False  # does it take turns with others by a lock, or tell the host?
+    prompt: bool = False  # launched for a prompt: alone on the device, no matter when
 
     def count(self, *operations: str) -> int:
         return sum(i.split(".")[0] in operations for i in self.instructions)
@@ -99,11 +104,19 @@ class Report(NamedTuple):
             found.append("atomics: the order of additions is not fixed")
         if self.matrix and not self.count("HMMA", "HGMMA"):
             found.append("no matrix instructions")
-        registers, shared = BUDGETS[self.capability]
+        if self.prompt and self.matrix and self.capability >= 90 and not self.count("HGMMA"):
+            found.append("no warp-group matrix instructions")
+        registers, shared = (WHOLE if self.prompt else BUDGETS)[self.capability]
         if self.registers * self.warps * 32 > registers:
             found.append(f"{self.registers} registers a thread are more than the budget of {registers} a program")
         if self.shared > shared:
             found.append(f"{self.shared} bytes of shared memory are more than the budget of {shared}")
+        copies = [i for i in self.instructions if i.startswith("LDGSTS")]
+        if self.prompt:
+            narrow = [i for i in copies if not i.endswith(".128")]  # of int8 a tile has two scales a row
+            if self.matrix and (len(narrow) == len(copies) or (narrow and not self.scales)):
+                found.append("tiles are not copied 16 bytes at a time")
+            return found
         # Only the loads of weights are marked evict-first, which tells them from all others.
         weights = [place for place, i in enumerate(self.instructions) if i.startswith("LDG.E.EF")]
         if self.weights and not (weights and all(self.instructions[place].endswith(".128") for place in weights)):
@@ -154,12 +167,7 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
     words = partial(torch.empty, device="meta", dtype=torch.int32)
     wide = partial(torch.empty, device="meta", dtype=torch.float32)
 
-    def weight(outputs: int, inputs: int) -> Weight:
-        if not int8:
-            return Weight(empty(outputs, inputs))
-        scales = empty(outputs, inputs // INT8_BLOCK, dtype=torch.float16)
-        return Weight(empty(outputs, inputs, dtype=torch.int8), scales)
-
+    weight = partial(meta_weight, int8=int8)
     capacity, queries_width, eps = 8192, shape.heads * shape.head_dim, 1e-5
     x, norm, state, text = wide(capacity, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
     queries, mixed = wide(MAX_ROWS, shape.heads, shape.head_dim), empty(MAX_ROWS, shape.heads, shape.head_dim)
@@ -183,6 +191,7 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         add(mixed, out)
         swiglu(x, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
         add(inner, down)
+        add(empty(MAX_ROWS, 4864), weight(896, 4864))  # one that is cut along K: `down` of Qwen2.5-0.5B
         for head, draft_ids in ((lm_head, None), (draft_head, words(16384))):
             heads(
                 x, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
@@ -198,6 +207,32 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         forward(state, state, state, pdl=pdl)
         verdict(text, choices, confidences, text, state, state, words(64, RING_WORDS), pdl=pdl)
     return list(dict.fromkeys(launches))
+
+
+def prompt_pass(shape: Shape, *, int8: bool) -> list[Launch]:
+    """All kernels of a prompt pass, each once."""
+    empty, wide = partial(torch.empty, device="meta", dtype=torch.bfloat16), partial(torch.empty, device="meta")
+    rows, capacity, width = 1024, 8192, shape.heads * shape.head_dim
+    x, normed, inner = wide(rows, shape.hidden), empty(rows, shape.hidden), empty(rows, shape.inner)
+    queries, keys = empty(rows, shape.heads, shape.head_dim), empty(shape.kv_heads, capacity, shape.head_dim)
+    angles = wide(capacity, shape.head_dim // 2)
+    with recording() as launches:
+        normalise(x, empty(shape.hidden), 1e-5, normed)
+        projections = meta_weight(width + 2 * shape.kv_heads * shape.head_dim, shape.hidden, int8)
+        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0)
+        prompt_attention(queries, keys, keys, queries, 0)
+        prompt_linear(queries.view(rows, width), meta_weight(shape.hidden, width, int8), x, residual=x)
+        prompt_swiglu(normed, meta_weight(2 * shape.inner, shape.hidden, int8), inner)
+        prompt_linear(inner, meta_weight(shape.hidden, shape.inner, int8), x, residual=x)
+    return list(dict.fromkeys(launches))
+
+
+def meta_weight(outputs: int, inputs: int, int8: bool) -> Weight:
+    empty = partial(torch.empty, device="meta")
+    if not int8:
+        return Weight(empty(outputs, inputs, dtype=torch.bfloat16))
+    scales = empty(outputs, inputs // INT8_BLOCK, dtype=torch.float16)
+    return Weight(empty(outputs, inputs, dtype=torch.int8), scales)
 
 
 def examine(launch: Launch, capability: int) -> Report:
@@ -224,7 +259,8 @@ def examine(launch: Launch, capability: int) -> Report:
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("INT8", False),
-        weights or launch.name == "attention", constants["PDL"], launch.kernel.__module__.endswith(".verdict"),
+        weights or launch.name.endswith("attention"), constants.get("PDL", False),
+        launch.kernel.__module__.endswith(".verdict"), ".prompt_" in launch.kernel.__module__,
     )  # fmt: skip
 
 
@@ -252,7 +288,9 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
         done: set[Launch] = set()
         for model in options.models.split(","):
             for format in options.formats.split(","):
-                for launch in decoding_step(SHAPES[model], int8=format == "int8", pdl=capability >= 90):
+                int8 = format == "int8"
+                launches = decoding_step(SHAPES[model], int8=int8, pdl=capability >= 90)
+                for launch in [*launches, *prompt_pass(SHAPES[model], int8=int8)]:
                     if launch in done:
                         continue
                     done.add(launch)

@@ -42,7 +42,7 @@ def qkv_kernel(
     a, b = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     channel = (part * HALF + tl.arange(0, HALF))[:, None]
     row = tl.arange(0, _MAX_ROWS)[None, :]
-    position = tl.load(state + _START) + row
+    position = tl.load(state + _START, volatile=True) + row  # again: it need not wait in a register meanwhile
     live = (row < rows) & (channel < HEAD_DIM)
     if head < HEADS + KV_HEADS:
         angle = position * (HEAD_DIM // 2) + channel

@@ -50,7 +50,7 @@ def acceptance(text: str) -> float | None:
 def bench_options(parser: "Parser") -> None:
     commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     for name, summary, example, options in (
-        ("kernels", "single kernels of the C++ backend", "-t 1,2 --rows 1,4,8 --dtype int8,bfloat16", _kernel_options),
+        ("kernels", "single kernels of the C++ backend or, with --device cuda, of the CUDA one", "-t 1,2 --rows 1,4,8 --dtype int8,bfloat16", _kernel_options),
         ("generate", "whole answers, every schedule against plain", "-p 64,512 --schedule eesd", _generation_options),
     ):
         command = commands.add_parser(
@@ -72,6 +72,7 @@ def _kernel_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kernels", type=words, default=[], metavar="A,B,...", help="qkv, lm_head, ... [all]")
     group.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16], metavar="N,N,...", help="[1,2,4,8,16]")
     group.add_argument("--isa", type=words, default=[], metavar="A,B,...", help="instruction sets, or all [the best]")
+    group.add_argument("--device", default="cpu", help="cpu, or cuda or cuda:N: the Triton kernels on a GPU [cpu]")
     group.add_argument("--context", type=positive, default=256, metavar="N", help="rows in the KV cache")
     group.add_argument("--dtype", type=words, default=["auto"], metavar="A,B,...", help="number formats [auto]")
 

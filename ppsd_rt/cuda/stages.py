@@ -30,15 +30,15 @@ from ..triton_kernels.linear import linear
 from ..triton_kernels.qkv import qkv
 from ..triton_kernels.state import (
     DRAFTED,
+    DRAWN,
     LIMIT,
     LOOKAHEAD,
-    MAX_ROWS,
     MOST,
     ORACLE,
     ORACLE_END,
     ORACLE_SEED,
     REPORT,
-    ROWS,
+    SEQUENCE,
     START,
     TOKEN,
     WORDS,
@@ -46,6 +46,7 @@ from ..triton_kernels.state import (
 from ..triton_kernels.swiglu import swiglu
 from ..triton_kernels.verdict import arrived, begin_draft, begin_verification, drafted, forward, verdict
 from .buffers import NEVER, Buffers, Work
+from .prompt import PromptPass
 from .weights import DeviceWeights, Layer
 
 
@@ -75,6 +76,7 @@ class DeviceStages:
             Work(weights, self.buffers.capacity, weights.layers[low:high], weights.lm_head if last else None)
             for (low, high), last in zip(self.slices, self._is_last(), strict=True)
         ]
+        self._prompt = PromptPass(weights, self.buffers)
         self._report = report
         self.prompt_rows = 0  # rows [0, prompt_rows) have been through a prompt pass: an answer may keep them
 
@@ -143,13 +145,12 @@ class DeviceStages:
         changed |= {LIMIT: end - 1, REPORT: int(self._report)}
         if oracle is not None:
             changed |= self._ask(oracle)
-        kept = b.state.cpu()[[8, 9]]
-        state = self._words(changed)
-        state[[8, 9]] = kept
+        state, counts = self._words(changed), slice(SEQUENCE, DRAWN + 1)
+        state[counts] = b.state[counts].cpu()
         b.state.copy_(state)
         keep = max(0, min(keep, rows, self.prompt_rows))
-        for start in range(keep, rows, MAX_ROWS):
-            self._prompt_rows(start, min(MAX_ROWS, rows - start))
+        if keep < rows:
+            self._prompt.run(keep, rows)
         self.prompt_rows = rows
 
     def control(self, *, most: int, lookahead: int) -> None:
@@ -253,23 +254,6 @@ class DeviceStages:
         last = out if last is None else last
         linear(work.inner, layer.down, last, words, residual=out, partial=work.sums, pdl=self.pdl)
         return last
-
-    def _prompt_rows(self, start: int, count: int) -> None:
-        b = self.buffers
-        words = self._words({ROWS: count, START: start})
-        for passes in (b.early, b.late):
-            passes.copy_(words.expand_as(passes))
-        self._early_layers()
-        for number, layer in enumerate(self.weights.head.layers if self.weights.head else (), len(self.weights.layers)):
-            qkv(
-                b.exit_hidden, layer.norm, self._eps, layer.qkv, layer.qkv_bias, b.cosines, b.sines,
-                self._draft.queries, b.keys[number], b.values[number], b.early,
-            )  # fmt: skip
-        for stage, its_words in enumerate(b.late):
-            self._late_layers(stage, its_words)
-        words = self._words({START: start + count})
-        for passes in (b.early, b.late):
-            passes.copy_(words.expand_as(passes))
 
     def _words(self, values: dict[int, int]) -> Tensor:
         words = torch.zeros(WORDS, dtype=torch.int32)

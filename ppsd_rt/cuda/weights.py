@@ -16,6 +16,7 @@ from ..models.checkpoint import Array, Checkpoint
 from ..models.config import LlamaConfig
 from ..models.head_file import HeadFile, HeadInfo, head_shapes
 from ..models.llama import from_numpy
+from ..models.made import MadeCheckpoint
 from ..models.shapes import model_shapes
 from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise
 
@@ -80,6 +81,8 @@ class DeviceWeights:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint, format: str, device: torch.device | str) -> "DeviceWeights":
+        if isinstance(checkpoint, MadeCheckpoint):
+            return cls.random(checkpoint.config, format, device, seed=checkpoint.seed)
         return cls.build(checkpoint.config, _mapped(checkpoint.tensors), format, device)
 
     @classmethod

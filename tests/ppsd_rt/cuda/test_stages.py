@@ -10,6 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from kernel_support import DEVICE
 from support import tiny_model
 
+import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import DeviceWeights
@@ -161,8 +162,9 @@ def test_the_heads_own_drafts():
             assert sum(record[RECORD_ACCEPTED] for record in drafted) >= 4
 
 
-def test_without_a_head_and_from_answer_to_answer():
+def test_without_a_head_and_from_answer_to_answer(monkeypatch):
     """Plain decoding; a second answer that keeps rows of the first one's prompt says what it says alone."""
+    monkeypatch.setattr(ppsd_rt.cuda.prompt, "ROWS", 7)
     model = model_of()
     stages = DeviceStages(weights_of(model), 64)
     second = PROMPT[:12] + [7, 7]
