@@ -5,6 +5,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include "cpu/batch.h"
 #include "cpu/calibrate.h"
 #include "cpu/measure.h"
 #include "cpu/session.h"
@@ -137,6 +138,11 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
     const std::string prefix = "layers." + std::to_string(i) + ".";
     layers.push_back(layer_of(arrays, prefix, shape, arrays.contains(prefix + "mlp.gate_proj.weight")));
   }
+  std::vector<Tensor> distances;
+  for (int d = 1; arrays.contains("feedback." + std::to_string(d) + ".weight"); ++d)
+    distances.push_back(
+        tensor_of(arrays, "feedback." + std::to_string(d) + ".weight", shape.hidden_size, shape.hidden_size));
+  const Tensor feedback_norm = tensor_of(arrays, "feedback.norm.weight", shape.hidden_size, 1, !distances.empty());
   const Tensor norm = tensor_of(arrays, "norm.weight", shape.hidden_size, 1);
   const Tensor lm_head = base.arrays.contains("lm_head.weight")
                              ? tensor_of(base.arrays, "lm_head.weight", shape.vocab_size, shape.hidden_size)
@@ -147,10 +153,13 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
   const Packer packer(*model->kernels, model->format, shape, &team);
   size_t bytes = draft_ids.empty() ? 0 : packer.matrix_bytes(int(draft_ids.size()), shape.hidden_size);
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
+  bytes += distances.size() * packer.matrix_bytes(shape.hidden_size, shape.hidden_size);
   model->memory.emplace_back(bytes);
   model->packed_bytes += bytes;
   uint8_t* memory = model->memory.back().as<>();
   for (const LayerTensors& layer : layers) model->exit_layers.push_back(packer.layer(layer, &memory));
+  if (!distances.empty()) model->exit_feedback.norm = Packer::vector(feedback_norm);
+  for (const Tensor& distance : distances) model->exit_feedback.distances.push_back(packer.matrix(distance, &memory));
   model->exit_head.norm = Packer::vector(norm);
   model->exit_head.lm_head = draft_ids.empty() ? from.head.lm_head : packer.lm_head(lm_head, draft_ids, &memory);
   return {std::move(model), base.arrays};
@@ -212,6 +221,29 @@ struct PyEngine {
 };
 
 using PySession = PyAnswer<Session>;
+
+// One step of all texts: -> chosen [texts], kept [texts, kinds, hidden] bfloat16 bits.
+template <class T>
+using Column = py::array_t<T, py::array::c_style>;
+
+py::tuple batch_step(CpuBatch& batch, const Column<int32_t>& ids, const Column<int32_t>& positions,
+                     const Column<float>& inverse_temperatures, const Column<uint64_t>& seeds) {
+  const py::ssize_t texts = batch.texts();
+  if (ids.size() != texts || positions.size() != texts || inverse_temperatures.size() != texts || seeds.size() != texts)
+    throw std::runtime_error("a step takes one row of each of the " + std::to_string(texts) + " texts");
+  std::vector<BatchRow> rows;
+  for (py::ssize_t i = 0; i < texts; ++i)
+    rows.push_back({ids.data()[i], positions.data()[i], inverse_temperatures.data()[i], seeds.data()[i]});
+  py::array_t<int32_t> chosen(texts);
+  py::array_t<uint16_t> kept({texts, py::ssize_t(batch.kept()), py::ssize_t(batch.hidden_size())});
+  {
+    int32_t* to = chosen.mutable_data();
+    uint16_t* states = kept.mutable_data();
+    const py::gil_scoped_release release;
+    batch.step(rows.data(), to, states);
+  }
+  return py::make_tuple(chosen, kept);
+}
 
 // Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/reference/pipeline.py: one thread,
 // and the interpreter lock is held throughout.
@@ -481,6 +513,14 @@ PYBIND11_MODULE(_native, m) {
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"), py::arg("limits"),
           py::arg("report_drafts") = false, py::arg("lock_step") = false, py::arg("ticks") = std::make_pair(1, 1),
           py::arg("oracle") = py::none(), py::arg("trace") = false);
+
+  py::class_<CpuBatch>(m, "Batch")
+      .def(py::init([](const PyModel& model, int threads, int texts, int capacity, const std::vector<int>& keep) {
+             return std::make_unique<CpuBatch>(model.model, threads, texts, capacity, keep);
+           }),
+           py::keep_alive<1, 2>(), py::arg("model"), py::arg("threads"), py::arg("texts"), py::arg("capacity"),
+           py::arg("keep"))
+      .def("step", &batch_step, py::arg("ids"), py::arg("positions"), py::arg("inverse_temperatures"), py::arg("seeds"));
 
   py::class_<PySession>(m, "Session")
       .def("__iter__", [](PySession& session) -> PySession& { return session; })

@@ -17,6 +17,19 @@ Handle handle_of(uint64_t number) {
   return reinterpret_cast<Handle>(uintptr_t(number));
 }
 
+// What ends with the driver or a thread ends without the interpreter lock.
+template <class Object>
+std::shared_ptr<Object> unlocked(Object* object) {
+  return std::shared_ptr<Object>(object, [](Object* ended) {
+    if (PyGILState_Check()) {
+      const py::gil_scoped_release release;
+      delete ended;
+    } else {
+      delete ended;
+    }
+  });
+}
+
 Graphs graphs_of(const py::dict& values) {
   Graphs graphs;
   graphs.draft = handle_of<GraphExec>(values["draft"].cast<uint64_t>());
@@ -81,7 +94,11 @@ void bind_cuda(py::module_& m) {
   m.def("cuda_destroy_graph", [](uint64_t exec) { driver().cuGraphExecDestroy(handle_of<GraphExec>(exec)); }, py::arg("exec"));
 
   py::class_<Lanes, std::shared_ptr<Lanes>>(m, "GraphLanes")
-      .def(py::init<int, const std::vector<int>&>(), py::arg("draft_device"), py::arg("verify_devices"))
+      .def(py::init([](int draft_device, const std::vector<int>& verify_devices) {
+             const py::gil_scoped_release release;
+             return unlocked(new Lanes(draft_device, verify_devices));
+           }),
+           py::arg("draft_device"), py::arg("verify_devices"))
       .def("upload", [](const Lanes& lanes, uint64_t exec, int stage) {   // -1: the draft stage's
         const Lane& lane = stage < 0 ? lanes.draft : lanes.verify.at(size_t(stage));
         check(driver().cuCtxSetCurrent(lane.context), "choosing the GPU");
@@ -108,7 +125,8 @@ void bind_cuda(py::module_& m) {
              request.seed = seed, request.in_turns = in_turns, request.report_drafts = report_drafts;
              auto session = std::make_unique<PyGraphSession>();
              if (trace) session->trace = std::make_unique<Trace>();
-             session->session = std::make_shared<GraphSession>(std::move(lanes), graphs_of(graphs), std::move(request), session->trace.get());
+             session->session = unlocked(
+                 new GraphSession(std::move(lanes), graphs_of(graphs), std::move(request), session->trace.get()));
              return session;
            }),
            py::kw_only(), py::arg("lanes"), py::arg("graphs"), py::arg("prompt"), py::arg("keep"), py::arg("first"),

@@ -35,9 +35,9 @@ from .linear import INT8_BLOCK, Weight, linear, tiling
 from .prompt_attention import prompt_attention
 from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from .qkv import qkv
-from .state import DRAFT_WORDS, MAX_ROWS, RING_WORDS, WORDS
+from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, RING_WORDS, WORDS
 from .swiglu import swiglu
-from .verdict import arrived, begin_draft, begin_verification, drafted, forward, verdict
+from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 
 REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
@@ -206,7 +206,8 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
             vocabulary=shape.vocabulary, pdl=pdl,
         )  # fmt: skip
         begin_verification(state, state, state, pdl=pdl)
-        forward(state, state, state, pdl=pdl)
+        post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
+        fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
         verdict(text, choices, confidences, text, state, state, words(64, RING_WORDS), pdl=pdl)
     return list(dict.fromkeys(launches))
 

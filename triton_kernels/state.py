@@ -13,6 +13,11 @@ EPOCH = 2  # raised at every rejection
 # Of a pass.
 KNOWN = 3  # the answer's START when the pass began: committed tokens up to there are in `first_seen`
 
+# Of a verification stage's pass: counted from the answer's beginning.
+POSTED = 4  # passes handed to the next stage
+FETCHED = 5  # passes taken from the stage before
+MAIL_SLOTS = 8  # passes that may be between two stages
+
 # Of the answer.
 TOKEN = 3  # the last committed token, which begins the next pass
 ACCEPTED = 4  # draft tokens accepted by the last verdict

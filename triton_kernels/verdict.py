@@ -43,6 +43,8 @@ _MOST, _LOOKAHEAD, _LIMIT = map(tl.constexpr, (words.MOST, words.LOOKAHEAD, word
 _REPORT, _ORACLE_END = map(tl.constexpr, (words.REPORT, words.ORACLE_END))
 _ORACLE, _ORACLE_SEED = map(tl.constexpr, (words.ORACLE, words.ORACLE_SEED))
 _MAX_ROWS, _RING_WORDS, _DRAFT_WORDS = map(tl.constexpr, (MAX_ROWS, RING_WORDS, DRAFT_WORDS))
+_POSTED, _FETCHED = tl.constexpr(words.POSTED), tl.constexpr(words.FETCHED)
+_MAIL_SLOTS, _WORDS = tl.constexpr(words.MAIL_SLOTS), tl.constexpr(words.WORDS)
 _IDS, _DRAFTS = tl.constexpr(words.RECORD_IDS), tl.constexpr(words.RECORD_DRAFTS)
 _CONFIDENCES = tl.constexpr(words.RECORD_CONFIDENCES)
 
@@ -227,11 +229,22 @@ def begin_verification_kernel(early, late, state, PDL: tl.constexpr):
 
 
 @triton.jit
-def forward_kernel(source, target, state, PDL: tl.constexpr):
-    """Grid (1): a pass goes on with these words; a void one without rows."""
+def forward_kernel(late, mail, state, POST: tl.constexpr, PDL: tl.constexpr):
+    """Grid (1): a pass goes on with these words, by way of the next stage's mail; a void one without rows.
+
+    The stages may run side by side: each counts for itself which slot is next.
+    """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
+    if POST:
+        count = tl.load(late + _POSTED)
+        tl.store(late + _POSTED, count + 1)
+        source, target = late, mail + (count % _MAIL_SLOTS) * _WORDS
+    else:
+        count = tl.load(late + _FETCHED)
+        tl.store(late + _FETCHED, count + 1)
+        source, target = mail + (count % _MAIL_SLOTS) * _WORDS, late
     epoch = tl.load(source + _EPOCH)
     tl.store(target + _START, tl.load(source + _START))
     tl.store(target + _ROWS, tl.where(epoch == word(state, _EPOCH), tl.load(source + _ROWS), 0))
@@ -265,9 +278,14 @@ def begin_verification(early: Tensor, late: Tensor, state: Tensor, *, pdl: bool 
     begin_verification_kernel[(1,)](early, late, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
 
 
-def forward(source: Tensor, target: Tensor, state: Tensor, *, pdl: bool = False) -> None:
-    """From a verification stage to the mail of the next one, and from its mail to that one."""
-    forward_kernel[(1,)](source, target, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
+def post(late: Tensor, mail: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    """A verification stage's pass to the mail of the next one, int32 [MAIL_SLOTS, WORDS]."""
+    forward_kernel[(1,)](late, mail, state, POST=True, PDL=pdl, num_warps=1, launch_pdl=pdl)
+
+
+def fetch(mail: Tensor, late: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    """The oldest pass in a stage's mail, to that stage."""
+    forward_kernel[(1,)](late, mail, state, POST=False, PDL=pdl, num_warps=1, launch_pdl=pdl)
 
 
 def verdict(

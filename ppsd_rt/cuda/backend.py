@@ -34,6 +34,7 @@ from . import calibrate, errors
 from .buffers import needed_bytes
 from .eager import EagerCarrier
 from .graphs import CaptureFailed, Recorder, StageGraphs
+from .logits import logits_of
 from .stages import DeviceStages
 from .weights import FORMATS, DeviceWeights, refuses
 
@@ -138,7 +139,7 @@ class CudaBackend:
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         self._end()
         self._tokens = []
-        return self._ready(len(ids) + 1).logits(ids, last).float().cpu().numpy()
+        return logits_of(self._ready(len(ids) + 1), ids, last).cpu().numpy()
 
     def bytes_per_token(self, context: int) -> int:
         return self._weights.bytes + self._config.kv_values * self._weights.dtype.itemsize * context

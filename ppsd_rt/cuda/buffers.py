@@ -9,7 +9,7 @@ from ..models.rope import Rope
 from ..triton_kernels.attention import SPLIT, Partials
 from ..triton_kernels.heads import SAMPLING_WORDS, Scratch
 from ..triton_kernels.linear import Weight, tiling
-from ..triton_kernels.state import DRAFT_WORDS, MAX_ROWS, RING_WORDS, WORDS
+from ..triton_kernels.state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, RING_WORDS, WORDS
 from .weights import DeviceWeights, Layer
 
 SLOTS = 64  # records in a ring: more than the passes that a carrier has in flight
@@ -53,7 +53,7 @@ class Buffers:
         rope = Rope(config, capacity, device)
         self.cosines, self.sines = rope.cos, rope.sin
         self.state, self.early, self.head = words(WORDS), words(WORDS), words(WORDS)
-        self.late, self.mail = words(stages, WORDS), words(stages, WORDS)
+        self.late, self.mail = words(stages, WORDS), words(stages, MAIL_SLOTS, WORDS)
         self.text, self.truth = words(capacity), words(capacity)
         self.confidences = torch.zeros(capacity, device=device)
         self.first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32, device=device)

@@ -35,7 +35,8 @@ def calibrate(stages: DeviceStages, graphs: StageGraphs | None) -> Costs:
     stages.begin(prompt, SamplingParams(), most=MAX_ROWS - 1, lookahead=10**6)
     if graphs is None:
         return _eager(stages)
-    torch.cuda.synchronize(stages.state.device)
+    if stages.state.device.type == "cuda":
+        torch.cuda.synchronize(stages.state.device)
     rows, drafts = [], []
     passes: dict[int, list[float]] = {n: [] for n in MEASURED_ROWS}
     for repeat in range(REPEATS + 1):
@@ -88,13 +89,13 @@ def _eager(stages: DeviceStages) -> Costs:
 
     rows, drafts = [], []
     passes: dict[int, list[float]] = {1: [], 4: []}
-    for repeat in range(3):
+    for repeat in range(3 if device.type == "cuda" else 1):  # the interpreter's times mean nothing
         for count, times in passes.items():
             row = seconds("early_step")
             seconds("draft_step")
             drafted = seconds(*["draft_step"] * max(1, count - 1)) / max(1, count - 1)
             verified = seconds("verification")
-            if repeat:
+            if repeat or device.type != "cuda":
                 rows.append(row)
                 drafts.append(drafted)
                 times.append(verified)

@@ -44,7 +44,7 @@ from ..triton_kernels.state import (
     WORDS,
 )
 from ..triton_kernels.swiglu import swiglu
-from ..triton_kernels.verdict import arrived, begin_draft, begin_verification, drafted, forward, verdict
+from ..triton_kernels.verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 from .buffers import NEVER, Buffers, Work
 from .prompt import PromptPass
 from .weights import DeviceWeights, Layer
@@ -186,8 +186,8 @@ class DeviceStages:
     def verification(self, stage: int | None = None) -> None:
         """All stages, one after the other, or one of them.
 
-        Stages on streams of their own: stage s + 1 begins once s has ended, and s ends a pass only once s + 1 has
-        begun with the one before (it takes its words from its mail).
+        Stages on streams of their own: stage s + 1 begins a pass once s has ended it; s may be up to MAIL_SLOTS passes
+        ahead.
         """
         for each in range(len(self.slices)) if stage is None else (stage,):
             self._verify(each)
@@ -201,10 +201,10 @@ class DeviceStages:
         if stage == 0:
             begin_verification(b.early, words, b.state, pdl=self.pdl)
         else:
-            forward(b.mail[stage], words, b.state, pdl=self.pdl)
+            fetch(b.mail[stage], words, b.state, pdl=self.pdl)
         self._late_layers(stage, words)
         if stage < len(self.slices) - 1:
-            forward(words, b.mail[stage + 1], b.state, pdl=self.pdl)
+            post(words, b.mail[stage + 1], b.state, pdl=self.pdl)
             return
         self._lm_head(words, None)
         verdict(b.text, work.choices, b.confidences, b.first_seen, words, b.state, b.ring, pdl=self.pdl)

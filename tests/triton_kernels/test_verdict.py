@@ -22,6 +22,7 @@ from ppsd_rt.triton_kernels.state import (
     LIMIT,
     LOCK,
     LOOKAHEAD,
+    MAIL_SLOTS,
     MOST,
     ORACLE,
     ORACLE_END,
@@ -50,7 +51,8 @@ from ppsd_rt.triton_kernels.verdict import (
     begin_draft,
     begin_verification,
     drafted,
-    forward,
+    fetch,
+    post,
     verdict,
     verdict_twin,
 )
@@ -159,7 +161,7 @@ class Loop:
         host = {MOST: 15, LOOKAHEAD: 15, LIMIT: 80, **set_by_host}
         self.state, self.early, self.head = words({DRAFTED: 1, TOKEN: 11, **host}), words({}), words({})
         self.late = [words({}) for _ in range(stages)]
-        self.mail = [words({}) for _ in range(stages)]
+        self.mail = [torch.zeros(MAIL_SLOTS, WORDS, dtype=torch.int32, device=DEVICE) for _ in range(stages)]
         self.seen = [None] * 96  # the token at each position when the early layers last ran it
 
     def run(self, its, rule):
@@ -186,13 +188,13 @@ class Loop:
         if stage == 0:
             begin_verification(self.early, self.late[0], self.state)
         else:
-            forward(self.mail[stage], self.late[stage], self.state)
+            fetch(self.mail[stage], self.late[stage], self.state)
         rows = range(self.late[stage][START].item(), (self.late[stage][START] + self.late[stage][ROWS]).item())
         if self.late[stage][EPOCH] == self.state[EPOCH]:
             text = self.answer.text[rows.start : rows.stop].tolist()
             assert [self.seen[p] for p in rows] == text, "verified what the early layers saw"
         if stage < len(self.late) - 1:
-            forward(self.late[stage], self.mail[stage + 1], self.state)
+            post(self.late[stage], self.mail[stage + 1], self.state)
         else:
             self.run(self.late[stage], model)
             self.answer.verdict(self.late[stage], self.state)
@@ -237,12 +239,12 @@ def test_any_order_of_launches_commits_what_the_model_says(stages):
         elif launch == "early":
             loop.early_step()
         elif launch == 0:
-            if in_flight and in_flight[-1] == 1:
-                continue  # the next stage has its mail still to open
+            if len(in_flight) == 4:
+                continue
             loop.verify(0)
             if stages > 1:
                 in_flight.append(1)
-        elif launch in in_flight and (launch == stages - 1 or launch + 1 not in in_flight):
+        elif launch in in_flight:
             loop.verify(launch)
             place = in_flight.index(launch)
             in_flight[place : place + 1] = [launch + 1] if launch + 1 < stages else []
@@ -252,7 +254,7 @@ def test_any_order_of_launches_commits_what_the_model_says(stages):
         assert loop.state[DRAFTED].item() <= 61
     loop.check()
     assert loop.state[START].item() >= 50
-    assert most_in_flight == stages - 1
+    assert most_in_flight == (4 if stages > 1 else 0)
     assert loop.state[EPOCH].item() > 5
 
 
