@@ -32,7 +32,9 @@ def exercise(device: str, format: str, tokens: int) -> None:
         SamplingParams(),
         SamplingParams(temperature=0.9, top_k=40, top_p=0.9, min_p=0.01, repetition_penalty=1.2),
     ):
-        stages = DeviceStages(weights.with_random_head("layer", 1, range(0, 259, 2)), 512, (2,), pdl=pdl, report=True)
+        stages = DeviceStages(
+            weights.with_random_head("feedback", 1, range(0, 259, 2)), 512, (2,), pdl=pdl, report=True
+        )
         prompt = list(range(3, 133))
         end = len(prompt) + tokens
         oracle = Oracle(tuple(prompt + [5] * tokens), 0.5, 1)

@@ -33,7 +33,7 @@ def attention_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     SPLIT: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads * PARTS, splits) -> sums [splits, heads, 16, head_dim], tops and totals [splits, heads, 16], float32.
+    """Grid (kv_heads * PARTS, splits) -> sums [splits, heads, 16, head_dim], tops and totals [splits, heads, 16].
 
     WIDTH is head_dim, rounded up to a power of two; PARTS programs take the heads of a group, GROUP each.
     """

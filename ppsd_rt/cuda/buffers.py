@@ -39,8 +39,9 @@ class Buffers:
     """Of one model for one answer at a time.
 
     text [capacity] int32, confidences [capacity] (of draft tokens, by position), truth [capacity] int32 (the oracle's),
-    first_seen [vocabulary] int32, exit_hidden [capacity, hidden] float32, handed: for each border between verification
-    stages the same, keys and values: per layer, those of the exit head last, [kv_heads, capacity, head_dim].
+    first_seen [vocabulary] int32, exit_hidden [capacity, hidden] float32; the same are last_hidden, behind the last
+    layer (no rows, but for a head that hears of it), and handed, at each border between verification stages. keys and values:
+    per layer, those of the exit head last, [kv_heads, capacity, head_dim].
     """
 
     def __init__(self, weights: DeviceWeights, capacity: int, stages: int) -> None:
@@ -59,6 +60,8 @@ class Buffers:
         self.first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32, device=device)
         self.sampling = words(SAMPLING_WORDS)
         self.exit_hidden = torch.zeros(capacity, config.hidden_size, device=device)
+        heard = weights.head is not None and weights.head.feedback is not None
+        self.last_hidden = torch.zeros(capacity if heard else 0, config.hidden_size, device=device)
         self.handed = [torch.zeros(capacity, config.hidden_size, device=device) for _ in range(stages - 1)]
         layers = len(weights.layers) + (len(weights.head.layers) if weights.head else 0)
         shape = (config.num_key_value_heads, capacity, config.head_dim)

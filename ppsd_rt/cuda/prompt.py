@@ -45,11 +45,18 @@ class PromptPass:
         x.copy_(weights.embedding[b.text[start:end].long()])
         for number, layer in enumerate(weights.layers[: weights.exit_layer]):
             self._layer(layer, number, x, start)
-        for number, layer in enumerate(weights.head.layers if weights.head else (), len(weights.layers)):
-            self._qkv(layer, number, x, start)  # what its rows become is asked of new ones only
-        x = self._x[: end - start].copy_(x)
+        heads = weights.head.layers if weights.head else ()
+        for number, layer in enumerate(heads, len(weights.layers)):
+            if number < len(weights.layers) + len(heads) - 1:
+                x = self._x[: end - start].copy_(x)
+                self._layer(layer, number, x, start)
+            else:  # what the rows become behind the last one is asked of new rows only
+                self._qkv(layer, number, x, start)
+        x = self._x[: end - start].copy_(b.exit_hidden[start:end])
         for number in range(weights.exit_layer, len(weights.layers)):
             self._layer(weights.layers[number], number, x, start)
+        if len(b.last_hidden):
+            b.last_hidden[start:end] = x
 
     def _qkv(self, layer: Layer, number: int, x: Tensor, start: int) -> Tensor:
         """-> queries [rows, heads, head_dim]."""

@@ -25,6 +25,7 @@ from ..errors import UsageError
 from ..sampling import SamplingParams
 from ..triton_kernels.attention import attention
 from ..triton_kernels.embedding import embedding
+from ..triton_kernels.feedback import feedback
 from ..triton_kernels.heads import heads, sampling_words
 from ..triton_kernels.linear import linear
 from ..triton_kernels.qkv import qkv
@@ -165,6 +166,10 @@ class DeviceStages:
         begin_draft(b.early, b.head, b.state, pdl=self.pdl)
         self._early_layers()
         x = b.exit_hidden
+        if head.feedback is not None:
+            assert head.feedback_norm is not None
+            feedback(x, b.last_hidden, head.feedback_norm, self._eps, head.feedback, work.x, b.head, pdl=self.pdl)
+            x = work.x
         for number, layer in enumerate(head.layers, len(self.weights.layers)):
             x = self._layer(layer, number, x, work.x, b.head, work)
         assert work.scratch is not None
@@ -220,18 +225,24 @@ class DeviceStages:
         b, work, (low, high) = self.buffers, self._late[stage], self.slices[stage]
         x = b.exit_hidden if stage == 0 else b.handed[stage - 1]
         for number in range(low, high):
-            border = number == high - 1 and stage < len(self.slices) - 1
-            self._layer(
-                self.weights.layers[number], number, x, work.x, words, work, b.handed[stage] if border else None
-            )
+            last = self._leaves(stage) if number == high - 1 else None
+            self._layer(self.weights.layers[number], number, x, work.x, words, work, last)
             x = work.x
+
+    def _leaves(self, stage: int) -> Tensor | None:
+        """Where the stage's last layer leaves the rows, each at its position, if not in work.x."""
+        b = self.buffers
+        if stage < len(self.slices) - 1:
+            return b.handed[stage]
+        return b.last_hidden if len(b.last_hidden) else None
 
     def _lm_head(self, words: Tensor, logits: Tensor | None) -> None:
         b, work, weights = self.buffers, self._late[-1], self.weights
         assert work.scratch is not None
+        left = self._leaves(len(self.slices) - 1)
         heads(
-            work.x, weights.norm, self._eps, weights.lm_head, b.sampling, work.scratch, work.choices, work.chances,
-            words, text=b.text, first_seen=b.first_seen, logits=logits, pdl=self.pdl,
+            work.x if left is None else left, weights.norm, self._eps, weights.lm_head, b.sampling, work.scratch,
+            work.choices, work.chances, words, text=b.text, first_seen=b.first_seen, logits=logits, pdl=self.pdl,
         )  # fmt: skip
 
     def _layer(

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Array, Checkpoint
 from ..models.config import LlamaConfig
-from ..models.head_file import HeadFile, HeadInfo, head_shapes
+from ..models.head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, head_shapes
 from ..models.llama import from_numpy
 from ..models.made import MadeCheckpoint
 from ..models.shapes import model_shapes
@@ -60,13 +60,18 @@ class Layer:
 
 @dataclass(frozen=True)
 class Head:
-    """An exit head. draft_ids: int32 [outputs], ascending, or None for the whole vocabulary."""
+    """An exit head. draft_ids: int32 [outputs], ascending, or None for the whole vocabulary.
+
+    feedback: of a head of that kind its matrices, one below the other [DISTANCES * hidden, hidden], and its norm.
+    """
 
     info: HeadInfo
     layers: tuple[Layer, ...]
     norm: Tensor
     lm_head: Weight  # [outputs, hidden]
     draft_ids: Tensor | None
+    feedback: Weight | None = None
+    feedback_norm: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -124,14 +129,19 @@ class DeviceWeights:
 
     def _with(self, source: Source, info: HeadInfo, draft_ids: Sequence[int] | None) -> "DeviceWeights":
         loader = _Loader(source, self.format, self.device)
-        layers = () if info.kind == "norm" else (loader.layer("layers.0.", self.config, mlp=info.kind == "layer"),)
+        mlp = info.kind != "adapter"
+        layers = tuple(loader.layer(f"layers.{i}.", self.config, mlp=mlp) for i in range(LAYERS[info.kind]))
+        heard, norm = None, None
+        if info.kind == "feedback":
+            heard = loader.matrix(*(f"feedback.{distance}.weight" for distance in range(1, DISTANCES + 1)))
+            norm = loader.plain("feedback.norm.weight")
         lm_head, ids = self.lm_head, None
         if draft_ids is not None:
             ids = torch.tensor(draft_ids, dtype=torch.int32, device=self.device)
             chosen = ids.long()
             scales = None if self.lm_head.scales is None else self.lm_head.scales[chosen].contiguous()
             lm_head = Weight(self.lm_head.values[chosen].contiguous(), scales)
-        return replace(self, head=Head(info, layers, loader.plain("norm.weight"), lm_head, ids))
+        return replace(self, head=Head(info, layers, loader.plain("norm.weight"), lm_head, ids, heard, norm))
 
     @property
     def device(self) -> torch.device:
@@ -157,8 +167,9 @@ class DeviceWeights:
         """What a draft step reads."""
         if self.head is None:
             return 0
-        layers = chain(self.layers[: self.exit_layer], self.head.layers)
-        return sum(layer.bytes for layer in layers) + weight_bytes(self.head.lm_head)
+        layers, heard = chain(self.layers[: self.exit_layer], self.head.layers), self.head.feedback
+        of_one = 0 if heard is None else weight_bytes(heard) // DISTANCES
+        return sum(layer.bytes for layer in layers) + weight_bytes(self.head.lm_head) + of_one
 
 
 def weight_bytes(weight: Weight | None) -> int:

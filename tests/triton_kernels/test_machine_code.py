@@ -34,7 +34,7 @@ def test_every_kernel_is_sound(models, capability):
     assert names == {
         "embedding", "qkv", "attention", "combine", "linear", "swiglu", "heads", "choose",
         "begin_draft", "arrived", "drafted", "begin_verification", "forward", "verdict",
-        "normalise", "prompt_qkv", "prompt_attention", "prompt_linear", "prompt_swiglu", "reduce_splits",
+        "feedback", "normalise", "prompt_qkv", "prompt_attention", "prompt_linear", "prompt_swiglu", "reduce_splits",
     }  # fmt: skip
 
 

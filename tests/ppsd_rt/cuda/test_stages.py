@@ -46,11 +46,21 @@ def model_of(**changes):
     return tiny_model(**{**shape, **changes})
 
 
+def head_of(model, kind, exit_layer=1):
+    head = ExitHead.from_model(model, HeadInfo(kind, exit_layer, "tiny", "0"))
+    if head.feedback is not None:
+        generator = torch.Generator().manual_seed(3)
+        for name, parameter in head.feedback.named_parameters():
+            if name != "norm.weight":
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return head
+
+
 def weights_of(model, kind=None, exit_layer=1, draft_ids=None, format="float32"):
     weights = DeviceWeights.build(model.config, lambda name: model.state_dict()[name], format, DEVICE)
     if kind is None:
         return weights
-    head = ExitHead.from_model(model, HeadInfo(kind, exit_layer, "tiny", "0"))
+    head = head_of(model, kind, exit_layer)
     parameters = dict(head.named_parameters())
     return weights._with(lambda name: parameters[name], head.info, draft_ids)
 
@@ -160,6 +170,32 @@ def test_the_heads_own_drafts():
         if draft_ids is None:
             assert all(record[RECORD_ACCEPTED] == record[RECORD_JUDGED] for record in drafted)
             assert sum(record[RECORD_ACCEPTED] for record in drafted) >= 4
+
+
+@pytest.mark.parametrize("kind", ["norm", "two-layer", "feedback"])
+def test_drafts_are_the_references(kind):
+    """Three draft tokens behind two plain steps, each drawn by the torch head from the same text."""
+    model = model_of()
+    stages = DeviceStages(weights_of(model, kind), 64)
+    stages.begin(PROMPT, GREEDY, most=15, lookahead=15)
+    stages.plain_step()
+    stages.plain_step()
+    known = stages.state[START].item()
+    for _ in range(3):
+        stages.draft_step()
+    text = stages.text[: known + 4].tolist()
+    draft, verify = DraftStage(model, head_of(model, kind)), VerifyStage(model, 1)
+    for stage in (draft, verify):
+        stage.reserve(64)
+    draft.run_tokens(text[:known])
+    verify.logits(draft.exit_hidden(0, known), 1)
+    draft.learn(known - 1, verify.last_hidden()[-1])
+    for place in range(known, known + 3):
+        draft.run_tokens([text[place]])
+        assert text[place + 1] == int(draft.draft_logits().argmax())
+    stages.early_step()
+    stages.verification()
+    assert text_of(stages) == plain_of(model, PROMPT, GREEDY, stages.state[START].item() + 1)
 
 
 def test_without_a_head_and_from_answer_to_answer(monkeypatch):
