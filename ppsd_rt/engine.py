@@ -83,7 +83,7 @@ class Engine:
         stages: how many stages the verification layers are cut into (or at which layers), for PPSD on many cores.
         Raises PpsdError with one line that says what to do.
         """
-        checkpoint, tokenizer = _open(str(model), backend)
+        checkpoint, tokenizer = open_model(str(model), backend)
         made = make_backend(backend, checkpoint, dtype, device, threads, stages)
         engine = cls(checkpoint, tokenizer, made, str(model))
         engine.use_head(exit_head)
@@ -156,7 +156,8 @@ class Engine:
         return Generation(self, self.encode(prompt), params or SamplingParams(), schedule, options)
 
 
-def _open(model: str, backend: str) -> tuple[Checkpoint, Tokenizer]:
+def open_model(model: str, backend: str) -> tuple[Checkpoint, Tokenizer]:
+    """A model by any of its names, for a backend; opened, not read."""
     if model.startswith(made.PREFIX):
         if backend != "cuda":
             raise UsageError(f"the weights of {model} are made on a GPU: use --backend cuda")

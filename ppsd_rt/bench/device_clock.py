@@ -9,7 +9,7 @@ import torch
 FLUSHED = 512 * 2**20  # bytes: several times the largest L2
 COPIED = 2 * 2**30
 
-Work = Callable[[], None]
+Work = Callable[[], object]
 
 
 class DeviceClock:

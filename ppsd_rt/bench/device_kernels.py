@@ -1,4 +1,4 @@
-"""The Triton kernels on a GPU: each over all layers of a model, captured, with a cold cache; beside them what torch does.
+"""The Triton kernels on a GPU: each over all layers of a model, captured, with a cold cache; and what torch takes.
 
 Also whole passes: `pass` (all layers and the LM head over so many rows), `draft_step` and `plain_step` as decoding
 launches them. The share is of the bandwidth of a large copy in the same run.

@@ -50,7 +50,12 @@ def acceptance(text: str) -> float | None:
 def bench_options(parser: "Parser") -> None:
     commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     for name, summary, example, options in (
-        ("kernels", "single kernels of the C++ backend or, with --device cuda, of the CUDA one", "-t 1,2 --rows 1,4,8 --dtype int8,bfloat16", _kernel_options),
+        (
+            "kernels",
+            "single kernels of the C++ backend or, with --device cuda, of the CUDA one",
+            "-t 1,2 --rows 1,4,8 --dtype int8,bfloat16",
+            _kernel_options,
+        ),
         ("generate", "whole answers, every schedule against plain", "-p 64,512 --schedule eesd", _generation_options),
     ):
         command = commands.add_parser(

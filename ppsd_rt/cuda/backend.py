@@ -89,6 +89,10 @@ class CudaBackend:
         return self._dtype
 
     @property
+    def weights(self) -> DeviceWeights:
+        return self._weights
+
+    @property
     def head(self) -> HeadInfo | None:
         return self._weights.head.info if self._weights.head else None
 
