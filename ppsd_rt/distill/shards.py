@@ -95,11 +95,20 @@ class NativeWriters:
     checkpoint: Path
     format: str
 
+    def writers(self, plan: Plan) -> Writers:
+        checkpoint = Checkpoint(self.checkpoint)
+        backend = CpuBackend(checkpoint, self.format, "cpu", 1)
+        longest = capacity(plan.mix, checkpoint.config.max_position_embeddings)
+        return lambda seed: NativeWriter(backend, plan.slots, longest, plan.keep)
+
     def write_shards(self, plan: Plan, workers: int) -> Iterator[int]:
         """Like the function of that name, in `workers` processes: they do more than one with as many threads.
 
         How many there are does not change the shards.
         """
+        if workers == 1:
+            yield from write_shards(plan, self.writers(plan))
+            return
         each = plan.slots * STEPS
         done = (plan.shards - len(plan.missing())) * each
         context = multiprocessing.get_context("spawn")
@@ -140,12 +149,7 @@ _worker: dict[str, Any] = {}
 
 def _start_worker(how: NativeWriters, plan: Plan, counter: Any) -> None:
     torch.set_num_threads(1)
-    checkpoint = Checkpoint(how.checkpoint)
-    backend = CpuBackend(checkpoint, how.format, "cpu", 1)
-    longest = capacity(plan.mix, checkpoint.config.max_position_embeddings)
-    _worker.update(
-        writers=lambda seed: NativeWriter(backend, plan.slots, longest, plan.keep), plan=plan, counter=counter
-    )
+    _worker.update(writers=how.writers(plan), plan=plan, counter=counter)
 
 
 def _write_in_worker(number: int) -> None:

@@ -16,6 +16,7 @@ from .mix import Beginning, Mix
 from .writers import States, Writer
 
 MAX_ANSWER = 256
+LEAST_ANSWER = 64  # that must fit the context behind the longest question
 GREEDY_SHARE = 0.6
 QUESTION_TEMPERATURES = (0.7, 1.0)
 ANSWER_TEMPERATURES = (0.4, 0.8, 1.0)
@@ -47,8 +48,8 @@ class Talk:
     """Slots that each hold a conversation; a finished one makes room for a new one, while the others go on."""
 
     def __init__(self, writer: Writer, mix: Mix, seed: int) -> None:
-        if mix.longest + MAX_ANSWER > writer.capacity:
-            needed = mix.longest + MAX_ANSWER
+        needed = mix.longest + LEAST_ANSWER
+        if needed > writer.capacity:
             raise PpsdError(f"sampled conversations need a context of {needed}; the model has {writer.capacity}")
         self.writer, self.mix = writer, mix
         self.random = random.Random(seed)
@@ -96,7 +97,7 @@ class Talk:
         slot, ends = self.slots[number], self.mix.end_ids
         if slot.answer:
             slot.ids.append(id)
-            if id in ends or len(slot.ids) - slot.answer == MAX_ANSWER:
+            if id in ends or len(slot.ids) in (slot.answer + MAX_ANSWER, self.writer.capacity):
                 self._finish(number)
                 self.slots[number] = self._new()
             return
