@@ -1,8 +1,8 @@
 """The CUDA backend: fused Triton kernels, captured stages, overlapped launches.
 
 The stages (stages.py) are captured once (graphs.py) and launched by the C++ carrier (csrc/cuda/), which knows of the
-text only what verdicts tell. Where they cannot be captured, and in Triton's interpreter, the same plan launches them one
-kernel after the other (eager.py): slower, and the same answer.
+text only what verdicts tell. Where they cannot be captured, and in Triton's interpreter, the same plan launches them
+one kernel after the other (eager.py): slower, and the same answer.
 """
 
 import os
@@ -38,6 +38,7 @@ from .logits import logits_of
 from .stages import DeviceStages
 from .weights import FORMATS, DeviceWeights, refuses
 
+HEAD_KINDS = ("norm", "adapter", "layer")
 LEAST_CAPACITY = 1024  # positions that buffers are made for
 
 
@@ -96,6 +97,11 @@ class CudaBackend:
         return self._weights.head.info if self._weights.head else None
 
     def use_head(self, file: HeadFile | None) -> None:
+        if file is not None and file.info.kind not in HEAD_KINDS:
+            raise PpsdError(
+                f"the cuda backend does not do exit heads of kind {file.info.kind}, only {', '.join(HEAD_KINDS)}; "
+                "give another --exit-head, or use --backend torch"
+            )
         cut_layers(file.info.exit_layer if file else 0, self._config.num_hidden_layers, self._cuts)
         self._end()
         self._drop_stages()
@@ -214,17 +220,20 @@ class CudaBackend:
         stages = self._ready(limits.end)
         keep = _common_prefix(self._tokens, prompt[:-1])
         self._tokens = []
-        drafting = isinstance(schedule, Auto)
         most, lookahead = (
             (MAX_CHUNK, MAX_CHUNK) if isinstance(schedule, Auto) else (schedule.max_chunk, schedule.lookahead)
         )
         stages.begin(prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle)
         self._tokens = list(prompt)
         kept = min(keep, len(prompt) - 1)
-        records = drafting or options.report_drafts or (isinstance(schedule, Schedule) and _by_confidence(schedule))
+        records = options.report_drafts or isinstance(schedule, Auto) or _by_confidence(schedule)
         stages.state[REPORT] = int(records)
-        stages.plain_step()
         self._synchronise()
+        if self._graphs is None:
+            stages.plain_step()
+            self._synchronise()
+        else:
+            self._graphs.plain_step()
         sequence, drawn = (int(stages.state[place]) for place in (SEQUENCE, DRAWN))
         record = stages.ring[sequence % len(stages.ring)].tolist()
         if record[RECORD_SEQUENCE] != sequence or record[RECORD_COMMITTED] != 1:

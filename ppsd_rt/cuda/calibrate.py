@@ -1,12 +1,11 @@
 """What draft steps and passes cost on this GPU, for the planner of `auto` (csrc/pipeline/planner.h).
 
-They are measured at work: launched graph by graph as the carrier does, on a text that goes on meanwhile, between events
-that the GPU itself stamps. First one after the other, then side by side on two streams. On one GPU both stages read the
-same memory: where that is what they wait for, side by side each takes as long as both would in turns, the table says so,
-and the planner does not overlap them.
+They are measured at work: launched graph by graph as the carrier does, on a text that goes on meanwhile, between
+events that the GPU itself stamps. First one after the other, then side by side on two streams. On one GPU both stages
+read the same memory: where that is what they wait for, side by side each takes as long as both would in turns, the
+table says so, and the planner does not overlap them.
 """
 
-from collections.abc import Sequence
 from statistics import median
 from time import perf_counter
 

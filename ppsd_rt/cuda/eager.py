@@ -1,7 +1,8 @@
 """The carrier that launches one kernel after the other, in one order: no graphs, no second stream, no second thread.
 
-It follows the same plan of launches as the carrier of captured stages (csrc/cuda/plan.h). It is what Triton's interpreter
-runs on the CPU, so that tests can play every schedule without a GPU, and what remains where graphs cannot be captured.
+It follows the same plan of launches as the carrier of captured stages (csrc/cuda/plan.h). It is what Triton's
+interpreter runs on the CPU, so that tests can play every schedule without a GPU, and what remains where graphs cannot
+be captured.
 
 A pass in several stages is spread over the order: it ends only when the plan waits for its verdict, so that draft steps
 come between its stages, as they do on a GPU.

@@ -51,7 +51,8 @@ def pick_device(name: str) -> torch.device:
         raise PpsdError(f"{error}; use --backend cpu") from None
     if (major, minor) < LEAST_SM:
         raise PpsdError(
-            f"{gpu} (sm_{major}{minor}) is too old for the cuda backend, which needs sm_80 or newer; use --backend torch"
+            f"{gpu} (sm_{major}{minor}) is too old for the cuda backend, which needs sm_80 or newer; "
+            "use --backend torch"
         )
     if not torch.backends.cuda.is_built():
         raise PpsdError("this torch was built without CUDA: install one that has it, or use --backend cpu")
@@ -97,8 +98,8 @@ def check_memory(config: LlamaConfig, dtype: str, device: torch.device) -> None:
 
 def no_memory(what: str, needed: int, free: int, total: int, remedy: str) -> str:
     return (
-        f"{what} need {needed / 2**30:.1f} GiB, but of the GPU's {total / 2**30:.1f} GiB only {free / 2**30:.1f} are free; "
-        f"{remedy}"
+        f"{what}: {needed / 2**30:.1f} GiB are needed, but of the GPU's {total / 2**30:.1f} GiB only "
+        f"{free / 2**30:.1f} are free; {remedy}"
     )
 
 

@@ -6,13 +6,12 @@ have been made. Kernels are compiled before that, by one launch in which no row 
 What is patched: nothing. Which rows a launch takes and where they stand, seed, temperature, filters, the longest chunk
 and the end of the text are words in device memory; so a graph serves every answer, chunk and length.
 
-When it is invalid: as soon as the memory goes that its kernels read and write. The graphs belong to one DeviceStages, of
-one capacity, one exit head and one set of cuts; whoever makes another one captures again (milliseconds, once the kernels
-have been compiled). They are kept alive here, with the memory pool that each stage has for itself: graphs that may run
-at the same time must not share one.
+When it is invalid: as soon as the memory goes that its kernels read and write. The graphs belong to one DeviceStages,
+of one capacity, one exit head and one set of cuts; whoever makes another one captures again. They are kept alive here,
+with the memory pool that each stage has for itself: graphs that may run at the same time must not share one.
 
-Priorities: kernels keep the priority of the stream that they were captured on. Verification goes first where both stages
-want the same multiprocessors: a token is committed by a verdict, and drafts are only guesses.
+Priorities: kernels keep the priority of the stream that they were captured on. Verification goes first where both
+stages want the same multiprocessors: a token is committed by a verdict, and drafts are only guesses.
 """
 
 from collections.abc import Callable
@@ -101,6 +100,10 @@ class StageGraphs:
 
     def close(self) -> None:
         self._recorder.close()
+
+    def plain_step(self) -> None:
+        """A step of plain decoding, and its end."""
+        self.lanes.timeline([(0, self.row), *((0, exec) for exec in self.verify)])
 
     def as_dict(self, stages: DeviceStages, *, draft_records: bool, sequence: int, drawn: int) -> dict[str, Any]:
         """What _native.GraphSession takes. sequence, drawn: the numbers of the last records."""

@@ -11,7 +11,7 @@ from .stages import DeviceStages
 
 
 def logits_of(stages: DeviceStages, ids: Sequence[int], last: int) -> Tensor:
-    """float32 [last, vocabulary], behind each of the `last` ids. No answer may be under way; its rows are overwritten."""
+    """float32 [last, vocabulary], behind each of the `last` ids. Overwrites the rows of the answer before."""
     first, config = len(ids) - last, stages.weights.config
     stages.begin(ids[: first + 1], SamplingParams(), end=len(ids) + 1)
     buffers = stages.buffers

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import threading
+from pathlib import Path
 
 import torch
 
@@ -15,6 +16,9 @@ from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.planner import Costs, StageCosts
 from ppsd_rt.sampling import SamplingParams
+
+sys.path.append(str(Path(__file__).parents[2]))
+import kernel_support  # noqa: F401  (mends the interpreter)
 
 PROMPT = [72, 101, 108]
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)

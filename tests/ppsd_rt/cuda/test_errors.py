@@ -85,8 +85,7 @@ def test_too_little_memory_says_how_much_is_needed(monkeypatch):
     tied = config_of(tie_word_embeddings=True)
     assert errors.weight_bytes(config, "bfloat16") - errors.weight_bytes(tied, "bfloat16") == 2 * 128256 * 4096
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 24 * 2**30))
-    with pytest.raises(
-        PpsdError, match=r"the weights as bfloat16 need 15\.0 GiB, .* 24\.0 GiB only 8\.0 are free; use --dtype int8"
-    ):
+    line = r"the weights as bfloat16: 15\.0 GiB are needed, .* 24\.0 GiB only 8\.0 are free; use --dtype int8"
+    with pytest.raises(PpsdError, match=line):
         errors.check_memory(config, "bfloat16", torch.device("cuda"))
     errors.check_memory(config_of(num_hidden_layers=2), "int8", torch.device("cuda"))
