@@ -40,8 +40,8 @@ class Buffers:
 
     text [capacity] int32, confidences [capacity] (of draft tokens, by position), truth [capacity] int32 (the oracle's),
     first_seen [vocabulary] int32, exit_hidden [capacity, hidden] float32; the same are last_hidden, behind the last
-    layer (no rows, but for a head that hears of it), and handed, at each border between verification stages. keys and values:
-    per layer, those of the exit head last, [kv_heads, capacity, head_dim].
+    layer (no rows, but for a head that hears of it), and handed, at each border between verification stages. keys and
+    values: per layer, those of the exit head last, [kv_heads, capacity, head_dim].
     """
 
     def __init__(self, weights: DeviceWeights, capacity: int, stages: int) -> None:
