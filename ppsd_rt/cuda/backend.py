@@ -38,7 +38,6 @@ from .logits import logits_of
 from .stages import DeviceStages
 from .weights import FORMATS, DeviceWeights, refuses
 
-HEAD_KINDS = ("norm", "adapter", "layer")
 LEAST_CAPACITY = 1024  # positions that buffers are made for
 
 
@@ -97,11 +96,6 @@ class CudaBackend:
         return self._weights.head.info if self._weights.head else None
 
     def use_head(self, file: HeadFile | None) -> None:
-        if file is not None and file.info.kind not in HEAD_KINDS:
-            raise PpsdError(
-                f"the cuda backend does not do exit heads of kind {file.info.kind}, only {', '.join(HEAD_KINDS)}; "
-                "give another --exit-head, or use --backend torch"
-            )
         cut_layers(file.info.exit_layer if file else 0, self._config.num_hidden_layers, self._cuts)
         self._end()
         self._drop_stages()
