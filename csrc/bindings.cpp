@@ -1,7 +1,8 @@
 // The Python module ppsd_rt._native. What its callers see is typed and described in ppsd_rt/_native.pyi.
+#include "bindings.h"
+
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
 #include "cpu/batch.h"
@@ -164,6 +165,12 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
   return {std::move(model), base.arrays};
 }
 
+}  // namespace
+
+// -- shared with bindings_cuda.cpp -------------------------------------------------------------------------------------
+
+namespace ppsd {
+
 Schedule schedule_of(const py::dict& values) {
   Schedule schedule;
   schedule.first_chunk = values["first_chunk"].cast<int>();
@@ -193,7 +200,15 @@ py::object event_of(const Event& event) {
                         round.accepted, round.dropped, round.prompt);
 }
 
-}  // namespace
+py::list trace_spans(const Trace* trace) {
+  py::list spans;
+  if (trace != nullptr)
+    for (const Trace::Span& span : trace->spans())
+      spans.append(py::make_tuple(span.name, span.track, span.rows, span.begin_us, span.end_us));
+  return spans;
+}
+
+}  // namespace ppsd
 
 // -- the module --------------------------------------------------------------------------------------------------------
 
@@ -205,45 +220,7 @@ struct PyEngine {
   std::unique_ptr<CpuEngine> engine;
 };
 
-// An answer: iterate with next(); waiting lets Python's signals through, so Ctrl-C works.
-struct PySession {
-  std::unique_ptr<Trace> trace;
-  std::shared_ptr<Session> session;   // shared with a thread that waits in next() while another one closes
-  double seconds = 0.0;               // at the last event, see Session::next
-
-  py::object next() {
-    for (;;) {
-      Event event;
-      Session::Status status;
-      const std::shared_ptr<Session> held = session;
-      if (!held) throw py::stop_iteration();   // closed
-      {
-        const py::gil_scoped_release release;
-        status = held->next(50, &event, &seconds);
-      }
-      if (status == Session::Status::kEvent) return event_of(event);
-      if (status == Session::Status::kEnded) throw py::stop_iteration();
-      if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-    }
-  }
-  void close() {
-    const std::shared_ptr<Session> held = session;
-    if (!held) return;
-    {
-      const py::gil_scoped_release release;   // several threads may close, and all of them wait for the end
-      held->end();
-    }
-    session = nullptr;
-  }
-};
-
-py::list trace_spans(const Trace* trace) {
-  py::list spans;
-  if (trace != nullptr)
-    for (const Trace::Span& span : trace->spans())
-      spans.append(py::make_tuple(span.name, span.track, span.rows, span.begin_us, span.end_us));
-  return spans;
-}
+using PySession = PyAnswer<Session>;
 
 // One step of all texts: -> chosen [texts], kept [texts, kinds, hidden] bfloat16 bits.
 template <class T>
@@ -606,6 +583,7 @@ PYBIND11_MODULE(_native, m) {
   m.def("lock_step_toy", &lock_step_toy, py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"), py::arg("seed"),
         py::arg("stages"), py::arg("per_stage"));
   m.def("toy_answer", [](uint64_t seed, int tokens) { return ToyModel{seed}.plain(Toy::prompt(), 1 + tokens); });
+  bind_cuda(m);
   m.def("stop_rule_draws", &stop_rule_draws, py::arg("schedule"), py::arg("seed"), py::arg("history"));
   m.def("philox", [](uint64_t seed, std::array<uint32_t, 4> counter) { return philox(PhiloxKey(seed), counter); });
   m.def("uniform", [](uint64_t seed, int position, int id, uint32_t stream) {

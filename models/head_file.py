@@ -63,11 +63,12 @@ class HeadFile:
         return cls(info, tensors, None if draft_ids is None else check_draft_ids(draft_ids.tolist(), model.config))
 
     @classmethod
-    def norm(cls, exit_layer: int, model: Checkpoint) -> "HeadFile":
-        """The model's own final norm and LM head, applied early."""
+    def norm(cls, exit_layer: int, model: Checkpoint, vocabulary: int | None = None) -> "HeadFile":
+        """The model's own final norm and LM head, applied early; of the latter the first `vocabulary` rows."""
         info = HeadInfo("norm", exit_layer, model.folder.name, model.hash)
         info.check(model.config)
-        return cls(info, {"norm.weight": model.tensors["model.norm.weight"]}, None)
+        draft_ids = None if vocabulary is None else check_draft_ids(range(vocabulary), model.config)
+        return cls(info, {"norm.weight": model.tensors["model.norm.weight"]}, draft_ids)
 
 
 def head_shapes(kind: str, config: LlamaConfig) -> Shapes:

@@ -15,7 +15,7 @@ from .protocol import Drafted, Limits, Round
 from .sampling import SamplingParams
 from .schedule import Auto, Schedule
 
-NAMES = ("auto", "cpu", "torch")
+NAMES = ("auto", "cpu", "cuda", "torch")
 MAX_THREADS = 1024
 
 
@@ -82,18 +82,25 @@ class Backend(Protocol):
 def make_backend(
     name: str, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None, stages: int | Sequence[int] = 1
 ) -> Backend:
-    """`auto`: the C++ backend on a CPU, torch on a GPU and for what the C++ backend cannot do.
+    """`auto`: the C++ backend on a CPU; on a GPU the Triton kernels where they can run, else torch, which also does
+    what the others cannot.
 
     stages: how many verification stages there are, or the layers at which verification is cut into them.
     """
     if name not in NAMES:
         raise UsageError(f"backend {name!r} is unknown; backends are {', '.join(NAMES)}")
     check_machine(device, threads)
-    if name == "torch" or (name == "auto" and _wants_torch(checkpoint, dtype, device)):
+    if name == "auto":
+        name = _pick(checkpoint, dtype, device)
+    if name == "cuda":
+        from .cuda.errors import import_backend
+
+        return import_backend()(checkpoint, dtype, device, threads, stages)
+    if name == "torch":
         from .reference.backend import TorchBackend
 
         if stages != 1:
-            raise UsageError("the torch backend verifies in one stage; --stages needs --backend cpu")
+            raise UsageError("the torch backend verifies in one stage; --stages needs --backend cpu or cuda")
         return TorchBackend(checkpoint, dtype, device, threads)
     from .cpu_backend import CpuBackend
 
@@ -107,12 +114,16 @@ def check_machine(device: str, threads: int | None) -> None:
         raise UsageError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
 
 
-def _wants_torch(checkpoint: Checkpoint, dtype: str, device: str) -> bool:
+def _pick(checkpoint: Checkpoint, dtype: str, device: str) -> str:
     from .cpu_backend import refuses
 
-    return (
-        device.startswith("cuda") or dtype == "float16" or refuses(checkpoint.config) is not None or _sees_a_gpu(device)
-    )
+    if device.startswith("cuda") or _sees_a_gpu(device):
+        if dtype not in ("auto", "bfloat16", "int8") or refuses(checkpoint.config) is not None:
+            return "torch"
+        from .cuda.errors import unusable
+
+        return "torch" if unusable(device) else "cuda"
+    return "torch" if dtype == "float16" or refuses(checkpoint.config) is not None else "cpu"
 
 
 def _sees_a_gpu(device: str) -> bool:

@@ -7,6 +7,7 @@ from time import perf_counter
 
 from .backend import Backend, RunOptions, make_backend
 from .errors import PpsdError, UsageError
+from .models import made
 from .models.checkpoint import Checkpoint
 from .models.head_file import HeadFile, HeadInfo, find_shipped
 from .models.resolve import resolve_model
@@ -78,12 +79,11 @@ class Engine:
         """Load a model by any of the names that `models.resolve` knows.
 
         exit_head: a head's file; `auto`, the head that ships for this model, if one does; `none`; or `norm:E`, the
-        model's own norm and LM head after layer E. stages: how many stages the verification layers are cut into (or at
-        which layers), for PPSD on many cores. Raises PpsdError with one line that says what to do.
+        model's own norm and LM head after layer E (`norm:E:V`: of which it draws the first V ids only).
+        stages: how many stages the verification layers are cut into (or at which layers), for PPSD on many cores.
+        Raises PpsdError with one line that says what to do.
         """
-        folder = resolve_model(str(model))
-        checkpoint = Checkpoint(folder)
-        tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
+        checkpoint, tokenizer = open_model(str(model), backend)
         made = make_backend(backend, checkpoint, dtype, device, threads, stages)
         engine = cls(checkpoint, tokenizer, made, str(model))
         engine.use_head(exit_head)
@@ -104,9 +104,10 @@ class Engine:
         if name in ("none", "None"):
             return None
         if name.startswith("norm:") and not Path(name).exists():
-            if not name[5:].isdecimal():
+            layer, _, vocabulary = name[5:].partition(":")
+            if not layer.isdecimal() or not (vocabulary.isdecimal() or name.count(":") == 1):
                 raise UsageError(f"exit head {name!r} is not understood; write norm:LAYER, as in norm:6")
-            return HeadFile.norm(int(name[5:]), self.checkpoint)
+            return HeadFile.norm(int(layer), self.checkpoint, int(vocabulary) if vocabulary else None)
         if not name:
             raise UsageError("the exit head's name is empty; write a file, auto, norm:LAYER or none")
         return HeadFile.load(Path(name), self.checkpoint)
@@ -153,6 +154,17 @@ class Engine:
                 "--exit-head norm:LAYER, train one with `ppsd-run distill`, or use --schedule plain"
             )
         return Generation(self, self.encode(prompt), params or SamplingParams(), schedule, options)
+
+
+def open_model(model: str, backend: str) -> tuple[Checkpoint, Tokenizer]:
+    """A model by any of its names, for a backend; opened, not read."""
+    if model.startswith(made.PREFIX):
+        if backend != "cuda":
+            raise UsageError(f"the weights of {model} are made on a GPU: use --backend cuda")
+        return made.made_model(model)
+    folder = resolve_model(model)
+    checkpoint = Checkpoint(folder)
+    return checkpoint, load_tokenizer(folder, checkpoint.config.vocab_size)
 
 
 class Generation:

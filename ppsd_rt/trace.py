@@ -5,6 +5,7 @@ One process per answer, one thread per stage. Work that a verdict made void is n
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,11 +17,46 @@ Span = tuple[str, int, int, float, float]  # name, track, rows, begin, end (micr
 _COLOURS = {  # names of Chrome's palette; Perfetto goes by the span's name
     "prompt": "thread_state_iowait",
     "draft": "thread_state_runnable",
+    "row": "thread_state_runnable",
     "verify": "thread_state_running",
     "wait": "grey",
     "dropped draft": "bad",
     "dropped verify": "terrible",
 }
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """How well stages overlapped, in seconds.
+
+    wall: from the first piece of work to the end of the last; worked: the sum of all pieces; idle: no piece ran.
+    """
+
+    wall: float
+    worked: float
+    idle: float
+
+    @property
+    def overlap_efficiency(self) -> float:
+        """1: the stages took turns without a gap between them; more: they overlapped."""
+        return self.worked / self.wall if self.wall else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"overlap efficiency {self.overlap_efficiency:.3f} (stages' work {1000 * self.worked:.2f} ms in "
+            f"{1000 * self.wall:.2f} ms); nothing ran for {100 * self.idle / self.wall if self.wall else 0:.1f} %"
+        )
+
+
+def occupancy(spans: Iterable[Span]) -> Occupancy:
+    """Of decoding: the pass over the prompt and what is only waiting do not count."""
+    work = sorted((begin, end) for name, _, _, begin, end in spans if name not in ("wait", "prompt") and end > begin)
+    busy, until = 0.0, float("-inf")
+    for begin, end in work:
+        busy += max(0.0, end - max(begin, until))
+        until = max(until, end)
+    wall = until - work[0][0] if work else 0.0
+    return Occupancy(1e-6 * wall, 1e-6 * sum(end - begin for begin, end in work), 1e-6 * (wall - busy))
 
 
 def track_name(track: int) -> str:

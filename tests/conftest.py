@@ -3,6 +3,7 @@
 import os
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: its threads do not wait passively
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest

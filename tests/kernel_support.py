@@ -2,13 +2,14 @@
 
 import numpy as np
 import torch
+import triton
 from support import tiny_config
 from torch import Tensor
 from triton.runtime import interpreter
 
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.rope import Rope
-from ppsd_rt.triton_kernels.state import ROWS, START, WORDS
+from ppsd_rt.triton_kernels.state import KNOWN, ROWS, START, WORDS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 ROW_COUNTS = (1, 2, 7, 16)
@@ -18,9 +19,9 @@ def make(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
-def state_of(rows: int, start: int = 0) -> Tensor:
+def state_of(rows: int, start: int = 0, known: int = 0) -> Tensor:
     state = torch.zeros(WORDS, dtype=torch.int32, device=DEVICE)
-    state[ROWS], state[START] = rows, start
+    state[ROWS], state[START], state[KNOWN] = rows, start, known
     return state
 
 
@@ -37,13 +38,38 @@ def close(ours: Tensor, theirs: Tensor) -> None:
     assert (ours.float() - theirs).abs().max() <= 2e-5 * theirs.abs().max().clamp(min=1)
 
 
-def dot_by_sixteen_columns(self, a, b, d, input_precision, max_num_imprecise_acc):
-    """A product as matrix instructions compute it: every column alike.
+def dot_row_by_row(self, a, b, d, input_precision, max_num_imprecise_acc):
+    """A product as matrix instructions compute it: every row and every column alike.
 
-    The interpreter asks the BLAS, which adds in another order in the last columns where there are more than sixteen.
+    The interpreter asks the BLAS, whose order of additions depends on where a row or a column stands. So each row is a
+    product of its own, by sixteen columns at a time.
     """
-    parts = [a.data @ b.data[..., i : i + 16] for i in range(0, b.data.shape[-1], 16)]
-    return interpreter.TensorHandle(np.concatenate(parts, axis=-1) + d.data, d.dtype.scalar)
+    left, right = a.data[..., None, :], b.data[..., None, :, :]
+    parts = [left @ right[..., i : i + 16] for i in range(0, right.shape[-1], 16)]
+    return interpreter.TensorHandle(np.concatenate(parts, axis=-1)[..., 0, :] + d.data, d.dtype.scalar)
 
 
-interpreter.InterpreterBuilder.create_dot = dot_by_sixteen_columns
+def device_function(self, *args, **kwargs):
+    """A kernel calls a function. The interpreter would patch the language for each call, on top of the last time; it
+    has been patched for the kernel, and what Triton's own library sees of it stays so after the first time.
+    """
+    if not any(value is triton.language for value in self.fn.__globals__.values()) and not patched_for_library:
+        interpreter._patch_lang(self.fn)
+        patched_for_library.append(True)
+    return self.rewrite()(*args, **kwargs)
+
+
+patched_for_library: list[bool] = []
+
+
+def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
+    """Numbers of kernels are arrays of one element, which numpy from 2.4 on does not take for the bounds of a range."""
+    patch(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = patch_tensor
+interpreter.InterpreterBuilder.create_dot = dot_row_by_row
+interpreter.InterpretedFunction.__call__ = device_function
+# Every addition would be made once more in 64 bits, to see whether it overflows: a third of the time.
+object.__setattr__(interpreter.interpreter_builder.options, "sanitize_overflow", False)

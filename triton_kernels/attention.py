@@ -5,9 +5,10 @@
     queries, out [16, heads, head_dim]     keys, values [kv_heads, capacity, head_dim]
 
 The positions are cut every SPLIT, counted from position 0, whatever the pass; a program takes one split of one KV head,
-for all rows and all heads of the group at once, in tiles of TILE positions with a running maximum (online softmax,
-Milakov and Gimelshein, arXiv 1805.02867), all in float32. `combine_kernel` adds the splits in order. A tile or a split
-that a row cannot see leaves the row's numbers as they are, to the bit: that is why neighbours do not matter.
+for all rows and all heads of the group at once (of a large group, GROUP of its heads), in tiles of TILE positions with
+a running maximum (online softmax, Milakov and Gimelshein, arXiv 1805.02867), all in float32. `combine_kernel` adds the
+splits in order. A tile or a split that a row cannot see leaves the row's numbers as they are, to the bit: that is why
+neighbours do not matter.
 
 The grid spans the capacity; programs beyond the length end at once. So a captured launch serves every length.
 """
@@ -32,19 +33,20 @@ def attention_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     SPLIT: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads, splits) -> sums [splits, heads, 16, head_dim], tops and totals [splits, heads, 16], float32.
+    """Grid (kv_heads * PARTS, splits) -> sums [splits, heads, 16, head_dim], tops and totals [splits, heads, 16].
 
-    WIDTH and GROUP are head_dim and heads / kv_heads, rounded up to powers of two.
+    WIDTH is head_dim, rounded up to a power of two; PARTS programs take the heads of a group, GROUP each.
     """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    kv_head, split = tl.program_id(0), tl.program_id(1)
+    PARTS: tl.constexpr = (HEADS // KV_HEADS + GROUP - 1) // GROUP
+    kv_head, part, split = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(1)
     rows, start = tl.load(state + _ROWS), tl.load(state + _START)
     first = split * SPLIT
     if (rows > 0) & (first < start + rows):
         column = tl.arange(0, GROUP * _MAX_ROWS)  # as in the linear layers the rows are columns, now for every head
-        member, row = column // _MAX_ROWS, column % _MAX_ROWS
+        member, row = part * GROUP + column // _MAX_ROWS, column % _MAX_ROWS
         head = kv_head * (HEADS // KV_HEADS) + member
         live = (member < HEADS // KV_HEADS) & (row < rows)
         channel = tl.arange(0, WIDTH)
@@ -132,8 +134,9 @@ def attention(
         "SPLIT": SPLIT,
         "PDL": pdl,
     }
-    group = triton.next_power_of_2(heads // kv_heads)
-    attention_kernel[(kv_heads, len(partials.tops))](
+    # As many heads at once as what a program adds up leaves registers for.
+    group = min(triton.next_power_of_2(heads // kv_heads), max(1, 8192 // (MAX_ROWS * shared["WIDTH"])))
+    attention_kernel[(kv_heads * triton.cdiv(heads // kv_heads, group), len(partials.tops))](
         queries, keys, values, partials.sums, partials.tops, partials.totals, state, capacity, score_scale(head_dim),
         KV_HEADS=kv_heads, GROUP=group, TILE=TILE, DOT=dot, num_warps=4, num_stages=2, launch_pdl=pdl, **shared,
     )  # fmt: skip

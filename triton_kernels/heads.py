@@ -1,15 +1,17 @@
-"""LM head and exit head: norm, projection and the choice of a token, without storing logits unless asked to.
+"""LM head and exit head: norm, projection and the choice of a token, without storing logits unless they are needed.
 
     logits[r] = norm(x[r]) W^T                                             x [16, hidden], W [outputs, hidden]
     score[r, i] = penalised(logits[r, i]) / T + gumbel(seed, p, id_i)      p = start + r + 1; T = 0: no noise
-    choice[r] = id of the best score, the lowest of equal ones
+    choice[r] = id of the best score, the lowest of equal ones; of those that the filters leave (filters.py)
     confidence[r] = softmax(logits[r])[choice]                             unfiltered, at temperature 1
 
 id_i is i, or draft_ids[i], ascending, where W holds only the rows of a draft vocabulary. Penalty (Keskar et al.,
-arXiv 1909.05858): a logit is divided by it (multiplied, if negative) when the id has been seen, first_seen[id] < p.
+arXiv 1909.05858): a logit is divided by it (multiplied, if negative) when the id stands before p. first_seen[id] < p
+tells so of committed tokens; behind state[KNOWN], up to where it certainly does, the text is looked at.
 
 Each program of `heads_kernel` boils its outputs down to five numbers a row, `choose_kernel` the programs to one. What a
-request sets (seed, temperature, penalty) stands in device memory, so that a captured launch serves every request.
+request sets (seed, temperature, penalty, filters) stands in device memory, so that a captured launch serves every
+request. Only a request with filters stores scores.
 """
 
 import struct
@@ -20,51 +22,75 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .linear import MAX_REGISTERS, Weight, dot_type, linear_twin, multiply, tiling
+from ..sampling import SamplingParams
+from .filters import filtered_choice, wanted
+from .linear import MAX_REGISTERS, Weight, at_positions, dot_type, linear_twin, multiply, tiling
 from .noise import gumbel
-from .state import MAX_ROWS, ROWS, START
+from .state import KNOWN, MAX_ROWS, ROWS, START
 
-_ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
+_ROWS, _START, _KNOWN = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(KNOWN)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 
 BATCH = 1024  # programs whose results are merged at a time
 
 
-def sampling_words(seed: int, temperature: float, penalty: float, device: torch.device | str) -> Tensor:
-    """int32 [4]: both halves of the seed, and the bits of 1 / T (0: greedy) and of the repetition penalty."""
-    inverse = 1 / temperature if temperature > 0 else 0.0
-    packed = struct.pack("<Qff", seed, inverse, penalty)
-    return torch.tensor(struct.unpack("<iiii", packed), dtype=torch.int32, device=device)
+SAMPLING_WORDS = 8
+
+
+def sampling_words(params: SamplingParams, device: torch.device | str) -> Tensor:
+    """int32 [8]: the seed (two words), 1 / T (0: greedy), penalty, top_k, top_p, min_p, 0; floats are float32 bits."""
+    inverse = 1 / params.temperature if params.temperature > 0 else 0.0
+    packed = struct.pack(
+        "<Qffiffi", params.seed, inverse, params.repetition_penalty, params.top_k, params.top_p, params.min_p, 0
+    )
+    return torch.tensor(struct.unpack("<8i", packed), dtype=torch.int32, device=device)
 
 
 @triton.jit
 def heads_kernel(
-    x, norm, eps, weight, scale, draft_ids, first_seen, sampling, logits, scores, indices, chosen, tops, totals, state,
+    x, norm, eps, weight, scale, draft_ids, text, first_seen, sampling, logits, kept, kept_tops, kept_totals,
+    scores, indices, chosen, tops, totals, state,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr,
-    STORE: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    STORE: tl.constexpr, X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs = outputs / BLOCK). -> [16, programs]: best score, its index and logit; top logit, sum."""
+    """Grid (programs = outputs / BLOCK). -> [16, programs]: best score, its index and logit; top logit, sum.
+
+    For the filters: logits and penalised scores [16, outputs], and of these the best and the weight [16, programs].
+    """
     program, programs = tl.program_id(0), tl.num_programs(0)
     outputs = program * BLOCK + tl.arange(0, BLOCK)
     live = outputs < OUTPUTS
     y, rows = multiply(
         x, norm, eps, weight, scale, outputs, live, state, 0,
-        INPUTS, STEPS, SLICES, SLICE, True, INT8, DOT, PDL,
+        INPUTS, STEPS, SLICES, SLICE, True, X_AT, INT8, DOT, PDL,
     )  # fmt: skip
     row = tl.arange(0, _MAX_ROWS)
-    if STORE:
-        mask = live[:, None] & (row < rows)[None, :]
-        tl.store(logits + row[None, :] * OUTPUTS + outputs[:, None], y, mask=mask)
+    here = row < rows
+    place, cell = row * programs + program, row[None, :] * OUTPUTS + outputs[:, None]
+    filtered = wanted(sampling)
+    if STORE or filtered:
+        tl.store(logits + cell, y, mask=live[:, None] & here[None, :])
     y = tl.where(live[:, None], y, float("-inf"))
     ids = tl.load(draft_ids + outputs, mask=live, other=0) if DRAFT else outputs
     position = tl.load(state + _START) + row + 1
     score = y
     if PENALISE:
         penalty = tl.load(sampling + 3).to(tl.float32, bitcast=True)
-        seen = tl.load(first_seen + ids, mask=live, other=0)[:, None] < position[None, :]
-        score = tl.where(seen, tl.where(score < 0, score * penalty, score / penalty), score)
+        if penalty != 1.0:
+            seen = tl.load(first_seen + ids, mask=live, other=0)[:, None] < position[None, :]
+            before, end = tl.load(state + _KNOWN) + 1, tl.load(state + _START) + rows
+            while before < end:
+                same = ids == tl.load(text + before, volatile=True)
+                seen = seen | (same[:, None] & (before < position)[None, :])
+                before += 1
+            score = tl.where(seen, tl.where(score < 0, score * penalty, score / penalty), score)
     inverse = tl.load(sampling + 2).to(tl.float32, bitcast=True)
+    if filtered:
+        best = tl.max(score, axis=0)
+        tl.store(kept + cell, score + 0.0, mask=live[:, None] & here[None, :])  # no negative zeros
+        tl.store(kept_tops + place, best, mask=here)
+        tl.store(kept_totals + place, tl.sum(tl.exp((score - best[None, :]) * inverse), axis=0), mask=here)
     if inverse > 0:
         low, high = tl.load(sampling).to(tl.uint32, bitcast=True), tl.load(sampling + 1).to(tl.uint32, bitcast=True)
         numbers = ids[:, None] + row[None, :] * 0
@@ -72,8 +98,6 @@ def heads_kernel(
     best = tl.max(score, axis=0)
     index = tl.min(tl.where(score == best[None, :], outputs[:, None], OUTPUTS - 1), axis=0)
     top = tl.max(y, axis=0)
-    place = row * programs + program
-    here = row < rows
     tl.store(scores + place, best, mask=here)
     tl.store(indices + place, index, mask=here)
     tl.store(chosen + place, tl.max(tl.where(outputs[:, None] == index[None, :], y, float("-inf")), axis=0), mask=here)
@@ -83,8 +107,10 @@ def heads_kernel(
 
 @triton.jit
 def choose_kernel(
-    scores, indices, chosen, tops, totals, draft_ids, choices, confidences, state,
-    PROGRAMS: tl.constexpr, BATCH: tl.constexpr, DRAFT: tl.constexpr, PDL: tl.constexpr,
+    scores, indices, chosen, tops, totals, draft_ids, sampling, logits, kept, kept_tops, kept_totals, tiles,
+    candidates, candidate_indices, choices, confidences, state,
+    PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr,
+    DRAFT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (16): the best of all programs, and the sum of all exponentials, BATCH programs at a time, in order."""
     if PDL:
@@ -113,43 +139,56 @@ def choose_kernel(
             higher = tl.maximum(top, tl.max(tile_top, axis=0))
             total = total * tl.exp(top - higher) + tl.sum(tile_total * tl.exp(tile_top - higher), axis=0)
             top = higher
+        if wanted(sampling):
+            line = row * OUTPUTS
+            index = filtered_choice(
+                kept + line, kept_tops + row * PROGRAMS, kept_totals + row * PROGRAMS, tiles + row * PROGRAMS,
+                candidates + line, candidate_indices + line, draft_ids, sampling, tl.load(state + _START) + row + 1,
+                PROGRAMS, OUTPUTS, BLOCK, DRAFT,
+            )  # fmt: skip
+            its = tl.load(logits + line + index)
         tl.store(choices + row, tl.load(draft_ids + index) if DRAFT else index)
         tl.store(confidences + row, tl.exp(its - top) / total)
 
 
 class Scratch:
-    """Where the programs leave their results: [16, programs] each."""
+    """Where the programs leave their results, [16, programs] each; [16, outputs] what filters need."""
 
     def __init__(self, weight: Weight) -> None:
-        shape, device = (
-            (MAX_ROWS, triton.cdiv(weight.outputs, tiling(weight).block)),
-            weight.values.device,
-        )
-        self.scores, self.chosen, self.tops, self.totals = (torch.empty(shape, device=device) for _ in range(4))
-        self.indices = torch.empty(shape, dtype=torch.int32, device=device)
+        programs, device = triton.cdiv(weight.outputs, tiling(weight).block), weight.values.device
+        results, scores = torch.empty(6, MAX_ROWS, programs, device=device), (3, MAX_ROWS, weight.outputs)
+        self.scores, self.chosen, self.tops, self.totals, self.kept_tops, self.kept_totals = results.unbind()
+        self.indices, self.tiles = torch.empty(2, MAX_ROWS, programs, dtype=torch.int32, device=device).unbind()
+        self.logits, self.kept, self.candidates = torch.empty(scores, device=device).unbind()
+        self.candidate_indices = torch.empty(scores[1:], dtype=torch.int32, device=device)
 
 
 def heads(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, sampling: Tensor, scratch: Scratch,
     choices: Tensor, confidences: Tensor, state: Tensor, *, draft_ids: Tensor | None = None,
-    first_seen: Tensor | None = None, logits: Tensor | None = None, pdl: bool = False,
+    text: Tensor | None = None, first_seen: Tensor | None = None, logits: Tensor | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """choices [16] int32 and confidences [16] float32 of the first state[ROWS] rows; logits [16, outputs] where given.
 
-    draft_ids: int32 [outputs]; first_seen: int32 [vocabulary], where the repetition penalty may be other than 1.
+    draft_ids: int32 [outputs]. text [capacity] and first_seen [vocabulary], int32, where the repetition penalty may be
+    other than 1.
     """
-    cut, programs = tiling(weight)._replace(splits=1), scratch.scores.shape[1]
+    cut, s = tiling(weight)._replace(splits=1), scratch
+    programs, stored = s.scores.shape[1], s.logits if logits is None else logits
     heads_kernel[(programs,)](
-        x, norm, eps, weight.values, weight.scales, draft_ids, first_seen, sampling, logits,
-        scratch.scores, scratch.indices, scratch.chosen, scratch.tops, scratch.totals, state,
+        x, norm, eps, weight.values, weight.scales, draft_ids, text, first_seen, sampling,
+        stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state,
         OUTPUTS=weight.outputs, INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut.steps(weight.inputs),
         SLICES=cut.slices, SLICE=cut.slice, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
-        STORE=logits is not None, INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
+        STORE=logits is not None, X_AT=at_positions(x), INT8=weight.scales is not None,
+        DOT=dot_type(weight, x), PDL=pdl,
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
     choose_kernel[(MAX_ROWS,)](
-        scratch.scores, scratch.indices, scratch.chosen, scratch.tops, scratch.totals, draft_ids, choices, confidences,
-        state, PROGRAMS=programs, BATCH=BATCH, DRAFT=draft_ids is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        s.scores, s.indices, s.chosen, s.tops, s.totals, draft_ids, sampling, stored, s.kept, s.kept_tops,
+        s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, state,
+        PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH, DRAFT=draft_ids is not None, PDL=pdl,
+        num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 

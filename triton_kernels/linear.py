@@ -5,6 +5,9 @@
     with NORM: x is first normalised, x / sqrt(mean(x^2) + eps) * norm; the division comes after the product, because
     it is the same number for all of a row, and so the sum of squares is gathered on the way: one pass over x.
 
+Rows stand either as those of the pass, [16, n], or each at its position, [capacity, n] (`at_positions`): the exit
+hidden states stay where draft steps leave them, and verification reads them there.
+
 The weights are the left operand, the rows the 16 columns of the right one. Rows from state[ROWS] on are zeros and are
 not stored. K is cut twice, both cuts fixed by the shape of W: into SLICES that the warps of a program take side by side
 and add up at the end, and into SPLITS programs whose float32 sums `reduce_splits` adds in order. No atomics.
@@ -25,11 +28,11 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .state import MAX_ROWS, ROWS
+from .state import MAX_ROWS, ROWS, START
 
 INT8_BLOCK = 32
 MAX_REGISTERS = 128  # of a thread: with eight warps half of what a multiprocessor has, so that two programs share it
-_ROWS = tl.constexpr(ROWS)
+_ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 
 
@@ -85,10 +88,18 @@ def row_tile(
 
 
 @triton.jit
+def placed(rows, state, WIDTH: tl.constexpr, AT: tl.constexpr):
+    """Where the pass's first row is: at the beginning, or at its position."""
+    if AT:
+        rows += tl.load(state + _START) * WIDTH  # less than 2^31: 128 k positions of 16 k
+    return rows
+
+
+@triton.jit
 def multiply(
     x, norm, eps, weight, scale, outputs, live, state, first,
     INPUTS: tl.constexpr, STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr,
-    NORM: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """W x for those `outputs` [N] that are `live`, STEPS steps from input `first` on -> [N, 16], and how many rows."""
     STEP: tl.constexpr = SLICES * SLICE
@@ -97,6 +108,7 @@ def multiply(
         gdc_wait()
         gdc_launch_dependents()
     rows = tl.load(state + _ROWS)
+    x = placed(x, state, INPUTS, X_AT)
     columns, squares = row_tile(x, norm, rows, first, INPUTS, SLICES, SLICE, NORM, DOT)
     sums = tl.dot(w, columns, input_precision="ieee")
     for step in tl.range(1, STEPS):
@@ -116,7 +128,9 @@ def linear_kernel(
     x, norm, eps, weight, scale, bias, residual, out, state,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
     SLICES: tl.constexpr, SLICE: tl.constexpr, SPLITS: tl.constexpr,
-    NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+    X_AT: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr,
+    INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK, SPLITS). With SPLITS > 1 `out` is the partial sums, float32 [SPLITS, 16, outputs]."""
     outputs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -124,7 +138,7 @@ def linear_kernel(
     live = outputs < OUTPUTS
     y, rows = multiply(
         x, norm, eps, weight, scale, outputs, live, state, split * (STEPS * SLICES * SLICE),
-        INPUTS, STEPS, SLICES, SLICE, NORM, INT8, DOT, PDL,
+        INPUTS, STEPS, SLICES, SLICE, NORM, X_AT, INT8, DOT, PDL,
     )  # fmt: skip
     row = tl.arange(0, _MAX_ROWS)[None, :]
     place, mask = row * OUTPUTS + outputs[:, None], live[:, None] & (row < rows)
@@ -134,15 +148,15 @@ def linear_kernel(
         if BIAS:
             y += tl.load(bias + outputs, mask=live, other=0).to(tl.float32)[:, None]
         if ADD:
-            y = tl.load(residual + place, mask=mask, other=0).to(tl.float32) + y
-        tl.store(out + place, y.to(out.dtype.element_ty), mask=mask)
+            y = tl.load(placed(residual, state, OUTPUTS, ADD_AT) + place, mask=mask, other=0).to(tl.float32) + y
+        tl.store(placed(out, state, OUTPUTS, OUT_AT) + place, y.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def reduce_splits_kernel(
     partial, bias, residual, out, state,
     OUTPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr, ADD: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, ADD: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = (residual +) partial[0] + partial[1] + ... (+ bias), in that order. Grid (outputs / BLOCK, 16)."""
     outputs, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
@@ -158,8 +172,8 @@ def reduce_splits_kernel(
         if BIAS:
             y += tl.load(bias + outputs, mask=live, other=0).to(tl.float32)
         if ADD:
-            y = tl.load(residual + place, mask=live, other=0).to(tl.float32) + y
-        tl.store(out + place, y.to(out.dtype.element_ty), mask=live)
+            y = tl.load(placed(residual, state, OUTPUTS, ADD_AT) + place, mask=live, other=0).to(tl.float32) + y
+        tl.store(placed(out, state, OUTPUTS, OUT_AT) + place, y.to(out.dtype.element_ty), mask=live)
 
 
 class Weight(NamedTuple):
@@ -210,6 +224,11 @@ def dot_type(weight: Weight, x: Tensor) -> tl.dtype:
     return tl.float32 if wide else tl.bfloat16
 
 
+def at_positions(rows: Tensor) -> bool:
+    """Does every row stand at its position ([capacity, n]), or are they those of a pass ([16, n])?"""
+    return len(rows) > MAX_ROWS
+
+
 def linear(
     x: Tensor, weight: Weight, out: Tensor, state: Tensor, *,
     norm: Tensor | None = None, eps: float = 0.0, bias: Tensor | None = None, residual: Tensor | None = None,
@@ -217,17 +236,21 @@ def linear(
 ) -> None:  # fmt: skip
     """out [16, outputs] = (residual +) norm(x) W^T (+ bias) for the first state[ROWS] rows; out may be the residual.
 
+    x, residual and out may also be [capacity, n], with every row at its position.
+
     partial: float32 [splits, 16, outputs], where the matrix is cut along K (`tiling(weight).splits` > 1).
     """
     cut = cut or tiling(weight)
     shared = {"OUTPUTS": weight.outputs, "BIAS": bias is not None, "ADD": residual is not None, "PDL": pdl}
+    shared |= {"ADD_AT": residual is not None and at_positions(residual), "OUT_AT": at_positions(out)}
     target = out if cut.splits == 1 else partial
     assert target is not None, "a matrix cut along K needs room for its partial sums"
     assert cut.splits == 1 or norm is None, "the norm's sum of squares spans all of K"
     linear_kernel[(triton.cdiv(weight.outputs, cut.block), cut.splits)](
         x, norm, eps, weight.values, weight.scales, bias, residual, target, state,
         INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut.steps(weight.inputs), SLICES=cut.slices, SLICE=cut.slice,
-        SPLITS=cut.splits, NORM=norm is not None, INT8=weight.scales is not None, DOT=dot_type(weight, x),
+        SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x),
+        INT8=weight.scales is not None, DOT=dot_type(weight, x),
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl, **shared,
     )  # fmt: skip
     if cut.splits > 1:

@@ -3,7 +3,8 @@
 Every launch of a model's decoding step is recorded from the functions that make it (with tensors that have a shape and
 no memory), compiled for Hopper and Ampere, and its machine code is checked: nothing spilled, weights loaded 16 bytes at
 a time and, on Hopper, before the wait for the kernel ahead, matrix instructions, no atomics, and (on Hopper) at most
-half a multiprocessor's registers and shared memory, so that two stages can share it. Prints a table; exit status 1
+half a multiprocessor's registers and shared memory, so that two stages can share it. The kernels of a prompt pass may
+have all of it. Prints a table; exit status 1
 where a check fails.
 """
 
@@ -27,17 +28,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from ..models.head_file import DISTANCES
 from .attention import Partials, attention
 from .embedding import embedding
-from .heads import Scratch, heads
+from .feedback import feedback
+from .heads import SAMPLING_WORDS, Scratch, heads
 from .linear import INT8_BLOCK, Weight, linear, tiling
+from .prompt_attention import prompt_attention
+from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from .qkv import qkv
-from .state import MAX_ROWS, WORDS
+from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, RING_WORDS, WORDS
 from .swiglu import swiglu
-from .verdict import begin_draft, begin_verification, drafted, verdict
+from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 
 REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
+WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int8: "*i8",
@@ -57,6 +63,8 @@ SHAPES = {
     "135M": Shape(576, 1536, 9, 3, 64, 49152),
     "1B": Shape(2048, 8192, 32, 8, 64, 128256),
     "8B": Shape(4096, 14336, 32, 8, 128, 128256),
+    "13B": Shape(5120, 13824, 40, 40, 128, 32000),
+    "70B": Shape(8192, 28672, 64, 8, 128, 32000),
 }
 
 
@@ -86,6 +94,8 @@ class Report(NamedTuple):
     scales: bool  # of int8
     matrix: bool  # is it meant to use matrix instructions?
     pdl: bool
+    locks: bool = False  # does it take turns with others by a lock, or tell the host?
+    prompt: bool = False  # launched for a prompt: alone on the device, no matter when
 
     def count(self, *operations: str) -> int:
         return sum(i.split(".")[0] in operations for i in self.instructions)
@@ -94,15 +104,23 @@ class Report(NamedTuple):
         found = []
         if self.local or self.count("LDL", "STL"):
             found.append(f"{self.local} bytes of local memory: registers are spilled")
-        if self.count("ATOM", "ATOMG", "ATOMS", "RED"):
+        if not self.locks and self.count("ATOM", "ATOMG", "ATOMS", "RED"):
             found.append("atomics: the order of additions is not fixed")
         if self.matrix and not self.count("HMMA", "HGMMA"):
             found.append("no matrix instructions")
-        registers, shared = BUDGETS[self.capability]
+        if self.prompt and self.matrix and self.capability >= 90 and not self.count("HGMMA"):
+            found.append("no warp-group matrix instructions")
+        registers, shared = (WHOLE if self.prompt else BUDGETS)[self.capability]
         if self.registers * self.warps * 32 > registers:
             found.append(f"{self.registers} registers a thread are more than the budget of {registers} a program")
         if self.shared > shared:
             found.append(f"{self.shared} bytes of shared memory are more than the budget of {shared}")
+        copies = [i for i in self.instructions if i.startswith("LDGSTS")]
+        if self.prompt:
+            narrow = [i for i in copies if not i.endswith(".128")]  # of int8 a tile has two scales a row
+            if self.matrix and (len(narrow) == len(copies) or (narrow and not self.scales)):
+                found.append("tiles are not copied 16 bytes at a time")
+            return found
         # Only the loads of weights are marked evict-first, which tells them from all others.
         weights = [place for place, i in enumerate(self.instructions) if i.startswith("LDG.E.EF")]
         if self.weights and not (weights and all(self.instructions[place].endswith(".128") for place in weights)):
@@ -112,7 +130,8 @@ class Report(NamedTuple):
             found.append(f"{len(waits)} waits for the kernel ahead instead of one")
         elif self.pdl:
             early = [i for i in self.instructions[: waits[0]] if i.startswith(("LDG", "LDGSTS"))]
-            if self.weights and not any(".EF" in i for i in early):
+            # (A feedback head's matrix is chosen by what the kernel ahead writes.)
+            if self.weights and self.name != "feedback" and not any(".EF" in i for i in early):
                 found.append("no weights are on the way before the wait")
             if not self.scales and any(".EF" not in i for i in early):
                 found.append("something other than weights is read before the wait")
@@ -153,18 +172,15 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
     words = partial(torch.empty, device="meta", dtype=torch.int32)
     wide = partial(torch.empty, device="meta", dtype=torch.float32)
 
-    def weight(outputs: int, inputs: int) -> Weight:
-        if not int8:
-            return Weight(empty(outputs, inputs))
-        scales = empty(outputs, inputs // INT8_BLOCK, dtype=torch.float16)
-        return Weight(empty(outputs, inputs, dtype=torch.int8), scales)
-
+    weight = partial(meta_weight, int8=int8)
     capacity, queries_width, eps = 8192, shape.heads * shape.head_dim, 1e-5
-    x, norm, state, text = wide(MAX_ROWS, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
+    x, norm, state, text = wide(capacity, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
     queries, mixed = wide(MAX_ROWS, shape.heads, shape.head_dim), empty(MAX_ROWS, shape.heads, shape.head_dim)
     keys, values = (empty(shape.kv_heads, capacity, shape.head_dim) for _ in range(2))
     cosines, sines = (wide(capacity, shape.head_dim // 2) for _ in range(2))
-    choices, confidences, inner = words(MAX_ROWS), wide(MAX_ROWS), empty(MAX_ROWS, shape.inner)
+    choices, chances, inner = words(MAX_ROWS), wide(MAX_ROWS), empty(MAX_ROWS, shape.inner)
+    confidences = wide(capacity)
+    hidden = (MAX_ROWS, shape.hidden)
     lm_head, draft_head = weight(shape.vocabulary, shape.hidden), weight(16384, shape.hidden)
     out, down = weight(shape.hidden, queries_width), weight(shape.hidden, shape.inner)
 
@@ -181,16 +197,50 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         add(mixed, out)
         swiglu(x, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
         add(inner, down)
+        add(empty(MAX_ROWS, 4864), weight(896, 4864))  # one that is cut along K: `down` of Qwen2.5-0.5B
+        feedback(x, x, norm, eps, weight(DISTANCES * shape.hidden, shape.hidden), wide(*hidden), state, pdl=pdl)
         for head, draft_ids in ((lm_head, None), (draft_head, words(16384))):
             heads(
-                x, norm, eps, head, words(4), Scratch(head), choices, confidences, state,
-                draft_ids=draft_ids, first_seen=words(shape.vocabulary), pdl=pdl,
+                x, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
+                draft_ids=draft_ids, text=text, first_seen=words(shape.vocabulary), pdl=pdl,
             )  # fmt: skip
-        begin_draft(state, state, pdl=pdl)
-        drafted(text, choices, state, state, pdl=pdl)
+        begin_draft(state, state, state, pdl=pdl)
+        arrived(state, state, pdl=pdl)
+        drafted(
+            text, choices, chances, confidences, text, state, state, state, words(64, DRAFT_WORDS),
+            vocabulary=shape.vocabulary, pdl=pdl,
+        )  # fmt: skip
         begin_verification(state, state, state, pdl=pdl)
-        verdict(text, choices, state, state, pdl=pdl)
+        post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
+        fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
+        verdict(text, choices, confidences, text, state, state, words(64, RING_WORDS), pdl=pdl)
     return list(dict.fromkeys(launches))
+
+
+def prompt_pass(shape: Shape, *, int8: bool) -> list[Launch]:
+    """All kernels of a prompt pass, each once."""
+    empty, wide = partial(torch.empty, device="meta", dtype=torch.bfloat16), partial(torch.empty, device="meta")
+    rows, capacity, width = 1024, 8192, shape.heads * shape.head_dim
+    x, normed, inner = wide(rows, shape.hidden), empty(rows, shape.hidden), empty(rows, shape.inner)
+    queries, keys = empty(rows, shape.heads, shape.head_dim), empty(shape.kv_heads, capacity, shape.head_dim)
+    angles = wide(capacity, shape.head_dim // 2)
+    with recording() as launches:
+        normalise(x, empty(shape.hidden), 1e-5, normed)
+        projections = meta_weight(width + 2 * shape.kv_heads * shape.head_dim, shape.hidden, int8)
+        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0)
+        prompt_attention(queries, keys, keys, queries, 0)
+        prompt_linear(queries.view(rows, width), meta_weight(shape.hidden, width, int8), x, residual=x)
+        prompt_swiglu(normed, meta_weight(2 * shape.inner, shape.hidden, int8), inner)
+        prompt_linear(inner, meta_weight(shape.hidden, shape.inner, int8), x, residual=x)
+    return list(dict.fromkeys(launches))
+
+
+def meta_weight(outputs: int, inputs: int, int8: bool) -> Weight:
+    empty = partial(torch.empty, device="meta")
+    if not int8:
+        return Weight(empty(outputs, inputs, dtype=torch.bfloat16))
+    scales = empty(outputs, inputs // INT8_BLOCK, dtype=torch.float16)
+    return Weight(empty(outputs, inputs, dtype=torch.int8), scales)
 
 
 def examine(launch: Launch, capability: int) -> Report:
@@ -217,7 +267,8 @@ def examine(launch: Launch, capability: int) -> Report:
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("INT8", False),
-        weights or launch.name == "attention", constants["PDL"],
+        weights or launch.name.endswith("attention"), constants.get("PDL", False),
+        launch.kernel.__module__.endswith(".verdict"), ".prompt_" in launch.kernel.__module__,
     )  # fmt: skip
 
 
@@ -245,7 +296,9 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
         done: set[Launch] = set()
         for model in options.models.split(","):
             for format in options.formats.split(","):
-                for launch in decoding_step(SHAPES[model], int8=format == "int8", pdl=capability >= 90):
+                int8 = format == "int8"
+                launches = decoding_step(SHAPES[model], int8=int8, pdl=capability >= 90)
+                for launch in [*launches, *prompt_pass(SHAPES[model], int8=int8)]:
                     if launch in done:
                         continue
                     done.add(launch)

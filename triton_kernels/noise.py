@@ -19,6 +19,14 @@ def uniform(seed_low, seed_high, position, ids):
 
 
 @triton.jit
+def coin_word(seed_low, seed_high, position):
+    """uint32, one for a position: what oracles toss (`coin` of csrc/pipeline/noise.h, its first word)."""
+    zero = position.to(tl.uint32) * 0
+    words, _, _, _ = tl.philox_impl(zero, position.to(tl.uint32), zero + 2, zero, seed_low + zero, seed_high + zero)
+    return words
+
+
+@triton.jit
 def log(x):
     """Natural logarithm of normal positive float32, to an ulp or two."""
     bits = x.to(tl.int32, bitcast=True)

@@ -1,6 +1,6 @@
 """RMSNorm, the three attention projections, rotation, and the KV cache's new rows: one kernel.
 
-    (q | k | v) = norm(x) W^T (+ bias)          x [16, hidden], W [(heads + 2 kv_heads) * head_dim, hidden]
+    (q | k | v) = norm(x) W^T (+ bias)          x [16 or capacity, hidden], W [(heads + 2 kv_heads) * head_dim, hidden]
     q, k rotated to positions start + r:  (a, b) -> (a cos - b sin, b cos + a sin), channels c and c + head_dim / 2
     queries [16, heads, head_dim];  keys, values [kv_heads, capacity, head_dim] at the rows' positions
 
@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import MAX_REGISTERS, Tiling, Weight, dot_type, linear_twin, multiply, tiling
+from .linear import MAX_REGISTERS, Tiling, Weight, at_positions, dot_type, linear_twin, multiply, tiling
 from .state import MAX_ROWS, START
 
 _START = tl.constexpr(START)
@@ -25,7 +25,7 @@ def qkv_kernel(
     x, norm, eps, weight, scale, bias, cosines, sines, queries, keys, values, state, capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr,
-    BIAS: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK): BLOCK / 2 channels of a head with their partners."""
     HALF: tl.constexpr = BLOCK // 2
@@ -35,14 +35,14 @@ def qkv_kernel(
     outputs = head * HEAD_DIM + part * HALF + lane % HALF + (lane // HALF) * (HEAD_DIM // 2)
     y, rows = multiply(
         x, norm, eps, weight, scale, outputs, lane < BLOCK, state, 0,
-        INPUTS, STEPS, SLICES, SLICE, True, INT8, DOT, PDL,
+        INPUTS, STEPS, SLICES, SLICE, True, X_AT, INT8, DOT, PDL,
     )  # fmt: skip
     if BIAS:
         y += tl.load(bias + outputs).to(tl.float32)[:, None]
     a, b = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     channel = (part * HALF + tl.arange(0, HALF))[:, None]
     row = tl.arange(0, _MAX_ROWS)[None, :]
-    position = tl.load(state + _START) + row
+    position = tl.load(state + _START, volatile=True) + row  # again: it need not wait in a register meanwhile
     live = (row < rows) & (channel < HEAD_DIM)
     if head < HEADS + KV_HEADS:
         angle = position * (HEAD_DIM // 2) + channel
@@ -77,7 +77,7 @@ def qkv(
         x, norm, eps, weight.values, weight.scales, bias, cosines, sines, queries, keys, values, state, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=cut.block,
         STEPS=cut.steps(weight.inputs), SLICES=cut.slices, SLICE=cut.slice, BIAS=bias is not None,
-        INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
+        X_AT=at_positions(x), INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
 

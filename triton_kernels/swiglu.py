@@ -1,6 +1,8 @@
 """RMSNorm, gate and up projections, SwiGLU: one kernel.
 
-    out = silu(norm(x) G^T) * (norm(x) U^T)      x [16, hidden], W = (G | U) [2 * inner, hidden], out [16, inner]
+    out = silu(norm(x) G^T) * (norm(x) U^T)      x [16 or capacity, hidden], out [16, inner]
+
+W = (G | U) [2 * inner, hidden].
 
 A program computes BLOCK / 2 rows of G and the same rows of U.
 """
@@ -10,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import MAX_REGISTERS, Weight, dot_type, linear_twin, multiply, tiling
+from .linear import MAX_REGISTERS, Weight, at_positions, dot_type, linear_twin, multiply, tiling
 from .state import MAX_ROWS
 
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
@@ -21,7 +23,7 @@ def swiglu_kernel(
     x, norm, eps, weight, scale, out, state,
     INNER: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr,
-    INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (inner / (BLOCK / 2))."""
     HALF: tl.constexpr = BLOCK // 2
@@ -29,7 +31,7 @@ def swiglu_kernel(
     inner = first + lane % HALF
     y, rows = multiply(
         x, norm, eps, weight, scale, inner + (lane // HALF) * INNER, inner < INNER, state, 0,
-        INPUTS, STEPS, SLICES, SLICE, True, INT8, DOT, PDL,
+        INPUTS, STEPS, SLICES, SLICE, True, X_AT, INT8, DOT, PDL,
     )  # fmt: skip
     gate, up = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     row = tl.arange(0, _MAX_ROWS)[None, :]
@@ -46,7 +48,8 @@ def swiglu(
     swiglu_kernel[(triton.cdiv(inner, cut.block // 2),)](
         x, norm, eps, weight.values, weight.scales, out, state,
         INNER=inner, INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut._replace(splits=1).steps(weight.inputs),
-        SLICES=cut.slices, SLICE=cut.slice, INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
+        SLICES=cut.slices, SLICE=cut.slice, X_AT=at_positions(x),
+        INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
         num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
     )  # fmt: skip
 

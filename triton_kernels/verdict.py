@@ -9,13 +9,22 @@
 
 Afterwards text holds the committed tokens, TOKEN the last of them, START its position: the next pass's first row. A
 disagreement raises EPOCH and ends the draft there. A pass that was begun in an older epoch gets no verdict: ACCEPTED
-and COMMITTED are 0 and all else stays.
+and COMMITTED are 0 and all else stays. Every verdict, void or not, leaves a record in a ring that the host reads
+(mapped memory); its sequence number is written last and released to the system.
 
-Each pass has state words of its own (`early`, `late`), which one of the `begin` kernels sets before it and which hold
-until its end; `state` are those of the answer, changed by `drafted` and `verdict` alone. early[START] is also how
-far the early layers have come: verification takes only rows that have been through them. Every kernel here is one
-program; those that touch `state` must run in an order (one stream, or events). The host keeps drafts within the text's
-capacity.
+Each pass has words of its own (state.py): `early` of the draft stage's layers, `head` of the exit head's (which may be
+behind: rows that went through the early layers without it), `late` of each verification stage. One of the `begin`
+kernels sets them, and they hold until the pass has ended. early[START] is also how far the early layers have come:
+verification takes only rows that have been through them.
+
+Draft and verification may run at the same time, on two streams: the kernels here, one program each, change the
+answer's words (`state`), and those of `early` that verification reads, only while they hold the answer's lock. What
+they decide is sound in any order:
+- the rows of a pass are of one epoch, and a pass of an older epoch changes nothing but its own words;
+- draft steps go back (over rows that verification may be reading) only after a rejection, which makes such a pass void;
+- a token that is drawn for a position that a verdict has filled meanwhile is thrown away.
+Passes over later rows may begin before the verdict on earlier ones (several verification stages): a stage takes the
+rows behind those of its last pass, and passes come to their verdicts in order.
 """
 
 import triton
@@ -23,102 +32,270 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .state import ACCEPTED, COMMITTED, DRAFTED, EPOCH, MAX_ROWS, ROWS, START, TOKEN
+from . import state as words
+from .noise import coin_word
+from .state import ACCEPTED, COMMITTED, DRAFT_WORDS, DRAFTED, EPOCH, KNOWN, MAX_ROWS, RING_WORDS, ROWS, START, TOKEN
 
-_ROWS, _START, _EPOCH, _TOKEN = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(EPOCH), tl.constexpr(TOKEN)
-_ACCEPTED, _COMMITTED, _DRAFTED = tl.constexpr(ACCEPTED), tl.constexpr(COMMITTED), tl.constexpr(DRAFTED)
-_MAX_ROWS = tl.constexpr(MAX_ROWS)
+_ROWS, _START, _EPOCH, _TOKEN, _KNOWN = map(tl.constexpr, (ROWS, START, EPOCH, TOKEN, KNOWN))
+_ACCEPTED, _COMMITTED, _DRAFTED = map(tl.constexpr, (ACCEPTED, COMMITTED, DRAFTED))
+_LOCK, _SEQUENCE, _DRAWN = map(tl.constexpr, (words.LOCK, words.SEQUENCE, words.DRAWN))
+_MOST, _LOOKAHEAD, _LIMIT = map(tl.constexpr, (words.MOST, words.LOOKAHEAD, words.LIMIT))
+_REPORT, _ORACLE_END = map(tl.constexpr, (words.REPORT, words.ORACLE_END))
+_ORACLE, _ORACLE_SEED = map(tl.constexpr, (words.ORACLE, words.ORACLE_SEED))
+_MAX_ROWS, _RING_WORDS, _DRAFT_WORDS = map(tl.constexpr, (MAX_ROWS, RING_WORDS, DRAFT_WORDS))
+_POSTED, _FETCHED = tl.constexpr(words.POSTED), tl.constexpr(words.FETCHED)
+_MAIL_SLOTS, _WORDS = tl.constexpr(words.MAIL_SLOTS), tl.constexpr(words.WORDS)
+_IDS, _DRAFTS = tl.constexpr(words.RECORD_IDS), tl.constexpr(words.RECORD_DRAFTS)
+_CONFIDENCES = tl.constexpr(words.RECORD_CONFIDENCES)
 
 
 @triton.jit
-def verdict_kernel(text, choices, late, state, PDL: tl.constexpr):
+def word(state, place: tl.constexpr):
+    """A word as it is in memory now, not in a cache of this multiprocessor."""
+    return tl.load(state + place, volatile=True)
+
+
+@triton.jit
+def take(state):
+    """The answer's words are ours until `give`: whoever holds the lock is running, so that it is free soon."""
+    while tl.atomic_cas(state + _LOCK, 0, 1, sem="acquire", scope="gpu") != 0:
+        pass
+
+
+@triton.jit
+def give(state):
+    tl.debug_barrier()
+    tl.atomic_xchg(state + _LOCK, 0, sem="release", scope="gpu")
+
+
+@triton.jit
+def verdict_kernel(text, choices, confidences, first_seen, late, state, ring, SLOTS: tl.constexpr, PDL: tl.constexpr):
     """Grid (1)."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    rows, start, drafted = tl.load(late + _ROWS), tl.load(late + _START), tl.load(state + _DRAFTED)
-    if (rows > 0) & (tl.load(late + _EPOCH) == tl.load(state + _EPOCH)):
-        row = tl.arange(0, _MAX_ROWS)
-        position = start + 1 + row
-        choice = tl.load(choices + row, mask=row < rows, other=-1)
-        judged = (row < rows) & (position < drafted)
-        draft = tl.load(text + position, mask=judged, other=-1)
-        accepted = tl.min(tl.where(judged & (draft == choice), _MAX_ROWS, row), axis=0)  # the first that does not agree
-        compared = tl.sum(judged.to(tl.int32), axis=0)
-        rejected = accepted < compared
-        accepted = tl.minimum(accepted, compared)
-        committed = tl.where(rejected | (compared < rows), accepted + 1, accepted)
-        tl.store(text + position, choice, mask=row < committed)
+    row = tl.arange(0, _MAX_ROWS)
+    rows, start, its_epoch = tl.load(late + _ROWS), tl.load(late + _START), tl.load(late + _EPOCH)
+    position = start + 1 + row
+    choice = tl.load(choices + row, mask=row < rows, other=-1)
+    take(state)
+    drafted, epoch, sequence = word(state, _DRAFTED), word(state, _EPOCH), word(state, _SEQUENCE) + 1
+    valid = (rows > 0) & (its_epoch == epoch)
+    judged = (row < rows) & (position < drafted) & valid
+    draft = tl.load(text + position, mask=judged, other=-1, volatile=True)
+    compared = tl.sum(judged.to(tl.int32), axis=0)
+    accepted = tl.min(tl.where(judged & (draft == choice), _MAX_ROWS, row), axis=0)  # the first that does not agree
+    rejected = accepted < compared
+    accepted = tl.minimum(accepted, compared)
+    committed = tl.where(valid, tl.where(rejected | (compared < rows), accepted + 1, accepted), 0)
+    if valid:
         end = start + committed
-        drafted = tl.where(rejected, end + 1, tl.maximum(drafted, end + 1))
+        tl.store(text + position, choice, mask=row < committed)
         tl.store(state + _TOKEN, tl.sum(tl.where(row == committed - 1, choice, 0), axis=0))
         tl.store(state + _START, end)
-        tl.store(state + _EPOCH, tl.load(state + _EPOCH) + rejected.to(tl.int32))
-        tl.store(state + _ACCEPTED, accepted)
-        tl.store(state + _COMMITTED, committed)
-        tl.store(state + _DRAFTED, drafted)
-    else:
-        tl.store(state + _ACCEPTED, 0)
-        tl.store(state + _COMMITTED, 0)
+        tl.store(state + _EPOCH, epoch + rejected.to(tl.int32))
+        tl.store(state + _DRAFTED, tl.where(rejected, end + 1, tl.maximum(drafted, end + 1)))
+    # Of equal ids in one pass the first counts.
+    again = (choice[:, None] == choice[None, :]) & (row[None, :] < row[:, None])
+    first = (row < committed) & (tl.sum(again.to(tl.int32), axis=1) == 0)
+    seen = tl.load(first_seen + choice, mask=first, other=0)
+    tl.store(first_seen + choice, tl.minimum(seen, position), mask=first)
+    tl.store(state + _ACCEPTED, accepted)
+    tl.store(state + _COMMITTED, committed)
+    tl.store(state + _SEQUENCE, sequence)
+    give(state)
+
+    judged_too = tl.where(rejected, accepted + 1, accepted)
+    confidence = tl.load(confidences + position, mask=row < judged_too, other=0.0)
+    record = ring + (sequence % SLOTS) * _RING_WORDS
+    tl.store(record + 1, its_epoch)
+    tl.store(record + 2, start + 1)
+    tl.store(record + 3, rows)
+    tl.store(record + 4, accepted)
+    tl.store(record + 5, committed)
+    tl.store(record + 6, judged_too)
+    tl.store(record + 7, drafted)
+    tl.store(record + _IDS + row, choice)
+    tl.store(record + _DRAFTS + row, draft)
+    tl.store(record + _CONFIDENCES + row, confidence.to(tl.int32, bitcast=True))
+    tl.debug_barrier()
+    tl.atomic_xchg(record, sequence, sem="release", scope="sys")
 
 
 @triton.jit
-def begin_draft_kernel(early, state, PDL: tl.constexpr):
+def begin_draft_kernel(early, head, state, PDL: tl.constexpr):
     """Grid (1): a draft step takes all rows that it has not seen; after a rejection, the corrected one again."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    start, epoch = tl.load(early + _START), tl.load(state + _EPOCH)
-    if tl.load(early + _EPOCH) != epoch:
-        start = tl.minimum(start, tl.load(state + _START))
-    tl.store(early + _START, start)
-    tl.store(early + _ROWS, tl.minimum(tl.load(state + _DRAFTED) - start, _MAX_ROWS))
+    start, its_epoch = tl.load(early + _START), tl.load(early + _EPOCH)
+    heads, heads_epoch = tl.load(head + _START), tl.load(head + _EPOCH)
+    take(state)
+    epoch, known = word(state, _EPOCH), word(state, _START)
+    end = tl.minimum(word(state, _DRAFTED), word(state, _LIMIT))
+    start = tl.where(its_epoch != epoch, tl.minimum(start, known), start)
+    rows = tl.maximum(tl.minimum(end - start, _MAX_ROWS), 0)
+    tl.store(early + _START, start)  # verification reads these two
     tl.store(early + _EPOCH, epoch)
+    give(state)
+    tl.store(early + _ROWS, rows)
+    tl.store(early + _KNOWN, known)
+    heads = tl.where(heads_epoch != epoch, tl.minimum(heads, known), heads)
+    tl.store(head + _START, heads)
+    tl.store(head + _ROWS, tl.minimum(start + rows - heads, _MAX_ROWS))
+    tl.store(head + _EPOCH, epoch)
+    tl.store(head + _KNOWN, known)
 
 
 @triton.jit
-def drafted_kernel(text, choices, early, state, PDL: tl.constexpr):
-    """Grid (1): the exit head's choice for the step's last row joins the text, unless that has gone on without it."""
+def arrived_kernel(early, state, PDL: tl.constexpr):
+    """Grid (1): rows have been through the early layers without the exit head."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    rows, drafted = tl.load(early + _ROWS), tl.load(state + _DRAFTED)
-    if tl.load(early + _EPOCH) == tl.load(state + _EPOCH):
-        end = tl.load(early + _START) + rows
-        if (rows > 0) & (end == drafted):
-            tl.store(text + drafted, tl.load(choices + rows - 1))
-            tl.store(state + _DRAFTED, drafted + 1)
+    end = tl.load(early + _START) + tl.load(early + _ROWS)
+    take(state)
+    current = tl.load(early + _EPOCH) == word(state, _EPOCH)
+    if current:
         tl.store(early + _START, end)
+    give(state)
 
 
 @triton.jit
-def begin_verification_kernel(early, late, state, most, PDL: tl.constexpr):
-    """Grid (1): a pass takes the last committed token and the draft tokens that have been through the early layers."""
+def drafted_kernel(
+    text, choices, chances, confidences, truth, early, head, state, drafts,
+    VOCABULARY: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (1): the exit head's choice for the last row joins the text, unless that has gone on without it."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    start, epoch = tl.load(state + _START), tl.load(state + _EPOCH)
-    ready = tl.where(tl.load(early + _EPOCH) == epoch, tl.load(early + _START) - start, 0)
+    end = tl.load(early + _START) + tl.load(early + _ROWS)
+    rows = tl.load(head + _ROWS)
+    heads_end = tl.load(head + _START) + rows
+    epoch = tl.load(early + _EPOCH)
+    last = tl.maximum(rows - 1, 0)
+    token, chance = tl.load(choices + last), tl.load(chances + last)
+    if end < tl.load(state + _ORACLE_END):
+        acceptance = tl.load(state + _ORACLE).to(tl.float32, bitcast=True)
+        low = tl.load(state + _ORACLE_SEED).to(tl.uint32, bitcast=True)
+        high = tl.load(state + _ORACLE_SEED + 1).to(tl.uint32, bitcast=True)
+        right = coin_word(low, high, end).to(tl.float32) < acceptance * 4294967296.0
+        token = tl.load(truth + end)
+        token = tl.where(right, token, (token + 1) % VOCABULARY)
+        chance = acceptance
+    take(state)
+    drafted, now = word(state, _DRAFTED), word(state, _EPOCH)
+    room = (drafted < word(state, _LIMIT)) & (drafted - word(state, _START) - 1 < word(state, _LOOKAHEAD))
+    drawn = (rows > 0) & (epoch == now) & (end == drafted) & (heads_end == drafted) & room
+    sequence = word(state, _DRAWN) + 1
+    if epoch == now:
+        tl.store(early + _START, end)
+        tl.store(head + _START, heads_end)
+    if drawn:
+        tl.store(text + drafted, token)
+        tl.store(confidences + drafted, chance)
+        tl.store(state + _DRAFTED, drafted + 1)
+    tl.store(state + _DRAWN, sequence)
+    give(state)
+    if tl.load(state + _REPORT) != 0:
+        record = drafts + (sequence % SLOTS) * _DRAFT_WORDS
+        tl.store(record + 1, epoch)
+        tl.store(record + 2, tl.where(drawn, drafted, -1))
+        tl.store(record + 3, token)
+        tl.store(record + 4, chance.to(tl.int32, bitcast=True))
+        tl.debug_barrier()
+        tl.atomic_xchg(record, sequence, sem="release", scope="sys")
+
+
+@triton.jit
+def begin_verification_kernel(early, late, state, PDL: tl.constexpr):
+    """Grid (1): a pass takes the rows that have been through the early layers and are in no pass yet."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    launched, its_epoch = tl.load(late + _START) + tl.load(late + _ROWS), tl.load(late + _EPOCH)
+    take(state)
+    epoch, known = word(state, _EPOCH), word(state, _START)
+    arrived = tl.where(word(early, _EPOCH) == epoch, word(early, _START), 0)
+    most = word(state, _MOST)
+    give(state)
+    start = tl.where(its_epoch == epoch, tl.maximum(launched, known), known)
+    most = tl.minimum(tl.where(start == known, most + 1, most), _MAX_ROWS)
     tl.store(late + _START, start)
-    tl.store(late + _ROWS, tl.maximum(tl.minimum(ready, most), 0))
+    tl.store(late + _ROWS, tl.maximum(tl.minimum(arrived - start, most), 0))
     tl.store(late + _EPOCH, epoch)
+    tl.store(late + _KNOWN, known)
 
 
-def begin_draft(early: Tensor, state: Tensor, *, pdl: bool = False) -> None:
-    begin_draft_kernel[(1,)](early, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
+@triton.jit
+def forward_kernel(late, mail, state, POST: tl.constexpr, PDL: tl.constexpr):
+    """Grid (1): a pass goes on with these words, by way of the next stage's mail; a void one without rows.
+
+    The stages may run side by side: each counts for itself which slot is next.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    if POST:
+        count = tl.load(late + _POSTED)
+        tl.store(late + _POSTED, count + 1)
+        source, target = late, mail + (count % _MAIL_SLOTS) * _WORDS
+    else:
+        count = tl.load(late + _FETCHED)
+        tl.store(late + _FETCHED, count + 1)
+        source, target = mail + (count % _MAIL_SLOTS) * _WORDS, late
+    epoch = tl.load(source + _EPOCH)
+    tl.store(target + _START, tl.load(source + _START))
+    tl.store(target + _ROWS, tl.where(epoch == word(state, _EPOCH), tl.load(source + _ROWS), 0))
+    tl.store(target + _EPOCH, epoch)
+    tl.store(target + _KNOWN, tl.load(source + _KNOWN))
 
 
-def drafted(text: Tensor, choices: Tensor, early: Tensor, state: Tensor, *, pdl: bool = False) -> None:
-    drafted_kernel[(1,)](text, choices, early, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
+def begin_draft(early: Tensor, head: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    begin_draft_kernel[(1,)](early, head, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
 
 
-def begin_verification(early: Tensor, late: Tensor, state: Tensor, *, most: int = MAX_ROWS, pdl: bool = False) -> None:
-    """most: the longest chunk."""
-    begin_verification_kernel[(1,)](early, late, state, most, PDL=pdl, num_warps=1, launch_pdl=pdl)
+def arrived(early: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    arrived_kernel[(1,)](early, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
 
 
-def verdict(text: Tensor, choices: Tensor, late: Tensor, state: Tensor, *, pdl: bool = False) -> None:
-    verdict_kernel[(1,)](text, choices, late, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
+def drafted(
+    text: Tensor, choices: Tensor, chances: Tensor, confidences: Tensor, truth: Tensor,
+    early: Tensor, head: Tensor, state: Tensor, drafts: Tensor, *, vocabulary: int, pdl: bool = False,
+) -> None:  # fmt: skip
+    """chances [16]: the confidences of the choices; confidences [capacity]: those of the draft tokens in the text.
+
+    truth [capacity] int32: what the oracle knows. drafts [slots, DRAFT_WORDS] int32: the ring of draft tokens.
+    """
+    drafted_kernel[(1,)](
+        text, choices, chances, confidences, truth, early, head, state, drafts,
+        VOCABULARY=vocabulary, SLOTS=len(drafts), PDL=pdl, num_warps=1, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def begin_verification(early: Tensor, late: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    begin_verification_kernel[(1,)](early, late, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
+
+
+def post(late: Tensor, mail: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    """A verification stage's pass to the mail of the next one, int32 [MAIL_SLOTS, WORDS]."""
+    forward_kernel[(1,)](late, mail, state, POST=True, PDL=pdl, num_warps=1, launch_pdl=pdl)
+
+
+def fetch(mail: Tensor, late: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+    """The oldest pass in a stage's mail, to that stage."""
+    forward_kernel[(1,)](late, mail, state, POST=False, PDL=pdl, num_warps=1, launch_pdl=pdl)
+
+
+def verdict(
+    text: Tensor, choices: Tensor, confidences: Tensor, first_seen: Tensor, late: Tensor, state: Tensor, ring: Tensor,
+    *, pdl: bool = False,
+) -> None:  # fmt: skip
+    """first_seen: int32 [vocabulary], where a token first stands in the text. ring: int32 [slots, RING_WORDS]."""
+    verdict_kernel[(1,)](
+        text, choices, confidences, first_seen, late, state, ring, SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl
+    )
 
 
 def verdict_twin(text: list[int], choices: list[int], late: dict[int, int], state: dict[int, int]) -> None:

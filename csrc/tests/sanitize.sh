@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds csrc/tests/stress.cpp under each sanitizer and runs it for SECONDS (20); prints one line for each.
+# Builds csrc/tests/stress.cpp and cuda_carrier.cpp under each sanitizer and runs them for SECONDS (20) and half of that;
+# prints one line for each.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:-20}
@@ -15,16 +16,20 @@ for sanitizers in thread address,undefined; do
   fi
   if ! { cmake -S . -B "$folder" -DPPSD_MODULE=OFF -DPPSD_TESTS=ON -DPPSD_SANITIZE=$sanitizers \
            -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 &&
-         cmake --build "$folder" --target stress --parallel 2; } >"$folder/log" 2>&1; then
+         cmake --build "$folder" --target stress cuda_carrier --parallel 2; } >"$folder/log" 2>&1; then
     echo "$sanitizers: does not build:"
     tail -n 20 "$folder/log"
     status=1
-  elif timeout $((seconds * 4 + 60)) "$folder/stress" "$seconds" >"$folder/log" 2>&1; then
-    echo "$sanitizers: $(tail -n 1 "$folder/log")"
-  else
-    echo "$sanitizers: FAILED"
-    head -n 60 "$folder/log"
-    status=1
+    continue
   fi
+  for run in "stress $seconds" "cuda_carrier $(((seconds + 1) / 2))"; do
+    if timeout $((seconds * 4 + 90)) "$folder"/$run >"$folder/log" 2>&1; then
+      echo "$sanitizers: $(tail -n 1 "$folder/log")"
+    else
+      echo "$sanitizers: FAILED: $run"
+      head -n 60 "$folder/log"
+      status=1
+    fi
+  done
 done
 exit $status

@@ -48,6 +48,8 @@ def run_facts(name: str, model: str) -> dict[str, Any]:
 
 
 def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:
+    if args.device.startswith("cuda"):
+        return _device_kernels(args)
     isas = _native.usable_isas() if args.isa == ["all"] else args.isa
     threads = _threads(args)
     sweeps = Sweeps(args.dtype, threads, args.rows, args.kernels, isas, args.context, args.repeats)
@@ -58,6 +60,23 @@ def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:
 
     with progress_bar("measuring") as advance:
         return measure_kernels(load, sweeps, run_facts("kernels", args.model), advance)
+
+
+def _device_kernels(args: argparse.Namespace) -> tuple[Report, bool]:
+    """The Triton kernels, on a GPU."""
+    from ..bench.device_kernels import measure_device_kernels
+    from ..cuda.backend import CudaBackend
+
+    if len(args.dtype) > 1:
+        raise UsageError("on a GPU one number format at a time is measured: give one --dtype")
+    head, dtype = args.exit_head, args.dtype[0]
+    engine = Engine.from_pretrained(args.model, exit_head=head, backend="cuda", device=args.device, dtype=dtype)
+    assert isinstance(engine.backend, CudaBackend)
+    facts = run_facts("device-kernels", args.model)
+    with progress_bar("measuring") as advance:
+        return measure_device_kernels(
+            engine.backend.weights, args.kernels, args.rows, [args.context], args.repeats, facts, advance=advance
+        )
 
 
 def _generate(args: argparse.Namespace) -> tuple[Report, bool]:

@@ -50,7 +50,12 @@ def acceptance(text: str) -> float | None:
 def bench_options(parser: "Parser") -> None:
     commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     for name, summary, example, options in (
-        ("kernels", "single kernels of the C++ backend", "-t 1,2 --rows 1,4,8 --dtype int8,bfloat16", _kernel_options),
+        (
+            "kernels",
+            "single kernels of the C++ backend or, with --device cuda, of the CUDA one",
+            "-t 1,2 --rows 1,4,8 --dtype int8,bfloat16",
+            _kernel_options,
+        ),
         ("generate", "whole answers, every schedule against plain", "-p 64,512 --schedule eesd", _generation_options),
     ):
         command = commands.add_parser(
@@ -72,6 +77,7 @@ def _kernel_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--kernels", type=words, default=[], metavar="A,B,...", help="qkv, lm_head, ... [all]")
     group.add_argument("--rows", type=numbers, default=[1, 2, 4, 8, 16], metavar="N,N,...", help="[1,2,4,8,16]")
     group.add_argument("--isa", type=words, default=[], metavar="A,B,...", help="instruction sets, or all [the best]")
+    group.add_argument("--device", default="cpu", help="cpu, or cuda or cuda:N: the Triton kernels on a GPU [cpu]")
     group.add_argument("--context", type=positive, default=256, metavar="N", help="rows in the KV cache")
     group.add_argument("--dtype", type=words, default=["auto"], metavar="A,B,...", help="number formats [auto]")
 
@@ -103,7 +109,7 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
         help=f"draft the right token with probability P instead; {_OFF}: the exit head's own drafts [{_OFF}]",
     )
     group.add_argument("--dtype", type=words, default=["auto"], metavar="A,B,...", help="number formats [auto]")
-    group.add_argument("--backend", default="auto", help="auto, cpu (C++) or torch")
+    group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy [0]")
     group.add_argument("--seed", type=int, default=0, metavar="S", help="of the sampling [0]")
@@ -163,7 +169,7 @@ def eval_options(parser: "Parser") -> None:
     group.add_argument("--window", type=positive, default=512, metavar="N", help="tokens that the model sees at a time")
     group = parser.add_argument_group("model and machine")
     group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
-    group.add_argument("--backend", default="auto", help="auto, cpu (C++) or torch")
+    group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
     format_option(parser.add_argument_group("output"))

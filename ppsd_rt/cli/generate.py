@@ -10,7 +10,7 @@ from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
 from ..schedule import PLAIN, Auto, Schedule, parse_schedule
 from ..statistics import Statistics
-from ..trace import TraceFile
+from ..trace import TraceFile, occupancy
 from .common import as_chat, load_engine, note, print_json, read_prompts, sampling_params, statistics_line
 from .main import INTERRUPTED
 
@@ -97,7 +97,10 @@ def _answer(
     """Print one answer and its statistics. False when it was interrupted; what there is by then is printed."""
     finished = _print_text(engine, generation, args)
     if trace:
-        trace.add(engine.backend.spans(), id or "")
+        spans = engine.backend.spans()
+        trace.add(spans, id or "")
+        if spans and not args.json:
+            note(str(occupancy(spans)))
     completion = generation.completion
     compared = _compare(engine, completion, generation.params) if args.compare and finished else None
     if args.json:

@@ -62,11 +62,11 @@ def model_options(parser: Parser) -> None:
         "after layer E; none",
     )
     group = parser.add_argument_group("machine")
-    group.add_argument("--backend", default="auto", help="auto, cpu (C++) or torch")
+    group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 (cpu), float16 (torch)")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 (cpu, cuda), float16 (torch)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads [one for each core]")
-    group.add_argument("--stages", type=int, default=1, metavar="N", help="cut verification into N stages (cpu)")
+    group.add_argument("--stages", type=int, default=1, metavar="N", help="cut verification into N stages")
 
 
 def schedule_options(parser: Parser) -> None:

@@ -11,7 +11,7 @@ from ppsd_rt.backend import RunOptions
 from ppsd_rt.cli import main as cli
 from ppsd_rt.schedule import Schedule, named
 from ppsd_rt.simulate import Costs, simulate, table
-from ppsd_rt.trace import TraceFile, trace_events
+from ppsd_rt.trace import TraceFile, occupancy, trace_events
 
 PARAMS = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.7, seed=3)
 WORK = {"draft", "verify", "prompt", "dropped draft", "dropped verify"}
@@ -115,3 +115,21 @@ def test_a_path_that_cannot_be_written_is_told_before_anything_else(folder, tmp_
     assert captured.err.splitlines() == [f"ppsd-run: cannot write the trace to {path}: No such file or directory"]
     with pytest.raises(UsageError):
         TraceFile(tmp_path)
+
+
+def test_overlap_efficiency_is_work_over_time():
+    spans = [
+        ("prompt", 1, 9, 0.0, 500.0),
+        ("draft", 0, 1, 1000.0, 1400.0),
+        ("wait", 0, 0, 1400.0, 2000.0),
+        ("verify", 1, 4, 1200.0, 1800.0),
+        ("draft", 0, 1, 1900.0, 2000.0),
+    ]
+    told = occupancy(spans)
+    assert told.wall == pytest.approx(1000e-6)
+    assert told.worked == pytest.approx(1100e-6)
+    assert told.overlap_efficiency == pytest.approx(1.1)
+    assert told.idle == pytest.approx(100e-6), "between the pass and the last draft"
+    assert "overlap efficiency 1.100" in str(told)
+    assert "nothing ran for 10.0 %" in str(told)
+    assert occupancy([]).overlap_efficiency == 0.0

@@ -29,7 +29,8 @@ def attend(queries, keys, values, start, rows, partials=None):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 4, 16), (4, 2, 16), (6, 2, 32), (5, 1, 16), (2, 1, 48), (9, 3, 64)]
+    ("heads", "kv_heads", "head_dim"),
+    [(4, 4, 16), (4, 2, 16), (6, 2, 32), (5, 1, 16), (2, 1, 48), (9, 3, 64), (6, 1, 128)],
 )
 def test_attention_is_near_the_formula(heads, kv_heads, head_dim):
     keys, values = cache_of(kv_heads, 3 * SPLIT, head_dim)

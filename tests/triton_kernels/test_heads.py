@@ -12,6 +12,7 @@ from kernel_support import DEVICE, close, make, state_of
 
 import ppsd_rt.noise
 import ppsd_rt.triton_kernels.heads as heads_module
+from ppsd_rt.sampling import SamplingParams
 from ppsd_rt.triton_kernels.embedding import embedding, embedding_twin
 from ppsd_rt.triton_kernels.heads import Scratch, heads, heads_twin, sampling_words
 from ppsd_rt.triton_kernels.linear import Weight, quantise
@@ -34,7 +35,7 @@ def noise_kernel(uniforms, gumbels, ids, position, low, high, N: tl.constexpr):
 @pytest.mark.parametrize(("seed", "position"), [(0, 0), (1, 5), (SEED, 8191), (2**64 - 1, 2**31 - 1)])
 def test_noise_is_the_same_as_on_the_cpu(seed, position):
     ids = torch.cat([torch.arange(4080), torch.arange(128240, 128256)]).to(torch.int32).to(DEVICE)
-    words = sampling_words(seed, 0.0, 1.0, DEVICE)
+    words = sampling_words(SamplingParams(seed=seed), DEVICE)
     uniforms, gumbels = torch.zeros(2, len(ids), device=DEVICE)
     place = torch.tensor([position], dtype=torch.int32, device=DEVICE)
     noise_kernel[(1,)](uniforms, gumbels, ids, place, words, words[1:], N=len(ids))
@@ -42,6 +43,10 @@ def test_noise_is_the_same_as_on_the_cpu(seed, position):
     assert np.array_equal(uniforms.cpu().numpy(), ppsd_rt.noise.uniform(seed, position, numbers)), "to the bit"
     expected = ppsd_rt.noise.gumbel(seed, position, numbers)
     assert np.abs(gumbels.cpu().numpy() - expected).max() < 4e-6
+
+
+def sampling_of(temperature, penalty=1.0, seed=SEED):
+    return sampling_words(SamplingParams(temperature=temperature, repetition_penalty=penalty, seed=seed), DEVICE)
 
 
 def head_of(outputs, hidden, int8=False):
@@ -53,7 +58,9 @@ def head_of(outputs, hidden, int8=False):
 def run(x, norm, weight, rows, start, sampling, **more):
     choices = torch.full((16,), -1, dtype=torch.int32, device=DEVICE)
     confidences = torch.full((16,), -1.0, device=DEVICE)
-    heads(x, norm, EPS, weight, sampling, Scratch(weight), choices, confidences, state_of(rows, start), **more)
+    heads(
+        x, norm, EPS, weight, sampling, Scratch(weight), choices, confidences, state_of(rows, start, known=16), **more
+    )
     assert (choices[rows:] == -1).all()
     assert (confidences[rows:] == -1).all()
     return choices[:rows], confidences[:rows]
@@ -68,12 +75,17 @@ def test_heads(outputs, hidden, int8, temperature, draft, penalty):
     generator = torch.Generator().manual_seed(5)
     draft_ids = torch.arange(outputs, dtype=torch.int32, device=DEVICE) * 3 + 1 if draft else None
     first_seen = torch.randint(0, 60, (3 * outputs + 1,), generator=generator, dtype=torch.int32).to(DEVICE)
-    first_seen = None if penalty == 1.0 else first_seen
-    sampling, x, start = sampling_words(SEED, temperature, penalty, DEVICE), make(16, hidden, seed=3), 20
-    settings = {"draft_ids": draft_ids, "first_seen": first_seen}
+    # first_seen knows the text up to position 16; behind it the pass looks for itself.
+    text = torch.randint(0, 3 * outputs + 1, (64,), generator=generator, dtype=torch.int32).to(DEVICE)
+    sampling, x, start = sampling_of(temperature, penalty), make(16, hidden, seed=3), 20
+    known = first_seen.clone()
+    for place in range(35, 16, -1):
+        known[text[place].long()] = min(known[text[place].long()].item(), place)
     twins = heads_twin(
-        x, norm, EPS, weight, start, seed=SEED, temperature=temperature, penalty=penalty, **settings
+        x, norm, EPS, weight, start, seed=SEED, temperature=temperature, penalty=penalty,
+        draft_ids=draft_ids, first_seen=known,
     )  # fmt: skip
+    settings = {"draft_ids": draft_ids, "text": text, "first_seen": first_seen}
     whole = None
     for rows in (16, 3, 1):
         logits = torch.full((16, outputs), torch.nan, device=DEVICE)
@@ -91,7 +103,7 @@ def test_heads(outputs, hidden, int8, temperature, draft, penalty):
 def test_a_row_chooses_by_its_position_alone():
     """Row 5 of one pass and row 0 of another, at the same position, see the same noise."""
     norm, weight = head_of(96, 64)
-    sampling, x = sampling_words(SEED, 1.5, 1.0, DEVICE), make(16, 64, seed=3)
+    sampling, x = sampling_of(1.5), make(16, 64, seed=3)
     together = run(x, norm, weight, 16, 100, sampling)
     for r in (0, 5, 15):
         alone = run(x[r:], norm, weight, 1, 100 + r, sampling)
@@ -108,7 +120,7 @@ def test_of_equal_logits_the_lowest_id_wins(monkeypatch):
     for winners in ([12, 15, 190], [15, 16], [199], range(200)):  # in one program, in two, in the last
         weight.values.zero_()
         weight.values[list(winners)] = 0.5
-        choices, confidences = run(x, norm, weight, 2, 0, sampling_words(0, 0.0, 1.0, DEVICE))
+        choices, confidences = run(x, norm, weight, 2, 0, sampling_of(0.0))
         assert choices.tolist() == [winners[0]] * 2
         assert (confidences <= 1 / len(winners) + 1e-6).all()
 
@@ -116,7 +128,7 @@ def test_of_equal_logits_the_lowest_id_wins(monkeypatch):
 def test_more_programs_than_one_batch_holds(monkeypatch):
     monkeypatch.setattr(heads_module, "BATCH", 4)
     norm, weight = head_of(16 * 9 + 3, 64)
-    x, sampling = make(16, 64, seed=3), sampling_words(7, 0.6, 1.0, DEVICE)
+    x, sampling = make(16, 64, seed=3), sampling_of(0.6, seed=7)
     twins = heads_twin(x, norm, EPS, weight, 4, seed=7, temperature=0.6)
     choices, confidences = run(x, norm, weight, 16, 4, sampling)
     assert choices.tolist() == twins[0].tolist()

@@ -2,6 +2,7 @@
 
 import random
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,92 +10,326 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE
 
-from ppsd_rt.triton_kernels.state import ACCEPTED, COMMITTED, DRAFTED, EPOCH, ROWS, START, TOKEN, WORDS
-from ppsd_rt.triton_kernels.verdict import begin_draft, begin_verification, drafted, verdict, verdict_twin
+from ppsd_rt.noise import philox
+from ppsd_rt.triton_kernels.state import (
+    ACCEPTED,
+    COMMITTED,
+    DRAFT_POSITION,
+    DRAFT_WORDS,
+    DRAFTED,
+    DRAWN,
+    EPOCH,
+    LIMIT,
+    LOCK,
+    LOOKAHEAD,
+    MAIL_SLOTS,
+    MOST,
+    ORACLE,
+    ORACLE_END,
+    ORACLE_SEED,
+    RECORD_ACCEPTED,
+    RECORD_COMMITTED,
+    RECORD_CONFIDENCES,
+    RECORD_DRAFTED,
+    RECORD_DRAFTS,
+    RECORD_EPOCH,
+    RECORD_IDS,
+    RECORD_JUDGED,
+    RECORD_POSITION,
+    RECORD_ROWS,
+    RECORD_SEQUENCE,
+    REPORT,
+    RING_WORDS,
+    ROWS,
+    SEQUENCE,
+    START,
+    TOKEN,
+    WORDS,
+)
+from ppsd_rt.triton_kernels.verdict import (
+    arrived,
+    begin_draft,
+    begin_verification,
+    drafted,
+    fetch,
+    post,
+    verdict,
+    verdict_twin,
+)
 
-USED = (ROWS, START, EPOCH, TOKEN, ACCEPTED, COMMITTED, DRAFTED)
+USED = (ROWS, START, EPOCH, TOKEN, ACCEPTED, COMMITTED, DRAFTED, LOCK)
+NEVER = 2**31 - 1
+SLOTS = 4
+
+
+def ints(*shape):
+    return torch.zeros(shape, dtype=torch.int32, device=DEVICE)
 
 
 def words(values):
     return torch.tensor([values.get(i, 0) for i in range(WORDS)], dtype=torch.int32, device=DEVICE)
 
 
+class Answer:
+    """Device memory of an answer, but for its words."""
+
+    def __init__(self, text, vocabulary=100):
+        self.text = torch.tensor(text, dtype=torch.int32, device=DEVICE)
+        self.choices = ints(16)
+        self.confidences = torch.arange(len(text), device=DEVICE) / 128
+        self.chances = torch.full((16,), 0.25, device=DEVICE)
+        self.first_seen = torch.full((vocabulary,), NEVER, dtype=torch.int32, device=DEVICE)
+        self.truth, self.vocabulary = ints(len(text)), vocabulary
+        self.ring, self.drafts = ints(SLOTS, RING_WORDS), ints(SLOTS, DRAFT_WORDS)
+
+    def verdict(self, late, state):
+        verdict(self.text, self.choices, self.confidences, self.first_seen, late, state, self.ring)
+
+    def drafted(self, early, head, state):
+        drafted(
+            self.text, self.choices, self.chances, self.confidences, self.truth, early, head, state, self.drafts,
+            vocabulary=self.vocabulary,
+        )  # fmt: skip
+
+
 def test_verdict_is_the_twins():
     dice = random.Random(1)
-    rejected = bonus = ahead = 0
-    for _ in range(150):
+    rejected = bonus = ahead = void = 0
+    for number in range(120):
         rows, start, epoch = dice.randint(0, 16), dice.randint(0, 9), dice.randint(0, 3)
         text = [dice.randint(0, 99) for _ in range(48)]
         choices = [text[start + 1 + r] if dice.random() < 0.9 else dice.randint(0, 99) for r in range(16)]
         more = dice.choice((0, 0, 1, 5))  # draft tokens that no row of the pass follows
-        state = {START: start, EPOCH: epoch, DRAFTED: start + max(rows, 1) + more, TOKEN: 5}
+        state = {START: start, EPOCH: epoch, DRAFTED: start + max(rows, 1) + more, TOKEN: 5, SEQUENCE: number}
         work = {START: start, ROWS: rows, EPOCH: epoch if dice.random() < 0.9 else epoch - 1}
-        ours, our_text = words(state), torch.tensor(text, dtype=torch.int32, device=DEVICE)
-        picked = torch.tensor(choices, dtype=torch.int32, device=DEVICE)
-        verdict(our_text, picked, words(work), ours)
+        drafts, end = text[start + 1 : start + 1 + rows], state[DRAFTED]
+        answer, ours = Answer(text), words(state)
+        answer.first_seen[text[0]] = 0
+        answer.choices.copy_(torch.tensor(choices, dtype=torch.int32))
+        answer.verdict(words(work), ours)
         verdict_twin(text, choices, work, state)
-        assert our_text.tolist() == text
+        assert answer.text.tolist() == text
         assert {i: ours[i].item() for i in USED} == {i: state.get(i, 0) for i in USED}
+        seen = answer.first_seen.tolist()
+        for token, place in ((t, start + 1 + i) for i, t in enumerate(choices[: state[COMMITTED]])):
+            assert seen[token] <= place
+        known = {text[0]} | set(choices[: state[COMMITTED]])
+        assert all(seen[t] == NEVER for t in range(100) if t not in known)
+
+        record = answer.ring[(number + 1) % SLOTS].tolist()
+        assert record[RECORD_SEQUENCE] == ours[SEQUENCE].item() == number + 1
+        judged = min(state[ACCEPTED] + (state[EPOCH] > epoch), 16)
+        expected = {
+            RECORD_EPOCH: work[EPOCH], RECORD_POSITION: start + 1, RECORD_ROWS: rows, RECORD_DRAFTED: end,
+            RECORD_ACCEPTED: state[ACCEPTED], RECORD_COMMITTED: state[COMMITTED], RECORD_JUDGED: judged,
+        }  # fmt: skip
+        assert {i: record[i] for i in expected} == expected
+        assert record[RECORD_IDS : RECORD_IDS + state[COMMITTED]] == choices[: state[COMMITTED]]
+        assert record[RECORD_DRAFTS : RECORD_DRAFTS + judged] == drafts[:judged]
+        bits = torch.tensor(record[RECORD_CONFIDENCES : RECORD_CONFIDENCES + judged], dtype=torch.int32)
+        assert bits.view(torch.float32).tolist() == [(start + 1 + i) / 128 for i in range(judged)]
         rejected += state[EPOCH] > epoch
         bonus += state[COMMITTED] > state[ACCEPTED] and state[EPOCH] == epoch
         ahead += 0 < state[COMMITTED] == state[ACCEPTED]
-    assert min(rejected, bonus, ahead) > 5, "the dice must show every outcome"
+        void += state[COMMITTED] == 0
+    assert min(rejected, bonus, ahead, void) > 5, "the dice must show every outcome"
 
 
-@pytest.mark.parametrize(("lookahead", "most"), [(1, 16), (3, 16), (4, 2), (20, 16)])
-def test_a_loop_on_the_device_commits_what_the_model_says(lookahead, most):
+def test_first_seen_is_the_first_place():
+    answer, state = Answer([7] + [0] * 31), words({DRAFTED: 4})
+    answer.text[1:4] = answer.choices[:3] = torch.tensor([5, 6, 5], dtype=torch.int32, device=DEVICE)
+    answer.choices[3] = 6
+    answer.first_seen[7] = 0
+    answer.verdict(words({ROWS: 4}), state)
+    assert state[COMMITTED] == 4
+    assert {t: answer.first_seen[t].item() for t in (5, 6, 7, 8)} == {5: 1, 6: 2, 7: 0, 8: NEVER}
+
+
+def model(token, position):
+    return (7 * token + position) % 50
+
+
+def draft(token, position):
+    return model(token, position) if (token + position) % 4 else 49
+
+
+class Loop:
     """Draft and verification as table look-ups; the host only launches, and writes nothing but the first token."""
 
-    def model(token, position):
-        return (7 * token + position) % 50
+    def __init__(self, set_by_host, stages=1):
+        self.answer = Answer([11] + [0] * 95)
+        host = {MOST: 15, LOOKAHEAD: 15, LIMIT: 80, **set_by_host}
+        self.state, self.early, self.head = words({DRAFTED: 1, TOKEN: 11, **host}), words({}), words({})
+        self.late = [words({}) for _ in range(stages)]
+        self.mail = [torch.zeros(MAIL_SLOTS, WORDS, dtype=torch.int32, device=DEVICE) for _ in range(stages)]
+        self.seen = [None] * 96  # the token at each position when the early layers last ran it
 
-    def draft(token, position):
-        return model(token, position) if (token + position) % 4 else 49
-
-    end = 40
-    text, choices = torch.zeros(96, dtype=torch.int32, device=DEVICE), torch.zeros(16, dtype=torch.int32, device=DEVICE)
-    text[0] = 11
-    state, early, late = words({DRAFTED: 1, TOKEN: 11}), words({}), words({})
-    seen = [None] * 96  # the token at each position when the early layers last ran it
-
-    def run(words, rule):
-        rows, start = words[ROWS].item(), words[START].item()
+    def run(self, its, rule):
+        rows, start = its[ROWS].item(), its[START].item()
         for r in range(rows):
-            choices[r] = rule(text[start + r].item(), start + r)
+            self.answer.choices[r] = rule(self.answer.text[start + r].item(), start + r)
         return range(start, start + rows)
 
+    def _early_rows(self):
+        begin_draft(self.early, self.head, self.state)
+        for place in range(self.early[START].item(), self.early[START].item() + self.early[ROWS].item()):
+            self.seen[place] = self.answer.text[place].item()
+
+    def draft_step(self):
+        self._early_rows()
+        self.run(self.head, draft)
+        self.answer.drafted(self.early, self.head, self.state)
+
+    def early_step(self):
+        self._early_rows()
+        arrived(self.early, self.state)
+
+    def verify(self, stage=0):
+        if stage == 0:
+            begin_verification(self.early, self.late[0], self.state)
+        else:
+            fetch(self.mail[stage], self.late[stage], self.state)
+        rows = range(self.late[stage][START].item(), (self.late[stage][START] + self.late[stage][ROWS]).item())
+        if self.late[stage][EPOCH] == self.state[EPOCH]:
+            text = self.answer.text[rows.start : rows.stop].tolist()
+            assert [self.seen[p] for p in rows] == text, "verified what the early layers saw"
+        if stage < len(self.late) - 1:
+            post(self.late[stage], self.mail[stage + 1], self.state)
+        else:
+            self.run(self.late[stage], model)
+            self.answer.verdict(self.late[stage], self.state)
+        return rows
+
+    def check(self):
+        assert self.state[LOCK] == 0
+        expected = [11]
+        for position in range(self.state[START].item()):
+            expected.append(model(expected[-1], position))
+        assert self.answer.text[: len(expected)].tolist() == expected
+        assert self.state[TOKEN].item() == expected[-1]
+
+
+@pytest.mark.parametrize(("ahead", "most"), [(1, 15), (3, 15), (4, 1), (20, 15)])
+def test_a_loop_on_the_device_commits_what_the_model_says(ahead, most):
+    loop = Loop({MOST: most})
     passes = committed = 0
-    while state[START].item() < end:
-        for _ in range(lookahead):
-            begin_draft(early, state)
-            for place in run(early, draft):
-                seen[place] = text[place].item()
-            drafted(text, choices, early, state)
-        begin_verification(early, late, state, most=most)
-        rows = run(late, model)
-        assert 1 <= len(rows) <= most
-        assert [seen[p] for p in rows] == text[rows.start : rows.stop].tolist(), "verified what the early layers saw"
-        verdict(text, choices, late, state)
-        passes, committed = passes + 1, committed + state[COMMITTED].item()
-    expected = [11]
-    for position in range(state[START].item()):
-        expected.append(model(expected[-1], position))
-    assert text[: len(expected)].tolist() == expected
-    assert committed == state[START].item()
-    assert state[TOKEN].item() == expected[-1]
-    assert state[EPOCH].item() > 3
-    assert passes == committed if lookahead == 1 else passes < committed, "draft tokens were accepted"
+    while loop.state[START].item() < 40:
+        for _ in range(ahead):
+            loop.draft_step()
+        rows = loop.verify()
+        assert 1 <= len(rows) <= most + 1
+        passes, committed = passes + 1, committed + loop.state[COMMITTED].item()
+    loop.check()
+    assert committed == loop.state[START].item()
+    assert loop.state[EPOCH].item() > 3
+    assert passes == committed if ahead == 1 else passes < committed, "draft tokens were accepted"
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_any_order_of_launches_commits_what_the_model_says(stages):
+    """Draft steps and stages as the dice will: passes in flight one behind the other, and rejections under way."""
+    dice, in_flight, most_in_flight = random.Random(stages), [], 0
+    loop = Loop({MOST: 2, LOOKAHEAD: 9, LIMIT: 60}, stages)
+    for _ in range(700):
+        if loop.state[START].item() >= 60:
+            break
+        launch = dice.choice(["draft", "draft", "early", *range(stages)])
+        if launch == "draft":
+            loop.draft_step()
+        elif launch == "early":
+            loop.early_step()
+        elif launch == 0:
+            if len(in_flight) == 4:
+                continue
+            loop.verify(0)
+            if stages > 1:
+                in_flight.append(1)
+        elif launch in in_flight:
+            loop.verify(launch)
+            place = in_flight.index(launch)
+            in_flight[place : place + 1] = [launch + 1] if launch + 1 < stages else []
+        most_in_flight = max(most_in_flight, len(in_flight))
+        ahead = loop.state[DRAFTED].item() - loop.state[START].item() - 1
+        assert ahead <= 9
+        assert loop.state[DRAFTED].item() <= 61
+    loop.check()
+    assert loop.state[START].item() >= 50
+    assert most_in_flight == (4 if stages > 1 else 0)
+    assert loop.state[EPOCH].item() > 5
+
+
+def test_nothing_stands_beyond_the_limit():
+    loop = Loop({LIMIT: 9})
+    for _ in range(30):
+        loop.draft_step()
+        loop.draft_step()
+        loop.verify()
+    loop.check()
+    assert loop.state[START].item() == 9
+    assert loop.answer.text[10:].tolist() == [0] * 86
+    assert max(p for p, token in enumerate(loop.seen) if token is not None) == 8
+    assert loop.late[0][ROWS].item() == 0
 
 
 def test_a_pass_of_an_older_epoch_changes_nothing():
-    text, choices = torch.arange(16, dtype=torch.int32, device=DEVICE), torch.ones(16, dtype=torch.int32, device=DEVICE)
-    state, late = words({START: 3, EPOCH: 2, DRAFTED: 6, TOKEN: 9}), words({START: 3, EPOCH: 1, ROWS: 3})
-    early = words({START: 4, EPOCH: 1, ROWS: 1})
-    verdict(text, choices, late, state)
-    drafted(text, choices, early, state)
-    assert text.tolist() == list(range(16))
-    assert state.tolist() == words({START: 3, EPOCH: 2, DRAFTED: 6, TOKEN: 9}).tolist()
+    answer = Answer(range(16))
+    answer.choices.fill_(1)
+    host = {START: 3, EPOCH: 2, DRAFTED: 6, TOKEN: 9, LIMIT: 15, LOOKAHEAD: 15, MOST: 15}
+    state, late = words(host), words({START: 3, EPOCH: 1, ROWS: 3})
+    early, head = words({START: 4, EPOCH: 1, ROWS: 1}), words({START: 4, EPOCH: 1, ROWS: 1})
+    answer.verdict(late, state)
+    answer.drafted(early, head, state)
+    assert answer.text.tolist() == list(range(16))
+    assert state.tolist() == words({**host, SEQUENCE: 1, DRAWN: 1}).tolist()
+    assert early[START] == 4
     begin_verification(early, late, state)
     assert late[ROWS].item() == 0, "the early layers have not caught up"
-    begin_draft(early, state)
+    begin_draft(early, head, state)
     assert (early[START].item(), early[ROWS].item(), early[EPOCH].item()) == (3, 3, 2)
+
+
+def test_the_exit_head_catches_up():
+    """Rows that went through the early layers without it; nothing is drawn before it has seen all of them."""
+    loop = Loop({LOOKAHEAD: 0})
+    for _ in range(20):
+        loop.early_step()
+        loop.verify()
+    loop.state[LOOKAHEAD] = 3
+    loop.draft_step()
+    assert (loop.head[START].item(), loop.head[ROWS].item()) == (16, 16)
+    assert loop.state[DRAFTED].item() == 21
+    loop.draft_step()
+    assert (loop.head[START].item(), loop.head[ROWS].item()) == (21, 5)
+    assert loop.state[DRAFTED].item() == 22
+    loop.check()
+
+
+def test_draft_steps_report():
+    loop = Loop({REPORT: 1, LOOKAHEAD: 2})
+    for _ in range(3):
+        loop.draft_step()
+    records = loop.answer.drafts.tolist()
+    token = draft(11, 0)
+    quarter = torch.tensor([0.25]).view(torch.int32).item()
+    assert records[1][:5] == [1, 0, 1, token, quarter]
+    assert records[2][:5] == [2, 0, 2, draft(token, 1), quarter]
+    assert (records[3][0], records[3][DRAFT_POSITION]) == (3, -1)
+    assert loop.answer.confidences[1:3].tolist() == [0.25, 0.25]
+
+
+def test_an_oracle_drafts():
+    seed, acceptance = 2**40 + 5, 0.6
+    low, high = torch.tensor([seed & 0xFFFFFFFF, seed >> 32]).to(torch.int32).tolist()
+    bits = torch.tensor([acceptance]).view(torch.int32).item()
+    oracle = {ORACLE_END: 30, ORACLE: bits, ORACLE_SEED: low, ORACLE_SEED + 1: high}
+    loop = Loop({LOOKAHEAD: 40, LIMIT: 40, **oracle})
+    loop.answer.truth.copy_(torch.arange(96) % 100)
+    for _ in range(40):
+        loop.draft_step()
+    words_of = [int(philox((seed & 0xFFFFFFFF, seed >> 32), (0, p, 2, 0))[0]) for p in range(40)]
+    right = [word < acceptance * 2**32 for word in words_of]
+    text = loop.answer.text.tolist()
+    assert text[1:30] == [p if right[p] else p + 1 for p in range(1, 30)]
+    assert text[30] == draft(text[29], 29), "beyond its knowledge the head drafts"
+    assert 8 < sum(right[1:30]) < 25
+    assert np.allclose(loop.answer.confidences[1:30].cpu(), acceptance)

@@ -1,0 +1,159 @@
+#!/usr/bin/env python3
+"""The results of gpu_check.sh in one JSON file, and a line for each target: met, missed or not measured.
+
+benchmarks/gpu_summary.py FOLDER RESULT     FOLDER holds NAME.json of each part, and `parts` with their exit status
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Results = dict[str, Any]
+Check = tuple[str, str, Callable[[Results], float | None], Callable[[float], bool]]
+
+
+def plain_milliseconds(results: Results, name: str) -> float | None:
+    row = find(results, name, "results", schedule="plain")
+    return 1e3 / row["decode_tokens_per_second"] if row else None
+
+
+def best_ratio(results: Results, name: str, oracle: float, overlapped: bool | None = None) -> float | None:
+    """Of the schedules (that overlap, that do not) against plain decoding."""
+    rows = [row for row in of(results, name, "results") if row.get("oracle") == oracle and row.get("ratio")]
+    if overlapped is not None:
+        rows = [row for row in rows if row["schedule"].startswith(("ppsd", "elastic")) == overlapped]
+        rows = [row for row in rows if row["schedule"] != "auto"]
+    return max((row["ratio"] for row in rows), default=None)
+
+
+def kernel(results: Results, name: str, figure: str, **labels: Any) -> float | None:
+    row = find(results, name, "results", **labels)
+    return row[figure] if row else None
+
+
+def rows_cost(results: Results, name: str) -> float | None:
+    one, many = (kernel(results, name, "microseconds", kernel="pass", rows=rows) for rows in (1, 16))
+    return many / one if one and many else None
+
+
+def against_torch(results: Results) -> float | None:
+    ours, theirs = plain_milliseconds(results, "answers-1b"), results.get("baseline-1b")
+    return theirs["milliseconds_per_token"] / ours if ours and theirs else None
+
+
+def overlap_gain(results: Results) -> float | None:
+    """The same schedule with and without overlap, in the same part."""
+    runs = {run["in_turns"]: run["tokens_per_second"] for run in of(results, "idle-135m", "runs")}
+    return runs[False] / runs[True] if runs.get(False) and runs.get(True) else None
+
+
+def idle_share(results: Results) -> float | None:
+    return next((run["idle_share"] for run in of(results, "idle-135m", "runs") if not run["in_turns"]), None)
+
+
+def passed(name: str) -> Callable[[Results], float | None]:
+    """Its exit status; none of a part that was not run, or not to its end, or for which there is no tool."""
+
+    def status(results: Results) -> float | None:
+        found = results["parts"].get(name, {}).get("status")
+        return None if found is None or found >= 124 else found
+
+    return status
+
+
+def below(most: float) -> Callable[[float], bool]:
+    return lambda value: value <= most
+
+
+def above(least: float) -> Callable[[float], bool]:
+    return lambda value: value >= least
+
+
+CHECKS: list[Check] = [
+    ("kernels: row invariance, error, exactness", "exit status 0", passed("tests-kernels"), below(0)),
+    ("compute-sanitizer: memory", "exit status 0", passed("memcheck"), below(0)),
+    ("compute-sanitizer: races", "exit status 0", passed("racecheck"), below(0)),
+    ("plain, default shape", "<= 0.37 ms", lambda r: plain_milliseconds(r, "answers-135m"), below(0.37)),
+    ("plain, 1B shape", "<= 0.80 ms", lambda r: plain_milliseconds(r, "answers-1b"), below(0.80)),
+    ("plain, 8B shape", "<= 3.9 ms", lambda r: plain_milliseconds(r, "answers-8b"), below(3.9)),
+    ("16 rows / 1 row, default shape", "<= 1.15", lambda r: rows_cost(r, "kernels-135m"), below(1.15)),
+    ("16 rows / 1 row, 1B shape", "<= 1.15", lambda r: rows_cost(r, "kernels-1b"), below(1.15)),
+    ("16 rows / 1 row, 8B shape", "<= 1.15", lambda r: rows_cost(r, "kernels-8b"), below(1.15)),
+    (
+        "draft step, default shape, exit 6", "<= 90 us",
+        lambda r: kernel(r, "kernels-135m", "microseconds", kernel="draft_step"), below(90),
+    ),
+    ("default shape, oracle 0.8, best / plain", ">= 2.3", lambda r: best_ratio(r, "answers-135m", 0.8), above(2.3)),
+    ("default shape: overlap / in turns", "> 1", overlap_gain, lambda value: value > 1),
+    ("8B shape, oracle 0.8, exit 4, best / plain", ">= 2.0", lambda r: best_ratio(r, "answers-8b", 0.8), above(2.0)),
+    ("13B shape, oracle 0.8, best / plain", "(no target)", lambda r: best_ratio(r, "answers-13b", 0.8), above(1.0)),
+    (
+        "70B shape int8, oracle 0.8, best / plain", "(no target)",
+        lambda r: best_ratio(r, "answers-70b-int8", 0.8), above(1.0),
+    ),
+    ("against torch.compile and graphs, 1B shape", ">= 1.3", against_torch, above(1.3)),
+    ("GPU idle, overlapped rounds", "< 3 %", idle_share, lambda value: value < 0.03),
+    (
+        "attention at 4k, 8B shape, of copy bandwidth", ">= 0.70",
+        lambda r: kernel(r, "kernels-8b-4k", "bandwidth_share", kernel="attention", rows=1), above(0.70),
+    ),
+    (
+        "attention at 8k, 8B shape, of copy bandwidth", ">= 0.70",
+        lambda r: kernel(r, "kernels-8b-8k", "bandwidth_share", kernel="attention", rows=1), above(0.70),
+    ),
+    ("answers at 4k equal plain decoding's", "exit status 0", passed("answers-8b-4k"), below(0)),
+]  # fmt: skip
+
+
+def of(results: Results, name: str, key: str) -> list[dict[str, Any]]:
+    part = results.get(name)
+    return part.get(key, []) if isinstance(part, dict) else []
+
+
+def find(results: Results, name: str, key: str, **labels: Any) -> dict[str, Any] | None:
+    rows = of(results, name, key)
+    return next((row for row in rows if all(row.get(k) == v for k, v in labels.items())), None)
+
+
+def read(folder: Path) -> Results:
+    parts = {}
+    if (folder / "parts").exists():
+        for line in (folder / "parts").read_text().splitlines():
+            name, status, seconds = line.split()
+            parts[name] = {"status": int(status), "seconds": int(seconds)}
+    results: Results = {"parts": parts}
+    for path in sorted(folder.glob("*.json")):
+        try:
+            value = json.loads(path.read_text())
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            results[path.stem] = value
+    return results
+
+
+def verdict(results: Results, check: Check) -> dict[str, Any]:
+    what, target, figure, holds = check
+    try:
+        value = figure(results)
+    except (KeyError, TypeError, ZeroDivisionError):
+        value = None
+    said = "not measured" if value is None else "met" if holds(value) else "missed"
+    return {"what": what, "target": target, "value": value, "verdict": said}
+
+
+def main() -> int:
+    folder, result = Path(sys.argv[1]), Path(sys.argv[2])
+    results = read(folder)
+    verdicts = [verdict(results, check) for check in CHECKS]
+    result.write_text(json.dumps({"targets": verdicts, **results}, ensure_ascii=False) + "\n")
+    for line in verdicts:
+        value = "-" if line["value"] is None else f"{line['value']:.3f}"
+        print(f"{line['verdict']:<13} {line['what']:<46} {value:>10}   {line['target']}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

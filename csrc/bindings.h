@@ -1,0 +1,51 @@
+// What the parts of the Python module share.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "pipeline/carrier.h"
+
+namespace ppsd {
+
+Schedule schedule_of(const pybind11::dict& values);
+pybind11::object event_of(const Event& event);
+pybind11::list trace_spans(const Trace* trace);
+
+void bind_cuda(pybind11::module_& m);
+
+// An answer: iterate with next(); waiting lets Python's signals through, so Ctrl-C works.
+template <class Answer>
+struct PyAnswer {
+  std::unique_ptr<Trace> trace;
+  std::shared_ptr<Answer> session;   // shared with a thread that waits in next() while another one closes
+  double seconds = 0.0;               // at the last event, see Answer::next
+
+  pybind11::object next() {
+    for (;;) {
+      Event event;
+      typename Answer::Status status;
+      const std::shared_ptr<Answer> held = session;
+      if (!held) throw pybind11::stop_iteration();   // closed
+      {
+        const pybind11::gil_scoped_release release;
+        status = held->next(50, &event, &seconds);
+      }
+      if (status == Answer::Status::kEvent) return event_of(event);
+      if (status == Answer::Status::kEnded) throw pybind11::stop_iteration();
+      if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+    }
+  }
+  void close() {
+    const std::shared_ptr<Answer> held = session;
+    if (!held) return;
+    {
+      const pybind11::gil_scoped_release release;   // several threads may close, and all of them wait for the end
+      held->end();
+    }
+    session = nullptr;
+  }
+};
+
+}  // namespace ppsd

@@ -1,0 +1,373 @@
+#include "carrier.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <utility>
+
+#if defined(__x86_64__) || defined(__i386__)
+#include <immintrin.h>
+#endif
+
+namespace ppsd::cuda {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using namespace std::chrono_literals;
+
+constexpr auto kLook = 5ms;        // between two looks at the streams while nothing comes
+constexpr auto kSilence = 500ms;   // a pass that has ended must have left its record by then
+constexpr auto kGoodbye = 10s;     // for what is in flight at the end of an answer
+
+std::chrono::seconds patience() {
+  const char* set = std::getenv("PPSD_CUDA_TIMEOUT");
+  const long seconds = set != nullptr ? std::strtol(set, nullptr, 10) : 0;
+  return std::chrono::seconds(seconds > 0 ? seconds : 60);
+}
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// Waiting without taking a core for long: a record is looked for every few nanoseconds, then whenever the system lets
+// us, then between short sleeps.
+class Patience {
+ public:
+  void wait() {
+    ++turns_;
+    if (turns_ < spins()) pause();
+    else if (turns_ < spins() + 100) std::this_thread::yield();
+    else std::this_thread::sleep_for(turns_ < spins() + 2000 ? 20us : 200us);
+  }
+  void reset() { turns_ = 0; }
+
+ private:
+  static int spins() {
+    static const int count = std::thread::hardware_concurrency() > 2 ? 4000 : 200;
+    return count;
+  }
+  int turns_ = 0;
+};
+
+}  // namespace
+
+GraphCarrier::GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
+                           bool report_drafts, AfterRound after_round, Trace* trace)
+    : lanes_(lanes),
+      graphs_(std::move(graphs)),
+      plan_(schedule, limits, seed, int(graphs_.verify.size())),
+      report_drafts_(report_drafts),
+      after_round_(std::move(after_round)),
+      trace_(trace),
+      draft_streams_(Lanes::kDraftSlots, nullptr),
+      pass_streams_(Lanes::kPassSlots, nullptr),
+      drawing_(Lanes::kDraftSlots, -1) {}
+
+GraphCarrier::~GraphCarrier() {
+  try {
+    drain();
+  } catch (const DriverError&) {   // next() has told, or nobody wants to know
+  }
+  if (lost_) return;
+  for (const Timed& timed : timed_) timers_.insert(timers_.end(), {{timed.device, timed.begin}, {timed.device, timed.end}});
+  timers_.insert(timers_.end(), origins_.begin(), origins_.end());
+  for (const auto& [device, event] : timers_) driver().cuEventDestroy(event);
+}
+
+void GraphCarrier::begin(const std::vector<int>& prompt, int keep, int first) {
+  Round round = plan_.begin(prompt, keep, first);
+  if (trace_ != nullptr) {
+    for (const Lane& lane : lanes_->all()) {
+      if (origin(lane.device) != nullptr) continue;
+      enter(lane);
+      origins_.emplace_back(lane.device, timer(lane));
+      check(driver().cuEventRecord(origins_.back().second, lane.stream), "recording an event");
+    }
+  }
+  const bool go_on = !after_round_ || after_round_(round, &plan_);
+  events_.emplace_back(std::move(round));
+  if (!go_on) plan_.cancel();
+}
+
+std::optional<Event> GraphCarrier::next() {
+  Patience patience;
+  const Clock::time_point since = Clock::now();
+  Clock::time_point looked = since;
+  while (events_.empty()) {
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    if (lost_) return std::nullopt;
+    if (cancelled_.load(std::memory_order_relaxed)) plan_.cancel();
+    try {
+      if (plan_.finished()) {
+        drain();
+        return std::nullopt;
+      }
+      const bool collected = collect(), queued = queue();
+      if (collected || queued) {
+        patience.reset();
+        continue;
+      }
+      patience.wait();
+      if (const auto now = Clock::now(); now - looked > kLook) {
+        looked = now;
+        look_after(since);
+      }
+    } catch (...) {   // told behind the events that there are already
+      lost_ = true;
+      failure_ = std::current_exception();
+    }
+  }
+  Event event = std::move(events_.front());
+  events_.pop_front();
+  return event;
+}
+
+// -- queueing ----------------------------------------------------------------------------------------------------------
+
+bool GraphCarrier::queue() {
+  bool queued = false;
+  for (;;) {
+    if (plan_.overlapping() || plan_.drafts_launched() - done_ > Lanes::kDraftSlots / 2) count_done();
+    // A record must have been read before its place is needed again.
+    if (graphs_.draft_records && drawn_ - read_ >= graphs_.drafts.slots() - 1) return queued;
+    if (plan_.drafts_launched() - done_ >= Lanes::kDraftSlots) return queued;
+    const Step step = plan_.next(done_);
+    if (step.kind == Step::Kind::kWait) return queued;
+    if (step.kind == Step::Kind::kVerify) launch_pass(step);
+    else launch_draft(step);
+    queued = true;
+  }
+}
+
+void GraphCarrier::enter(const Lane& lane) {
+  if (current_ == lane.context) return;
+  check(driver().cuCtxSetCurrent(lane.context), "choosing the GPU");
+  current_ = lane.context;
+}
+
+const Lane& GraphCarrier::draft_lane() const {
+  return plan_.overlapping() ? lanes_->draft : lanes_->in_turns(lanes_->draft.device);
+}
+
+const Lane& GraphCarrier::pass_lane(int stage) const {
+  const Lane& own = lanes_->verify[size_t(stage)];
+  return plan_.overlapping() ? own : lanes_->in_turns(own.device);
+}
+
+// In the order of one stream there is nothing to wait for.
+void GraphCarrier::wait_for(const Lane& lane, const Step& step) {
+  const auto wait = [&](EventHandle event, Stream where) {
+    if (where != nullptr && where != lane.stream)
+      check(driver().cuStreamWaitEvent(lane.stream, event, 0), "ordering two streams");
+  };
+  if (step.after_draft >= 0)
+    wait(lanes_->draft_done->at(step.after_draft), draft_streams_[size_t(step.after_draft % Lanes::kDraftSlots)]);
+  if (step.after_pass >= 0)
+    wait(lanes_->stage_done.back()->at(step.after_pass), pass_streams_[size_t(step.after_pass % Lanes::kPassSlots)]);
+}
+
+void GraphCarrier::launch_draft(const Step& step) {
+  const bool row = step.kind == Step::Kind::kRow && graphs_.row != nullptr;
+  const Lane& lane = draft_lane();
+  const int64_t launch_number = plan_.drafts_launched() - 1;
+  const size_t slot = size_t(launch_number % Lanes::kDraftSlots);
+  enter(lane);
+  wait_for(lane, step);
+  launch(lane, row ? graphs_.row : graphs_.draft, row ? "row" : "draft", kDraftTrack, -1);
+  check(driver().cuEventRecord(lanes_->draft_done->at(launch_number), lane.stream), "recording an event");
+  draft_streams_[slot] = lane.stream;
+  if (!row) drawing_[size_t(drawn_++ % Lanes::kDraftSlots)] = launch_number;
+}
+
+void GraphCarrier::launch_pass(const Step& step) {
+  const Driver& cu = driver();
+  const int64_t pass = plan_.passes_launched() - 1;
+  for (int stage = 0; stage < int(graphs_.verify.size()); ++stage) {
+    const Lane& lane = pass_lane(stage);
+    enter(lane);
+    if (stage == 0) {
+      wait_for(lane, step);
+    } else {
+      const Lane& before = pass_lane(stage - 1);
+      if (before.stream != lane.stream)
+        check(cu.cuStreamWaitEvent(lane.stream, lanes_->stage_done[size_t(stage) - 1]->at(pass), 0), "ordering two streams");
+    }
+    if (stage < int(graphs_.copies.size()))
+      for (const Copy& copy : graphs_.copies[size_t(stage)]) {
+        if (copy.to_device == copy.from_device) continue;
+        const size_t skip = size_t(step.first_row) * copy.row_bytes;
+        const int rows = std::min(step.rows, copy.rows - step.first_row);
+        check(cu.cuMemcpyPeerAsync(copy.to + skip, lanes_->context(copy.to_device), copy.from + skip,
+                                   lanes_->context(copy.from_device), size_t(rows) * copy.row_bytes, lane.stream),
+              "copying rows between GPUs");
+      }
+    launch(lane, graphs_.verify[size_t(stage)], "verify", kVerifyTrack + stage, pass);
+    check(cu.cuEventRecord(lanes_->stage_done[size_t(stage)]->at(pass), lane.stream), "recording an event");
+    if (stage + 1 == int(graphs_.verify.size())) pass_streams_[size_t(pass % Lanes::kPassSlots)] = lane.stream;
+  }
+}
+
+void GraphCarrier::launch(const Lane& lane, GraphExec exec, const char* name, int track, int64_t pass) {
+  if (exec == nullptr) throw DriverError(Fault::kOther, std::string("there is no graph for a ") + name + " step");
+  if (trace_ == nullptr) return check(driver().cuGraphLaunch(exec, lane.stream), "launching a graph");
+  const Timed timed{name, track, 1, pass, lane.device, timer(lane), timer(lane)};
+  check(driver().cuEventRecord(timed.begin, lane.stream), "recording an event");
+  check(driver().cuGraphLaunch(exec, lane.stream), "launching a graph");
+  check(driver().cuEventRecord(timed.end, lane.stream), "recording an event");
+  timed_.push_back(timed);
+}
+
+// -- collecting --------------------------------------------------------------------------------------------------------
+
+bool GraphCarrier::collect() {
+  bool any = false;
+  while (collect_draft()) any = true;
+  // What the rule is asked about is asked before the verdict on it is told.
+  while (plan_.passes_in_flight() > 0) {
+    const int32_t* words = graphs_.verdicts.find(int32_t(uint32_t(graphs_.sequence) + uint32_t(landed_) + 1));
+    if (words == nullptr) break;
+    ++landed_;
+    take(record_of(words));
+    any = true;
+    if (plan_.finished()) break;
+  }
+  return any;
+}
+
+bool GraphCarrier::collect_draft() {
+  bool any = false;
+  if (graphs_.draft_records && read_ < drawn_) {
+    if (const int32_t* words = graphs_.drafts.find(int32_t(uint32_t(graphs_.drawn) + uint32_t(read_) + 1))) {
+      const int position = words[record::kDraftPosition];
+      const bool drawn = position >= 0;
+      confidences_.emplace_back(drawing_[size_t(read_ % Lanes::kDraftSlots)],
+                                drawn ? std::optional<double>(float_of(words[record::kDraftConfidence])) : std::nullopt);
+      if (drawn && report_drafts_) events_.emplace_back(Drafted{position, words[record::kDraftToken]});
+      ++read_;
+      any = true;
+    }
+  }
+  const int64_t wanted = plan_.wants_confidence();
+  if (wanted >= 0 && !graphs_.draft_records) {   // a rule that has nothing to go by
+    plan_.drafted(std::nullopt);
+    return true;
+  }
+  while (!confidences_.empty() && confidences_.front().first < wanted) confidences_.pop_front();
+  if (wanted >= 0 && !confidences_.empty() && confidences_.front().first == wanted) {
+    plan_.drafted(confidences_.front().second);
+    any = true;
+  }
+  if (confidences_.size() > size_t(Lanes::kDraftSlots)) confidences_.pop_front();   // nobody asks
+  return any;
+}
+
+void GraphCarrier::take(const Record& record) {
+  count_done();
+  if (trace_ != nullptr)
+    for (Timed& timed : timed_)
+      if (timed.pass == landed_ - 1) {
+        timed.rows = record.rows;
+        if (record.committed.empty()) timed.name = "dropped verify";
+      }
+  read_timers(false);
+  std::optional<Round> round = plan_.land(record, done_);
+  if (!round) return;
+  const bool go_on = !after_round_ || after_round_(*round, &plan_);
+  events_.emplace_back(std::move(*round));
+  if (!go_on) plan_.cancel();
+}
+
+// How many draft launches have ended; they end in the order of their launches.
+void GraphCarrier::count_done() {
+  while (done_ < plan_.drafts_launched()) {
+    const Result result = driver().cuEventQuery(lanes_->draft_done->at(done_));
+    if (result == kNotReady) return;
+    check(result, "waiting for a draft step");
+    ++done_;
+  }
+}
+
+// While nothing comes: is the GPU still there, and at work?
+void GraphCarrier::look_after(Clock::time_point since) {
+  bool busy = false;
+  for (const Lane& lane : lanes_->all()) {
+    enter(lane);
+    const Result result = driver().cuStreamQuery(lane.stream);
+    if (result == kNotReady) busy = true;
+    else check(result, "waiting for the GPU");
+  }
+  const auto waited = Clock::now() - since;
+  if (!busy && waited > kSilence)
+    throw DriverError(Fault::kSilent, "the GPU has nothing left to do, but a verdict has not come");
+  if (waited > patience())
+    throw DriverError(Fault::kSilent, "the GPU has not answered for " + std::to_string(patience().count()) +
+                                          " seconds (PPSD_CUDA_TIMEOUT sets how long to wait)");
+}
+
+// Nothing of this answer runs any more when this returns; on a lost device that is so by itself.
+void GraphCarrier::drain() {
+  if (drained_ || lost_) return;
+  drained_ = true;
+  const Clock::time_point until = Clock::now() + kGoodbye;
+  for (const Lane& lane : lanes_->all()) {
+    Patience patience;
+    for (;;) {
+      enter(lane);
+      const Result result = driver().cuStreamQuery(lane.stream);
+      if (result == kSuccess) break;
+      if (result != kNotReady) {
+        lost_ = true;
+        check(result, "waiting for the GPU");
+      }
+      if (Clock::now() > until) {
+        lost_ = true;
+        throw DriverError(Fault::kSilent, "the GPU does not end what it was doing");
+      }
+      patience.wait();
+    }
+  }
+  read_timers(true);
+}
+
+// -- times -------------------------------------------------------------------------------------------------------------
+
+EventHandle GraphCarrier::timer(const Lane& lane) {
+  const auto free = std::find_if(timers_.begin(), timers_.end(), [&](const auto& pair) { return pair.first == lane.device; });
+  EventHandle event = nullptr;
+  if (free != timers_.end()) {
+    event = free->second;
+    timers_.erase(free);
+    return event;
+  }
+  enter(lane);
+  check(driver().cuEventCreate(&event, 0), "making an event");
+  return event;
+}
+
+EventHandle GraphCarrier::origin(int device) const {
+  for (const auto& [its, event] : origins_)
+    if (its == device) return event;
+  return nullptr;
+}
+
+// Spans of launches that have ended, counted from the answer's begin on their GPU.
+void GraphCarrier::read_timers(bool all) {
+  const Driver& cu = driver();
+  while (!timed_.empty()) {
+    const Timed& timed = timed_.front();
+    if (!all && (timed.pass >= landed_ || cu.cuEventQuery(timed.end) != kSuccess)) return;
+    float begin = 0.0f, end = 0.0f;
+    const bool told = cu.cuEventElapsedTime(&begin, origin(timed.device), timed.begin) == kSuccess &&
+                      cu.cuEventElapsedTime(&end, origin(timed.device), timed.end) == kSuccess;
+    if (told) trace_->add({timed.name, timed.track, timed.rows, 1e3 * double(begin), 1e3 * double(end)});
+    timers_.insert(timers_.end(), {{timed.device, timed.begin}, {timed.device, timed.end}});
+    timed_.pop_front();
+  }
+}
+
+}  // namespace ppsd::cuda

@@ -1,0 +1,109 @@
+// The carrier of captured stages: CUDA graphs launched on one stream per stage, verdicts read from mapped memory.
+//
+// The plan (plan.h) says what to queue; here it is queued, in its order on the device: every launch is followed by the
+// record of an event of its own, and whoever must run behind it on another stream waits for that event. Nothing waits
+// on the host but for verdicts, and for those it looks into memory that the device writes.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "../pipeline/carrier.h"
+#include "lanes.h"
+#include "plan.h"
+#include "record.h"
+
+namespace ppsd::cuda {
+
+// Rows, each at its position, that a stage hands to the next one on another device.
+struct Copy {
+  Address to = 0, from = 0;        // of position 0
+  int to_device = 0, from_device = 0;
+  size_t row_bytes = 0;
+  int rows = 0;                    // positions that there are
+};
+
+// One model's captured stages and what they write. The graphs and the memory belong to the caller.
+struct Graphs {
+  GraphExec draft = nullptr, row = nullptr;      // a draft step; the early layers without the exit head
+  std::vector<GraphExec> verify;                 // a pass: one for each stage
+  std::vector<std::vector<Copy>> copies;         // before each of them; within one device none is needed, and none made
+  Ring verdicts, drafts;
+  int32_t sequence = 0, drawn = 0;               // numbers of the last records
+  bool draft_records = false;                    // do draft steps leave records?
+};
+
+class GraphCarrier final : public Carrier {
+ public:
+  using AfterRound = std::function<bool(const Round&, Plan*)>;
+
+  GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
+               bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr);
+  ~GraphCarrier() override;   // waits for what is in flight, but never for long
+
+  // The prompt has been run, its rows from `keep` on just now, and gave `first`.
+  void begin(const std::vector<int>& prompt, int keep, int first);
+  // Throws DriverError after the last event that there was; tokens() keeps the committed text.
+  std::optional<Event> next() override;
+  void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+  const std::vector<int>& tokens() const override { return plan_.tokens(); }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Timed {   // a launch between two events that tell the time
+    const char* name;
+    int track, rows;
+    int64_t pass;   // whose record will say how many rows it had; -1: none
+    int device;
+    EventHandle begin, end;
+  };
+
+  bool queue();                      // whatever the plan allows; true if there was something
+  void launch_draft(const Step& step);
+  void launch_pass(const Step& step);
+  void wait_for(const Lane& lane, const Step& step);
+  void enter(const Lane& lane);
+  bool collect();                    // verdicts and drafts that have come; true if there were any
+  bool collect_draft();
+  void take(const Record& record);
+  void count_done();
+  void look_after(Clock::time_point since);
+  void drain();
+  const Lane& draft_lane() const;
+  const Lane& pass_lane(int stage) const;
+
+  void launch(const Lane& lane, GraphExec exec, const char* what, int track, int64_t pass);
+  EventHandle timer(const Lane& lane);
+  EventHandle origin(int device) const;
+  void read_timers(bool all);
+
+  Lanes* const lanes_;
+  const Graphs graphs_;
+  Plan plan_;
+  const bool report_drafts_;
+  const AfterRound after_round_;
+  Trace* const trace_;
+  std::deque<Event> events_;
+  std::atomic<bool> cancelled_{false};
+  bool drained_ = false, lost_ = false;
+  std::exception_ptr failure_;
+  Context current_ = nullptr;
+
+  int64_t done_ = 0;                 // draft launches that are known to be complete
+  std::vector<Stream> draft_streams_, pass_streams_;   // by slot: where a launch went
+  int64_t landed_ = 0, read_ = 0;    // records of verdicts and of drafts so far
+  std::vector<int64_t> drawing_;     // by slot: the launch that a draft record belongs to
+  int64_t drawn_ = 0;                // draft launches with the exit head
+  std::deque<std::pair<int64_t, std::optional<double>>> confidences_;   // of launches, until they are asked for
+
+  // With a trace.
+  std::vector<std::pair<int, EventHandle>> origins_, timers_;   // of each device: the answer's begin; free events
+  std::deque<Timed> timed_;
+};
+
+}  // namespace ppsd::cuda

@@ -1,0 +1,205 @@
+#include "plan.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace ppsd::cuda {
+
+Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages)
+    : schedule_(schedule),
+      limits_(limits),
+      controller_(Controller::make(schedule.stop_rule, seed)),
+      seed_(seed),
+      stages_(stages) {}
+
+Round Plan::begin(const std::vector<int>& prompt, int keep, int first) {
+  tokens_ = prompt;
+  tokens_.push_back(first);
+  finished_ = ended();
+  Round round;
+  round.position = int(prompt.size());
+  round.rows = int(prompt.size()) - keep;
+  round.committed = {first};
+  round.prompt = true;
+  return round;
+}
+
+Step Plan::next(int64_t drafts_done) {
+  if (finished_) return {};
+  if (pending_ && !open_ && flights_.empty()) adopt_pending();
+  if (pending_ && !open_) return {};
+  return schedule_.overlap ? next_overlapped(drafts_done) : next_in_turns();
+}
+
+Step Plan::draft(Step::Kind kind) { return {kind, launched_++ - 1, schedule_.overlap ? -1 : passes_ - 1, 0, 0}; }
+
+Step Plan::pass(int64_t after_draft, int rows) {
+  flights_.push_back(rows);
+  // It begins behind what the passes in flight will have committed, of which each takes up to kMaxRows rows.
+  const int first = int(tokens_.size()) - 1;
+  return {Step::Kind::kVerify, after_draft, passes_++ - 1, first, kMaxRows * passes_in_flight()};
+}
+
+// -- without overlap ---------------------------------------------------------------------------------------------------
+
+Step Plan::next_in_turns() {
+  // Every pass in flight commits a token at least.
+  const int in_flight = passes_in_flight();
+  const int left = limits_.end - int(tokens_.size()) - in_flight;
+  if (left <= 0) return {};
+  const bool by_confidence = needs_confidence() && schedule_.lookahead > 0;
+  const int ahead = by_confidence ? 1 : needs_confidence() ? kPlannedAhead : kRoundsAhead;
+  // The last position before the end needs no draft; a schedule that waits for none still drafts one.
+  const int wanted = std::min({std::max(schedule_.first_chunk, int(schedule_.lookahead > 0)), schedule_.lookahead, left - 1});
+  if (!open_) {
+    // A rule that asks for confidences cannot tell the next round's length before this one's verdict; its first draft can run.
+    const bool early = by_confidence && in_flight == ahead && wanted > 1 && !pending_;
+    if (in_flight >= ahead && !early) return {};
+    open_ = true, row_queued_ = false, stopped_ = false;
+    drafts_ = 0;
+  }
+  if (!stopped_ && drafts_ < wanted) {
+    // One draft is queued beyond the one that the rule is asked about: it runs while the answer travels.
+    const bool told = !by_confidence || (in_flight < ahead ? launched_ - asked_ < 2 : drafts_ == 0);
+    if (!told) return {};
+    ++drafts_;
+    const Step step = draft(Step::Kind::kDraft);
+    if (!by_confidence) asked_ = launched_, stopped_ = controller_->stop(0.0);
+    return step;
+  }
+  if (by_confidence && in_flight >= ahead) return {};
+  if (!row_queued_ && (schedule_.first_chunk > 0 || drafts_ == 0)) {
+    row_queued_ = true;
+    const Step step = draft(Step::Kind::kRow);
+    asked_ = launched_;
+    return step;
+  }
+  open_ = false;
+  asked_ = launched_;
+  return pass(launched_ - 1, kMaxRows);
+}
+
+// -- with overlap ------------------------------------------------------------------------------------------------------
+
+Step Plan::next_overlapped(int64_t drafts_done) {
+  const int64_t standing = launched_ - base_ - taken_;   // draft tokens beyond the committed text, once all have run
+  const int most = std::max(1, std::min(schedule_.lookahead, limits_.end - 1 - int(tokens_.size())));
+  int64_t held = 0;   // rows that passes in flight may hold; they hold one at least, or are void
+  for (int rows : flights_) held += rows;
+  if (passes_in_flight() < stages_) {
+    const int rows = std::min(schedule_.max_chunk + int(held == 0), kMaxRows);
+    const int64_t need = restarted_ ? std::min(schedule_.first_chunk + 1, most) : 1;
+    const int64_t enough = base_ + taken_ + held + need - 1;
+    if (launched_ > enough) return restarted_ = false, pass(std::max(enough, base_), rows);
+    if (stopped_ && standing > held) return restarted_ = false, pass(launched_ - 1, rows);
+  }
+  const bool needed = flights_.empty() && standing <= 0;
+  if ((needed || (!stopped_ && standing < most)) && launched_ - drafts_done < kDraftsAhead) {
+    const Step step = draft(Step::Kind::kDraft);
+    if (!needs_confidence()) asked_ = launched_, stopped_ = controller_->stop(0.0);
+    return step;
+  }
+  return {};
+}
+
+// -- verdicts ----------------------------------------------------------------------------------------------------------
+
+std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
+  if (flights_.empty()) throw std::runtime_error("the GPU has sent a verdict that no pass was launched for");
+  const bool void_already = flights_.front() == 0;
+  flights_.pop_front();
+  if (finished_) return std::nullopt;
+  if (record.committed.empty()) {
+    // Not by a rejection, but for want of rows: one more draft step before the next try.
+    if (schedule_.overlap && !void_already) base_ = std::min(drafts_done + 1, launched_), taken_ = 0;
+    return std::nullopt;
+  }
+  if (record.position != int(tokens_.size()))
+    throw std::runtime_error("the GPU's verdict is for position " + std::to_string(record.position) + ", but the text has " +
+                             std::to_string(tokens_.size()) + " tokens");
+  Round round;
+  round.epoch = uint64_t(record.epoch);
+  round.position = record.position;
+  round.rows = record.rows;
+  for (int token : record.committed) {
+    tokens_.push_back(token);
+    round.committed.push_back(token);
+    if ((finished_ = ended())) break;
+  }
+  const int count = int(round.committed.size());
+  round.judged.assign(record.judged.begin(), record.judged.begin() + std::min(count, int(record.judged.size())));
+  round.accepted = std::min(record.accepted, int(round.judged.size()));
+  std::vector<Judged> judged;
+  for (int i = 0; i < int(round.judged.size()); ++i) judged.push_back({round.judged[i].confidence, i < round.accepted});
+  controller_->observe(judged);
+  const bool rejected = record.accepted < int(record.judged.size());
+  if (schedule_.overlap) {
+    stopped_ = false;
+    if (rejected) {
+      const int64_t run = std::min(drafts_done, launched_) - base_ - taken_;
+      round.dropped = int(std::max<int64_t>(0, run - int(round.judged.size())));
+      // The step that may be running began before the verdict was known; the one behind it will not.
+      base_ = std::min(drafts_done + 1, launched_), taken_ = 0;
+      std::fill(flights_.begin(), flights_.end(), 0);   // void
+      restarted_ = true;
+    } else {
+      taken_ += record.rows;
+    }
+  } else {
+    round.dropped = std::max(0, record.rows - 1 - int(round.judged.size()));
+  }
+  return round;
+}
+
+bool Plan::ended() const {
+  const bool stop = std::find(limits_.stop_ids.begin(), limits_.stop_ids.end(), tokens_.back()) != limits_.stop_ids.end();
+  return stop || int(tokens_.size()) >= limits_.end;
+}
+
+// -- stop rules --------------------------------------------------------------------------------------------------------
+
+bool Plan::needs_confidence() const {
+  const StopRule::Kind kind = schedule_.stop_rule.kind;
+  return kind != StopRule::Kind::kFixed && kind != StopRule::Kind::kBeta &&
+         !(kind == StopRule::Kind::kSurvival && schedule_.stop_rule.threshold <= 0.0);   // which never stops
+}
+
+int64_t Plan::wants_confidence() const {
+  if (finished_ || !needs_confidence() || stopped_) return -1;
+  const int64_t next = schedule_.overlap ? std::max(asked_, base_) : asked_;
+  const bool mine = schedule_.overlap || (open_ && flights_.empty());   // a chunk is judged before the next is asked about
+  return mine && next < launched_ ? next : -1;
+}
+
+void Plan::drafted(std::optional<double> confidence) {
+  asked_ = wants_confidence() + 1;
+  if (confidence) stopped_ = controller_->stop(*confidence);
+}
+
+void Plan::change_rule(const StopRule& to) {
+  const StopRule& from = schedule_.stop_rule;
+  const bool same = from.kind == to.kind && from.discount == to.discount && from.bins == to.bins && from.weight == to.weight;
+  if (!same) controller_ = Controller::make(to, seed_);
+  controller_->set_threshold(to.threshold);
+}
+
+void Plan::set_schedule(const Schedule& schedule) {
+  pending_.reset();
+  if (schedule.overlap != schedule_.overlap) {
+    pending_ = schedule;
+    return;
+  }
+  change_rule(schedule.stop_rule);
+  schedule_ = schedule;
+}
+
+void Plan::adopt_pending() {
+  change_rule(pending_->stop_rule);
+  schedule_ = *pending_;
+  pending_.reset();
+  base_ = asked_ = launched_, taken_ = 0;
+  restarted_ = true, stopped_ = false;
+}
+
+}  // namespace ppsd::cuda

@@ -1,0 +1,108 @@
+// What to launch next on a GPU, and what its verdicts mean: the scheduler of captured stages.
+//
+// On a CPU the scheduler (csrc/pipeline/scheduler.h) hands out every draft step and every chunk, and waits for what comes
+// back. On a GPU that would cost a round trip each. There the draft tokens, the rows of a pass, the rolling back and the
+// epoch live in device memory (triton_kernels/verdict.py), and a launch takes what stands there when it begins; so
+// launches can be queued before anything is known of the ones before them. The plan decides their order and number:
+//
+// - without overlap, a round is some draft steps, the row of the last draft token, and a verification pass, all in one
+//   order. Rounds are queued ahead of their predecessors' verdicts: whatever those say, the next round begins where
+//   they end. Only how *many* draft steps it has is decided on what was known when it was queued.
+// - with overlap, draft steps are queued on a stream of their own, a few ahead, while a pass runs. The next pass is
+//   queued as soon as a verification stage is free for it: behind the first draft step that surely gives it a row, or
+//   behind as many as the schedule wants to wait for. After a rejection that is a step that surely began after it.
+//
+// Pure state: no clock, no driver. The carrier (carrier.h) and the interpreter's (ppsd_rt/cuda/eager.py) ask it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "../pipeline/protocol.h"
+#include "../pipeline/schedule.h"
+
+namespace ppsd::cuda {
+
+// What a pass published: the fields of its record in the ring (record.h).
+struct Record {
+  int epoch = 0, position = 0, rows = 0;   // position: of the first token that it could commit
+  int accepted = 0;
+  std::vector<int> committed;              // empty: the pass was void
+  std::vector<Draft> judged;
+};
+
+struct Step {
+  enum class Kind { kWait, kDraft, kRow, kVerify };   // kRow: the early layers alone, no draft token is drawn
+  Kind kind = Kind::kWait;
+  int64_t after_draft = -1;    // begins when this draft launch is complete (they are counted from 0, rows among them),
+  int64_t after_pass = -1;     // and this pass
+  int first_row = 0, rows = 0; // of a pass: its rows stand among these
+};
+
+class Plan {
+ public:
+  static constexpr int kRoundsAhead = 3;   // rounds in flight: one runs, and the host has two to answer in;
+  static constexpr int kPlannedAhead = 2;  // fewer where every round may change the schedule
+  static constexpr int kDraftsAhead = 4;   // draft steps in flight while a pass overlaps with them
+
+  // stages: of verification; with overlap, each may hold a pass.
+  Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1);
+
+  // The prompt has passed all layers, its rows from `keep` on just now, and its last row gave `first`.
+  Round begin(const std::vector<int>& prompt, int keep, int first);
+
+  // What to queue now; it counts as launched. drafts_done: draft launches that are known to be complete.
+  Step next(int64_t drafts_done);
+  // The verdict of the oldest pass in flight.
+  std::optional<Round> land(const Record& record, int64_t drafts_done);
+  // The draft launch whose confidence the stop rule asks for, or -1; what to say if it drew no token: nothing.
+  int64_t wants_confidence() const;
+  void drafted(std::optional<double> confidence);
+
+  void cancel() { finished_ = true; }
+  void set_schedule(const Schedule& schedule);   // for the next rounds
+
+  bool finished() const { return finished_; }
+  int passes_in_flight() const { return int(flights_.size()); }
+  int64_t drafts_launched() const { return launched_; }
+  int64_t passes_launched() const { return passes_; }
+  const std::vector<int>& tokens() const { return tokens_; }
+  const Schedule& schedule() const { return pending_ ? *pending_ : schedule_; }   // the one set last
+  bool overlapping() const { return schedule_.overlap; }                          // the one at work
+
+ private:
+  Step next_in_turns();
+  Step next_overlapped(int64_t drafts_done);
+  Step draft(Step::Kind kind);
+  Step pass(int64_t after_draft, int rows);
+  bool needs_confidence() const;
+  void change_rule(const StopRule& to);
+  void adopt_pending();
+  bool ended() const;
+
+  Schedule schedule_;
+  std::optional<Schedule> pending_;        // overlap goes on or off when nothing is in flight
+  const Limits limits_;
+  std::unique_ptr<Controller> controller_;
+  const uint64_t seed_;
+  const int stages_;
+  std::vector<int> tokens_;
+  bool finished_ = false;
+  int64_t launched_ = 0, passes_ = 0;      // draft launches, rows among them; passes
+  std::deque<int> flights_;                // of each pass in flight: the most rows of this epoch that it may hold
+  bool stopped_ = false;                   // the stop rule has spoken
+  int64_t asked_ = 0;                      // draft launches that the stop rule has been asked about
+
+  // The round that is being queued, without overlap.
+  bool open_ = false, row_queued_ = false;
+  int drafts_ = 0;                         // its draft steps so far
+
+  // With overlap: draft launches from base_ on surely began in this epoch; taken_ rows of it have had their verdict.
+  int64_t base_ = 0, taken_ = 0;
+  bool restarted_ = true;
+};
+
+}  // namespace ppsd::cuda

@@ -1,0 +1,65 @@
+// One answer on a GPU: a thread that queues launches and collects verdicts, and a queue of what has been committed.
+#pragma once
+
+#include <condition_variable>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "../pipeline/planner.h"
+#include "carrier.h"
+
+namespace ppsd::cuda {
+
+struct GraphRequest {
+  std::vector<int> prompt;
+  int keep = 0, first = 0;            // rows of an earlier answer; the token that the prompt gave
+  Limits limits;
+  Schedule schedule;
+  std::shared_ptr<Planner> planner;   // `auto`: it chooses the schedule, round by round
+  bool in_turns = false;              // no overlap, whatever the schedule says
+  uint64_t seed = 0;
+  bool report_drafts = false;
+};
+
+// A schedule as it may be run: without overlap where that is not wanted.
+Schedule allowed(Schedule schedule, bool in_turns);
+// What the planner makes of a round that took `seconds`.
+void replan(Planner* planner, const Round& round, double seconds, bool in_turns, Plan* plan);
+
+class GraphSession {
+ public:
+  // The lanes, the graphs and what they work on must outlive the session; one session at a time uses them.
+  GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphRequest request, Trace* trace);
+  ~GraphSession();   // ends the answer where it is
+
+  enum class Status { kEvent, kEnded, kWaiting };
+  // The next event, waiting for at most `milliseconds`. Throws, after the last event, what went wrong.
+  // seconds: of work, from the beginning to this event.
+  Status next(int milliseconds, Event* event, double* seconds);
+  void end();   // cancels, and returns when nothing runs any more
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  void work();
+  bool committed(const Round& round, Plan* plan);
+
+  const std::shared_ptr<Lanes> lanes_;
+  const GraphRequest request_;
+  GraphCarrier carrier_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::pair<Event, double>> events_;
+  const Clock::time_point begun_ = Clock::now();
+  Clock::duration waited_{};          // for a consumer that is slower than the work
+  Clock::time_point last_round_ = begun_;
+  bool over_ = false;
+  std::atomic<bool> cancelled_{false};
+  std::exception_ptr failure_;
+  std::mutex ending_;
+  std::thread thread_;
+};
+
+}  // namespace ppsd::cuda

@@ -1,0 +1,407 @@
+// The CUDA carrier on a driver without a GPU (fake_cuda.cpp), over toy stages, against plain decoding.
+//
+//     cuda_carrier SECONDS [SEED]
+//
+// Random schedules, stages, devices, delays and cancellations; then every way in which a driver can fail. Meant to run
+// under the thread, address and undefined-behaviour sanitizers (`make sanitize`); prints one line.
+#include <dlfcn.h>
+
+#include <chrono>
+#include <cstring>
+#include <memory>
+
+#include "../cuda/session.h"
+#include "check.h"
+#include "fake_cuda.h"
+#include "toy_device.h"
+
+namespace ppsd::test {
+namespace {
+
+using namespace ppsd::cuda;
+using Clock = std::chrono::steady_clock;
+
+constexpr int kCapacity = 700;
+
+// The fake's levers, out of the library that the driver is loaded from.
+struct Levers {
+  void* library = dlopen(PPSD_FAKE_CUDA, RTLD_NOW);
+  template <class Function>
+  Function* find(Function*, const char* name) {
+    void* found = library != nullptr ? dlsym(library, name) : nullptr;
+    check(found != nullptr, "the fake driver lacks a lever", name);
+    return reinterpret_cast<Function*>(found);
+  }
+#define LEVER(name) decltype(&::name) name = find(&::name, #name)
+  LEVER(fake_cuda_graph);
+  LEVER(fake_cuda_fail);
+  LEVER(fake_cuda_lose);
+  LEVER(fake_cuda_stall);
+  LEVER(fake_cuda_repair);
+  LEVER(fake_cuda_streams);
+  LEVER(fake_cuda_events);
+  LEVER(fake_cuda_misuse);
+  LEVER(fake_cuda_log);
+  LEVER(fake_cuda_clear_log);
+#undef LEVER
+};
+
+Levers& levers() {
+  static Levers all;
+  return all;
+}
+
+// A toy model on one or more devices, captured.
+struct Captured {
+  struct Stage {
+    ToyDevice* device;
+    int number;
+    std::atomic<int> fails_after{-1};   // launches until one fails
+    Stage(ToyDevice* its, int which) : device(its), number(which) {}
+  };
+  ToyModel model;
+  ToyDevice device;
+  std::vector<int> devices;   // of the stages
+  std::vector<std::unique_ptr<Stage>> stages;
+  Graphs graphs;
+  std::shared_ptr<Lanes> lanes;
+
+  Captured(uint64_t seed, int vocabulary, std::vector<int> on, double acceptance, bool with_row)
+      : model{seed, vocabulary},
+        device(model, kCapacity, int(on.size()), acceptance, seed, differ(on)),
+        devices(std::move(on)) {
+    const auto graph = [&](FakeGraphRun run, int number) {
+      stages.push_back(std::make_unique<Stage>(&device, number));
+      return static_cast<GraphExec>(levers().fake_cuda_graph(run, stages.back().get()));
+    };
+    graphs.draft = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(true); }, -1);
+    if (with_row) graphs.row = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(false); }, -1);
+    for (int number = 0; number < int(devices.size()); ++number)
+      graphs.verify.push_back(graph(
+          [](void* data) {
+            auto* stage = static_cast<Stage*>(data);
+            const bool fails = stage->fails_after >= 0 && stage->fails_after-- == 0;
+            return fails ? 719 : stage->device->verify(stage->number);
+          },
+          number));
+    for (int number = 0; number < int(devices.size()); ++number) {
+      const int before = number > 0 ? devices[size_t(number) - 1] : devices[0];
+      graphs.copies.push_back({});
+      if (number > 0 && differ(devices))
+        graphs.copies.back().push_back({Address(device.border_to(number)), Address(device.border_from(number)),
+                                        devices[size_t(number)], before + (before == devices[size_t(number)]), 4, kCapacity});
+    }
+    graphs.verdicts = device.verdicts(), graphs.drafts = device.drafts();
+    graphs.draft_records = true;
+    lanes = std::make_shared<Lanes>(devices[0], devices);
+  }
+
+  static bool differ(const std::vector<int>& devices) {
+    return std::any_of(devices.begin(), devices.end(), [&](int device) { return device != devices[0]; });
+  }
+
+  // As the backend does: the prompt, then one plain step for the first token.
+  int begin(const std::vector<int>& prompt, const Limits& limits, const Schedule& schedule, bool planned) {
+    device.begin(prompt, limits.end, planned ? kMaxChunk : schedule.max_chunk, planned ? kMaxChunk : schedule.lookahead, true);
+    device.draft_step(false);
+    for (int stage = 0; stage < int(devices.size()); ++stage) {
+      if (stage > 0 && device.border_to(stage) != device.border_from(stage))   // the row, by hand
+        std::memcpy(const_cast<void*>(device.border_to(stage)), device.border_from(stage), kCapacity * 4);
+      device.verify(stage);
+    }
+    graphs.sequence = device.sequence(), graphs.drawn = device.drawn();
+    return record_of(device.verdicts().find(device.sequence())).committed.front();
+  }
+};
+
+Limits limits_of(Random& random, const std::vector<int>& prompt, int vocabulary, std::vector<int>* plain, const ToyModel& model) {
+  const int budget = between(random, 1, std::min(150, kCapacity - int(prompt.size()) - 1));
+  Limits limits{int(prompt.size()) + budget, {}};
+  if (chance(random, 30)) limits.stop_ids = {between(random, 0, vocabulary - 1)};
+  *plain = model.plain(prompt, budget);
+  const auto stop = std::find_if(plain->begin() + long(prompt.size()), plain->end(), [&](int token) {
+    return std::find(limits.stop_ids.begin(), limits.stop_ids.end(), token) != limits.stop_ids.end();
+  });
+  if (stop != plain->end()) plain->erase(stop + 1, plain->end());
+  return limits;
+}
+
+Costs toy_costs() {
+  Costs costs;
+  costs.turns.row_step = 1e-4, costs.turns.draft_step = 1.2e-4;
+  for (int rows = 1; rows <= kMaxRows; ++rows) costs.turns.verify[size_t(rows)] = 4e-4 + 1e-6 * rows;
+  costs.overlapped = costs.turns;
+  costs.can_overlap = true;
+  return costs;
+}
+
+void expect_good_manners(const std::string& where) {
+  const std::string misuse = levers().fake_cuda_misuse();
+  check(misuse.empty(), misuse.c_str(), where);
+}
+
+int64_t answers_of_a_model(uint64_t seed) {
+  const std::string where = "cuda carrier, seed " + std::to_string(seed);
+  Random random(seed);
+  std::vector<int> devices(size_t(between(random, 1, 3)), 0);
+  if (chance(random, 30)) devices.back() = 1;
+  Captured captured(seed, chance(random, 50) ? 1000 : 7, devices, double(between(random, 0, 10)) / 10.0, chance(random, 80));
+  captured.device.slow_down(chance(random, 70) ? 150 : 0, random());
+  int64_t rounds = 0;
+  for (int answer = 0; answer < 4; ++answer) {
+    std::vector<int> prompt, plain;
+    for (int i = between(random, 1, 20); i > 0; --i) prompt.push_back(between(random, 0, 6));
+    GraphRequest request;
+    request.limits = limits_of(random, prompt, captured.model.vocabulary, &plain, captured.model);
+    request.schedule = random_schedule(random);
+    if (chance(random, 40)) request.schedule.stop_rule.kind = StopRule::Kind::kSurvival;
+    if (chance(random, 25))
+      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, [](const Schedule&, const Costs&, double a) { return 2000 + 3000 * a; });
+    request.in_turns = chance(random, 20);
+    request.seed = random();
+    request.report_drafts = chance(random, 50);
+    request.prompt = prompt;
+    request.first = captured.begin(prompt, request.limits, request.schedule, bool(request.planner));
+    const bool interrupted = chance(random, 25), traced = chance(random, 30);
+    const auto patience = std::chrono::microseconds(between(random, 0, 4000));
+    const bool reports = request.report_drafts;
+    Trace trace;
+    std::vector<int> known = prompt, drafted(kCapacity, -1);
+    {
+      GraphSession session(captured.lanes, captured.graphs, std::move(request), traced ? &trace : nullptr);
+      const Helper interrupter([&] {
+        if (!interrupted) return;
+        std::this_thread::sleep_for(patience);
+        session.end();
+      });
+      for (;;) {
+        Event event;
+        double seconds = 0.0;
+        const auto status = session.next(2000, &event, &seconds);
+        if (status == GraphSession::Status::kEnded) break;
+        check(status == GraphSession::Status::kEvent || interrupted, "nothing has come for two seconds", where);
+        if (status != GraphSession::Status::kEvent) continue;
+        if (const Drafted* draft = std::get_if<Drafted>(&event)) {
+          drafted[size_t(draft->position)] = draft->token;
+          continue;
+        }
+        const Round& round = std::get<Round>(event);
+        check_round(round, plain, &known, where);
+        check(reports || std::count(drafted.begin(), drafted.end(), -1) == kCapacity, "drafts were told of unasked", where);
+        ++rounds;
+      }
+    }
+    check(known == plain || interrupted, "the answer is shorter than plain decoding's", where);
+    for (const Trace::Span& span : trace.spans())
+      check(span.end_us >= span.begin_us && span.rows >= 0, "a span ends before it begins", where);
+    check(!traced || interrupted || known.size() < prompt.size() + 3 || !trace.spans().empty(), "a trace without spans", where);
+    expect_good_manners(where);
+  }
+  captured.lanes.reset();
+  check(levers().fake_cuda_streams() == 0 && levers().fake_cuda_events() == 0, "streams or events were left behind", where);
+  return rounds;
+}
+
+// -- order -------------------------------------------------------------------------------------------------------------
+
+std::vector<FakeCudaCall> log_of(Captured* captured, const Schedule& schedule, int tokens, std::vector<int>* text) {
+  const std::vector<int> prompt = {1, 2, 3};
+  GraphRequest request;
+  request.prompt = prompt;
+  request.limits.end = int(prompt.size()) + tokens;
+  request.schedule = schedule;
+  request.first = captured->begin(prompt, request.limits, schedule, false);
+  levers().fake_cuda_clear_log();
+  *text = prompt;
+  GraphSession session(captured->lanes, captured->graphs, std::move(request), nullptr);
+  Event event;
+  double seconds = 0.0;
+  for (;;) {
+    const auto status = session.next(5000, &event, &seconds);
+    if (status == GraphSession::Status::kEnded) break;
+    check(status == GraphSession::Status::kEvent, "nothing has come for five seconds", "order");
+    const auto& committed = std::get<Round>(event).committed;
+    text->insert(text->end(), committed.begin(), committed.end());
+  }
+  std::vector<FakeCudaCall> calls(100000);
+  calls.resize(size_t(levers().fake_cuda_log(calls.data(), int(calls.size()))));
+  return calls;
+}
+
+// Launches behind each other on one stream need no events; with overlap, every pass waits for a draft step that has
+// been queued before it, and every launch is followed by the record of an event that nobody has waited for before.
+void calls_come_in_order() {
+  const std::string where = "order of calls";
+  Schedule turns, overlapped;
+  turns.first_chunk = turns.max_chunk = turns.lookahead = 4;
+  overlapped.first_chunk = 2, overlapped.max_chunk = 8, overlapped.lookahead = 15, overlapped.overlap = true;
+  for (const std::vector<int>& devices : {std::vector<int>{0}, {0, 0}, {0, 1}}) {
+    for (const Schedule& schedule : {turns, overlapped}) {
+      Captured captured(7, 1000, devices, 0.7, true);
+      std::vector<int> text;
+      const auto calls = log_of(&captured, schedule, 60, &text);
+      check(text == captured.model.plain({1, 2, 3}, 60), "a token differs from plain decoding", where);
+      const void* draft_stream = nullptr;
+      std::vector<std::pair<const void*, const void*>> launched_on;   // graph, stream
+      int passes = 0, drafts = 0, waits = 0, copies = 0;
+      std::vector<std::pair<const void*, uint64_t>> recorded, waited;   // event, generation
+      const void* waiting_stream = nullptr;
+      for (size_t i = 0; i < calls.size(); ++i) {
+        const FakeCudaCall& call = calls[i];
+        const std::string name = call.function;
+        if (name == "cuGraphLaunch") {
+          const bool is_draft = call.object == captured.graphs.draft || call.object == captured.graphs.row;
+          (is_draft ? drafts : passes) += is_draft || call.object == captured.graphs.verify[0];
+          if (is_draft) draft_stream = call.stream;
+          check(i + 1 < calls.size() && std::string(calls[i + 1].function) == "cuEventRecord" && calls[i + 1].stream == call.stream,
+                "a launch is not followed by the record of its event", where);
+          if (schedule.overlap && call.object == captured.graphs.verify[0])
+            check(waiting_stream == call.stream, "a pass does not wait for a draft step", where);
+          if (call.object != captured.graphs.draft && call.object != captured.graphs.row) waiting_stream = nullptr;
+        } else if (name == "cuEventRecord") {
+          recorded.emplace_back(call.object, call.generation);
+        } else if (name == "cuStreamWaitEvent") {
+          ++waits;
+          waiting_stream = call.stream;
+          check(std::find(recorded.begin(), recorded.end(), std::make_pair(call.object, call.generation)) != recorded.end(),
+                "a stream waits for an event that was recorded later", where);
+        } else {
+          ++copies;
+        }
+      }
+      const bool one_device = devices.size() == 1 || devices[1] == 0;
+      check(passes > 10 && drafts > 30, "too few launches for sixty tokens", where);
+      if (!schedule.overlap && one_device) check(waits == 0, "launches in turns on one device need no events", where);
+      if (schedule.overlap || !one_device) check(waits >= passes, "a pass that waits for nothing", where);
+      check((copies > 0) == !one_device, "rows are copied between devices, and only there", where);
+      check(draft_stream != nullptr, "no draft step was launched", where);
+      expect_good_manners(where);
+    }
+  }
+}
+
+// -- failures ----------------------------------------------------------------------------------------------------------
+
+// An answer on a driver that fails meanwhile: what was committed is right, and the error says which kind it is.
+void fails(const char* what, Fault fault, const std::string& line, const std::function<void(Captured*)>& spoil, bool overlap) {
+  const std::string where = std::string("failure: ") + what + (overlap ? ", overlapped" : ", in turns");
+  levers().fake_cuda_repair();
+  Captured captured(11, 1000, {0, 0}, 0.8, true);
+  const std::vector<int> prompt = {4, 5};
+  const std::vector<int> plain = captured.model.plain(prompt, 200);
+  Schedule schedule;
+  schedule.first_chunk = 2, schedule.max_chunk = 4, schedule.lookahead = 6, schedule.overlap = overlap;
+  const Limits limits{int(plain.size()), {}};
+  const int first = captured.begin(prompt, limits, schedule, false);
+  std::vector<int> known = prompt;
+  const auto begun = Clock::now();
+  bool told = false;
+  {
+    GraphCarrier carrier(captured.lanes.get(), captured.graphs, schedule, limits, 1, false);
+    carrier.begin(prompt, 0, first);
+    int events = 0;
+    try {
+      while (auto event = carrier.next()) {
+        check_round(std::get<Round>(*event), plain, &known, where);
+        if (++events == 3) spoil(&captured);
+      }
+    } catch (const DriverError& error) {
+      told = true;
+      check(error.fault == fault, error.what(), where);
+      check(std::strstr(error.what(), line.c_str()) != nullptr, error.what(), where);
+      check(std::strchr(error.what(), '\n') == nullptr, "an error of more than one line", where);
+    }
+    check(told, "nothing was said of the failure", where);
+    check(carrier.tokens() == known && known.size() >= prompt.size() + 3, "the committed text was not kept", where);
+    check(!carrier.next(), "an answer goes on after its error", where);
+  }
+  check(Clock::now() - begun < std::chrono::seconds(20), "an answer that does not end", where);
+  levers().fake_cuda_repair();
+}
+
+void failures() {
+  for (bool overlap : {false, true}) {
+    const auto fail_at = [](const char* function, int result) {
+      return [=](Captured*) { levers().fake_cuda_fail(function, 5, result); };
+    };
+    fails("out of memory", Fault::kOutOfMemory, "out of memory (launching a graph: CUDA_ERROR_OUT_OF_MEMORY", fail_at("cuGraphLaunch", 2), overlap);
+    fails("a refused launch", Fault::kLaunch, "a kernel failed", fail_at("cuGraphLaunch", 719), overlap);
+    fails("a refused record", Fault::kOther, "the NVIDIA driver refused", fail_at("cuEventRecord", 400), overlap);
+    fails("a failing kernel", Fault::kLaunch, "a kernel failed", [](Captured* c) { c->stages.back()->fails_after = 2; }, overlap);
+    fails("a lost device", Fault::kLost, "the GPU is lost", [](Captured*) { levers().fake_cuda_lose(40, 999); }, overlap);
+    fails("an uncorrectable error", Fault::kLost, "the GPU is lost", [](Captured*) { levers().fake_cuda_lose(1, 214); }, overlap);
+    fails("a silent device", Fault::kSilent, "has not answered for 1 seconds", [](Captured*) { levers().fake_cuda_stall(1); }, overlap);
+  }
+  // What fails while things are made: nothing is left behind.
+  for (const char* function : {"cuStreamCreateWithPriority", "cuEventCreate", "cuDevicePrimaryCtxRetain"}) {
+    levers().fake_cuda_repair();
+    levers().fake_cuda_fail(function, 1, 2);
+    bool told = false;
+    try {
+      const Lanes lanes(0, {0});
+    } catch (const DriverError& error) {
+      told = error.fault == Fault::kOutOfMemory;
+    }
+    check(told && levers().fake_cuda_streams() == 0 && levers().fake_cuda_events() == 0, "making streams fails badly", function);
+  }
+  bool told = false;
+  try {
+    device_facts(5);
+  } catch (const DriverError& error) {
+    told = error.fault == Fault::kNoDevice && std::strstr(error.what(), "there is no GPU 5: the driver sees 2") != nullptr;
+  }
+  check(told, "a GPU that is not there", "device_facts");
+  // A session: the error comes after what was committed, and only once.
+  levers().fake_cuda_repair();
+  Captured captured(3, 1000, {0}, 0.8, true);
+  GraphRequest request;
+  request.prompt = {1};
+  request.limits.end = 100;
+  request.schedule.first_chunk = request.schedule.max_chunk = request.schedule.lookahead = 3;
+  request.first = captured.begin(request.prompt, request.limits, request.schedule, false);
+  captured.stages.back()->fails_after = 4;
+  GraphSession session(captured.lanes, captured.graphs, request, nullptr);
+  int events = 0, errors = 0;
+  for (bool over = false; !over;) {
+    Event event;
+    double seconds = 0.0;
+    try {
+      const auto status = session.next(2000, &event, &seconds);
+      over = status == GraphSession::Status::kEnded;
+      events += status == GraphSession::Status::kEvent;
+    } catch (const DriverError&) {
+      ++errors;
+    }
+  }
+  check(events >= 1 && events <= 5 && errors == 1, "a failing session", "a session");
+  levers().fake_cuda_repair();
+}
+
+int run(double seconds, uint64_t seed) {
+  setenv("PPSD_CUDA_DRIVER", PPSD_FAKE_CUDA, 1);
+  setenv("PPSD_CUDA_TIMEOUT", "1", 1);
+  check(device_facts(0).name == "Fake GPU" && device_facts(1).major == 9, "the fake driver is not the one in use", "device_facts");
+  calls_come_in_order();
+  failures();
+  int64_t rounds = 0, models = 0;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  do rounds += answers_of_a_model(seed + uint64_t(models++));
+  while (Clock::now() < end);
+  check(rounds > 0, "too little time for anything", "cuda_carrier");
+  std::printf("cuda_carrier: ok, %lld rounds of %lld models, seed %llu\n", (long long)rounds, (long long)models,
+              (unsigned long long)seed);
+  return 0;
+}
+
+}  // namespace
+}  // namespace ppsd::test
+
+int main(int argc, char** argv) {
+  const double seconds = argc > 1 ? std::atof(argv[1]) : 10.0;
+  const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
+  try {
+    return ppsd::test::run(seconds, seed);
+  } catch (const std::exception& error) {
+    ppsd::test::fail(error.what(), "an exception");
+  }
+}

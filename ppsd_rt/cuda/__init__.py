@@ -1,0 +1,1 @@
+"""The runtime on a GPU: weights, static buffers and the stages made of the Triton kernels, and what launches them."""

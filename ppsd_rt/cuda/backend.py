@@ -1,0 +1,376 @@
+"""The CUDA backend: fused Triton kernels, captured stages, overlapped launches.
+
+The stages (stages.py) are captured once (graphs.py) and launched by the C++ carrier (csrc/cuda/), which knows of the
+text only what verdicts tell. Where they cannot be captured, and in Triton's interpreter, the same plan launches them
+one kernel after the other (eager.py): slower, and the same answer.
+"""
+
+import os
+import sys
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import asdict, replace
+from threading import Lock
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .. import _native
+from ..backend import RunOptions, one_at_a_time
+from ..cpu_backend import cut_layers, native_schedule, to_event
+from ..errors import PpsdError, UsageError
+from ..models.checkpoint import Checkpoint
+from ..models.head_file import HeadFile, HeadInfo
+from ..planner import Costs, costs_path, explain, keep_costs, known_costs, prior
+from ..protocol import Drafted, Limits, Round
+from ..sampling import SamplingParams
+from ..schedule import MAX_CHUNK, Auto, Schedule
+from ..stop_rules import BetaThompson, FixedLength
+from ..trace import occupancy
+from ..triton_kernels.state import DRAWN, RECORD_COMMITTED, RECORD_IDS, RECORD_SEQUENCE, REPORT, SEQUENCE
+from . import calibrate, errors
+from .buffers import needed_bytes
+from .eager import EagerCarrier
+from .graphs import CaptureFailed, Recorder, StageGraphs
+from .logits import logits_of
+from .stages import DeviceStages
+from .weights import FORMATS, DeviceWeights, refuses
+
+LEAST_CAPACITY = 1024  # positions that buffers are made for
+
+
+class CudaBackend:
+    name = "cuda"
+    threads = 1  # that launches
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: str,
+        device: str,
+        threads: int | None,
+        stages: int | Sequence[int] = 1,
+    ) -> None:
+        self._device = errors.pick_device(device)
+        on_gpu = self._device.type == "cuda"
+        self._dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
+        if self._dtype not in FORMATS:
+            raise UsageError(f"dtype {dtype!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
+        reason = refuses(checkpoint.config)
+        if reason:
+            raise PpsdError(f"the cuda backend cannot run this model: {reason}; use --backend torch")
+        self._config, self._cuts = checkpoint.config, stages
+        cut_layers(0, self._config.num_hidden_layers, stages)  # before the weights are loaded
+        errors.check_memory(self._config, self._dtype, self._device)
+        self._checkpoint = checkpoint
+        self._serial, self._eager = _switch("PPSD_CUDA_SERIAL"), not on_gpu or _switch("PPSD_CUDA_EAGER")
+        self._pdl = on_gpu and torch.cuda.get_device_capability(self._device) >= (9, 0) and not _switch("PPSD_NO_PDL")
+        self._told = False
+        with self._out_of_memory(f"the weights as {self._dtype}", errors.weight_bytes(self._config, self._dtype)):
+            self._base = DeviceWeights.from_checkpoint(checkpoint, self._dtype, self._device)
+        self._starting = Lock()
+        self._answer: _Answer | None = None
+        self._last: _Answer | None = None
+        self._lost: str | None = None
+        self._tokens: list[int] = []  # the prompt whose rows the stages hold
+        self._stages: DeviceStages | None = None
+        self._graphs: StageGraphs | None = None
+        self.use_head(None)
+
+    @property
+    def device(self) -> str:
+        return str(self._device)
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype
+
+    @property
+    def weights(self) -> DeviceWeights:
+        return self._weights
+
+    @property
+    def head(self) -> HeadInfo | None:
+        return self._weights.head.info if self._weights.head else None
+
+    def use_head(self, file: HeadFile | None) -> None:
+        cut_layers(file.info.exit_layer if file else 0, self._config.num_hidden_layers, self._cuts)
+        self._end()
+        self._drop_stages()
+        with self._out_of_memory("the exit head", 0):
+            self._weights = self._base.with_head(file)
+        self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
+        self._costs: Costs | None = None
+        self._planners: dict[float | None, _native.Planner] = {}  # by the oracle's acceptance, None without one
+        self._planned: _native.Planner | None = None
+
+    def rounds(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        schedule: Schedule | Auto,
+        limits: Limits,
+        options: RunOptions,
+    ) -> Generator[Round | Drafted, None, None]:
+        answer = None
+        try:
+            with self._starting:
+                self._end()
+                planner = self._plan(options.oracle.acceptance if options.oracle else None, schedule)
+                answer = self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
+            whole = False
+            for event in answer.events():
+                if isinstance(event, Round):
+                    whole = limits.reached_by(event)
+                yield event
+                one_at_a_time(whole or self._answer is answer)
+            one_at_a_time(whole or self._answer is answer)
+        except _native.CudaError as error:
+            self._lost = str(error)  # a broken context stays broken
+            raise PpsdError(self._lost) from None
+        finally:
+            if answer is not None:
+                answer.close()
+                if self._answer is answer:
+                    self._answer = None
+
+    def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
+        self._end()
+        self._tokens = []
+        return logits_of(self._ready(len(ids) + 1), ids, last).cpu().numpy()
+
+    def bytes_per_token(self, context: int) -> int:
+        return self._weights.bytes + self._config.kv_values * self._weights.dtype.itemsize * context
+
+    def spans(self) -> list[tuple[str, int, int, float, float]]:
+        return self._last.spans() if self._last else []
+
+    def costs(self, again: bool = False) -> Costs:
+        """What draft steps and verification passes cost here; measured where no earlier run has, or `again`."""
+        self._end()
+        head = self.head
+        if head is None:
+            raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
+        if self._costs is None or again:
+            stages = self._ready(calibrate.most_positions())
+            path = costs_path(
+                self._checkpoint.hash, head, self._draft_vocabulary, self._dtype, len(stages.slices), self._machine()
+            )
+            keep = self._device.type == "cuda" and not again
+            self._costs = known_costs(path) if keep else None
+            if self._costs is None:
+                self._tokens = []
+                self._costs = calibrate.calibrate(stages, self._graphs)
+                if self._device.type == "cuda":
+                    keep_costs(path, self._costs)
+            self._planners.clear()
+        return self._costs
+
+    def explain(self) -> str:
+        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
+        lines = [explain(self._planned, self.costs())] if self._planned else []
+        if self._planned and self._costs and self._costs.overlapped:
+            turns, beside = self._costs.turns, self._costs.overlapped
+            lines.append(
+                f"side by side on two streams a draft takes {beside.draft_step / turns.draft_step:.2f} times as long, "
+                f"a pass {beside.verify[0] / turns.verify[0]:.2f} times"
+            )
+        if spans := self.spans():
+            lines.append(str(occupancy(spans)))
+        return "\n".join(lines)
+
+    def facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "launches": "one by one" if self._eager else "captured",
+            "dependent_launches": self._pdl,
+        }
+        if self._device.type == "cuda":
+            properties = torch.cuda.get_device_properties(self._device)
+            free, total = torch.cuda.mem_get_info(self._device)
+            facts |= {
+                "gpu": properties.name,
+                "sm": f"{properties.major}{properties.minor}",
+                "multiprocessors": properties.multi_processor_count,
+                "memory_gigabytes": round(total / 1e9, 1),
+                "free_gigabytes": round(free / 1e9, 1),
+            }
+        return {**facts, "packed_megabytes": round(self._weights.bytes / 1e6, 1)}
+
+    # -- an answer -----------------------------------------------------------------------------------------------------
+
+    def _begin(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        schedule: Schedule | Auto,
+        planner: _native.Planner | None,
+        limits: Limits,
+        options: RunOptions,
+    ) -> "_Answer":
+        """Run the prompt and the pass that gives the first token; then the carrier's work begins."""
+        begun = perf_counter()
+        stages = self._ready(limits.end)
+        keep = _common_prefix(self._tokens, prompt[:-1])
+        self._tokens = []
+        most, lookahead = (
+            (MAX_CHUNK, MAX_CHUNK) if isinstance(schedule, Auto) else (schedule.max_chunk, schedule.lookahead)
+        )
+        stages.begin(prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle)
+        self._tokens = list(prompt)
+        kept = min(keep, len(prompt) - 1)
+        records = options.report_drafts or isinstance(schedule, Auto) or _by_confidence(schedule)
+        stages.state[REPORT] = int(records)
+        self._synchronise()
+        if self._graphs is None:
+            stages.plain_step()
+            self._synchronise()
+        else:
+            self._graphs.plain_step()
+        sequence, drawn = (int(stages.state[place]) for place in (SEQUENCE, DRAWN))
+        record = stages.ring[sequence % len(stages.ring)].tolist()
+        if record[RECORD_SEQUENCE] != sequence or record[RECORD_COMMITTED] != 1:
+            raise PpsdError("the prompt's verdict has not come from the device")
+        arguments: dict[str, Any] = {
+            "schedule": planner if planner is not None else native_schedule(schedule),  # type: ignore[arg-type]
+            "limits": _native.Limits(limits.end, sorted(limits.stop_ids)),
+            "seed": params.seed,
+            "in_turns": self._serial,
+        }
+        if self._graphs is None:
+            plan = _native.LaunchPlan(stages=len(stages.slices), **arguments)
+            carrier = EagerCarrier(stages, plan, sequence=sequence, drawn=drawn, report_drafts=options.report_drafts)
+            events = carrier.events(prompt, kept, record[RECORD_IDS])
+            return _Answer(events, None, perf_counter() - begun)
+        session = _native.GraphSession(
+            lanes=self._graphs.lanes,
+            graphs=self._graphs.as_dict(stages, draft_records=records, sequence=sequence, drawn=drawn),
+            prompt=list(prompt),
+            keep=kept,
+            first=record[RECORD_IDS],
+            report_drafts=options.report_drafts,
+            trace=options.trace,
+            **arguments,
+        )
+        return _Answer(map(to_event, session), session, perf_counter() - begun)
+
+    def _plan(self, acceptance: float | None, schedule: Schedule | Auto) -> _native.Planner | None:
+        """The planner goes on from answer to answer; what an oracle feigns stays apart."""
+        if not isinstance(schedule, Auto):
+            return None
+        assert self.head is not None
+        costs = self.costs()
+        if acceptance not in self._planners:
+            self._planners[acceptance] = _native.Planner(asdict(costs), prior(self.head))
+        self._planned = self._planners[acceptance]
+        return self._planned
+
+    def _end(self) -> None:
+        """End the answer in progress, if there is one."""
+        if self._lost is not None:
+            raise PpsdError(f"{self._lost}; this process cannot use the GPU any more")
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            answer.close()
+
+    # -- stages and graphs ---------------------------------------------------------------------------------------------
+
+    def _ready(self, end: int) -> DeviceStages:
+        """Stages, captured where that can be, for texts that end before this position."""
+        if self._stages is None or self._stages.capacity < end:
+            capacity = max(LEAST_CAPACITY, calibrate.most_positions(), 1 << (end - 1).bit_length())
+            capacity = max(end, min(capacity, self._config.max_position_embeddings), calibrate.most_positions())
+            self._drop_stages()
+            cuts = cut_layers(self._weights.exit_layer, self._config.num_hidden_layers, self._cuts)
+            with self._out_of_memory(
+                f"a KV cache of {capacity} tokens", needed_bytes(self._weights, capacity, 1 + len(cuts))
+            ):
+                self._stages = DeviceStages(self._weights, capacity, cuts, pdl=self._pdl)
+            if not self._eager:
+                self._capture()
+        assert self._stages is not None
+        return self._stages
+
+    def _capture(self) -> None:
+        assert self._stages is not None
+        try:
+            self._graphs = StageGraphs(self._stages, Recorder(self._device))
+        except CaptureFailed as error:
+            self._eager = True
+            if not self._told:
+                self._told = True
+                print(
+                    f"ppsd-rt: the stages cannot be captured ({error}); they are launched one by one", file=sys.stderr
+                )
+
+    def _drop_stages(self) -> None:
+        if self._graphs is not None:
+            self._synchronise()
+            self._graphs.close()
+        self._graphs = self._stages = None
+        self._tokens = []
+
+    def _synchronise(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def _machine(self) -> str:
+        if self._device.type != "cuda":
+            return "interpreter"
+        switches = (self._eager, self._pdl)
+        return f"{torch.cuda.get_device_name(self._device)} {torch.__version__} {switches}"
+
+    def _out_of_memory(self, what: str, needed: int) -> "_OutOfMemory":
+        return _OutOfMemory(what, needed, self._device, errors.smaller(self._dtype))
+
+
+class _Answer:
+    """The events of one answer, whichever carrier makes them."""
+
+    def __init__(
+        self, events: Iterator[Round | Drafted], session: "_native.GraphSession | None", prompt_seconds: float
+    ) -> None:
+        self._events, self._session, self._before = events, session, prompt_seconds
+
+    def events(self) -> Generator[Round | Drafted, None, None]:
+        for event in self._events:
+            if isinstance(event, Round) and self._session is not None:
+                event = replace(event, seconds=self._before + self._session.seconds)
+            yield event
+
+    def spans(self) -> list[tuple[str, int, int, float, float]]:
+        return self._session.spans() if self._session is not None else []
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        elif isinstance(self._events, Generator):
+            self._events.close()
+
+
+class _OutOfMemory:
+    """Turns torch's error into a line that says how much was needed."""
+
+    def __init__(self, what: str, needed: int, device: torch.device, remedy: str) -> None:
+        self.what, self.needed, self.device, self.remedy = what, needed, device, remedy
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            free, total = torch.cuda.mem_get_info(self.device)
+            raise PpsdError(errors.no_memory(self.what, self.needed, free, total, self.remedy)) from None
+
+
+def _by_confidence(schedule: Schedule) -> bool:
+    return not isinstance(schedule.stop_rule, (FixedLength, BetaThompson))
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _switch(name: str) -> bool:
+    return os.environ.get(name, "0") not in ("", "0")

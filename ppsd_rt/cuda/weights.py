@@ -1,0 +1,255 @@
+"""A model's weights and an exit head's, on a device, in the form in which the Triton kernels take them.
+
+q, k and v are one matrix, gate and up another. Formats: float32 (the interpreter's), bfloat16, and int8 (weights int8
+with a float16 scale for every 32 inputs; norms, biases, the embedding table and the KV cache in bfloat16).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from ..errors import PpsdError, UsageError
+from ..models.checkpoint import Array, Checkpoint
+from ..models.config import LlamaConfig
+from ..models.head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, head_shapes
+from ..models.llama import from_numpy
+from ..models.made import MadeCheckpoint
+from ..models.shapes import model_shapes
+from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise
+
+FORMATS = ("float32", "bfloat16", "int8")
+_ROWS_AT_A_TIME = 8192  # of a matrix that is quantised: its float32 copy should not need much memory
+
+Source = Callable[[str], Tensor]  # a checkpoint's tensor by its name, on any device, in any float format
+
+
+def refuses(config: LlamaConfig) -> str | None:
+    """Why the kernels cannot run a model of this shape, or None."""
+    for name, value, step in (
+        ("hidden_size", config.hidden_size, INT8_BLOCK),
+        ("intermediate_size", config.intermediate_size, INT8_BLOCK),
+        ("num_attention_heads * head_dim", config.num_attention_heads * config.head_dim, INT8_BLOCK),
+        ("head_dim", config.head_dim, 16),
+    ):
+        if value % step:
+            return f"{name} {value} is not a multiple of {step}"
+    return None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decoder layer; an adapter's has no MLP (post_norm, gate_up and down are None)."""
+
+    norm: Tensor  # [hidden]
+    qkv: Weight  # [(heads + 2 kv_heads) * head_dim, hidden]
+    qkv_bias: Tensor | None
+    out: Weight  # [hidden, heads * head_dim]
+    out_bias: Tensor | None
+    post_norm: Tensor | None = None  # [hidden]
+    gate_up: Weight | None = None  # [2 inner, hidden]
+    down: Weight | None = None  # [hidden, inner]
+
+    @property
+    def bytes(self) -> int:
+        """Of its matrices, which every pass reads."""
+        return sum(map(weight_bytes, (self.qkv, self.out, self.gate_up, self.down)))
+
+
+@dataclass(frozen=True)
+class Head:
+    """An exit head. draft_ids: int32 [outputs], ascending, or None for the whole vocabulary.
+
+    feedback: of a head of that kind its matrices, one below the other [DISTANCES * hidden, hidden], and its norm.
+    """
+
+    info: HeadInfo
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    lm_head: Weight  # [outputs, hidden]
+    draft_ids: Tensor | None
+    feedback: Weight | None = None
+    feedback_norm: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class DeviceWeights:
+    config: LlamaConfig
+    format: str
+    layers: tuple[Layer, ...]
+    embedding: Tensor  # [vocabulary, hidden]
+    norm: Tensor  # [hidden]
+    lm_head: Weight  # [vocabulary, hidden]; in the formats of one kind it shares the memory of a tied embedding
+    head: Head | None = None
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint, format: str, device: torch.device | str) -> "DeviceWeights":
+        if isinstance(checkpoint, MadeCheckpoint):
+            return cls.random(checkpoint.config, format, device, seed=checkpoint.seed)
+        return cls.build(checkpoint.config, _mapped(checkpoint.tensors), format, device)
+
+    @classmethod
+    def random(
+        cls, config: LlamaConfig, format: str, device: torch.device | str, *, seed: int = 0, scale: float = 0.02
+    ) -> "DeviceWeights":
+        """Made on the device, for benchmarks: no checkpoint is read, and int8 matrices were never anything else."""
+        return cls.build(config, _Dice(model_shapes(config), device, seed, scale), format, device)
+
+    @classmethod
+    def build(cls, config: LlamaConfig, source: Source, format: str, device: torch.device | str) -> "DeviceWeights":
+        """Raises UsageError for an unknown format, PpsdError for a shape that the kernels do not do."""
+        if format not in FORMATS:
+            raise UsageError(f"dtype {format!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
+        reason = refuses(config)
+        if reason:
+            raise PpsdError(f"the cuda backend cannot run this model: {reason}; use --backend torch")
+        loader = _Loader(source, format, device)
+        layers = tuple(loader.layer(f"model.layers.{i}.", config) for i in range(config.num_hidden_layers))
+        embedding = loader.plain("model.embed_tokens.weight")
+        if not config.tie_word_embeddings:
+            lm_head = loader.matrix("lm_head.weight")
+        else:
+            lm_head = loader.packed(embedding)
+        return cls(config, format, layers, embedding, loader.plain("model.norm.weight"), lm_head)
+
+    def with_head(self, file: HeadFile | None) -> "DeviceWeights":
+        """The same weights (shared) with another exit head, or without one."""
+        if file is None:
+            return replace(self, head=None)
+        return self._with(_mapped(file.tensors), file.info, None if file.draft_ids is None else file.draft_ids.tolist())
+
+    def with_random_head(
+        self, kind: str, exit_layer: int, draft_ids: Sequence[int] | None = None, *, seed: int = 1, scale: float = 0.02
+    ) -> "DeviceWeights":
+        info = HeadInfo(kind, exit_layer, "random", "")
+        info.check(self.config)
+        return self._with(_Dice(head_shapes(kind, self.config), self.device, seed, scale), info, draft_ids)
+
+    def _with(self, source: Source, info: HeadInfo, draft_ids: Sequence[int] | None) -> "DeviceWeights":
+        loader = _Loader(source, self.format, self.device)
+        mlp = info.kind != "adapter"
+        layers = tuple(loader.layer(f"layers.{i}.", self.config, mlp=mlp) for i in range(LAYERS[info.kind]))
+        heard, norm = None, None
+        if info.kind == "feedback":
+            heard = loader.matrix(*(f"feedback.{distance}.weight" for distance in range(1, DISTANCES + 1)))
+            norm = loader.plain("feedback.norm.weight")
+        lm_head, ids = self.lm_head, None
+        if draft_ids is not None:
+            ids = torch.tensor(draft_ids, dtype=torch.int32, device=self.device)
+            chosen = ids.long()
+            scales = None if self.lm_head.scales is None else self.lm_head.scales[chosen].contiguous()
+            lm_head = Weight(self.lm_head.values[chosen].contiguous(), scales)
+        return replace(self, head=Head(info, layers, loader.plain("norm.weight"), lm_head, ids, heard, norm))
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the KV cache, and of the rows between the kernels of a layer."""
+        return self.embedding.dtype
+
+    @property
+    def exit_layer(self) -> int:
+        """How many layers draft steps run; 0 without a head."""
+        return self.head.info.exit_layer if self.head else 0
+
+    @property
+    def bytes(self) -> int:
+        """What a plain step reads: all matrices once."""
+        return sum(layer.bytes for layer in self.layers) + weight_bytes(self.lm_head)
+
+    @property
+    def draft_bytes(self) -> int:
+        """What a draft step reads."""
+        if self.head is None:
+            return 0
+        layers, heard = chain(self.layers[: self.exit_layer], self.head.layers), self.head.feedback
+        of_one = 0 if heard is None else weight_bytes(heard) // DISTANCES
+        return sum(layer.bytes for layer in layers) + weight_bytes(self.head.lm_head) + of_one
+
+
+def weight_bytes(weight: Weight | None) -> int:
+    if weight is None:
+        return 0
+    return weight.values.nbytes + (0 if weight.scales is None else weight.scales.nbytes)
+
+
+class _Loader:
+    """Takes a layer's tensors from a source, by the names of a checkpoint."""
+
+    def __init__(self, source: Source, format: str, device: torch.device | str) -> None:
+        self.source, self.format, self.device = source, format, device
+        self.dtype = torch.float32 if format == "float32" else torch.bfloat16
+
+    def plain(self, name: str) -> Tensor:
+        return self.source(name).to(self.device, self.dtype).contiguous()
+
+    def matrix(self, *names: str) -> Weight:
+        """The matrices one below the other."""
+        ready = getattr(self.source, "int8", None)
+        if self.format == "int8" and ready is not None:
+            return _stacked([ready(name) for name in names])
+        return _stacked([self.packed(self.plain(name)) for name in names])
+
+    def packed(self, matrix: Tensor) -> Weight:
+        if self.format != "int8":
+            return Weight(matrix)
+        return _stacked([quantise(part) for part in matrix.split(_ROWS_AT_A_TIME)])
+
+    def layer(self, prefix: str, config: LlamaConfig, *, mlp: bool = True) -> Layer:
+        projections = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
+        bias, out_bias = config.attention_bias, config.attention_output_bias
+        layer = Layer(
+            self.plain(f"{prefix}input_layernorm.weight"),
+            self.matrix(*(f"{name}.weight" for name in projections)),
+            torch.cat([self.plain(f"{name}.bias") for name in projections]) if bias else None,
+            self.matrix(f"{prefix}self_attn.o_proj.weight"),
+            self.plain(f"{prefix}self_attn.o_proj.bias") if out_bias else None,
+        )
+        if not mlp:
+            return layer
+        return replace(
+            layer,
+            post_norm=self.plain(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=self.matrix(f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight"),
+            down=self.matrix(f"{prefix}mlp.down_proj.weight"),
+        )
+
+
+def _mapped(tensors: "dict[str, Array] | object") -> Source:
+    return lambda name: from_numpy(tensors[name])  # type: ignore[index]
+
+
+def _stacked(parts: Sequence[Weight]) -> Weight:
+    if len(parts) == 1:
+        return parts[0]
+    scales = [part.scales for part in parts if part.scales is not None]
+    return Weight(torch.cat([part.values for part in parts]), torch.cat(scales) if scales else None)
+
+
+class _Dice:
+    """Random tensors of given shapes: norms near 1, all else normal with a standard deviation of `scale`."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]], device: torch.device | str, seed: int, scale: float) -> None:
+        self.shapes, self.device, self.scale = shapes, device, scale
+        self.generator = torch.Generator(device).manual_seed(seed)
+
+    def __call__(self, name: str) -> Tensor:
+        shape = self.shapes[name]
+        if len(shape) == 2 and torch.device(self.device).type == "cuda":
+            made = torch.empty(shape, dtype=torch.bfloat16, device=self.device)  # half the memory while it is made
+            return made.normal_(0.0, self.scale, generator=self.generator)
+        noise = torch.randn(shape, generator=self.generator, device=self.device)
+        return 1 + 0.1 * noise if "norm" in name else self.scale * noise
+
+    def int8(self, name: str) -> Weight:
+        outputs, inputs = self.shapes[name]
+        values = torch.empty(outputs, inputs, dtype=torch.int8, device=self.device)
+        values.random_(-127, 128, generator=self.generator)
+        # A uniform number from -127 to 127 has a standard deviation of 73.6.
+        scales = torch.full((outputs, inputs // INT8_BLOCK), self.scale / 73.6, dtype=torch.float16, device=self.device)
+        return Weight(values, scales)

@@ -1,0 +1,137 @@
+"""What test_captured.py runs in a process of its own, with the fake driver: prints one JSON object."""
+
+import ctypes
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import torch
+
+from ppsd_rt.backend import RunOptions
+from ppsd_rt.cuda import backend as cuda_backend
+from ppsd_rt.cuda import graphs
+from ppsd_rt.engine import Engine
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.planner import Costs, StageCosts
+from ppsd_rt.sampling import SamplingParams
+
+sys.path.append(str(Path(__file__).parents[2]))
+import kernel_support  # noqa: F401  (mends the interpreter)
+
+PROMPT = [72, 101, 108]
+PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
+RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+
+torch.set_num_threads(1)
+fake = ctypes.CDLL(os.environ["PPSD_CUDA_DRIVER"])
+fake.fake_cuda_graph.restype = ctypes.c_void_p
+fake.fake_cuda_graph.argtypes = [RUN, ctypes.c_void_p]
+fake.fake_cuda_misuse.restype = ctypes.c_char_p
+interpreter = threading.Lock()  # Triton's interprets one kernel at a time
+
+
+class Call(ctypes.Structure):
+    _fields_ = (
+        ("function", ctypes.c_char_p),
+        ("stream", ctypes.c_void_p),
+        ("object", ctypes.c_void_p),
+        ("generation", ctypes.c_uint64),
+    )
+
+
+class FakeRecorder(graphs.Recorder):
+    def __init__(self, device):
+        super().__init__(device)
+        self.calls = []
+
+    def warm_up(self, steps):
+        pass
+
+    def record(self, step, priority, stage):
+        def run(_):
+            try:
+                with interpreter:
+                    step()
+            except BaseException as error:
+                print(error, file=sys.stderr)
+                return 719
+            return 0
+
+        self.calls.append(RUN(run))
+        return fake.fake_cuda_graph(self.calls[-1], None)
+
+
+class NoRecorder(graphs.Recorder):
+    def warm_up(self, steps):
+        raise RuntimeError("no room for a graph\nand more that nobody reads")
+
+
+def engine_of(folder, recorder=FakeRecorder, serial=False):
+    os.environ["PPSD_CUDA_SERIAL"] = str(int(serial))
+    cuda_backend.Recorder = recorder
+    engine = Engine.from_pretrained(folder, exit_head="norm:1", backend="cuda", device="cpu")
+    engine.backend._eager = False
+    return engine
+
+
+def answer(engine, schedule, trace=False):
+    fake.fake_cuda_clear_log()
+    completion = engine.generate(PROMPT, PARAMS, schedule, RunOptions(trace=trace)).run()
+    log = (Call * 10000)()
+    streams = {call.stream for call in log[: fake.fake_cuda_log(log, 10000)] if call.function == b"cuGraphLaunch"}
+    assert fake.fake_cuda_misuse() == b"", fake.fake_cuda_misuse()
+    return {
+        "ids": completion.ids,
+        "judged": completion.statistics.judged,
+        "launches": engine.backend.facts()["launches"],
+        "streams": len(streams),
+        "spans": engine.backend.spans(),
+        "explained": engine.backend.explain(),
+    }
+
+
+def answers(folder):
+    engine = engine_of(folder)
+    result = {"plain": answer(engine, "plain")}
+    result["turns"] = answer(engine, "eesd:length=2,stop_rule=survival")
+    result["elastic"] = answer(engine, "elastic:first_chunk=1", trace=True)
+    table = StageCosts(0.1, 0.11, (1.0,) * 16)
+    engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these
+    result["auto"] = answer(engine, "auto")
+    result["elastic, serial"] = answer(engine_of(folder, serial=True), "elastic")
+    return result
+
+
+def loss(folder):
+    engine = engine_of(folder)
+    plain = engine.generate(PROMPT, PARAMS, "plain").run().ids
+    generation = engine.generate(PROMPT, PARAMS, "eesd:length=2")
+    tokens, said, again = [], "", ""
+    try:
+        for token in generation:
+            tokens.append(token.id)
+            fake.fake_cuda_lose(1, 999)
+    except PpsdError as error:
+        said = str(error)
+    try:
+        engine.generate(PROMPT, PARAMS, "plain").run()
+    except PpsdError as error:
+        again = str(error)
+    assert list(generation.completion.ids) == tokens
+    return {"plain": plain, "tokens": tokens, "error": said, "again": again}
+
+
+def uncaptured(folder):
+    engine = engine_of(folder, NoRecorder)
+    plain = engine.generate(PROMPT, PARAMS, "plain").run().ids
+    ids = engine.generate(PROMPT, PARAMS, "elastic").run().ids
+    return {"plain": plain, "ids": ids}
+
+
+if __name__ == "__main__":
+    result = globals()[sys.argv[1]](sys.argv[2])
+    print(json.dumps(result))
+    sys.stdout.flush()
+    os._exit(0)  # streams of a driver that is lost need not be taken down

@@ -1,0 +1,141 @@
+"""The cuda backend through the engine: every schedule gives plain decoding's answer.
+
+In Triton's interpreter that is what eager torch says too; on a GPU, where bfloat16 rounds otherwise, its own.
+"""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+import kernel_support  # noqa: F401  (how the interpreter adds up)
+import numpy as np
+from support import write_model
+
+from ppsd_rt.backend import Oracle, RunOptions
+from ppsd_rt.engine import Committed, Engine
+from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.protocol import Drafted
+from ppsd_rt.sampling import SamplingParams
+from ppsd_rt.schedule import parse_schedule
+
+ON_GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", "bfloat16") if ON_GPU else ("cpu", "float32")
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3,
+    "num_attention_heads": 2, "num_key_value_heads": 1,
+}  # fmt: skip
+SAMPLED = SamplingParams(max_tokens=6, temperature=0.8, seed=4, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+PROMPT = [72, 101, 108, 108, 111]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models") / "small", **SMALL)
+
+
+def engine_of(folder, **options):
+    return Engine.from_pretrained(folder, exit_head="norm:1", backend="cuda", device=DEVICE, dtype=DTYPE, **options)
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return engine_of(folder)
+
+
+@pytest.fixture(scope="module")
+def plain(folder, engine):
+    if ON_GPU:
+        return {params: engine.generate(PROMPT, params, "plain").run().ids for params in (SAMPLED, GREEDY)}
+    reference = Engine.from_pretrained(folder, exit_head="norm:1", backend="torch", device="cpu", dtype="float32")
+    return {params: reference.generate(PROMPT, params, "plain").run().ids for params in (SAMPLED, GREEDY)}
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "plain",
+        "eesd:length=3,stop_rule=fixed",
+        "eesd:stop_rule=beta",
+        "eesd:stop_rule=survival",
+        "ppsd",
+        "elastic",
+        "auto",
+    ],
+)
+def test_every_schedule_gives_the_plain_answer(engine, plain, schedule):
+    params = SAMPLED if schedule in ("plain", "elastic") else GREEDY
+    completion = engine.generate(PROMPT, params, schedule).run()
+    assert completion.ids == plain[params]
+    statistics = completion.statistics
+    assert statistics.tokens == 6 and statistics.backend == "cuda"
+    if schedule not in ("plain", "auto"):
+        assert statistics.judged > 0
+    if schedule == "auto":
+        assert "a plain token" in engine.backend.explain()
+
+
+def test_verification_in_two_stages(folder, plain):
+    """Draft steps come between the stages of a pass."""
+    engine = engine_of(folder, stages=2)
+    completion = engine.generate(PROMPT, GREEDY, "elastic:first_chunk=1").run()
+    assert completion.ids == plain[GREEDY]
+
+
+def test_an_oracles_drafts_and_reports_of_them(engine, plain):
+    truth = (*PROMPT, *plain[GREEDY])
+    options = RunOptions(report_drafts=True, oracle=Oracle(truth, 1.0))
+    generation = engine.generate(PROMPT, GREEDY, parse_schedule("eesd:length=3,stop_rule=fixed"), options)
+    events = list(generation.events())
+    drafted = {event.position: event.token for event in events if isinstance(event, Drafted)}
+    assert drafted
+    assert all(truth[position] == token for position, token in drafted.items() if position < len(truth))
+    rounds = [event.round for event in events if isinstance(event, Committed)]
+    assert generation.completion.ids == plain[GREEDY]
+    assert [r.accepted for r in rounds] == [len(r.judged) for r in rounds], "an oracle that is always right"
+    assert generation.statistics.rounds == 2, "five tokens in chunks of three drafts and a bonus"
+
+
+def test_stop_ids_end_the_answer(engine, plain):
+    stop = plain[GREEDY][2]
+    place = plain[GREEDY].index(stop)
+    params = SamplingParams(max_tokens=6, ignore_eos=True, stop_token_ids=(stop,))
+    completion = engine.generate(PROMPT, params, "elastic").run()
+    assert completion.ids == plain[GREEDY][: place + 1]
+    assert completion.finish_reason == "stop"
+
+
+def test_another_answer_ends_the_one_before(engine, plain):
+    first = engine.generate(PROMPT, GREEDY, "eesd")
+    tokens = iter(first)
+    next(tokens)
+    assert engine.generate(PROMPT, GREEDY, "plain").run().ids == plain[GREEDY]
+    with pytest.raises(PpsdError, match="another one has begun"):
+        list(tokens)
+
+
+@pytest.mark.skipif(ON_GPU, reason="rounds otherwise")
+def test_logits_are_plain_decodings(folder, engine):
+    reference = Engine.from_pretrained(folder, exit_head="none", backend="torch", device="cpu", dtype="float32")
+    ours, theirs = (e.backend.logits(PROMPT, 3) for e in (engine, reference))
+    assert ours.shape == theirs.shape == (3, reference.config.vocab_size)
+    assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+def test_what_it_says_of_itself(engine):
+    backend = engine.backend
+    assert (backend.name, backend.dtype, backend.threads) == ("cuda", DTYPE, 1)
+    row = engine.config.kv_values * (2 if ON_GPU else 4)
+    assert backend.bytes_per_token(100) - backend.bytes_per_token(0) == 100 * row
+    facts = backend.facts()
+    assert facts["launches"] == ("captured" if ON_GPU else "one by one")
+
+
+def test_refusals(folder, engine):
+    with pytest.raises(UsageError, match="dtype 'float16' is unknown to the cuda backend"):
+        Engine.from_pretrained(folder, backend="cuda", device=DEVICE, dtype="float16")
+    with pytest.raises(UsageError, match="4 verification stages are more than"):
+        engine_of(folder, stages=4)
+    with pytest.raises(PpsdError, match="no exit head"):
+        Engine.from_pretrained(folder, exit_head="none", backend="cuda", device=DEVICE).generate(PROMPT, GREEDY, "eesd")

@@ -1,0 +1,59 @@
+"""Calibration: what is made of the times that the GPU stamps."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from types import SimpleNamespace
+
+from ppsd_rt.cuda import calibrate
+from ppsd_rt.schedule import MAX_ROWS
+
+ROW, DRAFT, PASS = 11, 12, 13  # graphs
+SECONDS = {ROW: 1.0, DRAFT: 1.5}
+
+
+class Lanes:
+    """Streams of a GPU on which a pass of n rows takes 10 + n / 10, and everything longer beside something else."""
+
+    def __init__(self, slower):
+        self.slower, self.rows = slower, 0
+
+    def timeline(self, launches):
+        free = {-1: 0.0, 0: 0.0}
+        beside = {lane for lane, _ in launches} == {-1, 0}
+        spans = []
+        for lane, graph in launches:
+            took = SECONDS.get(graph, 10 + self.rows / 10) * (self.slower if beside else 1.0)
+            self.rows = 0 if graph == PASS else self.rows + (graph == DRAFT)
+            spans.append((free[lane], free[lane] + took))
+            free[lane] += took
+        return spans
+
+
+def costs_of(slower):
+    stages = SimpleNamespace(
+        begin=lambda *arguments, **options: None,
+        weights=SimpleNamespace(config=SimpleNamespace(vocab_size=100)),
+        state=torch.zeros(1, dtype=torch.int32),
+    )
+    return calibrate.calibrate(stages, SimpleNamespace(lanes=Lanes(slower), row=ROW, draft=DRAFT, verify=[PASS]))
+
+
+def test_tables_from_measured_rows():
+    costs = costs_of(1.0)
+    assert (costs.turns.row_step, costs.turns.draft_step) == (1.0, 1.5)
+    assert costs.turns.verify == pytest.approx([10 + n / 10 for n in range(1, MAX_ROWS + 1)])
+    assert costs.plain_seconds == pytest.approx(11.1)
+
+
+def test_overlap_that_only_shares_the_bandwidth_shows_in_the_table():
+    costs = costs_of(1.8)
+    assert costs.overlapped.draft_step == pytest.approx(1.8 * costs.turns.draft_step)
+    # The pass beside drafts has all their rows: it takes a little longer for that too.
+    assert 1.75 < costs.overlapped.verify[0] / costs.turns.verify[0] < 2.3
+
+
+def test_there_is_room_for_what_is_measured():
+    assert calibrate.most_positions() > calibrate.CONTEXT + 6 * sum(calibrate.MEASURED_ROWS)

@@ -1,0 +1,69 @@
+"""The whole cuda backend on the fake driver: captured stages, two streams, the C++ carrier, kernels in the interpreter.
+
+What takes torch's place is the recorder alone: its graphs are functions that the fake driver calls, in the order of
+their streams, on its own threads.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from support import write_model
+
+PROGRAM = Path(__file__).parent / "captured.py"
+
+
+def run(what, folder, driver):
+    variables = {**os.environ, "PPSD_CUDA_DRIVER": str(driver), "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, PROGRAM, what, folder], env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    return write_model(tmp_path_factory.mktemp("models") / "small", num_key_value_heads=1, **shape)
+
+
+def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
+    result, errors = run("answers", folder, fake_driver)
+    assert errors == ""
+    plain = result["plain"]
+    assert len(plain["ids"]) == 5
+    for name, answer in result.items():
+        assert answer["ids"] == plain["ids"], name
+        assert answer["launches"] == "captured"
+    assert result["elastic, serial"]["streams"] == 1, "without overlap, one order for all"
+    assert result["elastic"]["streams"] == 2
+    assert result["elastic"]["judged"] > 0
+    assert result["auto"]["explained"].startswith("acceptance ")
+    assert result["auto"]["judged"] > 0
+    tracks = {span[1] for span in result["elastic"]["spans"]}
+    assert tracks == {0, 1}
+    assert all(begin <= end for _, _, _, begin, end in result["elastic"]["spans"])
+    assert "overlap efficiency" in result["elastic"]["explained"]
+
+
+def test_a_lost_gpu_keeps_what_was_committed(folder, fake_driver):
+    result, _ = run("loss", folder, fake_driver)
+    assert result["tokens"] == result["plain"][: len(result["tokens"])]
+    assert 1 <= len(result["tokens"]) < len(result["plain"])
+    assert "the GPU is lost (" in result["error"]
+    assert "\n" not in result["error"]
+    assert "cannot use the GPU any more" in result["again"]
+
+
+def test_stages_that_cannot_be_captured_are_launched_one_by_one(folder, fake_driver):
+    result, errors = run("uncaptured", folder, fake_driver)
+    assert result["ids"] == result["plain"]
+    lines = errors.strip().splitlines()
+    assert lines == ["ppsd-rt: the stages cannot be captured (no room for a graph); they are launched one by one"], (
+        "once"
+    )

@@ -1,0 +1,91 @@
+"""A machine that lacks something gets one line that says what."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from ppsd_rt.cuda import errors
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.models.config import LlamaConfig
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+NATIVE = "from ppsd_rt import _native; print(_native.cuda_device(int({ordinal})))"
+PICK = "from ppsd_rt.cuda.errors import pick_device; print(pick_device('cuda:{ordinal}'))"
+GB = 10**9
+
+
+def last_line(program, driver, ordinal=0, **environment):
+    """What a process of its own says, or what it fails with."""
+    variables = {**os.environ, "PPSD_CUDA_DRIVER": str(driver), **environment}
+    program = program.format(ordinal=ordinal)
+    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
+    return (done.stdout or done.stderr).strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({"PPSD_FAKE_CUDA_DEVICES": "0"}, "the NVIDIA driver sees no GPU (CUDA_ERROR_NO_DEVICE)"),
+        ({"PPSD_FAKE_CUDA_VERSION": "11040"}, "the NVIDIA driver is too old: it speaks CUDA 11.4; CUDA 12.0 or newer"),
+        (
+            {"PPSD_FAKE_CUDA_WITHOUT": "cuGraphUpload"},
+            "the NVIDIA driver is too old: it has no cuGraphUpload; CUDA 12.0",
+        ),
+        ({}, "('Fake GPU', 9, 0, 83886080000)"),
+    ],
+)
+def test_drivers(fake_driver, environment, line):
+    assert line in last_line(NATIVE, fake_driver, **environment)
+
+
+def test_no_driver():
+    assert "CudaError: no NVIDIA driver: " in last_line(NATIVE, "nowhere.so")
+
+
+def test_a_gpu_that_is_not_there_or_too_old(fake_driver):
+    assert "there is no GPU 7: the driver sees 2; use --backend cpu" in last_line(PICK, fake_driver, 7)
+    line = last_line(PICK, fake_driver, PPSD_FAKE_CUDA_SM="75")
+    assert "Fake GPU (sm_75) is too old for the cuda backend, which needs sm_80 or newer; use --backend torch" in line
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch has CUDA")
+def test_torch_without_cuda(fake_driver):
+    assert "this torch was built without CUDA" in last_line(PICK, fake_driver)
+
+
+def test_without_triton(monkeypatch):
+    monkeypatch.setattr(errors, "find_spec", lambda name: None)
+    with pytest.raises(PpsdError, match="needs Triton, which is not installed: pip install triton"):
+        errors.import_backend()
+    assert errors.unusable("cuda") is not None
+
+
+def test_the_cpu_is_no_gpu(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    with pytest.raises(PpsdError, match="runs on a GPU, not on the CPU"):
+        errors.pick_device("cpu")
+
+
+def config_of(**changes):
+    shape = {
+        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False,
+    }  # fmt: skip
+    return LlamaConfig.from_dict({"model_type": "llama", "rms_norm_eps": 1e-5, **shape, **changes})
+
+
+def test_too_little_memory_says_how_much_is_needed(monkeypatch):
+    config = config_of()  # Llama-3.1-8B
+    assert errors.weight_bytes(config, "bfloat16") == pytest.approx(16.06 * GB, rel=0.01)
+    assert errors.weight_bytes(config, "int8") == pytest.approx(9.03 * GB, rel=0.02)
+    tied = config_of(tie_word_embeddings=True)
+    assert errors.weight_bytes(config, "bfloat16") - errors.weight_bytes(tied, "bfloat16") == 2 * 128256 * 4096
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 24 * 2**30))
+    line = r"the weights as bfloat16: 15\.0 GiB are needed, .* 24\.0 GiB only 8\.0 are free; use --dtype int8"
+    with pytest.raises(PpsdError, match=line):
+        errors.check_memory(config, "bfloat16", torch.device("cuda"))
+    errors.check_memory(config_of(num_hidden_layers=2), "int8", torch.device("cuda"))

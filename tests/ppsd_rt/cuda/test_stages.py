@@ -1,0 +1,264 @@
+"""The device's stages, launched eagerly: every order of launches commits what plain decoding in torch says."""
+
+import random
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from kernel_support import DEVICE
+from support import tiny_model
+
+import ppsd_rt.cuda.prompt
+from ppsd_rt.backend import Oracle
+from ppsd_rt.cuda.stages import DeviceStages
+from ppsd_rt.cuda.weights import DeviceWeights
+from ppsd_rt.errors import UsageError
+from ppsd_rt.models.exit_head import ExitHead
+from ppsd_rt.models.head_file import HeadInfo
+from ppsd_rt.protocol import Limits
+from ppsd_rt.reference.pipeline import Pipeline, Ticks
+from ppsd_rt.reference.sampler import Sampler
+from ppsd_rt.reference.stage import DraftStage, VerifyStage
+from ppsd_rt.sampling import SamplingParams
+from ppsd_rt.schedule import PLAIN
+from ppsd_rt.triton_kernels.state import (
+    RECORD_ACCEPTED,
+    RECORD_COMMITTED,
+    RECORD_IDS,
+    RECORD_JUDGED,
+    RECORD_POSITION,
+    RECORD_ROWS,
+    RECORD_SEQUENCE,
+    START,
+)
+
+VOCAB = 64
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]  # more than a pass has rows
+
+
+def model_of(**changes):
+    shape = {
+        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    return tiny_model(**{**shape, **changes})
+
+
+def head_of(model, kind, exit_layer=1):
+    head = ExitHead.from_model(model, HeadInfo(kind, exit_layer, "tiny", "0"))
+    if head.feedback is not None:
+        generator = torch.Generator().manual_seed(3)
+        for name, parameter in head.feedback.named_parameters():
+            if name != "norm.weight":
+                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return head
+
+
+def weights_of(model, kind=None, exit_layer=1, draft_ids=None, format="float32"):
+    weights = DeviceWeights.build(model.config, lambda name: model.state_dict()[name], format, DEVICE)
+    if kind is None:
+        return weights
+    head = head_of(model, kind, exit_layer)
+    parameters = dict(head.named_parameters())
+    return weights._with(lambda name: parameters[name], head.info, draft_ids)
+
+
+def plain_of(model, prompt, params, end):
+    """The text as the torch reference decodes it plainly."""
+    draft, verify = DraftStage(model, None), VerifyStage(model, 0)
+    draft.reserve(end)
+    verify.reserve(end)
+    pipeline = Pipeline(draft, verify, PLAIN, Sampler(params), Limits(end), Ticks())
+    for _ in pipeline.run(prompt):
+        pass
+    return pipeline.tokens
+
+
+def records_of(stages, first):
+    """Of the verdicts from number `first` on, in order."""
+    rows = {row[RECORD_SEQUENCE]: row for row in stages.ring.tolist() if row[RECORD_SEQUENCE] >= first}
+    assert sorted(rows) == list(range(first, first + len(rows)))
+    return [rows[number] for number in sorted(rows)]
+
+
+def told(records, prompt):
+    """The text that the records tell of."""
+    text = list(prompt)
+    for record in records:
+        count = record[RECORD_COMMITTED]
+        if count:
+            assert record[RECORD_POSITION] == len(text)
+            assert record[RECORD_ACCEPTED] <= record[RECORD_JUDGED] <= record[RECORD_ROWS]
+            text += record[RECORD_IDS : RECORD_IDS + count]
+    return text
+
+
+def text_of(stages):
+    return stages.text[: stages.state[START].item() + 1].tolist()
+
+
+GREEDY = SamplingParams()
+SAMPLED = SamplingParams(temperature=0.9, seed=2**33 + 7)
+FILTERED = SamplingParams(temperature=1.5, top_k=40, top_p=0.9, min_p=0.02, seed=12)
+DRAFTABLE = [i for i in range(VOCAB) if i % 5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "draft_ids", "cuts", "params"),
+    [
+        ({}, "norm", None, (), GREEDY),
+        ({"num_key_value_heads": 2, "attention_bias": True}, "layer", DRAFTABLE, (), SAMPLED),
+        ({"tie_word_embeddings": False, "head_dim": 32}, "adapter", None, (2,), FILTERED),
+        (
+            {"model_type": "qwen2", "num_attention_heads": 4, "head_dim": 16}, "layer", DRAFTABLE, (2,),
+            SamplingParams(temperature=1.2, repetition_penalty=1.5, seed=5),
+        ),
+    ],
+    ids=["norm", "layer", "adapter", "penalty"],
+)  # fmt: skip
+def test_any_order_of_launches_commits_the_references_text(changes, kind, draft_ids, cuts, params):
+    """Plain steps, then drafts by the head, then by an oracle that is right now and then, in chunks of every size."""
+    model = model_of(**changes)
+    end = len(PROMPT) + 12
+    truth = plain_of(model, PROMPT, params, end)
+    stages = DeviceStages(weights_of(model, kind, 1, draft_ids), 64, cuts)
+    stages.begin(PROMPT, params, end=end, oracle=Oracle(tuple(truth), 0.65, seed=38))
+    dice, launches = random.Random(str(kind)), 0
+    stages.plain_step()
+    stages.plain_step()
+    while stages.state[START].item() < end - 1:
+        ahead = dice.choice((2, 3, 4))
+        stages.control(most=dice.choice((1, 3, 15)), lookahead=dice.choice((2, 15)))
+        for _ in range(ahead):
+            stages.draft_step()
+        if dice.random() < 0.6:
+            stages.early_step()
+        for stage in range(len(stages.slices)):
+            if stage:
+                stages.draft_step()  # while the pass is between two stages
+            stages.verification(stage)
+        launches += 1
+        assert launches < 40
+    assert text_of(stages) == truth
+    records = records_of(stages, 1)
+    assert told(records, PROMPT) == truth
+    judged, accepted = (sum(record[i] for record in records) for i in (RECORD_JUDGED, RECORD_ACCEPTED))
+    assert 0 < accepted < judged, "accepted and rejected draft tokens"
+    assert max(record[RECORD_ACCEPTED] for record in records) > 1
+    assert launches + 2 == len(records)
+
+
+def test_the_heads_own_drafts():
+    """A head that ends in the last layer's output would always be right: here the exit is one layer before."""
+    model = model_of(num_hidden_layers=2)
+    end = len(PROMPT) + 8
+    truth = plain_of(model, PROMPT, GREEDY, end)
+    for draft_ids in (None, DRAFTABLE):
+        stages = DeviceStages(weights_of(model, "layer", 1, draft_ids), 64)
+        stages.begin(PROMPT, GREEDY, end=end, most=15, lookahead=15)
+        while stages.state[START].item() < end - 1:
+            stages.draft_step()
+            stages.draft_step()
+            stages.early_step()
+            stages.verification()
+        assert text_of(stages) == truth
+        # The head starts as a copy of the model's last layer and norm: its drafts are the model's own tokens.
+        records = records_of(stages, 1)
+        drafted = [record for record in records if record[RECORD_JUDGED]]
+        if draft_ids is None:
+            assert all(record[RECORD_ACCEPTED] == record[RECORD_JUDGED] for record in drafted)
+            assert sum(record[RECORD_ACCEPTED] for record in drafted) >= 4
+
+
+@pytest.mark.parametrize("kind", ["norm", "two-layer", "feedback"])
+def test_drafts_are_the_references(kind):
+    """Three draft tokens behind two plain steps, each drawn by the torch head from the same text."""
+    model = model_of()
+    stages = DeviceStages(weights_of(model, kind), 64)
+    stages.begin(PROMPT, GREEDY, most=15, lookahead=15)
+    stages.plain_step()
+    stages.plain_step()
+    known = stages.state[START].item()
+    for _ in range(3):
+        stages.draft_step()
+    text = stages.text[: known + 4].tolist()
+    draft, verify = DraftStage(model, head_of(model, kind)), VerifyStage(model, 1)
+    for stage in (draft, verify):
+        stage.reserve(64)
+    draft.run_tokens(text[:known])
+    verify.logits(draft.exit_hidden(0, known), 1)
+    draft.learn(known - 1, verify.last_hidden()[-1])
+    for place in range(known, known + 3):
+        draft.run_tokens([text[place]])
+        assert text[place + 1] == int(draft.draft_logits().argmax())
+    stages.early_step()
+    stages.verification()
+    assert text_of(stages) == plain_of(model, PROMPT, GREEDY, stages.state[START].item() + 1)
+
+
+def test_without_a_head_and_from_answer_to_answer(monkeypatch):
+    """Plain decoding; a second answer that keeps rows of the first one's prompt says what it says alone."""
+    monkeypatch.setattr(ppsd_rt.cuda.prompt, "ROWS", 7)
+    model = model_of()
+    stages = DeviceStages(weights_of(model), 64)
+    second = PROMPT[:12] + [7, 7]
+    for number, (prompt, params, keep) in enumerate(
+        [(PROMPT, SAMPLED, 0), (second, GREEDY, 12), (second, SAMPLED, 99)]
+    ):
+        stages.begin(prompt, params, keep, end=len(prompt) + 4)
+        assert stages.prompt_rows == len(prompt) - 1
+        for _ in range(4):
+            stages.plain_step()
+        truth = plain_of(model, prompt, params, len(prompt) + 4)
+        assert text_of(stages) == truth
+        assert told(records_of(stages, 4 * number + 1), prompt) == truth
+
+
+def test_passes_beyond_the_end_are_void():
+    model = model_of(num_hidden_layers=2)
+    stages = DeviceStages(weights_of(model, "norm"), 32)
+    stages.begin([1, 2], GREEDY, end=4, most=15, lookahead=15)
+    for _ in range(3):
+        stages.draft_step()
+        stages.early_step()
+        stages.verification()
+    assert text_of(stages) == plain_of(model, [1, 2], GREEDY, 4)
+    assert stages.text[4:].tolist() == [0] * len(stages.text[4:])
+
+
+def test_int8_is_exact_against_itself():
+    weights = weights_of(model_of(num_hidden_layers=2), "layer", format="int8")
+    text = {}
+    for ahead in (0, 3):
+        stages = DeviceStages(weights, 64)
+        stages.begin(PROMPT, GREEDY, end=len(PROMPT) + 6, most=15, lookahead=15)
+        while stages.state[START].item() < len(PROMPT) + 5:
+            for _ in range(ahead):
+                stages.draft_step()
+            stages.plain_step()
+        text[ahead] = text_of(stages)
+    assert text[0] == text[3]
+
+
+def test_what_does_not_fit_is_refused():
+    model = model_of(num_hidden_layers=2)
+    weights = weights_of(model)
+    with pytest.raises(UsageError, match="cannot be cut"):
+        DeviceStages(weights, 32, (2,))
+    with pytest.raises(UsageError, match="do not fit 32 positions"):
+        DeviceStages(weights, 32).begin([1] * 31, GREEDY, end=33)
+    with pytest.raises(UsageError, match="dtype 'int4' is unknown"):
+        weights_of(model, format="int4")
+
+
+def test_weights_count_their_bytes():
+    model = model_of(num_hidden_layers=2)
+    weights = weights_of(model, "layer", draft_ids=DRAFTABLE)
+    layer = sum(p.nbytes for n, p in model.model.layers[0].named_parameters() if "norm" not in n)
+    assert weights.bytes == 2 * layer + 4 * VOCAB * 32
+    assert weights.draft_bytes == 2 * layer + 4 * len(DRAFTABLE) * 32
+    assert weights_of(model).draft_bytes == 0
+    assert isinstance(weights.embedding, torch.Tensor)
+    assert weights.lm_head.values.data_ptr() == weights.embedding.data_ptr(), "a tied LM head is not copied"

@@ -1,0 +1,96 @@
+"""The kernels of a prompt pass: near a decoding step's twins; a row's bits do not depend on the others."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from kernel_support import DEVICE, close, make, table
+
+from ppsd_rt.triton_kernels.attention import attention_twin
+from ppsd_rt.triton_kernels.linear import Weight, linear_twin, normalise_twin, quantise
+from ppsd_rt.triton_kernels.prompt_attention import ROWS_BLOCK, TILE, prompt_attention
+from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
+from ppsd_rt.triton_kernels.qkv import qkv_twin
+from ppsd_rt.triton_kernels.swiglu import swiglu_twin
+
+EPS = 1e-5
+FORMATS = pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+
+
+def matrix(outputs, inputs, int8, seed=0):
+    weight = make(outputs, inputs, seed=seed) / inputs**0.5
+    return quantise(weight) if int8 else Weight(weight)
+
+
+def test_normalise():
+    x, norm = make(5, 96, seed=1), 1 + 0.1 * make(96, seed=2)
+    out = torch.full((5, 96), torch.nan, device=DEVICE)
+    normalise(x, norm, EPS, out)
+    close(out, normalise_twin(x, norm, EPS))
+
+
+@FORMATS
+@pytest.mark.parametrize(("outputs", "inputs"), [(40, 96), (150, 160)])
+def test_linear(outputs, inputs, int8):
+    x, weight = make(200, inputs, seed=1), matrix(outputs, inputs, int8)
+    bias, residual = make(outputs, seed=2), make(200, outputs, seed=3)
+    twin = linear_twin(x, weight, bias=bias, residual=residual)
+    whole = residual.clone()
+    prompt_linear(x, weight, whole, bias=bias, residual=whole)
+    close(whole, twin)
+    for first, last in [(0, 1), (7, 150), (130, 200)]:
+        out = torch.full((last - first, outputs), torch.nan, device=DEVICE)
+        prompt_linear(x[first:last], weight, out, bias=bias, residual=residual[first:last])
+        assert torch.equal(out, whole[first:last])
+
+
+@FORMATS
+def test_swiglu(int8):
+    x, norm, weight = make(133, 64, seed=1), 1 + 0.1 * make(64, seed=2), matrix(2 * 96, 64, int8)
+    normed, out = torch.empty_like(x), torch.full((133, 96), torch.nan, device=DEVICE)
+    normalise(x, norm, EPS, normed)
+    prompt_swiglu(normed, weight, out)
+    close(out, swiglu_twin(x, norm, EPS, weight))
+    alone = torch.full((3, 96), torch.nan, device=DEVICE)
+    prompt_swiglu(normed[60:63], weight, alone)
+    assert torch.equal(alone, out[60:63])
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "bias", "int8"), [(4, 2, 16, False, False), (3, 1, 48, True, True)]
+)
+def test_qkv(heads, kv_heads, head_dim, bias, int8):
+    capacity, rows, start, hidden = 256, 140, 37, 64
+    x, norm = make(rows, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2)
+    weight = matrix((heads + 2 * kv_heads) * head_dim, hidden, int8)
+    offset = make(weight.outputs, seed=3) if bias else None
+    cosines, sines = table(capacity, head_dim)
+    normed, queries = torch.empty_like(x), torch.zeros(rows, heads, head_dim, device=DEVICE)
+    keys, values = torch.zeros(2, kv_heads, capacity, head_dim, device=DEVICE)
+    normalise(x, norm, EPS, normed)
+    prompt_qkv(normed, weight, offset, cosines, sines, queries, keys, values, start)
+    twin = qkv_twin(x, norm, EPS, weight, offset, cosines, sines, heads, kv_heads, start)
+    inside = slice(start, start + rows)
+    for ours, theirs in zip(
+        (queries, keys[:, inside].transpose(0, 1), values[:, inside].transpose(0, 1)), twin, strict=True
+    ):
+        close(ours, theirs)
+    for cache in (keys, values):
+        assert not cache[:, :start].any()
+        assert not cache[:, start + rows :].any()
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(2, 2, 16), (3, 1, 48)])
+def test_attention(heads, kv_heads, head_dim):
+    rows, start = ROWS_BLOCK + 20, TILE - 7
+    keys, values = make(kv_heads, 256, head_dim, seed=1), make(kv_heads, 256, head_dim, seed=2)
+    keys[:, start + rows :] = values[:, start + rows :] = torch.nan  # must not be read
+    queries = 3 * make(rows, heads, head_dim, seed=3)
+    out = torch.full_like(queries, torch.nan)
+    prompt_attention(queries, keys, values, out, start)
+    close(out, attention_twin(queries, keys, values, start))
+    for first, last in [(0, 1), (5, 77), (100, rows)]:
+        alone = torch.full_like(queries[first:last], torch.nan)
+        prompt_attention(queries[first:last], keys, values, alone, start + first)
+        assert torch.equal(alone, out[first:last])

@@ -1,0 +1,82 @@
+"""What a feedback head hears: the last layer's hidden state of the newest verified row, by its distance.
+
+    y[r] = x[start + r] (+ W_d norm(h[v]), for the last row r)     v = known - 1, d = start + r - v, from 1 to DISTANCES
+
+    x, h [capacity, hidden] float32: exit hidden states, and what the last layer left; W [DISTANCES * hidden, hidden],
+    the matrices one below the other; y [16, hidden] float32
+
+Rows before `known`, where the answer stood when the draft step began, have been verified. Nothing waits for h: a step
+takes what there is, and beyond DISTANCES rows it does without.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from .linear import MAX_REGISTERS, Weight, dot_type, linear_twin, row_tile, tiling, weight_tile
+from .state import KNOWN, MAX_ROWS, ROWS, START
+
+_ROWS, _START, _KNOWN = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(KNOWN)
+_MAX_ROWS = tl.constexpr(MAX_ROWS)
+
+
+@triton.jit
+def feedback_kernel(
+    x, last_hidden, norm, eps, weight, scale, out, state,
+    HIDDEN: tl.constexpr, DISTANCES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    SLICES: tl.constexpr, SLICE: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Grid (hidden / BLOCK). Which matrix it takes is known only when the kernel ahead has ended."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
+    rows, start = tl.load(state + _ROWS), tl.load(state + _START)
+    verified = tl.load(state + _KNOWN) - 1
+    distance = start + rows - 1 - verified
+    outputs, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, _MAX_ROWS)[None, :]
+    live = outputs < HIDDEN
+    mask = live[:, None] & (row < rows)
+    y = tl.load(x + (start + row) * HIDDEN + outputs[:, None], mask=mask, other=0)
+    if (rows > 0) & (verified >= 0) & (distance >= 1) & (distance <= DISTANCES):
+        chosen = (distance - 1) * HIDDEN + outputs
+        h = last_hidden + verified * HIDDEN
+        w = weight_tile(weight, scale, chosen, live, 0, HIDDEN, SLICES, SLICE, INT8, DOT)
+        columns, squares = row_tile(h, norm, 1, 0, HIDDEN, SLICES, SLICE, True, DOT)
+        sums = tl.dot(w, columns, input_precision="ieee")
+        for step in tl.range(1, STEPS):
+            k = step * (SLICES * SLICE)
+            w = weight_tile(weight, scale, chosen, live, k, HIDDEN, SLICES, SLICE, INT8, DOT)
+            columns, more = row_tile(h, norm, 1, k, HIDDEN, SLICES, SLICE, True, DOT)
+            sums = tl.dot(w, columns, sums, input_precision="ieee")
+            squares += more
+        heard = tl.sum(sums, axis=0) * tl.rsqrt(tl.sum(squares, axis=0) / HIDDEN + eps)[None, :]
+        heard = tl.sum(tl.where(row == 0, heard, 0.0), axis=1)  # of the one column that is there
+        y += tl.where(row == rows - 1, heard[:, None], 0.0)
+    tl.store(out + row * HIDDEN + outputs[:, None], y, mask=mask)
+
+
+def feedback(
+    x: Tensor, last_hidden: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor, state: Tensor,
+    *, pdl: bool = False,
+) -> None:  # fmt: skip
+    hidden = x.shape[1]
+    cut = tiling(Weight(weight.values[:hidden], weight.scales))._replace(splits=1)
+    feedback_kernel[(triton.cdiv(hidden, cut.block),)](
+        x, last_hidden, norm, eps, weight.values, weight.scales, out, state,
+        HIDDEN=hidden, DISTANCES=weight.outputs // hidden, BLOCK=cut.block, STEPS=cut.steps(hidden),
+        SLICES=cut.slices, SLICE=cut.slice, INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
+        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
+    )  # fmt: skip
+
+
+def feedback_twin(
+    x: Tensor, last_hidden: Tensor, norm: Tensor, eps: float, weight: Weight, start: int, rows: int, known: int
+) -> Tensor:
+    """float32 [rows, hidden]."""
+    hidden = x.shape[1]
+    y, distance = x[start : start + rows].float().clone(), start + rows - known
+    if known > 0 and 1 <= distance <= weight.outputs // hidden:
+        matrix = Weight(weight.wide()[(distance - 1) * hidden : distance * hidden])
+        y[-1] += linear_twin(last_hidden[known - 1 : known], matrix, norm=norm, eps=eps)[0]
+    return y

@@ -1,0 +1,167 @@
+"""The linear layers of a prompt: as linear.py, qkv.py and swiglu.py, for any number of rows at once.
+
+    normalise:  y = x / sqrt(mean(x^2) + eps) * norm                      x [rows, hidden] float32
+    linear:     out = (residual +) y W^T (+ bias)                         float32 [rows, outputs]
+    qkv:        as in qkv.py, for rows at positions start + r
+    swiglu:     out = silu(y G^T) * (y U^T)
+
+A program computes OUTPUTS_BLOCK outputs of ROWS_BLOCK rows: the weights are the left operand, the rows the columns of
+the right one, as for a decoding step, and all of K in one go, in steps of STEP, in float32. What a row gets depends on
+nothing but the row: not on where the pass begins, nor on how many rows it has. Launched eagerly, once an answer.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .linear import Weight, dot_type
+
+OUTPUTS_BLOCK, ROWS_BLOCK, STEP = 128, 128, 64
+WARPS, STAGES = 8, 3
+_ROWS_BLOCK = tl.constexpr(ROWS_BLOCK)
+_STEP = tl.constexpr(STEP)
+
+
+@triton.jit
+def normalise_kernel(x, norm, eps, out, HIDDEN: tl.constexpr, WIDTH: tl.constexpr):
+    """Grid (rows). WIDTH: HIDDEN, rounded up to a power of two."""
+    row, channel = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    wide = channel < HIDDEN
+    values = tl.load(x + row * HIDDEN + channel, mask=wide, other=0)
+    scale = tl.rsqrt(tl.sum(values * values, axis=0) / HIDDEN + eps)
+    values = values * scale * tl.load(norm + channel, mask=wide, other=0).to(tl.float32)
+    tl.store(out + row * HIDDEN + channel, values.to(out.dtype.element_ty), mask=wide)
+
+
+@triton.jit
+def product(
+    x, weight, scale, outputs, live, first, rows, INPUTS: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr
+):  # fmt: skip
+    """W x for those `outputs` [N] that are `live` and ROWS_BLOCK rows from `first` on -> float32 [N, ROWS_BLOCK]."""
+    output, row = outputs.to(tl.int64)[:, None], (first + tl.arange(0, _ROWS_BLOCK))[None, :]
+    sums = tl.zeros([outputs.shape[0], _ROWS_BLOCK], tl.float32)
+    for step in tl.range(0, INPUTS, _STEP):
+        k = step + tl.arange(0, _STEP)
+        w = tl.load(weight + output * INPUTS + k[None, :], mask=live[:, None] & (k < INPUTS)[None, :], other=0)
+        if INT8:
+            block = step // 32 + tl.arange(0, _STEP // 32)
+            here = live[:, None] & (block < INPUTS // 32)[None, :]
+            scales = tl.load(scale + output * (INPUTS // 32) + block[None, :], mask=here, other=0).to(tl.float32)
+            parts = w.to(tl.float32).reshape([outputs.shape[0], _STEP // 32, 32]) * scales[:, :, None]
+            w = parts.reshape([outputs.shape[0], _STEP])
+        cell = row.to(tl.int64) * INPUTS + k[:, None]
+        columns = tl.load(x + cell, mask=(row < rows) & (k < INPUTS)[:, None], other=0)
+        sums = tl.dot(w.to(DOT), columns.to(DOT), sums, input_precision="ieee")
+    return sums
+
+
+@triton.jit(do_not_specialize=["rows"])
+def prompt_linear_kernel(
+    x, weight, scale, bias, residual, out, rows,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
+    BIAS: tl.constexpr, ADD: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Grid (outputs / BLOCK, rows / ROWS_BLOCK)."""
+    outputs, first = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1) * _ROWS_BLOCK
+    live = outputs < OUTPUTS
+    y = product(x, weight, scale, outputs, live, first, rows, INPUTS, INT8, DOT)
+    row = (first + tl.arange(0, _ROWS_BLOCK))[None, :]
+    place, mask = row.to(tl.int64) * OUTPUTS + outputs[:, None], live[:, None] & (row < rows)
+    if BIAS:
+        y += tl.load(bias + outputs, mask=live, other=0).to(tl.float32)[:, None]
+    if ADD:
+        y = tl.load(residual + place, mask=mask, other=0).to(tl.float32) + y
+    tl.store(out + place, y.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def prompt_swiglu_kernel(
+    x, weight, scale, out, rows,
+    INNER: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Grid (inner / (BLOCK / 2), rows / ROWS_BLOCK)."""
+    HALF: tl.constexpr = BLOCK // 2
+    begin, lane, first = tl.program_id(0) * HALF, tl.arange(0, BLOCK), tl.program_id(1) * _ROWS_BLOCK
+    inner = begin + lane % HALF
+    y = product(x, weight, scale, inner + (lane // HALF) * INNER, inner < INNER, first, rows, INPUTS, INT8, DOT)
+    gate, up = tl.split(y.reshape([2, HALF, _ROWS_BLOCK]).permute(1, 2, 0))
+    row, inner = (first + tl.arange(0, _ROWS_BLOCK))[None, :], (begin + tl.arange(0, HALF))[:, None]
+    mixed = gate / (1.0 + tl.exp(-gate)) * up
+    place = row.to(tl.int64) * INNER + inner
+    tl.store(out + place, mixed.to(out.dtype.element_ty), mask=(row < rows) & (inner < INNER))
+
+
+@triton.jit(do_not_specialize=["rows", "start"])
+def prompt_qkv_kernel(
+    x, weight, scale, bias, cosines, sines, queries, keys, values, rows, start, capacity,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
+    BIAS: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """Grid (outputs / BLOCK, rows / ROWS_BLOCK): BLOCK / 2 channels of a head with their partners."""
+    HALF: tl.constexpr = BLOCK // 2
+    PARTS: tl.constexpr = HEAD_DIM // BLOCK
+    head, part, first = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(1) * _ROWS_BLOCK
+    lane = tl.arange(0, BLOCK)
+    outputs = head * HEAD_DIM + part * HALF + lane % HALF + (lane // HALF) * (HEAD_DIM // 2)
+    y = product(x, weight, scale, outputs, lane < BLOCK, first, rows, INPUTS, INT8, DOT)
+    if BIAS:
+        y += tl.load(bias + outputs).to(tl.float32)[:, None]
+    a, b = tl.split(y.reshape([2, HALF, _ROWS_BLOCK]).permute(1, 2, 0))
+    channel = (part * HALF + tl.arange(0, HALF))[:, None]
+    row = (first + tl.arange(0, _ROWS_BLOCK))[None, :]
+    position, live = start + row, (row < rows) & (channel < HEAD_DIM)
+    if head < HEADS + KV_HEADS:
+        angle = position * (HEAD_DIM // 2) + channel
+        cos, sin = tl.load(cosines + angle, mask=live, other=0), tl.load(sines + angle, mask=live, other=0)
+        a, b = a * cos - b * sin, b * cos + a * sin
+    if head < HEADS:
+        query = queries + (row.to(tl.int64) * HEADS + head) * HEAD_DIM + channel
+        tl.store(query, a.to(queries.dtype.element_ty), mask=live)
+        tl.store(query + HEAD_DIM // 2, b.to(queries.dtype.element_ty), mask=live)
+    else:
+        kv_head = (head - HEADS) % KV_HEADS
+        cache = keys if head < HEADS + KV_HEADS else values
+        cell = cache + (kv_head.to(tl.int64) * capacity + position) * HEAD_DIM + channel
+        tl.store(cell, a.to(keys.dtype.element_ty), mask=live)
+        tl.store(cell + HEAD_DIM // 2, b.to(keys.dtype.element_ty), mask=live)
+
+
+def normalise(x: Tensor, norm: Tensor, eps: float, out: Tensor) -> None:
+    rows, hidden = x.shape
+    normalise_kernel[(rows,)](x, norm, eps, out, HIDDEN=hidden, WIDTH=triton.next_power_of_2(hidden), num_warps=4)
+
+
+def prompt_linear(
+    x: Tensor, weight: Weight, out: Tensor, *, bias: Tensor | None = None, residual: Tensor | None = None
+) -> None:
+    """x [rows, inputs] -> out [rows, outputs], which may be the residual."""
+    grid = (triton.cdiv(weight.outputs, OUTPUTS_BLOCK), triton.cdiv(len(x), ROWS_BLOCK))
+    prompt_linear_kernel[grid](
+        x, weight.values, weight.scales, bias, residual, out, len(x), OUTPUTS=weight.outputs, INPUTS=weight.inputs,
+        BLOCK=OUTPUTS_BLOCK, BIAS=bias is not None, ADD=residual is not None, INT8=weight.scales is not None,
+        DOT=dot_type(weight, x), num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+
+
+def prompt_swiglu(x: Tensor, weight: Weight, out: Tensor) -> None:
+    """x [rows, hidden] -> out [rows, inner]."""
+    inner = weight.outputs // 2
+    prompt_swiglu_kernel[(triton.cdiv(inner, OUTPUTS_BLOCK // 2), triton.cdiv(len(x), ROWS_BLOCK))](
+        x, weight.values, weight.scales, out, len(x), INNER=inner, INPUTS=weight.inputs, BLOCK=OUTPUTS_BLOCK,
+        INT8=weight.scales is not None, DOT=dot_type(weight, x), num_warps=WARPS, num_stages=STAGES,
+    )  # fmt: skip
+
+
+def prompt_qkv(
+    x: Tensor, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
+    queries: Tensor, keys: Tensor, values: Tensor, start: int,
+) -> None:  # fmt: skip
+    """queries [rows, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2]."""
+    heads, head_dim = queries.shape[1:]
+    block = next(size for size in (OUTPUTS_BLOCK, 64, 32, 16) if head_dim % size == 0)
+    prompt_qkv_kernel[(weight.outputs // block, triton.cdiv(len(x), ROWS_BLOCK))](
+        x, weight.values, weight.scales, bias, cosines, sines, queries, keys, values, len(x), start, keys.shape[1],
+        HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=block,
+        BIAS=bias is not None, INT8=weight.scales is not None, DOT=dot_type(weight, x),
+        num_warps=WARPS if block >= 64 else 4, num_stages=STAGES,
+    )  # fmt: skip
