@@ -4,6 +4,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include "cpu/batch.h"
 #include "cpu/calibrate.h"
 #include "cpu/measure.h"
 #include "cpu/session.h"
@@ -234,6 +235,29 @@ py::list trace_spans(const Trace* trace) {
     for (const Trace::Span& span : trace->spans())
       spans.append(py::make_tuple(span.name, span.track, span.rows, span.begin_us, span.end_us));
   return spans;
+}
+
+// One step of all texts: -> chosen [texts], kept [texts, kinds, hidden] bfloat16 bits.
+template <class T>
+using Column = py::array_t<T, py::array::c_style>;
+
+py::tuple batch_step(CpuBatch& batch, const Column<int32_t>& ids, const Column<int32_t>& positions,
+                     const Column<float>& inverse_temperatures, const Column<uint64_t>& seeds) {
+  const py::ssize_t texts = batch.texts();
+  if (ids.size() != texts || positions.size() != texts || inverse_temperatures.size() != texts || seeds.size() != texts)
+    throw std::runtime_error("a step takes one row of each of the " + std::to_string(texts) + " texts");
+  std::vector<BatchRow> rows;
+  for (py::ssize_t i = 0; i < texts; ++i)
+    rows.push_back({ids.data()[i], positions.data()[i], inverse_temperatures.data()[i], seeds.data()[i]});
+  py::array_t<int32_t> chosen(texts);
+  py::array_t<uint16_t> kept({texts, py::ssize_t(batch.kept()), py::ssize_t(batch.hidden_size())});
+  {
+    int32_t* to = chosen.mutable_data();
+    uint16_t* states = kept.mutable_data();
+    const py::gil_scoped_release release;
+    batch.step(rows.data(), to, states);
+  }
+  return py::make_tuple(chosen, kept);
 }
 
 // Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/reference/pipeline.py: one thread,
@@ -504,6 +528,14 @@ PYBIND11_MODULE(_native, m) {
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"), py::arg("limits"),
           py::arg("report_drafts") = false, py::arg("lock_step") = false, py::arg("ticks") = std::make_pair(1, 1),
           py::arg("oracle") = py::none(), py::arg("trace") = false);
+
+  py::class_<CpuBatch>(m, "Batch")
+      .def(py::init([](const PyModel& model, int threads, int texts, int capacity, const std::vector<int>& keep) {
+             return std::make_unique<CpuBatch>(model.model, threads, texts, capacity, keep);
+           }),
+           py::keep_alive<1, 2>(), py::arg("model"), py::arg("threads"), py::arg("texts"), py::arg("capacity"),
+           py::arg("keep"))
+      .def("step", &batch_step, py::arg("ids"), py::arg("positions"), py::arg("inverse_temperatures"), py::arg("seeds"));
 
   py::class_<PySession>(m, "Session")
       .def("__iter__", [](PySession& session) -> PySession& { return session; })

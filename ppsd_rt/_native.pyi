@@ -89,6 +89,16 @@ class Engine:
         trace: bool = ...,
     ) -> Session: ...
 
+class Batch:
+    def __init__(self, model: Model, threads: int, texts: int, capacity: int, keep: Sequence[int]) -> None: ...
+    def step(
+        self,
+        ids: npt.NDArray[np.int32],
+        positions: npt.NDArray[np.int32],
+        inverse_temperatures: npt.NDArray[np.float32],
+        seeds: npt.NDArray[np.uint64],
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint16]]: ...
+
 def lock_step_events(
     prompt: Sequence[int],
     draw: Callable[[list[int]], tuple[int, float]],

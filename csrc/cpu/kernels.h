@@ -95,6 +95,7 @@ struct QkvPhase {
   const float* rope;             // [capacity][head_dim][2]: cosine, signed sine, in rotary order
   float* queries;                // [rows][heads][head_dim], scaled by 1 / sqrt(head_dim)
   const KvCache* cache;
+  const int* positions;          // null; or that of every row, each of which then has a cache of its own: cache[row]
 };
 
 struct AttendPhase {
@@ -138,10 +139,17 @@ struct Candidate {
 // a standard container there may be for another machine, and the linker keeps only one copy.)
 void keep_best(std::vector<Candidate>* top, int most, const Candidate& candidate);
 
+struct RowChoice {
+  int position;
+  float inverse_temperature;
+  uint64_t seed;
+};
+
 struct LogitsPhase {
   const Matrix* weights;
   const Activations* input;
   int rows, first_position;      // row r chooses the token for position first_position + r
+  const RowChoice* each;         // null; or what differs from row to row (kBest, no penalty)
   Choice choice;
   const int* draft_ids;          // or null
   // penalty: ids seen before a row's position; first_seen[id] is the first position that holds the id

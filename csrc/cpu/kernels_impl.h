@@ -396,12 +396,13 @@ inline void put_value(const KvCache& cache, int head, int position, int channel,
 }
 
 void qkv(const QkvPhase& phase, int begin, int end) {
-  const KvCache& cache = *phase.cache;
-  const int head_dim = cache.head_dim, panels_per_head = head_dim / kPanel;
+  const int head_dim = phase.cache->head_dim, panels_per_head = head_dim / kPanel;
   const V scale = Simd::set1(1.0f / std::sqrt(float(head_dim)));
   multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
     if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
-    const int head = p / panels_per_head, channel = p % panels_per_head * kPanel, position = phase.start + r;
+    const int head = p / panels_per_head, channel = p % panels_per_head * kPanel;
+    const int position = phase.positions ? phase.positions[r] : phase.start + r;
+    const KvCache& cache = phase.cache[phase.positions ? r : 0];
     if (head >= phase.heads + cache.kv_heads)
       return put_value(cache, head - phase.heads - cache.kv_heads, position, channel, y);
     const float* rope = phase.rope + (size_t(position) * head_dim + channel) * 2;
@@ -588,17 +589,21 @@ inline V penalise(const LogitsPhase& phase, int position, const int32_t* ids, V 
 
 void logits(const LogitsPhase& phase, int begin, int end) {
   const int outputs = phase.weights->outputs;
-  const PhiloxKey key(phase.seed);
+  const PhiloxKey shared_key(phase.seed);
   multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
-    const int index = p * kPanel, count = std::min(kPanel, outputs - index), position = phase.first_position + r;
+    const int index = p * kPanel, count = std::min(kPanel, outputs - index);
+    const int position = phase.each ? phase.each[r].position : phase.first_position + r;
+    const float inverse_temperature = phase.each ? phase.each[r].inverse_temperature : phase.inverse_temperature;
     int32_t ids[16];
     for (int l = 0; l < 16; ++l) {
       const int i = std::min(index + l, outputs - 1);
       ids[l] = phase.draft_ids ? phase.draft_ids[i] : i;
     }
     if (phase.first_seen) y = penalise(phase, position, ids, y);
-    if (phase.choice == Choice::kBest && phase.inverse_temperature > 0.0f)
-      y = Simd::fma(y, Simd::set1(phase.inverse_temperature), gumbel_noise(key, position, Simd::loadi(ids)));
+    if (phase.choice == Choice::kBest && inverse_temperature > 0.0f) {
+      const PhiloxKey key = phase.each ? PhiloxKey(phase.each[r].seed) : shared_key;
+      y = Simd::fma(y, Simd::set1(inverse_temperature), gumbel_noise(key, position, Simd::loadi(ids)));
+    }
     if (phase.choice != Choice::kStore) {
       // Few panels hold anything new: most are done after one comparison.
       std::vector<Candidate>* top = phase.choice == Choice::kTop ? &phase.top[r] : nullptr;

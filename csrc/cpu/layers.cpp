@@ -27,8 +27,8 @@ std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity
 }
 
 LayerStack::LayerStack(const Kernels& kernels, const ModelShape& shape, Format format, Stored kv,
-                       std::vector<const PackedLayer*> layers, int members)
-    : kernels_(kernels), shape_(shape), format_(format), kv_(kv), layers_(std::move(layers)) {
+                       std::vector<const PackedLayer*> layers, int members, int texts)
+    : kernels_(kernels), shape_(shape), format_(format), kv_(kv), layers_(std::move(layers)), texts_(texts) {
   queries_.resize(size_t(kPassRows) * shape.q_outputs());
   mixed_.resize(queries_.size());
   const int widest = std::max(shape.hidden_size, shape.q_outputs());
@@ -42,17 +42,18 @@ void LayerStack::reserve(int capacity) {
   if (capacity <= capacity_ || layers_.empty()) return;
   capacity = (capacity + kSpan - 1) / kSpan * kSpan;
   const size_t one = KvCache::bytes(kv_, shape_.num_kv_heads, shape_.head_dim, capacity);
-  Memory memory(2 * one * layers_.size());
+  const size_t count = layers_.size() * size_t(texts_);
+  Memory memory(2 * one * count);
   std::vector<KvCache> caches;
-  for (size_t layer = 0; layer < layers_.size(); ++layer) {
-    KvCache cache{kv_, shape_.num_kv_heads, shape_.head_dim, capacity, memory.as<>() + 2 * one * layer, nullptr};
+  for (size_t i = 0; i < count; ++i) {
+    KvCache cache{kv_, shape_.num_kv_heads, shape_.head_dim, capacity, memory.as<>() + 2 * one * i, nullptr};
     cache.values = cache.keys + one;
     // Both are ordered by head and then by position (keys: by panels of positions), so a head's rows stay together.
     const size_t old_head = KvCache::bytes(kv_, 1, shape_.head_dim, capacity_);
     const size_t new_head = KvCache::bytes(kv_, 1, shape_.head_dim, capacity);
     for (int head = 0; capacity_ > 0 && head < shape_.num_kv_heads; ++head) {
-      std::memcpy(cache.keys + head * new_head, caches_[layer].keys + head * old_head, old_head);
-      std::memcpy(cache.values + head * new_head, caches_[layer].values + head * old_head, old_head);
+      std::memcpy(cache.keys + head * new_head, caches_[i].keys + head * old_head, old_head);
+      std::memcpy(cache.values + head * new_head, caches_[i].values + head * old_head, old_head);
     }
     caches.push_back(cache);
   }
@@ -68,6 +69,15 @@ void LayerStack::begin_pass() {
 
 bool LayerStack::pass(Team& team, int member, const float* rope, float* x, int rows, int start,
                       const Cancelled& cancelled) {
+  return run(team, member, rope, x, rows, start, nullptr, cancelled);
+}
+
+void LayerStack::pass_side_by_side(Team& team, int member, const float* rope, float* x, const int* positions) {
+  run(team, member, rope, x, texts_, 0, positions, nullptr);
+}
+
+bool LayerStack::run(Team& team, int member, const float* rope, float* x, int rows, int start, const int* positions,
+                     const Cancelled& cancelled) {
   uint8_t* memory = inputs_[member].as<>();
   const int hidden = shape_.hidden_size, inner = shape_.intermediate_size;
   int phase = 0;
@@ -80,15 +90,27 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, int r
   const Activations mlp = Activations::at(mlp_.as<>(), format_, rows, inner);
   for (size_t number = 0; number < layers_.size(); ++number) {
     const PackedLayer& layer = *layers_[number];
-    const KvCache& cache = caches_[number];
+    const KvCache* cache = &caches_[number * texts_];
 
     kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, narrow);
     const float* qkv_bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
-    const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, rope, queries_.data(), &cache};
+    const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, rope,
+                       queries_.data(), cache,     positions};
     share(layer.qkv.panels(), kTogether, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
-    const AttendPhase attend{queries_.data(), &cache, rows, start, shape_.num_heads, mixed_.data()};
-    share(shape_.num_heads, 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
+    if (positions == nullptr) {
+      const AttendPhase attend{queries_.data(), cache, rows, start, shape_.num_heads, mixed_.data()};
+      share(shape_.num_heads, 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
+    } else {
+      share(rows, 1, [&](int begin, int end) {
+        for (int r = begin; r < end; ++r) {
+          const size_t at = size_t(r) * shape_.q_outputs();
+          const AttendPhase attend{queries_.data() + at, cache + r,         1, positions[r],
+                                   shape_.num_heads,     mixed_.data() + at};
+          kernels_.attend(attend, 0, shape_.num_heads);
+        }
+      });
+    }
 
     kernels_.convert(mixed_.data(), rows, heads);
     const float* o_bias = layer.o_bias.empty() ? nullptr : layer.o_bias.data();
@@ -118,10 +140,24 @@ HeadStack::HeadStack(const Kernels& kernels, const ModelShape& shape, const Pack
 }
 
 void HeadStack::pass(Team& team, int member, const float* x, int rows, int first_position, const Sampler& sampler) {
+  run(team, member, x, rows, sampler.phase(member, rows, first_position, draft_ids(), outputs()));
+}
+
+void HeadStack::pass_side_by_side(Team& team, int member, const float* x, int rows, const RowChoice* each,
+                                  Candidate* best) {
+  LogitsPhase phase{};
+  phase.rows = rows;
+  phase.each = each;
+  phase.choice = Choice::kBest;
+  phase.draft_ids = draft_ids();
+  phase.best = best;
+  run(team, member, x, rows, phase);
+}
+
+void HeadStack::run(Team& team, int member, const float* x, int rows, LogitsPhase phase) {
   const Matrix& matrix = head_.lm_head;
   const Activations input = Activations::at(inputs_[member].as<>(), matrix.format, rows, matrix.inputs);
   kernels_.normalize(x, rows, head_.norm.data(), eps_, input);
-  LogitsPhase phase = sampler.phase(member, rows, first_position, draft_ids(), outputs());
   phase.weights = &matrix;
   phase.input = &input;
   team.share(shares_, member, matrix.panels(), kTogether,

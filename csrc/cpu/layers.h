@@ -16,26 +16,33 @@ std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity
 
 class LayerStack {
  public:
+  // `texts`: how many have a cache of their own here. One: a pass takes consecutive rows of it. Several: a row of each.
   LayerStack(const Kernels& kernels, const ModelShape& shape, Format format, Stored kv,
-             std::vector<const PackedLayer*> layers, int members);
+             std::vector<const PackedLayer*> layers, int members, int texts = 1);
 
-  void reserve(int capacity);   // rows of cache; what it holds stays
+  void reserve(int capacity);   // rows of cache for each text; what it holds stays
   int capacity() const { return capacity_; }
   int size() const { return int(layers_.size()); }
 
   void begin_pass();   // by one thread, before the members begin
   // By every member: rows x [rows][hidden] at positions [start, start + rows), in place. False: cancelled on the way.
   bool pass(Team& team, int member, const float* rope, float* x, int rows, int start, const Cancelled& cancelled);
+  // The same for x [texts][hidden], one row of every text, at these positions.
+  void pass_side_by_side(Team& team, int member, const float* rope, float* x, const int* positions);
 
  private:
+  bool run(Team& team, int member, const float* rope, float* x, int rows, int start, const int* positions,
+           const Cancelled& cancelled);
+
   const Kernels& kernels_;
   const ModelShape shape_;
   const Format format_;
   const Stored kv_;
   const std::vector<const PackedLayer*> layers_;
+  const int texts_;
   int capacity_ = 0;
   Memory kv_memory_;
-  std::vector<KvCache> caches_;                  // of each layer
+  std::vector<KvCache> caches_;                  // [layers][texts]
   std::vector<float> queries_, mixed_;           // [kPassRows][heads][head_dim]
   std::vector<Memory> inputs_;                   // of each member: the rows as the next matrix wants them
   Memory mlp_;                                   // of all: the MLP's inner activations
@@ -51,10 +58,14 @@ class HeadStack {
   void begin_pass() { shares_.reset(); }
   // By every member: the LM head on the rows x [rows][hidden], which choose the tokens for first_position onwards.
   void pass(Team& team, int member, const float* x, int rows, int first_position, const Sampler& sampler);
+  // The same, for rows of which each has a place and a choice of its own, by the best score: `best` is the member's.
+  void pass_side_by_side(Team& team, int member, const float* x, int rows, const RowChoice* each, Candidate* best);
   const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
   int outputs() const { return head_.lm_head.outputs; }
 
  private:
+  void run(Team& team, int member, const float* x, int rows, LogitsPhase phase);
+
   const Kernels& kernels_;
   const PackedHead& head_;
   const std::vector<int>& draft_ids_;

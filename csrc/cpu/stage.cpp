@@ -7,7 +7,6 @@
 #include "half.h"
 
 namespace ppsd {
-namespace {
 
 std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last) {
   std::vector<const PackedLayer*> out;
@@ -23,8 +22,6 @@ void embed(const Tensor& table, int id, float* row) {
   for (int i = 0; table.stored == Stored::kFp16 && i < n; ++i) row[i] = half_to_float(halves[i]);
   for (int i = 0; table.stored == Stored::kBf16 && i < n; ++i) row[i] = bf16_to_float(halves[i]);
 }
-
-}  // namespace
 
 // -- draft -------------------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,9 @@ struct CpuModel {
   bool drafts() const { return exit_layer > 0; }
 };
 
+std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last);
+void embed(const Tensor& table, int id, float* row);   // row [hidden]
+
 // For benchmarks: what is drafted at position p is `truth[p]` with probability `acceptance`, else another id. The work
 // of drafting is done all the same.
 struct Oracle {

@@ -1,0 +1,48 @@
+// Many texts written side by side, one row of each in a pass over the weights: how training text is sampled, see
+// ppsd_rt/distill. What a text becomes depends on it alone, not on those beside it.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "stage.h"
+
+namespace ppsd {
+
+// A text's next row, and how the token behind it is to be chosen.
+struct BatchRow {
+  int id = 0, position = 0;
+  float inverse_temperature = 0.0f;   // 0: greedy
+  uint64_t seed = 0;                  // of the noise, see noise.h
+};
+
+class CpuBatch {
+ public:
+  // Texts of at most `capacity` tokens; `keep`: the layers, in order, whose output is handed out; 0: the embedding.
+  CpuBatch(std::shared_ptr<const CpuModel> model, int threads, int texts, int capacity, const std::vector<int>& keep);
+
+  int texts() const { return texts_; }
+  int capacity() const { return capacity_; }
+  int kept() const { return int(keep_.size()); }
+  int hidden_size() const { return model_->shape.hidden_size; }
+
+  // rows [texts]; chosen [texts]; kept [texts][keep.size()][hidden] bfloat16, before any norm.
+  void step(const BatchRow* rows, int* chosen, uint16_t* kept);
+
+ private:
+  void keep(int kind, uint16_t* kept) const;
+
+  const std::shared_ptr<const CpuModel> model_;
+  const int texts_, capacity_;
+  const std::vector<int> keep_;
+  Team team_;
+  std::vector<float> rope_, x_;          // x: [texts][hidden]
+  std::deque<LayerStack> stacks_;        // cut at the kept layers
+  HeadStack head_;
+  std::vector<int> positions_;
+  std::vector<RowChoice> choices_;
+  std::vector<std::vector<Candidate>> best_;   // of each member [texts]
+};
+
+}  // namespace ppsd
