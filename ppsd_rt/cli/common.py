@@ -30,7 +30,9 @@ def load_engine(args: argparse.Namespace) -> Engine:
 
 
 def load_one_process(args: argparse.Namespace) -> Engine:
-    if not isinstance(args.stages, int):
+    """Also beside ranks, whose stages are theirs."""
+    over_ranks = getattr(args, "engine", None) is not None
+    if not over_ranks and not isinstance(args.stages, int):
         raise UsageError("--stages A,B,... says how many layers each rank has: start ranks with torchrun")
     return Engine.from_pretrained(
         args.model,
@@ -39,7 +41,7 @@ def load_one_process(args: argparse.Namespace) -> Engine:
         device=args.device,
         dtype=args.dtype,
         threads=args.threads,
-        stages=args.stages,
+        stages=1 if over_ranks else args.stages,
     )
 
 

@@ -27,12 +27,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace, world: World | None) -> int:
+    args.engine = None
     if world is None:
         return COMMANDS[args.command].load()(args) or 0
     from ..ranks.launch import leave
     from .ranks import join_ranks
 
-    args.engine, status = None, 1
+    status = 1
     try:
         status = _status_of(lambda: (COMMANDS[args.command].load()(args) or 0) if join_ranks(args, world) else 0)
     except Exception:  # a bug; the other ranks see this one leave

@@ -28,6 +28,7 @@ _PAYLOAD = 8
 TEXT_BYTES = (WORDS - _PAYLOAD) * 4
 _BEAT = 0.25  # seconds between signs of life
 _STUCK = 120.0  # seconds that one piece of work may take
+_LAST_WORDS = 0.3  # seconds for a message to leave, where a rank may not be reading any more
 _GRACE = 1.0  # seconds for the better-informed line of rank 0 to come
 
 
@@ -55,6 +56,7 @@ class Control:
         self, group: Any, world: World, silence: float, delay: float, busy: Callable[[], float] = lambda: 0.0
     ) -> None:
         self.world, self.silence, self.delay, self._busy = world, silence, delay, busy
+        self._line: str | None = None  # of the first failure; public once the others have been told
         self.failure: str | None = None
         self.failed, self.stopping = Event(), Event()
         self._lock = Lock()
@@ -66,8 +68,9 @@ class Control:
         }
         self._byes: set[int] = set()
         peers = range(1, world.size) if world.drafts else (0,)
+        groups = 64 + 2 * int(silence / _BEAT)  # more than a silent rank leaves unread before it is given up
         self._heard = dict.fromkeys(peers, monotonic())
-        self._senders = {peer: SharedSender(group, peer, CONTROL, WORDS) for peer in peers}
+        self._senders = {peer: SharedSender(group, peer, CONTROL, WORDS, groups) for peer in peers}
         self._receivers = [Receiver(group, peer, CONTROL, WORDS, 4, self._take(peer), self.lost) for peer in peers]
 
     def on(self, kind: Kind, handler: Handler) -> None:
@@ -90,7 +93,7 @@ class Control:
         else:
             message[6] = len(numbers)
             message[_PAYLOAD : _PAYLOAD + len(numbers)].view(np.float32)[:] = numbers
-        self._senders[rank].send(message, last=kind in (Kind.FAIL, Kind.BYE))
+        self._senders[rank].send(message)
 
     def tell_all(self, kind: Kind, value: int = 0, text: str = "") -> None:
         for rank in self._senders:
@@ -106,15 +109,20 @@ class Control:
             raise PpsdError(self.failure)
 
     def fail(self, line: str, share: bool = True) -> None:
-        """The first line counts. share: the other ranks are to end with it too."""
+        """The first line counts. share: the other ranks are to end with it too, and are told before this one ends."""
         with self._lock:
-            if self.failure is not None or self.stopping.is_set():
+            if self._line is not None or self.stopping.is_set():
                 return
-            self.failure = line
+            self._line = line
         if share:
-            for rank in self._senders:
+            told = []
+            for rank, sender in self._senders.items():
                 with suppress(RuntimeError):  # its connection is gone: nobody is left there to be told
                     self.tell(rank, Kind.FAIL, text=line)
+                    told.append(sender)
+            for sender in told:
+                sender.flush(_LAST_WORDS)
+        self.failure = line
         self.failed.set()
 
     def fail_later(self, line: str) -> None:
@@ -165,6 +173,7 @@ class Control:
             if kind is Kind.STOP:
                 self.stopping.set()
                 self.tell(peer, Kind.BYE)
+                self._senders[peer].flush(_LAST_WORDS)
                 self.failed.set()
                 return
             if self.delay and kind in (Kind.PING, Kind.PONG):

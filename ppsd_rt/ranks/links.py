@@ -5,6 +5,7 @@ gloo takes a message that is shorter than the buffer that waits for it (tests/pp
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from threading import Lock, Thread
 from typing import Any
@@ -59,10 +60,12 @@ class Sender:
         self._pending[self._next] = []
         return self._buffers[self._next]
 
-    def flush(self) -> None:
+    def flush(self, seconds: float) -> None:
+        """All has left this process, or so many seconds have passed."""
         for pending in self._pending:
             for work in pending:
-                work.wait()
+                with suppress(RuntimeError):
+                    work.wait(timedelta(seconds=seconds))
 
     def send(self, counts: list[int]) -> None:
         """The beginnings, of so many words each, of the first messages in the group that buffers() gave."""
@@ -79,13 +82,15 @@ class SharedSender:
     def __init__(self, group: Any, peer: int, tag: int, words: int, groups: int = 16) -> None:
         self._sender, self._lock, self._words = Sender(group, peer, tag, words, 1, groups), Lock(), words
 
-    def send(self, words: Words, last: bool = False) -> None:
-        """last: nothing follows, and this process may end: wait until it has left."""
+    def send(self, words: Words) -> None:
         with self._lock:
             self._sender.buffers()[0] = words
             self._sender.send([self._words])
-            if last:
-                self._sender.flush()
+
+    def flush(self, seconds: float) -> None:
+        """For the last words of a process; see Sender."""
+        with self._lock:
+            self._sender.flush(seconds)
 
 
 class Receiver(Thread):
