@@ -39,11 +39,15 @@ class Kill:
 class Ranks:
     """So many ranks of one command on this host, each with standard output and error of its own."""
 
-    def __init__(self, count: int, command: Sequence[str], folder: Path, changed: dict[int, Sequence[str]] | None = None):
+    def __init__(
+        self, count: int, command: Sequence[str], folder: Path, changed: dict[int, Sequence[str]] | None = None
+    ):
         port = free_port()
         self.outputs = [folder / f"out{rank}" for rank in range(count)]
         self.errors = [folder / f"err{rank}" for rank in range(count)]
-        self.processes = [self._start(rank, count, port, [*command, *(changed or {}).get(rank, [])]) for rank in range(count)]
+        self.processes = [
+            self._start(rank, count, port, [*command, *(changed or {}).get(rank, [])]) for rank in range(count)
+        ]
 
     def _start(self, rank: int, count: int, port: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
         world = {"RANK": rank, "WORLD_SIZE": count, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}

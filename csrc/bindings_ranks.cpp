@@ -102,8 +102,9 @@ class CpuStation {
 
   // Seconds of a pass over so many rows behind `context` others, the choice of tokens included. Not while it works.
   double time_pass(int rows, int context) {
+    reserve(context + kMaxRows);
     if (stage_.length() < context) {
-      begin(0, context + kMaxRows, {});
+      stage_.begin({}, 0);
       run(0, context);
     }
     return run(context, rows);
@@ -111,9 +112,12 @@ class CpuStation {
 
  private:
   void begin(int keep, int end, const Sampling& sampling) {
-    const int capacity = std::max(end, rope_.capacity());
-    stage_.reserve(capacity, rope_.reserve(capacity));
+    reserve(end);
     stage_.begin(sampling, keep);
+  }
+  void reserve(int rows) {
+    const int capacity = std::max(rows, rope_.capacity());
+    stage_.reserve(capacity, rope_.reserve(capacity));
   }
   double run(int start, int rows) {
     Chunk chunk;
@@ -160,8 +164,9 @@ class CpuDrafter {
   // Seconds of a row through the early layers behind `context` others; draw: and of the exit head.
   double time_step(bool draw, int context) {
     Draft draft;
+    reserve(context + kMaxRows);
     if (stage_.length() < context) {
-      begin(0, context + kMaxRows, {});
+      stage_.begin({}, 0);
       DraftStep step;
       for (int id = 0; id < context; ++id) step.ids.push_back(id % model_.model->shape.vocab_size);
       stage_.step(step, &draft, nullptr);
@@ -176,9 +181,12 @@ class CpuDrafter {
 
  private:
   void begin(int keep, int end, const Sampling& sampling) {
-    const int capacity = std::max(end, rope_.capacity());
-    stage_.reserve(capacity, rope_.reserve(capacity));
+    reserve(end);
     stage_.begin(sampling, keep);
+  }
+  void reserve(int rows) {
+    const int capacity = std::max(rows, rope_.capacity());
+    stage_.reserve(capacity, rope_.reserve(capacity));
   }
 
   const PyModel model_;

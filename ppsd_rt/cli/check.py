@@ -89,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
     if engine.head is None:
         raise PpsdError(f"{args.model} has no exit head, so there is nothing to check; give --exit-head")
     plain = engine
-    if args.engine is not None:  # over ranks: against plain decoding in one process, and plain over ranks is checked too
+    if (
+        args.engine is not None
+    ):  # over ranks: against plain decoding in one process, and plain over ranks is checked too
         plain = load_one_process(args)
         schedules = {"plain over ranks": PLAIN, **schedules}
     tallies: dict[tuple[str, str], Tally] = {}

@@ -25,7 +25,9 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
             raise UsageError(f"ranks run C++ stages on a CPU: --{option} takes {' or '.join(allowed)} there")
     sizes = args.stages if isinstance(args.stages, tuple) else None
     if isinstance(args.stages, int) and args.stages not in (1, world_size := _size()):
-        raise UsageError(f"over {world_size} ranks there are {world_size} stages; --stages A,B,... says how many layers")
+        raise UsageError(
+            f"over {world_size} ranks there are {world_size} stages; --stages A,B,... says how many layers"
+        )
     if args.rank_timeout <= 0 or args.link_ms < 0:
         raise UsageError("--rank-timeout is above 0, --link-ms at least 0")
     return RankOptions(

@@ -56,9 +56,7 @@ class RanksBackend:
         world = control.world
         words = _native.wire_words(hidden)
         self._sender = Sender(group, 1, ROWS, words, _native.WIRE_MESSAGES)
-        self._receiver = Receiver(
-            group, world.last, VERDICTS, _native.WIRE_WORDS, DEPTH, self._verdict, control.lost
-        )
+        self._receiver = Receiver(group, world.last, VERDICTS, _native.WIRE_WORDS, DEPTH, self._verdict, control.lost)
         self._epoch = 1  # on the wire: above all that earlier answers have used
         self._tokens: list[int] = []  # whose rows every rank holds
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
@@ -74,9 +72,7 @@ class RanksBackend:
 
     def open(self) -> None:
         """Returns when all ranks are ready."""
-        signal.signal(
-            signal.SIGTERM, lambda *_: self._control.fail_later("rank 0 was told to end (SIGTERM)")
-        )
+        signal.signal(signal.SIGTERM, lambda *_: self._control.fail_later("rank 0 was told to end (SIGTERM)"))
         self._receiver.start()
         Thread(target=self._draft, name="draft", daemon=True).start()
         self._wait(lambda: len(self._control.ready) == self._control.world.last, _LOADING, "to load its slice")

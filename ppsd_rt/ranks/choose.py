@@ -84,6 +84,7 @@ class RankChooser:
             f"{describe(s)} {self.predicted(s):.0f}" for s in sorted(self._speeds, key=self.predicted, reverse=True)[:6]
         )
         return (
-            f"ranks take {stages} ms a row, the exit head {1000 * costs.head:.2f} ms, a link {1000 * costs.delays[0]:.2f} "
-            f"ms\nacceptance {self.acceptance:.2f}; predicted now, tokens/s: {speeds}; plain {self.predicted(PLAIN):.0f}"
+            f"ranks take {stages} ms a row, the exit head {1000 * costs.head:.2f} ms, "
+            f"a link {1000 * costs.delays[0]:.2f} ms\n"
+            f"acceptance {self.acceptance:.2f}; predicted now, tokens/s: {speeds}; plain {self.predicted(PLAIN):.0f}"
         )

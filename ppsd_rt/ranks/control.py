@@ -1,8 +1,8 @@
 """The control links: between rank 0 and every other rank, beside the pipeline.
 
-They carry what must not wait behind rows: a new epoch, signs of life, questions about costs, and the end. A message is 64
-int32 words: magic, kind, value (int64), sent (int64, nanoseconds of the sender's steady clock), count, 0, and 56 words
-of payload: `count` float32 numbers, or bytes of text.
+They carry what must not wait behind rows: a new epoch, signs of life, questions about costs, and the end. A message is
+64 int32 words: magic, kind, value (int64), sent (int64, nanoseconds of the sender's steady clock), count, 0, and 56
+words of payload: `count` float32 numbers, or bytes of text.
 
 Any rank's end ends all: rank 0 hears of it by its connection (at once), by its own words, or by its silence, tells the
 others, and every rank raises the same line. Should rank 0 itself be lost, each of the others notices by itself.

@@ -148,4 +148,3 @@ def head_hash(head: HeadFile) -> str:
     if head.draft_ids is not None:
         digest.update(head.draft_ids.tobytes())
     return f"{head.info.kind} behind layer {head.info.exit_layer}, {digest.hexdigest()[:16]}"
-

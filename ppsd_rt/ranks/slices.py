@@ -20,9 +20,7 @@ def layers_of(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     return ends[rank] - sizes[rank], ends[rank]
 
 
-def pack_slice(
-    checkpoint: Checkpoint, first: int, last: int, dtype: str, threads: int, lm_head: bool
-) -> _native.Model:
+def pack_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, threads: int, lm_head: bool) -> _native.Model:
     """Layers [first, last), and the LM head if wanted. Raises PpsdError where they cannot be packed."""
     config = checkpoint.config
     reason = refuses(config)
@@ -64,7 +62,7 @@ def verify_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, thre
 
 
 def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:
-    """(threads, cores) of a rank: the cores of its host are dealt out; too few to go round: the system places threads."""
+    """(threads, cores) of a rank: its host's cores are dealt out; none: too few, the system chooses."""
     cores = _native.usable_cores()
     share = max(len(cores) // local_size, 1)
     count = threads or min(share, 16)

@@ -1,0 +1,241 @@
+"""Pipelines over ranks of one host, against plain decoding on the same ranks, formulas, simulator and one process.
+
+    python benchmarks/ranks.py --stages 17,13 --acceptance 0.6,0.8,0.9 > benchmarks/results/...-ranks.json
+    python benchmarks/ranks.py --stages 17,13 --link-ms 0.1,1,5 --schedules plain,eesd,ppsd,elastic,auto
+
+For every link delay the ranks are started anew by torchrun. Drafts come from an oracle of the given acceptance, through
+an untrained head of one layer and 8192 ids behind the first stage (the work is what a trained one would do). Schedules
+take turns, so that slow moments of the machine hit all of them; every answer is compared with plain decoding's.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.backend import Oracle, RunOptions
+from ppsd_rt.cli.info import machine
+from ppsd_rt.closed_forms import closed_form
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import HeadInfo, save_head
+from ppsd_rt.models.resolve import resolve_model
+from ppsd_rt.ranks.world import find_world
+from ppsd_rt.schedule import Schedule, parse_schedule
+from ppsd_rt.simulate import Costs, simulate
+
+PROMPT = "Why is the sky blue?"
+DRAFT_VOCABULARY = 8192
+MEASURED = "measured:"  # begins the line with the worker's result
+
+
+def untrained_head(model: str, exit_layer: int, path: Path) -> None:
+    """The last layer and the final norm as a head, over the first ids."""
+    import numpy as np
+
+    checkpoint = Checkpoint(resolve_model(model))
+    prefix = f"model.layers.{checkpoint.config.num_hidden_layers - 1}."
+    tensors = {"layers.0." + n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
+    tensors["norm.weight"] = checkpoint.tensors["model.norm.weight"]
+    info = HeadInfo("layer", exit_layer, model, checkpoint.hash)
+    save_head(path, info, tensors, np.arange(DRAFT_VOCABULARY, dtype=np.int32))
+
+
+# -- one process, or rank 0 --------------------------------------------------------------------------------------------
+
+
+def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] | None) -> dict[str, Any]:
+    """Tokens per second of every schedule at every acceptance, and the costs before and after."""
+    params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
+    prompt = engine.encode([{"role": "user", "content": PROMPT}])
+    truth = engine.generate(prompt, params, "plain").run().ids
+    before = costs() if costs else None
+    seconds: dict[tuple[str, float], list[float]] = {}
+    for repeat in range(args.repeats):
+        for acceptance in args.acceptance:
+            for name in args.schedules:
+                oracle = Oracle((*prompt, *truth), acceptance, seed=repeat)
+                options = RunOptions(oracle=None if name == "plain" else oracle)
+                completion = engine.generate(prompt, params, name, options).run()
+                if completion.ids != truth:
+                    raise SystemExit(f"{name} at {acceptance}: the answer differs from plain decoding")
+                seconds.setdefault((name, acceptance), []).append(completion.statistics.decode_seconds)
+    rows = [
+        {"schedule": name, "acceptance": acceptance, "seconds": times, "tokens_per_second": rate(args, times)}
+        for (name, acceptance), times in seconds.items()
+    ]
+    return {"rows": rows, "costs": [before, costs()] if costs else None, "memory": memory(engine)}
+
+
+def rate(args: argparse.Namespace, seconds: list[float]) -> float:
+    return (args.tokens - 1) * len(seconds) / sum(seconds)
+
+
+def memory(engine: Engine) -> Any:
+    ask = getattr(engine.backend, "memory", None)
+    return ask() if ask else None
+
+
+def work(args: argparse.Namespace) -> None:
+    """As a rank, or as the one process: prints the result behind MEASURED."""
+    world = find_world()
+    if world is None:
+        engine = Engine.from_pretrained(args.model, exit_head=args.head, backend="cpu", threads=args.threads)
+        print(MEASURED, json.dumps(measure(engine, args, None)))
+        return
+    from ppsd_rt.ranks.launch import join, leave
+    from ppsd_rt.ranks.options import RankOptions
+
+    options = RankOptions(
+        model=args.model,
+        exit_head=args.head,
+        threads=args.threads,
+        sizes=None if args.stages is None else tuple(args.stages),
+        schedule="",
+        parallel=args.parallel,
+        link_delay=args.link_ms[0] / 1000,
+        silence=60.0,  # measurements pause other processes, and these may be paused too
+    )
+    joined = join(world, options)
+    if joined is not None:
+        known = getattr(joined.backend, "costs", None)
+        costs = (lambda: [asdict(c) for c in known(again=True)]) if known else None
+        print(MEASURED, json.dumps(measure(joined, args, costs)), flush=True)
+    leave(joined, 0)
+
+
+# -- the driver --------------------------------------------------------------------------------------------------------
+
+
+def run(args: argparse.Namespace, ranks: int, **changes: Any) -> dict[str, Any]:
+    values = {**vars(args), **changes}
+    options = ["--worker", "-m", args.model, "--head", args.head]
+    options += ["-n", str(args.tokens), "-r", str(args.repeats), "--parallel", values["parallel"]]
+    for name in ("acceptance", "schedules", "stages", "link_ms"):
+        if values[name]:
+            options += ["--" + name.replace("_", "-"), ",".join(map(str, values[name]))]
+    if values["threads"]:
+        options += ["--threads", str(values["threads"])]
+    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *launcher, __file__, *options]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MEASURED)]
+    if done.returncode or not lines:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return json.loads(lines[0].removeprefix(MEASURED))
+
+
+def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> None:
+    """Beside every row: the ratio to plain, the formula, and the simulator with the costs that were measured."""
+    from ppsd_rt.ranks.costs import RankCosts
+
+    def rank_costs(which: int) -> list[RankCosts]:
+        return [RankCosts(c[which]["row"], c[which]["draft"], tuple(map(tuple, c[which]["verify"])), c[which]["link"]) for c in result["costs"]]
+
+    alone, beside = mean(rank_costs(0)), mean(rank_costs(1))
+    free, shared = alone.simulated(), alone.simulated(beside)
+    result["link_ms"] = 1000 * delay
+    result["stage_ms"] = [1000 * alone.row, *(1000 * verify[0] for verify in alone.verify)]
+    result["exit_head_ms"] = 1000 * (alone.draft - alone.row)
+    result["measured_link_ms"] = 1000 * alone.link
+    result["interference"] = [shared.draft_interference, shared.verify_interference]
+    plain = {row["acceptance"]: row for row in result["rows"] if row["schedule"] == "plain"}
+    for row in result["rows"]:
+        schedule, acceptance = parse_schedule(row["schedule"]), row["acceptance"]
+        row["speedup"] = row["tokens_per_second"] / plain[acceptance]["tokens_per_second"]
+        if not isinstance(schedule, Schedule):
+            continue
+        row["closed_form"] = closed_form(schedule, free, acceptance)
+        row["simulated"] = predicted(args, schedule, shared, acceptance)
+        row["simulated_free"] = predicted(args, schedule, free, acceptance)
+    for acceptance, reference in plain.items():
+        named = [r for r in result["rows"] if r["acceptance"] == acceptance and r["schedule"] != "auto"]
+        best = max(named, key=lambda r: r["tokens_per_second"])
+        for row in result["rows"]:
+            if row["acceptance"] == acceptance:
+                row["of_best"] = row["tokens_per_second"] / best["tokens_per_second"]
+        reference["best"] = best["schedule"]
+
+
+def predicted(args: argparse.Namespace, schedule: Schedule, costs: Costs, acceptance: float) -> float:
+    """Tokens per second, over as many seeds as there were repeats."""
+    runs = [simulate(schedule, costs, acceptance, args.tokens - 1, seed=seed) for seed in range(max(args.repeats, 8))]
+    return sum(len(r.tokens) for r in runs) / sum(r.seconds for r in runs)
+
+
+def mean(costs: list[Any]) -> Any:
+    from ppsd_rt.ranks.costs import RankCosts
+
+    count = len(costs)
+    verify = tuple(
+        tuple(sum(times) / count for times in zip(*tables, strict=True))
+        for tables in zip(*(c.verify for c in costs), strict=True)
+    )
+    return RankCosts(
+        sum(c.row for c in costs) / count, sum(c.draft for c in costs) / count, verify, sum(c.link for c in costs) / count
+    )
+
+
+def numbers(text: str) -> list[float]:
+    return [float(item) for item in text.split(",")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument("--stages", type=lambda t: list(map(int, t.split(","))), help="layers of each rank")
+    parser.add_argument("--acceptance", type=numbers, default=[0.6, 0.8, 0.9])
+    parser.add_argument("--link-ms", type=numbers, default=[0.0])
+    parser.add_argument("--schedules", type=lambda t: t.split(","), default=["plain", "ppsd", "elastic"])
+    parser.add_argument("-n", "--tokens", type=int, default=192)
+    parser.add_argument("-r", "--repeats", type=int, default=4)
+    parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("--parallel", default="pipeline")
+    parser.add_argument("--one-process", action="store_true", help="also one process with as many threads as ranks")
+    parser.add_argument("--tp", action="store_true", help="also tensor-parallel over as many ranks (plain decoding)")
+    parser.add_argument("--head", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(args)
+        return 0
+    ranks = len(args.stages)
+    with tempfile.TemporaryDirectory() as folder:
+        args.head = str(Path(folder) / "head.safetensors")
+        untrained_head(args.model, args.stages[0], Path(args.head))
+        results = []
+        for delay in args.link_ms:
+            result = run(args, ranks, link_ms=[delay])
+            compare(args, result, delay / 1000)
+            results.append(result)
+        report: dict[str, Any] = {"machine": machine(), "stages": args.stages, "tokens": args.tokens, "results": results}
+        if args.one_process:
+            report["one_process"] = run(args, 1, threads=ranks, stages=None)
+        if args.tp:
+            plain = {"schedules": ["plain"], "acceptance": [0.0], "stages": None, "parallel": "tp"}
+            report["tp"] = [run(args, ranks, link_ms=[delay], **plain) for delay in args.link_ms]
+    for result in results:
+        note(f"stages {result['stage_ms']} ms, head {result['exit_head_ms']:.3f}, link {result['measured_link_ms']:.3f}, "
+             f"interference {result['interference']}")
+        for row in result["rows"]:
+            keys = ("speedup", "closed_form", "simulated", "simulated_free", "of_best")
+            note(f"link {result['link_ms']:g} α {row['acceptance']} {row['schedule']:10} {row['tokens_per_second']:7.1f} tok/s "
+                 + " ".join(f"{key} {row[key]:.2f}" for key in keys if row.get(key)))
+    for row in report.get("one_process", {}).get("rows", []):
+        note(f"one process α {row['acceptance']} {row['schedule']:10} {row['tokens_per_second']:7.1f} tok/s")
+    print(json.dumps(report, indent=1))
+    return 0
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
