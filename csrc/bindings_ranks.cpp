@@ -10,6 +10,7 @@
 
 #include "bindings.h"
 #include "cpu/engine.h"
+#include "pipeline/priority.h"
 #include "pipeline/remote.h"
 #include "pipeline/station.h"
 
@@ -244,6 +245,7 @@ void bind_ranks(py::module_& m) {
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
 #endif
   });
+  m.def("prefer_messages", &prefer_messages, py::call_guard<py::gil_scoped_release>());
   m.def("sleep_until", [](int64_t clock) {
     const py::gil_scoped_release release;
     std::this_thread::sleep_until(Clock::time_point(std::chrono::nanoseconds(clock)));

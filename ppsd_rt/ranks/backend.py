@@ -239,6 +239,7 @@ class RanksBackend:
     def _draft(self) -> None:
         """Drafts, and sends what has been drafted, one answer after the other."""
         self._drafter.pin()
+        _native.prefer_messages()
         _native.precise_waits()
         while True:
             answer, done = self._answers.get()

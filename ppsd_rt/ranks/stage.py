@@ -43,6 +43,7 @@ def serve(group: Any, control: Control, station: _native.Station, hidden: int, p
     _native.precise_waits()
     station.pin()
     receiver.start()
+    _native.prefer_messages()
     control.tell(0, Kind.READY)
     try:
         while not control.failed.is_set():
