@@ -4,6 +4,7 @@ Nothing is unpickled, and nobody waits for ever: a rank that does not come is na
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from time import monotonic, sleep
 from typing import Any
 
@@ -50,10 +51,11 @@ def exchange(store: Any, rank: int, size: int, facts: Mapping[str, str], wait: f
     everyone = [unpack(read(store, f"ppsd/facts/{other}", other, wait)) for other in range(size)]
     line = difference(everyone)
     if line:
-        # The store may live in this process: the others have read everything once all say so.
         store.set(f"ppsd/read/{rank}", b"1")
-        for other in range(size):
-            read(store, f"ppsd/read/{other}", other, 5.0)
+        if rank == 0:  # the store may live in this process: the others have read everything once they say so
+            with suppress(PpsdError):
+                for other in range(1, size):
+                    read(store, f"ppsd/read/{other}", other, 5.0)
         raise PpsdError(line)
 
 
