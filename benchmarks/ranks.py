@@ -6,7 +6,9 @@
 For every link delay the ranks are started anew by torchrun. Drafts come from an oracle of the given acceptance, through
 an untrained head of one layer and 8192 ids behind the first stage (the work is what a trained one would do). Schedules
 take turns, so that slow moments of the machine hit all of them; of the repeats of one answer the lower quartile counts.
-Formula and simulator get the acceptance that the oracle's coins came to. Every answer is compared with plain decoding's.
+Formula and simulator get the acceptance that the oracle's coins came to. Every answer is compared with
+plain decoding's.
+closed_form: with the costs of each rank by itself; closed_form_beside: of all at work at once, against plain decoding.
 """
 
 import argparse
@@ -165,7 +167,8 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
         ]
 
     alone, beside = mean(rank_costs(0)), mean(rank_costs(1))
-    free, shared = alone.simulated(), alone.simulated(beside)
+    free, shared, busy = alone.simulated(), alone.simulated(beside), beside.simulated()
+    slowed = free.plain_seconds / busy.plain_seconds
     result["link_ms"] = 1000 * delay
     result["stage_ms"] = [1000 * alone.row, *(1000 * verify[0] for verify in alone.verify)]
     result["exit_head_ms"] = 1000 * (alone.draft - alone.row)
@@ -178,6 +181,8 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
         if not isinstance(schedule, Schedule):
             continue
         row["closed_form"] = closed_form(schedule, free, acceptance)
+        formula = closed_form(schedule, busy, acceptance)
+        row["closed_form_beside"] = formula * (slowed if schedule.overlap else 1) if formula else None
         row["simulated"] = predicted(args, schedule, shared, acceptance)
         row["simulated_free"] = predicted(args, schedule, free, acceptance)
     for acceptance, reference in plain.items():
@@ -261,9 +266,10 @@ def main() -> int:
             f"interference {result['interference']}"
         )
         for row in result["rows"]:
-            keys = ("speedup", "closed_form", "simulated", "simulated_free", "of_best")
+            keys = "speedup closed_form closed_form_beside simulated simulated_free of_best".split()
             note(
-                f"link {result['link_ms']:g} α {row['acceptance']} {row['schedule']:10} {row['tokens_per_second']:7.1f} tok/s "
+                f"link {result['link_ms']:g} α {row['acceptance']} {row['schedule']:10} "
+                f"{row['tokens_per_second']:7.1f} tok/s "
                 + " ".join(f"{key} {row[key]:.2f}" for key in keys if row.get(key))
             )
     for row in report.get("one_process", {}).get("rows", []):

@@ -10,7 +10,7 @@
 
 #include "bindings.h"
 #include "cpu/engine.h"
-#include "pipeline/priority.h"
+#include "cpu/tensor_parallel.h"
 #include "pipeline/remote.h"
 #include "pipeline/station.h"
 
@@ -231,6 +231,45 @@ struct PyRemote {
   }
 };
 
+// A share of every layer; arrays are [rows][hidden], `part` is written.
+struct PyShares {
+  using Rows = py::array_t<float, py::array::c_style>;
+
+  explicit PyShares(const PyModel& model) : model(model), shares(*model.model) {}
+  void reserve(int capacity) { shares.reserve(capacity); }
+  void attention(int layer, const Rows& x, int start, Rows part) {
+    check(x, part);
+    const float* from = x.data();
+    float* to = part.mutable_data();
+    const int rows = int(x.shape(0));
+    const py::gil_scoped_release release;
+    shares.attention(layer, from, rows, start, to);
+  }
+  void mlp(int layer, const Rows& x, Rows part) {
+    check(x, part);
+    const float* from = x.data();
+    float* to = part.mutable_data();
+    const int rows = int(x.shape(0));
+    const py::gil_scoped_release release;
+    shares.mlp(layer, from, rows, to);
+  }
+  std::pair<float, int> best(const Rows& x) {
+    if (x.size() != model.model->shape.hidden_size) throw std::runtime_error("one row is wanted");
+    const float* from = x.data();
+    const py::gil_scoped_release release;
+    const Candidate candidate = shares.best(from);
+    return {candidate.score, candidate.id};
+  }
+  void check(const Rows& x, const Rows& part) const {
+    const bool fits = x.ndim() == 2 && x.shape(1) == model.model->shape.hidden_size && x.shape(0) <= kPassRows &&
+                      part.ndim() == 2 && part.shape(0) == x.shape(0) && part.shape(1) == x.shape(1);
+    if (!fits) throw std::runtime_error("rows and their part are [up to 64][hidden]");
+  }
+
+  const PyModel model;
+  LayerShares shares;
+};
+
 }  // namespace
 
 void bind_ranks(py::module_& m) {
@@ -245,7 +284,6 @@ void bind_ranks(py::module_& m) {
     prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
 #endif
   });
-  m.def("prefer_messages", &prefer_messages, py::call_guard<py::gil_scoped_release>());
   m.def("sleep_until", [](int64_t clock) {
     const py::gil_scoped_release release;
     std::this_thread::sleep_until(Clock::time_point(std::chrono::nanoseconds(clock)));
@@ -289,6 +327,13 @@ void bind_ranks(py::module_& m) {
           },
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("keep"), py::arg("sampling"), py::arg("schedule"),
           py::arg("limits"), py::arg("epoch"), py::arg("report_drafts") = false, py::arg("oracle") = py::none());
+
+  py::class_<PyShares>(m, "LayerShares")
+      .def(py::init<const PyModel&>(), py::arg("model"))
+      .def("reserve", &PyShares::reserve, py::arg("capacity"))
+      .def("attention", &PyShares::attention, py::arg("layer"), py::arg("x"), py::arg("start"), py::arg("part"))
+      .def("mlp", &PyShares::mlp, py::arg("layer"), py::arg("x"), py::arg("part"))
+      .def("best", &PyShares::best, py::arg("x"));
 
   py::class_<PyRemote>(m, "Remote")
       .def_readonly("seconds", &PyRemote::seconds)

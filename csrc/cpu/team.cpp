@@ -95,9 +95,6 @@ void Team::run(const std::function<void(int)>& work) noexcept {
 }
 
 void Team::help(int member) {
-#if defined(__linux__)
-  pthread_setname_np(pthread_self(), "ppsd-team");
-#endif
   if (member < int(cores_.size())) {
     std::string problem;
     if (!pin_thread(cores_[member], &problem)) {

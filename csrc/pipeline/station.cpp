@@ -40,6 +40,9 @@ void Station::post(const int32_t* words, size_t count) {
   message.ids.assign(words + kWireIds, words + kWireIds + (rows ? header.count : kWireSettings));
   const float* hidden = reinterpret_cast<const float*>(words + kWireRows);
   message.hidden.assign(hidden, hidden + size_t(header.count) * hidden_);
+  // Rows of a new epoch may overtake its announcement.
+  const bool now = delay_.count() == 0 && rows;
+  if (now && header.epoch > epoch_.load(std::memory_order_relaxed)) epoch_.store(header.epoch, std::memory_order_release);
   inbox_.push_back(std::move(message));
   changed_.notify_one();
 }

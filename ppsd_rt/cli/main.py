@@ -38,7 +38,7 @@ def _run(args: argparse.Namespace, world: World | None) -> int:
         status = _status_of(lambda: (COMMANDS[args.command].load()(args) or 0) if join_ranks(args, world) else 0)
     except Exception:  # a bug; the other ranks see this one leave
         traceback.print_exc()
-    leave(args.engine, status)
+    return leave(args.engine, status)
 
 
 def _status_of(work: Callable[[], int]) -> int:

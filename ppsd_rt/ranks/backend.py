@@ -40,7 +40,7 @@ class RanksBackend:
 
     def __init__(
         self,
-        group: Any,
+        groups: dict[int, Any],
         control: Control,
         drafter: _native.Drafter,
         model: _native.Model,
@@ -55,8 +55,10 @@ class RanksBackend:
         self.sizes, self._vocab_size, self._hidden, self._threads = tuple(sizes), vocab_size, hidden, threads
         world = control.world
         words = _native.wire_words(hidden)
-        self._sender = Sender(group, 1, ROWS, words, _native.WIRE_MESSAGES)
-        self._receiver = Receiver(group, world.last, VERDICTS, _native.WIRE_WORDS, DEPTH, self._verdict, control.lost)
+        self._sender = Sender(groups[ROWS], 1, ROWS, words, _native.WIRE_MESSAGES)
+        self._receiver = Receiver(
+            groups[VERDICTS], world.last, VERDICTS, _native.WIRE_WORDS, DEPTH, self._verdict, control.lost
+        )
         self._epoch = 1  # on the wire: above all that earlier answers have used
         self._tokens: list[int] = []  # whose rows every rank holds
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
@@ -239,7 +241,6 @@ class RanksBackend:
     def _draft(self) -> None:
         """Drafts, and sends what has been drafted, one answer after the other."""
         self._drafter.pin()
-        _native.prefer_messages()
         _native.precise_waits()
         while True:
             answer, done = self._answers.get()

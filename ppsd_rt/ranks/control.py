@@ -38,7 +38,7 @@ class Kind(IntEnum):
     READY = 3  # the slice is loaded
     PING = 4
     PONG = 5
-    MEASURE = 6  # value: 1: while all others do so too
+    MEASURE = 6  # value: 1: one row, while all others do so too
     COSTS = 7  # payload: seconds of passes over 1, 2, ... rows
     MEMORY = 8  # payload: see memory.py
     STOP = 9  # the end, all being well

@@ -52,15 +52,16 @@ def interpolate(times: dict[int, list[float]]) -> Table:
     return (*table, known[max(known)])
 
 
-def time_passes(time_pass: Callable[[int, int], float], seconds: float = SECONDS) -> Table:
-    """The kinds take turns, so that a slow moment of the machine hits all of them."""
-    times: dict[int, list[float]] = {rows: [] for rows in ROWS}
+def time_passes(time_pass: Callable[[int, int], float], seconds: float = SECONDS, one_row: bool = False) -> Table:
+    """The kinds take turns, so that a slow moment of the machine hits all of them. one_row: that kind alone, for all
+    rows: what decoding does most, and what reads the most memory at once, where other ranks work beside this one."""
+    times: dict[int, list[float]] = {rows: [] for rows in ((1,) if one_row else ROWS)}
     time_pass(1, CONTEXT)  # makes the context
     end = perf_counter() + seconds
     while len(times[1]) < _LEAST or perf_counter() < end:
         for rows, measured in times.items():
             measured.append(time_pass(rows, CONTEXT))
-    return interpolate(times)
+    return (quartile(times[1]),) * MAX_ROWS if one_row else interpolate(times)
 
 
 def time_drafts(time_step: Callable[[bool, int], float], seconds: float = SECONDS) -> tuple[float, float]:

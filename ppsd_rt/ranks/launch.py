@@ -15,7 +15,7 @@ from ..models.head_file import HeadFile
 from ..models.resolve import resolve_model
 from .control import Control
 from .handshake import WAIT, exchange, read
-from .links import open_group, open_store
+from .links import CONTROL, open_groups, open_store
 from .options import PARALLEL, RankOptions
 from .slices import cores_of, draft_slice, layers_of, verify_slice
 from .split import check_sizes, pack_sizes, solve, unpack_sizes
@@ -30,6 +30,7 @@ def join(world: World, options: RankOptions) -> "Engine | None":
     """Take part as `world` says. Rank 0: the engine, to be closed with `leave`. The others serve until rank 0 ends, and
     then return None. Raises PpsdError, with the same line on every rank, when that cannot be or ends otherwise."""
     opened, problem = _open(world, options)
+    sys.setswitchinterval(0.0005)  # of the interpreter lock: threads here have microseconds of work for it
     store = open_store(world.rank, world.size, WAIT)
     facts = {"error": str(problem)} if problem or not opened else _facts(*opened, options)
     exchange(store, world.rank, world.size, facts)
@@ -38,18 +39,24 @@ def join(world: World, options: RankOptions) -> "Engine | None":
     checkpoint, head, dtype = opened
     threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
     if world.drafts:
-        sizes = options.sizes or solve(checkpoint, head, world.size, dtype, threads)
+        sizes = options.sizes or ()
+        if not sizes and options.parallel == "pipeline":
+            sizes = solve(checkpoint, head, world.size, dtype, threads)
         store.set("ppsd/sizes", pack_sizes(sizes))
     else:
         sizes = unpack_sizes(read(store, "ppsd/sizes", 0, WAIT))
-    group = open_group(store, world.rank, world.size)
+    groups = open_groups(store, world.rank, world.size)
     station: list[_native.Station] = []
     control = Control(
-        group, world, options.silence, options.link_delay, lambda: station[0].busy_seconds() if station else 0.0
+        groups[CONTROL],
+        world,
+        options.silence,
+        options.link_delay,
+        lambda: station[0].busy_seconds() if station else 0.0,
     )
     control.start()
     try:
-        return _play(control, group, checkpoint, head, dtype, sizes, threads, cores, options, station)
+        return _play(control, groups, checkpoint, head, dtype, sizes, threads, cores, options, station)
     except PpsdError as error:
         control.fail(f"rank {world.rank}: {error}")
         raise PpsdError(control.failure or str(error)) from None
@@ -62,7 +69,7 @@ def join(world: World, options: RankOptions) -> "Engine | None":
 
 def _play(
     control: Control,
-    group: Any,
+    groups: dict[int, Any],
     checkpoint: Checkpoint,
     head: HeadFile | None,
     dtype: str,
@@ -73,12 +80,14 @@ def _play(
     station: list[_native.Station],
 ) -> "Engine | None":
     """Load the slice; then serve, or give the engine."""
+    if options.parallel == "tp":
+        return _play_tp(control, checkpoint, dtype, options)
     first, last = layers_of(sizes, control.world.rank)
     hidden, vocabulary = checkpoint.config.hidden_size, checkpoint.config.vocab_size
     if not control.world.drafts:
         model = verify_slice(checkpoint, first, last, dtype, threads)
         station.append(_native.Station(model, first, last, cores, threads, options.link_delay))
-        serve(group, control, station[0], hidden, model.packed_bytes)
+        serve(groups, control, station[0], hidden, model.packed_bytes)
         return None
 
     from ..engine import Engine
@@ -89,9 +98,23 @@ def _play(
     model = draft_slice(checkpoint, head, last, dtype, threads)
     drafter = _native.Drafter(model, cores, threads)
     info = head.info if head else None
-    backend = RanksBackend(group, control, drafter, model, info, dtype, sizes, vocabulary, hidden, threads)
+    backend = RanksBackend(groups, control, drafter, model, info, dtype, sizes, vocabulary, hidden, threads)
     backend.open()
     return Engine(checkpoint, tokenizer, backend, options.model)
+
+
+def _play_tp(control: Control, checkpoint: Checkpoint, dtype: str, options: RankOptions) -> "Engine | None":
+    from .tensor_parallel import TensorParallel, TensorParallelBackend, serve_share
+
+    work = TensorParallel(checkpoint, control.world.rank, control.world.size, dtype)
+    if not control.world.drafts:
+        serve_share(work, control)
+        return None
+    from ..engine import Engine
+    from ..models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
+    return Engine(checkpoint, tokenizer, TensorParallelBackend(work, control, dtype), options.model)
 
 
 def leave(engine: "Engine | None", status: int) -> NoReturn:
@@ -119,7 +142,7 @@ def _open(
         if dtype not in FORMATS:
             raise UsageError(f"dtype {dtype!r} is unknown to ranks; dtypes are auto, {', '.join(FORMATS)}")
         checkpoint = Checkpoint(Path(resolve_model(options.model)))
-        head = find_head(options.exit_head, checkpoint)
+        head = find_head(options.exit_head, checkpoint) if options.parallel == "pipeline" else None
         if options.sizes:
             check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
         return (checkpoint, head, dtype), None

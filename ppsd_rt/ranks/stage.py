@@ -14,16 +14,18 @@ from .memory import memory_of
 DEPTH = 24  # receives posted in advance: more than a window of drafts
 
 
-def serve(group: Any, control: Control, station: _native.Station, hidden: int, packed_bytes: int) -> None:
+def serve(groups: dict[int, Any], control: Control, station: _native.Station, hidden: int, packed_bytes: int) -> None:
     """Raises PpsdError when the pipeline ends otherwise than by rank 0's word."""
     world, questions = control.world, deque[Callable[[], None]]()
     rank, last = world.rank, world.rank == world.last
     words = _native.wire_words(hidden)
     to, tag = (0, VERDICTS) if last else (rank + 1, ROWS)
-    sender = Sender(group, to, tag, words, _native.WIRE_MESSAGES)
+    sender = Sender(groups[tag], to, tag, words, _native.WIRE_MESSAGES)
 
     def measure(peer: int, beside: int, message: Words) -> None:
-        questions.append(lambda: control.tell(peer, Kind.COSTS, beside, time_passes(station.time_pass)))
+        questions.append(
+            lambda: control.tell(peer, Kind.COSTS, beside, time_passes(station.time_pass, one_row=beside > 0))
+        )
 
     def announce(peer: int, epoch: int, message: Words) -> None:
         station.announce(epoch, int(message[4:6].view("int64")[0]))
@@ -39,11 +41,10 @@ def serve(group: Any, control: Control, station: _native.Station, hidden: int, p
             raise ValueError("rows came during a measurement")
         station.post(message)
 
-    receiver = Receiver(group, rank - 1, ROWS, words, DEPTH, post, control.lost)
+    receiver = Receiver(groups[ROWS], rank - 1, ROWS, words, DEPTH, post, control.lost)
     _native.precise_waits()
     station.pin()
     receiver.start()
-    _native.prefer_messages()
     control.tell(0, Kind.READY)
     try:
         while not control.failed.is_set():

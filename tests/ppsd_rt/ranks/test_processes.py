@@ -86,7 +86,17 @@ def test_a_rank_that_falls_silent_is_named_too(folder, tmp_path, kill_ranks):
 
 def one_process(folder):
     """What the ranks would have answered."""
-    command = [sys.executable, "-m", "ppsd_rt", *options(folder), "-n", "400", "--schedule", "plain", "Once upon a time"]
+    command = [
+        sys.executable,
+        "-m",
+        "ppsd_rt",
+        *options(folder),
+        "-n",
+        "400",
+        "--schedule",
+        "plain",
+        "Once upon a time",
+    ]
     environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     return done.stdout.rstrip("\n")
