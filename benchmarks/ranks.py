@@ -262,11 +262,11 @@ def main() -> int:
             report["tp"] = [run(args, ranks, link_ms=[delay], **plain) for delay in args.link_ms]
     for result in results:
         note(
-            f"stages {result['stage_ms']} ms, head {result['exit_head_ms']:.3f}, link {result['measured_link_ms']:.3f}, "
-            f"interference {result['interference']}"
+            f"stages {result['stage_ms']} ms, head {result['exit_head_ms']:.3f}, "
+            f"link {result['measured_link_ms']:.3f}, interference {result['interference']}"
         )
         for row in result["rows"]:
-            keys = "speedup closed_form closed_form_beside simulated simulated_free of_best".split()
+            keys = ("speedup", "closed_form", "closed_form_beside", "simulated", "simulated_free", "of_best")
             note(
                 f"link {result['link_ms']:g} α {row['acceptance']} {row['schedule']:10} "
                 f"{row['tokens_per_second']:7.1f} tok/s "
