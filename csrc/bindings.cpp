@@ -135,6 +135,11 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
     const std::string prefix = "layers." + std::to_string(i) + ".";
     layers.push_back(layer_of(arrays, prefix, shape, arrays.contains(prefix + "mlp.gate_proj.weight")));
   }
+  std::vector<Tensor> distances;
+  for (int d = 1; arrays.contains("feedback." + std::to_string(d) + ".weight"); ++d)
+    distances.push_back(
+        tensor_of(arrays, "feedback." + std::to_string(d) + ".weight", shape.hidden_size, shape.hidden_size));
+  const Tensor feedback_norm = tensor_of(arrays, "feedback.norm.weight", shape.hidden_size, 1, !distances.empty());
   const Tensor norm = tensor_of(arrays, "norm.weight", shape.hidden_size, 1);
   const Tensor lm_head = base.arrays.contains("lm_head.weight")
                              ? tensor_of(base.arrays, "lm_head.weight", shape.vocab_size, shape.hidden_size)
@@ -145,10 +150,13 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
   const Packer packer(*model->kernels, model->format, shape, &team);
   size_t bytes = draft_ids.empty() ? 0 : packer.matrix_bytes(int(draft_ids.size()), shape.hidden_size);
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
+  bytes += distances.size() * packer.matrix_bytes(shape.hidden_size, shape.hidden_size);
   model->memory.emplace_back(bytes);
   model->packed_bytes += bytes;
   uint8_t* memory = model->memory.back().as<>();
   for (const LayerTensors& layer : layers) model->exit_layers.push_back(packer.layer(layer, &memory));
+  if (!distances.empty()) model->exit_feedback.norm = Packer::vector(feedback_norm);
+  for (const Tensor& distance : distances) model->exit_feedback.distances.push_back(packer.matrix(distance, &memory));
   model->exit_head.norm = Packer::vector(norm);
   model->exit_head.lm_head = draft_ids.empty() ? from.head.lm_head : packer.lm_head(lm_head, draft_ids, &memory);
   return {std::move(model), base.arrays};

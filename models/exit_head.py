@@ -1,10 +1,12 @@
 """Exit heads in torch: what maps the hidden state after layer E to a draft token.
 
-| kind      | body                                  | after                       |
-| --------- | ------------------------------------- | --------------------------- |
-| `norm`    | none: the model's own norm, early     | LayerSkip, arXiv 2404.16710 |
-| `adapter` | one attention block with its norm     | Kangaroo, arXiv 2404.18911  |
-| `layer`   | one decoder layer, starts as the last | EESD, arXiv 2406.03853      |
+| kind        | body                                   | after                               |
+| ----------- | -------------------------------------- | ----------------------------------- |
+| `norm`      | none: the model's own norm, early      | LayerSkip, arXiv 2404.16710         |
+| `adapter`   | one attention block with its norm      | Kangaroo, arXiv 2404.18911          |
+| `layer`     | one decoder layer, starts as the last  | EESD, arXiv 2406.03853              |
+| `two-layer` | two of them, start as the last two     |                                     |
+| `feedback`  | `layer`, and what deep layers said     | the idea: EAGLE-3, arXiv 2503.01840 |
 
 All end in a norm of their own (`norm`: the model's) and share the model's LM head, whole or, with a draft vocabulary,
 only the rows of the ids in `draft_ids`.
@@ -13,11 +15,12 @@ only the rows of the ids in `draft_ids`.
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from .config import LlamaConfig
-from .head_file import HeadFile, HeadInfo, check_draft_ids, save_head
+from .head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, check_draft_ids, save_head
 from .llama import Attend, Attention, DecoderLayer, Linear, LlamaForCausalLM, RMSNorm, from_numpy, to_numpy
 
 
@@ -33,6 +36,36 @@ class AdapterLayer(nn.Module):
         return x + self.self_attn(self.input_layernorm(x), attend)
 
 
+class Feedback(nn.Module):
+    """x + W_d norm(h), h: what the last layer made of the newest verified row, d rows back; W_d: a matrix per distance.
+
+    Verification has computed h anyway, and nothing waits for it: the next drafts take what is there, from however far
+    back; beyond DISTANCES rows they do without. Unlike EAGLE's, the head never stands in for h with its own output.
+    """
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        for distance in range(1, DISTANCES + 1):
+            self.add_module(str(distance), Linear(config.hidden_size, config.hidden_size))
+
+    def forward(self, x: Tensor, verified: Tensor, distance: int) -> Tensor:
+        """x, verified [..., hidden]: the exit hidden state, and h of `distance` rows before, from 1 to DISTANCES."""
+        return x + self.get_submodule(str(distance))(self.norm(verified))
+
+    def along(self, x: Tensor, last: Tensor, distances: Tensor) -> Tensor:
+        """x, last [batch, rows, hidden]: whole texts, `last` behind the last layer; distances [batch, rows] int64.
+
+        A row whose distance is 0 or beyond DISTANCES hears nothing.
+        """
+        for distance in range(1, DISTANCES + 1):
+            back = torch.roll(last, distance, dims=1)
+            heard = self.get_submodule(str(distance))(self.norm(back))
+            rows = torch.arange(x.shape[1], device=x.device) >= distance
+            x = x + heard * ((distances == distance) & rows).unsqueeze(-1)
+        return x
+
+
 class ExitHead(nn.Module):
     """`layers` over the exit hidden states, `norm`, and the LM head over the draft vocabulary.
 
@@ -42,20 +75,25 @@ class ExitHead(nn.Module):
     def __init__(self, config: LlamaConfig, info: HeadInfo) -> None:
         super().__init__()
         info.check(config)
-        body = {"norm": None, "adapter": AdapterLayer, "layer": DecoderLayer}[info.kind]
+        body = AdapterLayer if info.kind == "adapter" else DecoderLayer
         self.info = info
-        self.layers = nn.ModuleList([body(config)] if body else [])
+        self.layers = nn.ModuleList(body(config) for _ in range(LAYERS[info.kind]))
+        self.feedback = Feedback(config) if info.kind == "feedback" else None
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.draft_ids: Tensor | None = None
         self._lm_head: list[Linear] = []  # in a list because it is the model's: not a submodule, not saved, not trained
 
     @classmethod
     def from_model(cls, model: LlamaForCausalLM, info: HeadInfo, draft_ids: Sequence[int] | None = None) -> "ExitHead":
-        """A head before training: its body starts as (part of) the model's last layer, its norm as the final norm."""
+        """A head before training: its body starts as (part of) the model's last layers, its norm as the final norm."""
         head = cls(model.config, info)
-        last, norm = model.model.layers[-1].state_dict(), model.model.norm.weight
-        for layer in head.layers:
-            layer.load_state_dict({name: last[name] for name in layer.state_dict()})
+        norm = model.model.norm.weight
+        for number, layer in enumerate(head.layers):
+            model_layer = model.model.layers[number - len(head.layers)].state_dict()
+            layer.load_state_dict({name: model_layer[name] for name in layer.state_dict()})
+        if head.feedback is not None:  # nothing is heard in the beginning
+            for name, parameter in head.feedback.named_parameters():
+                parameter.data.fill_(1.0 if name == "norm.weight" else 0.0)
         head.norm.load_state_dict({"weight": norm})
         return head._share(model, draft_ids)
 
@@ -90,7 +128,9 @@ class ExitHead(nn.Module):
     def lm_head(self, x: Tensor) -> Tensor:  # [..., hidden] -> [..., draft vocabulary]
         return self._lm_head[0](x)
 
-    def save(self, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    def save(self, path: Path, dtype: torch.dtype = torch.bfloat16, draft_ids: Sequence[int] | None = None) -> None:
+        """`draft_ids`: a smaller draft vocabulary than the head's own, which is the default."""
         tensors = {name: to_numpy(p.detach().to("cpu", dtype)) for name, p in self.named_parameters()}
-        draft_ids = None if self.draft_ids is None else self.draft_ids.to("cpu", torch.int32).numpy()
-        save_head(path, self.info, tensors, draft_ids)
+        if draft_ids is None and self.draft_ids is not None:
+            draft_ids = self.draft_ids.tolist()
+        save_head(path, self.info, tensors, None if draft_ids is None else np.array(draft_ids, dtype=np.int32))

@@ -15,7 +15,9 @@ from .config import LlamaConfig
 from .shapes import Shapes, check_shapes, layer_shapes
 
 FORMAT = "ppsd-exit-head-1"
-KINDS = ("norm", "adapter", "layer")
+KINDS = ("norm", "adapter", "layer", "two-layer", "feedback")
+LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1}  # of each kind's body
+DISTANCES = 6  # rows behind the newest verified one from which a feedback head still hears of it
 
 
 @dataclass(frozen=True)
@@ -71,8 +73,12 @@ class HeadFile:
 def head_shapes(kind: str, config: LlamaConfig) -> Shapes:
     """The tensors of a head of this kind, draft_ids aside."""
     shapes: Shapes = {}
-    if kind != "norm":
-        shapes |= layer_shapes(config, "layers.0.", mlp=kind == "layer")
+    for number in range(LAYERS[kind]):
+        shapes |= layer_shapes(config, f"layers.{number}.", mlp=kind != "adapter")
+    if kind == "feedback":
+        shapes["feedback.norm.weight"] = (config.hidden_size,)
+        for distance in range(1, DISTANCES + 1):
+            shapes[f"feedback.{distance}.weight"] = (config.hidden_size, config.hidden_size)
     return {**shapes, "norm.weight": (config.hidden_size,)}
 
 

@@ -187,8 +187,20 @@ class CpuBackend:
         """For measurements: the same packed weights, with `threads` threads."""
         return _native.Engine(self._model, threads)
 
+    def batch(self, texts: int, capacity: int, keep: Sequence[int]) -> _native.Batch:
+        """For sampling training text: `texts` texts of at most `capacity` tokens, side by side."""
+        try:
+            return _native.Batch(self._base, self._threads, texts, capacity, list(keep))
+        except MemoryError:
+            raise PpsdError(f"no memory for the KV caches of {texts} texts; lower --slots") from None
+
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._last.spans() if self._last else []
+
+    @property
+    def draft_vocabulary(self) -> int:
+        """Ids that the exit head scores; 0: all."""
+        return self._draft_vocabulary
 
     def costs(self, again: bool = False) -> Costs:
         """What draft steps and verification passes cost here; measured where no earlier run has, or `again`."""

@@ -18,6 +18,7 @@ class ToyDraft:
     def __init__(self, drafts, draft_ids=None):
         self.length, self.draft_ids = 0, draft_ids
         self.drafts, self.ids = drafts, []
+        self.learned = []
 
     def run_tokens(self, ids):
         assert ids, "a pass without rows"
@@ -30,6 +31,9 @@ class ToyDraft:
 
     def draft_logits(self):
         return self.drafts(self.ids)
+
+    def learn(self, position, last_hidden):
+        self.learned.append((position, last_hidden))
 
     def rollback(self, length):
         self.length = min(self.length, length)
@@ -44,7 +48,11 @@ class ToyVerify:
         assert len(exit_hidden[0]) == self.length + 1, "rows must come in order, without gaps"
         self.length += len(exit_hidden)
         self.rows.append(len(exit_hidden))
+        self.last = exit_hidden[-last:]
         return torch.stack([self.truth(history) for history in exit_hidden[-last:]])
+
+    def last_hidden(self):
+        return self.last
 
     def rollback(self, length):
         self.length = min(self.length, length)

@@ -3,20 +3,12 @@
 #include <limits>
 #include <stdexcept>
 
-#include "engine.h"
 #include "half.h"
 
 namespace ppsd {
 namespace {
 
 const std::vector<int> kWholeVocabulary;
-
-std::vector<int> first_cores(int count) {
-  std::vector<int> cores = usable_cores();
-  if (int(cores.size()) < count) return {};
-  cores.resize(count);
-  return cores;
-}
 
 }  // namespace
 
@@ -26,7 +18,7 @@ CpuBatch::CpuBatch(std::shared_ptr<const CpuModel> model, int threads, int texts
       texts_(texts),
       capacity_(capacity),
       keep_(keep),
-      team_(threads, first_cores(threads)),
+      team_(threads, {}),   // not pinned: other processes may sample beside this one
       rope_(make_rope(model_->frequencies, capacity)),
       x_(size_t(texts) * model_->shape.hidden_size),
       head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads),

@@ -132,6 +132,21 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
   return true;
 }
 
+FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members)
+    : kernels_(kernels), feedback_(feedback), eps_(shape.rms_norm_eps), shares_(members) {
+  for (int member = 0; member < members && !feedback.distances.empty(); ++member)
+    inputs_.emplace_back(Activations::bytes(feedback.distances[0].format, 1, shape.hidden_size));
+}
+
+void FeedbackStack::pass(Team& team, int member, const float* state, int distance, float* x) {
+  const Matrix& matrix = feedback_.distances[distance - 1];
+  const Activations input = Activations::at(inputs_[member].as<>(), matrix.format, 1, matrix.inputs);
+  kernels_.normalize(state, 1, feedback_.norm.data(), eps_, input);
+  const AddPhase phase{&matrix, nullptr, &input, 1, x};
+  team.share(shares_, member, matrix.panels(), kTogether, [&](int begin, int end) { kernels_.add(phase, begin, end); });
+  team.barrier();
+}
+
 HeadStack::HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head,
                      const std::vector<int>& draft_ids, int members)
     : kernels_(kernels), head_(head), draft_ids_(draft_ids), eps_(shape.rms_norm_eps), shares_(members) {

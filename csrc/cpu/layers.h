@@ -50,6 +50,25 @@ class LayerStack {
   std::atomic<bool> cancelled_{false};
 };
 
+// What a head of the kind `feedback` adds to the exit hidden state that it draws from: of the newest row that has passed
+// all layers, seen from `distance` rows behind it.
+class FeedbackStack {
+ public:
+  FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members);
+
+  int most_distance() const { return int(feedback_.distances.size()); }
+  void begin_pass() { shares_.reset(); }
+  // By every member: x [hidden] += W[distance] norm(state [hidden]); distance: 1 to most_distance().
+  void pass(Team& team, int member, const float* state, int distance, float* x);
+
+ private:
+  const Kernels& kernels_;
+  const PackedFeedback& feedback_;
+  const float eps_;
+  std::vector<Memory> inputs_;   // of each member
+  Shares shares_;
+};
+
 class HeadStack {
  public:
   HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,

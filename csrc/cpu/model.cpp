@@ -81,6 +81,10 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory) const {
   return out;
 }
 
+Matrix Packer::matrix(const Tensor& tensor, uint8_t** memory) const {
+  return pack(int(tensor.rows), int(tensor.columns), rows_of(tensor), tensor.stored, memory);
+}
+
 Matrix Packer::lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const {
   std::vector<SourceRow> rows;
   for (int id : ids) rows.push_back({tensor.row(id)});

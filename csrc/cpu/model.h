@@ -49,6 +49,11 @@ struct PackedHead {   // a norm and (part of) the LM head
   Matrix lm_head;
 };
 
+struct PackedFeedback {   // [hidden, hidden] for each distance from 1 on; none but in heads of the kind `feedback`
+  std::vector<float> norm;
+  std::vector<Matrix> distances;
+};
+
 // Bytes that packing needs, and the packing itself. Matrices lie in one stretch of memory in the order of use.
 class Packer {
  public:
@@ -58,6 +63,7 @@ class Packer {
   size_t layer_bytes(const LayerTensors& layer) const;
   size_t matrix_bytes(int outputs, int inputs) const;
   PackedLayer layer(const LayerTensors& tensors, uint8_t** memory) const;
+  Matrix matrix(const Tensor& tensor, uint8_t** memory) const;
   Matrix lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const;   // no ids: all rows
   static std::vector<float> vector(const Tensor& tensor);
 

@@ -30,6 +30,7 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
       early_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, 0, model.exit_layer), members),
       late_(*model.kernels, model.shape, model.format, model.kv,
             pointers(model.exit_layers, 0, int(model.exit_layers.size())), members),
+      feedback_(*model.kernels, model.shape, model.exit_feedback, members),
       sampler_(*model.kernels, model.shape.vocab_size, members),
       x_(size_t(kPassRows) * model.shape.hidden_size) {
   if (model.drafts())
@@ -62,14 +63,15 @@ bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& c
   do {
     const int rows = std::min(kPassRows, count - done);
     const bool last = done + rows == count;
-    if (!run_rows(step.ids.data() + done, rows, last ? draft : nullptr, cancelled)) return false;
+    if (!run_rows(step.ids.data() + done, rows, step.feedback.get(), last ? draft : nullptr, cancelled)) return false;
     done += rows;
   } while (done < count);
   return true;
 }
 
 // Up to kPassRows rows through the early layers, and if a draft is wanted the exit head behind them: one pass of the team.
-bool CpuDraftStage::run_rows(const int* ids, int rows, Draft* draft, const Cancelled& cancelled) {
+bool CpuDraftStage::run_rows(const int* ids, int rows, const Feedback* feedback, Draft* draft,
+                             const Cancelled& cancelled) {
   const int hidden = model_.shape.hidden_size, start = length_;
   float* exits = exit_hidden_.as<float>();
   for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x_.data() + size_t(r) * hidden);
@@ -84,17 +86,22 @@ bool CpuDraftStage::run_rows(const int* ids, int rows, Draft* draft, const Cance
   length_ = start + rows;
   if (draft == nullptr) return true;
 
-  // The exit head's own layers first catch up with the rows that came since it was last asked.
+  // The exit head's own layers first catch up with the rows that came since it was last asked. The row that is drawn
+  // from also hears of the newest row that has passed all layers, if that is near.
+  const int distance = feedback != nullptr ? length_ - 1 - feedback->position : 0;
+  const bool heard = distance >= 1 && distance <= feedback_.most_distance();
   head_length_ = std::min(head_length_, length_ - 1);
   while (head_length_ < length_) {
     const int behind = std::min(kPassRows, length_ - head_length_), first = head_length_;
     const bool last = first + behind == length_;
     std::memcpy(x_.data(), exits + size_t(first) * hidden, size_t(behind) * hidden * 4);
     late_.begin_pass();
+    feedback_.begin_pass();
     head_->begin_pass();
     sampler_.begin_rows(1, head_->outputs(), true);
-    const float* newest = x_.data() + size_t(behind - 1) * hidden;
+    float* newest = x_.data() + size_t(behind - 1) * hidden;
     team_->run([&](int member) {
+      if (last && heard) feedback_.pass(*team_, member, feedback->hidden.data(), distance, newest);
       if (!late_.pass(*team_, member, rope_, x_.data(), behind, first, cancelled)) {
         if (member == 0) done = false;
       } else if (last) {

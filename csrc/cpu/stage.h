@@ -21,6 +21,7 @@ struct CpuModel {
   // The exit head; without one nothing is drafted, and all layers verify.
   int exit_layer = 0;
   std::vector<PackedLayer> exit_layers;
+  PackedFeedback exit_feedback;
   PackedHead exit_head;                // its matrix may be `head`'s
   std::vector<int> draft_ids;          // or empty: the whole vocabulary
   std::vector<Memory> memory;          // what the matrices lie in
@@ -55,13 +56,14 @@ class CpuDraftStage final : public DraftStage {
   void export_hidden(Chunk* chunk) override;
 
  private:
-  bool run_rows(const int* ids, int rows, Draft* draft, const Cancelled& cancelled);
+  bool run_rows(const int* ids, int rows, const Feedback* feedback, Draft* draft, const Cancelled& cancelled);
   Draft foreseen(Draft draft) const;
 
   const CpuModel& model_;
   Team* team_ = nullptr;
   const float* rope_ = nullptr;
   LayerStack early_, late_;              // layers [0, E), and the exit head's own
+  FeedbackStack feedback_;
   std::unique_ptr<HeadStack> head_;
   Sampler sampler_;
   int length_ = 0, head_length_ = 0;     // rows that have passed the early layers, and the exit head's own

@@ -40,7 +40,10 @@ struct Stages {
   std::vector<VerifyStage*> verify;
 };
 
-// The prompt through all stages, its rows from `keep` on, and the token that its last row gives.
-int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, const Cancelled& cancelled);
+// The prompt through all stages, its rows from `keep` on: the token that its last row gives (-1: cancelled), and what the
+// last layer made of that row.
+int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, const Cancelled& cancelled,
+               std::vector<float>* last_hidden = nullptr);
+std::vector<float> last_row(const Chunk& chunk);
 
 }  // namespace ppsd

@@ -2,7 +2,8 @@
 
 namespace ppsd {
 
-int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, const Cancelled& cancelled) {
+int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, const Cancelled& cancelled,
+               std::vector<float>* last_hidden) {
   DraftStep step;
   step.start = keep;
   step.ids.assign(prompt.begin() + keep, prompt.end());
@@ -13,7 +14,13 @@ int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, c
   stages.draft->export_hidden(&chunk);
   for (VerifyStage* stage : stages.verify)
     if (!stage->run(&chunk, cancelled)) return -1;
+  if (last_hidden != nullptr) *last_hidden = last_row(chunk);
   return stages.verify.back()->choose(chunk, 1).front();
+}
+
+std::vector<float> last_row(const Chunk& chunk) {
+  const size_t width = chunk.hidden.size() / size_t(chunk.rows());
+  return {chunk.hidden.end() - width, chunk.hidden.end()};
 }
 
 LockStep::LockStep(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, Ticks ticks,
@@ -40,9 +47,10 @@ std::optional<Event> LockStep::next() {
 void LockStep::prefill() {
   started_ = true;
   TraceScope scope(trace_, kVerifyTrack, "prompt", int(prompt_.size()) - keep_);
-  const int first = run_prompt(stages_, prompt_, keep_, [this] { return cancelled(); });
+  std::vector<float> last;
+  const int first = run_prompt(stages_, prompt_, keep_, [this] { return cancelled(); }, &last);
   if (first < 0) return scheduler_.cancel();
-  Round round = scheduler_.begin(prompt_, keep_, first);
+  Round round = scheduler_.begin(prompt_, keep_, first, std::move(last));
   const bool go_on = !after_round_ || after_round_(round, &scheduler_);
   events_.emplace_back(std::move(round));
   if (!go_on) scheduler_.cancel();
@@ -74,7 +82,8 @@ void LockStep::launch() {
   stages_.draft->export_hidden(&chunk);
   for (VerifyStage* stage : stages_.verify)
     if (!stage->run(&chunk, [this] { return cancelled(); })) return scheduler_.cancel();
-  Verdict verdict{chunk.epoch, chunk.start, stages_.verify.back()->choose(chunk, chunk.rows())};
+  std::vector<int> true_ids = stages_.verify.back()->choose(chunk, chunk.rows());
+  Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), std::move(chunk.hidden)};
   flights_.push_back({std::move(verdict), tick_ + int64_t(ticks_.stages) * ticks_.per_stage});
   stage_free_at_ = tick_ + ticks_.per_stage;
 }

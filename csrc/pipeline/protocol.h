@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace ppsd {
@@ -14,6 +15,12 @@ struct Limits {
   std::vector<int> stop_ids;   // or at one of these
 };
 
+// The newest row that has passed all layers, as the last one left it: what exit heads of the kind `feedback` draw on.
+struct Feedback {
+  int position = -1;
+  std::vector<float> hidden;
+};
+
 // The draft stage's next step: rows to run through the early layers, then perhaps the exit head on the last of them.
 struct DraftStep {
   uint64_t epoch = 0;
@@ -21,6 +28,7 @@ struct DraftStep {
   std::vector<int> ids;        // may be empty: only the head is asked
   bool draw = false;           // draw a draft token for position start + ids.size()
   int place = 0;               // how many draft tokens wait for their verdict already
+  std::shared_ptr<const Feedback> feedback;   // of the newest committed row, or null; it is never waited for
 };
 
 struct Draft {
@@ -43,6 +51,7 @@ struct Verdict {
   uint64_t epoch = 0;
   int start = 0;
   std::vector<int> true_ids;
+  std::vector<float> hidden;   // [rows, hidden]: what the last layer made of the rows; empty: no head asks for it
 };
 
 // One verification pass and what it committed; the fields are those of ppsd_rt/protocol.py.

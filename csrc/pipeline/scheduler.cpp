@@ -7,11 +7,12 @@ namespace ppsd {
 Scheduler::Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed)
     : schedule_(schedule), limits_(limits), controller_(Controller::make(schedule.stop_rule, seed)), seed_(seed) {}
 
-Round Scheduler::begin(const std::vector<int>& prompt, int keep, int first) {
+Round Scheduler::begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden) {
   tokens_ = prompt;
   tokens_.push_back(first);
   drafted_rows_ = launched_ = int(prompt.size());
   finished_ = ended();
+  learn(int(prompt.size()) - 1, std::move(hidden));
   Round round;
   round.epoch = epoch();
   round.position = int(prompt.size());
@@ -45,6 +46,7 @@ DraftStep Scheduler::next_step() const {
   for (int row = drafted_rows_; row < known(); ++row) step.ids.push_back(token_at(row));
   step.draw = may_draft();
   step.place = int(drafts_.size());
+  step.feedback = feedback_;
   return step;
 }
 
@@ -107,6 +109,8 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
     finished_ = ended();
     if (!foreseen || finished_) break;
   }
+  const size_t width = verdict.hidden.size() / verdict.true_ids.size(), row = round.committed.size() - 1;
+  learn(verdict.start + int(row), {verdict.hidden.begin() + width * row, verdict.hidden.begin() + width * (row + 1)});
   std::vector<Judged> judged;
   for (int i = 0; i < int(round.judged.size()); ++i) judged.push_back({round.judged[i].confidence, i < round.accepted});
   controller_->observe(judged);
@@ -118,6 +122,10 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
     restarted_ = true;
   }
   return round;
+}
+
+void Scheduler::learn(int position, std::vector<float> hidden) {
+  if (!hidden.empty()) feedback_ = std::make_shared<const Feedback>(Feedback{position, std::move(hidden)});
 }
 
 // Only the rows before the last committed token are good; a new epoch begins.

@@ -19,8 +19,8 @@ class Scheduler {
  public:
   Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed);
 
-  // The prompt has passed all layers, its rows from `keep` on just now, and its last row gave `first`.
-  Round begin(const std::vector<int>& prompt, int keep, int first);
+  // The prompt has passed all layers, its rows from `keep` on just now; its last row is `hidden` and gave `first`.
+  Round begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden = {});
 
   // -- drafting: one step at a time --
   bool may_step() const;                       // a step is allowed now
@@ -53,6 +53,7 @@ class Scheduler {
   bool is_stop(int token) const;
   bool ended() const;
   void roll_back();
+  void learn(int position, std::vector<float> hidden);
 
   Schedule schedule_;
   Limits limits_;
@@ -60,6 +61,7 @@ class Scheduler {
   uint64_t seed_;
   std::vector<int> tokens_;
   std::deque<Draft> drafts_;
+  std::shared_ptr<const Feedback> feedback_;
   int drafted_rows_ = 0;   // rows that have passed the draft stage
   int launched_ = 0;       // rows that have been handed to verification
   std::atomic<uint64_t> epoch_{0};

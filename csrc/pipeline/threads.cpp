@@ -140,14 +140,16 @@ void Threads::verify_loop(int stage) {
       wake_[1 + stage + 1].notify_one();
       continue;
     }
-    Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, message.prompt ? 1 : chunk.rows())};
+    std::vector<int> true_ids = stages_.verify[stage]->choose(chunk, message.prompt ? 1 : chunk.rows());
+    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}};
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stop_) return;
     std::optional<Round> round;
     if (message.prompt) {
-      round = scheduler_.begin(prompt_, keep_, verdict.true_ids.front());
+      round = scheduler_.begin(prompt_, keep_, verdict.true_ids.front(), last_row(chunk));
       begun_ = true;
     } else {
+      verdict.hidden = std::move(chunk.hidden);
       round = scheduler_.land(verdict);
     }
     if (round) {

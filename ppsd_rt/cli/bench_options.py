@@ -134,6 +134,21 @@ def format_option(group: argparse._ArgumentGroup) -> None:
     )
 
 
+def heads_options(parser: "Parser") -> None:
+    parser.add_argument("heads", nargs="+", metavar="HEAD", help="files, or as for --exit-head: auto, norm:E")
+    group = parser.add_argument_group("what to measure")
+    group.add_argument("--prompts", metavar="FILE", help="as for generating [the 34 development prompts]")
+    group.add_argument("--limit", type=positive, metavar="N", help="only the first N prompts of each family [all]")
+    group.add_argument("-n", "--max-tokens", type=positive, default=256, metavar="N", help="tokens per answer [256]")
+    group.add_argument("--length", type=positive, default=6, metavar="K", help="drafts in a round, at most 15 [6]")
+    group.add_argument("--plot", metavar="FILE.svg", help="acceptance against cost, with lines of equal speed")
+    group = parser.add_argument_group("model and machine")
+    group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or int8")
+    group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
+    format_option(parser.add_argument_group("output"))
+
+
 def eval_options(parser: "Parser") -> None:
     group = parser.add_argument_group("what to measure")
     group.add_argument(

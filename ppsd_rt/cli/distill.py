@@ -3,28 +3,31 @@
 import argparse
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..backend import check_machine
+from ..cpu_backend import DEFAULT_FORMAT, refuses
 from ..distill import run as distillation
 from ..distill.train import TrainSettings
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
+from ..models.head_file import read_info
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
-from ..reference.backend import TorchBackend
-from .common import note
+from ..reference.backend import TorchBackend, pick_device
+from .common import note, read_prompts
 
 
 def run(args: argparse.Namespace) -> None:
     check_machine(args.device, args.threads)
     layers = _layers(args.exit_layer)
-    paths = _paths(args.out, layers, args.kind)
-    _check_writable(paths[0].parent)
+    sizes = _sizes(args.draft_vocabulary)
+    path = _path(args.out, len(layers) > 1, len(sizes) > 1)
+    _check_writable(path(0, 0).parent)
     folder = resolve_model(args.model)
     checkpoint = Checkpoint(folder)
     tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
@@ -33,14 +36,18 @@ def run(args: argparse.Namespace) -> None:
         kind=args.kind,
         exit_layers=layers,
         tokens=args.tokens,
-        draft_vocabulary=min(args.draft_vocabulary, checkpoint.config.vocab_size),
+        draft_vocabularies=tuple(size if size < checkpoint.config.vocab_size else 0 for size in sizes),
         slots=args.slots,
         seed=args.seed,
+        format=_format(args, checkpoint),
         train=TrainSettings(learning_rate=args.learning_rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
     )
-    model = TorchBackend(checkpoint, args.dtype, args.device, args.threads).model
-    work = Path(args.work or f"{paths[0].with_suffix('')}-work")
-    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work, args.threads or os.cpu_count() or 1)
+    model = TorchBackend(checkpoint, "auto" if args.dtype == "int8" else args.dtype, args.device, args.threads).model
+    work = Path(args.work or f"{Path(args.out).with_suffix('')}-work")
+    text = Path(args.text) if args.text else None
+    judges = [prompt.prompt for prompt in read_prompts(args.judged_by)]
+    workers = args.threads or os.cpu_count() or 1
+    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work, text, judges, workers)
     job.prepare(args.resume)
     try:
         _show(job.sample(), layers)
@@ -48,8 +55,10 @@ def run(args: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         note(f"interrupted; the same command with --resume goes on from {work}")
         raise
-    for head, path, acceptance in zip(job.save(paths), paths, job.acceptance, strict=True):
-        print(f"{path}: exit layer {head.info.exit_layer}, held-out acceptance {acceptance:.3f}")
+    for file in job.save(path):
+        info = read_info(file)
+        known, right = info.acceptance["draft_vocabulary_coverage"], info.acceptance["held_out_greedy"]
+        print(f"{file}: exit layer {info.exit_layer}, held-out acceptance {right:.3f}, vocabulary covers {known:.3f}")
 
 
 def _show(steps: Iterable[distillation.Progress], layers: tuple[int, ...]) -> None:
@@ -75,9 +84,16 @@ def _show(steps: Iterable[distillation.Progress], layers: tuple[int, ...]) -> No
             )
 
 
+def _format(args: argparse.Namespace, checkpoint: Checkpoint) -> str:
+    """In which the C++ engine samples; empty where torch does: on a GPU, and where C++ cannot run the model."""
+    if pick_device(args.device).type != "cpu" or refuses(checkpoint.config):
+        return ""
+    return DEFAULT_FORMAT if args.dtype == "auto" else str(args.dtype)
+
+
 def _layers(text: str) -> tuple[int, ...]:
     try:
-        layers = tuple(int(layer) for layer in text.split(","))
+        layers = tuple(sorted(int(layer) for layer in text.split(",")))
     except ValueError:
         raise UsageError(f"--exit-layer takes layer numbers, as in 6 or 3,6,10, not {text!r}") from None
     if len(set(layers)) != len(layers):
@@ -95,11 +111,21 @@ def _check_writable(folder: Path) -> None:
         raise PpsdError(f"cannot write --out to {folder}: {error.strerror}") from None
 
 
-def _paths(out: str, layers: tuple[int, ...], kind: str) -> list[Path]:
-    """The file of each head: `out` itself for one, `out`-E for several (before the ending)."""
+def _sizes(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(size) for size in text.split(",")))
+    except ValueError:
+        raise UsageError(f"--draft-vocabulary takes numbers of ids, as in 8192 or 4096,8192,0, not {text!r}") from None
+
+
+def _path(out: str, several_layers: bool, several_sizes: bool) -> Callable[[int, int], Path]:
+    """The file of a head: `out` itself for one; for several, with the exit layer and the draft vocabulary in its name."""
     path = Path(out)
     if path.suffix != ".safetensors":
         raise UsageError(f"--out must end in .safetensors, not {out!r}")
-    if len(layers) == 1:
-        return [path]
-    return [path.with_name(f"{path.stem}-{layer}{path.suffix}") for layer in layers]
+
+    def name(layer: int, size: int) -> Path:
+        parts = [path.stem, *([str(layer)] if several_layers else []), *([f"v{size}"] if several_sizes else [])]
+        return path.with_name("-".join(parts) + path.suffix)
+
+    return name

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from .. import __version__
 from ..errors import UsageError
-from .bench_options import bench_options, eval_options
+from .bench_options import bench_options, eval_options, heads_options
 from .simulate_options import simulate_options
 
 
@@ -139,19 +139,21 @@ def _convert_options(parser: Parser) -> None:
 def _distill_options(parser: Parser) -> None:
     group = parser.add_argument_group("what to train")
     group.add_argument("--exit-layer", default="6", metavar="E[,E...]", help="one head for each, in one pass")
-    group.add_argument("--kind", default="layer", help="layer (one decoder layer) or adapter (one attention block)")
-    group.add_argument("--draft-vocabulary", type=int, default=8192, metavar="N", help="most frequent ids; 0: all")
+    group.add_argument("--kind", default="feedback", help="feedback, layer, two-layer or adapter: docs/exit-heads.md")
+    group.add_argument("--draft-vocabulary", default="8192", metavar="N[,N...]", help="most frequent ids; 0: all")
     group.add_argument(
         "--out", required=True, metavar="FILE.safetensors", help="with several layers: FILE-E.safetensors"
     )
     group = parser.add_argument_group("data and training")
     group.add_argument("--tokens", type=int, default=2_000_000, metavar="N", help="to sample from the model")
-    group.add_argument("--slots", type=int, default=48, metavar="N", help="conversations sampled side by side")
+    group.add_argument("--slots", type=int, default=64, metavar="N", help="texts sampled side by side, at most 64")
     group.add_argument("--epochs", type=int, default=3, metavar="N", help="passes over the sampled text")
     group.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="answer tokens per step")
     group.add_argument("--learning-rate", type=float, default=5e-3, metavar="LR", help="at its highest")
     group.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same head [0]")
+    group.add_argument("--judged-by", metavar="FILE", help="prompts to keep out of the text [the development prompts]")
     group.add_argument("--work", metavar="FOLDER", help="sampled text, checkpoints and log [beside --out]")
+    group.add_argument("--text", metavar="FOLDER", help="sampled text that several runs share [the --work folder]")
     group.add_argument("--resume", action="store_true", help="go on with what the work folder holds")
     group = parser.add_argument_group("model and machine")
     group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
@@ -210,6 +212,12 @@ COMMANDS = {
     ),
     "eval": Command(
         "measure what a number format costs in quality", "ppsd-run eval --dtype bfloat16,int8", eval_options, "eval"
+    ),
+    "heads": Command(
+        "compare exit heads: acceptance, cost, predicted speed",
+        "ppsd-run heads auto head-3.safetensors --plot heads.svg",
+        heads_options,
+        "heads",
     ),
     "calibrate": Command(
         "measure again what the auto schedule works with", "ppsd-run calibrate", _info_options, "calibrate"

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ from ..models.files import read_json_object
 from ..models.head_file import KINDS, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
-from .shards import STEPS, Plan, Text, read_shard, write_shards, write_shards_in_processes
-from .talk import frame_of
+from .mix import mix_of
+from .shards import STEPS, NativeWriters, Plan, Text, read_shard, torch_writers, write_shards
+from .sieve import Sieve
 from .train import Trainer, TrainSettings, batches
 
 CHECKPOINT_SECONDS = 45.0  # an interruption loses less than a minute
@@ -34,11 +35,12 @@ class Settings:
 
     model_hash: str
     kind: str
-    exit_layers: tuple[int, ...]
+    exit_layers: tuple[int, ...]  # ascending
     tokens: int
-    draft_vocabulary: int  # 0: the whole vocabulary
+    draft_vocabularies: tuple[int, ...]  # sizes, 0: all ids; the largest is trained with, a file is written for each
     slots: int
     seed: int
+    format: str = ""  # that the C++ engine samples in; empty: torch samples
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
@@ -48,8 +50,8 @@ class Settings:
             raise UsageError("--tokens, --slots, --epochs and --batch-tokens must be at least 1")
         if not 0 < self.train.learning_rate < math.inf:
             raise UsageError(f"--learning-rate must be above 0, not {self.train.learning_rate}")
-        if self.draft_vocabulary < 0:
-            raise UsageError(f"--draft-vocabulary must be 0 (all ids) or more, not {self.draft_vocabulary}")
+        if min(self.draft_vocabularies) < 0:
+            raise UsageError(f"--draft-vocabulary must be 0 (all ids) or more, not {min(self.draft_vocabularies)}")
         if not 0 <= self.seed < 2**32:
             raise UsageError(f"--seed must be from 0 to 2^32 - 1, not {self.seed}")
 
@@ -80,56 +82,52 @@ class Distillation:
         tokenizer: Tokenizer,
         settings: Settings,
         folder: Path,
+        text: Path | None = None,
+        judges: Sequence[str] = (),
         workers: int = 1,
     ) -> None:
-        """`workers`: processes that sample side by side on a CPU; they do not change what is sampled."""
+        """text: the folder of the sampled text, which several runs can share; by default the run's own.
+
+        judges: prompts that heads are judged by; text that holds one is not trained on.
+        workers: processes that sample side by side on a CPU; they do not change what is sampled.
+        """
         self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
-        self.settings, self.folder, self.workers = settings, folder, workers
+        self.settings, self.folder, self.text = settings, folder, text or folder
+        self.judges, self.workers = judges, workers
         for layer in settings.exit_layers:
             HeadInfo(settings.kind, layer, "", "").check(model.config)
+        mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
+        keep = (*settings.exit_layers, model.config.num_hidden_layers)
+        self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep)
 
     def prepare(self, resume: bool) -> None:
-        """Claim the folder, or take up what an earlier run with the same settings left in it."""
-        path = self.folder / "settings.json"
+        """Claim the folders, or take up what an earlier run with the same settings left in them."""
         wanted = json.loads(json.dumps(asdict(self.settings)))
-        if path.exists():
-            if not resume:
-                raise PpsdError(f"{self.folder} holds an earlier run: add --resume, or choose another --work folder")
-            found = read_json_object(path)
-            for key, value in wanted.items():
-                if found.get(key) != value:
-                    raise PpsdError(
-                        f"{self.folder} was begun with {key} = {found.get(key)}, not {value}: "
-                        "resume with the same options, or choose another --work folder"
-                    )
-            return
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(wanted, indent=1) + "\n")
-        except OSError as error:
-            raise PpsdError(f"cannot write to the --work folder {self.folder}: {error.strerror}") from None
+        if not _claim(self.folder / "settings.json", wanted) and not resume:
+            raise PpsdError(f"{self.folder} holds an earlier run: add --resume, or choose another --work folder")
+        sampled = {name: wanted[name] for name in ("model_hash", "slots", "seed", "format")}
+        _claim(self.text / "text.json", {**sampled, "layers": list(self.plan.keep)}, at_least="layers")
+        self.plan = replace(self.plan, keep=tuple(read_json_object(self.text / "text.json")["layers"]))
 
     def sample(self) -> Iterator[Progress]:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""
-        settings = self.settings
-        frame = frame_of(self.tokenizer, frozenset(self.checkpoint.config.eos_token_ids))
-        plan = Plan(self.folder, settings.shards + 1, settings.slots, settings.seed)
-        parameter = self.model.model.norm.weight
-        if self.workers > 1 and parameter.device.type == "cpu":
-            written = write_shards_in_processes(plan, self.checkpoint, parameter.dtype, frame, self.workers)
+        plan = self.plan
+        if self.settings.format:
+            written = NativeWriters(self.checkpoint.folder, self.settings.format).write_shards(plan, self.workers)
         else:
-            written = write_shards(plan, self.model, frame)
+            written = write_shards(plan, torch_writers(self.model, plan))
         for tokens in written:
-            yield Progress("sampling", tokens, plan.shards * settings.slots * STEPS)
+            yield Progress("sampling", tokens, plan.shards * plan.slots * STEPS)
 
     def train(self) -> Iterator[Progress]:
-        texts = [text for number in range(1, self.settings.shards + 1) for text in read_shard(self.folder, number)]
-        held_out = [text for text in read_shard(self.folder, HELD_OUT) if text.greedy]
-        self.draft_ids = self._draft_vocabulary(texts)
+        sieve = Sieve(self.tokenizer, self.judges)
+        held_out = [text for text in sieve.sift(read_shard(self.text, HELD_OUT)) if text.greedy]
+        numbers = range(1, self.settings.shards + 1)
+        texts = [text for number in numbers for text in sieve.sift(read_shard(self.text, number))]
+        self._log(texts=len(texts), doubles=sieve.doubles, leaks=sieve.leaks)
+        self.frequent = self._by_frequency(texts)
         plan = batches(texts, self.settings.train, self.settings.seed)
-        on_cpu = self.model.model.norm.weight.device.type == "cpu"  # a GPU computes them faster than a disk reads them
-        states = self.folder / "states.bin" if on_cpu and self.settings.train.epochs > 1 else None
-        self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, len(plan), states)
+        self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, len(plan))
         self._load()
         acceptance: tuple[float, ...] = ()
         saved = time.monotonic()
@@ -137,45 +135,49 @@ class Distillation:
             losses = tuple(self.trainer.learn(plan[self.trainer.step]))
             step = self.trainer.step
             if step % PEEK_STEPS == 0 or step == len(plan):
-                acceptance = tuple(self.trainer.accept(held_out[:PEEK_TEXTS]))
+                acceptance = tuple(shares[-1] for shares in self.trainer.accept(held_out[:PEEK_TEXTS]))
                 self._log(step=step, losses=losses, peek_acceptance=acceptance)
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self._save()
                 saved = time.monotonic()
             yield Progress("training", step, len(plan), losses, acceptance)
         self._save()
-        (self.folder / "states.bin").unlink(missing_ok=True)
-        self.acceptance = self.trainer.accept(held_out)
-        self.coverage = _coverage(held_out, self.draft_ids)
+        vocabularies = [self._draft_ids(size) for size in self.settings.draft_vocabularies]
+        self.acceptance = self.trainer.accept(held_out, vocabularies)
+        self.coverage = [_coverage(held_out, ids) for ids in vocabularies]
         self._log(step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out))
 
-    def save(self, paths: Sequence[Path]) -> list[ExitHead]:
-        """Write every head to its file, with what it was made from and how well it foresees held-out text."""
-        for head, path, acceptance in zip(self.trainer.heads, paths, self.acceptance, strict=True):
-            recipe = {**asdict(self.settings), "steps": self.trainer.step}
-            facts = {"held_out_greedy": round(acceptance, 4), "draft_vocabulary_coverage": round(self.coverage, 4)}
-            head.info = replace(head.info, recipe=recipe, acceptance=facts)
-            head.save(path)
-        return self.trainer.heads
+    def save(self, path: Callable[[int, int], Path]) -> list[Path]:
+        """Write every head, cut to every draft vocabulary, to path(exit layer, size) -> the files.
 
-    def _draft_vocabulary(self, texts: Sequence[Text]) -> list[int] | None:
-        """The most frequent ids of the sampled answers, and the special ones always."""
-        size = self.settings.draft_vocabulary
-        if size == 0:
-            return None
+        Each says what it was made from, and how well it foresees held-out text.
+        """
+        written = []
+        for head, shares in zip(self.trainer.heads, self.acceptance, strict=True):
+            for size, share, coverage in zip(self.settings.draft_vocabularies, shares, self.coverage, strict=True):
+                recipe = {**asdict(self.settings), "steps": self.trainer.step}
+                facts = {"held_out_greedy": round(share, 4), "draft_vocabulary_coverage": round(coverage, 4)}
+                head.info = replace(head.info, recipe=recipe, acceptance=facts)
+                written.append(path(head.info.exit_layer, size))
+                head.save(written[-1], draft_ids=self._draft_ids(size))
+        return written
+
+    def _by_frequency(self, texts: Sequence[Text]) -> list[int]:
+        """All ids: the special ones, then the others as often as they come up in the sampled answers."""
         special = [id for id in sorted(self.tokenizer.special_ids) if id < self.checkpoint.config.vocab_size]
         counts = Counter(id for text in texts for id in text.ids[text.answer :].tolist())
-        ordered = dict.fromkeys(
-            special + [id for id, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-        )
-        rest = (id for id in range(self.checkpoint.config.vocab_size) if id not in ordered)
-        ids = list(ordered)[:size]
-        return ids + [next(rest) for _ in range(min(size, self.checkpoint.config.vocab_size) - len(ids))]
+        frequent = [id for id, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+        return list(dict.fromkeys([*special, *frequent, *range(self.checkpoint.config.vocab_size)]))
+
+    def _draft_ids(self, size: int) -> list[int] | None:
+        return sorted(self.frequent[:size]) if size else None
 
     def _fresh_heads(self) -> list[ExitHead]:
         settings, name = self.settings, self.checkpoint.folder.name
         infos = [HeadInfo(settings.kind, layer, name, settings.model_hash) for layer in settings.exit_layers]
-        return [ExitHead.from_model(self.model, info, self.draft_ids) for info in infos]
+        sizes = settings.draft_vocabularies
+        largest = None if 0 in sizes else self._draft_ids(max(sizes))
+        return [ExitHead.from_model(self.model, info, largest) for info in infos]
 
     def _save(self) -> None:
         state = {
@@ -200,6 +202,26 @@ class Distillation:
     def _log(self, **facts: object) -> None:
         with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
             file.write(json.dumps({"time": round(time.time()), **facts}) + "\n")
+
+
+def _claim(path: Path, wanted: dict[str, Any], at_least: str = "") -> bool:
+    """Write `wanted` to a new file: True. Or compare it with what is there, in which `at_least` may hold more: False."""
+    if path.exists():
+        found = read_json_object(path)
+        for key, value in wanted.items():
+            fits = set(value) <= set(found.get(key, [])) if key == at_least else found.get(key) == value
+            if not fits:
+                raise PpsdError(
+                    f"{path.parent} was begun with {key} = {found.get(key)}, not {value}: "
+                    "resume with the same options, or choose another folder"
+                )
+        return False
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(wanted, indent=1) + "\n")
+    except OSError as error:
+        raise PpsdError(f"cannot write to the folder {path.parent}: {error.strerror}") from None
+    return True
 
 
 def _coverage(texts: Sequence[Text], draft_ids: Sequence[int] | None) -> float:

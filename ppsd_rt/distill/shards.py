@@ -1,8 +1,12 @@
-"""Sampled conversations on disk: token ids in safetensors shards, each reproducible from the seed and its number."""
+"""Sampled texts on disk: token ids in safetensors shards, each reproducible from the seed and its number.
+
+Beside the shards lie the hidden states of their rows, where the writer hands them out: they came for nothing while the
+text was written, and to compute them again would cost as much as the sampling did.
+"""
 
 import multiprocessing
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -13,25 +17,44 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..cpu_backend import CpuBackend
 from ..errors import PpsdError
 from ..models.checkpoint import Array, Checkpoint, read_file, save
-from ..models.llama import LlamaForCausalLM
-from .talk import Conversation, Frame, Talk
+from .mix import Mix
+from .talk import MAX_ANSWER, Conversation, Talk
+from .writers import NativeWriter, States, TorchWriter, Writer
 
-STEPS = 512  # tokens that each slot writes for a shard: less than a minute with 48 slots on one core
+STEPS = 1024  # tokens that each slot writes for a shard: less than a minute with 64 slots on one core
+
+Writers = Callable[[int], Writer]  # a fresh one for each seed
 
 
 @dataclass(frozen=True)
 class Text:
-    """ids [length] int64, of which ids[answer:] was written as the answer, greedily or not."""
+    """ids [length] int64, of which ids[answer:] was written as the answer, greedily or not.
+
+    states: [length, kinds, hidden] bfloat16 bits, on the disk, behind these `layers`; None where there are none.
+    """
 
     ids: Tensor
     answer: int
     greedy: bool
+    family: int = 0
+    states: States | None = None
+    layers: tuple[int, ...] = ()
+
+    def behind(self, layer: int) -> Tensor:
+        """[length, hidden] bfloat16: the hidden states behind this many layers."""
+        assert self.states is not None
+        return torch.from_numpy(np.ascontiguousarray(self.states[:, self.layers.index(layer)])).view(torch.bfloat16)
 
 
 def shard_path(folder: Path, number: int) -> Path:
     return folder / f"text-{number:05}.safetensors"
+
+
+def states_path(folder: Path, number: int) -> Path:
+    return folder / f"states-{number:05}.safetensors"
 
 
 @dataclass(frozen=True)
@@ -42,47 +65,73 @@ class Plan:
     shards: int
     slots: int
     seed: int
+    mix: Mix
+    keep: tuple[int, ...]  # the layers whose hidden states are kept, in order
 
     def missing(self) -> list[int]:
         return [number for number in range(self.shards) if not shard_path(self.folder, number).exists()]
 
 
-def write_shards(plan: Plan, model: LlamaForCausalLM, frame: Frame) -> Iterator[int]:
+def capacity(mix: Mix, context: int) -> int:
+    """Tokens of the longest text that can come up, within the model's context."""
+    return min(mix.longest + MAX_ANSWER, context)
+
+
+def write_shards(plan: Plan, writers: Writers) -> Iterator[int]:
     """Sample what is missing; yields the number of tokens so far, those of earlier runs included."""
     each = plan.slots * STEPS
     done = (plan.shards - len(plan.missing())) * each
     for number in plan.missing():
-        for tokens in _write_shard(plan, number, model, frame):
+        for tokens in _write_shard(plan, number, writers):
             yield done + tokens
         done += each
     yield done
 
 
-def write_shards_in_processes(
-    plan: Plan, checkpoint: Checkpoint, dtype: torch.dtype, frame: Frame, workers: int
-) -> Iterator[int]:
-    """The same with one thread in each of `workers` processes: on a CPU they do twice the work of one with two threads.
+@dataclass(frozen=True)
+class NativeWriters:
+    """C++ writers with one thread each, for one process of several."""
 
-    How many there are does not change the shards, for each always works with one thread.
-    """
-    each = plan.slots * STEPS
-    done = (plan.shards - len(plan.missing())) * each
-    context = multiprocessing.get_context("spawn")
-    counter = context.Value("q", done)
-    pool = ProcessPoolExecutor(workers, context, _start_worker, (checkpoint.folder, dtype, frame, counter))
-    try:
-        pending: list[Future[None]] = [pool.submit(_write_in_worker, plan, number) for number in plan.missing()]
-        while pending:
-            time.sleep(0.2)
-            for future in pending:
-                if future.done():
-                    _result(future)
-            pending = [future for future in pending if not future.done()]
-            yield counter.value
-    finally:
-        for process in list((pool._processes or {}).values()):  # a shard is saved whole or not at all
-            process.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
+    checkpoint: Path
+    format: str
+
+    def writers(self, plan: Plan) -> Writers:
+        checkpoint = Checkpoint(self.checkpoint)
+        backend = CpuBackend(checkpoint, self.format, "cpu", 1)
+        longest = capacity(plan.mix, checkpoint.config.max_position_embeddings)
+        return lambda seed: NativeWriter(backend, plan.slots, longest, plan.keep)
+
+    def write_shards(self, plan: Plan, workers: int) -> Iterator[int]:
+        """Like the function of that name, in `workers` processes: they do more than one with as many threads.
+
+        How many there are does not change the shards.
+        """
+        if workers == 1:
+            yield from write_shards(plan, self.writers(plan))
+            return
+        each = plan.slots * STEPS
+        done = (plan.shards - len(plan.missing())) * each
+        context = multiprocessing.get_context("spawn")
+        counter = context.Value("q", done)
+        pool = ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter))
+        try:
+            pending: list[Future[None]] = [pool.submit(_write_in_worker, number) for number in plan.missing()]
+            while pending:
+                time.sleep(0.2)
+                for future in pending:
+                    if future.done():
+                        _result(future)
+                pending = [future for future in pending if not future.done()]
+                yield counter.value
+        finally:
+            for process in list((pool._processes or {}).values()):  # a shard is saved whole or not at all
+                process.terminate()
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def torch_writers(model: Any, plan: Plan) -> Writers:
+    longest = capacity(plan.mix, model.config.max_position_embeddings)
+    return lambda seed: TorchWriter(model, plan.slots, longest, seed)
 
 
 def _result(future: Future[None]) -> None:
@@ -98,38 +147,55 @@ def _result(future: Future[None]) -> None:
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(folder: Path, dtype: torch.dtype, frame: Frame, counter: Any) -> None:
+def _start_worker(how: NativeWriters, plan: Plan, counter: Any) -> None:
     torch.set_num_threads(1)
-    _worker.update(model=LlamaForCausalLM.from_checkpoint(Checkpoint(folder), dtype), frame=frame, counter=counter)
+    _worker.update(writers=how.writers(plan), plan=plan, counter=counter)
 
 
-def _write_in_worker(plan: Plan, number: int) -> None:
-    for _ in _write_shard(plan, number, _worker["model"], _worker["frame"]):
+def _write_in_worker(number: int) -> None:
+    plan: Plan = _worker["plan"]
+    for _ in _write_shard(plan, number, _worker["writers"]):
         with _worker["counter"].get_lock():
             _worker["counter"].value += plan.slots
 
 
-def _write_shard(plan: Plan, number: int, model: LlamaForCausalLM, frame: Frame) -> Iterator[int]:
+def _write_shard(plan: Plan, number: int, writers: Writers) -> Iterator[int]:
     """Sample one shard (slots * STEPS tokens) and save it whole; yields the tokens so far."""
-    talk = Talk(model, frame, plan.slots, plan.seed * 1_000_003 + number)
+    seed = plan.seed * 1_000_003 + number
+    talk = Talk(writers(seed), plan.mix, seed)
     yield from talk.run(STEPS)
-    save(shard_path(plan.folder, number), _pack(talk.finished), {"seed": str(plan.seed), "slots": str(plan.slots)})
+    metadata = {"seed": str(plan.seed), "slots": str(plan.slots)}
+    rows = [c.states for c in talk.finished if c.states is not None]
+    if rows:
+        layers = np.array(plan.keep, dtype=np.int32)
+        save(states_path(plan.folder, number), {"states": np.concatenate(rows), "layers": layers}, metadata)
+    save(shard_path(plan.folder, number), _pack(talk.finished, plan.mix), metadata)  # last: it says that all is there
 
 
 def read_shard(folder: Path, number: int) -> list[Text]:
     tensors = read_file(shard_path(folder, number), integers=True)
-    texts = torch.from_numpy(tensors["ids"]).long().split(tensors["lengths"].tolist())
-    facts = zip(texts, tensors["answers"].tolist(), tensors["greedy"].tolist(), strict=True)
-    return [Text(ids, answer, bool(greedy)) for ids, answer, greedy in facts]
+    lengths = tensors["lengths"].tolist()
+    texts = torch.from_numpy(tensors["ids"]).long().split(lengths)
+    states: list[States | None] = [None] * len(texts)
+    layers: tuple[int, ...] = ()
+    if states_path(folder, number).exists():
+        ends = np.cumsum(lengths)
+        kept = read_file(states_path(folder, number), integers=True)
+        rows, layers = kept["states"], tuple(kept["layers"].tolist())
+        states = [rows[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+    facts = zip(texts, *(tensors[name].tolist() for name in ("answers", "greedy", "families")), states, strict=True)
+    return [Text(ids, answer, bool(greedy), family, rows, layers) for ids, answer, greedy, family, rows in facts]
 
 
-def _pack(conversations: Sequence[Conversation]) -> dict[str, Array]:
+def _pack(conversations: Sequence[Conversation], mix: Mix) -> dict[str, Array]:
     def integers(values: Sequence[int]) -> Array:
         return np.array(values, dtype=np.int32)
 
+    names = [family.name for family in mix.families]
     return {
         "ids": integers([id for c in conversations for id in c.ids]),
         "lengths": integers([len(c.ids) for c in conversations]),
         "answers": integers([c.answer for c in conversations]),
         "greedy": integers([c.temperature == 0 for c in conversations]),
+        "families": integers([names.index(c.beginning.family) for c in conversations]),
     }

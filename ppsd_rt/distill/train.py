@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -12,9 +11,10 @@ from ..models.exit_head import ExitHead
 from ..models.llama import LlamaForCausalLM, causal_attention
 from ..models.rope import Rope
 from .shards import Text
-from .states import States
 
 AREA = 8192  # tokens, padding included, that pass through the model together
+LONGEST_CHUNK = 8  # drafts in a row that a feedback head is trained for
+DEAF_SHARE = 0.1  # of the texts on which it hears nothing
 CHUNK = 2048  # rows whose logits are held at a time: [CHUNK, draft vocabulary] in float32
 
 
@@ -45,9 +45,8 @@ class Trainer:
         texts: Sequence[Text],
         settings: TrainSettings,
         steps: int,
-        states: Path | None = None,
     ) -> None:
-        """`states`: a file to keep the frozen model's hidden states in between epochs, or None to compute them anew."""
+        """Texts that carry the frozen model's hidden states are believed; of others they are computed anew."""
         self.model, self.heads, self.texts = model, list(heads), texts
         self.settings, self.steps, self.step = settings, steps, 0
         norm = model.model.norm.weight
@@ -59,10 +58,6 @@ class Trainer:
         self._ids = torch.arange(len(self._lm_head), device=self.device) if ids is None else ids.to(self.device)
         for head in self.heads:
             head.to(self.device, torch.float32).requires_grad_(True)
-        self._states: States | None = None
-        if states is not None:
-            lengths = [len(text.ids) for text in texts]
-            self._states = States(states, lengths, len(self.heads) + 1, len(norm), self.dtype)
         parameters = [parameter for head in self.heads for parameter in head.parameters()]
         self.optimizer = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
 
@@ -83,24 +78,33 @@ class Trainer:
         return losses
 
     @torch.no_grad()
-    def accept(self, texts: Sequence[Text]) -> list[float]:
-        """For each head, the share of tokens of greedy answers that it foresees, each given the true text before it.
+    def accept(self, texts: Sequence[Text], vocabularies: Sequence[Sequence[int] | None] = (None,)) -> list[list[float]]:
+        """For each head, and draft vocabulary within the trainer's own (None: that one), the share of tokens of greedy
+        answers that it foresees, each given the true text before it.
 
         This is the acceptance of greedy drafting: a draft token is judged only when all before it were right, and then
         the head has seen nothing but true tokens.
         """
-        right, judged = [0] * len(self.heads), 0
+        out = [torch.zeros_like(self._ids, dtype=torch.bool) for _ in vocabularies]
+        for mask, ids in zip(out, vocabularies, strict=True):
+            if ids is not None:
+                mask |= ~torch.isin(self._ids, torch.tensor(ids, device=self.device))
+        right, judged = [[0] * len(vocabularies) for _ in self.heads], 0
         greedy = [index for index, text in enumerate(texts) if text.greedy]
         for part in in_areas(texts, greedy):
             ids, rows = self._pad([texts[index] for index in part])
-            *exits, _ = self._teacher(ids)
+            *exits, last = self._teacher([texts[index] for index in part], ids)
+            distances = chunk_places(ids.shape, judged).to(self.device)
             following = ids[:, 1:][rows[:, :-1]]
             judged += len(following)
             for number, (head, states) in enumerate(zip(self.heads, exits, strict=True)):
-                hidden = self._student(head, states)[rows]
+                hidden = self._student(head, states, last, distances)[rows]
                 for h, true in zip(hidden.split(CHUNK), following.split(CHUNK), strict=True):
-                    right[number] += int((self._ids[self._logits(h).argmax(-1)] == true).sum())
-        return [count / max(judged, 1) for count in right]
+                    logits = self._logits(h)
+                    for which, mask in enumerate(out):
+                        best = logits.masked_fill(mask, -torch.inf).argmax(-1)
+                        right[number][which] += int((self._ids[best] == true).sum())
+        return [[count / max(judged, 1) for count in counts] for counts in right]
 
     def _warmth(self) -> float:
         warm = max(1, round(self.steps * self.settings.warm_up))
@@ -121,29 +125,24 @@ class Trainer:
         return ids.to(self.device), rows.to(self.device)
 
     @torch.no_grad()
-    def _teacher(self, ids: Tensor) -> list[Tensor]:
-        """-> each head's exit hidden states, then the last ones (behind the final norm), [batch, longest, hidden]."""
-        layers = [head.info.exit_layer for head in self.heads]
-        hidden, kept = self.model.forward_batch(ids, self._rope, keep=layers)
-        return [*(kept[layer] for layer in layers), hidden]
+    def _teacher(self, texts: Sequence[Text], ids: Tensor) -> list[Tensor]:
+        """-> each head's exit hidden states, then those of the last layer (before the norm), [batch, longest, hidden]."""
+        layers = [*(head.info.exit_layer for head in self.heads), self.model.config.num_hidden_layers]
+        if any(text.states is None for text in texts):
+            _, kept = self.model.forward_batch(ids, self._rope, keep=layers)
+            return [kept[layer] for layer in layers]
+        return [self._padded(texts, layer, ids) for layer in layers]
 
-    def _remembered(self, part: Sequence[int], ids: Tensor) -> list[Tensor]:
-        """The same, of the texts `part`, from the file where it has them."""
-        if self._states is None:
-            return self._teacher(ids)
-        if not self._states.knows(part):
-            states = self._teacher(ids)
-            for row, index in enumerate(part):
-                length = len(self.texts[index].ids)
-                self._states.put(index, [state[row, :length].cpu() for state in states])
-            return states
-        padded = torch.zeros(*ids.shape, len(self.heads) + 1, len(self.model.model.norm.weight), dtype=self.dtype)
-        for row, index in enumerate(part):
-            padded[row, : len(self.texts[index].ids)] = self._states.get(index)
-        return list(padded.to(self.device).unbind(2))
+    def _padded(self, texts: Sequence[Text], layer: int, ids: Tensor) -> Tensor:
+        padded = torch.zeros(*ids.shape, self.model.config.hidden_size, dtype=self.dtype)
+        for row, text in enumerate(texts):
+            padded[row, : len(text.ids)] = text.behind(layer)
+        return padded.to(self.device)
 
-    def _student(self, head: ExitHead, exit_hidden: Tensor) -> Tensor:
+    def _student(self, head: ExitHead, exit_hidden: Tensor, last: Tensor, distances: Tensor) -> Tensor:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            if head.feedback is not None:
+                exit_hidden = head.feedback.along(exit_hidden, last, distances)
             return head.hidden(exit_hidden, causal_attention(self._rope))
 
     def _logits(self, hidden: Tensor) -> Tensor:  # [n, hidden] -> [n, draft vocabulary] float32
@@ -151,10 +150,14 @@ class Trainer:
 
     def _backward(self, part: Sequence[int], total_rows: int) -> list[float]:
         """Add the gradients of these texts to every head -> each head's part of the loss."""
-        ids, rows = self._pad([self.texts[index] for index in part])
-        *exits, last = self._remembered(part, ids)
-        hidden = [self._student(head, states)[rows] for head, states in zip(self.heads, exits, strict=True)]
-        losses, gradients = self._loss([h.detach() for h in hidden], last[rows])
+        texts = [self.texts[index] for index in part]
+        ids, rows = self._pad(texts)
+        *exits, last = self._teacher(texts, ids)
+        distances = chunk_places(ids.shape, self.step * 1009 + part[0], deaf=DEAF_SHARE).to(self.device)
+        hidden = [
+            self._student(head, states, last, distances)[rows] for head, states in zip(self.heads, exits, strict=True)
+        ]
+        losses, gradients = self._loss([h.detach() for h in hidden], self.model.model.norm(last[rows]))
         for h, gradient in zip(hidden, gradients, strict=True):
             h.backward(gradient / total_rows)
         return [loss / total_rows for loss in losses]
@@ -180,6 +183,21 @@ class Trainer:
                 losses[number] += -float((target * log_q).sum()) - (1 - weight) * entropy
                 gradients[number].append((log_q.exp_() - target).to(self.dtype) @ self._lm_head)
         return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)]
+
+
+def chunk_places(shape: Sequence[int], seed: int, deaf: float = 0.0) -> Tensor:
+    """[texts, rows] int64: how far each row is behind the newest verified one, if rows come in chunks of random lengths.
+
+    1, 2, .. in each chunk, which is 1 to LONGEST_CHUNK long; 0 all along for a share of the texts, at random: `deaf`.
+    """
+    texts, rows = shape
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, LONGEST_CHUNK + 1, (texts, rows), generator=generator)
+    ends = lengths.cumsum(1)  # a chunk for each row are more than enough
+    row = torch.arange(rows).expand(texts, rows).contiguous()
+    chunk = torch.searchsorted(ends, row, right=True)
+    places = row - (ends - lengths).gather(1, chunk) + 1
+    return places * (torch.rand(texts, 1, generator=generator) >= deaf)
 
 
 def in_areas(texts: Sequence[Text], batch: Sequence[int]) -> Iterator[list[int]]:

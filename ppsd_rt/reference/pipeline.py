@@ -39,6 +39,7 @@ class Drafting(Protocol):
     def run_tokens(self, ids: Sequence[int]) -> None: ...
     def exit_hidden(self, start: int, count: int) -> Tensor: ...
     def draft_logits(self) -> Tensor: ...
+    def learn(self, position: int, last_hidden: Tensor) -> None: ...
     def rollback(self, length: int) -> None: ...
 
 
@@ -48,6 +49,7 @@ class Verifying(Protocol):
     length: int
 
     def logits(self, exit_hidden: Tensor, last: int) -> Tensor: ...
+    def last_hidden(self) -> Tensor: ...
     def rollback(self, length: int) -> None: ...
 
 
@@ -65,6 +67,7 @@ class _Flight:
 
     start: int
     true_ids: list[int]
+    last_hidden: Tensor  # [rows, hidden]
     lands: int
 
 
@@ -118,6 +121,7 @@ class Pipeline:
         with self._span("prompt", VERIFY, rows):
             logits = self.verify.logits(self.draft.exit_hidden(start, rows), last=1)
             self.tokens.append(self.sampler.choose(logits[0], len(prompt), prompt))
+        self.draft.learn(len(prompt) - 1, self.verify.last_hidden()[-1])
         self._launched = len(prompt)
         self.finished = self._ended()
         return Round(self._epoch, len(prompt), rows, (self.tokens[-1],), prompt=True)
@@ -175,7 +179,8 @@ class Pipeline:
             logits = self.verify.logits(self.draft.exit_hidden(start, count), last=count)
             # Choosing an id waits for the device, so that the span is the work and not its being asked for.
             true_ids = [self.sampler.choose(row, start + i, known[: start + i]) for i, row in enumerate(logits, 1)]
-        self._flights.append(_Flight(start, true_ids, self.tick + self.ticks.stages * self.ticks.per_stage))
+        lands = self.tick + self.ticks.stages * self.ticks.per_stage
+        self._flights.append(_Flight(start, true_ids, self.verify.last_hidden(), lands))
         self._stage_free_at = self.tick + self.ticks.per_stage
         self._launched = start + count
         self._restarted = False
@@ -206,6 +211,7 @@ class Pipeline:
         elif not self.schedule.overlap:
             self._restarted = True
         committed = tuple(self.tokens[flight.start + 1 :])
+        self.draft.learn(flight.start + len(committed) - 1, flight.last_hidden[len(committed) - 1])
         return Round(epoch, flight.start + 1, len(flight.true_ids), committed, tuple(judged), accepted, dropped)
 
     def _roll_back(self) -> None:

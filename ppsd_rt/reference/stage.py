@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..models.config import LlamaConfig
 from ..models.exit_head import ExitHead
+from ..models.head_file import DISTANCES
 from ..models.llama import FP32_CPU_ROWS, Attend, LlamaForCausalLM
 from ..models.rope import Rope
 
@@ -128,6 +129,7 @@ class DraftStage(Stage):
         self._head = head
         self._head_stage = Stage(head.layers if head else [], config, like)
         self._exit_hidden = like.new_zeros(0, config.hidden_size)
+        self._verified = (-1, like.new_zeros(config.hidden_size))  # position and last hidden state of a verified row
 
     @property
     def draft_ids(self) -> Tensor | None:
@@ -150,6 +152,10 @@ class DraftStage(Stage):
     def exit_hidden(self, start: int, count: int) -> Tensor:
         return self._exit_hidden[start : start + count]
 
+    def learn(self, position: int, last_hidden: Tensor) -> None:
+        """The newest verified row, as the last layer left it [hidden]: for heads of the kind `feedback`."""
+        self._verified = (position, last_hidden)
+
     def draft_logits(self) -> Tensor:
         """[draft vocabulary]: the exit head after the last row, for the token at position `length`.
 
@@ -159,12 +165,18 @@ class DraftStage(Stage):
         assert head is not None, "drafting needs an exit head"
         start = min(stage.length, self.length - 1)
         stage.rollback(start)
-        x = stage.run(self._exit_hidden[start : self.length])[-1:]
+        exits = self._exit_hidden[start : self.length]
+        position, verified = self._verified
+        if head.feedback is not None and 1 <= (distance := self.length - 1 - position) <= DISTANCES:
+            exits = torch.cat([exits[:-1], head.feedback(exits[-1:], verified, distance)])
+        x = stage.run(exits)[-1:]
         return in_blocks(self.rows, self.length - 1, x, lambda rows, _: head.lm_head(head.norm(rows)))[0]
 
     def rollback(self, length: int) -> None:
         super().rollback(length)
         self._head_stage.rollback(length)
+        if self._verified[0] >= length:
+            self._verified = (-1, self._verified[1])
 
 
 class VerifyStage(Stage):
@@ -173,9 +185,15 @@ class VerifyStage(Stage):
     def __init__(self, model: LlamaForCausalLM, first_layer: int) -> None:
         super().__init__(model.model.layers[first_layer:], model.config, model.model.embed_tokens.weight)
         self._model = model
+        self._last = model.model.embed_tokens.weight.new_zeros(0, model.config.hidden_size)
 
     def logits(self, exit_hidden: Tensor, last: int) -> Tensor:
         """Verify rows exit_hidden [count, hidden] at positions [length, ..) -> logits of the `last` rows [last, V]."""
         x = self.run(exit_hidden)[-last:]
+        self._last = x
         start = self.length - last
         return in_blocks(self.rows, start, x, lambda rows, _: self._model.lm_head(self._model.model.norm(rows)))
+
+    def last_hidden(self) -> Tensor:
+        """[last, hidden]: the rows of the last `logits`, behind the last layer."""
+        return self._last

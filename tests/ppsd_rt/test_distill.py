@@ -7,17 +7,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from support import EOS, TEMPLATE, VOCAB, tiny_model, write_model
 
+from ppsd_rt.cpu_backend import CpuBackend
 from ppsd_rt.distill import run as distillation
 from ppsd_rt.distill import shards
+from ppsd_rt.distill.mix import PLAIN, mix_of
 from ppsd_rt.distill.run import Distillation, Settings
-from ppsd_rt.distill.talk import MAX_ANSWER, MAX_QUESTION, Talk, frame_of
+from ppsd_rt.distill.sieve import Sieve
+from ppsd_rt.distill.talk import MAX_ANSWER, Talk
 from ppsd_rt.distill.train import Trainer, TrainSettings, batches
+from ppsd_rt.distill.writers import NativeWriter, TorchWriter
+from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead
@@ -25,6 +31,7 @@ from ppsd_rt.models.head_file import HeadFile, HeadInfo
 from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
 from ppsd_rt.models.rope import Rope
 from ppsd_rt.models.tokenizer import load_tokenizer
+from ppsd_rt.sampling import SamplingParams
 
 STEPS = 400  # long enough for conversations to end inside a shard
 
@@ -45,41 +52,89 @@ def tokenizer(folder):
 
 
 @pytest.fixture(scope="module")
-def talk(model, tokenizer):
-    talk = Talk(model, frame_of(tokenizer, frozenset({EOS})), slots=12, seed=3)
-    for _ in talk.run(STEPS):
+def mix(tokenizer):
+    return mix_of(tokenizer, frozenset({EOS}))
+
+
+def written(talk, steps=STEPS):
+    for _ in talk.run(steps):
         pass
     return talk
 
 
-def test_the_template_is_cut_where_the_question_stands(tokenizer):
-    frame = frame_of(tokenizer, frozenset({EOS}))
-    text = tokenizer.decode(frame.before, skip_special_tokens=False)
-    assert text == "<|im_start|>user\n"
-    assert tokenizer.decode(frame.between, skip_special_tokens=False) == "<|im_end|>\n<|im_start|>assistant\n"
-    assert frame.asks
+@pytest.fixture(scope="module")
+def talk(model, mix):
+    return written(Talk(TorchWriter(model, 12, shards.capacity(mix, 4096), seed=3), mix, seed=3))
+
+
+def test_the_template_is_cut_where_the_question_stands(tokenizer, mix):
+    text = [tokenizer.decode(opening, skip_special_tokens=False) for opening in mix.openings]
+    assert text[0] == "<|im_start|>user\n"
+    assert text[1].startswith("<|im_start|>system\n") and text[1].endswith("<|im_start|>user\n")
+    assert tokenizer.decode(mix.between, skip_special_tokens=False) == "<|im_end|>\n<|im_start|>assistant\n"
     assert "<|im_start|>{{ m['role'] }}" in TEMPLATE
 
 
-def test_conversations_have_the_shape_of_the_template(talk):
-    frame = talk.frame
+def test_conversations_have_the_shape_of_the_template(talk, mix):
     assert len(talk.finished) > 12
     for conversation in talk.finished:
-        ids, answer = conversation.ids, conversation.answer
-        question = ids[len(frame.before) : answer - len(frame.between)]
-        assert tuple(ids[: len(frame.before)]) == frame.before
-        assert tuple(ids[answer - len(frame.between) : answer]) == frame.between
-        assert 1 <= len(question) <= MAX_QUESTION
-        assert EOS not in question
+        ids, answer, beginning = conversation.ids, conversation.answer, conversation.beginning
+        assert tuple(ids[: len(beginning.ids)]) == beginning.ids
+        if beginning.asks:
+            question = ids[len(beginning.ids) : answer - len(mix.between)]
+            assert any(beginning.ids[: len(opening)] == opening for opening in mix.openings)
+            assert tuple(ids[answer - len(mix.between) : answer]) == mix.between
+            assert 1 <= len(question) <= beginning.most_question
+            assert EOS not in question
+        else:
+            assert answer == len(beginning.ids)
         assert 1 <= len(ids) - answer <= MAX_ANSWER
         assert EOS not in ids[answer:-1]
     assert {c.temperature == 0 for c in talk.finished} == {True, False}
+    assert len({c.beginning.family for c in talk.finished}) > 4
+
+
+@pytest.mark.parametrize("format", ["float32", "int8"])
+def test_what_cpp_writes_is_what_the_engine_says(folder, tokenizer, mix, format):
+    """Greedy answers are the engine's plain ones, whatever stands beside them; the states are those of the layers."""
+    backend = CpuBackend(Checkpoint(folder), format, "cpu", 2)
+    talk = written(Talk(NativeWriter(backend, 16, shards.capacity(mix, 4096), (0, 2, 4)), mix, seed=3), 300)
+    engine, checked = Engine(Checkpoint(folder), tokenizer, backend, "tiny"), 0
+    for text in talk.finished[:12]:
+        if text.temperature == 0:
+            params = SamplingParams(max_tokens=len(text.ids) - text.answer)
+            plain = engine.generate(text.ids[: text.answer], params, "plain").run().ids
+            assert list(plain) == text.ids[text.answer :]
+            checked += 1
+    assert checked > 2
+    reference = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
+    ids = torch.tensor(text.ids[:-1])
+    states = torch.from_numpy(text.states).view(torch.bfloat16)[:-1].float()
+    with torch.no_grad():
+        hidden, kept = reference.forward_batch(ids[None], Rope(reference.config, 1024), keep=(2, 4))
+    assert torch.equal(states[:, 0], reference.model.embed_tokens(ids).bfloat16().float())
+    close = 0.02 if format == "float32" else 0.15
+    for kind, layer in ((1, 2), (2, 4)):
+        error = (states[:, kind] - kept[layer][0]).norm() / kept[layer][0].norm()
+        assert error < close
+
+
+def test_no_text_is_trained_on_twice_and_none_that_heads_are_judged_by(tokenizer):
+    def text(words):
+        return shards.Text(torch.tensor(tokenizer.encode(words)), 1, True)
+
+    sieve = Sieve(tokenizer, ["What is rain?", "Tell me how a lock works when a ship comes"])
+    texts = [text("a b c"), text("a b c"), text("so what is Rain, then"), text("me how a lock works when a boat comes")]
+    texts += [text("how a lock works when it rains"), text("what is snow")]
+    kept = sieve.sift(texts)
+    assert [tokenizer.decode(t.ids.tolist()) for t in kept] == ["a b c", "how a lock works when it rains", "what is snow"]
+    assert (sieve.doubles, sieve.leaks) == (1, 2)
 
 
 @torch.no_grad()
 def test_greedy_answers_are_what_the_model_says(model, talk):
     """Recomputed in one ordinary pass: slots, shared beginnings and per-slot positions leave no trace."""
-    rope, checked = Rope(model.config, 512), 0
+    rope, checked = Rope(model.config, 1024), 0
     for conversation in talk.finished:
         if conversation.temperature == 0:
             hidden, _ = model.forward_batch(torch.tensor([conversation.ids]), rope)
@@ -91,13 +146,18 @@ def test_greedy_answers_are_what_the_model_says(model, talk):
     assert checked > 200
 
 
-def test_sampled_answers_follow_their_temperature(model, tokenizer):
+@pytest.mark.parametrize("native", [False, True])
+def test_sampled_answers_follow_their_temperature(folder, model, tokenizer, native):
     """Mean log-probability of warm answers, against its expectation: the model's entropy at that temperature."""
-    talk = Talk(model, frame_of(tokenizer, frozenset({EOS})), slots=24, seed=8)
-    for _ in talk.run(STEPS):
-        pass
-    rope = Rope(model.config, 512)
-    for temperature in (0.6, 1.0):
+    mix = mix_of(tokenizer, frozenset({EOS}))
+    if native:
+        backend = CpuBackend(Checkpoint(folder), "float32", "cpu", 1)
+        writer = NativeWriter(backend, 24, shards.capacity(mix, 4096), ())
+    else:
+        writer = TorchWriter(model, 24, shards.capacity(mix, 4096), seed=8)
+    talk = written(Talk(writer, mix, seed=8), 600)
+    rope = Rope(model.config, 1024)
+    for temperature in (0.4, 1.0):
         got, expected, count = 0.0, 0.0, 0
         for conversation in talk.finished:
             if conversation.temperature == temperature:
@@ -116,18 +176,18 @@ def test_sampled_answers_follow_their_temperature(model, tokenizer):
 def test_a_base_model_simply_writes(tmp_path):
     folder = write_model(tmp_path / "base")
     (folder / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}')
-    frame = frame_of(load_tokenizer(folder), frozenset({EOS}))
-    assert (frame.asks, frame.before) == (False, (VOCAB - 2,))
-    talk = Talk(LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32), frame, slots=4, seed=0)
-    for _ in talk.run(300):
-        pass
-    assert all(c.answer == 1 and c.ids[0] == VOCAB - 2 for c in talk.finished)
+    mix = mix_of(load_tokenizer(folder), frozenset({EOS}))
+    assert [family.name for family in mix.families] == [PLAIN]
+    assert (VOCAB - 2,) in mix.families[0].starters  # an empty one begins with the beginning-of-sequence id
+    model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
+    talk = written(Talk(TorchWriter(model, 4, shards.capacity(mix, 4096), seed=0), mix, seed=0), 300)
+    assert all(c.answer == len(c.beginning.ids) for c in talk.finished)
 
 
-def test_a_context_that_is_too_short_is_refused(tokenizer):
+def test_a_context_that_is_too_short_is_refused(mix):
     model = tiny_model(max_position_embeddings=100)
     with pytest.raises(PpsdError, match="context"):
-        Talk(model, frame_of(tokenizer, frozenset({EOS})), slots=1, seed=0)
+        Talk(TorchWriter(model, 1, shards.capacity(mix, 100), seed=0), mix, seed=0)
 
 
 def test_loss_and_gradient_are_those_of_autograd():
@@ -154,7 +214,7 @@ def test_acceptance_is_the_share_of_foreseen_tokens(model, talk):
     """Against a plain loop over one answer at a time."""
     head = ExitHead.from_model(model, HeadInfo("layer", 3, "tiny", "0"))
     texts = [shards.Text(torch.tensor(c.ids), c.answer, c.temperature == 0) for c in talk.finished]
-    (measured,) = Trainer(model, [head], [], TrainSettings(), steps=1).accept(texts)
+    ((measured,),) = Trainer(model, [head], [], TrainSettings(), steps=1).accept(texts)
     right = judged = 0
     with torch.no_grad():
         for text in texts:
@@ -176,38 +236,44 @@ def test_every_answer_token_is_trained_on_once_an_epoch(talk):
     assert plan == batches(texts, settings, seed=1) != batches(texts, settings, seed=2)
 
 
-def test_states_that_were_kept_teach_the_same(model, talk, tmp_path):
-    """Two epochs with the file and without it end with the same head, bit for bit."""
+def test_states_that_came_with_the_text_teach_the_same(model, talk):
+    """As those that are computed anew, but for their rounding to bfloat16."""
     texts = [shards.Text(torch.tensor(c.ids), c.answer, True) for c in talk.finished]
-    ends = []
-    for states in (None, tmp_path / "states.bin"):
+    layers, known = (1, 2, 4), []
+    for text in texts:
+        hidden = []
+        x = model.model.embed_tokens(text.ids[None])
+        for layer in model.model.layers:
+            x = layer(x, causal_attention(Rope(model.config, 1024)))
+            hidden.append(x[0])
+        states = torch.stack([hidden[layer - 1] for layer in layers], 1).bfloat16().view(torch.uint16).numpy()
+        known.append(replace(text, states=states, layers=layers))
+    losses = []
+    for some in (texts, known):
         heads = [ExitHead.from_model(model, HeadInfo("adapter", layer, "tiny", "0"), [*range(99)]) for layer in (1, 2)]
-        trainer = Trainer(model, heads, texts, TrainSettings(), 4, states)
-        for _ in range(2):
-            trainer.learn([5, 1, 7])
-            trainer.learn([2, 3])
-        ends.append([p for head in trainer.heads for p in head.parameters()])
-    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-    assert (tmp_path / "states.bin").stat().st_size == sum(len(text.ids) for text in texts) * 3 * 64 * 4
+        trainer = Trainer(model, heads, some, TrainSettings(), 4)
+        losses.append([trainer.learn(batch) for batch in ([5, 1, 7], [2, 3], [5, 1, 7])])
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=0.01, atol=0.01)
 
 
 @pytest.fixture
 def job(folder, model, tokenizer, tmp_path, monkeypatch):
     """A small distillation; job(name, ...) makes one that works in the folder `name`."""
-    monkeypatch.setattr(shards, "STEPS", 120)
-    monkeypatch.setattr(distillation, "STEPS", 120)
+    monkeypatch.setattr(shards, "STEPS", 300)
+    monkeypatch.setattr(distillation, "STEPS", 300)
     checkpoint = Checkpoint(folder)
 
     def make(name, resume=False, **changes):
         options = {
             "kind": "layer",
             "exit_layers": (1, 2),
-            "tokens": 4000,
-            "draft_vocabulary": 128,
+            "tokens": 9000,
+            "draft_vocabularies": (128,),
             "slots": 16,
+            "format": "float32",
             "seed": 5,
         }
-        train = TrainSettings(learning_rate=3e-3, batch_tokens=512, epochs=6)
+        train = TrainSettings(learning_rate=3e-3, batch_tokens=512, epochs=4)
         settings = Settings(model_hash=checkpoint.hash, train=train, **{**options, **changes})
         job = Distillation(checkpoint, model, tokenizer, settings, tmp_path / name)
         job.prepare(resume)
@@ -221,21 +287,26 @@ def play(steps, count=None):
     return list(itertools.islice(steps, count))[-1]
 
 
-def test_training_teaches(job, tmp_path):
-    work = job("work")
+@pytest.mark.parametrize("kind", ["layer", "feedback"])
+def test_training_teaches(job, tmp_path, kind):
+    work = job("work", kind=kind, draft_vocabularies=(128, 64))
     play(work.sample())
     last = play(work.train())
     assert last.done == last.total == work.trainer.step
     fresh = Trainer(work.model, work._fresh_heads(), [], work.settings.train, 1)
     held_out = shards.read_shard(work.folder, 0)
-    for before, after in zip(fresh.accept(held_out), work.acceptance, strict=True):
-        assert after > before + 0.1
-    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
-    work.save(paths)
-    loaded = ExitHead.from_file(HeadFile.load(paths[1], work.checkpoint), work.model)
-    assert (loaded.info.exit_layer, len(loaded.draft_ids)) == (2, 128)
-    assert loaded.info.recipe["seed"] == 5
-    assert loaded.info.acceptance["held_out_greedy"] == pytest.approx(work.acceptance[1], abs=1e-4)
+    for (before,), (after, fewer) in zip(fresh.accept(held_out), work.acceptance, strict=True):
+        assert after > before + 0.05
+        assert fewer > before  # fewer ids may even do better: some mistakes cannot be made any more
+    assert 1 >= work.coverage[0] > work.coverage[1] > 0.5
+    paths = work.save(lambda layer, size: tmp_path / f"{layer}-{size}.safetensors")
+    assert [path.stem for path in paths] == ["1-128", "1-64", "2-128", "2-64"]
+    for path, size, acceptance, coverage in zip(paths[2:], (128, 64), work.acceptance[1], work.coverage, strict=True):
+        loaded = ExitHead.from_file(HeadFile.load(path, work.checkpoint), work.model)
+        assert (loaded.info.exit_layer, len(loaded.draft_ids)) == (2, size)
+        assert loaded.info.recipe["seed"] == 5
+        assert loaded.info.acceptance["held_out_greedy"] == pytest.approx(acceptance, abs=1e-4)
+        assert loaded.info.acceptance["draft_vocabulary_coverage"] == pytest.approx(coverage, abs=1e-4)
     assert EOS in loaded.draft_ids
     log = [json.loads(line) for line in (work.folder / "log.jsonl").read_text().splitlines()]
     assert log[-1]["acceptance"] == work.acceptance
@@ -247,7 +318,7 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
     play(whole.sample())
     play(whole.train())
 
-    play(job("cut").sample(), count=150)  # inside the second shard
+    play(job("cut").sample(), count=400)  # inside the second shard
     again = job("cut", resume=True)
     play(again.sample())
     play(again.train(), count=7)
@@ -300,4 +371,4 @@ def test_the_command_survives_an_interruption(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     assert re.search(r"exit layer 2, held-out acceptance 0\.\d+", done.stdout)
     head = HeadFile.load(tmp_path / "head.safetensors", Checkpoint(folder))
-    assert head.info.recipe["kind"] == "layer"
+    assert (head.info.kind, head.info.recipe["kind"]) == ("feedback", "feedback")

@@ -1,0 +1,171 @@
+"""Acceptance of an exit head in the real loop, and the speed that the measured costs of its drafts let expect."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..cpu_backend import CpuBackend
+from ..engine import Engine
+from ..planner import Costs, StageCosts
+from ..sampling import SamplingParams
+from ..statistics import Statistics
+from .plot import Line, Panel, svg
+from .report import Column
+
+if TYPE_CHECKING:
+    from ..cli.common import NamedPrompt
+
+WARM = 0.8  # the temperature at which shared noise is looked at besides greedy drafting
+
+COLUMNS = (
+    Column("name", "head"),
+    Column("kind", "kind"),
+    Column("exit_layer", "exit"),
+    Column("vocabulary", "vocabulary"),
+    Column("acceptance", "acceptance", 3),
+    Column("by_position", "1st / 2nd / .. draft"),
+    Column("warm", f"T = {WARM}", 3),
+    Column("draft_cost", "draft / plain", 3),
+    Column("length", "best length"),
+    Column("per_pass", "tokens a pass", 2),
+    Column("speed", "predicted x plain", 2),
+)
+
+
+@dataclass
+class HeadMeasure:
+    """survival[i]: share of the verification passes in which the first i + 1 drafts were all accepted."""
+
+    name: str
+    kind: str
+    exit_layer: int
+    vocabulary: int
+    acceptance: float
+    warm: float
+    by_position: list[float]
+    by_family: dict[str, float]
+    survival: list[float]
+    costs: Costs
+
+    @property
+    def draft_cost(self) -> float:
+        """Of one draft step, as a share of a plain step."""
+        return self.costs.turns.draft_step / self.costs.plain_seconds
+
+    @property
+    def length(self) -> int:
+        """The fixed draft length that is predicted to be fastest."""
+        return max(range(1, len(self.survival) + 1), key=lambda n: self._speed(n))
+
+    @property
+    def per_pass(self) -> float:
+        return 1 + sum(self.survival[: self.length])
+
+    @property
+    def speed(self) -> float:
+        """Predicted, against plain decoding, drafting and verifying in turns."""
+        return self._speed(self.length)
+
+    def _speed(self, length: int) -> float:
+        return (1 + sum(self.survival[:length])) * self.costs.plain_seconds / round_seconds(self.costs.turns, length)
+
+    def as_row(self) -> dict[str, Any]:
+        places = " / ".join(f"{share:.2f}" for share in self.by_position)
+        return {**self.as_dict(), "by_position": places, "vocabulary": self.vocabulary or "all"}
+
+    def as_dict(self) -> dict[str, Any]:
+        figures = {"draft_cost": self.draft_cost, "length": self.length, "per_pass": self.per_pass, "speed": self.speed}
+        names = ("name", "kind", "exit_layer", "vocabulary", "acceptance", "warm", "by_position", "by_family")
+        return {name: getattr(self, name) for name in names} | figures
+
+
+def round_seconds(costs: StageCosts, length: int) -> float:
+    """`length` drafts, the last one's row through the early layers, and the pass that verifies them."""
+    return length * costs.draft_step + costs.row_step + costs.verify[length]
+
+
+def measure_head(
+    engine: Engine,
+    name: str,
+    prompts: "Sequence[NamedPrompt]",
+    max_tokens: int,
+    length: int,
+    progress: Callable[[int], None],
+) -> HeadMeasure:
+    """Answer every prompt greedily and warm, in rounds of `length` drafts; then measure the stages."""
+    head, backend = engine.head, engine.backend
+    assert head is not None and isinstance(backend, CpuBackend)
+    schedule = f"eesd:length={length},stop_rule=fixed"
+    greedy, warm, families = Statistics(), Statistics(), dict[str, Statistics]()
+    for number, prompt in enumerate(prompts):
+        progress(number)
+        messages = [{"role": "user", "content": prompt.prompt}]
+        asked = messages if engine.tokenizer.chat_template else prompt.prompt
+        family = families.setdefault(prompt.family, Statistics())
+        for params, totals in (
+            (SamplingParams(max_tokens=max_tokens), (greedy, family)),
+            (SamplingParams(max_tokens=max_tokens, temperature=WARM, seed=number), (warm,)),
+        ):
+            answer = engine.generate(asked, params, schedule).run().statistics
+            for total in totals:
+                total.rounds += answer.rounds
+                total.accepted += answer.accepted
+                total.judged += answer.judged
+                total.accepted_by_position += answer.accepted_by_position
+                total.judged_by_position += answer.judged_by_position
+    return HeadMeasure(
+        name=name,
+        kind=head.kind,
+        exit_layer=head.exit_layer,
+        vocabulary=backend.draft_vocabulary,
+        acceptance=greedy.acceptance or 0.0,
+        warm=warm.acceptance or 0.0,
+        by_position=_given_all_before(greedy),
+        by_family={family: totals.acceptance or 0.0 for family, totals in families.items()},
+        survival=[greedy.accepted_by_position[place] / max(greedy.rounds, 1) for place in range(1, length + 1)],
+        costs=backend.costs(again=True),
+    )
+
+
+def _given_all_before(totals: Statistics) -> list[float]:
+    """P(the draft in this place is accepted | all before it in the chunk were)."""
+    reached, shares = totals.rounds, []
+    for _, accepted in sorted(totals.accepted_by_position.items()):
+        shares.append(accepted / max(reached, 1))
+        reached = accepted
+    return shares
+
+
+def speeds_plot(measures: Sequence[HeadMeasure], speeds: Sequence[float] = (1.2, 1.5, 2.0, 2.5)) -> str:
+    """SVG: acceptance against the cost of a draft, and for each speed the acceptance that reaches it at that cost."""
+    plain = measures[0].costs
+    dearest = max(0.2, *(measure.draft_cost for measure in measures)) * 1.1
+    costs = [dearest * i / 24 for i in range(25)]
+    lines = []
+    for speed in speeds:
+        needed = [(cost, _needed(plain, cost, speed)) for cost in costs]
+        points = [(cost, acceptance) for cost, acceptance in needed if acceptance is not None]
+        if points:
+            lines.append(Line(f"{speed:g}x", points, dashed=True))
+    lines += [Line(m.name, [(m.draft_cost, m.acceptance)]) for m in measures]
+    return svg("Exit heads", "a draft / a plain step", "acceptance", [Panel("greedy, drafts and turns", lines)], 1)
+
+
+def _needed(costs: Costs, draft_cost: float, speed: float) -> float | None:
+    """The acceptance, alike in every place, from which drafts of this cost reach `speed` at their best length."""
+
+    def reached(acceptance: float) -> float:
+        best, draft = 0.0, draft_cost * costs.plain_seconds
+        for length in range(1, len(costs.turns.verify)):
+            tokens = sum(acceptance**place for place in range(length + 1))
+            seconds = length * draft + costs.turns.row_step + costs.turns.verify[length]
+            best = max(best, tokens * costs.plain_seconds / seconds)
+        return best
+
+    low, high = 0.0, 1.0
+    if reached(high) < speed:
+        return None
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (low, middle) if reached(middle) >= speed else (middle, high)
+    return high

@@ -1,0 +1,86 @@
+"""Heads that hear of the newest verified row: the same drafts from C++ and torch, and never another answer."""
+
+import pytest
+import torch
+from support import tiny_head, tiny_model, write_model
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.backend import RunOptions
+from ppsd_rt.engine import Committed
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.exit_head import ExitHead, Feedback
+from ppsd_rt.models.head_file import DISTANCES
+from ppsd_rt.protocol import Drafted
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("feedback") / "model")
+
+
+def loud_head(folder, strength=0.5):
+    """A fresh one hears nothing; here what is heard matters, and differs with the distance."""
+    head = tiny_head(tiny_model(), "feedback", hash=Checkpoint(folder).hash)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in head.feedback.named_parameters():
+        if name != "norm.weight":
+            parameter.data.normal_(0, strength / parameter.shape[0] ** 0.5, generator=generator)
+    return head
+
+
+def drafts_of(folder, path, backend, schedule, threads=1):
+    """[(position, draft token)], and the committed tokens."""
+    engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, dtype="float32", threads=threads)
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    events = list(engine.generate("Hello, world", params, schedule, RunOptions(report_drafts=True)).events())
+    drafted = [(event.position, event.token) for event in events if isinstance(event, Drafted)]
+    return drafted, [token.id for event in events if isinstance(event, Committed) for token in event.tokens]
+
+
+@pytest.mark.parametrize("length", [1, 3, 8])  # 8: beyond the farthest distance
+def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length):
+    path = tmp_path / "head.safetensors"
+    loud_head(folder).save(path, torch.float32)
+    schedule = f"eesd:length={length},stop_rule=fixed"
+    native, answer = drafts_of(folder, path, "cpu", schedule, threads=2)
+    twin, same = drafts_of(folder, path, "torch", schedule)
+    assert native == twin
+    assert answer == same
+    loud_head(folder, strength=0.0).save(path, torch.float32)
+    deaf, answer = drafts_of(folder, path, "cpu", schedule)
+    assert answer == same
+    assert deaf != native
+
+
+@pytest.mark.parametrize("schedule", ["eesd", "ppsd", "elastic", "elastic:first_chunk=0", "auto"])
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_what_is_heard_changes_no_answer(folder, tmp_path, schedule, dtype):
+    loud_head(folder).save(tmp_path / "head.safetensors")
+    engine = Engine.from_pretrained(folder, exit_head=tmp_path / "head.safetensors", dtype=dtype, threads=2)
+    for params in (
+        SamplingParams(max_tokens=80, ignore_eos=True),
+        SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.9, seed=4),
+    ):
+        plain = engine.generate("abc", params, "plain").run()
+        assert engine.generate("abc", params, schedule).run().ids == plain.ids
+        longer = "abcdefg" * 9  # shares rows with the text before
+        assert engine.generate(longer, params, schedule).run().ids == engine.generate(longer, params, "plain").run().ids
+
+
+def test_whole_texts_hear_what_single_rows_hear(folder):
+    feedback: Feedback = loud_head(folder).feedback
+    x, last = torch.randn(2, 1, 12, 64, generator=torch.Generator().manual_seed(0))
+    distances = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 0, 1, 9, 3, 12]])
+    heard = feedback.along(x, last, distances)
+    for row, distance in enumerate(distances[0].tolist()):
+        within = 1 <= distance <= DISTANCES and distance <= row
+        expected = feedback(x[0, row], last[0, row - distance], distance) if within else x[0, row]
+        torch.testing.assert_close(heard[0, row], expected)
+
+
+def test_a_fresh_head_hears_nothing():
+    model = tiny_model()
+    head = tiny_head(model, "feedback")
+    assert isinstance(head, ExitHead)
+    x, last = torch.randn(2, 1, 5, 64)
+    assert torch.equal(head.feedback.along(x, last, torch.ones(1, 5, dtype=torch.int64)), x)
