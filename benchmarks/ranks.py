@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +61,16 @@ def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] |
     before = costs() if costs else None
     times: dict[tuple[str, float, int], list[float]] = {}
     judged: dict[tuple[float, int], tuple[int, int]] = {}
+    work: dict[tuple[str, float], list[list[tuple[float, float]]]] = {}
     for _ in range(args.repeats):
         for acceptance in args.acceptance:
             for seed in range(args.seeds):
                 for name in args.schedules:
                     oracle = Oracle((*prompt, *truth), acceptance, seed)
                     options = RunOptions(oracle=None if name == "plain" else oracle)
+                    earlier = report(engine)
                     completion = engine.generate(prompt, params, name, options).run()
+                    count_work(work.setdefault((name, acceptance), []), earlier, report(engine))
                     if completion.ids != truth:
                         raise SystemExit(f"{name} at {acceptance}: the answer differs from plain decoding")
                     statistics = completion.statistics
@@ -83,9 +86,9 @@ def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] |
             speed = (args.tokens - 1) * args.seeds / sum(quartile(each) for each in seconds)
             rows.append(
                 {"schedule": name, "acceptance": acceptance, "realised": realised, "tokens_per_second": speed}
-                | {"seconds": seconds}
+                | {"seconds": seconds, "seconds_a_piece": middle(work[name, acceptance])}
             )
-    return {"rows": rows, "costs": [before, costs()] if costs else None, "memory": memory(engine)}
+    return {"rows": rows, "costs": [before, costs()] if costs else None, "reports": report(engine)}
 
 
 def quartile(seconds: list[float]) -> float:
@@ -93,9 +96,21 @@ def quartile(seconds: list[float]) -> float:
     return sorted(seconds)[len(seconds) // 4]
 
 
-def memory(engine: Engine) -> Any:
-    ask = getattr(engine.backend, "memory", None)
-    return ask() if ask else None
+def report(engine: Engine) -> list[list[float]]:
+    """Of every rank, see ppsd_rt/ranks/report.py; empty where there are none."""
+    ask = getattr(engine.backend, "report", None)
+    return ask() if ask else []
+
+
+def count_work(into: list[list[tuple[float, float]]], before: list[list[float]], after: list[list[float]]) -> None:
+    """How many pieces of work an answer took on every rank, and the seconds of one of them."""
+    pieces = [(b[3] - a[3], b[5] - a[5]) for a, b in zip(before, after, strict=True)]
+    into.append([(count, seconds / count if count else 0.0) for count, seconds in pieces])
+
+
+def middle(answers: list[list[tuple[float, float]]]) -> list[float]:
+    """Seconds of a piece of work on every rank: the median of the answers."""
+    return [sorted(each[1] for each in rank)[len(rank) // 2] for rank in zip(*answers, strict=True)]
 
 
 def work(args: argparse.Namespace) -> None:
@@ -184,6 +199,7 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
         formula = closed_form(schedule, busy, acceptance)
         row["closed_form_beside"] = formula * (slowed if schedule.overlap else 1) if formula else None
         row["simulated"] = predicted(args, schedule, shared, acceptance)
+        row["simulated_in_place"] = predicted(args, schedule, in_place(free, row["seconds_a_piece"]), acceptance)
         row["simulated_free"] = predicted(args, schedule, free, acceptance)
     for acceptance, reference in plain.items():
         named = [r for r in result["rows"] if r["acceptance"] == acceptance and r["schedule"] != "auto"]
@@ -192,6 +208,16 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
             if row["acceptance"] == acceptance:
                 row["of_best"] = row["tokens_per_second"] / best["tokens_per_second"]
         reference["best"] = best["schedule"]
+
+
+def in_place(costs: Costs, pieces: list[float]) -> Costs:
+    """With what a draft step and a pass took in this row's own answers; they grow with rows as was measured."""
+    drawing = costs.step[0] + costs.head
+    draft = pieces[0] / drawing if pieces[0] else 1.0
+    verify = tuple(
+        tuple(s * piece / table[0] for s in table) for table, piece in zip(costs.verify, pieces[1:], strict=True)
+    )
+    return replace(costs, step=tuple(s * draft for s in costs.step), head=costs.head * draft, verify=verify)
 
 
 def predicted(args: argparse.Namespace, schedule: Schedule, costs: Costs, acceptance: float) -> float:
@@ -266,7 +292,7 @@ def main() -> int:
             f"link {result['measured_link_ms']:.3f}, interference {result['interference']}"
         )
         for row in result["rows"]:
-            keys = ("speedup", "closed_form", "closed_form_beside", "simulated", "simulated_free", "of_best")
+            keys = ("speedup", "closed_form", "closed_form_beside", "simulated", "simulated_in_place", "of_best")
             note(
                 f"link {result['link_ms']:g} α {row['acceptance']} {row['schedule']:10} "
                 f"{row['tokens_per_second']:7.1f} tok/s "

@@ -344,5 +344,8 @@ void bind_ranks(py::module_& m) {
       .def("next", &PyRemote::next, py::arg("milliseconds"))
       .def("set_schedule", [](PyRemote& answer, const py::dict& schedule) { answer.remote->set_schedule(schedule_of(schedule)); })
       .def("cancel", [](PyRemote& answer) { answer.remote->cancel(); })
-      .def("waiting_seconds", [](const PyRemote& answer) { return answer.remote->waiting_seconds(); });
+      .def("counts", [](const PyRemote& answer) {
+        const Remote::Counts counts = answer.remote->counts();
+        return py::make_tuple(counts.steps, counts.seconds);
+      });
 }

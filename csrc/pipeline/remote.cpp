@@ -36,11 +36,9 @@ int Remote::work(int32_t* out) {
       wake_.wait(lock, [this] { return over() || (begun_ && (scheduler_.ready() || scheduler_.may_step())); });
       if (over()) return -1;
       if (scheduler_.ready()) {
-        const bool nothing_owed = !owed_locked();
         chunk = scheduler_.launch();
         const bool committed = chunk.start == int(scheduler_.tokens().size()) - 1;
         limit = std::max(1, scheduler_.schedule().max_chunk + int(committed));
-        if (nothing_owed) owed_since_ = Clock::now();
       } else {
         step = scheduler_.next_step();
       }
@@ -52,9 +50,14 @@ int Remote::work(int32_t* out) {
     }
     Draft draft;
     const auto cancelled = [&] { return scheduler_.epoch() != step.epoch || stop_.load(std::memory_order_relaxed); };
+    const Clock::time_point begun = Clock::now();
     const bool done = draft_->step(step, step.draw ? &draft : nullptr, cancelled);
     const std::lock_guard<std::mutex> lock(mutex_);
     if (!done || !scheduler_.stepped(step, step.draw ? &draft : nullptr)) continue;
+    if (step.draw && step.ids.size() == 1) {
+      ++counts_.steps;
+      counts_.seconds += std::chrono::duration<double>(Clock::now() - begun).count();
+    }
     if (step.draw && report_drafts_) report_locked(Drafted{step.start + int(step.ids.size()), draft.token});
   }
 }
@@ -91,7 +94,6 @@ int Remote::send_prompt(int32_t* out) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (over()) return -1;
     prompt_sent_ = true;
-    owed_since_ = Clock::now();
   }
   return written;
 }
@@ -135,7 +137,6 @@ bool Remote::land(const int32_t* message, size_t words, std::optional<Round>* ro
     const Verdict verdict{header.epoch - first_epoch_, header.start, {message + kWireIds, message + kWireIds + header.count}};
     *round = scheduler_.land(verdict);
   }
-  owed_since_ = Clock::now();
   if (*round) report_locked(**round);
   const bool rolled_back = epoch() != header.epoch;
   wake_.notify_one();
@@ -174,9 +175,9 @@ void Remote::cancel() {
   happened_.notify_all();
 }
 
-double Remote::waiting_seconds() const {
+Remote::Counts Remote::counts() const {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return owed_locked() ? std::chrono::duration<double>(Clock::now() - owed_since_).count() : 0.0;
+  return counts_;
 }
 
 }  // namespace ppsd

@@ -38,7 +38,11 @@ class Remote {
   Status next(int milliseconds, Event* event, double* seconds);   // seconds: since begin()
   void cancel();
   const std::vector<int>& tokens() const { return scheduler_.tokens(); }   // when it has ended
-  double waiting_seconds() const;   // how long verification has owed a verdict; 0: it owes none
+  struct Counts {
+    int64_t steps = 0;                  // of one row and a draft, that were not dropped
+    double seconds = 0.0;
+  };
+  Counts counts() const;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -48,7 +52,6 @@ class Remote {
   };
 
   bool over() const { return stop_ || scheduler_.finished(); }
-  bool owed_locked() const { return !over() && (begun_ ? scheduler_.in_flight() : prompt_sent_); }
   void report_locked(Event event);
   int send_prompt(int32_t* out);
   int send(const Chunk& chunk, int limit, int32_t flags, int32_t* out) const;
@@ -65,7 +68,8 @@ class Remote {
   std::vector<int32_t> settings_;
   int keep_ = 0, sent_ = -1;                 // rows of the prompt that have been sent; -1: not even the beginning
   bool prompt_sent_ = false, begun_ = false; // the prompt has left; its verdict has come
-  Clock::time_point began_, owed_since_;
+  Clock::time_point began_;
+  Counts counts_;
   std::atomic<bool> stop_{false};
 };
 

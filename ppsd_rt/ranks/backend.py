@@ -25,7 +25,7 @@ from .choose import RankChooser
 from .control import Control, Kind, Words, numbers_of
 from .costs import RankCosts, time_drafts
 from .links import ROWS, VERDICTS, Receiver, Sender
-from .memory import memory_of
+from .report import report_of
 from .stage import DEPTH, lengths
 
 _LOADING = 600.0  # seconds for the other ranks to pack their slices
@@ -64,11 +64,12 @@ class RanksBackend:
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
         self._chooser: RankChooser | None = None
         self._choosers: dict[float | None, RankChooser] = {}
+        self._steps = 0, 0.0  # of one row and a draft: how many, and their seconds
         self._costs: tuple[RankCosts, RankCosts] | None = None
         self._answers: Queue[tuple[_native.Remote, Event]] = Queue()
         self._replies: Queue[tuple[int, list[float]]] = Queue()
         self._pongs: Queue[int] = Queue()
-        for kind in (Kind.COSTS, Kind.MEMORY):
+        for kind in (Kind.COSTS, Kind.REPORT):
             control.on(kind, lambda rank, value, message: self._replies.put((rank, numbers_of(message))))
         control.on(Kind.PONG, lambda rank, value, message: self._pongs.put(rank))
 
@@ -198,12 +199,14 @@ class RanksBackend:
             self._choosers.clear()
         return self._costs
 
-    def memory(self) -> list[list[float]]:
-        """Of every rank: megabytes resident, of these shared, packed weights."""
+    def report(self) -> list[list[float]]:
+        """Of every rank: see report.py."""
+        self._end()
         for rank in range(1, self._control.world.size):
-            self._control.tell(rank, Kind.MEMORY)
+            self._control.tell(rank, Kind.REPORT)
         others = self._collect(self._control.world.last)
-        return [memory_of(self._model.packed_bytes), *(others[rank] for rank in sorted(others))]
+        steps, seconds = self._steps
+        return [report_of(self._model.packed_bytes, steps, steps, seconds), *(others[rank] for rank in sorted(others))]
 
     def _link(self) -> float:
         """Half of the way to rank 1 and back, with the threads that take part."""
@@ -282,6 +285,8 @@ class RanksBackend:
         self._active = None  # its thread sees why it ends
         self._epoch = answer.epoch + 1
         self._tokens = answer.tokens
+        steps, seconds = answer.counts()
+        self._steps = self._steps[0] + steps, self._steps[1] + seconds
         if self._control.failure is None:
             self._control.tell_all(Kind.EPOCH, self._epoch)
 

@@ -40,7 +40,7 @@ class Kind(IntEnum):
     PONG = 5
     MEASURE = 6  # value: 1: one row, while all others do so too
     COSTS = 7  # payload: seconds of passes over 1, 2, ... rows
-    MEMORY = 8  # payload: see memory.py
+    REPORT = 8  # payload: see report.py
     STOP = 9  # the end, all being well
     BYE = 10  # heard
     FAIL = 11  # text: the line that every rank ends with

@@ -9,7 +9,7 @@ from .. import _native
 from .control import Control, Kind, Words
 from .costs import time_passes
 from .links import ROWS, VERDICTS, Receiver, Sender
-from .memory import memory_of
+from .report import report_of
 
 DEPTH = 24  # receives posted in advance: more than a window of drafts
 
@@ -30,9 +30,13 @@ def serve(groups: dict[int, Any], control: Control, station: _native.Station, hi
     def announce(peer: int, epoch: int, message: Words) -> None:
         station.announce(epoch, int(message[4:6].view("int64")[0]))
 
+    def report(peer: int, value: int, message: Words) -> None:
+        passes, rows, _, seconds = station.counts()
+        control.tell(peer, Kind.REPORT, 0, report_of(packed_bytes, passes, rows, seconds))
+
     control.on(Kind.MEASURE, measure)
     control.on(Kind.EPOCH, announce)
-    control.on(Kind.MEMORY, lambda peer, value, message: control.tell(peer, Kind.MEMORY, 0, memory_of(packed_bytes)))
+    control.on(Kind.REPORT, report)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides whether an answer or the whole run is to end
     signal.signal(signal.SIGTERM, lambda *_: control.fail_later(f"rank {rank} was told to end (SIGTERM)"))
 

@@ -25,7 +25,7 @@ from ..protocol import Drafted, Limits, Round
 from ..sampling import SamplingParams
 from ..schedule import Auto, Schedule
 from .control import Control
-from .memory import memory_of
+from .report import report_of
 from .slices import layers_of
 
 _PASS = 64  # rows of a pass over a prompt
@@ -242,5 +242,5 @@ class TensorParallelBackend:
     def facts(self) -> dict[str, Any]:
         return {"share_megabytes": round(self._work.packed_bytes / 1e6, 1)}
 
-    def memory(self) -> list[list[float]]:
-        return [memory_of(self._work.packed_bytes)]
+    def report(self) -> list[list[float]]:
+        return [report_of(self._work.packed_bytes, 0, 0, 0.0)]
