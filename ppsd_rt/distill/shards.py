@@ -6,10 +6,10 @@ text was written, and to compute them again would cost as much as the sampling d
 
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,18 @@ Writers = Callable[[int], Writer]  # a fresh one for each seed
 class Text:
     """ids [length] int64, of which ids[answer:] was written as the answer, greedily or not.
 
-    states: [length, kinds, hidden] bfloat16 bits, on the disk, behind these `layers`; None where there are none.
+    states: by layer, [length, hidden] bfloat16 bits on the disk: what that many layers made of it; empty: not kept.
     """
 
     ids: Tensor
     answer: int
     greedy: bool
     family: int = 0
-    states: States | None = None
-    layers: tuple[int, ...] = ()
+    states: Mapping[int, States] = field(default_factory=dict)
 
     def behind(self, layer: int) -> Tensor:
         """[length, hidden] bfloat16: the hidden states behind this many layers."""
-        assert self.states is not None
-        return torch.from_numpy(np.ascontiguousarray(self.states[:, self.layers.index(layer)])).view(torch.bfloat16)
+        return torch.from_numpy(self.states[layer]).view(torch.bfloat16)
 
 
 def shard_path(folder: Path, number: int) -> Path:
@@ -167,8 +165,9 @@ def _write_shard(plan: Plan, number: int, writers: Writers) -> Iterator[int]:
     metadata = {"seed": str(plan.seed), "slots": str(plan.slots)}
     rows = [c.states for c in talk.finished if c.states is not None]
     if rows:
-        layers = np.array(plan.keep, dtype=np.int32)
-        save(states_path(plan.folder, number), {"states": np.concatenate(rows), "layers": layers}, metadata)
+        states = np.concatenate(rows)
+        by_layer = {str(layer): states[:, kind] for kind, layer in enumerate(plan.keep)}
+        save(states_path(plan.folder, number), by_layer, metadata)
     save(shard_path(plan.folder, number), _pack(talk.finished, plan.mix), metadata)  # last: it says that all is there
 
 
@@ -176,15 +175,14 @@ def read_shard(folder: Path, number: int) -> list[Text]:
     tensors = read_file(shard_path(folder, number), integers=True)
     lengths = tensors["lengths"].tolist()
     texts = torch.from_numpy(tensors["ids"]).long().split(lengths)
-    states: list[States | None] = [None] * len(texts)
-    layers: tuple[int, ...] = ()
+    states: list[dict[int, States]] = [{} for _ in texts]
     if states_path(folder, number).exists():
         ends = np.cumsum(lengths)
-        kept = read_file(states_path(folder, number), integers=True)
-        rows, layers = kept["states"], tuple(kept["layers"].tolist())
-        states = [rows[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+        kept = read_file(states_path(folder, number))
+        for of_text, end, length in zip(states, ends, lengths, strict=True):
+            of_text.update({int(layer): rows[end - length : end] for layer, rows in kept.items()})
     facts = zip(texts, *(tensors[name].tolist() for name in ("answers", "greedy", "families")), states, strict=True)
-    return [Text(ids, answer, bool(greedy), family, rows, layers) for ids, answer, greedy, family, rows in facts]
+    return [Text(ids, answer, bool(greedy), family, rows) for ids, answer, greedy, family, rows in facts]
 
 
 def _pack(conversations: Sequence[Conversation], mix: Mix) -> dict[str, Array]:
