@@ -134,7 +134,7 @@ bool Remote::land(const int32_t* message, size_t words, std::optional<Round>* ro
     *round = scheduler_.begin(prompt_, keep_, message[kWireIds]);
     begun_ = true;
   } else {
-    const Verdict verdict{header.epoch - first_epoch_, header.start, {message + kWireIds, message + kWireIds + header.count}};
+    const Verdict verdict{header.epoch - first_epoch_, header.start, {message + kWireIds, message + kWireIds + header.count}, {}};
     *round = scheduler_.land(verdict);
   }
   if (*round) report_locked(**round);

@@ -43,7 +43,7 @@ inline size_t wire_words(int rows, int hidden) { return size_t(kWireRows) + size
 inline WireHeader read_header(const int32_t* message, size_t words, int hidden) {
   WireHeader header;
   if (words < kWireRows) throw std::runtime_error("a message is too short");
-  std::memcpy(&header, message, sizeof header);
+  std::memcpy(static_cast<void*>(&header), message, sizeof header);
   if (header.magic != kWireMagic)
     throw std::runtime_error("a message is not of wire version " + std::to_string(kWireVersion));
   const bool rows = header.kind == int32_t(Wire::kRows), verdict = header.kind == int32_t(Wire::kVerdict);
