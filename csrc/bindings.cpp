@@ -16,7 +16,7 @@
 namespace py = pybind11;
 using namespace ppsd;
 
-namespace {
+namespace ppsd::bindings {
 
 // -- from Python's data to ours ----------------------------------------------------------------------------------------
 
@@ -76,14 +76,8 @@ Format format_of(const std::string& name) {
   throw std::runtime_error("format " + name + " is unknown; formats are float32, bfloat16, int8");
 }
 
-// The arrays that a model was packed from: the embedding stays where it is.
-struct PyModel {
-  std::shared_ptr<CpuModel> model;
-  py::dict arrays;
-};
-
 PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
-                   const std::string& format, const std::string& kv, int threads) {
+                   const std::string& format, const std::string& kv, int threads, int first, int last, bool lm_head) {
   auto model = std::make_shared<CpuModel>();
   model->kernels = &pick_kernels();
   model->shape = shape;
@@ -95,23 +89,26 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
                              "that is a multiple of 16; use --backend torch");
   model->embedding = tensor_of(arrays, "model.embed_tokens.weight", shape.vocab_size, shape.hidden_size);
   const bool tied = !arrays.contains("lm_head.weight");
-  const Tensor lm_head = tied ? model->embedding : tensor_of(arrays, "lm_head.weight", shape.vocab_size, shape.hidden_size);
+  const Tensor head = tied ? model->embedding : tensor_of(arrays, "lm_head.weight", shape.vocab_size, shape.hidden_size);
+  if (last < 0) last = shape.num_layers;
+  if (first < 0 || first > last || last > shape.num_layers) throw std::runtime_error("there are no such layers");
   std::vector<LayerTensors> layers;
-  for (int i = 0; i < shape.num_layers; ++i)
+  for (int i = first; i < last; ++i)
     layers.push_back(layer_of(arrays, "model.layers." + std::to_string(i) + ".", shape, true));
   const Tensor norm = tensor_of(arrays, "model.norm.weight", shape.hidden_size, 1);
 
   const py::gil_scoped_release release;
   Team team(threads, {});
   const Packer packer(*model->kernels, model->format, shape, &team);
-  size_t bytes = packer.matrix_bytes(shape.vocab_size, shape.hidden_size);
+  size_t bytes = lm_head ? packer.matrix_bytes(shape.vocab_size, shape.hidden_size) : 0;
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
   model->memory.emplace_back(bytes);
   model->packed_bytes = bytes;
   uint8_t* memory = model->memory.back().as<>();
-  for (const LayerTensors& layer : layers) model->layers.push_back(packer.layer(layer, &memory));
+  model->layers.resize(size_t(shape.num_layers));
+  for (int i = first; i < last; ++i) model->layers[i] = packer.layer(layers[i - first], &memory);
   model->head.norm = Packer::vector(norm);
-  model->head.lm_head = packer.lm_head(lm_head, {}, &memory);
+  if (lm_head) model->head.lm_head = packer.lm_head(head, {}, &memory);
   return {std::move(model), arrays};
 }
 
@@ -165,12 +162,6 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
   return {std::move(model), base.arrays};
 }
 
-}  // namespace
-
-// -- shared with bindings_cuda.cpp -------------------------------------------------------------------------------------
-
-namespace ppsd {
-
 Schedule schedule_of(const py::dict& values) {
   Schedule schedule;
   schedule.first_chunk = values["first_chunk"].cast<int>();
@@ -208,7 +199,9 @@ py::list trace_spans(const Trace* trace) {
   return spans;
 }
 
-}  // namespace ppsd
+}  // namespace ppsd::bindings
+
+using namespace ppsd::bindings;
 
 // -- the module --------------------------------------------------------------------------------------------------------
 
@@ -433,7 +426,7 @@ PYBIND11_MODULE(_native, m) {
 
   py::class_<PyModel>(m, "Model")
       .def(py::init(&make_model), py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("format"),
-           py::arg("kv"), py::arg("threads"))
+           py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true)
       .def("with_exit_head", &with_exit_head, py::arg("exit_layer"), py::arg("tensors"), py::arg("draft_ids"),
            py::arg("threads"))
       .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })
@@ -589,4 +582,5 @@ PYBIND11_MODULE(_native, m) {
   m.def("uniform", [](uint64_t seed, int position, int id, uint32_t stream) {
     return uniform_from_word(philox(PhiloxKey(seed), {uint32_t(id), uint32_t(position), stream, 0})[0]);
   });
+  bind_ranks(m);
 }

@@ -1,19 +1,25 @@
-// What the parts of the Python module share.
+// What the files of bindings share.
 #pragma once
 
 #include <pybind11/pybind11.h>
 
 #include <memory>
+#include <variant>
 
+#include "cpu/stage.h"
 #include "pipeline/carrier.h"
 
-namespace ppsd {
+namespace ppsd::bindings {
+
+// A model, and the arrays that it was packed from: the embedding stays where it is.
+struct PyModel {
+  std::shared_ptr<CpuModel> model;
+  pybind11::dict arrays;
+};
 
 Schedule schedule_of(const pybind11::dict& values);
 pybind11::object event_of(const Event& event);
 pybind11::list trace_spans(const Trace* trace);
-
-void bind_cuda(pybind11::module_& m);
 
 // An answer: iterate with next(); waiting lets Python's signals through, so Ctrl-C works.
 template <class Answer>
@@ -48,4 +54,7 @@ struct PyAnswer {
   }
 };
 
-}  // namespace ppsd
+}  // namespace ppsd::bindings
+
+void bind_cuda(pybind11::module_& m);
+void bind_ranks(pybind11::module_& m);

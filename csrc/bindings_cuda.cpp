@@ -6,10 +6,11 @@
 
 namespace py = pybind11;
 
-namespace ppsd {
-namespace {
-
+using namespace ppsd;
+using namespace ppsd::bindings;
 using namespace ppsd::cuda;
+
+namespace {
 
 // Addresses and handles come from Python as integers.
 template <class Handle>
@@ -159,5 +160,3 @@ void bind_cuda(py::module_& m) {
       .def_property_readonly("drafts_launched", [](const PyPlan& p) { return p.plan.drafts_launched(); })
       .def_property_readonly("tokens", [](const PyPlan& p) { return p.plan.tokens(); });
 }
-
-}  // namespace ppsd

@@ -7,9 +7,10 @@ from time import perf_counter
 
 from .backend import Backend, RunOptions, make_backend
 from .errors import PpsdError, UsageError
+from .find_head import find_head
 from .models import made
 from .models.checkpoint import Checkpoint
-from .models.head_file import HeadFile, HeadInfo, find_shipped
+from .models.head_file import HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .protocol import Draft, Drafted, Limits, Round
@@ -95,22 +96,7 @@ class Engine:
 
     def use_head(self, exit_head: str | Path | None) -> None:
         """Change the exit head; see `from_pretrained`."""
-        self.backend.use_head(self._find_head(str(exit_head)))
-
-    def _find_head(self, name: str) -> HeadFile | None:
-        if name == "auto":
-            path = find_shipped(self.checkpoint.hash)
-            return HeadFile.load(path, self.checkpoint) if path else None
-        if name in ("none", "None"):
-            return None
-        if name.startswith("norm:") and not Path(name).exists():
-            layer, _, vocabulary = name[5:].partition(":")
-            if not layer.isdecimal() or not (vocabulary.isdecimal() or name.count(":") == 1):
-                raise UsageError(f"exit head {name!r} is not understood; write norm:LAYER, as in norm:6")
-            return HeadFile.norm(int(layer), self.checkpoint, int(vocabulary) if vocabulary else None)
-        if not name:
-            raise UsageError("the exit head's name is empty; write a file, auto, norm:LAYER or none")
-        return HeadFile.load(Path(name), self.checkpoint)
+        self.backend.use_head(find_head(str(exit_head), self.checkpoint))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids."""
@@ -193,6 +179,7 @@ class Generation:
         self._ids: list[int] = []
         self._pieces: list[str] = []
         self._reason = "cancelled"
+        self._rest = ""
         self.statistics = Statistics(
             describe(schedule), backend.name, backend.dtype, backend.threads, prompt_tokens=len(prompt_ids)
         )
@@ -215,6 +202,10 @@ class Generation:
         """End the answer here; `completion` is what there is so far."""
         self._events.close()
 
+    def rest(self) -> str:
+        """The text of an answer that was ended early behind that of its tokens: held back, in case more would come."""
+        return self._rest
+
     def _play(self) -> Generator[Committed | Drafted, None, None]:
         spent, begun = 0.0, perf_counter()  # the caller's time between events does not count
         worked = 0.0
@@ -236,7 +227,8 @@ class Generation:
         finally:
             self._rounds.close()
             if self._reason == "cancelled":
-                self._pieces.append(self._text.flush())
+                self._rest = self._text.flush()
+                self._pieces.append(self._rest)
 
     @property
     def completion(self) -> Completion:

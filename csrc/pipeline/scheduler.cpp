@@ -83,7 +83,6 @@ Chunk Scheduler::launch() {
   const int rows = rows_ready();
   for (int row = launched_; row < launched_ + rows; ++row) chunk.ids.push_back(token_at(row));
   launched_ += rows;
-  ++in_flight_;
   restarted_ = false;
   return chunk;
 }
@@ -93,7 +92,6 @@ Chunk Scheduler::launch() {
 // True ids are committed up to and including the first that no draft token foresaw.
 std::optional<Round> Scheduler::land(const Verdict& verdict) {
   if (verdict.epoch != epoch() || finished_) return std::nullopt;
-  --in_flight_;
   Round round;
   round.epoch = verdict.epoch;
   round.position = verdict.start + 1;
@@ -136,7 +134,6 @@ void Scheduler::roll_back() {
   drafts_.clear();
   drafted_rows_ = std::min(drafted_rows_, good);
   launched_ = drafted_rows_;
-  in_flight_ = 0;
   restarted_ = true;
   epoch_.fetch_add(1, std::memory_order_release);
 }

@@ -27,17 +27,17 @@ class Scheduler {
   DraftStep next_step() const;                 // what it is
   bool stepped(const DraftStep& step, const Draft* draft);   // it is done; false: it was void
 
-  // -- verifying: chunks in order, several may be under way --
+  // -- verifying: chunks in order, several may be under way; a verdict may be on several of them --
   bool ready() const;                          // a free verification stage may take a chunk now
   int rows_ready() const;                      // that launch() would take
   Chunk launch();                              // which rows; the hidden states are for the carrier to add
-  std::optional<Round> land(const Verdict&);   // the verdict on the oldest chunk under way; nullopt: it was void
+  std::optional<Round> land(const Verdict&);   // the verdict on the oldest rows under way; nullopt: it was void
 
   void cancel();                               // end here; only rows of the committed text stay valid
   void set_schedule(const Schedule& schedule); // from now on; drafts that stand stay
 
   bool finished() const { return finished_; }
-  bool in_flight() const { return in_flight_ > 0; }
+  bool in_flight() const { return launched_ >= int(tokens_.size()); }   // rows whose verdict is yet to come
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
   const std::atomic<uint64_t>& epoch_flag() const { return epoch_; }   // for early cancellation inside a pass
   const std::vector<int>& tokens() const { return tokens_; }
@@ -64,7 +64,6 @@ class Scheduler {
   std::shared_ptr<const Feedback> feedback_;
   int drafted_rows_ = 0;   // rows that have passed the draft stage
   int launched_ = 0;       // rows that have been handed to verification
-  int in_flight_ = 0;      // chunks under way in this epoch
   std::atomic<uint64_t> epoch_{0};
   bool finished_ = false, restarted_ = true, stopped_ = false;
 };

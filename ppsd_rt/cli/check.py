@@ -11,7 +11,17 @@ from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
 from ..schedule import PLAIN, Auto, Schedule, parse_schedule
-from .common import NamedPrompt, as_chat, first_of_each_family, load_engine, note, print_json, read_prompts, table
+from .common import (
+    NamedPrompt,
+    as_chat,
+    first_of_each_family,
+    load_engine,
+    load_one_process,
+    note,
+    print_json,
+    read_prompts,
+    table,
+)
 
 Ids = tuple[int, ...]
 
@@ -78,11 +88,17 @@ def run(args: argparse.Namespace) -> int:
     engine = load_engine(args)
     if engine.head is None:
         raise PpsdError(f"{args.model} has no exit head, so there is nothing to check; give --exit-head")
+    plain = engine
+    if (
+        args.engine is not None
+    ):  # over ranks: against plain decoding in one process, and plain over ranks is checked too
+        plain = load_one_process(args)
+        schedules = {"plain over ranks": PLAIN, **schedules}
     tallies: dict[tuple[str, str], Tally] = {}
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("checking", total=len(prompts) * len(samplings) * (1 + len(schedules)))
-        for tally, difference in _check(engine, prompts, samplings, schedules, args):
+        for tally, difference in _check(engine, plain, prompts, samplings, schedules, args):
             tallies[tally.sampling, tally.schedule] = tally
             progress.advance(task)
             if difference:
@@ -92,12 +108,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(
     engine: Engine,
+    reference: Engine,
     prompts: list[NamedPrompt],
     samplings: dict[str, SamplingParams],
     schedules: dict[str, Schedule | Auto],
     args: argparse.Namespace,
 ) -> Iterator[tuple[Tally, Difference | None]]:
-    """After every answer: its tally, and where it differs from the plain one."""
+    """After every answer: its tally, and where it differs from the plain one, which `reference` gives."""
     tallies = {(a, b): Tally(a, b) for a in samplings for b in ("plain", *schedules)}
     for prompt in prompts:
         ids = engine.encode(as_chat(engine, prompt.prompt, args.raw))
@@ -105,7 +122,7 @@ def _check(
             params = replace(params, max_tokens=args.max_tokens)
             plain: Ids = ()
             for name, schedule in {"plain": PLAIN, **schedules}.items():
-                completion = engine.generate(ids, params, schedule).run()
+                completion = (reference if name == "plain" else engine).generate(ids, params, schedule).run()
                 plain = completion.ids if name == "plain" else plain
                 tally, stats = tallies[sampling, name], completion.statistics
                 tally.answers += 1
@@ -114,7 +131,7 @@ def _check(
                 tally.judged += stats.judged
                 tally.rounds += stats.rounds
                 tally.seconds += stats.decode_seconds
-                difference = _difference(engine, ids, plain, completion.ids, prompt.id, sampling, name)
+                difference = _difference(reference, ids, plain, completion.ids, prompt.id, sampling, name)
                 if difference:
                     tally.differences.append(difference)
                 yield tally, difference

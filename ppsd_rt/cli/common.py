@@ -24,6 +24,16 @@ class NamedPrompt:
 
 
 def load_engine(args: argparse.Namespace) -> Engine:
+    """Over ranks the engine is there already; `ppsd_rt.cli.ranks` has seen to it."""
+    engine = getattr(args, "engine", None)
+    return load_one_process(args) if engine is None else engine
+
+
+def load_one_process(args: argparse.Namespace) -> Engine:
+    """Also beside ranks, whose stages are theirs."""
+    over_ranks = getattr(args, "engine", None) is not None
+    if not over_ranks and not isinstance(args.stages, int):
+        raise UsageError("--stages A,B,... says how many layers each rank has: start ranks with torchrun")
     return Engine.from_pretrained(
         args.model,
         exit_head=args.exit_head,
@@ -31,7 +41,7 @@ def load_engine(args: argparse.Namespace) -> Engine:
         device=args.device,
         dtype=args.dtype,
         threads=args.threads,
-        stages=args.stages,
+        stages=1 if over_ranks else args.stages,
     )
 
 

@@ -95,7 +95,11 @@ def _answer(
     engine: Engine, generation: Generation, args: argparse.Namespace, id: str | None, trace: TraceFile | None
 ) -> bool:
     """Print one answer and its statistics. False when it was interrupted; what there is by then is printed."""
-    finished = _print_text(engine, generation, args)
+    try:
+        finished = _print_text(engine, generation, args)
+    except PpsdError:  # such as a rank that died: what is committed stays
+        _print_rest(generation, args, id)
+        raise
     if trace:
         spans = engine.backend.spans()
         trace.add(spans, id or "")
@@ -133,6 +137,15 @@ def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace
             print()
         return False
     return True
+
+
+def _print_rest(generation: Generation, args: argparse.Namespace, id: str | None) -> None:
+    """What an answer that cannot go on has committed, and has not been printed yet."""
+    generation.close()
+    if args.json:
+        print_json(_as_json(generation.completion, id, None))
+    elif not args.show_drafts:
+        print(generation.rest(), flush=True)
 
 
 def _compare(engine: Engine, completion: Completion, params: SamplingParams) -> Statistics:

@@ -1,11 +1,14 @@
 """`ppsd-run`: finds the command, runs it, and turns errors into one line and an exit status."""
 
+import argparse
 import io
 import os
 import sys
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
 
 from ..errors import PpsdError, UsageError
+from ..ranks.world import World, find_world
 from .parser import COMMANDS, parse
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -20,9 +23,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end an answer
-    try:
-        args = parse(sys.argv[1:] if argv is None else argv)
+    return _status_of(lambda: _run(parse(sys.argv[1:] if argv is None else argv), find_world()))
+
+
+def _run(args: argparse.Namespace, world: World | None) -> int:
+    args.engine = None
+    if world is None:
         return COMMANDS[args.command].load()(args) or 0
+    from ..ranks.launch import leave
+    from .ranks import join_ranks
+
+    status = 1
+    try:
+        status = _status_of(lambda: (COMMANDS[args.command].load()(args) or 0) if join_ranks(args, world) else 0)
+    except Exception:  # a bug; the other ranks see this one leave
+        traceback.print_exc()
+    return leave(args.engine, status)
+
+
+def _status_of(work: Callable[[], int]) -> int:
+    try:
+        return work()
     except PpsdError as error:
         print(f"ppsd-run: {error}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1

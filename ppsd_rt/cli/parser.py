@@ -45,6 +45,11 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         return f"{text} [%(default)s]" if shown and action.option_strings else text
 
 
+def _stages(text: str) -> int | tuple[int, ...]:
+    numbers = tuple(int(number) for number in text.split(","))
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
 def model_options(parser: Parser) -> None:
     group = parser.add_argument_group("model")
     group.add_argument(
@@ -66,7 +71,17 @@ def model_options(parser: Parser) -> None:
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 (cpu, cuda), float16 (torch)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads [one for each core]")
-    group.add_argument("--stages", type=int, default=1, metavar="N", help="cut verification into N stages")
+    group.add_argument(
+        "--stages",
+        type=_stages,
+        default=1,
+        metavar="N",
+        help="cut verification into N stages (cpu); over ranks: A,B,... layers for each of them [as is best]",
+    )
+    group = parser.add_argument_group("ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
+    group.add_argument("--parallel", default="pipeline", help="pipeline, or tp: tensor-parallel, a baseline")
+    group.add_argument("--rank-timeout", type=float, default=4.0, metavar="S", help="a rank silent so long is lost")
+    group.add_argument("--link-ms", type=float, default=0.0, metavar="T", help="delay every message, to try it out [0]")
 
 
 def schedule_options(parser: Parser) -> None:

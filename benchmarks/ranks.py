@@ -1,0 +1,312 @@
+"""Pipelines over ranks of one host, against plain decoding on the same ranks, formulas, simulator and one process.
+
+    python benchmarks/ranks.py --stages 17,13 --acceptance 0.6,0.8,0.9 > benchmarks/results/...-ranks.json
+    python benchmarks/ranks.py --stages 17,13 --link-ms 0.1,1,5 --schedules plain,eesd,ppsd,elastic,auto
+
+For every link delay the ranks are started anew by torchrun. Drafts come from an oracle of the given acceptance, through
+an untrained head of one layer and 8192 ids behind the first stage (the work is what a trained one would do). Schedules
+take turns, so that slow moments of the machine hit all of them; of the repeats of one answer the lower quartile counts.
+Formula and simulator get the acceptance that the oracle's coins came to. Every answer is compared with
+plain decoding's.
+closed_form: with the costs of each rank by itself; closed_form_beside: of all at work at once, against plain decoding.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.backend import Oracle, RunOptions
+from ppsd_rt.cli.info import machine
+from ppsd_rt.closed_forms import closed_form
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import HeadInfo, save_head
+from ppsd_rt.models.resolve import resolve_model
+from ppsd_rt.ranks.world import find_world
+from ppsd_rt.schedule import Schedule, parse_schedule
+from ppsd_rt.simulate import Costs, simulate
+
+PROMPT = "Why is the sky blue?"
+DRAFT_VOCABULARY = 8192
+MEASURED = "measured:"  # begins the line with the worker's result
+
+
+def untrained_head(model: str, exit_layer: int, path: Path) -> None:
+    """The last layer and the final norm as a head, over the first ids."""
+    import numpy as np
+
+    checkpoint = Checkpoint(resolve_model(model))
+    prefix = f"model.layers.{checkpoint.config.num_hidden_layers - 1}."
+    tensors = {"layers.0." + n.removeprefix(prefix): t for n, t in checkpoint.tensors.items() if n.startswith(prefix)}
+    tensors["norm.weight"] = checkpoint.tensors["model.norm.weight"]
+    info = HeadInfo("layer", exit_layer, model, checkpoint.hash)
+    save_head(path, info, tensors, np.arange(DRAFT_VOCABULARY, dtype=np.int32))
+
+
+# -- one process, or rank 0 --------------------------------------------------------------------------------------------
+
+
+def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] | None) -> dict[str, Any]:
+    """Every schedule at every acceptance, and the costs before and after."""
+    params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
+    prompt = engine.encode([{"role": "user", "content": PROMPT}])
+    truth = engine.generate(prompt, params, "plain").run().ids
+    before = costs() if costs else None
+    times: dict[tuple[str, float, int], list[float]] = {}
+    judged: dict[tuple[float, int], tuple[int, int]] = {}
+    work: dict[tuple[str, float], list[list[tuple[float, float]]]] = {}
+    for _ in range(args.repeats):
+        for acceptance in args.acceptance:
+            for seed in range(args.seeds):
+                for name in args.schedules:
+                    oracle = Oracle((*prompt, *truth), acceptance, seed)
+                    options = RunOptions(oracle=None if name == "plain" else oracle)
+                    earlier = report(engine)
+                    completion = engine.generate(prompt, params, name, options).run()
+                    count_work(work.setdefault((name, acceptance), []), earlier, report(engine))
+                    if completion.ids != truth:
+                        raise SystemExit(f"{name} at {acceptance}: the answer differs from plain decoding")
+                    statistics = completion.statistics
+                    times.setdefault((name, acceptance, seed), []).append(statistics.decode_seconds)
+                    if name == "ppsd":  # which judges nearly every draft
+                        judged[acceptance, seed] = statistics.accepted, statistics.judged
+    rows = []
+    for acceptance in args.acceptance:
+        right = [judged[acceptance, seed] for seed in range(args.seeds) if (acceptance, seed) in judged]
+        realised = sum(a for a, _ in right) / sum(n for _, n in right) if right else acceptance
+        for name in args.schedules:
+            seconds = [times[name, acceptance, seed] for seed in range(args.seeds)]
+            speed = (args.tokens - 1) * args.seeds / sum(quartile(each) for each in seconds)
+            rows.append(
+                {"schedule": name, "acceptance": acceptance, "realised": realised, "tokens_per_second": speed}
+                | {"seconds": seconds, "seconds_a_piece": middle(work[name, acceptance])}
+            )
+    return {"rows": rows, "costs": [before, costs()] if costs else None, "reports": report(engine)}
+
+
+def quartile(seconds: list[float]) -> float:
+    """The lower one of repeats of the same answer: what it takes when nothing disturbs it."""
+    return sorted(seconds)[len(seconds) // 4]
+
+
+def report(engine: Engine) -> list[list[float]]:
+    """Of every rank, see ppsd_rt/ranks/report.py; empty where there are none."""
+    ask = getattr(engine.backend, "report", None)
+    return ask() if ask else []
+
+
+def count_work(into: list[list[tuple[float, float]]], before: list[list[float]], after: list[list[float]]) -> None:
+    """How many pieces of work an answer took on every rank, and the seconds of one of them."""
+    pieces = [(b[3] - a[3], b[5] - a[5]) for a, b in zip(before, after, strict=True)]
+    into.append([(count, seconds / count if count else 0.0) for count, seconds in pieces])
+
+
+def middle(answers: list[list[tuple[float, float]]]) -> list[float]:
+    """Seconds of a piece of work on every rank: the median of the answers."""
+    return [sorted(each[1] for each in rank)[len(rank) // 2] for rank in zip(*answers, strict=True)]
+
+
+def work(args: argparse.Namespace) -> None:
+    """As a rank, or as the one process: prints the result behind MEASURED."""
+    world = find_world()
+    if world is None:
+        engine = Engine.from_pretrained(args.model, exit_head=args.head, backend="cpu", threads=args.threads)
+        print(MEASURED, json.dumps(measure(engine, args, None)))
+        return
+    from ppsd_rt.ranks.launch import join, leave
+    from ppsd_rt.ranks.options import RankOptions
+
+    options = RankOptions(
+        model=args.model,
+        exit_head=args.head,
+        threads=args.threads,
+        sizes=None if args.stages is None else tuple(args.stages),
+        schedule="",
+        parallel=args.parallel,
+        link_delay=args.link_ms[0] / 1000,
+        silence=60.0,  # measurements pause other processes, and these may be paused too
+    )
+    joined = join(world, options)
+    if joined is not None:
+        known = getattr(joined.backend, "costs", None)
+        costs = (lambda: [asdict(c) for c in known(again=True)]) if known else None
+        print(MEASURED, json.dumps(measure(joined, args, costs)), flush=True)
+    leave(joined, 0)
+
+
+# -- the driver --------------------------------------------------------------------------------------------------------
+
+
+def run(args: argparse.Namespace, ranks: int, **changes: Any) -> dict[str, Any]:
+    values = {**vars(args), **changes}
+    options = ["--worker", "-m", args.model, "--head", args.head]
+    options += [
+        "-n",
+        str(args.tokens),
+        "-r",
+        str(args.repeats),
+        "--seeds",
+        str(args.seeds),
+        "--parallel",
+        values["parallel"],
+    ]
+    for name in ("acceptance", "schedules", "stages", "link_ms"):
+        if values[name]:
+            options += ["--" + name.replace("_", "-"), ",".join(map(str, values[name]))]
+    if values["threads"]:
+        options += ["--threads", str(values["threads"])]
+    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *launcher, __file__, *options]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    lines = [line for line in done.stdout.splitlines() if line.startswith(MEASURED)]
+    if done.returncode or not lines:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return json.loads(lines[0].removeprefix(MEASURED))
+
+
+def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> None:
+    """Beside every row: the ratio to plain, the formula, and the simulator with the costs that were measured."""
+    from ppsd_rt.ranks.costs import RankCosts
+
+    def rank_costs(which: int) -> list[RankCosts]:
+        return [
+            RankCosts(c[which]["row"], c[which]["draft"], tuple(map(tuple, c[which]["verify"])), c[which]["link"])
+            for c in result["costs"]
+        ]
+
+    alone, beside = mean(rank_costs(0)), mean(rank_costs(1))
+    free, shared, busy = alone.simulated(), alone.simulated(beside), beside.simulated()
+    slowed = free.plain_seconds / busy.plain_seconds
+    result["link_ms"] = 1000 * delay
+    result["stage_ms"] = [1000 * alone.row, *(1000 * verify[0] for verify in alone.verify)]
+    result["exit_head_ms"] = 1000 * (alone.draft - alone.row)
+    result["measured_link_ms"] = 1000 * alone.link
+    result["interference"] = [shared.draft_interference, shared.verify_interference]
+    plain = {row["acceptance"]: row for row in result["rows"] if row["schedule"] == "plain"}
+    for row in result["rows"]:
+        row["speedup"] = row["tokens_per_second"] / plain[row["acceptance"]]["tokens_per_second"]
+        schedule, acceptance = parse_schedule(row["schedule"]), row["realised"]
+        if not isinstance(schedule, Schedule):
+            continue
+        row["closed_form"] = closed_form(schedule, free, acceptance)
+        formula = closed_form(schedule, busy, acceptance)
+        row["closed_form_beside"] = formula * (slowed if schedule.overlap else 1) if formula else None
+        row["simulated"] = predicted(args, schedule, shared, acceptance)
+        row["simulated_in_place"] = predicted(args, schedule, in_place(free, row["seconds_a_piece"]), acceptance)
+        row["simulated_free"] = predicted(args, schedule, free, acceptance)
+    for acceptance, reference in plain.items():
+        named = [r for r in result["rows"] if r["acceptance"] == acceptance and r["schedule"] != "auto"]
+        best = max(named, key=lambda r: r["tokens_per_second"])
+        for row in result["rows"]:
+            if row["acceptance"] == acceptance:
+                row["of_best"] = row["tokens_per_second"] / best["tokens_per_second"]
+        reference["best"] = best["schedule"]
+
+
+def in_place(costs: Costs, pieces: list[float]) -> Costs:
+    """With what a draft step and a pass took in this row's own answers; they grow with rows as was measured."""
+    drawing = costs.step[0] + costs.head
+    draft = pieces[0] / drawing if pieces[0] else 1.0
+    verify = tuple(
+        tuple(s * piece / table[0] for s in table) for table, piece in zip(costs.verify, pieces[1:], strict=True)
+    )
+    return replace(costs, step=tuple(s * draft for s in costs.step), head=costs.head * draft, verify=verify)
+
+
+def predicted(args: argparse.Namespace, schedule: Schedule, costs: Costs, acceptance: float) -> float:
+    """Tokens per second, over several seeds."""
+    runs = [simulate(schedule, costs, acceptance, args.tokens - 1, seed=seed) for seed in range(8)]
+    return sum(len(r.tokens) for r in runs) / sum(r.seconds for r in runs)
+
+
+def mean(costs: list[Any]) -> Any:
+    from ppsd_rt.ranks.costs import RankCosts
+
+    count = len(costs)
+    verify = tuple(
+        tuple(sum(times) / count for times in zip(*tables, strict=True))
+        for tables in zip(*(c.verify for c in costs), strict=True)
+    )
+    return RankCosts(
+        sum(c.row for c in costs) / count,
+        sum(c.draft for c in costs) / count,
+        verify,
+        sum(c.link for c in costs) / count,
+    )
+
+
+def numbers(text: str) -> list[float]:
+    return [float(item) for item in text.split(",")]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument("--stages", type=lambda t: list(map(int, t.split(","))), help="layers of each rank")
+    parser.add_argument("--acceptance", type=numbers, default=[0.6, 0.8, 0.9])
+    parser.add_argument("--link-ms", type=numbers, default=[0.0])
+    parser.add_argument("--schedules", type=lambda t: t.split(","), default=["plain", "ppsd", "elastic"])
+    parser.add_argument("-n", "--tokens", type=int, default=192)
+    parser.add_argument("-r", "--repeats", type=int, default=4)
+    parser.add_argument("--seeds", type=int, default=2, help="of the oracle")
+    parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("--parallel", default="pipeline")
+    parser.add_argument("--one-process", action="store_true", help="also one process with as many threads as ranks")
+    parser.add_argument("--tp", action="store_true", help="also tensor-parallel over as many ranks (plain decoding)")
+    parser.add_argument("--head", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(args)
+        return 0
+    ranks = len(args.stages)
+    with tempfile.TemporaryDirectory() as folder:
+        args.head = str(Path(folder) / "head.safetensors")
+        untrained_head(args.model, args.stages[0], Path(args.head))
+        results = []
+        for delay in args.link_ms:
+            result = run(args, ranks, link_ms=[delay])
+            compare(args, result, delay / 1000)
+            results.append(result)
+        report: dict[str, Any] = {
+            "machine": machine(),
+            "stages": args.stages,
+            "tokens": args.tokens,
+            "results": results,
+        }
+        if args.one_process:
+            report["one_process"] = run(args, 1, threads=ranks, stages=None)
+        if args.tp:
+            plain = {"schedules": ["plain"], "acceptance": [0.0], "stages": None, "parallel": "tp"}
+            report["tp"] = [run(args, ranks, link_ms=[delay], **plain) for delay in args.link_ms]
+    for result in results:
+        note(
+            f"stages {result['stage_ms']} ms, head {result['exit_head_ms']:.3f}, "
+            f"link {result['measured_link_ms']:.3f}, interference {result['interference']}"
+        )
+        for row in result["rows"]:
+            keys = ("speedup", "closed_form", "closed_form_beside", "simulated", "simulated_in_place", "of_best")
+            note(
+                f"link {result['link_ms']:g} α {row['acceptance']} {row['schedule']:10} "
+                f"{row['tokens_per_second']:7.1f} tok/s "
+                + " ".join(f"{key} {row[key]:.2f}" for key in keys if row.get(key))
+            )
+    for row in report.get("one_process", {}).get("rows", []):
+        note(f"one process α {row['acceptance']} {row['schedule']:10} {row['tokens_per_second']:7.1f} tok/s")
+    print(json.dumps(report, indent=1))
+    return 0
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

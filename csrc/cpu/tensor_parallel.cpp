@@ -1,0 +1,74 @@
+#include "tensor_parallel.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace ppsd {
+
+LayerShares::LayerShares(const CpuModel& model)
+    : model_(model),
+      kernels_(*model.kernels),
+      narrow_(Activations::bytes(model.format, kPassRows, model.shape.hidden_size)),
+      heads_(Activations::bytes(model.format, kPassRows, model.shape.q_outputs())),
+      mlp_(Activations::bytes(model.format, kPassRows, model.shape.intermediate_size)),
+      queries_(size_t(kPassRows) * model.shape.q_outputs()),
+      mixed_(queries_.size()) {}
+
+void LayerShares::reserve(int capacity) {
+  if (capacity <= capacity_) return;
+  capacity_ = (capacity + kSpan - 1) / kSpan * kSpan;
+  const ModelShape& s = model_.shape;
+  rope_ = make_rope(model_.frequencies, capacity_);
+  const size_t one = KvCache::bytes(model_.kv, s.num_kv_heads, s.head_dim, capacity_);
+  cache_memory_ = Memory(2 * one * s.num_layers);
+  caches_.clear();
+  for (int layer = 0; layer < s.num_layers; ++layer) {
+    uint8_t* at = cache_memory_.as<>() + 2 * one * layer;
+    caches_.push_back({model_.kv, s.num_kv_heads, s.head_dim, capacity_, at, at + one});
+  }
+}
+
+void LayerShares::attention(int layer, const float* x, int rows, int start, float* part) {
+  const ModelShape& s = model_.shape;
+  const PackedLayer& weights = model_.layers[layer];
+  const Activations narrow = Activations::at(narrow_.as<>(), model_.format, rows, s.hidden_size);
+  const Activations heads = Activations::at(heads_.as<>(), model_.format, rows, s.q_outputs());
+  kernels_.normalize(x, rows, weights.input_norm.data(), s.rms_norm_eps, narrow);
+  const float* bias = weights.qkv_bias.empty() ? nullptr : weights.qkv_bias.data();
+  const QkvPhase qkv{&weights.qkv, bias, &narrow, rows, start, s.num_heads, rope_.data(), queries_.data(), &caches_[layer], nullptr};
+  kernels_.qkv(qkv, 0, weights.qkv.panels());
+  const AttendPhase attend{queries_.data(), &caches_[layer], rows, start, s.num_heads, mixed_.data()};
+  kernels_.attend(attend, 0, s.num_heads);
+  kernels_.convert(mixed_.data(), rows, heads);
+  std::fill_n(part, size_t(rows) * s.hidden_size, 0.0f);
+  const float* o_bias = weights.o_bias.empty() ? nullptr : weights.o_bias.data();
+  kernels_.add({&weights.o, o_bias, &heads, rows, part}, 0, weights.o.panels());
+}
+
+void LayerShares::mlp(int layer, const float* x, int rows, float* part) {
+  const ModelShape& s = model_.shape;
+  const PackedLayer& weights = model_.layers[layer];
+  const Activations narrow = Activations::at(narrow_.as<>(), model_.format, rows, s.hidden_size);
+  const Activations inner = Activations::at(mlp_.as<>(), model_.format, rows, s.intermediate_size);
+  kernels_.normalize(x, rows, weights.post_norm.data(), s.rms_norm_eps, narrow);
+  kernels_.swiglu({&weights.gate_up, &narrow, rows, &inner}, 0, s.intermediate_size / kBlock);
+  std::fill_n(part, size_t(rows) * s.hidden_size, 0.0f);
+  kernels_.add({&weights.down, nullptr, &inner, rows, part}, 0, weights.down.panels());
+}
+
+Candidate LayerShares::best(const float* x) {
+  const Activations narrow = Activations::at(narrow_.as<>(), model_.format, 1, model_.shape.hidden_size);
+  kernels_.normalize(x, 1, model_.head.norm.data(), model_.shape.rms_norm_eps, narrow);
+  Candidate best{std::numeric_limits<float>::lowest(), std::numeric_limits<int>::max()};
+  LogitsPhase phase{};
+  phase.weights = &model_.head.lm_head;
+  phase.input = &narrow;
+  phase.rows = 1;
+  phase.choice = Choice::kBest;
+  phase.repetition_penalty = 1.0f;
+  phase.best = &best;
+  kernels_.logits(phase, 0, model_.head.lm_head.panels());
+  return best;
+}
+
+}  // namespace ppsd

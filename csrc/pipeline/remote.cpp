@@ -1,0 +1,183 @@
+#include "remote.h"
+
+#include <algorithm>
+
+#include "station.h"
+
+namespace ppsd {
+
+Remote::Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& schedule, const Limits& limits,
+               uint64_t seed, uint64_t first_epoch, bool report_drafts)
+    : draft_(draft),
+      hidden_(hidden),
+      prompt_rows_(prompt_rows),
+      scheduler_(schedule, limits, seed),
+      first_epoch_(first_epoch),
+      report_drafts_(report_drafts) {}
+
+void Remote::begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings) {
+  prompt_ = prompt;
+  keep_ = keep;
+  settings_ = settings;
+  settings_.resize(kWireSettings);
+  began_ = Clock::now();
+}
+
+// -- the drafting thread -----------------------------------------------------------------------------------------------
+
+int Remote::work(int32_t* out) {
+  if (!prompt_sent_) return send_prompt(out);
+  for (;;) {
+    DraftStep step;
+    Chunk chunk;
+    int limit = 0;
+    {
+      std::unique_lock<std::mutex> lock(mutex_);
+      wake_.wait(lock, [this] { return over() || (begun_ && (scheduler_.ready() || scheduler_.may_step())); });
+      if (over()) return -1;
+      if (scheduler_.ready()) {
+        chunk = scheduler_.launch();
+        const bool committed = chunk.start == int(scheduler_.tokens().size()) - 1;
+        limit = std::max(1, scheduler_.schedule().max_chunk + int(committed));
+      } else {
+        step = scheduler_.next_step();
+      }
+    }
+    if (chunk.rows() > 0) {
+      draft_->export_hidden(&chunk);
+      chunk.epoch += first_epoch_;
+      return send(chunk, limit, 0, out);
+    }
+    Draft draft;
+    const auto cancelled = [&] { return scheduler_.epoch() != step.epoch || stop_.load(std::memory_order_relaxed); };
+    const Clock::time_point begun = Clock::now();
+    const bool done = draft_->step(step, step.draw ? &draft : nullptr, cancelled);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (!done || !scheduler_.stepped(step, step.draw ? &draft : nullptr)) continue;
+    if (step.draw && step.ids.size() == 1) {
+      ++counts_.steps;
+      counts_.seconds += std::chrono::duration<double>(Clock::now() - begun).count();
+    }
+    if (step.draw && report_drafts_) report_locked(Drafted{step.start + int(step.ids.size()), draft.token});
+  }
+}
+
+// A block of the prompt at a time, so that the stages behind work on it while the next one is made.
+int Remote::send_prompt(int32_t* out) {
+  int written = 0;
+  if (sent_ < 0) {
+    sent_ = keep_;
+    WireHeader header;
+    header.kind = int32_t(Wire::kBegin);
+    header.epoch = first_epoch_;
+    header.start = keep_;
+    header.limit = settings_.front();
+    header.sent = wire_clock();
+    write_header(header, out);
+    std::copy(settings_.begin(), settings_.end(), out + kWireIds);
+    written = 1;
+  }
+  DraftStep step;
+  step.start = sent_;
+  const int rows = std::min(prompt_rows_, int(prompt_.size()) - sent_);
+  step.ids.assign(prompt_.begin() + sent_, prompt_.begin() + sent_ + rows);
+  if (!draft_->step(step, nullptr, [this] { return stop_.load(std::memory_order_relaxed); })) return -1;
+  sent_ += rows;
+  Chunk chunk;
+  chunk.epoch = first_epoch_;
+  chunk.start = step.start;
+  chunk.ids = std::move(step.ids);
+  draft_->export_hidden(&chunk);
+  const bool end = sent_ == int(prompt_.size());
+  written += send(chunk, prompt_rows_, kWirePrompt | (end ? kWirePromptEnd : 0), out + wire_words(kMaxRows, hidden_) * written);
+  if (end) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (over()) return -1;
+    prompt_sent_ = true;
+  }
+  return written;
+}
+
+int Remote::send(const Chunk& chunk, int limit, int32_t flags, int32_t* out) const {
+  int written = 0;
+  for (int done = 0; done < chunk.rows(); done += kMaxRows, ++written) {
+    const int rows = std::min(kMaxRows, chunk.rows() - done);
+    WireHeader header;
+    header.kind = int32_t(Wire::kRows);
+    header.epoch = chunk.epoch;
+    header.start = chunk.start + done;
+    header.count = rows;
+    header.limit = limit;
+    header.flags = done + rows < chunk.rows() ? flags & ~kWirePromptEnd : flags;
+    header.sent = wire_clock();
+    int32_t* message = out + wire_words(kMaxRows, hidden_) * written;
+    write_header(header, message);
+    std::copy_n(chunk.ids.begin() + done, rows, message + kWireIds);
+    std::memcpy(message + kWireRows, chunk.hidden.data() + size_t(done) * hidden_, size_t(rows) * hidden_ * 4);
+  }
+  return written;
+}
+
+// -- the receiving thread ----------------------------------------------------------------------------------------------
+
+bool Remote::land(const int32_t* message, size_t words, std::optional<Round>* round) {
+  const WireHeader header = read_header(message, words, hidden_);
+  if (header.kind != int32_t(Wire::kVerdict)) throw std::runtime_error("a message that is no verdict came back");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (header.epoch < epoch() || over()) return false;
+  const int expected = begun_ ? int(scheduler_.tokens().size()) - 1 : int(prompt_.size()) - 1;
+  const bool fits = header.epoch == epoch() && header.start == expected && bool(header.flags & kWirePrompt) == !begun_;
+  if (!fits || (begun_ ? !scheduler_.in_flight() : !prompt_sent_))
+    throw std::runtime_error("a verdict on row " + std::to_string(header.start) + " came back, where row " +
+                             std::to_string(expected) + " is next");
+  if (!begun_) {
+    *round = scheduler_.begin(prompt_, keep_, message[kWireIds]);
+    begun_ = true;
+  } else {
+    const Verdict verdict{header.epoch - first_epoch_, header.start, {message + kWireIds, message + kWireIds + header.count}, {}};
+    *round = scheduler_.land(verdict);
+  }
+  if (*round) report_locked(**round);
+  const bool rolled_back = epoch() != header.epoch;
+  wake_.notify_one();
+  return rolled_back || scheduler_.finished();
+}
+
+void Remote::set_schedule(const Schedule& schedule) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!over()) scheduler_.set_schedule(schedule);
+  wake_.notify_one();
+}
+
+// -- the consumer ------------------------------------------------------------------------------------------------------
+
+void Remote::report_locked(Event event) {
+  events_.push_back({std::move(event), std::chrono::duration<double>(Clock::now() - began_).count()});
+  happened_.notify_one();
+}
+
+Remote::Status Remote::next(int milliseconds, Event* event, double* seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto ready = [this] { return !events_.empty() || over(); };
+  if (!happened_.wait_for(lock, std::chrono::milliseconds(milliseconds), ready)) return Status::kWaiting;
+  if (events_.empty()) return Status::kEnded;
+  *event = std::move(events_.front().event);
+  *seconds = events_.front().seconds;
+  events_.pop_front();
+  return Status::kEvent;
+}
+
+void Remote::cancel() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  stop_.store(true);
+  if (!scheduler_.finished()) scheduler_.cancel();
+  wake_.notify_all();
+  happened_.notify_all();
+}
+
+Remote::Counts Remote::counts() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return counts_;
+}
+
+}  // namespace ppsd

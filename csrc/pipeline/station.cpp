@@ -1,0 +1,229 @@
+#include "station.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+namespace ppsd {
+namespace {
+
+Station::Clock::time_point time_of(int64_t sent) { return Station::Clock::time_point(std::chrono::nanoseconds(sent)); }
+
+}  // namespace
+
+int64_t wire_clock() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(Station::Clock::now().time_since_epoch()).count();
+}
+
+Station::Station(VerifyStage* stage, int hidden, bool last, int prompt_rows, Begin begin, double delay)
+    : stage_(stage),
+      hidden_(hidden),
+      last_(last),
+      prompt_rows_(prompt_rows),
+      begin_(std::move(begin)),
+      delay_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(delay))) {}
+
+// -- what comes in -----------------------------------------------------------------------------------------------------
+
+void Station::post(const int32_t* words, size_t count) {
+  const WireHeader header = read_header(words, count, hidden_);
+  if (header.kind == int32_t(Wire::kVerdict)) throw std::runtime_error("a verdict came to a verification stage");
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Message message;
+  if (!pool_.empty()) {
+    message = std::move(pool_.back());
+    pool_.pop_back();
+  }
+  const bool rows = header.kind == int32_t(Wire::kRows);
+  message.header = header;
+  message.due = delay_.count() > 0 ? time_of(header.sent) + delay_ : Clock::time_point();
+  message.ids.assign(words + kWireIds, words + kWireIds + (rows ? header.count : kWireSettings));
+  const float* hidden = reinterpret_cast<const float*>(words + kWireRows);
+  message.hidden.assign(hidden, hidden + size_t(header.count) * hidden_);
+  // Rows of a new epoch may overtake its announcement.
+  const bool now = delay_.count() == 0 && rows;
+  if (now && header.epoch > epoch_.load(std::memory_order_relaxed)) epoch_.store(header.epoch, std::memory_order_release);
+  inbox_.push_back(std::move(message));
+  changed_.notify_one();
+}
+
+void Station::announce(uint64_t epoch, int64_t sent) {
+  if (delay_.count() > 0) std::this_thread::sleep_until(time_of(sent) + delay_);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (epoch > epoch_.load(std::memory_order_relaxed)) epoch_.store(epoch, std::memory_order_release);
+  drop_void_locked();
+}
+
+void Station::close() {
+  closed_.store(true);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  changed_.notify_all();
+}
+
+void Station::drop_void_locked() {
+  const auto is_void = [this](const Message& message) {
+    return message.header.kind == int32_t(Wire::kRows) && message.header.epoch < epoch_.load(std::memory_order_relaxed);
+  };
+  while (!inbox_.empty() && is_void(inbox_.front())) {
+    recycle_locked(std::move(inbox_.front()));
+    inbox_.pop_front();
+  }
+}
+
+void Station::recycle_locked(Message message) {
+  if (pool_.size() < 64) pool_.push_back(std::move(message));
+}
+
+// -- the work ----------------------------------------------------------------------------------------------------------
+
+// The next piece of work: the beginning of an answer, or rows that make one pass. False: `wake` says when to look again.
+bool Station::take_locked(std::vector<Message>* taken, Clock::time_point* wake) {
+  drop_void_locked();
+  if (inbox_.empty()) return false;
+  const Clock::time_point now = delay_.count() > 0 ? Clock::now() : Clock::time_point();
+  if (inbox_.front().due > now) {
+    *wake = std::min(*wake, inbox_.front().due);
+    return false;
+  }
+  const WireHeader first = inbox_.front().header;
+  int rows = 0;
+  while (!inbox_.empty() && inbox_.front().due <= now) {
+    const WireHeader& next = inbox_.front().header;
+    const bool merges = next.kind == int32_t(Wire::kRows) && next.epoch == first.epoch && next.start == first.start + rows &&
+                        !((next.flags | first.flags) & kWireWhole) &&
+                        (next.flags & kWirePrompt) == (first.flags & kWirePrompt) && rows + next.count <= first.limit;
+    if (rows > 0 && !merges) break;
+    rows += next.count;
+    taken->push_back(std::move(inbox_.front()));
+    inbox_.pop_front();
+    if (first.kind != int32_t(Wire::kRows)) break;
+  }
+  return true;
+}
+
+int Station::work(int32_t* out, int milliseconds) {
+  std::vector<Message> taken;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const Clock::time_point end = Clock::now() + std::chrono::milliseconds(milliseconds);
+    while (!closed_.load()) {
+      Clock::time_point wake = end;
+      if (take_locked(&taken, &wake)) break;
+      if (Clock::now() >= end) return 0;
+      changed_.wait_until(lock, wake);
+    }
+    if (closed_.load()) return -1;
+  }
+  busy_since_.store(wire_clock());
+  const int written = taken.front().header.kind == int32_t(Wire::kBegin) ? begin(taken.front(), out) : pass(std::move(taken), out);
+  busy_since_.store(0);
+  return written;
+}
+
+int Station::begin(const Message& message, int32_t* out) {
+  const int keep = message.header.start, end = message.header.limit;
+  if (keep > held_ || end < keep)
+    throw std::runtime_error("an answer wants to keep " + std::to_string(keep) + " rows; this stage holds " + std::to_string(held_));
+  held_ = keep;
+  begin_(keep, end, message.ids.data());
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (message.header.epoch > epoch_.load()) epoch_.store(message.header.epoch);
+  }
+  if (last_) return 0;
+  WireHeader header = message.header;
+  header.sent = wire_clock();
+  write_header(header, out);
+  std::copy(message.ids.begin(), message.ids.end(), out + kWireIds);
+  return 1;
+}
+
+int Station::pass(std::vector<Message> taken, int32_t* out) {
+  const WireHeader first = taken.front().header;
+  Chunk chunk;
+  chunk.epoch = first.epoch;
+  chunk.start = first.start;
+  for (const Message& message : taken) {
+    chunk.ids.insert(chunk.ids.end(), message.ids.begin(), message.ids.end());
+    chunk.hidden.insert(chunk.hidden.end(), message.hidden.begin(), message.hidden.end());
+  }
+  const int32_t flags = taken.back().header.flags;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (first.epoch > epoch_.load()) epoch_.store(first.epoch);
+    for (Message& message : taken) recycle_locked(std::move(message));
+  }
+  if (chunk.start > held_)
+    throw std::runtime_error("a message begins at row " + std::to_string(chunk.start) + "; this stage holds " + std::to_string(held_));
+  held_ = chunk.start;
+  const auto cancelled = [this, epoch = chunk.epoch] {
+    return epoch_.load(std::memory_order_acquire) > epoch || closed_.load(std::memory_order_relaxed);
+  };
+  const Clock::time_point begun = Clock::now();
+  const bool done = !cancelled() && stage_->run(&chunk, cancelled) && !cancelled();
+  int written = 0;
+  if (done) {
+    held_ = chunk.start + chunk.rows();
+    if (!last_) {
+      written = forward(chunk, flags, out);
+    } else if (!(flags & kWirePrompt) || (flags & kWirePromptEnd)) {
+      const int rows = flags & kWirePrompt ? 1 : chunk.rows();
+      const std::vector<int> chosen = stage_->choose(chunk, rows);
+      WireHeader header;
+      header.kind = int32_t(Wire::kVerdict);
+      header.epoch = chunk.epoch;
+      header.start = chunk.start + chunk.rows() - rows;
+      header.count = rows;
+      header.flags = flags;
+      header.sent = wire_clock();
+      write_header(header, out);
+      std::copy(chosen.begin(), chosen.end(), out + kWireIds);
+      written = 1;
+    }
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (done) {
+    ++counts_.passes;
+    counts_.rows += chunk.rows();
+    counts_.seconds += std::chrono::duration<double>(Clock::now() - begun).count();
+  } else {
+    ++counts_.dropped_passes;
+  }
+  return written;
+}
+
+// One message for every kMaxRows rows; a pass stays a pass, only prompts are cut anew.
+int Station::forward(const Chunk& chunk, int32_t flags, int32_t* out) const {
+  int written = 0;
+  for (int done = 0; done < chunk.rows(); done += kMaxRows, ++written) {
+    const int rows = std::min(kMaxRows, chunk.rows() - done);
+    const bool more = done + rows < chunk.rows();
+    WireHeader header;
+    header.kind = int32_t(Wire::kRows);
+    header.epoch = chunk.epoch;
+    header.start = chunk.start + done;
+    header.count = rows;
+    header.limit = flags & kWirePrompt ? prompt_rows_ : rows;
+    header.flags = flags & kWirePrompt ? (more ? flags & ~kWirePromptEnd : flags) : kWireWhole;
+    header.sent = wire_clock();
+    int32_t* message = out + wire_words(kMaxRows, hidden_) * written;
+    write_header(header, message);
+    std::copy_n(chunk.ids.begin() + done, rows, message + kWireIds);
+    std::memcpy(message + kWireRows, chunk.hidden.data() + size_t(done) * hidden_, size_t(rows) * hidden_ * 4);
+  }
+  return written;
+}
+
+// -- what others see ---------------------------------------------------------------------------------------------------
+
+double Station::busy_seconds() const {
+  const int64_t since = busy_since_.load();
+  return since > 0 ? double(wire_clock() - since) * 1e-9 : 0.0;
+}
+
+Station::Counts Station::counts() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return counts_;
+}
+
+}  // namespace ppsd

@@ -1,0 +1,59 @@
+// How chunks and verdicts look on a network: int32 words of a fixed layout, in the byte order of the hosts.
+//
+//   0 magic     1 kind      2-3 epoch   4 start     5 count     6 limit     7 flags     8-9 sent (ns)   10-15 zero
+//   16-31       token ids of the rows (of a verdict: the model's own tokens); of kBegin: settings of the answer
+//   32-         hidden states of the rows, float32 [count][hidden]
+//
+// Epochs on the wire rise from answer to answer too, so that what an earlier answer has left on the way is void.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "schedule.h"
+
+namespace ppsd {
+
+constexpr int kWireVersion = 1;
+constexpr int32_t kWireMagic = 0x50535000 + kWireVersion;
+constexpr int kWireIds = 16, kWireRows = 32;                    // where these begin
+constexpr int kWireSettings = kWireRows - kWireIds;
+static_assert(kWireRows - kWireIds >= kMaxRows, "a pass fits into a message");
+
+enum class Wire : int32_t { kBegin = 1, kRows = 2, kVerdict = 3 };
+enum WireFlags : int32_t { kWirePrompt = 1, kWirePromptEnd = 2, kWireWhole = 4 };   // kWireWhole: not to be merged
+
+struct WireHeader {
+  int32_t magic = kWireMagic, kind = 0;
+  uint64_t epoch = 0;
+  int32_t start = 0;    // the first row; of kBegin: rows that every stage keeps
+  int32_t count = 0;    // rows
+  int32_t limit = 0;    // the most rows of the pass that begins with this message
+  int32_t flags = 0;
+  int64_t sent = 0;     // steady clock of the sender, for an injected delay on one host
+  int32_t zero[6] = {};
+};
+static_assert(sizeof(WireHeader) == kWireIds * 4, "the header's layout");
+
+inline size_t wire_words(int rows, int hidden) { return size_t(kWireRows) + size_t(rows) * size_t(hidden); }
+
+// A message that came in, checked as far as it can be by itself; `words`: as many as the buffer has.
+inline WireHeader read_header(const int32_t* message, size_t words, int hidden) {
+  WireHeader header;
+  if (words < kWireRows) throw std::runtime_error("a message is too short");
+  std::memcpy(static_cast<void*>(&header), message, sizeof header);
+  if (header.magic != kWireMagic)
+    throw std::runtime_error("a message is not of wire version " + std::to_string(kWireVersion));
+  const bool rows = header.kind == int32_t(Wire::kRows), verdict = header.kind == int32_t(Wire::kVerdict);
+  const bool counted = rows || verdict ? header.count >= 1 && header.count <= kMaxRows : header.count == 0;
+  const bool known = rows || verdict || header.kind == int32_t(Wire::kBegin);
+  if (!known || !counted || header.start < 0 || (rows && words < wire_words(header.count, hidden)))
+    throw std::runtime_error("a message is malformed");
+  return header;
+}
+
+inline void write_header(const WireHeader& header, int32_t* message) { std::memcpy(message, &header, sizeof header); }
+
+}  // namespace ppsd

@@ -1,0 +1,217 @@
+"""The control links: between rank 0 and every other rank, beside the pipeline.
+
+They carry what must not wait behind rows: a new epoch, signs of life, questions about costs, and the end. A message is
+64 int32 words: magic, kind, value (int64), sent (int64, nanoseconds of the sender's steady clock), count, 0, and 56
+words of payload: `count` float32 numbers, or bytes of text.
+
+Any rank's end ends all: rank 0 hears of it by its connection (at once), by its own words, or by its silence, tells the
+others, and every rank raises the same line. Should rank 0 itself be lost, each of the others notices by itself.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from enum import IntEnum
+from threading import Event, Lock, Thread, Timer
+from time import monotonic, sleep
+from typing import Any
+
+import numpy as np
+
+from .. import _native
+from ..errors import PpsdError
+from .links import CONTROL, ProtocolError, Receiver, SharedSender, Words
+from .world import World
+
+WORDS = 64
+_MAGIC = 0x50534300 + _native.WIRE_VERSION
+_PAYLOAD = 8
+TEXT_BYTES = (WORDS - _PAYLOAD) * 4
+_BEAT = 0.25  # seconds between signs of life
+_STUCK = 120.0  # seconds that one piece of work may take
+_LAST_WORDS = 0.3  # seconds for a message to leave, where a rank may not be reading any more
+_GRACE = 1.0  # seconds for the better-informed line of rank 0 to come
+
+
+class Kind(IntEnum):
+    BEAT = 1  # value: milliseconds that the work at hand has taken by now
+    EPOCH = 2  # value: what is older is void
+    READY = 3  # the slice is loaded
+    PING = 4
+    PONG = 5
+    MEASURE = 6  # value: 1: one row, while all others do so too
+    COSTS = 7  # payload: seconds of passes over 1, 2, ... rows
+    REPORT = 8  # payload: see report.py
+    STOP = 9  # the end, all being well
+    BYE = 10  # heard
+    FAIL = 11  # text: the line that every rank ends with
+
+
+Handler = Callable[[int, int, Words], None]  # (rank, value, message)
+
+
+class Control:
+    """busy: seconds that the work at hand has taken by now, for the signs of life of this rank."""
+
+    def __init__(
+        self, group: Any, world: World, silence: float, delay: float, busy: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self.world, self.silence, self.delay, self._busy = world, silence, delay, busy
+        self._line: str | None = None  # of the first failure; public once the others have been told
+        self.failure: str | None = None
+        self.failed, self.stopping = Event(), Event()
+        self._lock = Lock()
+        self.ready: set[int] = set()  # ranks that have said so
+        self._handlers: dict[int, Handler] = {
+            Kind.BEAT: self._beat,
+            Kind.PING: self._pong,
+            Kind.READY: lambda rank, value, message: self.ready.add(rank),
+        }
+        self._byes: set[int] = set()
+        peers = range(1, world.size) if world.drafts else (0,)
+        groups = 64 + 2 * int(silence / _BEAT)  # more than a silent rank leaves unread before it is given up
+        self._heard = dict.fromkeys(peers, monotonic())
+        self._senders = {peer: SharedSender(group, peer, CONTROL, WORDS, groups) for peer in peers}
+        self._receivers = [Receiver(group, peer, CONTROL, WORDS, 4, self._take(peer), self.lost) for peer in peers]
+
+    def on(self, kind: Kind, handler: Handler) -> None:
+        self._handlers[kind] = handler
+
+    def start(self) -> None:
+        for receiver in self._receivers:
+            receiver.start()
+        Thread(target=self._watch, name="watch", daemon=True).start()
+
+    # -- sending -------------------------------------------------------------------------------------------------------
+
+    def tell(self, rank: int, kind: Kind, value: int = 0, numbers: Sequence[float] = (), text: str = "") -> None:
+        message = np.zeros(WORDS, np.int32)
+        message[:2] = _MAGIC, kind
+        message[2:6].view(np.int64)[:] = value, _native.wire_clock()
+        if text:
+            raw = text.encode()[:TEXT_BYTES]
+            message[_PAYLOAD:].view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
+        else:
+            message[6] = len(numbers)
+            message[_PAYLOAD : _PAYLOAD + len(numbers)].view(np.float32)[:] = numbers
+        self._senders[rank].send(message)
+
+    def tell_all(self, kind: Kind, value: int = 0, text: str = "") -> None:
+        for rank in self._senders:
+            try:
+                self.tell(rank, kind, value, text=text)
+            except RuntimeError as error:  # its connection
+                self.lost(rank, error)
+
+    # -- failing -------------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        if self.failure is not None:
+            raise PpsdError(self.failure)
+
+    def fail(self, line: str, share: bool = True) -> None:
+        """The first line counts. share: the other ranks are to end with it too, and are told before this one ends."""
+        with self._lock:
+            if self._line is not None or self.stopping.is_set():
+                return
+            self._line = line
+        if share:
+            told = []
+            for rank, sender in self._senders.items():
+                with suppress(RuntimeError):  # its connection is gone: nobody is left there to be told
+                    self.tell(rank, Kind.FAIL, text=line)
+                    told.append(sender)
+            for sender in told:
+                sender.flush(_LAST_WORDS)
+        self.failure = line
+        self.failed.set()
+
+    def fail_later(self, line: str) -> None:
+        """If nothing better is known by then."""
+        timer = Timer(_GRACE, self.fail, (line,))
+        timer.daemon = True
+        timer.start()
+
+    def lost(self, rank: int, error: Exception) -> None:
+        """A link from `rank` has ended."""
+        if self.stopping.is_set():
+            return
+        if isinstance(error, ProtocolError):
+            self.fail(f"rank {self.world.rank} got what it did not expect from rank {rank}: {error}")
+        elif self.world.drafts or rank == 0:
+            self.fail(f"rank {rank} has died: its connection closed")
+        else:  # a neighbour's: it may have been told to end, and rank 0 knows
+            self.fail_later(f"rank {rank} has died: its connection closed")
+
+    # -- ending --------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Rank 0: all is well, and all may go. Returns when they have heard it, or after 2 seconds."""
+        if self.failure is None:
+            self.on(Kind.BYE, lambda rank, value, message: self._byes.add(rank))
+            self.stopping.set()
+            try:
+                for rank in self._senders:
+                    self.tell(rank, Kind.STOP)
+            except RuntimeError:
+                return
+            end = monotonic() + 2.0
+            while len(self._byes) < len(self._senders) and monotonic() < end:
+                sleep(0.002)
+
+    # -- receiving -----------------------------------------------------------------------------------------------------
+
+    def _take(self, peer: int) -> Callable[[Words], None]:
+        def take(message: Words) -> None:
+            self._heard[peer] = monotonic()
+            if message[0] != _MAGIC or message[1] not in Kind.__members__.values():
+                raise ValueError("no message of this version")
+            value, sent = message[2:6].view(np.int64)
+            kind = Kind(message[1])
+            if kind is Kind.FAIL:
+                self.fail(text_of(message), share=self.world.drafts)
+                return
+            if kind is Kind.STOP:
+                self.stopping.set()
+                self.tell(peer, Kind.BYE)
+                self._senders[peer].flush(_LAST_WORDS)
+                self.failed.set()
+                return
+            if self.delay and kind in (Kind.PING, Kind.PONG):
+                _native.sleep_until(int(sent) + int(self.delay * 1e9))
+            handler = self._handlers.get(kind)
+            if handler is None:
+                raise ValueError(f"nobody waits for {kind.name}")
+            handler(peer, int(value), message)
+
+        return take
+
+    def _pong(self, rank: int, value: int, message: Words) -> None:
+        self.tell(rank, Kind.PONG, value)
+
+    def _beat(self, rank: int, value: int, message: Words) -> None:
+        if value > _STUCK * 1000:
+            self.fail(f"rank {rank} hangs: it has worked on one pass for {value / 1000:.0f} s")
+
+    def _watch(self) -> None:
+        before = monotonic()
+        while not self.failed.is_set() and not self.stopping.is_set():
+            sleep(_BEAT)
+            now = monotonic()
+            if now - before > self.silence / 2:  # this process itself was held up
+                self._heard = dict.fromkeys(self._heard, now)
+            before = now
+            for rank, heard in self._heard.items():
+                if now - heard > self.silence:
+                    self.fail(f"rank {rank} has been silent for {self.silence:g} s: it hangs, or its host is gone")
+            self.tell_all(Kind.BEAT, int(self._busy() * 1000))
+
+
+def text_of(message: Words) -> str:
+    return message[_PAYLOAD:].tobytes().rstrip(b"\0").decode(errors="replace")
+
+
+def numbers_of(message: Words) -> list[float]:
+    count = int(message[6])
+    if not 0 <= count <= WORDS - _PAYLOAD:
+        raise ValueError("a message with too many numbers")
+    return [float(number) for number in message[_PAYLOAD : _PAYLOAD + count].view(np.float32)]

@@ -1,0 +1,76 @@
+"""What the stages and links of a running pipeline cost, measured on the ranks themselves."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import quantiles
+from time import perf_counter
+
+from ..schedule import MAX_ROWS
+from ..simulate import Costs, Table
+
+ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # those between are interpolated
+CONTEXT = 128  # rows before those that are timed
+SECONDS = 0.3  # for each rank
+_LEAST = 3  # repeats
+
+
+@dataclass(frozen=True)
+class RankCosts:
+    """Seconds on each rank. row: one row through the draft stage; draft: the same and the exit head; verify: of each
+    other rank, passes over 1 to 16 rows; link: a message from one rank to the next, with the threads that it wakes."""
+
+    row: float
+    draft: float
+    verify: tuple[Table, ...]
+    link: float
+
+    def simulated(self, beside: "RankCosts | None" = None) -> Costs:
+        """For the simulator. beside: the same, measured while all ranks were at work at once."""
+        step = tuple(self.row * rows for rows in range(1, MAX_ROWS + 1))
+        costs = Costs(step, max(self.draft - self.row, 0.0), self.verify, self.link)
+        if beside is None:
+            return costs
+        drafting = max(1.0, beside.draft / self.draft)
+        verifying = max(1.0, *(b[0] / a[0] for a, b in zip(self.verify, beside.verify, strict=True)))
+        return replace(costs, draft_interference=drafting, verify_interference=verifying)
+
+
+def quartile(times: Sequence[float]) -> float:
+    """What it costs when nothing disturbs it; a stolen core costs a whole time slice."""
+    return quantiles(times, n=4)[0] if len(times) > 1 else times[0]
+
+
+def interpolate(times: dict[int, list[float]]) -> Table:
+    """Seconds of 1 to 16 rows, from those that were timed; fewer rows never cost more."""
+    known = {rows: quartile(measured) for rows, measured in times.items()}
+    for rows, more in reversed(list(pairwise(sorted(known)))):
+        known[rows] = min(known[rows], known[more])
+    table: list[float] = []
+    for rows, more in pairwise(sorted(known)):
+        table += [known[rows] + (known[more] - known[rows]) * i / (more - rows) for i in range(more - rows)]
+    return (*table, known[max(known)])
+
+
+def time_passes(time_pass: Callable[[int, int], float], seconds: float = SECONDS, one_row: bool = False) -> Table:
+    """The kinds take turns, so that a slow moment of the machine hits all of them. one_row: that kind alone, for all
+    rows: what decoding does most, and what reads the most memory at once, where other ranks work beside this one."""
+    times: dict[int, list[float]] = {rows: [] for rows in ((1,) if one_row else ROWS)}
+    time_pass(1, CONTEXT)  # makes the context
+    end = perf_counter() + seconds
+    while len(times[1]) < _LEAST or perf_counter() < end:
+        for rows, measured in times.items():
+            measured.append(time_pass(rows, CONTEXT))
+    return (quartile(times[1]),) * MAX_ROWS if one_row else interpolate(times)
+
+
+def time_drafts(time_step: Callable[[bool, int], float], seconds: float = SECONDS) -> tuple[float, float]:
+    """(a row, a row and a draft)"""
+    rows: list[float] = []
+    drafts: list[float] = []
+    time_step(True, CONTEXT)
+    end = perf_counter() + seconds
+    while len(rows) < _LEAST or perf_counter() < end:
+        rows.append(time_step(False, CONTEXT))
+        drafts.append(time_step(True, CONTEXT))
+    return quartile(rows), quartile(drafts)

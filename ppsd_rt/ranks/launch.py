@@ -1,0 +1,173 @@
+"""From the environment of one rank to its part of a running pipeline."""
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from .. import __version__, _native
+from ..cpu_backend import DEFAULT_FORMAT, FORMATS
+from ..errors import PpsdError, UsageError
+from ..find_head import find_head
+from ..models.checkpoint import Checkpoint
+from ..models.head_file import HeadFile
+from ..models.resolve import resolve_model
+from .control import Control
+from .handshake import WAIT, exchange, read
+from .links import CONTROL, open_groups, open_store
+from .options import PARALLEL, RankOptions
+from .slices import cores_of, draft_slice, layers_of, verify_slice
+from .split import check_sizes, pack_sizes, solve, unpack_sizes
+from .stage import serve
+from .world import World
+
+if TYPE_CHECKING:
+    from ..engine import Engine
+
+
+def join(world: World, options: RankOptions) -> "Engine | None":
+    """Take part as `world` says. Rank 0: the engine, to be closed with `leave`. The others serve until rank 0 ends, and
+    then return None. Raises PpsdError, with the same line on every rank, when that cannot be or ends otherwise."""
+    opened, problem = _open(world, options)
+    sys.setswitchinterval(0.0005)  # of the interpreter lock: threads here have microseconds of work for it
+    store = open_store(world.rank, world.size, WAIT)
+    facts = {"error": str(problem)} if problem or not opened else _facts(*opened, options)
+    exchange(store, world.rank, world.size, facts)
+    if not opened:
+        raise problem or PpsdError("this rank cannot take part")
+    checkpoint, head, dtype = opened
+    threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
+    if world.drafts:
+        sizes = options.sizes or ()
+        if not sizes and options.parallel == "pipeline":
+            sizes = solve(checkpoint, head, world.size, dtype, threads)
+        store.set("ppsd/sizes", pack_sizes(sizes))
+    else:
+        sizes = unpack_sizes(read(store, "ppsd/sizes", 0, WAIT))
+    groups = open_groups(store, world.rank, world.size)
+    station: list[_native.Station] = []
+    control = Control(
+        groups[CONTROL],
+        world,
+        options.silence,
+        options.link_delay,
+        lambda: station[0].busy_seconds() if station else 0.0,
+    )
+    control.start()
+    try:
+        return _play(control, groups, checkpoint, head, dtype, sizes, threads, cores, options, station)
+    except PpsdError as error:
+        control.fail(f"rank {world.rank}: {error}")
+        raise PpsdError(control.failure or str(error)) from None
+    except RuntimeError:  # of a link, which control has heard of
+        if not control.failed.wait(2.0):
+            raise
+        control.check()
+        raise
+
+
+def _play(
+    control: Control,
+    groups: dict[int, Any],
+    checkpoint: Checkpoint,
+    head: HeadFile | None,
+    dtype: str,
+    sizes: tuple[int, ...],
+    threads: int,
+    cores: list[int],
+    options: RankOptions,
+    station: list[_native.Station],
+) -> "Engine | None":
+    """Load the slice; then serve, or give the engine."""
+    if options.parallel == "tp":
+        return _play_tp(control, checkpoint, dtype, options)
+    first, last = layers_of(sizes, control.world.rank)
+    hidden, vocabulary = checkpoint.config.hidden_size, checkpoint.config.vocab_size
+    if not control.world.drafts:
+        model = verify_slice(checkpoint, first, last, dtype, threads)
+        station.append(_native.Station(model, first, last, cores, threads, options.link_delay))
+        serve(groups, control, station[0], hidden, model.packed_bytes)
+        return None
+
+    from ..engine import Engine
+    from ..models.tokenizer import load_tokenizer
+    from .backend import RanksBackend
+
+    tokenizer = load_tokenizer(checkpoint.folder, vocabulary)
+    model = draft_slice(checkpoint, head, last, dtype, threads)
+    drafter = _native.Drafter(model, cores, threads)
+    info = head.info if head else None
+    backend = RanksBackend(groups, control, drafter, model, info, dtype, sizes, vocabulary, hidden, threads)
+    backend.open()
+    return Engine(checkpoint, tokenizer, backend, options.model)
+
+
+def _play_tp(control: Control, checkpoint: Checkpoint, dtype: str, options: RankOptions) -> "Engine | None":
+    from .tensor_parallel import TensorParallel, TensorParallelBackend, serve_share
+
+    work = TensorParallel(checkpoint, control.world.rank, control.world.size, dtype)
+    if not control.world.drafts:
+        serve_share(work, control)
+        return None
+    from ..engine import Engine
+    from ..models.tokenizer import load_tokenizer
+
+    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
+    return Engine(checkpoint, tokenizer, TensorParallelBackend(work, control, dtype), options.model)
+
+
+def leave(engine: "Engine | None", status: int) -> NoReturn:
+    """The end of a rank's process. Threads that wait for messages would hold up Python's own way out."""
+    close = getattr(engine.backend, "close", None) if engine is not None else None
+    if close:
+        close()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            try:
+                stream.flush()
+            except OSError:  # nobody reads any more
+                status = status or 1
+    os._exit(status)
+
+
+def _open(
+    world: World, options: RankOptions
+) -> tuple[tuple[Checkpoint, HeadFile | None, str] | None, PpsdError | None]:
+    """What this rank is about to run, or why it cannot: the others are told before anyone ends."""
+    try:
+        if options.parallel not in PARALLEL:
+            raise UsageError(f"--parallel takes {' or '.join(PARALLEL)}, not {options.parallel!r}")
+        dtype = DEFAULT_FORMAT if options.dtype == "auto" else options.dtype
+        if dtype not in FORMATS:
+            raise UsageError(f"dtype {dtype!r} is unknown to ranks; dtypes are auto, {', '.join(FORMATS)}")
+        checkpoint = Checkpoint(Path(resolve_model(options.model)))
+        head = find_head(options.exit_head, checkpoint) if options.parallel == "pipeline" else None
+        if options.sizes:
+            check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
+        return (checkpoint, head, dtype), None
+    except PpsdError as error:
+        return None, error
+
+
+def _facts(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, options: RankOptions) -> dict[str, str]:
+    return {
+        "version": __version__,
+        "wire": str(_native.WIRE_VERSION),
+        "model": checkpoint.hash,
+        "exit head": head_hash(head) if head else "",
+        "format": dtype,
+        "schedule": options.schedule,
+        "parallel": options.parallel,
+        "stages": ",".join(map(str, options.sizes)) if options.sizes else "auto",
+        "link delay": f"{options.link_delay:g} s",
+    }
+
+
+def head_hash(head: HeadFile) -> str:
+    digest = hashlib.sha256(f"{head.info.kind} {head.info.exit_layer}".encode())
+    for name, tensor in sorted(head.tensors.items()):
+        digest.update(name.encode() + tensor.tobytes())
+    if head.draft_ids is not None:
+        digest.update(head.draft_ids.tobytes())
+    return f"{head.info.kind} behind layer {head.info.exit_layer}, {digest.hexdigest()[:16]}"

@@ -1,0 +1,147 @@
+"""Messages between two ranks over torch.distributed: int32 words from pooled buffers, receives posted in advance.
+
+A message is a row of an int32 array (csrc/pipeline/wire.h) or its beginning: only the words that are in use travel.
+gloo takes a message that is shorter than the buffer that waits for it (tests/ppsd_rt/ranks/test_links.py).
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from threading import Lock, Thread
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Words = npt.NDArray[np.int32]
+
+ROWS, VERDICTS, CONTROL = 1, 2, 3  # tags
+_FOREVER = timedelta(days=365)  # silence is watched for elsewhere: a user may think for an hour between two prompts
+
+
+def open_store(rank: int, size: int, wait: float) -> Any:
+    """Where torchrun says: MASTER_ADDR and MASTER_PORT."""
+    from torch.distributed import rendezvous
+
+    store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timedelta(seconds=wait))))
+    return store
+
+
+def open_groups(store: Any, rank: int, size: int) -> dict[int, Any]:
+    """A gloo process group of all ranks for each tag, which gives each a connection of its own.
+
+    gloo's thread tries, again and again, for a connection's lock; where a thread that sends loses its core while it
+    holds that lock, nothing else passes. So what is sent and what comes in share as few connections as can be: with
+    one connection for all, one message in ten waited for 10 ms and more where computing kept all cores busy.
+    """
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)  # torch computes nothing here
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_FOREVER)
+    control = dist.distributed_c10d._get_default_group()
+    return {
+        CONTROL: control,
+        ROWS: dist.new_group(backend="gloo", timeout=_FOREVER),
+        VERDICTS: dist.new_group(backend="gloo", timeout=_FOREVER),
+    }
+
+
+class ProtocolError(Exception):
+    """A message came that means nothing here, or could not be dealt with."""
+
+
+class Sender:
+    """To one rank, with one tag. Buffers come in groups that are filled at once: [groups][messages][words]."""
+
+    def __init__(self, group: Any, peer: int, tag: int, words: int, messages: int = 1, groups: int = 8) -> None:
+        import torch
+
+        self._group, self._peer, self._tag = group, peer, tag
+        self._buffers = np.zeros((groups, messages, words), np.int32)
+        self._tensors = torch.from_numpy(self._buffers)
+        self._pending: list[list[Any]] = [[] for _ in range(groups)]
+        self._next = 0
+
+    def buffers(self) -> Words:
+        """The next group, free to be written: what was sent from it before has left."""
+        for work in self._pending[self._next]:
+            work.wait()
+        self._pending[self._next] = []
+        return self._buffers[self._next]
+
+    def flush(self, seconds: float) -> None:
+        """All has left this process, or so many seconds have passed."""
+        for pending in self._pending:
+            for work in pending:
+                with suppress(RuntimeError):
+                    work.wait(timedelta(seconds=seconds))
+
+    def send(self, counts: list[int]) -> None:
+        """The beginnings, of so many words each, of the first messages in the group that buffers() gave."""
+        tensors = self._tensors[self._next]
+        self._pending[self._next] = [
+            self._group.send([tensors[place, :words]], self._peer, self._tag) for place, words in enumerate(counts)
+        ]
+        self._next = (self._next + 1) % len(self._pending)
+
+
+class SharedSender:
+    """One-message groups, from several threads."""
+
+    def __init__(self, group: Any, peer: int, tag: int, words: int, groups: int = 16) -> None:
+        self._sender, self._lock, self._words = Sender(group, peer, tag, words, 1, groups), Lock(), words
+
+    def send(self, words: Words) -> None:
+        with self._lock:
+            self._sender.buffers()[0] = words
+            self._sender.send([self._words])
+
+    def flush(self, seconds: float) -> None:
+        """For the last words of a process; see Sender."""
+        with self._lock:
+            self._sender.flush(seconds)
+
+
+class Receiver(Thread):
+    """A thread that hands every message from one rank to `handle`, in order; `lost` hears why it ends."""
+
+    def __init__(
+        self,
+        group: Any,
+        peer: int,
+        tag: int,
+        words: int,
+        depth: int,
+        handle: Callable[[Words], None],
+        lost: Callable[[int, Exception], None],
+    ) -> None:
+        super().__init__(name=f"from-rank-{peer}-{tag}", daemon=True)
+        import torch
+
+        self._group, self._peer, self._tag, self._handle, self._lost = group, peer, tag, handle, lost
+        self._buffers = np.zeros((depth, words), np.int32)
+        self._tensors = torch.from_numpy(self._buffers)
+        self._works = [self._receive(place) for place in range(depth)]
+
+    def _receive(self, place: int) -> Any:
+        return self._group.recv([self._tensors[place]], self._peer, self._tag)
+
+    def run(self) -> None:
+        from .. import _native
+
+        _native.precise_waits()
+        try:
+            while True:
+                for place in range(len(self._works)):
+                    self._works[place].wait()
+                    self._take(self._buffers[place])
+                    self._works[place] = self._receive(place)
+        except Exception as error:
+            self._lost(self._peer, error)
+
+    def _take(self, words: Words) -> None:
+        try:
+            self._handle(words)
+        except Exception as error:
+            raise ProtocolError(str(error) or type(error).__name__) from error

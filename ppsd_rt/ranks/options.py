@@ -1,0 +1,21 @@
+"""What every rank is told when it is started, in the same words."""
+
+from dataclasses import dataclass
+
+PARALLEL = ("pipeline", "tp")
+
+
+@dataclass(frozen=True)
+class RankOptions:
+    """sizes: layers of each rank; None: as is best. link_delay: seconds that every message is held back on its arrival,
+    for experiments on one host. silence: seconds without a sign of life after which a rank counts as lost."""
+
+    model: str = "smollm2-135m"
+    exit_head: str = "auto"
+    dtype: str = "auto"
+    threads: int | None = None
+    sizes: tuple[int, ...] | None = None
+    schedule: str = "auto"
+    parallel: str = "pipeline"
+    link_delay: float = 0.0
+    silence: float = 4.0

@@ -1,0 +1,72 @@
+"""What each rank holds: its layers and heads, packed for the C++ stages, and nothing else.
+
+The checkpoint's file is mapped by every rank; only the pages of the slice are read, and given back once packed.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from .. import _native
+from ..cpu_backend import refuses
+from ..errors import PpsdError
+from ..models.checkpoint import Checkpoint
+from ..models.head_file import HeadFile
+from ..models.rotary import inverse_frequencies
+
+
+def layers_of(sizes: Sequence[int], rank: int) -> tuple[int, int]:
+    """[first, last) of a rank."""
+    ends = list(accumulate(sizes))
+    return ends[rank] - sizes[rank], ends[rank]
+
+
+def pack_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, threads: int, lm_head: bool) -> _native.Model:
+    """Layers [first, last), and the LM head if wanted. Raises PpsdError where they cannot be packed."""
+    config = checkpoint.config
+    reason = refuses(config)
+    if reason:
+        raise PpsdError(f"ranks run the cpu backend, which cannot run this model: {reason}")
+    shape = _native.ModelShape(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads,
+        head_dim=config.head_dim,
+        rms_norm_eps=config.rms_norm_eps,
+    )
+    kv = "float32" if dtype == "float32" else "bfloat16"
+    frequencies = inverse_frequencies(config).tolist()
+    try:
+        return _native.Model(
+            shape, checkpoint.tensors, frequencies, dtype, kv, threads, first=first, last=last, lm_head=lm_head
+        )
+    except (MemoryError, RuntimeError) as error:
+        raise PpsdError(f"cannot pack layers {first} to {last}: {error or 'not enough memory'}") from None
+
+
+def draft_slice(checkpoint: Checkpoint, head: HeadFile | None, size: int, dtype: str, threads: int) -> _native.Model:
+    """Layers [0, size) and the exit head behind them; without one, nothing can be drafted."""
+    whole = head is not None and head.draft_ids is None  # it reads the model's LM head
+    model = pack_slice(checkpoint, 0, size, dtype, threads, lm_head=whole)
+    if head is None:
+        return model.with_exit_head(size, {"norm.weight": checkpoint.tensors["model.norm.weight"]}, [], threads)
+    draft_ids = [] if head.draft_ids is None else head.draft_ids.tolist()
+    return model.with_exit_head(size, dict(head.tensors), draft_ids, threads)
+
+
+def verify_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, threads: int) -> _native.Model:
+    whole = last == checkpoint.config.num_hidden_layers
+    return pack_slice(checkpoint, first, last, dtype, threads, lm_head=whole)
+
+
+def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:
+    """(threads, cores) of a rank: its host's cores are dealt out; none: too few, the system chooses."""
+    cores = _native.usable_cores()
+    share = max(len(cores) // local_size, 1)
+    count = threads or min(share, 16)
+    if len(cores) < local_size * count:
+        # Each rank may have been given cores of its own (taskset, a container): then it has all it sees.
+        return count, cores[:count] if local_size == 1 and len(cores) >= count else []
+    return count, cores[local_rank * count : (local_rank + 1) * count]

@@ -1,0 +1,67 @@
+"""How many layers each rank gets: as the user says, or by the solver of ppsd_rt/split.py from costs measured here."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .. import _native
+from ..errors import UsageError
+from ..models.checkpoint import Checkpoint
+from ..models.head_file import HeadFile
+from ..split import LayerCosts, best_split
+from .costs import CONTEXT, quartile
+from .slices import pack_slice
+
+_REPEATS = 12
+
+
+def check_sizes(sizes: Sequence[int], ranks: int, layers: int, head: HeadFile | None) -> None:
+    shown = ",".join(map(str, sizes))
+    if len(sizes) != ranks or min(sizes) < 1 or sum(sizes) != layers:
+        raise UsageError(f"--stages {shown} does not give {layers} layers to {ranks} ranks")
+    if head is not None and sizes[0] != head.info.exit_layer:
+        raise UsageError(
+            f"--stages {shown}: rank 0 has the layers in front of the exit head, which is behind {head.info.exit_layer}"
+        )
+
+
+def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, dtype: str, threads: int) -> tuple[int, ...]:
+    """The best split for ranks that are all machines like this one."""
+    layers = checkpoint.config.num_hidden_layers
+    if not 2 <= ranks <= layers:
+        raise UsageError(f"{layers} layers go to 2 to {layers} ranks, not {ranks}")
+    exit_layer = head.info.exit_layer if head else None
+    if exit_layer is not None and ranks == 2:
+        return exit_layer, layers - exit_layer
+    if exit_layer is not None and layers - exit_layer < ranks - 1:
+        raise UsageError(f"{layers - exit_layer} layers behind the exit head do not go to {ranks - 1} ranks")
+    return best_split(measure(checkpoint, head, dtype, threads), ranks, exit_layer).sizes
+
+
+def measure(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, threads: int) -> LayerCosts:
+    """Seconds for one row. Every layer is taken to cost what the last one does, and an exit head what its layers and
+    its share of the LM head would."""
+    config = checkpoint.config
+    count = config.num_hidden_layers
+    model = pack_slice(checkpoint, count - 2, count, dtype, threads, lm_head=True)
+    one = _time(_native.Station(model, count - 2, count - 1, [], threads, 0.0))
+    two = _time(_native.Station(model, count - 1, count, [], threads, 0.0))
+    lm_head = max(two - one, 0.0)
+    exit_head = 0.0
+    if head is not None:
+        own = sum(name.endswith("input_layernorm.weight") for name in head.tensors)
+        rows = config.vocab_size if head.draft_ids is None else len(head.draft_ids)
+        exit_head = own * one + lm_head * rows / config.vocab_size
+    return LayerCosts((one,) * count, exit_head, lm_head)
+
+
+def _time(station: _native.Station) -> float:
+    return quartile([station.time_pass(1, CONTEXT) for _ in range(_REPEATS)])
+
+
+def pack_sizes(sizes: Sequence[int]) -> bytes:
+    return np.array(sizes, "<i4").tobytes()
+
+
+def unpack_sizes(data: bytes) -> tuple[int, ...]:
+    return tuple(np.frombuffer(data, "<i4").tolist())

@@ -1,0 +1,84 @@
+"""A rank that verifies: waits for rows, works on them, sends what comes of it on. It ends when rank 0 says so."""
+
+import signal
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from .. import _native
+from .control import Control, Kind, Words
+from .costs import time_passes
+from .links import ROWS, VERDICTS, Receiver, Sender
+from .report import report_of
+
+DEPTH = 24  # receives posted in advance: more than a window of drafts
+
+
+def serve(groups: dict[int, Any], control: Control, station: _native.Station, hidden: int, packed_bytes: int) -> None:
+    """Raises PpsdError when the pipeline ends otherwise than by rank 0's word."""
+    world, questions = control.world, deque[Callable[[], None]]()
+    rank, last = world.rank, world.rank == world.last
+    words = _native.wire_words(hidden)
+    to, tag = (0, VERDICTS) if last else (rank + 1, ROWS)
+    sender = Sender(groups[tag], to, tag, words, _native.WIRE_MESSAGES)
+
+    def measure(peer: int, beside: int, message: Words) -> None:
+        questions.append(
+            lambda: control.tell(peer, Kind.COSTS, beside, time_passes(station.time_pass, one_row=beside > 0))
+        )
+
+    def announce(peer: int, epoch: int, message: Words) -> None:
+        station.announce(epoch, int(message[4:6].view("int64")[0]))
+
+    def report(peer: int, value: int, message: Words) -> None:
+        passes, rows, _, seconds = station.counts()
+        control.tell(peer, Kind.REPORT, 0, report_of(packed_bytes, passes, rows, seconds))
+
+    control.on(Kind.MEASURE, measure)
+    control.on(Kind.EPOCH, announce)
+    control.on(Kind.REPORT, report)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides whether an answer or the whole run is to end
+    signal.signal(signal.SIGTERM, lambda *_: control.fail_later(f"rank {rank} was told to end (SIGTERM)"))
+
+    def post(message: Words) -> None:
+        if questions:  # a measurement left rows that are nobody's text; rank 0 keeps none of them either
+            raise ValueError("rows came during a measurement")
+        station.post(message)
+
+    receiver = Receiver(groups[ROWS], rank - 1, ROWS, words, DEPTH, post, control.lost)
+    _native.precise_waits()
+    station.pin()
+    receiver.start()
+    control.tell(0, Kind.READY)
+    try:
+        while not control.failed.is_set():
+            out = sender.buffers()
+            written = station.work(out, 50)
+            if written > 0:
+                sender.send(lengths(out, written, hidden))
+            elif questions:
+                questions[0]()
+                questions.popleft()
+    except (RuntimeError, MemoryError) as error:
+        if not control.stopping.is_set():
+            _explain(control, to, error)
+    if not control.stopping.is_set():
+        control.failed.wait()
+        control.check()
+
+
+def lengths(messages: Words, count: int, hidden: int) -> list[int]:
+    """Words of each message that are in use: by its kind and its number of rows."""
+    return [
+        _native.WIRE_WORDS + (int(message[5]) * hidden if message[1] == _native.WIRE_ROWS else 0)
+        for message in messages[:count]
+    ]
+
+
+def _explain(control: Control, to: int, error: Exception) -> None:
+    if isinstance(error, MemoryError):
+        control.fail(f"rank {control.world.rank} has no memory for a KV cache so long; lower --max-tokens")
+    elif "onnection" in str(error) or "gloo" in str(error):
+        control.lost(to, error)
+    else:
+        control.fail(f"rank {control.world.rank}: {error}")

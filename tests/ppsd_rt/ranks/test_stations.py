@@ -1,0 +1,255 @@
+"""Draft stage and verification stations wired in one process, without a network: answers, merging, what is refused."""
+
+import threading
+
+import numpy as np
+import pytest
+from support import write_model
+
+from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt.cpu_backend import native_schedule, to_event
+from ppsd_rt.find_head import find_head
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.protocol import Round
+from ppsd_rt.ranks.slices import draft_slice, layers_of, verify_slice
+from ppsd_rt.ranks.stage import lengths
+from ppsd_rt.schedule import parse_schedule
+
+LAYERS = 6
+PROMPT = list(range(3, 80))  # more than a pass takes
+SAMPLINGS = [
+    {},
+    {"temperature": 0.8, "seed": 5},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2, "seed": 6},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("stations") / "model", num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=1)
+
+
+class Pipeline:
+    """Threads in place of ranks; a message goes from hand to hand."""
+
+    def __init__(self, folder, sizes, delay=0.0):
+        checkpoint = Checkpoint(folder)
+        self.hidden = checkpoint.config.hidden_size
+        head = find_head(f"norm:{sizes[0]}", checkpoint)
+        self.drafter = _native.Drafter(draft_slice(checkpoint, head, sizes[0], "int8", 1), [], 1)
+        self.stations = []
+        for rank in range(1, len(sizes)):
+            first, last = layers_of(sizes, rank)
+            model = verify_slice(checkpoint, first, last, "int8", 1)
+            self.stations.append(_native.Station(model, first, last, [], 1, delay))
+        self.epoch, self.answer, self.failures = 1, None, []
+        self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(len(self.stations))]
+        for thread in self.threads:
+            thread.start()
+
+    def buffers(self):
+        return np.zeros((_native.WIRE_MESSAGES, _native.wire_words(self.hidden)), np.int32)
+
+    def _serve(self, place):
+        out = self.buffers()
+        try:
+            while (written := self.stations[place].work(out, 50)) >= 0:
+                for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
+                    if place + 1 < len(self.stations):
+                        self.stations[place + 1].post(message[:words])
+                    else:
+                        self.land(message[:words])
+        except RuntimeError as error:
+            self.failures.append(error)
+
+    def land(self, verdict):
+        void, _ = self.answer.land(verdict)
+        if void:
+            self.announce(self.answer.epoch)
+
+    def announce(self, epoch):
+        for station in self.stations:
+            station.announce(epoch, _native.wire_clock())
+
+    def start(self, prompt, params, schedule, keep=0, end=None):
+        sampling = {
+            name: getattr(params, name)
+            for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+        }
+        limits = _native.Limits(end or len(prompt) + params.max_tokens, [])
+        self.answer = self.drafter.start(
+            prompt, keep, sampling, native_schedule(parse_schedule(schedule)), limits, self.epoch
+        )
+        return self.answer
+
+    def run(self, prompt, params, schedule, keep=0):
+        answer = self.start(prompt, params, schedule, keep)
+        drafting = threading.Thread(target=self._draft, args=(answer,))
+        drafting.start()
+        rounds = []
+        while not self.failures:
+            try:
+                item = answer.next(50)
+            except StopIteration:
+                break
+            if item is not None:
+                rounds.append(to_event(item))
+        answer.cancel()
+        drafting.join()
+        self.epoch = answer.epoch + 1
+        self.announce(self.epoch)
+        assert not self.failures
+        return rounds
+
+    def _draft(self, answer):
+        out = self.buffers()
+        while (written := answer.work(out)) >= 0:
+            for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
+                self.stations[0].post(message[:words])
+
+    def close(self):
+        for station in self.stations:
+            station.close()
+        for thread in self.threads:
+            thread.join()
+
+
+@pytest.fixture
+def pipeline(folder):
+    made = []
+
+    def make(sizes, **options):
+        made.append(Pipeline(folder, sizes, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def ids_of(rounds):
+    return tuple(id for round in rounds if isinstance(round, Round) for id in round.committed)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 1, 3), (2, 1, 1, 2)], ids=str)
+def test_every_schedule_gives_the_tokens_of_one_process(engine, pipeline, sizes):
+    stages = pipeline(sizes)
+    for place, changes in enumerate(SAMPLINGS):
+        params = SamplingParams(max_tokens=40, ignore_eos=True, **changes)
+        prompt = PROMPT[: 20 + 28 * place]
+        plain = engine.generate(prompt, params, "plain").run().ids
+        for schedule in ("plain", "eesd", "ppsd", "elastic", "elastic:first_chunk=0,max_chunk=15"):
+            assert ids_of(stages.run(prompt, params, schedule)) == plain, (schedule, changes)
+
+
+def test_rows_of_an_earlier_answer_are_kept(engine, pipeline):
+    stages = pipeline((2, 2, 2))
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    first = ids_of(stages.run(PROMPT, params, "elastic"))
+    more = [*PROMPT, *first, 7, 8, 9]
+    rounds = stages.run(more, params, "elastic", keep=len(PROMPT) + len(first) - 1)
+    assert rounds[0].rows == 4  # the last committed token's row, and the new ones
+    assert ids_of(rounds) == engine.generate(more, params, "plain").run().ids
+
+
+def test_a_free_station_takes_all_rows_that_have_come(pipeline):
+    stages = pipeline((2, 4), delay=0.02)  # so long that drafting runs ahead
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    stages.run(PROMPT, params, "plain")
+    truth = (*stages.answer.tokens, 0)
+    answer = stages.drafter.start(
+        PROMPT,
+        0,
+        {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": 0},
+        native_schedule(parse_schedule("elastic")),
+        _native.Limits(len(PROMPT) + 60, []),
+        stages.epoch,
+        oracle=(truth, 1.0, 0),
+    )
+    stages.answer = answer
+    drafting = threading.Thread(target=stages._draft, args=(answer,))
+    drafting.start()
+    sizes = []
+    while True:
+        try:
+            item = answer.next(50)
+        except StopIteration:
+            break
+        if item is not None:
+            sizes.append(len(to_event(item).committed))
+    drafting.join()
+    assert tuple(answer.tokens) == truth[:-1]
+    assert max(sizes) > 4  # rows came one by one
+
+
+def test_a_message_that_leaves_a_gap_is_refused(pipeline):
+    stages = pipeline((2, 4))
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    answer = stages.start(PROMPT, params, "plain")
+    out = stages.buffers()
+    written = answer.work(out)
+    out[1][4] += 5  # the first rows begin later
+    for message, words in zip(out[:written], lengths(out, written, stages.hidden), strict=True):
+        stages.stations[0].post(message[:words])
+    stages.threads[0].join(10)
+    assert "this stage holds 0" in str(stages.failures[0])
+    answer.cancel()
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "says"),
+    [
+        (0, 77, "wire version"),
+        (1, 9, "malformed"),
+        (1, 3, "verdict came to a verification stage"),
+        (5, 17, "malformed"),
+        (5, 0, "malformed"),
+        (4, -1, "malformed"),
+    ],
+)
+def test_a_station_refuses_what_means_nothing(pipeline, word, value, says):
+    stages = pipeline((2, 4))
+    message = stages.buffers()[0]
+    message[:8] = (0x50535000 + _native.WIRE_VERSION, _native.WIRE_ROWS, 1, 0, 0, 1, 1, 0)
+    message[word] = value
+    with pytest.raises(RuntimeError, match=says):
+        stages.stations[0].post(message)
+    with pytest.raises(RuntimeError, match="too short"):
+        stages.stations[0].post(message[:8])
+    short = stages.buffers()[0]
+    short[:8] = (0x50535000 + _native.WIRE_VERSION, _native.WIRE_ROWS, 1, 0, 0, 2, 2, 0)
+    with pytest.raises(RuntimeError, match="malformed"):  # two rows, of which one has come
+        stages.stations[0].post(short[: _native.WIRE_WORDS + stages.hidden])
+
+
+def test_a_verdict_on_another_row_is_refused(pipeline):
+    stages = pipeline((2, 4))
+    answer = stages.start(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True), "plain")
+    out = stages.buffers()
+    while answer.work(out) < 2:  # the prompt's two blocks
+        pass
+    answer.work(out)
+    verdict = np.zeros(_native.WIRE_WORDS, np.int32)
+    verdict[:8] = (0x50535000 + _native.WIRE_VERSION, 3, answer.epoch, 0, 5, 1, 0, 3)
+    with pytest.raises(RuntimeError, match=f"row {len(PROMPT) - 1} is next"):
+        answer.land(verdict)
+    verdict[2] = answer.epoch + 1
+    with pytest.raises(RuntimeError, match="came back"):
+        answer.land(verdict)
+    verdict[2] = 0  # of an earlier answer: void
+    assert answer.land(verdict) == (False, None)
+    answer.cancel()
+
+
+def test_timing_a_stage_leaves_it_fit_for_an_answer(engine, pipeline):
+    stages = pipeline((2, 4))
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    for _ in range(2):  # behind a short answer, and behind one that is longer than the timed context
+        assert stages.drafter.time_step(True, 128) > 0
+        assert stages.stations[0].time_pass(16, 128) > 0
+        assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
