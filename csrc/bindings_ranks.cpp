@@ -154,7 +154,8 @@ class CpuDrafter {
     begin(keep, limits.end, sampling);
     stage_.set_oracle(oracle);
     auto remote = std::make_unique<Remote>(&stage_, model_.model->shape.hidden_size, kPassRows, schedule, limits,
-                                           sampling.seed, epoch, report_drafts);
+                                           sampling.seed, epoch, report_drafts,
+                                           !model_.model->exit_feedback.distances.empty());
     remote->begin(prompt, keep, settings_of(sampling, limits.end));
     return remote;
   }
@@ -276,6 +277,7 @@ void bind_ranks(py::module_& m) {
   m.attr("WIRE_VERSION") = kWireVersion;
   m.attr("WIRE_ROWS") = int(Wire::kRows);   // the kind of a message that has rows
   m.attr("WIRE_MESSAGES") = (kPassRows + kMaxRows - 1) / kMaxRows + 1;   // that one piece of work writes at the most
+  m.attr("WIRE_FEEDBACK") = int(kWireFeedback);   // the flag of a verdict that has rows too
   m.attr("WIRE_WORDS") = kWireRows;   // of a message without rows
   m.def("wire_words", [](int hidden) { return wire_words(kMaxRows, hidden); });
   m.def("wire_clock", &wire_clock);

@@ -192,6 +192,7 @@ class LaunchPlan:
 
 WIRE_VERSION: int
 WIRE_ROWS: int
+WIRE_FEEDBACK: int
 WIRE_MESSAGES: int
 WIRE_WORDS: int
 

@@ -7,13 +7,14 @@
 namespace ppsd {
 
 Remote::Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& schedule, const Limits& limits,
-               uint64_t seed, uint64_t first_epoch, bool report_drafts)
+               uint64_t seed, uint64_t first_epoch, bool report_drafts, bool feedback)
     : draft_(draft),
       hidden_(hidden),
       prompt_rows_(prompt_rows),
       scheduler_(schedule, limits, seed),
       first_epoch_(first_epoch),
-      report_drafts_(report_drafts) {}
+      report_drafts_(report_drafts),
+      feedback_(feedback) {}
 
 void Remote::begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings) {
   prompt_ = prompt;
@@ -71,6 +72,7 @@ int Remote::send_prompt(int32_t* out) {
     header.kind = int32_t(Wire::kBegin);
     header.epoch = first_epoch_;
     header.start = keep_;
+    header.flags = feedback_ ? kWireFeedback : 0;
     header.limit = settings_.front();
     header.sent = wire_clock();
     write_header(header, out);
@@ -130,12 +132,14 @@ bool Remote::land(const int32_t* message, size_t words, std::optional<Round>* ro
   if (!fits || (begun_ ? !scheduler_.in_flight() : !prompt_sent_))
     throw std::runtime_error("a verdict on row " + std::to_string(header.start) + " came back, where row " +
                              std::to_string(expected) + " is next");
+  const float* rows = reinterpret_cast<const float*>(message + kWireRows);
+  std::vector<float> hidden(rows, rows + (header.flags & kWireFeedback ? size_t(header.count) * hidden_ : 0));
   if (!begun_) {
-    *round = scheduler_.begin(prompt_, keep_, message[kWireIds]);
+    *round = scheduler_.begin(prompt_, keep_, message[kWireIds], std::move(hidden));
     begun_ = true;
   } else {
-    const Verdict verdict{header.epoch - first_epoch_, header.start, {message + kWireIds, message + kWireIds + header.count}, {}};
-    *round = scheduler_.land(verdict);
+    std::vector<int> true_ids(message + kWireIds, message + kWireIds + header.count);
+    *round = scheduler_.land({header.epoch - first_epoch_, header.start, std::move(true_ids), std::move(hidden)});
   }
   if (*round) report_locked(**round);
   const bool rolled_back = epoch() != header.epoch;

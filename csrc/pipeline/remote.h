@@ -18,7 +18,7 @@ class Remote {
  public:
   // first_epoch: on the wire; above all that earlier answers have used. prompt_rows: of a pass over a prompt.
   Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& schedule, const Limits& limits, uint64_t seed,
-         uint64_t first_epoch, bool report_drafts);
+         uint64_t first_epoch, bool report_drafts, bool feedback);
 
   // Before work(). settings: what every stage is told of this answer, kWireSettings words.
   void begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings);
@@ -60,7 +60,7 @@ class Remote {
   const int hidden_, prompt_rows_;
   Scheduler scheduler_;
   const uint64_t first_epoch_;
-  const bool report_drafts_;
+  const bool report_drafts_, feedback_;
   mutable std::mutex mutex_;
   std::condition_variable wake_, happened_;
   std::deque<Stamped> events_;

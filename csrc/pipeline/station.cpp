@@ -125,6 +125,7 @@ int Station::begin(const Message& message, int32_t* out) {
   if (keep > held_ || end < keep)
     throw std::runtime_error("an answer wants to keep " + std::to_string(keep) + " rows; this stage holds " + std::to_string(held_));
   held_ = keep;
+  feedback_ = message.header.flags & kWireFeedback;
   begin_(keep, end, message.ids.data());
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -174,10 +175,12 @@ int Station::pass(std::vector<Message> taken, int32_t* out) {
       header.epoch = chunk.epoch;
       header.start = chunk.start + chunk.rows() - rows;
       header.count = rows;
-      header.flags = flags;
+      header.flags = flags | feedback_;
       header.sent = wire_clock();
       write_header(header, out);
       std::copy(chosen.begin(), chosen.end(), out + kWireIds);
+      const size_t carried = feedback_ ? size_t(rows) * hidden_ : 0;
+      std::memcpy(out + kWireRows, chunk.hidden.data() + chunk.hidden.size() - carried, carried * 4);
       written = 1;
     }
   }

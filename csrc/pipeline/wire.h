@@ -2,7 +2,7 @@
 //
 //   0 magic     1 kind      2-3 epoch   4 start     5 count     6 limit     7 flags     8-9 sent (ns)   10-15 zero
 //   16-31       token ids of the rows (of a verdict: the model's own tokens); of kBegin: settings of the answer
-//   32-         hidden states of the rows, float32 [count][hidden]
+//   32-         hidden states of the rows, float32 [count][hidden] (of a verdict: behind the last layer, where asked for)
 //
 // Epochs on the wire rise from answer to answer too, so that what an earlier answer has left on the way is void.
 #pragma once
@@ -16,14 +16,16 @@
 
 namespace ppsd {
 
-constexpr int kWireVersion = 1;
+constexpr int kWireVersion = 2;
 constexpr int32_t kWireMagic = 0x50535000 + kWireVersion;
 constexpr int kWireIds = 16, kWireRows = 32;                    // where these begin
 constexpr int kWireSettings = kWireRows - kWireIds;
 static_assert(kWireRows - kWireIds >= kMaxRows, "a pass fits into a message");
 
 enum class Wire : int32_t { kBegin = 1, kRows = 2, kVerdict = 3 };
-enum WireFlags : int32_t { kWirePrompt = 1, kWirePromptEnd = 2, kWireWhole = 4 };   // kWireWhole: not to be merged
+// kWireWhole: not to be merged. kWireFeedback, of kBegin: verdicts are to carry the rows' hidden states home, for the exit
+// head; of kVerdict: it does.
+enum WireFlags : int32_t { kWirePrompt = 1, kWirePromptEnd = 2, kWireWhole = 4, kWireFeedback = 8 };
 
 struct WireHeader {
   int32_t magic = kWireMagic, kind = 0;
@@ -49,7 +51,8 @@ inline WireHeader read_header(const int32_t* message, size_t words, int hidden) 
   const bool rows = header.kind == int32_t(Wire::kRows), verdict = header.kind == int32_t(Wire::kVerdict);
   const bool counted = rows || verdict ? header.count >= 1 && header.count <= kMaxRows : header.count == 0;
   const bool known = rows || verdict || header.kind == int32_t(Wire::kBegin);
-  if (!known || !counted || header.start < 0 || (rows && words < wire_words(header.count, hidden)))
+  const bool carries = rows || (verdict && (header.flags & kWireFeedback));
+  if (!known || !counted || header.start < 0 || (carries && words < wire_words(header.count, hidden)))
     throw std::runtime_error("a message is malformed");
   return header;
 }

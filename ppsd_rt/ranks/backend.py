@@ -56,9 +56,7 @@ class RanksBackend:
         world = control.world
         words = _native.wire_words(hidden)
         self._sender = Sender(groups[ROWS], 1, ROWS, words, _native.WIRE_MESSAGES)
-        self._receiver = Receiver(
-            groups[VERDICTS], world.last, VERDICTS, _native.WIRE_WORDS, DEPTH, self._verdict, control.lost
-        )
+        self._receiver = Receiver(groups[VERDICTS], world.last, VERDICTS, words, DEPTH, self._verdict, control.lost)
         self._epoch = 1  # on the wire: above all that earlier answers have used
         self._tokens: list[int] = []  # whose rows every rank holds
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent

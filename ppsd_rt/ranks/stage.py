@@ -68,11 +68,12 @@ def serve(groups: dict[int, Any], control: Control, station: _native.Station, hi
 
 
 def lengths(messages: Words, count: int, hidden: int) -> list[int]:
-    """Words of each message that are in use: by its kind and its number of rows."""
-    return [
-        _native.WIRE_WORDS + (int(message[5]) * hidden if message[1] == _native.WIRE_ROWS else 0)
-        for message in messages[:count]
-    ]
+    """Words of each message that are in use: by its kind, its flags and its number of rows."""
+    return [_native.WIRE_WORDS + (int(message[5]) * hidden if _carries(message) else 0) for message in messages[:count]]
+
+
+def _carries(message: Words) -> bool:
+    return bool(message[1] == _native.WIRE_ROWS or message[7] & _native.WIRE_FEEDBACK)
 
 
 def _explain(control: Control, to: int, error: Exception) -> None:
