@@ -77,6 +77,16 @@ def write_model(folder: Path, model: LlamaForCausalLM | None = None, **changes: 
     return folder
 
 
+def loud_head(hash: str, strength: float = 0.5, **shape: int) -> ExitHead:
+    """A feedback head for which what it hears matters, and differs with the distance: a fresh one hears nothing."""
+    head = tiny_head(tiny_model(**shape), "feedback", hash=hash)
+    generator = torch.Generator().manual_seed(3)
+    for name, parameter in head.feedback.named_parameters():
+        if name != "norm.weight":
+            parameter.data.normal_(0, strength / parameter.shape[0] ** 0.5, generator=generator)
+    return head
+
+
 def byte_tokenizer() -> Tokenizer:
     """One id per byte, and the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import tiny_head, tiny_model, write_model
+from support import loud_head, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import RunOptions
@@ -18,16 +18,6 @@ def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("feedback") / "model")
 
 
-def loud_head(folder, strength=0.5):
-    """A fresh one hears nothing; here what is heard matters, and differs with the distance."""
-    head = tiny_head(tiny_model(), "feedback", hash=Checkpoint(folder).hash)
-    generator = torch.Generator().manual_seed(3)
-    for name, parameter in head.feedback.named_parameters():
-        if name != "norm.weight":
-            parameter.data.normal_(0, strength / parameter.shape[0] ** 0.5, generator=generator)
-    return head
-
-
 def drafts_of(folder, path, backend, schedule, threads=1):
     """[(position, draft token)], and the committed tokens."""
     engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, dtype="float32", threads=threads)
@@ -40,13 +30,13 @@ def drafts_of(folder, path, backend, schedule, threads=1):
 @pytest.mark.parametrize("length", [1, 3, 8])  # 8: beyond the farthest distance
 def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length):
     path = tmp_path / "head.safetensors"
-    loud_head(folder).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash).save(path, torch.float32)
     schedule = f"eesd:length={length},stop_rule=fixed"
     native, answer = drafts_of(folder, path, "cpu", schedule, threads=2)
     twin, same = drafts_of(folder, path, "torch", schedule)
     assert native == twin
     assert answer == same
-    loud_head(folder, strength=0.0).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash, strength=0.0).save(path, torch.float32)
     deaf, answer = drafts_of(folder, path, "cpu", schedule)
     assert answer == same
     assert deaf != native
@@ -55,7 +45,7 @@ def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length):
 @pytest.mark.parametrize("schedule", ["eesd", "ppsd", "elastic", "elastic:first_chunk=0", "auto"])
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 def test_what_is_heard_changes_no_answer(folder, tmp_path, schedule, dtype):
-    loud_head(folder).save(tmp_path / "head.safetensors")
+    loud_head(Checkpoint(folder).hash).save(tmp_path / "head.safetensors")
     engine = Engine.from_pretrained(folder, exit_head=tmp_path / "head.safetensors", dtype=dtype, threads=2)
     for params in (
         SamplingParams(max_tokens=80, ignore_eos=True),
@@ -68,7 +58,7 @@ def test_what_is_heard_changes_no_answer(folder, tmp_path, schedule, dtype):
 
 
 def test_whole_texts_hear_what_single_rows_hear(folder):
-    feedback: Feedback = loud_head(folder).feedback
+    feedback: Feedback = loud_head(Checkpoint(folder).hash).feedback
     x, last = torch.randn(2, 1, 12, 64, generator=torch.Generator().manual_seed(0))
     distances = torch.tensor([[1, 2, 3, 4, 5, 6, 7, 0, 1, 9, 3, 12]])
     heard = feedback.along(x, last, distances)

@@ -4,7 +4,8 @@ import threading
 
 import numpy as np
 import pytest
-from support import write_model
+import torch
+from support import loud_head, write_model
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cpu_backend import native_schedule, to_event
@@ -37,15 +38,15 @@ def engine(folder):
 class Pipeline:
     """Threads in place of ranks; a message goes from hand to hand."""
 
-    def __init__(self, folder, sizes, delay=0.0):
+    def __init__(self, folder, sizes, delay=0.0, head=None, format="int8"):
         checkpoint = Checkpoint(folder)
         self.hidden = checkpoint.config.hidden_size
-        head = find_head(f"norm:{sizes[0]}", checkpoint)
-        self.drafter = _native.Drafter(draft_slice(checkpoint, head, sizes[0], "int8", 1), [], 1)
+        head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
+        self.drafter = _native.Drafter(draft_slice(checkpoint, head, sizes[0], format, 1), [], 1)
         self.stations = []
         for rank in range(1, len(sizes)):
             first, last = layers_of(sizes, rank)
-            model = verify_slice(checkpoint, first, last, "int8", 1)
+            model = verify_slice(checkpoint, first, last, format, 1)
             self.stations.append(_native.Station(model, first, last, [], 1, delay))
         self.epoch, self.answer, self.failures = 1, None, []
         self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(len(self.stations))]
@@ -134,6 +135,24 @@ def pipeline(folder):
 
 def ids_of(rounds):
     return tuple(id for round in rounds if isinstance(round, Round) for id in round.committed)
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 1, 3)], ids=str)
+def test_verdicts_bring_home_what_a_feedback_head_hears(folder, pipeline, tmp_path, sizes):
+    """In turns the drafts are those of one process: the head has heard the same."""
+    path, params = tmp_path / "head.safetensors", SamplingParams(max_tokens=60, ignore_eos=True)
+    schedule = "eesd:length=3,stop_rule=fixed"
+    drafts = []
+    for strength in (0.5, 0.0):
+        loud_head(Checkpoint(folder).hash, strength, num_hidden_layers=LAYERS).save(path, torch.float32)
+        engine = Engine.from_pretrained(folder, exit_head=path, backend="cpu", dtype="float32", threads=1)
+        one = [event.round for event in engine.generate(PROMPT, params, schedule).events()]
+        several = pipeline(sizes, head=path, format="float32").run(PROMPT, params, schedule)
+        assert ids_of(several) == ids_of(one)
+        judged = [[[draft.token for draft in round.judged] for round in rounds] for rounds in (one, several)]
+        assert judged[0] == judged[1]
+        drafts.append(judged[0])
+    assert drafts[0] != drafts[1]
 
 
 @pytest.mark.parametrize("sizes", [(2, 4), (2, 1, 3), (2, 1, 1, 2)], ids=str)
