@@ -52,7 +52,7 @@ def test_figures_are_those_of_the_answers(folder, tmp_path):
     loud_head(Checkpoint(folder).hash).save(path)
     engine = Engine.from_pretrained(folder, exit_head=path, backend="cpu", dtype="float32", threads=1)
     prompts = [NamedPrompt("1", "abc", "x"), NamedPrompt("2", "hello", "y")]
-    seen = []
+    seen, schedule = [], "eesd:length=3,stop_rule=fixed"
     measure = measure_head(engine, "loud", prompts, 40, 3, seen.append)
     accepted = judged = 0
     for prompt in prompts:
