@@ -57,9 +57,7 @@ def test_figures_are_those_of_the_answers(folder, tmp_path):
     accepted = judged = 0
     for prompt in prompts:
         messages = [{"role": "user", "content": prompt.prompt}]
-        answer = (
-            engine.generate(messages, SamplingParams(max_tokens=40), "eesd:length=3,stop_rule=fixed").run().statistics
-        )
+        answer = engine.generate(messages, SamplingParams(max_tokens=40), schedule).run().statistics
         accepted, judged = accepted + answer.accepted, judged + answer.judged
     assert measure.acceptance == accepted / judged
     assert set(measure.by_family) == {"x", "y"}
