@@ -146,7 +146,7 @@ def _distill_options(parser: Parser) -> None:
     )
     group = parser.add_argument_group("data and training")
     group.add_argument("--tokens", type=int, default=2_000_000, metavar="N", help="to sample from the model")
-    group.add_argument("--slots", type=int, default=64, metavar="N", help="texts sampled side by side, at most 64")
+    group.add_argument("--slots", type=int, default=64, metavar="N", help="texts sampled side by side; CPU: at most 64")
     group.add_argument("--epochs", type=int, default=3, metavar="N", help="passes over the sampled text")
     group.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="answer tokens per step")
     group.add_argument("--learning-rate", type=float, default=5e-3, metavar="LR", help="at its highest")

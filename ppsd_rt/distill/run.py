@@ -26,6 +26,7 @@ from .train import Trainer, TrainSettings, batches
 CHECKPOINT_SECONDS = 45.0  # an interruption loses less than a minute
 PEEK_STEPS = 25  # steps between looks at the held-out text
 PEEK_TEXTS = 48  # greedy texts of such a look; the end uses all
+MOST_NATIVE_SLOTS = 64  # rows of one pass of the C++ engine
 HELD_OUT = 0  # number of the shard that is never trained on
 
 
@@ -48,6 +49,8 @@ class Settings:
             raise UsageError(f"head kind {self.kind!r} cannot be trained; kinds are {', '.join(KINDS[1:])}")
         if min(self.tokens, self.slots, self.train.epochs, self.train.batch_tokens) < 1:
             raise UsageError("--tokens, --slots, --epochs and --batch-tokens must be at least 1")
+        if self.format and self.slots > MOST_NATIVE_SLOTS:
+            raise UsageError(f"--slots must be at most {MOST_NATIVE_SLOTS} on a CPU, not {self.slots}")
         if not 0 < self.train.learning_rate < math.inf:
             raise UsageError(f"--learning-rate must be above 0, not {self.train.learning_rate}")
         if min(self.draft_vocabularies) < 0:

@@ -347,7 +347,7 @@ def test_an_earlier_run_is_not_overwritten_or_mixed(job):
 
 
 def test_settings_are_checked(job):
-    for changes in ({"kind": "norm"}, {"tokens": 0}, {"slots": 0}):
+    for changes in ({"kind": "norm"}, {"tokens": 0}, {"slots": 0}, {"slots": 65}, {"draft_vocabularies": (-1,)}):
         with pytest.raises(UsageError):
             job("work", **changes)
     with pytest.raises(PpsdError, match="1 to 3"):
