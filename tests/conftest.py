@@ -1,6 +1,7 @@
 """Settings for every test: one thread, waiting without spinning (the tests themselves run two at a time)."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: its threads do not wait passively
@@ -13,6 +14,9 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read as Triton is imported, which others may do before its tests
 
 torch.set_num_threads(1)
+
+# A shell's background jobs begin with Ctrl-C ignored, and what they start inherits that; tests of Ctrl-C want it heard.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
