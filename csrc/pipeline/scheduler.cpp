@@ -109,8 +109,10 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
     finished_ = ended();
     if (!foreseen || finished_) break;
   }
-  const size_t width = verdict.hidden.size() / verdict.true_ids.size(), row = round.committed.size() - 1;
-  learn(verdict.start + int(row), {verdict.hidden.begin() + width * row, verdict.hidden.begin() + width * (row + 1)});
+  if (!round.committed.empty()) {   // a pass without rows commits nothing
+    const size_t width = verdict.hidden.size() / verdict.true_ids.size(), row = round.committed.size() - 1;
+    learn(verdict.start + int(row), {verdict.hidden.begin() + width * row, verdict.hidden.begin() + width * (row + 1)});
+  }
   std::vector<Judged> judged;
   for (int i = 0; i < int(round.judged.size()); ++i) judged.push_back({round.judged[i].confidence, i < round.accepted});
   controller_->observe(judged);
