@@ -66,7 +66,7 @@ bool Scheduler::stepped(const DraftStep& step, const Draft* draft) {
 // The first verification stage is free (the carrier knows); are there enough rows, or will no more come?
 bool Scheduler::ready() const {
   const int pending = drafted_rows_ - launched_;
-  if (finished_ || pending == 0) return false;
+  if (finished_ || rows_ready() == 0) return false;   // rows may wait that the schedule, changed meanwhile, does not take
   const int enough = restarted_ ? schedule_.first_chunk : 0;
   return pending - int(committed_row_waits()) >= enough || !has_step();
 }
