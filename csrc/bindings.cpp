@@ -168,6 +168,7 @@ Schedule schedule_of(const py::dict& values) {
   schedule.max_chunk = values["max_chunk"].cast<int>();
   schedule.lookahead = values["lookahead"].cast<int>();
   schedule.overlap = values["overlap"].cast<bool>();
+  schedule.lookup = values["lookup"].cast<int>();
   const py::dict rule = values["stop_rule"];
   const auto kind = rule["kind"].cast<std::string>();
   schedule.stop_rule.kind = kind == "confidence"   ? StopRule::Kind::kConfidence
@@ -186,7 +187,7 @@ py::object event_of(const Event& event) {
   if (const auto* drafted = std::get_if<Drafted>(&event)) return py::make_tuple(drafted->position, drafted->token);
   const Round& round = std::get<Round>(event);
   py::list judged;
-  for (const Draft& draft : round.judged) judged.append(py::make_tuple(draft.token, draft.confidence));
+  for (const Draft& draft : round.judged) judged.append(py::make_tuple(draft.token, draft.confidence, draft.copied));
   return py::make_tuple(round.epoch, round.position, round.rows, py::tuple(py::cast(round.committed)), judged,
                         round.accepted, round.dropped, round.prompt);
 }
@@ -250,7 +251,7 @@ class PyDraftStage final : public DraftStage {
     ids_.insert(ids_.end(), step.ids.begin(), step.ids.end());
     if (draft != nullptr) {
       const auto drawn = draw_(ids_).cast<std::pair<int, double>>();
-      *draft = {drawn.first, drawn.second};
+      *draft = {drawn.first, drawn.second, 0};
     }
     return true;
   }
@@ -523,10 +524,10 @@ PYBIND11_MODULE(_native, m) {
       .def("spans", [](const PySession& session) { return trace_spans(session.trace.get()); });
 
   py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")
-      .def(py::init([](const py::dict& costs, double prior) {
-             return std::make_shared<Planner>(costs_of(costs), prior, simulate_overlap);
+      .def(py::init([](const py::dict& costs, double prior, int lookup) {
+             return std::make_shared<Planner>(costs_of(costs), prior, simulate_overlap, lookup);
            }),
-           py::arg("costs"), py::arg("prior"))
+           py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0)
       .def_property_readonly("acceptance", &Planner::acceptance)
       .def("predictions",
            [](const Planner& planner) {
@@ -543,14 +544,17 @@ PYBIND11_MODULE(_native, m) {
              const Schedule& s = planner.schedule();
              return py::make_tuple(s.first_chunk, s.max_chunk, s.lookahead, s.overlap, s.stop_rule.threshold);
            })
-      .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds) {
+      .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied) {
              Round round;
              round.rows = judged + 1;
+             round.copied = copied;   // of the judged, the first ones
              round.committed.assign(size_t(committed), 0);
              round.judged.assign(size_t(judged), Draft{});
+             for (int i = 0; i < copied; ++i) round.judged[i].copied = 1;
              round.accepted = accepted;
              planner.after(round, seconds);
-           }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"))
+           }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
+           py::arg("copied") = 0)
       .def("measured", [](const Planner& planner) {
         py::dict out;
         for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap}) {

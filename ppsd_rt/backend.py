@@ -53,6 +53,10 @@ class Backend(Protocol):
     @property
     def threads(self) -> int: ...
     @property
+    def copies(self) -> bool:
+        """Can drafts be copied (`lookup` of the schedules)?"""
+
+    @property
     def head(self) -> HeadInfo | None: ...
     def use_head(self, file: HeadFile | None) -> None: ...
     def rounds(

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from .backend import RunOptions, one_at_a_time
+from .backend import Oracle, RunOptions, one_at_a_time
 from .errors import PpsdError, UsageError
 from .models.checkpoint import Checkpoint
 from .models.config import LlamaConfig
@@ -59,6 +59,7 @@ def cut_layers(first: int, last: int, stages: int | Sequence[int]) -> list[int]:
 
 class CpuBackend:
     name = "cpu"
+    copies = True
     device = "cpu"
 
     def __init__(
@@ -132,7 +133,7 @@ class CpuBackend:
         self._model = model
         self._engine = _native.Engine(model, self._threads, cuts)
         self._costs: Costs | None = None
-        self._planners: dict[float | None, _native.Planner] = {}  # by the oracle's acceptance, None without one
+        self._planners: dict[tuple[float | None, int], _native.Planner] = {}  # by the oracle's acceptance, and lookup
         self._planned: _native.Planner | None = None
 
     def rounds(
@@ -144,7 +145,6 @@ class CpuBackend:
         options: RunOptions,
     ) -> Generator[Round | Drafted, None, None]:
         oracle = options.oracle
-        planned = oracle.acceptance if oracle else None
         session = None
         try:
             with self._starting:
@@ -152,7 +152,7 @@ class CpuBackend:
                 session = self._engine.start(
                     list(prompt),
                     {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
-                    self._plan(planned) if isinstance(schedule, Auto) else native_schedule(schedule),
+                    self._plan(schedule, oracle) if isinstance(schedule, Auto) else native_schedule(schedule),
                     _native.Limits(min(limits.end, _MOST_ROWS), sorted(limits.stop_ids)),
                     report_drafts=options.report_drafts,
                     oracle=(list(oracle.truth), oracle.acceptance, oracle.seed) if oracle else None,
@@ -222,13 +222,14 @@ class CpuBackend:
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
         return explain(self._planned, self.costs()) if self._planned else ""
 
-    def _plan(self, acceptance: float | None) -> _native.Planner:
-        """The planner goes on from answer to answer; what an oracle feigns stays apart."""
+    def _plan(self, schedule: Auto, oracle: Oracle | None) -> _native.Planner:
+        """The planner goes on from answer to answer; what an oracle feigns stays apart, and without copies."""
         assert self._head is not None
         costs = self.costs()
-        if acceptance not in self._planners:
-            self._planners[acceptance] = _native.Planner(asdict(costs), prior(self._head))
-        self._planned = self._planners[acceptance]
+        key = (oracle.acceptance, 0) if oracle else (None, schedule.lookup)
+        if key not in self._planners:
+            self._planners[key] = _native.Planner(asdict(costs), prior(self._head), key[1])
+        self._planned = self._planners[key]
         return self._planned
 
     def facts(self) -> dict[str, Any]:
@@ -255,6 +256,7 @@ def native_schedule(schedule: Schedule) -> dict[str, Any]:
         "first_chunk": schedule.first_chunk,
         "max_chunk": schedule.max_chunk,
         "lookahead": schedule.lookahead,
+        "lookup": schedule.lookup,
         "overlap": schedule.overlap,
         "stop_rule": rule,
     }

@@ -15,7 +15,7 @@ from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
-from .schedule import AUTO, PLAIN, Auto, Schedule, describe, parse_schedule
+from .schedule import AUTO, PLAIN, Auto, Schedule, describe, named, parse_schedule
 from .statistics import Statistics
 from .text import StopStrings
 
@@ -26,7 +26,8 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 class Token:
     """A committed token and the text that it made certain (text may lag behind: split characters, stop strings).
 
-    origin: `accepted`, `corrected`, `bonus` (after a fully accepted chunk), or `plain` (nothing was drafted).
+    origin: `accepted`, `copied` (accepted, and drafted by a copy), `corrected`, `bonus` (after a fully accepted chunk), or
+    `plain` (nothing was drafted).
     """
 
     id: int
@@ -133,7 +134,10 @@ class Engine:
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
         if isinstance(schedule, Auto) and self.head is None:
-            schedule = PLAIN
+            copies = schedule.lookup if self.backend.copies else 0
+            schedule = replace(named("lookup"), lookup=copies) if copies else PLAIN
+        if isinstance(schedule, Schedule) and schedule.lookup and not self.backend.copies:
+            raise UsageError(f"the {self.backend.name} backend copies no drafts: leave lookup= out of the schedule")
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:
             raise PpsdError(
                 f"schedule {describe(schedule)} drafts, but {self.name} has no exit head: give --exit-head FILE or "
@@ -263,7 +267,7 @@ class Generation:
 
 def _origin(round: Round, place: int) -> str:
     if place < round.accepted:
-        return "accepted"
+        return "copied" if round.judged[place].copied else "accepted"
     if not round.judged:
         return "plain"
     return "corrected" if place < len(round.judged) else "bonus"

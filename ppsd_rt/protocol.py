@@ -17,8 +17,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Draft:
+    """confidence: the exit head's own probability of the token, or the chance of a copy.
+
+    copied: tokens of the match that it was copied behind; 0: the exit head drew it.
+    """
+
     token: int
     confidence: float
+    copied: int = 0
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """A schedule is data: how drafting and verification take turns."""
 
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from .errors import UsageError
-from .stop_rules import BetaThompson, FixedLength, StopRule, describe_stop_rule, parse_stop_rule
+from .stop_rules import BetaThompson, FixedLength, StopRule, Survival, describe_stop_rule, parse_stop_rule
 
 MAX_ROWS = 16  # the most rows that one verification pass takes: a chunk and the row of the last committed token
 MAX_CHUNK = MAX_ROWS - 1
+LOOKUP = 3  # tokens that must match for `auto` to copy what followed
+MOST_LOOKUP = 8  # longer matches are preferred anyway
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,9 @@ class Schedule:
     lookahead:   how many draft tokens there may be beyond the committed text; 0 is plain decoding.
     overlap:     may drafting go on while verification runs?
     stop_rule:   when to stop drafting earlier than that.
+    lookup:      where the last so many tokens or more have stood in the text before, the one that followed them is drafted
+                 (copied) and the exit head is not asked; 0: never. With lookahead 0 copies are the only drafts, and no
+                 exit head is needed.
 
     The row of the last committed token, when it is not verified yet, rides along with the chunk: a pass over k draft
     tokens has k + 1 rows and, if all are accepted, commits k + 1 tokens.
@@ -28,27 +34,44 @@ class Schedule:
     lookahead: int
     overlap: bool = False
     stop_rule: StopRule = field(default_factory=FixedLength)
+    lookup: int = 0
 
     def __post_init__(self) -> None:
+        _check_lookup(self.lookup)
         if not 0 <= self.max_chunk <= MAX_CHUNK:
             raise UsageError(f"max_chunk must be from 0 to {MAX_CHUNK}, not {self.max_chunk}")
         if not 0 <= self.first_chunk <= self.max_chunk:
             raise UsageError(f"first_chunk must be from 0 to max_chunk ({self.max_chunk}), not {self.first_chunk}")
-        if self.lookahead < self.first_chunk or (self.lookahead > 0) != (self.max_chunk > 0):
+        drafts = self.lookahead > 0 or self.lookup > 0
+        if self.lookahead < self.first_chunk or drafts != (self.max_chunk > 0):
             raise UsageError(
                 f"lookahead {self.lookahead} does not fit first_chunk {self.first_chunk} and max_chunk {self.max_chunk}"
+                + (f" with lookup {self.lookup}" if self.lookup else "")
             )
 
     @property
     def drafts(self) -> bool:
+        """Is the exit head asked?"""
         return self.lookahead > 0
 
 
 @dataclass(frozen=True)
 class Auto:
-    """Not a point of the space: the backend measures what they cost and moves between them while it decodes."""
+    """Not a point of the space: the backend measures what they cost and moves between them while it decodes.
 
-    drafts = True
+    lookup: of those schedules, where the backend can copy.
+    """
+
+    lookup: int = LOOKUP
+    drafts: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _check_lookup(self.lookup)
+
+
+def _check_lookup(lookup: int) -> None:
+    if not 0 <= lookup <= MOST_LOOKUP:
+        raise UsageError(f"lookup must be from 0 (no copies) to {MOST_LOOKUP} tokens, not {lookup}")
 
 
 AUTO = Auto()
@@ -63,8 +86,11 @@ _NAMED = {
     "ppsd": Schedule(first_chunk=0, max_chunk=1, lookahead=MAX_CHUNK, overlap=True),
     # Ours: drafting never waits, and a free verification stage takes all that is pending.
     "elastic": Schedule(first_chunk=2, max_chunk=8, lookahead=MAX_CHUNK, overlap=True),
+    # Copies alone: what `auto` is without an exit head.
+    "lookup": Schedule(first_chunk=0, max_chunk=7, lookahead=0, stop_rule=Survival(), lookup=LOOKUP),
 }
 NAMES = ("auto", *_NAMED)
+_LENGTHS = ("first_chunk", "max_chunk", "lookahead")
 
 
 def named(name: str) -> Schedule:
@@ -77,11 +103,16 @@ def named(name: str) -> Schedule:
 def parse_schedule(text: str) -> Schedule | Auto:
     """`auto`, `NAME` or `NAME:key=value,...`, as in `eesd:max_chunk=4,first_chunk=4,stop_rule=confidence=0.5`.
 
+    `auto` takes `lookup=N` alone.
+
     `length=K` sets first_chunk, max_chunk and lookahead at once.
     """
     name, _, rest = text.partition(":")
-    if text == "auto":
-        return AUTO
+    if name == "auto":
+        key, _, value = rest.partition("=")
+        if rest and (key != "lookup" or not value.isdecimal()):
+            raise UsageError(f"schedule {text!r}: auto takes lookup=N and nothing else, as in auto:lookup=0")
+        return Auto(int(value)) if rest else AUTO
     schedule = named(name)
     changes: dict[str, object] = {}
     for item in filter(None, rest.split(",")):
@@ -90,13 +121,13 @@ def parse_schedule(text: str) -> Schedule | Auto:
             changes[key] = parse_stop_rule(value)
         elif key == "overlap" and value in ("on", "off"):
             changes[key] = value == "on"
-        elif key in ("length", "first_chunk", "max_chunk", "lookahead") and value.isdecimal():
-            keys = ("first_chunk", "max_chunk", "lookahead") if key == "length" else (key,)
+        elif key in ("length", "first_chunk", "max_chunk", "lookahead", "lookup") and value.isdecimal():
+            keys = _LENGTHS if key == "length" else (key,)
             changes.update(dict.fromkeys(keys, int(value)))
         else:
             raise UsageError(
-                f"schedule {text!r}: {item!r} is not understood; write length=, first_chunk=, max_chunk=, lookahead= "
-                "with a number, overlap=on|off, or stop_rule=RULE"
+                f"schedule {text!r}: {item!r} is not understood; write length=, first_chunk=, max_chunk=, lookahead=, "
+                "lookup= with a number, overlap=on|off, or stop_rule=RULE"
             )
     return replace(schedule, **changes)  # type: ignore[arg-type]
 
@@ -104,10 +135,11 @@ def parse_schedule(text: str) -> Schedule | Auto:
 def describe(schedule: Schedule | Auto) -> str:
     """The text that `parse_schedule` turns back into this schedule; what reports show."""
     if isinstance(schedule, Auto):
-        return "auto"
+        return "auto" if schedule == AUTO else f"auto:lookup={schedule.lookup}"
     for name, known in _NAMED.items():
         if schedule == known:
             return name
     base = "elastic" if schedule.overlap else "eesd"
-    numbers = ",".join(f"{key}={getattr(schedule, key)}" for key in ("first_chunk", "max_chunk", "lookahead"))
+    keys = ("first_chunk", "max_chunk", "lookahead", "lookup") if schedule.lookup else _LENGTHS
+    numbers = ",".join(f"{key}={getattr(schedule, key)}" for key in keys)
     return f"{base}:{numbers},stop_rule={describe_stop_rule(schedule.stop_rule)}"

@@ -24,6 +24,8 @@ class Statistics:
     accepted: int = 0
     judged: int = 0
     dropped: int = 0
+    copied_judged: int = 0
+    copied_accepted: int = 0
     accepted_histogram: Counter[int] = field(default_factory=Counter)  # accepted in a round -> rounds
     judged_by_position: Counter[int] = field(default_factory=Counter)  # place in the chunk from 1 -> draft tokens
     accepted_by_position: Counter[int] = field(default_factory=Counter)
@@ -37,18 +39,28 @@ class Statistics:
             return
         self.rounds += 1
         self.rows += round.rows
-        self.accepted += round.accepted
-        self.judged += len(round.judged)
         self.dropped += round.dropped
         self.accepted_histogram[round.accepted] += 1
-        for place in range(1, len(round.judged) + 1):
-            self.judged_by_position[place] += 1
-            self.accepted_by_position[place] += place <= round.accepted
+        for place, draft in enumerate(round.judged, 1):
+            right = place <= round.accepted
+            if draft.copied:
+                self.copied_judged += 1
+                self.copied_accepted += right
+            else:
+                self.judged += 1
+                self.accepted += right
+                self.judged_by_position[place] += 1
+                self.accepted_by_position[place] += right
 
     @property
     def acceptance(self) -> float | None:
-        """P(the next draft token is accepted | all before it were); None when none was judged."""
+        """P(the exit head's next draft token is accepted | all before it were); None when none was judged."""
         return self.accepted / self.judged if self.judged else None
+
+    @property
+    def copied_acceptance(self) -> float | None:
+        """The same of copied draft tokens."""
+        return self.copied_accepted / self.copied_judged if self.copied_judged else None
 
     @property
     def acceptance_by_position(self) -> list[float]:
@@ -87,6 +99,7 @@ class Statistics:
             for name in (
                 "acceptance",
                 "acceptance_by_position",
+                "copied_acceptance",
                 "tokens_per_round",
                 "tokens_per_second",
                 "decode_tokens_per_second",

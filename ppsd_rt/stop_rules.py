@@ -29,8 +29,11 @@ class Controller(Protocol):
     def stop(self, confidence: float) -> bool:
         """After a draft token was drawn with this confidence (0..1): stop drafting and verify?"""
 
+    def stop_copying(self, chance: float) -> bool:
+        """The same after a copied draft token, which is right with this chance."""
+
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        """After a verdict: (confidence, accepted) of the draft tokens it judged, in order, up to the first rejected."""
+        """After a verdict: (confidence, accepted) of the head's tokens it judged, in order, up to the first rejected."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,9 @@ class FixedLength:
 
 class _FixedLength:
     def stop(self, confidence: float) -> bool:
+        return False
+
+    def stop_copying(self, chance: float) -> bool:
         return False
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
@@ -70,6 +76,9 @@ class _ConfidenceThreshold:
     def stop(self, confidence: float) -> bool:
         return confidence < self.threshold
 
+    def stop_copying(self, chance: float) -> bool:
+        return chance < self.threshold
+
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         pass
 
@@ -94,6 +103,9 @@ class _BetaThompson:
 
     def stop(self, confidence: float) -> bool:
         return self.stream.uniform() >= self.posterior.draw(self.stream)
+
+    def stop_copying(self, chance: float) -> bool:
+        return self.stream.uniform() >= chance
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         self.posterior.forget(self.discount)
@@ -127,6 +139,9 @@ class _CalibratedThompson:
 
     def stop(self, confidence: float) -> bool:
         return self.stream.uniform() >= self.bins.at(confidence).draw(self.stream)
+
+    def stop_copying(self, chance: float) -> bool:
+        return self.stream.uniform() >= chance
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         self.bins.observe(verdict, self.discount)
@@ -163,6 +178,10 @@ class _Survival:
 
     def stop(self, confidence: float) -> bool:
         self.alive *= self.bins.at(confidence).mean()
+        return self.alive < self.rule.threshold
+
+    def stop_copying(self, chance: float) -> bool:
+        self.alive *= chance
         return self.alive < self.rule.threshold
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:

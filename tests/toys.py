@@ -6,7 +6,7 @@ import torch
 from hypothesis import strategies as st
 
 from ppsd_rt.schedule import MAX_CHUNK, PLAIN, Schedule
-from ppsd_rt.stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength
+from ppsd_rt.stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength, Survival
 
 VOCAB = 12
 PROMPT = [1, 2, 3]
@@ -83,13 +83,24 @@ stop_rules = st.one_of(
     st.floats(0.01, 0.99).map(ConfidenceThreshold),
     st.floats(0.5, 1.0).map(BetaThompson),
     st.builds(CalibratedThompson, st.integers(1, 12), st.floats(0.5, 8), st.floats(0.5, 1)),
+    st.builds(Survival, st.floats(0.01, 0.99), st.integers(1, 12), st.floats(0.5, 8), st.floats(0.5, 1)),
 )
 drafting_schedules = st.builds(
-    lambda chunk, first, ahead, overlap, rule: Schedule(min(first, chunk), chunk, max(ahead, chunk), overlap, rule),
+    lambda chunk, first, ahead, overlap, rule, lookup: Schedule(
+        min(first, chunk), chunk, max(ahead, chunk), overlap, rule, lookup
+    ),
     st.integers(1, MAX_CHUNK),
     st.integers(0, MAX_CHUNK),
     st.integers(1, 20),
     st.booleans(),
     stop_rules,
+    st.sampled_from([0, 0, 1, 2, 3, 8]),
 )
-schedules = st.one_of(st.just(PLAIN), drafting_schedules)
+copying_schedules = st.builds(
+    lambda chunk, overlap, rule, lookup: Schedule(0, chunk, 0, overlap, rule, lookup),
+    st.integers(1, MAX_CHUNK),
+    st.booleans(),
+    stop_rules,
+    st.integers(1, 8),
+)
+schedules = st.one_of(st.just(PLAIN), drafting_schedules, copying_schedules)

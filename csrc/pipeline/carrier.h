@@ -21,6 +21,14 @@ struct Drafted {
 
 using Event = std::variant<Round, Drafted>;
 
+// The drafts that were copied for a step.
+inline std::vector<Drafted> copied_for(const DraftStep& step) {
+  std::vector<Drafted> copies;
+  const int rows = int(step.ids.size());
+  for (int row = rows - step.copied; row < rows; ++row) copies.push_back({step.start + row, step.ids[row]});
+  return copies;
+}
+
 // Called after every committed round, the prompt's too, by the thread that committed it; may change the schedule for what follows.
 // False: end the carrier here (its tokens are then the prompt of another one).
 using AfterRound = std::function<bool(const Round&, Scheduler*)>;

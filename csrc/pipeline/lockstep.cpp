@@ -90,6 +90,8 @@ void LockStep::launch() {
 
 void LockStep::step() {
   const DraftStep step = scheduler_.next_step();
+  if (report_drafts_)
+    for (const Drafted& copy : copied_for(step)) events_.emplace_back(copy);
   Draft draft;
   TraceScope scope(trace_, kDraftTrack, "draft", int(step.ids.size()));
   if (!stages_.draft->step(step, step.draw ? &draft : nullptr, [this] { return cancelled(); }))

@@ -29,8 +29,10 @@ double tokens_per_round(double acceptance, int length) {
 
 }  // namespace
 
-Schedule schedule_of(Mode mode, int length, double threshold) {
+Schedule schedule_of(Mode mode, int length, double threshold, int lookup) {
   Schedule schedule;
+  schedule.lookup = lookup;
+  if (mode == Mode::kPlain && lookup > 0) schedule.max_chunk = kMaxChunk;   // for copies
   schedule.stop_rule.kind = StopRule::Kind::kSurvival;
   schedule.stop_rule.threshold = threshold;
   if (mode == Mode::kTurns) schedule.first_chunk = schedule.max_chunk = schedule.lookahead = length;
@@ -44,8 +46,11 @@ Schedule schedule_of(Mode mode, int length, double threshold) {
   return schedule;
 }
 
-Planner::Planner(const Costs& costs, double prior, const Simulate& simulate)
-    : costs_(costs), accepted_(kPriorWeight * std::clamp(prior, 0.01, 0.99)), rejected_(kPriorWeight - accepted_) {
+Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup)
+    : costs_(costs),
+      lookup_(lookup),
+      accepted_(kPriorWeight * std::clamp(prior, 0.01, 0.99)),
+      rejected_(kPriorWeight - accepted_) {
   const double extra = costs.turns.draft_step + costs.turns.verify[2] - costs.turns.verify[1];
   first_probe_ = int(std::clamp(extra / costs.plain() / kProbing, 4.0, 1000.0));
   probe_after_ = first_probe_;
@@ -98,7 +103,10 @@ const Schedule& Planner::after(const Round& round, double seconds) {
 }
 
 void Planner::learn(const Round& round, double seconds) {
+  bool right = false;
   for (int i = 0; i < int(round.judged.size()); ++i) {
+    if (round.judged[i].copied > 0) continue;
+    right = right || i < round.accepted;
     accepted_ *= kMemory;
     rejected_ *= kMemory;
     (i < round.accepted ? accepted_ : rejected_) += 1.0;
@@ -106,14 +114,12 @@ void Planner::learn(const Round& round, double seconds) {
   if (probing_) {
     since_probe_ = 0;   // a draft that was right is worth another one soon
     if (mode_ != Mode::kPlain)
-      probe_after_ = round.accepted > 0 ? first_probe_ : std::max(first_probe_, std::min(2 * probe_after_, kLastProbe));
+      probe_after_ = right ? first_probe_ : std::max(first_probe_, std::min(2 * probe_after_, kLastProbe));
   }
   const Costs::Stages& c = costs_.turns;
-  double expected = costs_.plain();
-  if (mode_ == Mode::kTurns) {
-    const int drafts = round.rows - 1;
-    expected = drafts * c.draft_step + c.row_step + c.verify[std::clamp(round.rows, 1, kMaxRows)];
-  } else if (mode_ == Mode::kOverlap) {   // a round is no unit of time here: what its tokens should have taken
+  const int drafts = mode_ == Mode::kTurns ? std::max(round.rows - 1 - round.copied, 0) : 0;
+  double expected = drafts * c.draft_step + c.row_step + c.verify[std::clamp(round.rows, 1, kMaxRows)];
+  if (mode_ == Mode::kOverlap) {   // a round is no unit of time here: what its tokens should have taken
     expected = double(round.committed.size()) / predict_overlap(acceptance()).tokens_per_second /
                corrected(Mode::kOverlap, 1.0);
   }
@@ -162,11 +168,13 @@ void Planner::decide() {
   // Drafting goes on while the chance that all drafts so far and the next one are right is worth what the next one
   // costs at the speed that is expected: the marginal rule of renewal rewards.
   const Costs::Stages& c = costs_.turns;
-  const int rows = std::min(best.length + 2, kMaxRows);   // about where it will end
-  const double more = c.draft_step + (c.verify[rows] - c.verify[1]) / (rows - 1);
-  const double threshold = std::clamp(more * best.tokens_per_second / std::max(a, 0.05), 0.02, 0.98);
+  const bool copies_alone = best.mode == Mode::kPlain;
+  const int rows = copies_alone ? kMaxRows / 2 : std::min(best.length + 2, kMaxRows);   // about where it will end
+  const double row = (c.verify[rows] - c.verify[1]) / (rows - 1);
+  const double more = copies_alone ? row : (c.draft_step + row) / std::max(a, 0.05);
+  const double threshold = std::clamp(more * best.tokens_per_second, 0.02, 0.98);
   mode_ = best.mode;
-  schedule_ = schedule_of(best.mode, probing_ ? 1 : kMaxChunk, threshold);
+  schedule_ = schedule_of(best.mode, probing_ ? 1 : kMaxChunk, threshold, probing_ ? 0 : lookup_);
 }
 
 }  // namespace ppsd

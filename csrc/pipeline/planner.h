@@ -49,7 +49,8 @@ class Planner {
   using Simulate = std::function<double(const Schedule&, const Costs&, double acceptance)>;
 
   // prior: the acceptance to begin with, which counts as much as a few verdicts.
-  Planner(const Costs& costs, double prior, const Simulate& simulate);
+  // lookup: of the schedules, where drafts may be copied; copies are neither counted nor foreseen, they come on top.
+  Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0);
 
   // After every round but the prompt's; seconds: since the round before. What to do next.
   const Schedule& after(const Round& round, double seconds);
@@ -77,6 +78,7 @@ class Planner {
   double corrected(Prediction::Mode mode, double seconds) const { return seconds * pace_ * bias_[int(mode)]; }
 
   const Costs costs_;
+  const int lookup_;
   double accepted_, rejected_;                 // verdicts, older ones counting less
   std::vector<double> overlap_;                // simulated tokens per second, acceptance 0, 1 / n, ..., 1
   double pace_ = 1.0;                          // measured over predicted seconds, of all modes
@@ -94,6 +96,6 @@ class Planner {
 };
 
 // The schedule that a mode stands for; threshold: of the survival stop rule.
-Schedule schedule_of(Prediction::Mode mode, int length, double threshold);
+Schedule schedule_of(Prediction::Mode mode, int length, double threshold, int lookup = 0);
 
 }  // namespace ppsd

@@ -26,6 +26,7 @@ struct DraftStep {
   uint64_t epoch = 0;
   int start = 0;               // first row to run; rows from here on that the stage holds are void
   std::vector<int> ids;        // may be empty: only the head is asked
+  int copied = 0;              // so many of the ids, the last ones, are drafts that were copied just now
   bool draw = false;           // draw a draft token for position start + ids.size()
   int place = 0;               // how many draft tokens wait for their verdict already
   std::shared_ptr<const Feedback> feedback;   // of the newest committed row, or null; it is never waited for
@@ -33,7 +34,8 @@ struct DraftStep {
 
 struct Draft {
   int token = 0;
-  double confidence = 0.0;
+  double confidence = 0.0;     // the exit head's own probability, or the chance of a copy
+  int copied = 0;              // tokens of the match that it was copied behind; 0: drawn by the exit head
 };
 
 // Consecutive rows on their way through verification.
@@ -63,6 +65,7 @@ struct Round {
   std::vector<Draft> judged;
   int accepted = 0;
   int dropped = 0;
+  int copied = 0;              // of the drafts, judged or dropped: those that were copied
   bool prompt = false;
 };
 

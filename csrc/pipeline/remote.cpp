@@ -42,6 +42,8 @@ int Remote::work(int32_t* out) {
         limit = std::max(1, scheduler_.schedule().max_chunk + int(committed));
       } else {
         step = scheduler_.next_step();
+        if (report_drafts_)
+          for (const Drafted& copy : copied_for(step)) report_locked(copy);
       }
     }
     if (chunk.rows() > 0) {

@@ -23,6 +23,7 @@ struct StopRule {
 
 struct Schedule {
   int first_chunk = 0, max_chunk = 0, lookahead = 0;
+  int lookup = 0;           // tokens that must match for a draft to be copied; 0: none is
   bool overlap = false;
   StopRule stop_rule;
 };
@@ -38,7 +39,8 @@ class Controller {
  public:
   virtual ~Controller() = default;
   virtual bool stop(double confidence) = 0;                        // after a draft token: stop drafting and verify?
-  virtual void observe(const std::vector<Judged>& verdict) = 0;    // up to and including the first rejected
+  virtual bool stop_copying(double chance) = 0;                    // after a copied one, which is right with this chance
+  virtual void observe(const std::vector<Judged>& verdict) = 0;    // of the head's, up to and including the first rejected
   virtual void set_threshold(double) {}                            // what has been learned stays
   static std::unique_ptr<Controller> make(const StopRule& rule, uint64_t seed);
 };

@@ -13,6 +13,7 @@ Round Scheduler::begin(const std::vector<int>& prompt, int keep, int first, std:
   drafted_rows_ = launched_ = int(prompt.size());
   finished_ = ended();
   learn(int(prompt.size()) - 1, std::move(hidden));
+  if (schedule_.lookup > 0) lookup_.learn(tokens_, schedule_.lookup);
   Round round;
   round.epoch = epoch();
   round.position = int(prompt.size());
@@ -31,7 +32,7 @@ bool Scheduler::may_step() const {
 // Is there a row to run, or a draft token to draw? (The last position before the end needs neither.)
 bool Scheduler::has_step() const {
   const bool row_waits = drafted_rows_ < std::min(known(), limits_.end - 1);
-  return row_waits || may_draft();
+  return row_waits || may_draft() || to_copy();
 }
 
 bool Scheduler::may_draft() const {
@@ -39,8 +40,28 @@ bool Scheduler::may_draft() const {
   return in_range && !stopped_ && int(drafts_.size()) < schedule_.lookahead;
 }
 
-DraftStep Scheduler::next_step() const {
+// What the text goes on with if it repeats itself, where drafting may go on.
+std::optional<Draft> Scheduler::to_copy() const {
+  const int most = std::max(schedule_.lookahead, schedule_.max_chunk);
+  const bool room = known() < limits_.end - 1 && int(drafts_.size()) < most;
+  if (schedule_.lookup == 0 || stopped_ || !room) return std::nullopt;
+  return lookup_.propose([this](int position) { return token_at(position); }, known());
+}
+
+int Scheduler::copy() {
+  int copied = 0;
+  for (; const auto draft = to_copy(); ++copied) add(*draft, controller_->stop_copying(draft->confidence));
+  return copied;
+}
+
+void Scheduler::add(const Draft& draft, bool stops) {
+  drafts_.push_back(draft);
+  stopped_ = stops || is_stop(draft.token);
+}
+
+DraftStep Scheduler::next_step() {
   DraftStep step;
+  step.copied = copy();
   step.epoch = epoch();
   step.start = drafted_rows_;
   for (int row = drafted_rows_; row < known(); ++row) step.ids.push_back(token_at(row));
@@ -54,10 +75,7 @@ bool Scheduler::stepped(const DraftStep& step, const Draft* draft) {
   if (step.epoch != epoch() || finished_) return false;
   drafted_rows_ = step.start + int(step.ids.size());
   // While the head alone was asked, a verdict may have committed the token that it drew a draft for.
-  if (draft != nullptr && drafted_rows_ == known()) {
-    drafts_.push_back(*draft);
-    stopped_ = controller_->stop(draft->confidence) || is_stop(draft->token);
-  }
+  if (draft != nullptr && drafted_rows_ == known()) add(*draft, controller_->stop(draft->confidence));
   return true;
 }
 
@@ -96,6 +114,7 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
   round.epoch = verdict.epoch;
   round.position = verdict.start + 1;
   round.rows = int(verdict.true_ids.size());
+  round.copied = int(std::count_if(drafts_.begin(), drafts_.end(), [](const Draft& draft) { return draft.copied > 0; }));
   for (int true_id : verdict.true_ids) {
     tokens_.push_back(true_id);
     round.committed.push_back(true_id);
@@ -114,8 +133,13 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
     learn(verdict.start + int(row), {verdict.hidden.begin() + width * row, verdict.hidden.begin() + width * (row + 1)});
   }
   std::vector<Judged> judged;
-  for (int i = 0; i < int(round.judged.size()); ++i) judged.push_back({round.judged[i].confidence, i < round.accepted});
+  for (int i = 0; i < int(round.judged.size()); ++i)
+    if (round.judged[i].copied == 0) judged.push_back({round.judged[i].confidence, i < round.accepted});
   controller_->observe(judged);
+  if (schedule_.lookup > 0) {
+    lookup_.observe(round.judged, round.accepted);
+    lookup_.learn(tokens_, schedule_.lookup);
+  }
   stopped_ = false;
   if (round.accepted < int(round.judged.size()) || finished_) {
     round.dropped = int(drafts_.size());
@@ -152,6 +176,7 @@ void Scheduler::set_schedule(const Schedule& schedule) {
   if (!same_rule) controller_ = Controller::make(to, seed_);
   controller_->set_threshold(to.threshold);
   schedule_ = schedule;
+  if (schedule_.lookup > 0) lookup_.learn(tokens_, schedule_.lookup);
 }
 
 int Scheduler::token_at(int position) const {

@@ -10,6 +10,7 @@
 #include <memory>
 #include <optional>
 
+#include "lookup.h"
 #include "protocol.h"
 #include "schedule.h"
 
@@ -24,7 +25,7 @@ class Scheduler {
 
   // -- drafting: one step at a time --
   bool may_step() const;                       // a step is allowed now
-  DraftStep next_step() const;                 // what it is
+  DraftStep next_step();                       // what it is; drafts that can be copied are
   bool stepped(const DraftStep& step, const Draft* draft);   // it is done; false: it was void
 
   // -- verifying: chunks in order, several may be under way; a verdict may be on several of them --
@@ -49,6 +50,9 @@ class Scheduler {
   int token_at(int position) const;
   bool has_step() const;
   bool may_draft() const;
+  std::optional<Draft> to_copy() const;
+  int copy();
+  void add(const Draft& draft, bool stops);
   bool committed_row_waits() const { return launched_ == int(tokens_.size()) - 1; }
   bool is_stop(int token) const;
   bool ended() const;
@@ -62,6 +66,7 @@ class Scheduler {
   std::vector<int> tokens_;
   std::deque<Draft> drafts_;
   std::shared_ptr<const Feedback> feedback_;
+  Lookup lookup_;
   int drafted_rows_ = 0;   // rows that have passed the draft stage
   int launched_ = 0;       // rows that have been handed to verification
   std::atomic<uint64_t> epoch_{0};

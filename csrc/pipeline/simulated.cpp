@@ -149,6 +149,8 @@ void Simulated::start() {
   }
   if (!step_ && scheduler_.may_step()) {
     step_ = scheduler_.next_step();
+    if (report_drafts_)
+      for (const Drafted& copy : copied_for(*step_)) events_.emplace_back(copy);
     drafting_ = {cost_of(step_->draw ? costs_.drawing_step : costs_.step, int(step_->ids.size())), now_};
   }
 }

@@ -9,6 +9,7 @@ namespace {
 class FixedLength final : public Controller {
  public:
   bool stop(double) override { return false; }
+  bool stop_copying(double) override { return false; }
   void observe(const std::vector<Judged>&) override {}
 };
 
@@ -16,6 +17,7 @@ class ConfidenceThreshold final : public Controller {
  public:
   explicit ConfidenceThreshold(double threshold) : threshold_(threshold) {}
   bool stop(double confidence) override { return confidence < threshold_; }
+  bool stop_copying(double chance) override { return chance < threshold_; }
   void observe(const std::vector<Judged>&) override {}
   void set_threshold(double threshold) override { threshold_ = threshold; }
 
@@ -48,6 +50,7 @@ class BetaThompson final : public Controller {
     const double drawn = stream_.uniform();
     return drawn >= posterior_.draw(stream_);
   }
+  bool stop_copying(double chance) override { return stream_.uniform() >= chance; }
 
   void observe(const std::vector<Judged>& verdict) override {
     posterior_.forget(discount_);
@@ -91,6 +94,7 @@ class CalibratedThompson final : public Controller {
     const double drawn = stream_.uniform();
     return drawn >= bins_.at(confidence).draw(stream_);
   }
+  bool stop_copying(double chance) override { return stream_.uniform() >= chance; }
   void observe(const std::vector<Judged>& verdict) override { bins_.observe(verdict, discount_); }
 
  private:
@@ -106,6 +110,10 @@ class Survival final : public Controller {
 
   bool stop(double confidence) override {
     alive_ *= bins_.at(confidence).mean();
+    return alive_ < threshold_;
+  }
+  bool stop_copying(double chance) override {
+    alive_ *= chance;
     return alive_ < threshold_;
   }
   void observe(const std::vector<Judged>& verdict) override {

@@ -93,6 +93,8 @@ void Threads::draft_loop() {
       wake_[0].wait(lock, [this] { return over() || (begun_ && scheduler_.may_step()); });
       if (over()) return;
       step = scheduler_.next_step();
+      if (report_drafts_)
+        for (const Drafted& copy : copied_for(step)) report(copy);
     }
     Draft draft;
     TraceScope scope(trace_, kDraftTrack, "draft", int(step.ids.size()));

@@ -46,7 +46,9 @@ inline Schedule random_schedule(Random& random) {
   schedule.first_chunk = between(random, 0, schedule.max_chunk);
   schedule.lookahead = schedule.max_chunk + between(random, 0, 8);
   schedule.overlap = chance(random, 80);
-  schedule.stop_rule.kind = StopRule::Kind(random() % 4);
+  schedule.stop_rule.kind = StopRule::Kind(random() % 5);
+  if (chance(random, 40)) schedule.lookup = between(random, 1, 4);
+  if (schedule.lookup > 0 && chance(random, 25)) schedule.lookahead = schedule.first_chunk = 0;   // copies alone
   return schedule;
 }
 

@@ -31,6 +31,7 @@ COLUMNS = (
     Column("decode_tokens_per_second", "decode tok/s", 1),
     Column("ratio", "x plain", 2),
     Column("acceptance", "acceptance", 3),
+    Column("copied", "copied", 2),
     Column("tokens_per_round", "tok/round", 2),
     Column("bandwidth_share", "of bandwidth", 0, percent=True),
     Column("ceiling_tokens_per_second", "ceiling tok/s", 0),
@@ -131,8 +132,8 @@ def measure_generation(
                 params = replace(answers.sampling, max_tokens=max_tokens, ignore_eos=workload.ignore_eos)
                 setting = Setting(engine, workload, params)
                 cases.append(Case(setting, "plain", PLAIN, None))
-                drafting = {name: schedule for name, schedule in answers.schedules.items() if schedule.drafts}
-                cases += [Case(setting, *named, a) for named in drafting.items() for a in answers.oracle]
+                others = {name: schedule for name, schedule in answers.schedules.items() if schedule != PLAIN}
+                cases += [Case(setting, *named, a) for named in others.items() for a in answers.oracle]
     on_cpu = all(engine.backend.device == "cpu" for engine in engines)
     bandwidth = Bandwidth([engine.backend.threads for engine in engines]) if on_cpu else None
     whole = take_turns(cases, 1, _warm_up)
@@ -146,7 +147,7 @@ def measure_generation(
 
 
 def _warm_up(case: Case) -> None:
-    if not case.schedule.drafts:
+    if case.schedule == PLAIN:
         case.run()
         return
     prompt, params = case.setting.workload.prompts[0], case.setting.params
@@ -168,7 +169,7 @@ def _forget(engine: Engine, prompt: Sequence[int]) -> None:
 def _add(total: Statistics, part: Statistics) -> None:
     for name in ("prompt_tokens", "tokens", "seconds", "ttft_seconds", "rounds", "rows"):
         setattr(total, name, getattr(total, name) + getattr(part, name))
-    for name in ("accepted", "judged", "dropped"):
+    for name in ("accepted", "judged", "dropped", "copied_accepted", "copied_judged"):
         setattr(total, name, getattr(total, name) + getattr(part, name))
 
 
@@ -178,7 +179,7 @@ def _report(
     rows = []
     plain: Case | None = None
     for case in cases:
-        plain = case if not case.schedule.drafts else plain
+        plain = case if case.schedule == PLAIN else plain
         assert plain is not None, "every setting begins with plain decoding"
         if case.samples:
             rows.append(_row(case, plain, bandwidth))
@@ -212,9 +213,10 @@ def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]
         "decode_tokens_per_second": decode,
         "ratio": decode.over(baseline) if decode and baseline else None,
         "acceptance": sum(s.accepted for s in samples) / judged if judged else None,
+        "copied": sum(s.copied_accepted for s in samples) / sum(s.tokens for s in samples) or None,
         "tokens_per_round": sum(s.tokens - prompts for s in samples) / rounds if rounds else None,
     }
-    return {**row, **(_limits(case, decode, bandwidth) if not case.schedule.drafts else {})}
+    return {**row, **(_limits(case, decode, bandwidth) if case.schedule == PLAIN else {})}
 
 
 def _decode_rate(samples: Sequence[Statistics], prompts: int) -> Spread | None:
@@ -245,7 +247,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A line of the summary: medians, without what can be read off the others."""
     labels = ("schedule", "oracle", "dtype", "threads", "workload", "max_tokens")
     speeds = ("prompt_tokens_per_second", "decode_tokens_per_second", "ratio", "bandwidth_share")
-    keys = (*labels, *speeds, "acceptance", "tokens_per_round")
+    keys = (*labels, *speeds, "acceptance", "copied", "tokens_per_round")
     return {key: _median(row[key]) for key in keys if row.get(key) is not None}
 
 

@@ -41,6 +41,9 @@ SCHEDULES = (
     "ppsd",
     "elastic",
     "elastic:stop_rule=beta",
+    "lookup",
+    "eesd:lookup=1",
+    "elastic:lookup=2,stop_rule=survival",
 )
 
 
@@ -84,9 +87,12 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--limit must be at least 1, not {args.limit}")
     samplings = _chosen(args.sampling, SAMPLINGS)
     schedules = {text: parse_schedule(text) for text in (args.schedules.split("/") if args.schedules else SCHEDULES)}
+    default = not args.schedules
     prompts = first_of_each_family(read_prompts(args.prompts), args.limit)
     engine = load_engine(args)
-    if engine.head is None:
+    if default:
+        schedules = {text: schedule for text, schedule in schedules.items() if _fits(engine, schedule)}
+    if not schedules:
         raise PpsdError(f"{args.model} has no exit head, so there is nothing to check; give --exit-head")
     plain = engine
     if (
@@ -104,6 +110,13 @@ def run(args: argparse.Namespace) -> int:
             if difference:
                 note(f"DIFFERENT {difference}")
     return _report(list(tallies.values()), args)
+
+
+def _fits(engine: Engine, schedule: Schedule | Auto) -> bool:
+    """Can this model and backend run it? (`auto` always can, but has nothing to show without a head and copies.)"""
+    if isinstance(schedule, Auto):
+        return engine.head is not None or engine.backend.copies
+    return (engine.head is not None or not schedule.drafts) and (engine.backend.copies or not schedule.lookup)
 
 
 def _check(

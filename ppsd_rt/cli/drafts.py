@@ -6,12 +6,12 @@ from rich.text import Text
 
 from ..engine import Committed, Engine, Generation
 
-STYLES = {"accepted": "green", "corrected": "red", "bonus": "cyan", "plain": ""}
+STYLES = {"accepted": "green", "copied": "yellow", "corrected": "red", "bonus": "cyan", "plain": ""}
 DRAFT_STYLE = "magenta italic"
 
 
 def show_drafts(engine: Engine, generation: Generation, console: Console | None = None) -> None:
-    """Print the answer: draft tokens in magenta until the verdict; then accepted ones green, corrected ones red.
+    """Print the answer: draft tokens in magenta until the verdict; then accepted ones green (copies yellow), corrected ones red.
 
     Only the unfinished line is redrawn; finished lines scroll away as they are.
     """

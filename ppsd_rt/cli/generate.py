@@ -33,9 +33,8 @@ def _run(
 ) -> int:
     engine = load_engine(args)
     if engine.head is None and isinstance(schedule, Auto) and not args.json:
-        note(
-            f"{args.model} has no exit head: decoding plainly (`ppsd-run distill` makes one; or try --exit-head norm:E)"
-        )
+        how = "only repetitions are drafted" if engine.backend.copies and schedule.lookup else "decoding plainly"
+        note(f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one; or try --exit-head norm:E)")
     if args.chat:
         return _chat(engine, params, schedule, args, trace)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered

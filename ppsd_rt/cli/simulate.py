@@ -98,6 +98,10 @@ def _schedules(names: Sequence[str]) -> dict[str, Schedule]:
         schedule = parse_schedule(name)
         if isinstance(schedule, Auto):
             raise UsageError("auto measures while it decodes: simulate the schedules that it would choose from")
+        if schedule.lookup:
+            raise UsageError(
+                f"schedule {name}: what can be copied depends on the text; simulated text never repeats itself"
+            )
         schedules[name] = schedule
     return schedules
 

@@ -44,8 +44,9 @@ class Chooser:
         return (PRIOR_WEIGHT * self.prior + self.accepted) / (PRIOR_WEIGHT + self.judged)
 
     def observe(self, round: Round) -> None:
-        self.accepted += round.accepted
-        self.judged += len(round.judged)
+        drawn = [place < round.accepted for place, draft in enumerate(round.judged) if not draft.copied]
+        self.accepted += sum(drawn)
+        self.judged += len(drawn)
 
     def gain(self, length: int) -> float:
         """Of `length` drafts a round, over plain decoding."""
@@ -53,13 +54,13 @@ class Chooser:
         tokens = sum(a**k for k in range(length + 1))
         return tokens * (c.row_step + c.verify_one) / (length * c.draft_step + c.row_step + c.verify(length + 1))
 
-    def choose(self) -> Schedule:
+    def choose(self, lookup: int = 0) -> Schedule:
+        """lookup: of the schedule; copies are not foreseen, they come on top."""
         best = max(LENGTHS, key=self.gain)
         if self.gain(best) < WORTH:
-            return PLAIN
-        return replace(
-            named("eesd"), first_chunk=best, max_chunk=best, lookahead=best, overlap=False, stop_rule=BetaThompson()
-        )
+            return replace(named("lookup"), lookup=lookup) if lookup else PLAIN
+        most = max(best, named("lookup").max_chunk) if lookup else best
+        return Schedule(best, most, best, overlap=False, stop_rule=BetaThompson(), lookup=lookup)
 
     def explain(self) -> str:
         gains = ", ".join(f"{length}: {self.gain(length):.2f}x" for length in LENGTHS)

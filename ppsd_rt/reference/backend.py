@@ -50,6 +50,7 @@ class TorchBackend:
     """One model, one head, one sequence at a time."""
 
     name = "torch"
+    copies = True
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
         self.torch_device = pick_device(device)
@@ -98,7 +99,7 @@ class TorchBackend:
             raise UsageError("the torch backend drafts by no oracle; use --backend cpu")
         self._retire()
         if isinstance(schedule, Auto):
-            schedule = self._choose()
+            schedule = self._choose(schedule.lookup)
         self._keep_common(prompt)
         self._reserve(limits.end)
         self._timeline = Timeline() if options.trace else None
@@ -142,11 +143,11 @@ class TorchBackend:
     def explain(self) -> str:
         return self._chooser.explain() if self._chooser else ""
 
-    def _choose(self) -> Schedule:
+    def _choose(self, lookup: int) -> Schedule:
         assert self._head is not None, "without a head there is nothing to choose"
         if self._chooser is None:
             self._chooser = Chooser(self._measure(), prior(self._head.info))
-        return self._chooser.choose()
+        return self._chooser.choose(lookup)
 
     def _measure(self) -> Costs:
         """What a draft and a pass cost, timed behind a few rows of made-up text."""

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from ..protocol import Draft, Drafted, Limits, Round
 from ..schedule import Schedule
+from .lookup import Lookup
 from .sampler import Sampler, confidence
 from .timeline import DRAFT, VERIFY, Timeline
 
@@ -90,6 +91,7 @@ class Pipeline:
         self.controller = schedule.stop_rule.start(sampler.params.seed)
         self.tokens: list[int] = []
         self.drafts: list[Draft] = []
+        self.lookup = Lookup(schedule.lookup) if schedule.lookup else None
         self.finished = False
         self.tick = 0
         self._epoch = 0
@@ -122,6 +124,8 @@ class Pipeline:
             logits = self.verify.logits(self.draft.exit_hidden(start, rows), last=1)
             self.tokens.append(self.sampler.choose(logits[0], len(prompt), prompt))
         self.draft.learn(len(prompt) - 1, self.verify.last_hidden()[-1])
+        if self.lookup:
+            self.lookup.learn(self.tokens)
         self._launched = len(prompt)
         self.finished = self._ended()
         return Round(self._epoch, len(prompt), rows, (self.tokens[-1],), prompt=True)
@@ -134,14 +138,22 @@ class Pipeline:
     def _has_step(self) -> bool:
         """Is there a row to run, or a draft token to draw? (The last position before the end needs neither.)"""
         row_waits = self.draft.length < min(len(self.tokens) + len(self.drafts), self.limits.end - 1)
-        return row_waits or self._may_draft()
+        return row_waits or self._may_draft() or self._to_copy() is not None
 
     def _may_draft(self) -> bool:
         in_range = len(self.tokens) + len(self.drafts) < self.limits.end - 1
         return in_range and not self._stopped and len(self.drafts) < self.schedule.lookahead
 
+    def _to_copy(self) -> Draft | None:
+        """What the text goes on with if it repeats itself, where drafting may go on."""
+        most = max(self.schedule.lookahead, self.schedule.max_chunk)
+        room = len(self.tokens) + len(self.drafts) < self.limits.end - 1 and len(self.drafts) < most
+        return self.lookup.propose(self._known()) if self.lookup and room and not self._stopped else None
+
     def _step(self) -> Iterator[Drafted]:
-        """One draft step: the newest token's row through the early layers, and the exit head on it."""
+        """One draft step: copies, the new tokens' rows through the early layers, and the exit head on the last one."""
+        while (copy := self._to_copy()) is not None:
+            yield self._add(copy, self.controller.stop_copying(copy.confidence))
         known = self._known()
         drafted = None
         with self._span("draft", DRAFT, len(known) - self.draft.length):
@@ -156,9 +168,12 @@ class Pipeline:
         logits, ids = self.draft.draft_logits(), self.draft.draft_ids
         token = self.sampler.choose(logits, len(known), known, ids)
         draft = Draft(token, confidence(logits, token, ids))
+        return self._add(draft, self.controller.stop(draft.confidence))
+
+    def _add(self, draft: Draft, stops: bool) -> Drafted:
         self.drafts.append(draft)
-        self._stopped = self.controller.stop(draft.confidence) or token in self.limits.stop_ids
-        return Drafted(len(known), token)
+        self._stopped = stops or draft.token in self.limits.stop_ids
+        return Drafted(len(self.tokens) + len(self.drafts) - 1, draft.token)
 
     # -- verify --------------------------------------------------------------------------------------------------------
 
@@ -202,7 +217,12 @@ class Pipeline:
             self.finished = self._ended()
             if draft is None or draft.token != true_id or self.finished:
                 break
-        self.controller.observe([(draft.confidence, i < accepted) for i, draft in enumerate(judged)])
+        self.controller.observe(
+            [(draft.confidence, i < accepted) for i, draft in enumerate(judged) if not draft.copied]
+        )
+        if self.lookup:
+            self.lookup.observe(judged, accepted)
+            self.lookup.learn(self.tokens)
         self._stopped = False
         dropped, epoch = 0, self._epoch
         if accepted < len(judged) or self.finished:

@@ -99,11 +99,11 @@ def test_text_is_the_same_with_every_schedule(run, head):
     assert len(answers) == 1
 
 
-def test_without_a_head_it_decodes_plainly_and_says_so(run):
+def test_without_a_head_only_repetitions_are_drafted_and_it_says_so(run):
     status, _, err = run("hello", "-n", 5)
     assert status == 0
-    assert "has no exit head: decoding plainly" in err
-    assert "plain, cpu" in err
+    assert "has no exit head: only repetitions are drafted" in err
+    assert "lookup, cpu" in err
 
 
 def test_json_for_a_file_of_prompts(run, head, tmp_path):
@@ -167,7 +167,7 @@ def test_check_finds_no_difference(run, head, tmp_path):
     path.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
     status, out, _ = run("check", "--prompts", path, "-n", 16, "--exit-head", head, "--json")
     result = json.loads(out)
-    assert (status, result["differences"], result["answers"]) == (0, [], 2 * 4 * 9)
+    assert (status, result["differences"], result["answers"]) == (0, [], 2 * 4 * 12)
     assert any(row["acceptance"] for row in result["rows"])
 
 

@@ -21,6 +21,8 @@ SCHEDULES = [
     "eesd:stop_rule=calibrated",
     "elastic:overlap=off",
     "elastic:stop_rule=beta",
+    "eesd:lookup=1,stop_rule=survival=0.01",
+    "elastic:lookup=2",
 ]
 FREE = {"ignore_eos": True, "max_tokens": 60}
 SAMPLINGS = [
@@ -61,8 +63,7 @@ def test_heads_with_layers_of_their_own(folder, tmp_path, kind):
     head = tiny_head(tiny_model(), kind, hash=Checkpoint(folder).hash)
     head.save(tmp_path / "head.safetensors")
     params = SamplingParams(temperature=0.9, seed=1, **FREE)
-    plain = engine.generate("abc", params).run()
-    assert plain.statistics.schedule == "plain"
+    plain = engine.generate("abc", params, "plain").run()
     engine.use_head(tmp_path / "head.safetensors")
     for name in ("eesd", "ppsd", "elastic"):
         completion = engine.generate("abc", params, name).run()
@@ -254,6 +255,7 @@ def test_refusals_are_one_line(engine, folder):
         (UsageError, "context of 512", lambda: engine.generate([1] * 512, params)),
         (UsageError, "fast", lambda: engine.generate("a", params, "fast")),
         (PpsdError, "no exit head", lambda: without.generate("a", params, "eesd")),
+        (PpsdError, "no exit head", lambda: without.generate("a", params, "eesd:lookup=3")),
         (UsageError, "backend", lambda: Engine.from_pretrained(folder, backend="tpu")),
         (UsageError, "dtype", lambda: Engine.from_pretrained(folder, dtype="int3")),
         (UsageError, "device", lambda: Engine.from_pretrained(folder, device="abacus")),

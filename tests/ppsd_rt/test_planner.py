@@ -229,3 +229,17 @@ def test_the_prior_is_what_the_head_says():
     info = HeadInfo("layer", 3, "m", "h")
     assert planning.prior(info) == planning.UNKNOWN_ACCEPTANCE
     assert planning.prior(replace(info, acceptance={"held_out_greedy": 0.7})) == 0.7
+
+
+def test_copies_say_nothing_of_the_head():
+    plan = _native.Planner(asdict(costs()), 0.5, lookup=3)
+    before = plan.acceptance
+    for _ in range(20):  # three copies a round, all right, and no draft of the head
+        plan.after(committed=4, judged=3, accepted=3, seconds=ROW + ONE + 3 * MORE, copied=3)
+    assert plan.acceptance == before
+    plan.after(committed=3, judged=3, accepted=2, seconds=ROW + ONE + 3 * MORE + DRAFT, copied=2)
+    assert plan.acceptance < before, "the head's one was wrong"
+    measured = plan.measured()
+    rounds, tokens, seconds, predicted = (sum(m[i] for m in measured.values()) for i in range(4))
+    assert (rounds, tokens) == (21, 83)
+    assert seconds == pytest.approx(predicted, rel=0.02), "a copy costs a row, not a draft step"

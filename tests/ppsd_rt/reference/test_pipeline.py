@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toys import PROMPT, VOCAB, ToyDraft, ToyVerify, blurred, drafting_schedules, hashed_logits
+from toys import PROMPT, VOCAB, ToyDraft, ToyVerify, blurred, hashed_logits, schedules
 
 from ppsd_rt.protocol import Drafted, Limits, Round
 from ppsd_rt.reference.pipeline import Pipeline, Ticks
@@ -37,7 +37,7 @@ samplings = st.sampled_from(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    schedule=drafting_schedules,
+    schedule=schedules,
     params=samplings,
     noise=st.sampled_from([0.0, 0.5, 2.0, 1000.0]),
     salt=st.integers(0, 50),
