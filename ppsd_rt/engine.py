@@ -26,8 +26,8 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 class Token:
     """A committed token and the text that it made certain (text may lag behind: split characters, stop strings).
 
-    origin: `accepted`, `copied` (accepted, and drafted by a copy), `corrected`, `bonus` (after a fully accepted chunk), or
-    `plain` (nothing was drafted).
+    origin: `accepted`; `copied` (accepted, and copied from before); `corrected`; `bonus` (after a fully accepted
+    chunk); or `plain` (nothing was drafted).
     """
 
     id: int

@@ -21,9 +21,9 @@ class Schedule:
     lookahead:   how many draft tokens there may be beyond the committed text; 0 is plain decoding.
     overlap:     may drafting go on while verification runs?
     stop_rule:   when to stop drafting earlier than that.
-    lookup:      where the last so many tokens or more have stood in the text before, the one that followed them is drafted
-                 (copied) and the exit head is not asked; 0: never. With lookahead 0 copies are the only drafts, and no
-                 exit head is needed.
+    lookup:      where the last so many tokens or more have stood in the text before, the one that followed them is
+                 drafted (copied) and the exit head is not asked; 0: never. With lookahead 0 copies are the only drafts,
+                 and no exit head is needed.
 
     The row of the last committed token, when it is not verified yet, rides along with the chunk: a pass over k draft
     tokens has k + 1 rows and, if all are accepted, commits k + 1 tokens.

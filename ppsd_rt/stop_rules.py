@@ -33,7 +33,7 @@ class Controller(Protocol):
         """The same after a copied draft token, which is right with this chance."""
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
-        """After a verdict: (confidence, accepted) of the head's tokens it judged, in order, up to the first rejected."""
+        """After a verdict: (confidence, accepted) of the head's tokens that it judged, in order."""
 
 
 @dataclass(frozen=True)

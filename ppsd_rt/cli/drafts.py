@@ -11,7 +11,7 @@ DRAFT_STYLE = "magenta italic"
 
 
 def show_drafts(engine: Engine, generation: Generation, console: Console | None = None) -> None:
-    """Print the answer: draft tokens in magenta until the verdict; then accepted ones green (copies yellow), corrected ones red.
+    """Print the answer: drafts in magenta until the verdict; then accepted ones green, copies yellow, others red.
 
     Only the unfinished line is redrawn; finished lines scroll away as they are.
     """

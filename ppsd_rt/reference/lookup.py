@@ -1,11 +1,12 @@
 """Copied drafts: where the text repeats itself, what followed the last time is drafted again.
 
-Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding, 2023; n-gram speculation in other engines), beside
-the exit head: a copied draft costs a row of verification and no draft step, and is right more often than the head where
-the match is long. Ours is how both share a chunk: the length of the match gives the chance of a copy, learned from the
-verdicts, and the stop rule takes it as it takes the head's confidence.
+Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding, 2023; n-gram speculation in other engines),
+beside the exit head: a copied draft costs a row of verification and no draft step, and where the match is long it is
+right more often than the head. Ours is how both share a chunk: the length of the match gives the chance of a copy,
+learned from the verdicts, and the stop rule takes it as it takes the head's confidence.
 
-The priors were measured on 175 held-out greedy answers of the default model (docs/exit-heads.md), by the length of the match.
+The priors were measured on 175 held-out greedy answers of the default model, by the length of the match
+(docs/exit-heads.md tells which).
 """
 
 from bisect import bisect_right
