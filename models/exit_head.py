@@ -58,12 +58,13 @@ class Feedback(nn.Module):
 
         A row whose distance is 0 or beyond DISTANCES hears nothing.
         """
+        heard = torch.zeros_like(x)
+        places = torch.arange(x.shape[1], device=x.device)
         for distance in range(1, DISTANCES + 1):
-            back = torch.roll(last, distance, dims=1)
-            heard = self.get_submodule(str(distance))(self.norm(back))
-            rows = torch.arange(x.shape[1], device=x.device) >= distance
-            x = x + heard * ((distances == distance) & rows).unsqueeze(-1)
-        return x
+            texts, rows = ((distances == distance) & (places >= distance)).nonzero(as_tuple=True)
+            verified = last[texts, rows - distance]
+            heard[texts, rows] = self.get_submodule(str(distance))(self.norm(verified)).to(x.dtype)
+        return x + heard
 
 
 class ExitHead(nn.Module):
