@@ -2,12 +2,15 @@
 
 A *workload* is the prompts of one case. A *setting* is an engine (format, threads) with a workload and a number of
 tokens; all schedules of a setting give the same answers (which is checked), and their speed is compared with plain
-decoding in the same repeat. The bench never measures what a KV cache left over from the answer before would save.
+decoding in the same repeat: prompt by prompt they take turns, so that what slows the machine down slows all of them.
+The bench never measures what a KV cache left over from the answer before would save.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
+from statistics import median
 from typing import Any
 
 from ..backend import Oracle, RunOptions
@@ -30,11 +33,12 @@ COLUMNS = (
     Column("prompt_tokens_per_second", "prompt tok/s", 0),
     Column("decode_tokens_per_second", "decode tok/s", 1),
     Column("ratio", "x plain", 2),
+    Column("least_prompt", "least", 2),
     Column("acceptance", "acceptance", 3),
     Column("copied", "copied", 2),
     Column("tokens_per_round", "tok/round", 2),
     Column("bandwidth_share", "of bandwidth", 0, percent=True),
-    Column("ceiling_tokens_per_second", "ceiling tok/s", 0),
+    Column("ceiling_tokens_per_second", "ceiling", 0),
 )
 
 
@@ -83,34 +87,44 @@ class Setting:
 
 @dataclass
 class Case:
-    """One line of the report. samples: the statistics of a repeat, those of its prompts added up."""
+    """One line of the report. answers: what was measured, prompt after prompt, repeat after repeat."""
 
     setting: Setting
     name: str
     schedule: Schedule | Auto
     oracle: float | None
-    samples: list[Statistics] = field(default_factory=list)
+    answers: list[Statistics] = field(default_factory=list)
 
-    def measure(self) -> None:
-        self.samples.append(self.run())
+    def measure(self, prompt: int) -> None:
+        self.answers.append(self.run(prompt))
 
-    def run(self) -> Statistics:
-        """Answer all prompts."""
-        total = Statistics()
+    def run(self, prompt: int) -> Statistics:
         setting, engine = self.setting, self.setting.engine
-        for number, ids in enumerate(setting.workload.prompts):
-            _forget(engine, ids)
-            completion = engine.generate(ids, setting.params, self.schedule, self._options(number)).run()
-            setting.check(number, completion.ids, self.name)
-            _add(total, completion.statistics)
-        return total
+        ids = setting.workload.prompts[prompt]
+        _forget(engine, ids)
+        completion = engine.generate(ids, setting.params, self.schedule, self.options(prompt)).run()
+        setting.check(prompt, completion.ids, self.name)
+        return completion.statistics
 
-    def _options(self, prompt: int) -> RunOptions:
+    def options(self, prompt: int) -> RunOptions:
         if self.oracle is None:
             return RunOptions()
         text = (*self.setting.workload.prompts[prompt], *self.setting.truth[prompt])
-        number = len(self.samples) * len(self.setting.workload.prompts) + prompt
-        return RunOptions(oracle=Oracle(text, self.oracle, seed=number * 2**32))  # other draws in every answer
+        return RunOptions(oracle=Oracle(text, self.oracle, seed=len(self.answers) * 2**32))  # other draws every time
+
+    @property
+    def samples(self) -> list[Statistics]:
+        """Of each whole repeat, its prompts added up."""
+        prompts = len(self.setting.workload.prompts)
+        return [_sum(self.answers[end - prompts : end]) for end in range(prompts, len(self.answers) + 1, prompts)]
+
+    def of_prompt(self, prompt: int) -> Spread | None:
+        """Its decoding speed in every repeat; None for an answer of one token."""
+        speeds = [
+            answer.decode_tokens_per_second for answer in self.answers[prompt :: len(self.setting.workload.prompts)]
+        ]
+        known = tuple(speed for speed in speeds if speed is not None)
+        return Spread(known) if known else None
 
 
 def measure_generation(
@@ -124,16 +138,17 @@ def measure_generation(
     engines: one for each format and thread count. Plain decoding is always measured. Everything runs once to warm up,
     short, but plain decoding whole: it is what the other answers are compared with, and what an oracle knows.
     """
-    cases = []
+    groups: list[list[Case]] = []  # the cases of a setting
     for engine in engines:
         for workload in answers.workloads:
             for max_tokens in answers.max_tokens:
                 _check_length(engine, workload, max_tokens)
                 params = replace(answers.sampling, max_tokens=max_tokens, ignore_eos=workload.ignore_eos)
                 setting = Setting(engine, workload, params)
-                cases.append(Case(setting, "plain", PLAIN, None))
                 others = {name: schedule for name, schedule in answers.schedules.items() if schedule != PLAIN}
-                cases += [Case(setting, *named, a) for named in others.items() for a in answers.oracle]
+                drafting = [Case(setting, *named, a) for named in others.items() for a in answers.oracle]
+                groups.append([Case(setting, "plain", PLAIN, None), *drafting])
+    cases = list(chain.from_iterable(groups))
     on_cpu = all(engine.backend.device == "cpu" for engine in engines)
     bandwidth = Bandwidth([engine.backend.threads for engine in engines]) if on_cpu else None
     whole = take_turns(cases, 1, _warm_up)
@@ -141,18 +156,21 @@ def measure_generation(
         actions: list[Callable[[], None]] = []
         if bandwidth is not None:
             actions += [partial(bandwidth.measure, threads) for threads in bandwidth.threads]
-        actions += [case.measure for case in cases]
+        for group in groups:
+            prompts = range(len(group[0].setting.workload.prompts))
+            actions += [partial(case.measure, prompt) for prompt in prompts for case in group]
         whole = take_turns(actions, answers.repeats, lambda action: action(), advance)
     return _report(cases, bandwidth, answers, facts, whole), whole
 
 
 def _warm_up(case: Case) -> None:
     if case.schedule == PLAIN:
-        case.run()
+        for number in range(len(case.setting.workload.prompts)):
+            case.run(number)
         return
     prompt, params = case.setting.workload.prompts[0], case.setting.params
     short = replace(params, max_tokens=min(8, params.max_tokens))
-    case.setting.engine.generate(prompt, short, case.schedule, case._options(0)).run()
+    case.setting.engine.generate(prompt, short, case.schedule, case.options(0)).run()
 
 
 def _check_length(engine: Engine, workload: Workload, max_tokens: int) -> None:
@@ -166,11 +184,12 @@ def _forget(engine: Engine, prompt: Sequence[int]) -> None:
     engine.backend.logits([(prompt[0] + 1) % engine.config.vocab_size])
 
 
-def _add(total: Statistics, part: Statistics) -> None:
-    for name in ("prompt_tokens", "tokens", "seconds", "ttft_seconds", "rounds", "rows"):
-        setattr(total, name, getattr(total, name) + getattr(part, name))
-    for name in ("accepted", "judged", "dropped", "copied_accepted", "copied_judged"):
-        setattr(total, name, getattr(total, name) + getattr(part, name))
+def _sum(parts: Sequence[Statistics]) -> Statistics:
+    total = Statistics()
+    counts = ("accepted", "judged", "dropped", "copied_accepted", "copied_judged")
+    for name in ("prompt_tokens", "tokens", "seconds", "ttft_seconds", "rounds", "rows", *counts):
+        setattr(total, name, sum(getattr(part, name) for part in parts))
+    return total
 
 
 def _report(
@@ -195,6 +214,7 @@ def _report(
 def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]:
     setting, backend, samples = case.setting, case.setting.engine.backend, case.samples
     prompts = len(setting.workload.prompts)
+    by_prompt = _by_prompt(case, plain) if prompts > 1 else []
     decode, baseline = _decode_rate(samples, prompts), _decode_rate(plain.samples, prompts)
     rounds, judged = sum(s.rounds for s in samples), sum(s.judged for s in samples)
     row: dict[str, Any] = {
@@ -212,11 +232,20 @@ def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]
         "prompt_tokens_per_second": Spread(tuple(s.prompt_tokens / s.ttft_seconds for s in samples)),
         "decode_tokens_per_second": decode,
         "ratio": decode.over(baseline) if decode and baseline else None,
+        "median_prompt": median(by_prompt) if by_prompt else None,
+        "least_prompt": min(by_prompt, default=None),
+        "by_prompt": by_prompt,
         "acceptance": sum(s.accepted for s in samples) / judged if judged else None,
         "copied": sum(s.copied_accepted for s in samples) / sum(s.tokens for s in samples) or None,
         "tokens_per_round": sum(s.tokens - prompts for s in samples) / rounds if rounds else None,
     }
     return {**row, **(_limits(case, decode, bandwidth) if case.schedule == PLAIN else {})}
+
+
+def _by_prompt(case: Case, plain: Case) -> list[float]:
+    """For each prompt the median over the repeats of its speed over plain decoding's."""
+    pairs = [(case.of_prompt(number), plain.of_prompt(number)) for number in range(len(case.setting.workload.prompts))]
+    return [own.over(baseline).median for own, baseline in pairs if own and baseline]
 
 
 def _decode_rate(samples: Sequence[Statistics], prompts: int) -> Spread | None:
@@ -246,7 +275,14 @@ def _limits(case: Case, decode: Spread | None, bandwidth: Bandwidth | None) -> d
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A line of the summary: medians, without what can be read off the others."""
     labels = ("schedule", "oracle", "dtype", "threads", "workload", "max_tokens")
-    speeds = ("prompt_tokens_per_second", "decode_tokens_per_second", "ratio", "bandwidth_share")
+    speeds = (
+        "prompt_tokens_per_second",
+        "decode_tokens_per_second",
+        "ratio",
+        "median_prompt",
+        "least_prompt",
+        "bandwidth_share",
+    )
     keys = (*labels, *speeds, "acceptance", "copied", "tokens_per_round")
     return {key: _median(row[key]) for key in keys if row.get(key) is not None}
 

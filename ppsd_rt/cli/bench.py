@@ -94,7 +94,7 @@ def _generate(args: argparse.Namespace) -> tuple[Report, bool]:
         )
         for dtype, threads in product(args.dtype, _threads(args))
     ]
-    if args.schedule is None and engines[0].head is not None:
+    if args.schedule is None and (engines[0].head is not None or engines[0].backend.copies):
         schedules = {"auto": AUTO}
     workloads = [_answers(engines[0], prompts)] if prompts else _made_prompts(engines[0], args.prompt_tokens or [64])
     answers = Answers(workloads, args.max_tokens, schedules, args.oracle, sampling, args.repeats)

@@ -236,13 +236,16 @@ def test_prompts_of_a_file_are_added_up(bench, folder, tmp_path):
     path.write_text("".join(json.dumps({"id": n, "prompt": t, "family": "f"}) + "\n" for n, t in enumerate(texts)))
     args = ("-n", 9, "-t", 1, "-r", 1, "--temperature", 0.9, "--seed", 4)
     status, out, _ = bench("generate", "--prompts", path, "--limit", 2, *args, "-o", "json")
-    (row,) = json.loads(out[-1])["rows"]
+    row, auto = json.loads(out[-1])["rows"]
     engine = Engine.from_pretrained(folder, exit_head="none")
     params = SamplingParams(max_tokens=9, temperature=0.9, seed=4)
     answers = [engine.generate([{"role": "user", "content": text}], params).run() for text in texts[:2]]
     assert (status, row["schedule"], row["prompts"]) == (0, "plain", 2)
     assert row["prompt_tokens"] == sum(len(answer.prompt_ids) for answer in answers)
-    assert row["tokens"] == sum(len(answer.ids) for answer in answers)
+    assert row["tokens"] == auto["tokens"] == sum(len(answer.ids) for answer in answers)
+    assert row["by_prompt"] == [1.0, 1.0]
+    assert len(auto["by_prompt"]) == 2
+    assert auto["least_prompt"] == min(auto["by_prompt"]) <= auto["median_prompt"]
 
 
 def test_table_and_defaults(bench, head):
@@ -307,11 +310,11 @@ def test_interrupt_prints_what_there_is(bench, head, monkeypatch):
     """Ctrl-C in the middle of the second repeat, and in the warm-up."""
     run, runs = Case.run, []
 
-    def interrupted(case):
+    def interrupted(case, prompt):
         runs.append(case)
         if len(runs) == stop:
             signal.raise_signal(signal.SIGINT)
-        return run(case)
+        return run(case, prompt)
 
     monkeypatch.setattr(Case, "run", interrupted)
     for stop, samples in ((5, [2, 1]), (1, [])):  # noqa: B007 (interrupted() reads it)
