@@ -208,7 +208,7 @@ struct PyRemote {
     const py::gil_scoped_release release;
     return remote->work(place);
   }
-  // (announce?, the round or None)
+  // (announce?, None or how many of the exit head's drafts the round judged and accepted)
   py::tuple land(const Words& verdict) {
     std::optional<Round> round;
     bool announce = false;
@@ -218,7 +218,14 @@ struct PyRemote {
       const py::gil_scoped_release release;
       announce = remote->land(words, count, &round);
     }
-    return py::make_tuple(announce, round ? py::object(py::make_tuple(round->judged.size(), round->accepted)) : py::none());
+    if (!round) return py::make_tuple(announce, py::none());
+    int judged = 0, accepted = 0;
+    for (int i = 0; i < int(round->judged.size()); ++i) {
+      if (round->judged[i].copied > 0) continue;
+      ++judged;
+      accepted += i < round->accepted;
+    }
+    return py::make_tuple(announce, py::make_tuple(judged, accepted));
   }
   py::object next(int milliseconds) {   // an event, None (nothing yet); ends with StopIteration
     Event event;

@@ -15,7 +15,7 @@ from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
-from .schedule import AUTO, PLAIN, Auto, Schedule, describe, named, parse_schedule
+from .schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .statistics import Statistics
 from .text import StopStrings
 
@@ -134,8 +134,7 @@ class Engine:
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
         if isinstance(schedule, Auto) and self.head is None:
-            copies = schedule.lookup if self.backend.copies else 0
-            schedule = replace(named("lookup"), lookup=copies) if copies else PLAIN
+            schedule = copying(PLAIN, schedule.lookup if self.backend.copies else 0)
         if isinstance(schedule, Schedule) and schedule.lookup and not self.backend.copies:
             raise UsageError(f"the {self.backend.name} backend copies no drafts: leave lookup= out of the schedule")
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:

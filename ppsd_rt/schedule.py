@@ -93,6 +93,13 @@ NAMES = ("auto", *_NAMED)
 _LENGTHS = ("first_chunk", "max_chunk", "lookahead")
 
 
+def copying(schedule: Schedule, lookup: int) -> Schedule:
+    """The schedule with copies beside its drafts; plain decoding becomes `lookup`. 0: the schedule as it is."""
+    if not lookup:
+        return schedule
+    return replace(schedule if schedule.drafts else _NAMED["lookup"], lookup=lookup)
+
+
 def named(name: str) -> Schedule:
     """One of the fixed schedules."""
     if name not in _NAMED:

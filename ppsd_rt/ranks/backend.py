@@ -20,7 +20,7 @@ from ..models.head_file import HeadFile, HeadInfo
 from ..planner import prior
 from ..protocol import Drafted, Limits, Round
 from ..sampling import SamplingParams
-from ..schedule import Auto, Schedule
+from ..schedule import Auto, Schedule, copying
 from .choose import RankChooser
 from .control import Control, Kind, Words, numbers_of
 from .costs import RankCosts, time_drafts
@@ -63,6 +63,7 @@ class RanksBackend:
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
         self._chooser: RankChooser | None = None
         self._choosers: dict[float | None, RankChooser] = {}
+        self._lookup = 0  # of the schedules that it chooses
         self._steps = 0, 0.0  # of one row and a draft: how many, and their seconds
         self._costs: tuple[RankCosts, RankCosts] | None = None
         self._answers: Queue[tuple[_native.Remote, Event]] = Queue()
@@ -116,7 +117,8 @@ class RanksBackend:
         oracle = options.oracle
         if isinstance(schedule, Auto):
             self._chooser = self._choose(oracle.acceptance if oracle else None)
-            schedule = self._chooser.schedule
+            self._lookup = 0 if oracle else schedule.lookup
+            schedule = copying(self._chooser.schedule, self._lookup)
         else:
             self._chooser = None
         same = next((i for i, (a, b) in enumerate(zip(self._tokens, prompt, strict=False)) if a != b), None)
@@ -270,7 +272,7 @@ class RanksBackend:
         if judged is not None and self._chooser is not None:
             changed = self._chooser.after(*judged)
             if changed is not None:
-                answer.set_schedule(native_schedule(changed))
+                answer.set_schedule(native_schedule(copying(changed, self._lookup)))
 
     # -- ending an answer ----------------------------------------------------------------------------------------------
 

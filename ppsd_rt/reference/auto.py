@@ -5,12 +5,12 @@ prediction is the closed form of draft-then-verify at the acceptance of the answ
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from time import perf_counter
 from typing import ClassVar
 
 from ..protocol import Round
-from ..schedule import PLAIN, Schedule, named
+from ..schedule import PLAIN, Schedule, copying
 from ..stop_rules import BetaThompson
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
@@ -58,9 +58,8 @@ class Chooser:
         """lookup: of the schedule; copies are not foreseen, they come on top."""
         best = max(LENGTHS, key=self.gain)
         if self.gain(best) < WORTH:
-            return replace(named("lookup"), lookup=lookup) if lookup else PLAIN
-        most = max(best, named("lookup").max_chunk) if lookup else best
-        return Schedule(best, most, best, overlap=False, stop_rule=BetaThompson(), lookup=lookup)
+            return copying(PLAIN, lookup)
+        return copying(Schedule(best, best, best, overlap=False, stop_rule=BetaThompson()), lookup)
 
     def explain(self) -> str:
         gains = ", ".join(f"{length}: {self.gain(length):.2f}x" for length in LENGTHS)
