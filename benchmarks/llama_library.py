@@ -43,6 +43,27 @@ class _ModelParams(Structure):
     _fields_ = (("all", c_int8 * 1024),)
 
 
+class _QuantizeParams(Structure):
+    """The beginning of struct llama_model_quantize_params, and more room than it needs."""
+
+    _fields_ = (("nthread", c_int32), ("ftype", c_int32), ("rest", c_int8 * 1016))
+
+
+QUANTIZED = {"IQ4_NL": 25, "Q4_K_M": 15}  # what only the library makes: enum llama_ftype
+
+
+def quantize(library: Path, source: Path, target: Path, format: str) -> None:
+    """A GGUF file of another format from one of floats: whole, or none."""
+    lib = _declared(ctypes.CDLL(str(library)))
+    lib.llama_backend_init()
+    params = lib.llama_model_quantize_default_params()
+    params.ftype = QUANTIZED[format]
+    unfinished = target.with_name(target.name + ".unfinished")
+    if lib.llama_model_quantize(str(source).encode(), str(unfinished).encode(), ctypes.byref(params)) != 0:
+        raise RuntimeError(f"llama.cpp cannot make {format} of {source}")
+    unfinished.replace(target)
+
+
 def find_library() -> Path | None:
     """$LLAMA_LIBRARY, the library that build_llama_cpp.sh made, or that of an installed package."""
     if os.environ.get("LLAMA_LIBRARY"):
@@ -130,6 +151,8 @@ def _declared(lib: ctypes.CDLL) -> ctypes.CDLL:
         ("llama_batch_free", None, (_Batch,)),
         ("llama_decode", c_int32, (c_void_p, _Batch)),
         ("llama_get_logits_ith", POINTER(c_float), (c_void_p, c_int32)),
+        ("llama_model_quantize_default_params", _QuantizeParams, ()),
+        ("llama_model_quantize", c_uint32, (c_char_p, c_char_p, POINTER(_QuantizeParams))),
     ):
         function = getattr(lib, name)
         function.restype, function.argtypes = result, arguments

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from export_gguf import FORMATS, export
-from llama_library import find_library
+from llama_library import QUANTIZED, find_library, quantize
 from peer_worker import PEERS
 
 from ppsd_rt import _native
@@ -142,8 +142,8 @@ class Case:
 def main() -> int:
     args = _arguments()
     folder = resolve_model(args.model)
-    names, absent = _at_hand(args.engines or list_of(_engine)(QUALITY if args.quality else ENGINES))
-    files = {format: _gguf(folder, format) for engine, format in names if engine == "llama.cpp"}
+    names, absent = at_hand(args.engines or list_of(engine_and_format)(QUALITY if args.quality else ENGINES))
+    files = {format: gguf_file(folder, format) for engine, format in names if engine == "llama.cpp"}
     context = max(args.prompt_tokens) + max(args.max_tokens) if not args.quality else args.window
     facts = run_facts("peers", args.model) | {"command": " ".join(["python", *sys.argv]), "absent": absent}
     workers: list[Worker] = []
@@ -240,7 +240,7 @@ def _quality(
     return Report(f"quality against {first.engine} {first.format}", QUALITY_COLUMNS, rows, facts, summary), True
 
 
-def _at_hand(names: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[str]]:
+def at_hand(names: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[str]]:
     """The engines that can be started, and why the others cannot."""
     missing = {}
     if find_library() is None:
@@ -253,11 +253,16 @@ def _at_hand(names: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[
     return [name for name in names if name[0] not in missing], reasons
 
 
-def _gguf(folder: Path, format: str) -> Path:
+def gguf_file(folder: Path, format: str) -> Path:
     """The model as a GGUF file in the cache, written once."""
     target = cache_dir() / "benchmarks" / f"{Checkpoint(folder).hash}-{format}.gguf"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    library = find_library()
+    if format in QUANTIZED and library is not None:
+        quantize(library, gguf_file(folder, "F32"), target, format)
+    else:
         export(folder, format, target)
     return target
 
@@ -266,12 +271,13 @@ def _median(value: Any) -> Any:
     return value.median if isinstance(value, Spread) else value
 
 
-def _engine(text: str) -> tuple[str, str]:
+def engine_and_format(text: str) -> tuple[str, str]:
     engine, _, format = text.partition(":")
     if engine not in PEERS or not format:
         raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE:FORMAT; engines are {', '.join(PEERS)}")
-    if engine == "llama.cpp" and format not in FORMATS:
-        raise argparse.ArgumentTypeError(f"llama.cpp's format {format!r} is not one of {', '.join(FORMATS)}")
+    known = (*FORMATS, *QUANTIZED)
+    if engine == "llama.cpp" and format not in known:
+        raise argparse.ArgumentTypeError(f"llama.cpp's format {format!r} is not one of {', '.join(known)}")
     return engine, format
 
 
@@ -280,7 +286,7 @@ def _arguments() -> argparse.Namespace:
     numbers = list_of(positive)
     cores = len(_native.usable_cores())
     parser.add_argument("-m", "--model", default="smollm2-135m")
-    parser.add_argument("--engines", type=list_of(_engine), help=f"ENGINE:FORMAT,... [{ENGINES}]")
+    parser.add_argument("--engines", type=list_of(engine_and_format), help=f"ENGINE:FORMAT,... [{ENGINES}]")
     parser.add_argument("-t", "--threads", type=numbers, default=sorted({1, min(2, cores)}), help="[1,2]")
     parser.add_argument("-p", "--prompt-tokens", type=numbers, default=[64, 512], help="[64,512]")
     parser.add_argument("-n", "--max-tokens", type=numbers, default=[128], help="[128]")

@@ -39,4 +39,5 @@ for acceptance in 0.5 0.6 0.7 0.8 0.9; do  # one by one: `auto` learns from ever
 done
 measure quality -m ppsd_rt eval --dtype bfloat16,int8
 measure peers benchmarks/peers.py -t "$threads" -r "$repeats"
+measure peers-prompts benchmarks/peers_prompts.py -r "${QUICK:-3}"
 measure peers-quality benchmarks/peers.py --quality

@@ -96,12 +96,26 @@ def test_llama_cpp_has_the_same_weights(load, library, folder, tmp_path):
     np.testing.assert_allclose(llama.decode(ids), theirs[-1], atol=1e-3)
 
 
-def peers(folder, tmp_path, *args):
+def peers(folder, tmp_path, *args, script="peers.py"):
     environment = {**os.environ, "PPSD_CACHE": str(tmp_path / "cache")}
-    command = [sys.executable, FOLDER / "peers.py", "--model", folder, "-t", "1", *args]
+    command = [sys.executable, FOLDER / script, "--model", folder, "-t", "1", *args]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_prompts_with_speculation(folder, tmp_path):
+    """Every prompt has its ratio, to the first engine; `auto` has no exit head here, and copies."""
+    engines = "ppsd-rt:float32+auto,ppsd-rt:float32"
+    args = ("--engines", engines, "--limit", 1, "-n", 20, "-r", 2, "-o", "json")
+    result = peers(folder, tmp_path, *args, script="peers_prompts.py")
+    auto, plain = result["rows"]
+    assert [row["engine"] for row in (auto, plain)] == engines.replace(",", " ").split()
+    assert auto["times"]["samples"] == [1.0, 1.0]
+    speeds = [row["decode_tokens_per_second"]["samples"] for row in (auto, plain)]
+    assert plain["times"]["samples"] == pytest.approx([a / b for a, b in zip(*speeds, strict=True)])
+    assert len(plain["by_prompt"]) == result["prompts"]
+    assert plain["least_prompt"] == min(plain["by_prompt"]) <= plain["median_prompt"] <= max(plain["by_prompt"])
 
 
 def test_side_by_side(load, folder, tmp_path):
@@ -161,7 +175,7 @@ def test_wrong_usage(load, monkeypatch, capsys, args, words):
 def test_a_missing_peer_is_named(load, monkeypatch, capsys):
     module = load("peers")
     monkeypatch.setattr(module, "find_library", lambda: None)
-    names, reasons = module._at_hand([("ppsd-rt", "int8"), ("llama.cpp", "Q8_0")])
+    names, reasons = module.at_hand([("ppsd-rt", "int8"), ("llama.cpp", "Q8_0")])
     assert names == [("ppsd-rt", "int8")]
     assert "build_llama_cpp.sh" in reasons[0]
     assert "build_llama_cpp.sh" in capsys.readouterr().err

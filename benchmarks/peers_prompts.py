@@ -1,0 +1,142 @@
+"""The development prompts, answered by `auto`, by plain decoding and by llama.cpp, in turns, prompt by prompt.
+
+    python benchmarks/peers_prompts.py                                     # all 34: some minutes
+    python benchmarks/peers_prompts.py --limit 1 -n 64 -r 1 --engines ppsd-rt:int8+auto,llama.cpp:Q8_0
+
+Every engine decodes as many tokens for a prompt as our plain answer has (-n at most), greedily and past any end, so
+all do the same work; what they write differs, as their arithmetic does. The prompt's own time does not count. `x`: the
+speed of the first engine over this one's, over all prompts, by repeat; `median` and `least`: of the prompts. Needs what
+peers.py needs. The last line of the output is one JSON object.
+"""
+
+import argparse
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import product
+from statistics import median
+from typing import Any
+
+from peers import Worker, at_hand, engine_and_format, gguf_file
+
+from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt.bench.report import Column, Report
+from ppsd_rt.bench.spread import Spread, take_turns
+from ppsd_rt.cli.bench import print_report, run_facts
+from ppsd_rt.cli.bench_options import list_of, positive
+from ppsd_rt.cli.common import first_of_each_family, read_prompts
+from ppsd_rt.cli.progress import progress_bar
+from ppsd_rt.models.resolve import resolve_model
+
+ENGINES = "ppsd-rt:int8+auto,ppsd-rt:int8,llama.cpp:Q8_0,llama.cpp:IQ4_NL"
+
+COLUMNS = (
+    Column("engine", "engine"),
+    Column("threads", "threads"),
+    Column("decode_tokens_per_second", "decode tok/s", 1),
+    Column("times", "x", 2),
+    Column("median_prompt", "median", 2),
+    Column("least_prompt", "least", 2),
+)
+
+
+@dataclass
+class Case:
+    """seconds[prompt]: of all tokens but the first, in every repeat."""
+
+    name: str
+    worker: Worker
+    prompts: list[tuple[list[int], int]]
+    seconds: list[list[float]] = field(default_factory=list)
+
+    def measure(self, number: int) -> None:
+        prompt, tokens = self.prompts[number]
+        self.seconds[number].append(self.worker.ask(prompt=prompt, tokens=tokens)["rest"])
+
+    @property
+    def total(self) -> Spread:
+        return Spread(tuple(map(sum, zip(*self.seconds, strict=False))))
+
+
+def main() -> int:
+    args = _arguments()
+    folder = resolve_model(args.model)
+    names, absent = at_hand(args.engines)
+    prompts = _prompts(args)
+    context = max(len(prompt) + tokens for prompt, tokens in prompts)
+    facts = run_facts("peers-prompts", args.model)
+    facts |= {"command": " ".join(["python", *sys.argv]), "absent": absent, "prompts": len(prompts)}
+    cases: list[Case] = []
+    try:
+        for (engine, format), threads in product(names, args.threads):
+            model = str(gguf_file(folder, format) if engine == "llama.cpp" else folder)
+            worker = Worker(engine, format, model, threads, context)
+            cases.append(Case(f"{engine}:{format}", worker, prompts, [[] for _ in prompts]))
+        facts["engines"] = {case.name: case.worker.about for case in cases}
+        take_turns(cases, 1, lambda case: case.worker.ask(prompt=prompts[0][0], tokens=4))
+        actions = [partial(case.measure, number) for number in range(len(prompts)) for case in cases]
+        with progress_bar("measuring") as advance:
+            whole = take_turns(actions, args.repeats, lambda action: action(), advance)
+    finally:
+        for case in cases:
+            case.worker.close()
+    rows = [_row(case, cases[0]) for case in cases if case.total.samples]
+    short = [{key: _median(value) for key, value in row.items() if key != "by_prompt"} for row in rows]
+    summary = {"repeats": args.repeats, "interrupted": not whole, "results": short}
+    print_report(
+        Report("the first engine over each, the same prompts in turns", COLUMNS, rows, facts, summary), args.output
+    )
+    return 0 if whole else 130
+
+
+def _prompts(args: argparse.Namespace) -> list[tuple[list[int], int]]:
+    """(ids, tokens of the plain answer) of every prompt that is answered with more than one token."""
+    engine = Engine.from_pretrained(args.model, backend="cpu", dtype="int8", exit_head="none")
+    found = []
+    for prompt in first_of_each_family(read_prompts(None), args.limit):
+        ids = engine.encode([{"role": "user", "content": prompt.prompt}])
+        answer = engine.generate(ids, SamplingParams(max_tokens=args.max_tokens), "plain").run()
+        if len(answer.ids) > 1:
+            found.append((ids, len(answer.ids)))
+    return found
+
+
+def _row(case: Case, first: Case) -> dict[str, Any]:
+    tokens = sum(tokens - 1 for _, tokens in case.prompts)
+    pairs = zip(case.seconds, first.seconds, strict=True)
+    by_prompt = [Spread(tuple(theirs)).over(Spread(tuple(ours))).median for theirs, ours in pairs if theirs and ours]
+    return {
+        "engine": case.name,
+        "threads": case.worker.threads,
+        "decode_tokens_per_second": case.total.map(lambda seconds: tokens / seconds),
+        "times": case.total.over(first.total),
+        "median_prompt": median(by_prompt),
+        "least_prompt": min(by_prompt),
+        "by_prompt": by_prompt,
+    }
+
+
+def _median(value: Any) -> Any:
+    return value.median if isinstance(value, Spread) else value
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    cores = len(_native.usable_cores())
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument(
+        "--engines", type=list_of(engine_and_format), default=list_of(engine_and_format)(ENGINES), help=f"[{ENGINES}]"
+    )
+    parser.add_argument("-t", "--threads", type=list_of(positive), default=[min(2, cores)], help="[2]")
+    parser.add_argument("-n", "--max-tokens", type=positive, default=256, help="[256]")
+    parser.add_argument("-r", "--repeats", type=positive, default=3, help="[3]")
+    parser.add_argument("--limit", type=positive, help="only the first of each family [all]")
+    parser.add_argument("-o", "--output", choices=("table", "md", "csv", "json", "jsonl"), default="table")
+    args = parser.parse_args()
+    if max(args.threads) > cores:
+        parser.error(f"there are only {cores} cores")
+    return args
+
+
+if __name__ == "__main__":
+    sys.exit(main())
