@@ -6,7 +6,7 @@ from support import write_model
 from ppsd_rt import Engine, SamplingParams, UsageError
 from ppsd_rt.protocol import Draft
 from ppsd_rt.reference.lookup import LONG, MOST, PRIORS, Lookup
-from ppsd_rt.schedule import AUTO, Auto, describe, named, parse_schedule
+from ppsd_rt.schedule import AUTO, PLAIN, Auto, copying, describe, named, parse_schedule
 
 
 def proposal(committed, drafts=(), shortest=2):
@@ -77,6 +77,12 @@ def test_schedules_name_it():
     ):
         with pytest.raises(UsageError, match=words):
             parse_schedule(text)
+
+
+def test_copies_beside_any_schedule():
+    assert copying(PLAIN, 0) == PLAIN
+    assert copying(PLAIN, 3) == named("lookup")
+    assert copying(named("elastic"), 2) == parse_schedule("elastic:lookup=2")
 
 
 @pytest.fixture(scope="module")
