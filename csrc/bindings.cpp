@@ -179,6 +179,7 @@ Schedule schedule_of(const py::dict& values) {
   if (rule.contains("threshold")) schedule.stop_rule.threshold = rule["threshold"].cast<double>();
   if (rule.contains("discount")) schedule.stop_rule.discount = rule["discount"].cast<double>();
   if (rule.contains("bins")) schedule.stop_rule.bins = rule["bins"].cast<int>();
+  if (rule.contains("copy_threshold")) schedule.stop_rule.copy_threshold = rule["copy_threshold"].cast<double>();
   if (rule.contains("weight")) schedule.stop_rule.weight = rule["weight"].cast<double>();
   return schedule;
 }

@@ -32,6 +32,9 @@ class Controller(Protocol):
     def stop_copying(self, chance: float) -> bool:
         """The same after a copied draft token, which is right with this chance."""
 
+    def may_copy(self, chance: float, stopped: bool) -> bool:
+        """Is a copy with this chance worth its row? stopped: the exit head is not asked any more."""
+
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         """After a verdict: (confidence, accepted) of the head's tokens that it judged, in order."""
 
@@ -50,6 +53,9 @@ class _FixedLength:
 
     def stop_copying(self, chance: float) -> bool:
         return False
+
+    def may_copy(self, chance: float, stopped: bool) -> bool:
+        return not stopped
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         pass
@@ -79,6 +85,9 @@ class _ConfidenceThreshold:
     def stop_copying(self, chance: float) -> bool:
         return chance < self.threshold
 
+    def may_copy(self, chance: float, stopped: bool) -> bool:
+        return not stopped and chance >= self.threshold
+
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         pass
 
@@ -106,6 +115,9 @@ class _BetaThompson:
 
     def stop_copying(self, chance: float) -> bool:
         return self.stream.uniform() >= chance
+
+    def may_copy(self, chance: float, stopped: bool) -> bool:
+        return not stopped
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         self.posterior.forget(self.discount)
@@ -143,6 +155,9 @@ class _CalibratedThompson:
     def stop_copying(self, chance: float) -> bool:
         return self.stream.uniform() >= chance
 
+    def may_copy(self, chance: float, stopped: bool) -> bool:
+        return not stopped
+
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         self.bins.observe(verdict, self.discount)
 
@@ -153,18 +168,23 @@ class Survival:
 
     A draft's chance is the mean of the posterior of its confidence bin (as in `CalibratedThompson`). A chunk that lives
     with chance s gains s times the acceptance by one draft more: it should stop where that is worth less than the draft
-    costs, so the threshold is (seconds of a draft) * (tokens per second) / acceptance.
+    costs, so the threshold is (seconds of a draft) * (tokens per second) / acceptance. A copied draft has a threshold
+    of its own, (seconds of a row more in the pass) * (tokens per second), and may follow when the head is not asked
+    any more.
     """
 
     threshold: float = 0.3
     bins: int = 10
     weight: float = 4.0
     discount: float = 0.98
+    copy_threshold: float = 0.1
 
     def __post_init__(self) -> None:
         _check_discount(self.discount)
         if not 0 < self.threshold < 1:
             raise UsageError(f"the survival threshold must be between 0 and 1, not {self.threshold}")
+        if not 0 < self.copy_threshold < 1:
+            raise UsageError(f"the survival threshold of copies must be between 0 and 1, not {self.copy_threshold}")
         if self.bins < 1 or self.weight <= 0:
             raise UsageError(f"survival stop rule: bins {self.bins} must be >= 1 and weight {self.weight} above 0")
 
@@ -183,6 +203,9 @@ class _Survival:
     def stop_copying(self, chance: float) -> bool:
         self.alive *= chance
         return self.alive < self.rule.threshold
+
+    def may_copy(self, chance: float, stopped: bool) -> bool:
+        return self.alive * chance >= self.rule.copy_threshold
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         self.bins.observe(verdict, self.rule.discount)

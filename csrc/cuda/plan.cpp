@@ -181,7 +181,7 @@ void Plan::change_rule(const StopRule& to) {
   const StopRule& from = schedule_.stop_rule;
   const bool same = from.kind == to.kind && from.discount == to.discount && from.bins == to.bins && from.weight == to.weight;
   if (!same) controller_ = Controller::make(to, seed_);
-  controller_->set_threshold(to.threshold);
+  controller_->set_thresholds(to);
 }
 
 void Plan::set_schedule(const Schedule& schedule) {

@@ -9,6 +9,8 @@ constexpr int kLong = 8;        // tokens of a match that is preferred to a newe
 constexpr int kMost = 24;       // tokens of a match that are counted
 constexpr double kWeight = 4.0;      // verdicts that a prior counts as
 constexpr double kDiscount = 0.98;   // what older ones keep at each verdict
+constexpr double kHead = 0.5;        // prior of the exit head
+constexpr double kCheaper = 0.1;     // by so much a copy may be worse than the head: it costs no draft step
 constexpr std::array<int, 9> kMatch = {1, 3, 4, 5, 6, 8, 12, 16, 24};
 constexpr std::array<double, 9> kPrior = {0.50, 0.66, 0.74, 0.79, 0.82, 0.88, 0.91, 0.94, 0.99};
 
@@ -56,8 +58,9 @@ std::optional<Draft> Lookup::propose(const TokenAt& at, int known) const {
 void Lookup::observe(const std::vector<Draft>& judged, int accepted) {
   for (Chance& chance : chances_) chance = {chance.accepted * kDiscount, chance.rejected * kDiscount};
   for (int i = 0; i < int(judged.size()); ++i) {
-    if (judged[i].copied == 0) continue;
-    Chance& chance = chances_[bucket(judged[i].copied)];
+    const bool copied = judged[i].copied > 0;
+    if (!copied) head_ = {head_.accepted * kDiscount, head_.rejected * kDiscount};
+    Chance& chance = copied ? chances_[bucket(judged[i].copied)] : head_;
     (i < accepted ? chance.accepted : chance.rejected) += 1.0;
   }
 }
@@ -66,11 +69,13 @@ size_t Lookup::bucket(int match) {
   return size_t(std::upper_bound(kMatch.begin(), kMatch.end(), match) - kMatch.begin()) - 1;
 }
 
-// The mean of a Beta posterior.
-double Lookup::chance(int match) const {
-  const size_t which = bucket(match);
-  const Chance& seen = chances_[which];
-  return (kWeight * kPrior[which] + seen.accepted) / (kWeight + seen.accepted + seen.rejected);
+double Lookup::prior(int match) { return kPrior[bucket(match)]; }
+
+bool Lookup::beats_head(double chance) const { return chance >= mean(kHead, head_) - kCheaper; }
+
+// Of a Beta posterior.
+double Lookup::mean(double prior, const Chance& seen) {
+  return (kWeight * prior + seen.accepted) / (kWeight + seen.accepted + seen.rejected);
 }
 
 }  // namespace ppsd

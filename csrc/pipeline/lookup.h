@@ -24,7 +24,9 @@ class Lookup {
   void learn(const std::vector<int>& tokens, int shortest);
   // The token that followed the last occurrence of what stands before position `known`, if there is one.
   std::optional<Draft> propose(const TokenAt& at, int known) const;
-  // After a verdict: which of the copied tokens among `judged` were right; the first `accepted` of all were.
+  // Is a copy with this chance about as good as what the exit head has been drawing?
+  bool beats_head(double chance) const;
+  // After a verdict: the first `accepted` of the judged were right.
   void observe(const std::vector<Draft>& judged, int accepted);
 
  private:
@@ -37,11 +39,14 @@ class Lookup {
     double accepted = 0.0, rejected = 0.0;
   };
   static size_t bucket(int match);
-  double chance(int match) const;
+  static double mean(double prior, const Chance& seen);
+  double chance(int match) const { return mean(prior(match), chances_[bucket(match)]); }
+  static double prior(int match);
 
   std::array<Index, 2> indices_;   // a long match first, then a short one
   int indexed_ = 0;
-  std::array<Chance, 9> chances_{};
+  std::array<Chance, 9> chances_{};   // by the length of the match
+  Chance head_;                       // of the exit head
 };
 
 }  // namespace ppsd

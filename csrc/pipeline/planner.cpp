@@ -29,10 +29,8 @@ double tokens_per_round(double acceptance, int length) {
 
 }  // namespace
 
-Schedule schedule_of(Mode mode, int length, double threshold, int lookup) {
+Schedule schedule_of(Mode mode, int length, double threshold) {
   Schedule schedule;
-  schedule.lookup = lookup;
-  if (mode == Mode::kPlain && lookup > 0) schedule.max_chunk = kMaxChunk;   // for copies
   schedule.stop_rule.kind = StopRule::Kind::kSurvival;
   schedule.stop_rule.threshold = threshold;
   if (mode == Mode::kTurns) schedule.first_chunk = schedule.max_chunk = schedule.lookahead = length;
@@ -168,13 +166,16 @@ void Planner::decide() {
   // Drafting goes on while the chance that all drafts so far and the next one are right is worth what the next one
   // costs at the speed that is expected: the marginal rule of renewal rewards.
   const Costs::Stages& c = costs_.turns;
-  const bool copies_alone = best.mode == Mode::kPlain;
-  const int rows = copies_alone ? kMaxRows / 2 : std::min(best.length + 2, kMaxRows);   // about where it will end
-  const double row = (c.verify[rows] - c.verify[1]) / (rows - 1);
-  const double more = copies_alone ? row : (c.draft_step + row) / std::max(a, 0.05);
-  const double threshold = std::clamp(more * best.tokens_per_second, 0.02, 0.98);
+  const auto row = [&c](int rows) { return (c.verify[rows] - c.verify[1]) / (rows - 1); };
+  const double more = c.draft_step + row(std::min(best.length + 2, kMaxRows));   // about where it will end
+  const auto worth = [&](double seconds) { return std::clamp(seconds * best.tokens_per_second, 0.02, 0.98); };
   mode_ = best.mode;
-  schedule_ = schedule_of(best.mode, probing_ ? 1 : kMaxChunk, threshold, probing_ ? 0 : lookup_);
+  schedule_ = schedule_of(best.mode, probing_ ? 1 : kMaxChunk, worth(more / std::max(a, 0.05)));
+  if (lookup_ > 0 && !probing_) {
+    schedule_.lookup = lookup_;
+    schedule_.stop_rule.copy_threshold = worth(row(kMaxRows / 2));
+    if (mode_ == Mode::kPlain) schedule_.max_chunk = kMaxChunk;   // copies are its only drafts
+  }
 }
 
 }  // namespace ppsd

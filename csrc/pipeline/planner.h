@@ -96,6 +96,6 @@ class Planner {
 };
 
 // The schedule that a mode stands for; threshold: of the survival stop rule.
-Schedule schedule_of(Prediction::Mode mode, int length, double threshold, int lookup = 0);
+Schedule schedule_of(Prediction::Mode mode, int length, double threshold);
 
 }  // namespace ppsd

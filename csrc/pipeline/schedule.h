@@ -19,6 +19,7 @@ struct StopRule {
   double discount = 0.98;   // kBeta, kCalibrated, kSurvival
   int bins = 10;            // kCalibrated, kSurvival
   double weight = 4.0;      // kCalibrated, kSurvival: the prior counts as so many verdicts
+  double copy_threshold = 0.1;   // kSurvival: of copies, which cost a row and no draft step
 };
 
 struct Schedule {
@@ -40,8 +41,9 @@ class Controller {
   virtual ~Controller() = default;
   virtual bool stop(double confidence) = 0;                        // after a draft token: stop drafting and verify?
   virtual bool stop_copying(double chance) = 0;                    // after a copied one, which is right with this chance
+  virtual bool may_copy(double, bool stopped) const { return !stopped; }   // is a copy with this chance worth its row?
   virtual void observe(const std::vector<Judged>& verdict) = 0;    // of the head's, up to and including the first rejected
-  virtual void set_threshold(double) {}                            // what has been learned stays
+  virtual void set_thresholds(const StopRule&) {}                  // what has been learned stays
   static std::unique_ptr<Controller> make(const StopRule& rule, uint64_t seed);
 };
 

@@ -37,15 +37,18 @@ bool Scheduler::has_step() const {
 
 bool Scheduler::may_draft() const {
   const bool in_range = known() < limits_.end - 1;
-  return in_range && !stopped_ && int(drafts_.size()) < schedule_.lookahead;
+  return in_range && !stopped_ && !drafted_end() && int(drafts_.size()) < schedule_.lookahead;
 }
 
 // What the text goes on with if it repeats itself, where drafting may go on.
 std::optional<Draft> Scheduler::to_copy() const {
   const int most = std::max(schedule_.lookahead, schedule_.max_chunk);
   const bool room = known() < limits_.end - 1 && int(drafts_.size()) < most;
-  if (schedule_.lookup == 0 || stopped_ || !room) return std::nullopt;
-  return lookup_.propose([this](int position) { return token_at(position); }, known());
+  if (schedule_.lookup == 0 || !room || drafted_end()) return std::nullopt;
+  const auto copy = lookup_.propose([this](int position) { return token_at(position); }, known());
+  if (!copy || !controller_->may_copy(copy->confidence, stopped_)) return std::nullopt;
+  const bool head_is_better = schedule_.lookahead > 0 && !lookup_.beats_head(copy->confidence);
+  return head_is_better ? std::nullopt : copy;
 }
 
 int Scheduler::copy() {
@@ -56,7 +59,7 @@ int Scheduler::copy() {
 
 void Scheduler::add(const Draft& draft, bool stops) {
   drafts_.push_back(draft);
-  stopped_ = stops || is_stop(draft.token);
+  stopped_ = stopped_ || stops;
 }
 
 DraftStep Scheduler::next_step() {
@@ -174,7 +177,7 @@ void Scheduler::set_schedule(const Schedule& schedule) {
   const bool same_rule = from.kind == to.kind && from.discount == to.discount && from.bins == to.bins &&
                          from.weight == to.weight;
   if (!same_rule) controller_ = Controller::make(to, seed_);
-  controller_->set_threshold(to.threshold);
+  controller_->set_thresholds(to);
   schedule_ = schedule;
   if (schedule_.lookup > 0) lookup_.learn(tokens_, schedule_.lookup);
 }
@@ -183,6 +186,8 @@ int Scheduler::token_at(int position) const {
   const int committed = int(tokens_.size());
   return position < committed ? tokens_[position] : drafts_[position - committed].token;
 }
+
+bool Scheduler::drafted_end() const { return !drafts_.empty() && is_stop(drafts_.back().token); }
 
 bool Scheduler::is_stop(int token) const {
   return std::find(limits_.stop_ids.begin(), limits_.stop_ids.end(), token) != limits_.stop_ids.end();

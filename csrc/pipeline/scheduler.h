@@ -55,6 +55,7 @@ class Scheduler {
   void add(const Draft& draft, bool stops);
   bool committed_row_waits() const { return launched_ == int(tokens_.size()) - 1; }
   bool is_stop(int token) const;
+  bool drafted_end() const;
   bool ended() const;
   void roll_back();
   void learn(int position, std::vector<float> hidden);
@@ -70,7 +71,8 @@ class Scheduler {
   int drafted_rows_ = 0;   // rows that have passed the draft stage
   int launched_ = 0;       // rows that have been handed to verification
   std::atomic<uint64_t> epoch_{0};
-  bool finished_ = false, restarted_ = true, stopped_ = false;
+  bool finished_ = false, restarted_ = true;
+  bool stopped_ = false;   // the exit head is not asked any more, by the stop rule
 };
 
 }  // namespace ppsd

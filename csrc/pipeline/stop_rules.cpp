@@ -19,7 +19,8 @@ class ConfidenceThreshold final : public Controller {
   bool stop(double confidence) override { return confidence < threshold_; }
   bool stop_copying(double chance) override { return chance < threshold_; }
   void observe(const std::vector<Judged>&) override {}
-  void set_threshold(double threshold) override { threshold_ = threshold; }
+  bool may_copy(double chance, bool stopped) const override { return !stopped && chance >= threshold_; }
+  void set_thresholds(const StopRule& rule) override { threshold_ = rule.threshold; }
 
  private:
   double threshold_;
@@ -106,7 +107,10 @@ class CalibratedThompson final : public Controller {
 class Survival final : public Controller {
  public:
   explicit Survival(const StopRule& rule)
-      : threshold_(rule.threshold), discount_(rule.discount), bins_(rule.bins, rule.weight) {}
+      : threshold_(rule.threshold),
+        copy_threshold_(rule.copy_threshold),
+        discount_(rule.discount),
+        bins_(rule.bins, rule.weight) {}
 
   bool stop(double confidence) override {
     alive_ *= bins_.at(confidence).mean();
@@ -120,10 +124,14 @@ class Survival final : public Controller {
     bins_.observe(verdict, discount_);
     alive_ = 1.0;
   }
-  void set_threshold(double threshold) override { threshold_ = threshold; }
+  bool may_copy(double chance, bool) const override { return alive_ * chance >= copy_threshold_; }
+  void set_thresholds(const StopRule& rule) override {
+    threshold_ = rule.threshold;
+    copy_threshold_ = rule.copy_threshold;
+  }
 
  private:
-  double threshold_, discount_;
+  double threshold_, copy_threshold_, discount_;
   Bins bins_;
   double alive_ = 1.0;
 };

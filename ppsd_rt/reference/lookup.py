@@ -18,6 +18,8 @@ LONG = 8  # tokens of a match that is preferred to a newer, shorter one
 MOST = 24  # tokens of a match that are counted
 WEIGHT = 4.0  # verdicts that a prior counts as
 DISCOUNT = 0.98  # what older ones keep at each verdict
+HEAD = 0.5  # prior of the exit head
+CHEAPER = 0.1  # by so much a copy may be worse than the head: it costs no draft step
 MATCHES = (1, 3, 4, 5, 6, 8, 12, 16, 24)  # a match of at least so many tokens
 PRIORS = (0.50, 0.66, 0.74, 0.79, 0.82, 0.88, 0.91, 0.94, 0.99)  # is followed by the same token with this chance
 
@@ -31,6 +33,7 @@ class Lookup:
         self._indexed = 0
         self._accepted = [0.0] * len(MATCHES)
         self._rejected = [0.0] * len(MATCHES)
+        self._head = [0.0, 0.0]  # accepted and rejected drafts of the exit head
 
     def learn(self, tokens: Sequence[int]) -> None:
         """The committed text has grown to `tokens`."""
@@ -51,6 +54,10 @@ class Lookup:
                 return Draft(known[end], self._chance(match), match)
         return None
 
+    def beats_head(self, chance: float) -> bool:
+        """Is a copy with this chance about as good as what the exit head has been drawing?"""
+        return chance >= _mean(HEAD, *self._head) - CHEAPER
+
     def observe(self, judged: Sequence[Draft], accepted: int) -> None:
         """After a verdict: the first `accepted` of the judged draft tokens were right."""
         self._accepted = [DISCOUNT * count for count in self._accepted]
@@ -58,12 +65,18 @@ class Lookup:
         for place, draft in enumerate(judged):
             if draft.copied:
                 (self._accepted if place < accepted else self._rejected)[_bucket(draft.copied)] += 1.0
+            else:
+                self._head = [DISCOUNT * count for count in self._head]
+                self._head[place >= accepted] += 1.0
 
     def _chance(self, match: int) -> float:
-        """The mean of a Beta posterior."""
         bucket = _bucket(match)
-        yes, no = self._accepted[bucket], self._rejected[bucket]
-        return (WEIGHT * PRIORS[bucket] + yes) / (WEIGHT + yes + no)
+        return _mean(PRIORS[bucket], self._accepted[bucket], self._rejected[bucket])
+
+
+def _mean(prior: float, accepted: float, rejected: float) -> float:
+    """Of a Beta posterior."""
+    return (WEIGHT * prior + accepted) / (WEIGHT + accepted + rejected)
 
 
 def _bucket(match: int) -> int:

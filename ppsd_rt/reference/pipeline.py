@@ -99,7 +99,7 @@ class Pipeline:
         self._flights: deque[_Flight] = deque()
         self._stage_free_at = 0
         self._restarted = True
-        self._stopped = False  # by the stop rule, until the next verdict
+        self._stopped = False  # the exit head is not asked any more, by the stop rule, until the next verdict
 
     def run(self, prompt: Sequence[int]) -> Iterator[Round | Drafted]:
         """Rounds, and draft tokens as they are drawn. Rows that the stages already hold must be `prompt`'s first."""
@@ -142,13 +142,23 @@ class Pipeline:
 
     def _may_draft(self) -> bool:
         in_range = len(self.tokens) + len(self.drafts) < self.limits.end - 1
-        return in_range and not self._stopped and len(self.drafts) < self.schedule.lookahead
+        ends = self._stopped or self._drafted_end()
+        return in_range and not ends and len(self.drafts) < self.schedule.lookahead
 
     def _to_copy(self) -> Draft | None:
         """What the text goes on with if it repeats itself, where drafting may go on."""
         most = max(self.schedule.lookahead, self.schedule.max_chunk)
         room = len(self.tokens) + len(self.drafts) < self.limits.end - 1 and len(self.drafts) < most
-        return self.lookup.propose(self._known()) if self.lookup and room and not self._stopped else None
+        if self.lookup is None or not room or self._drafted_end():
+            return None
+        copy = self.lookup.propose(self._known())
+        if copy is None or not self.controller.may_copy(copy.confidence, self._stopped):
+            return None
+        head_is_better = self.schedule.drafts and not self.lookup.beats_head(copy.confidence)
+        return None if head_is_better else copy
+
+    def _drafted_end(self) -> bool:
+        return bool(self.drafts) and self.drafts[-1].token in self.limits.stop_ids
 
     def _step(self) -> Iterator[Drafted]:
         """One draft step: copies, the new tokens' rows through the early layers, and the exit head on the last one."""
@@ -172,7 +182,7 @@ class Pipeline:
 
     def _add(self, draft: Draft, stops: bool) -> Drafted:
         self.drafts.append(draft)
-        self._stopped = stops or draft.token in self.limits.stop_ids
+        self._stopped = self._stopped or stops
         return Drafted(len(self.tokens) + len(self.drafts) - 1, draft.token)
 
     # -- verify --------------------------------------------------------------------------------------------------------
