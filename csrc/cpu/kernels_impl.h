@@ -28,29 +28,6 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 // -- small pieces ------------------------------------------------------------------------------------------------------
 
-// Lanes are added in a fixed tree.
-inline float sum_lanes(V v) {
-  float x[16];
-  Simd::store(x, v);
-  for (int width = 8; width > 0; width /= 2)
-    for (int l = 0; l < width; ++l) x[l] += x[l + width];
-  return x[0];
-}
-
-inline float max_lanes(V v) {
-  float x[16];
-  Simd::store(x, v);
-  return *std::max_element(x, x + 16);
-}
-
-inline int sum_lanes(I v) {
-  int32_t x[16];
-  Simd::storei(x, v);
-  int total = 0;
-  for (int lane : x) total += lane;
-  return total;
-}
-
 // e^x; 0 below -87 and for -inf, 2.4e38 at most. Polynomial of Cephes (expf), relative error below 2e-7.
 inline V exp(V x) {
   const V low = Simd::set1(-87.0f);
@@ -136,7 +113,7 @@ inline void put_block(const Activations& out, int r, int b, V first, V second) {
     Simd::store_bf16(reinterpret_cast<uint16_t*>(words) + 16, second);
     count /= 2;
   } else {
-    const float largest = max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
+    const float largest = Simd::max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
     const V inverse = Simd::set1(largest > 0.0f ? 127.0f / largest : 0.0f);
     const I a = Simd::to_int(Simd::mul(first, inverse)), c = Simd::to_int(Simd::mul(second, inverse));
     Simd::store_i8(reinterpret_cast<int8_t*>(words), a);
@@ -144,7 +121,7 @@ inline void put_block(const Activations& out, int r, int b, V first, V second) {
     count /= 4;
     const size_t at = size_t(b) * out.rows + r;
     out.scales[at] = largest / 127.0f;
-    out.corrections[at] = -Simd::kWeightOffset * sum_lanes(Simd::addi(a, c));
+    out.corrections[at] = -Simd::kWeightOffset * Simd::sum_lanes(Simd::addi(a, c));
   }
   uint32_t* to = out.words + size_t(b) * count * out.rows + r;
   if (out.rows == 1) std::memcpy(to, words, size_t(count) * 4);
@@ -159,7 +136,7 @@ void normalize(const float* x, int rows, const float* weight, float eps, const A
       const V v = Simd::load(x + i);
       squares = Simd::fma(v, v, squares);
     }
-    const V inverse = Simd::set1(1.0f / std::sqrt(sum_lanes(squares) / float(width) + eps));
+    const V inverse = Simd::set1(1.0f / std::sqrt(Simd::sum_lanes(squares) / float(width) + eps));
     for (int i = 0; i < width; i += kBlock) {
       const V a = Simd::mul(Simd::mul(Simd::load(x + i), inverse), Simd::load(weight + i));
       const V c = Simd::mul(Simd::mul(Simd::load(x + i + 16), inverse), Simd::load(weight + i + 16));
@@ -185,7 +162,7 @@ void pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) 
       const V first = row ? load_stored(row, stored, b * kBlock) : Simd::zero();
       const V second = row ? load_stored(row, stored, b * kBlock + 16) : Simd::zero();
       if (out.format == Format::kInt8) {
-        const float largest = max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
+        const float largest = Simd::max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
         const uint16_t half = float_to_half(std::min(largest / 127.0f, 65504.0f));
         reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
         const float scale = half_to_float(half);
@@ -488,7 +465,7 @@ inline void attend_span(const AttendPhase& phase, int head, int kv_head, int spa
       scores[i][j] = Simd::select(Simd::less_i(Simd::seti(position), later), Simd::set1(-kInfinity), scores[i][j]);
       best = Simd::max(best, scores[i][j]);
     }
-    const float top = std::max(largest[i], max_lanes(best));
+    const float top = std::max(largest[i], Simd::max_lanes(best));
     V sum = Simd::zero();
     PPSD_UNROLL
     for (int j = 0; j < kPanels; ++j) {
@@ -499,7 +476,7 @@ inline void attend_span(const AttendPhase& phase, int head, int kv_head, int spa
     float change[16];
     Simd::store(change, exp(Simd::set1(largest[i] - top)));   // exp(-inf) = 0 for the first span
     shrink[i] = change[0];
-    total[i] = total[i] * shrink[i] + sum_lanes(sum);
+    total[i] = total[i] * shrink[i] + Simd::sum_lanes(sum);
     largest[i] = top;
   }
 
@@ -639,12 +616,12 @@ void soft_sum(const float* x, int n, float scale, float* max, float* sum) {
   std::copy(x + whole, x + n, rest);
   V largest = Simd::load(rest);
   for (int i = 0; i < whole; i += 16) largest = Simd::max(largest, Simd::load(x + i));
-  *max = max_lanes(largest);
+  *max = Simd::max_lanes(largest);
   const V top = Simd::set1(*max), factor = Simd::set1(scale);
   V total = exp(Simd::mul(Simd::sub(Simd::load(rest), top), factor));
   for (int i = 0; i < whole; i += 16)
     total = Simd::add(total, exp(Simd::mul(Simd::sub(Simd::load(x + i), top), factor)));
-  *sum = sum_lanes(total);
+  *sum = Simd::sum_lanes(total);
 }
 
 void gumbel(uint64_t seed, int position, const int* ids, int n, float* out) {
@@ -663,7 +640,7 @@ uint64_t stream(const uint8_t* data, size_t bytes) {
   for (size_t at = 0; at < bytes; at += 1024)
     for (int i = 0; i < 16; ++i) sum[i] = Simd::bit_xor(sum[i], Simd::loadi(reinterpret_cast<const int32_t*>(data + at + 64 * i)));
   for (int i = 1; i < 16; ++i) sum[0] = Simd::bit_xor(sum[0], sum[i]);
-  return uint64_t(sum_lanes(sum[0]));
+  return uint64_t(Simd::sum_lanes(sum[0]));
 }
 
 Kernels table(const char* name) {

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "simd_x86.h"
+
 namespace ppsd {
 namespace {
 
@@ -106,6 +108,11 @@ struct Simd {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xD8);
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
   }
+
+  // All lanes put together; floats are added in the same tree everywhere: lane l + 8 to lane l, then l + 4, l + 2, l + 1.
+  static float sum_lanes(V v) { return sum_of_eight(_mm256_add_ps(v.a, v.b)); }
+  static float max_lanes(V v) { return max_of_eight(_mm256_max_ps(v.a, v.b)); }
+  static int32_t sum_lanes(I v) { return sum_of_eight(_mm256_add_epi32(v.a, v.b)); }
 
   static V swap_halves(V v) { return {v.b, v.a}; }
 

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "simd_x86.h"
+
 namespace ppsd {
 namespace {
 
@@ -65,6 +67,17 @@ struct Simd {
   }
   static void store_bf16(uint16_t* p, V v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
   static void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v)); }
+
+  // All lanes put together; floats are added in the same tree everywhere: lane l + 8 to lane l, then l + 4, l + 2, l + 1.
+  static float sum_lanes(V v) {
+    return sum_of_eight(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+  }
+  static float max_lanes(V v) {
+    return max_of_eight(_mm256_max_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+  }
+  static int32_t sum_lanes(I v) {
+    return sum_of_eight(_mm256_add_epi32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1)));
+  }
 
   // Lanes 0-7 and 8-15 change places.
   static V swap_halves(V v) { return _mm512_shuffle_f32x4(v, v, 0x4E); }

@@ -1,9 +1,11 @@
 // Sixteen lanes in plain C++, for any machine; compilers turn the loops into what the machine has.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 
 #include "half.h"
 
@@ -163,6 +165,15 @@ struct Simd {
   static void store_i8(int8_t* p, I v) {
     for (int l = 0; l < 16; ++l) p[l] = int8_t(v.x[l] < -128 ? -128 : v.x[l] > 127 ? 127 : v.x[l]);
   }
+
+  // All lanes put together; floats are added in the same tree everywhere: lane l + 8 to lane l, then l + 4, l + 2, l + 1.
+  static float sum_lanes(V v) {
+    for (int width = 8; width > 0; width /= 2)
+      for (int l = 0; l < width; ++l) v.x[l] += v.x[l + width];
+    return v.x[0];
+  }
+  static float max_lanes(V v) { return *std::max_element(v.x, v.x + 16); }
+  static int32_t sum_lanes(I v) { return std::accumulate(v.x, v.x + 16, int32_t(0)); }
 
   static V swap_halves(V v) {
     return each([&](int l) { return v.x[l ^ 8]; });
