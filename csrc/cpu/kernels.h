@@ -18,6 +18,7 @@ enum class Stored { kFp32, kFp16, kBf16 };   // of a checkpoint's tensors, and o
 constexpr int kPanel = 16;    // outputs that are computed together: the lanes of a register
 constexpr int kBlock = 32;    // inputs that share a scale in int8
 constexpr int kSpan = 64;     // positions of an attention block
+constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
 
 // A packed matrix [outputs, inputs]: panels of 16 outputs, each one contiguous stretch of memory.
 //   fp32: [inputs][16] float
@@ -103,6 +104,11 @@ struct AttendPhase {
   const KvCache* cache;
   int rows, start, heads;
   float* mixed;                  // [rows][heads][head_dim]
+
+  // A unit of work: some of the queries that read one KV head, row by row.
+  int group() const { return heads / cache->kv_heads; }
+  int parts() const { return (rows * group() + kAttendTogether - 1) / kAttendTogether; }
+  int units() const { return cache->kv_heads * parts(); }
 };
 
 struct AddPhase {                // x += input W^T (+ bias)
@@ -173,7 +179,7 @@ struct Kernels {
   void (*normalize)(const float* x, int rows, const float* weight, float eps, const Activations& out);
   void (*convert)(const float* x, int rows, const Activations& out);
   void (*qkv)(const QkvPhase&, int panel_begin, int panel_end);
-  void (*attend)(const AttendPhase&, int head_begin, int head_end);
+  void (*attend)(const AttendPhase&, int unit_begin, int unit_end);
   void (*add)(const AddPhase&, int panel_begin, int panel_end);
   void (*swiglu)(const SwigluPhase&, int unit_begin, int unit_end);      // units of 32 outputs: four panels
   void (*logits)(const LogitsPhase&, int panel_begin, int panel_end);

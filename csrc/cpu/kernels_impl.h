@@ -395,137 +395,146 @@ inline V load_cached(const uint8_t* cache, size_t at) {
   else return Simd::load_bf16(reinterpret_cast<const uint16_t*>(cache) + at);
 }
 
-// Panels of channels from c on: what is mixed so far, shrunk, plus the span's values by their weights.
-template <int Q, int C, Stored S>
-inline void mix(const AttendPhase& phase, int head, const int* query_rows, size_t values, int c,
-                const float (&weights)[Q][kSpan], const float (&shrink)[Q]) {
-  const KvCache& cache = *phase.cache;
-  V mixed[Q][C];
-  float* out[Q];
+// What one row of one head asks of the positions up to its own: online softmax (Milakov and Gimelshein, arXiv
+// 1805.02867), span after span.
+struct Query {
+  const float* q;                // [head_dim], scaled
+  float* mixed;                  // [head_dim], to be divided by `total` at the end
+  int position;
+  float largest, total;          // of the scores so far, and of their exponentials
+};
+
+// Panels whose sums stay in registers beside each other, for each of Q queries.
+constexpr int panels_together(int queries) {
+  const int most = Simd::kSums / queries;
+  return most >= 4 ? 4 : most >= 2 ? 2 : 1;
+}
+
+// scores[query][position of the span], of J panels of positions from panel j on.
+template <int Q, int J, Stored S>
+inline void score(const KvCache& cache, size_t keys, int j, const Query* queries, float (&scores)[Q][kSpan]) {
+  V sum[Q][J];
   PPSD_UNROLL
-  for (int i = 0; i < Q; ++i) {
-    out[i] = phase.mixed + (size_t(query_rows[i]) * phase.heads + head) * cache.head_dim + c;
+  for (int i = 0; i < Q; ++i)
     PPSD_UNROLL
-    for (int j = 0; j < C; ++j) mixed[i][j] = Simd::mul(Simd::load(out[i] + j * kPanel), Simd::set1(shrink[i]));
-  }
-  for (int t = 0; t < kSpan; ++t)
+    for (int p = 0; p < J; ++p) sum[i][p] = Simd::zero();
+  for (int c = 0; c < cache.head_dim; ++c)
     PPSD_UNROLL
-    for (int j = 0; j < C; ++j) {
-      const V v = load_cached<S>(cache.values, values + size_t(t) * cache.head_dim + c + j * kPanel);
+    for (int p = 0; p < J; ++p) {
+      const V k = load_cached<S>(cache.keys, keys + (size_t(j + p) * cache.head_dim + c) * kPanel);
       PPSD_UNROLL
-      for (int i = 0; i < Q; ++i) mixed[i][j] = Simd::fma(v, Simd::set1(weights[i][t]), mixed[i][j]);
+      for (int i = 0; i < Q; ++i) sum[i][p] = Simd::fma(k, Simd::set1(queries[i].q[c]), sum[i][p]);
     }
   PPSD_UNROLL
   for (int i = 0; i < Q; ++i)
     PPSD_UNROLL
-    for (int j = 0; j < C; ++j) Simd::store(out[i] + j * kPanel, mixed[i][j]);
+    for (int p = 0; p < J; ++p) Simd::store(scores[i] + (j + p) * kPanel, sum[i][p]);
 }
 
-// Q queries (rows) of one head over one span of positions: online softmax (Milakov and Gimelshein, arXiv 1805.02867).
-// Queries that the span lies behind of are not passed in, so every query sees the same spans at every number of rows.
-template <int Q, Stored S>
-inline void attend_span(const AttendPhase& phase, int head, int kv_head, int span, const int* query_rows, float* largest,
-                        float* total) {
-  const KvCache& cache = *phase.cache;
-  const int head_dim = cache.head_dim, first = span * kSpan;
-  const float* q[Q];
+// J panels of channels from c on: what is mixed so far, shrunk, plus the span's first `count` values by their weights.
+template <int Q, int J, Stored S>
+inline void mix(const KvCache& cache, size_t values, int count, int c, const Query* queries,
+                const float (&weights)[Q][kSpan], const float* shrink) {
+  V mixed[Q][J];
   PPSD_UNROLL
-  for (int i = 0; i < Q; ++i) q[i] = phase.queries + (size_t(query_rows[i]) * phase.heads + head) * head_dim;
-
-  constexpr int kPanels = kSpan / kPanel;
-  V scores[Q][kPanels];
-  PPSD_UNROLL
-  for (int j = 0; j < kPanels; ++j) {
+  for (int i = 0; i < Q; ++i)
     PPSD_UNROLL
-    for (int i = 0; i < Q; ++i) scores[i][j] = Simd::zero();
-  }
-  size_t keys[kPanels];
-  PPSD_UNROLL
-  for (int j = 0; j < kPanels; ++j)
-    keys[j] = (size_t(kv_head) * (cache.capacity / kPanel) + first / kPanel + j) * head_dim * kPanel;
-  for (int c = 0; c < head_dim; ++c)
+    for (int p = 0; p < J; ++p)
+      mixed[i][p] = Simd::mul(Simd::load(queries[i].mixed + c + p * kPanel), Simd::set1(shrink[i]));
+  for (int t = 0; t < count; ++t)
     PPSD_UNROLL
-    for (int j = 0; j < kPanels; ++j) {
-      const V k = load_cached<S>(cache.keys, keys[j] + size_t(c) * kPanel);
+    for (int p = 0; p < J; ++p) {
+      const V v = load_cached<S>(cache.values, values + size_t(t) * cache.head_dim + c + p * kPanel);
       PPSD_UNROLL
-      for (int i = 0; i < Q; ++i) scores[i][j] = Simd::fma(k, Simd::set1(q[i][c]), scores[i][j]);
+      for (int i = 0; i < Q; ++i) mixed[i][p] = Simd::fma(v, Simd::set1(weights[i][t]), mixed[i][p]);
     }
+  PPSD_UNROLL
+  for (int i = 0; i < Q; ++i)
+    PPSD_UNROLL
+    for (int p = 0; p < J; ++p) Simd::store(queries[i].mixed + c + p * kPanel, mixed[i][p]);
+}
+
+// Q queries of one KV head over one span of positions. Queries that the span lies behind of are not passed in, so every
+// query sees the same spans in the same order, whatever other queries it shares them with. (What lies behind the last of
+// them is left out, or weighs exactly nothing.)
+template <int Q, Stored S>
+void attend_span(const KvCache& cache, int kv_head, int span, Query* queries) {
+  constexpr int J = panels_together(Q), kPanels = kSpan / kPanel;
+  const int head_dim = cache.head_dim, first = span * kSpan;
+  const size_t at = (size_t(kv_head) * cache.capacity + first) * head_dim;   // of the span's keys, and of its values
+  const int count = std::min(queries[Q - 1].position - first + 1, kSpan);
+  alignas(64) float weights[Q][kSpan];
+  for (int j = 0; j * kPanel < count; j += J) score<Q, J, S>(cache, at, j, queries, weights);
 
   alignas(64) static const int32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const I lanes = Simd::loadi(kLanes);
-  float weights[Q][kSpan];
-  float shrink[Q];
-  PPSD_UNROLL
+  float sums[Q], shrink[16] = {};   // shrink: all at once, in the lanes of one register
   for (int i = 0; i < Q; ++i) {
-    const int position = phase.start + query_rows[i];
-    V best = Simd::set1(-kInfinity);
+    V scores[kPanels], best = Simd::set1(-kInfinity), sum = Simd::zero();
     PPSD_UNROLL
     for (int j = 0; j < kPanels; ++j) {
-      const I later = Simd::addi(lanes, Simd::seti(first + j * kPanel));
-      scores[i][j] = Simd::select(Simd::less_i(Simd::seti(position), later), Simd::set1(-kInfinity), scores[i][j]);
-      best = Simd::max(best, scores[i][j]);
+      const I position = Simd::addi(lanes, Simd::seti(first + j * kPanel));
+      const auto later = Simd::less_i(Simd::seti(queries[i].position), position);
+      const V score = j * kPanel < count ? Simd::load(weights[i] + j * kPanel) : Simd::zero();
+      scores[j] = Simd::select(later, Simd::set1(-kInfinity), score);
+      best = Simd::max(best, scores[j]);
     }
-    const float top = std::max(largest[i], Simd::max_lanes(best));
-    V sum = Simd::zero();
+    const float top = std::max(queries[i].largest, Simd::max_lanes(best));
     PPSD_UNROLL
     for (int j = 0; j < kPanels; ++j) {
-      const V w = exp(Simd::sub(scores[i][j], Simd::set1(top)));
+      const V w = exp(Simd::sub(scores[j], Simd::set1(top)));
       Simd::store(weights[i] + j * kPanel, w);
       sum = Simd::add(sum, w);
     }
-    float change[16];
-    Simd::store(change, exp(Simd::set1(largest[i] - top)));   // exp(-inf) = 0 for the first span
-    shrink[i] = change[0];
-    total[i] = total[i] * shrink[i] + Simd::sum_lanes(sum);
-    largest[i] = top;
+    sums[i] = Simd::sum_lanes(sum);
+    shrink[i] = queries[i].largest - top;   // -inf for the first span, and exp(-inf) = 0
+    queries[i].largest = top;
   }
+  Simd::store(shrink, exp(Simd::load(shrink)));
+  for (int i = 0; i < Q; ++i) queries[i].total = queries[i].total * shrink[i] + sums[i];
 
-  const size_t values = (size_t(kv_head) * cache.capacity + first) * head_dim;
   int c = 0;
-  for (; c + 4 * kPanel <= head_dim; c += 4 * kPanel) mix<Q, 4, S>(phase, head, query_rows, values, c, weights, shrink);
-  for (; c < head_dim; c += kPanel) mix<Q, 1, S>(phase, head, query_rows, values, c, weights, shrink);
+  for (; c + J * kPanel <= head_dim; c += J * kPanel) mix<Q, J, S>(cache, at, count, c, queries, weights, shrink);
+  for (; c < head_dim; c += kPanel) mix<Q, 1, S>(cache, at, count, c, queries, weights, shrink);
+}
+
+template <int Q, Stored S>
+inline void attend_some(const KvCache& cache, int kv_head, int span, Query* queries, int count) {
+  if constexpr (Q > 1) {
+    if (count < Q) return attend_some<Q - 1, S>(cache, kv_head, span, queries, count);
+  }
+  attend_span<Q, S>(cache, kv_head, span, queries);
 }
 
 template <Stored S>
-void attend_head(const AttendPhase& phase, int head) {
-  constexpr int kQueries = 4;
+void attend_unit(const AttendPhase& phase, int unit) {
   const KvCache& cache = *phase.cache;
-  const int head_dim = cache.head_dim, kv_head = head / (phase.heads / cache.kv_heads);
-  for (int r = 0; r < phase.rows; r += kQueries) {
-    const int count = std::min(kQueries, phase.rows - r);
-    float largest[kQueries], total[kQueries];
-    for (int i = 0; i < count; ++i) {
-      largest[i] = -kInfinity;
-      total[i] = 0.0f;
-      float* out = phase.mixed + (size_t(r + i) * phase.heads + head) * head_dim;
-      std::fill(out, out + head_dim, 0.0f);
-    }
-    const int last_span = (phase.start + r + count - 1) / kSpan;
-    for (int span = 0; span <= last_span; ++span) {
-      // Rows are in order, so those that the span concerns are the last ones.
-      int from = 0;
-      while (phase.start + r + from < span * kSpan) ++from;
-      int rows[kQueries];
-      for (int i = from; i < count; ++i) rows[i] = r + i;
-      switch (count - from) {
-        case 1: attend_span<1, S>(phase, head, kv_head, span, rows + from, largest + from, total + from); break;
-        case 2: attend_span<2, S>(phase, head, kv_head, span, rows + from, largest + from, total + from); break;
-        case 3: attend_span<3, S>(phase, head, kv_head, span, rows + from, largest + from, total + from); break;
-        default: attend_span<4, S>(phase, head, kv_head, span, rows + from, largest + from, total + from); break;
-      }
-    }
-    for (int i = 0; i < count; ++i) {
-      float* out = phase.mixed + (size_t(r + i) * phase.heads + head) * head_dim;
-      const V inverse = Simd::set1(1.0f / total[i]);
-      for (int c = 0; c < head_dim; c += kPanel) Simd::store(out + c, Simd::mul(Simd::load(out + c), inverse));
-    }
+  const int head_dim = cache.head_dim, group = phase.group(), parts = phase.parts();
+  const int kv_head = unit / parts, part = unit % parts, all = phase.rows * group;
+  const int begin = part * all / parts, count = (part + 1) * all / parts - begin;
+  Query queries[kAttendTogether];
+  for (int i = 0; i < count; ++i) {
+    const int row = (begin + i) / group, head = kv_head * group + (begin + i) % group;
+    const size_t at = (size_t(row) * phase.heads + head) * head_dim;
+    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f};
+    std::fill(queries[i].mixed, queries[i].mixed + head_dim, 0.0f);
+  }
+  // Queries are in order of their rows, so those that a span concerns are the last ones.
+  for (int span = 0, from = 0; span <= queries[count - 1].position / kSpan; ++span) {
+    while (queries[from].position < span * kSpan) ++from;
+    attend_some<kAttendTogether, S>(cache, kv_head, span, queries + from, count - from);
+  }
+  for (int i = 0; i < count; ++i) {
+    const V inverse = Simd::set1(1.0f / queries[i].total);
+    float* out = queries[i].mixed;
+    for (int c = 0; c < head_dim; c += kPanel) Simd::store(out + c, Simd::mul(Simd::load(out + c), inverse));
   }
 }
 
 void attend(const AttendPhase& phase, int begin, int end) {
-  for (int head = begin; head < end; ++head) {
-    if (phase.cache->stored == Stored::kFp32) attend_head<Stored::kFp32>(phase, head);
-    else attend_head<Stored::kBf16>(phase, head);
+  for (int unit = begin; unit < end; ++unit) {
+    if (phase.cache->stored == Stored::kFp32) attend_unit<Stored::kFp32>(phase, unit);
+    else attend_unit<Stored::kBf16>(phase, unit);
   }
 }
 

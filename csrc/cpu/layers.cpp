@@ -100,14 +100,14 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
 
     if (positions == nullptr) {
       const AttendPhase attend{queries_.data(), cache, rows, start, shape_.num_heads, mixed_.data()};
-      share(shape_.num_heads, 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
+      share(attend.units(), 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
     } else {
       share(rows, 1, [&](int begin, int end) {
         for (int r = begin; r < end; ++r) {
           const size_t at = size_t(r) * shape_.q_outputs();
           const AttendPhase attend{queries_.data() + at, cache + r,         1, positions[r],
                                    shape_.num_heads,     mixed_.data() + at};
-          kernels_.attend(attend, 0, shape_.num_heads);
+          kernels_.attend(attend, 0, attend.units());
         }
       });
     }

@@ -102,7 +102,7 @@ class Sweep {
         share(layer.qkv.panels(), 2, [&](int begin, int end) { k_.qkv(phase, begin, end); });
       } else if (name == "attention") {
         const AttendPhase phase{queries_.data(), &caches_[number], rows_, start_, s_.num_heads, mixed_.data()};
-        share(s_.num_heads, 1, [&](int begin, int end) { k_.attend(phase, begin, end); });
+        share(phase.units(), 1, [&](int begin, int end) { k_.attend(phase, begin, end); });
       } else if (name == "output" || name == "down") {
         const bool down = name == "down";
         const AddPhase phase{down ? &layer.down : &layer.o, nullptr, down ? &mlp : &heads, rows_, x_.data()};

@@ -17,6 +17,7 @@ struct Simd {
 
   static constexpr int kWeightOffset = 128;   // int8 weights are stored as unsigned: the dot instruction wants it so
   static constexpr int kRows = 8;             // rows of a micro-kernel: two registers for each of them, of 32
+  static constexpr int kSums = 16;            // sums beside each other in attention, of 32 registers
 
   static V zero() { return _mm512_setzero_ps(); }
   static V set1(float x) { return _mm512_set1_ps(x); }

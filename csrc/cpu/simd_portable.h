@@ -25,6 +25,7 @@ struct Simd {
 
   static constexpr int kWeightOffset = 0;
   static constexpr int kRows = 2;             // rows of a micro-kernel
+  static constexpr int kSums = 6;             // sums beside each other in attention
 
   template <class F>
   static V each(F f) {

@@ -38,7 +38,7 @@ void LayerShares::attention(int layer, const float* x, int rows, int start, floa
   const QkvPhase qkv{&weights.qkv, bias, &narrow, rows, start, s.num_heads, rope_.data(), queries_.data(), &caches_[layer], nullptr};
   kernels_.qkv(qkv, 0, weights.qkv.panels());
   const AttendPhase attend{queries_.data(), &caches_[layer], rows, start, s.num_heads, mixed_.data()};
-  kernels_.attend(attend, 0, s.num_heads);
+  kernels_.attend(attend, 0, attend.units());
   kernels_.convert(mixed_.data(), rows, heads);
   std::fill_n(part, size_t(rows) * s.hidden_size, 0.0f);
   const float* o_bias = weights.o_bias.empty() ? nullptr : weights.o_bias.data();
