@@ -1,12 +1,13 @@
 """Exit heads in torch: what maps the hidden state after layer E to a draft token.
 
-| kind        | body                                   | after                               |
-| ----------- | -------------------------------------- | ----------------------------------- |
-| `norm`      | none: the model's own norm, early      | LayerSkip, arXiv 2404.16710         |
-| `adapter`   | one attention block with its norm      | Kangaroo, arXiv 2404.18911          |
-| `layer`     | one decoder layer, starts as the last  | EESD, arXiv 2406.03853              |
-| `two-layer` | two of them, start as the last two     |                                     |
-| `feedback`  | `layer`, and what deep layers said     | the idea: EAGLE-3, arXiv 2503.01840 |
+| kind                 | body                                   | after                               |
+| -------------------- | -------------------------------------- | ----------------------------------- |
+| `norm`               | none: the model's own norm, early      | LayerSkip, arXiv 2404.16710         |
+| `adapter`            | one attention block with its norm      | Kangaroo, arXiv 2404.18911          |
+| `layer`              | one decoder layer, starts as the last  | EESD, arXiv 2406.03853              |
+| `two-layer`          | two of them, start as the last two     |                                     |
+| `feedback`           | `layer`, and what deep layers said     | the idea: EAGLE-3, arXiv 2503.01840 |
+| `two-layer-feedback` | `two-layer`, and the same              |                                     |
 
 All end in a norm of their own (`norm`: the model's) and share the model's LM head, whole or, with a draft vocabulary,
 only the rows of the ids in `draft_ids`.
@@ -19,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..errors import UsageError
 from .config import LlamaConfig
 from .head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, check_draft_ids, save_head
 from .llama import Attend, Attention, DecoderLayer, Linear, LlamaForCausalLM, RMSNorm, from_numpy, to_numpy
@@ -79,7 +81,7 @@ class ExitHead(nn.Module):
         body = AdapterLayer if info.kind == "adapter" else DecoderLayer
         self.info = info
         self.layers = nn.ModuleList(body(config) for _ in range(LAYERS[info.kind]))
-        self.feedback = Feedback(config) if info.kind == "feedback" else None
+        self.feedback = Feedback(config) if info.hears else None
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.draft_ids: Tensor | None = None
         self._lm_head: list[Linear] = []  # in a list because it is the model's: not a submodule, not saved, not trained
@@ -97,6 +99,21 @@ class ExitHead(nn.Module):
                 parameter.data.fill_(1.0 if name == "norm.weight" else 0.0)
         head.norm.load_state_dict({"weight": norm})
         return head._share(model, draft_ids)
+
+    def begin_as(self, file: HeadFile) -> None:
+        """Before training: take over another head's tensors. Of layers that it lacks, the ends are zero: they add nothing.
+
+        Raises UsageError when it holds tensors that this one has no place for.
+        """
+        own = dict(self.named_parameters())
+        for name in file.tensors:
+            if name not in own:
+                raise UsageError(f"a head of kind {self.info.kind} cannot begin as one of kind {file.info.kind}: {name}")
+        for name, parameter in own.items():
+            if name in file.tensors:
+                parameter.data.copy_(from_numpy(file.tensors[name]))
+            elif name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.data.zero_()
 
     @classmethod
     def from_file(cls, file: HeadFile, model: LlamaForCausalLM) -> "ExitHead":

@@ -15,8 +15,8 @@ from .config import LlamaConfig
 from .shapes import Shapes, check_shapes, layer_shapes
 
 FORMAT = "ppsd-exit-head-1"
-KINDS = ("norm", "adapter", "layer", "two-layer", "feedback")
-LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1}  # of each kind's body
+LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1, "two-layer-feedback": 2}  # of the body
+KINDS = tuple(LAYERS)
 DISTANCES = 6  # rows behind the newest verified one from which a feedback head still hears of it
 
 
@@ -30,6 +30,11 @@ class HeadInfo:
     model_hash: str  # Checkpoint.hash of the one model that it fits
     recipe: dict[str, Any] = field(default_factory=dict)  # how it was trained
     acceptance: dict[str, Any] = field(default_factory=dict)  # measured on held-out text
+
+    @property
+    def hears(self) -> bool:
+        """Whether it is one of the feedback kinds."""
+        return self.kind.endswith("feedback")
 
     def check(self, config: LlamaConfig) -> None:
         if self.kind not in KINDS:
@@ -59,7 +64,7 @@ class HeadFile:
         info.check(model.config)
         tensors = read_file(path, integers=True)
         draft_ids = tensors.pop("draft_ids", None)
-        check_shapes(tensors, head_shapes(info.kind, model.config), str(path))
+        check_shapes(tensors, head_shapes(info, model.config), str(path))
         return cls(info, tensors, None if draft_ids is None else check_draft_ids(draft_ids.tolist(), model.config))
 
     @classmethod
@@ -71,12 +76,12 @@ class HeadFile:
         return cls(info, {"norm.weight": model.tensors["model.norm.weight"]}, draft_ids)
 
 
-def head_shapes(kind: str, config: LlamaConfig) -> Shapes:
-    """The tensors of a head of this kind, draft_ids aside."""
+def head_shapes(info: HeadInfo, config: LlamaConfig) -> Shapes:
+    """The tensors of such a head, draft_ids aside."""
     shapes: Shapes = {}
-    for number in range(LAYERS[kind]):
-        shapes |= layer_shapes(config, f"layers.{number}.", mlp=kind != "adapter")
-    if kind == "feedback":
+    for number in range(LAYERS[info.kind]):
+        shapes |= layer_shapes(config, f"layers.{number}.", mlp=info.kind != "adapter")
+    if info.hears:
         shapes["feedback.norm.weight"] = (config.hidden_size,)
         for distance in range(1, DISTANCES + 1):
             shapes[f"feedback.{distance}.weight"] = (config.hidden_size, config.hidden_size)

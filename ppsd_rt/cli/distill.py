@@ -1,6 +1,7 @@
 """`ppsd-run distill`: train exit heads on text that the model writes itself."""
 
 import argparse
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterable
@@ -15,7 +16,7 @@ from ..distill import run as distillation
 from ..distill.train import TrainSettings
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
-from ..models.head_file import read_info
+from ..models.head_file import HeadFile, read_info
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
 from ..reference.backend import TorchBackend, pick_device
@@ -31,6 +32,7 @@ def run(args: argparse.Namespace) -> None:
     folder = resolve_model(args.model)
     checkpoint = Checkpoint(folder)
     tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
+    begin = HeadFile.load(Path(args.begin), checkpoint) if args.begin else None
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
         kind=args.kind,
@@ -40,6 +42,7 @@ def run(args: argparse.Namespace) -> None:
         slots=args.slots,
         seed=args.seed,
         format=_format(args, checkpoint),
+        begin=hashlib.sha256(Path(args.begin).read_bytes()).hexdigest()[:16] if args.begin else "",
         train=TrainSettings(learning_rate=args.learning_rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
     )
     model = TorchBackend(checkpoint, "auto" if args.dtype == "int8" else args.dtype, args.device, args.threads).model
@@ -47,7 +50,7 @@ def run(args: argparse.Namespace) -> None:
     text = Path(args.text) if args.text else None
     judges = [prompt.prompt for prompt in read_prompts(args.judged_by)]
     workers = args.threads or os.cpu_count() or 1
-    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work, text, judges, workers)
+    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work, text, judges, workers, begin)
     job.prepare(args.resume)
     try:
         _show(job.sample(), layers)

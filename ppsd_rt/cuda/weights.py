@@ -125,14 +125,14 @@ class DeviceWeights:
     ) -> "DeviceWeights":
         info = HeadInfo(kind, exit_layer, "random", "")
         info.check(self.config)
-        return self._with(_Dice(head_shapes(kind, self.config), self.device, seed, scale), info, draft_ids)
+        return self._with(_Dice(head_shapes(info, self.config), self.device, seed, scale), info, draft_ids)
 
     def _with(self, source: Source, info: HeadInfo, draft_ids: Sequence[int] | None) -> "DeviceWeights":
         loader = _Loader(source, self.format, self.device)
         mlp = info.kind != "adapter"
         layers = tuple(loader.layer(f"layers.{i}.", self.config, mlp=mlp) for i in range(LAYERS[info.kind]))
         heard, norm = None, None
-        if info.kind == "feedback":
+        if info.hears:
             heard = loader.matrix(*(f"feedback.{distance}.weight" for distance in range(1, DISTANCES + 1)))
             norm = loader.plain("feedback.norm.weight")
         lm_head, ids = self.lm_head, None

@@ -15,7 +15,7 @@ from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
 from ..models.files import read_json_object
-from ..models.head_file import KINDS, HeadInfo
+from ..models.head_file import KINDS, HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
 from .mix import mix_of
@@ -42,6 +42,7 @@ class Settings:
     slots: int
     seed: int
     format: str = ""  # that the C++ engine samples in; empty: torch samples
+    begin: str = ""  # the hash of the head's file that training begins with; empty: the model's last layers
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
@@ -88,15 +89,17 @@ class Distillation:
         text: Path | None = None,
         judges: Sequence[str] = (),
         workers: int = 1,
+        begin: HeadFile | None = None,
     ) -> None:
         """text: the folder of the sampled text, which several runs can share; by default the run's own.
 
         judges: prompts that heads are judged by; text that holds one is not trained on.
         workers: processes that sample side by side on a CPU; they do not change what is sampled.
+        begin: a head that training goes on from.
         """
         self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
         self.settings, self.folder, self.text = settings, folder, text or folder
-        self.judges, self.workers = judges, workers
+        self.judges, self.workers, self.begin = judges, workers, begin
         for layer in settings.exit_layers:
             HeadInfo(settings.kind, layer, "", "").check(model.config)
         mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
@@ -180,7 +183,11 @@ class Distillation:
         infos = [HeadInfo(settings.kind, layer, name, settings.model_hash) for layer in settings.exit_layers]
         sizes = settings.draft_vocabularies
         largest = None if 0 in sizes else self._draft_ids(max(sizes))
-        return [ExitHead.from_model(self.model, info, largest) for info in infos]
+        heads = [ExitHead.from_model(self.model, info, largest) for info in infos]
+        for head in heads:
+            if self.begin is not None:
+                head.begin_as(self.begin)
+        return heads
 
     def _save(self) -> None:
         state = {

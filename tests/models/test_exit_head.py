@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import VOCAB, tiny_head, tiny_model, write_model
 
-from ppsd_rt.errors import PpsdError
+from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import KINDS, HeadFile, HeadInfo, read_info
@@ -104,6 +104,24 @@ def test_head_of_another_model_is_refused(checkpoint, tmp_path):
 def test_kind_and_exit_layer_are_checked(kind, layer, words):
     with pytest.raises(PpsdError, match=words):
         tiny_head(tiny_model(), kind, layer)
+
+
+@torch.no_grad()
+def test_a_head_can_begin_as_a_smaller_one(checkpoint, tmp_path):
+    """The second layer adds nothing before it has learned something; what has no place in the new head is refused."""
+    model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    small = tiny_head(model, "feedback", hash=checkpoint.hash)
+    for parameter in small.parameters():
+        parameter.data.normal_(0, 0.1)
+    small.save(tmp_path / "small.safetensors", torch.float32)
+    file = HeadFile.load(tmp_path / "small.safetensors", checkpoint)
+    large = tiny_head(model, "two-layer-feedback", hash=checkpoint.hash)
+    large.begin_as(file)
+    x = torch.randn(1, 5, 64)
+    torch.testing.assert_close(head_hidden(large, x), head_hidden(small, x))
+    torch.testing.assert_close(large.feedback(x, x, 2), small.feedback(x, x, 2))
+    with pytest.raises(UsageError, match="kind layer cannot begin as one of kind feedback"):
+        tiny_head(model, "layer").begin_as(file)
 
 
 @pytest.mark.parametrize("ids", [[], [1, 1], [-1], [VOCAB]])

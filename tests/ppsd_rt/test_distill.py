@@ -267,7 +267,7 @@ def job(folder, model, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(distillation, "STEPS", 300)
     checkpoint = Checkpoint(folder)
 
-    def make(name, resume=False, **changes):
+    def make(name, resume=False, text=None, begin=None, **changes):
         options = {
             "kind": "layer",
             "exit_layers": (1, 2),
@@ -279,7 +279,8 @@ def job(folder, model, tokenizer, tmp_path, monkeypatch):
         }
         train = TrainSettings(learning_rate=3e-3, batch_tokens=512, epochs=4)
         settings = Settings(model_hash=checkpoint.hash, train=train, **{**options, **changes})
-        job = Distillation(checkpoint, model, tokenizer, settings, tmp_path / name)
+        begin = HeadFile.load(begin, checkpoint) if begin else None
+        job = Distillation(checkpoint, model, tokenizer, settings, tmp_path / name, text, begin=begin)
         job.prepare(resume)
         return job
 
@@ -314,6 +315,20 @@ def test_training_teaches(job, tmp_path, kind):
     assert EOS in loaded.draft_ids
     log = [json.loads(line) for line in (work.folder / "log.jsonl").read_text().splitlines()]
     assert log[-1]["acceptance"] == work.acceptance
+
+
+def test_training_goes_on_from_a_head(job, tmp_path):
+    first = job("first", kind="feedback", exit_layers=(2,))
+    play(first.sample())
+    play(first.train())
+    (path,) = first.save(lambda layer, size: tmp_path / "head.safetensors")
+    second = job("second", kind="two-layer-feedback", exit_layers=(2,), text=first.folder, begin=path)
+    play(second.sample())
+    play(second.train())
+    held_out = shards.read_shard(first.folder, 0)
+    (before,) = Trainer(second.model, second._fresh_heads(), [], second.settings.train, 1).accept(held_out)
+    assert before == pytest.approx(first.acceptance[0], abs=0.01)  # the file is in bfloat16
+    assert second.acceptance[0][0] > before[0]
 
 
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):

@@ -57,7 +57,7 @@ def test_every_schedule_gives_the_plain_answer(engine, text, params):
     assert len(plain.ids) == 60
 
 
-@pytest.mark.parametrize("kind", ["adapter", "layer", "two-layer", "feedback"])
+@pytest.mark.parametrize("kind", ["adapter", "layer", "two-layer", "feedback", "two-layer-feedback"])
 def test_heads_with_layers_of_their_own(folder, tmp_path, kind):
     engine = Engine.from_pretrained(folder, exit_head="none", dtype="float32")
     head = tiny_head(tiny_model(), kind, hash=Checkpoint(folder).hash)

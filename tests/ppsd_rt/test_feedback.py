@@ -27,16 +27,17 @@ def drafts_of(folder, path, backend, schedule, threads=1):
     return drafted, [token.id for event in events if isinstance(event, Committed) for token in event.tokens]
 
 
+@pytest.mark.parametrize("kind", ["feedback", "two-layer-feedback"])
 @pytest.mark.parametrize("length", [1, 3, 8])  # 8: beyond the farthest distance
-def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length):
+def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length, kind):
     path = tmp_path / "head.safetensors"
-    loud_head(Checkpoint(folder).hash).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash, kind=kind).save(path, torch.float32)
     schedule = f"eesd:length={length},stop_rule=fixed"
     native, answer = drafts_of(folder, path, "cpu", schedule, threads=2)
     twin, same = drafts_of(folder, path, "torch", schedule)
     assert native == twin
     assert answer == same
-    loud_head(Checkpoint(folder).hash, strength=0.0).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash, strength=0.0, kind=kind).save(path, torch.float32)
     deaf, answer = drafts_of(folder, path, "cpu", schedule)
     assert answer == same
     assert deaf != native

@@ -172,7 +172,7 @@ def test_the_heads_own_drafts():
             assert sum(record[RECORD_ACCEPTED] for record in drafted) >= 4
 
 
-@pytest.mark.parametrize("kind", ["norm", "two-layer", "feedback"])
+@pytest.mark.parametrize("kind", ["norm", "two-layer", "feedback", "two-layer-feedback"])
 def test_drafts_are_the_references(kind):
     """Three draft tokens behind two plain steps, each drawn by the torch head from the same text."""
     model = model_of()
