@@ -101,14 +101,15 @@ class ExitHead(nn.Module):
         return head._share(model, draft_ids)
 
     def begin_as(self, file: HeadFile) -> None:
-        """Before training: take over another head's tensors. Of layers that it lacks, the ends are zero: they add nothing.
+        """Before training: take over another head's tensors. Layers that it lacks add nothing: their ends are zero.
 
         Raises UsageError when it holds tensors that this one has no place for.
         """
         own = dict(self.named_parameters())
         for name in file.tensors:
             if name not in own:
-                raise UsageError(f"a head of kind {self.info.kind} cannot begin as one of kind {file.info.kind}: {name}")
+                kinds = f"kind {self.info.kind} cannot begin as one of kind {file.info.kind}"
+                raise UsageError(f"a head of {kinds}: it has no place for {name}")
         for name, parameter in own.items():
             if name in file.tensors:
                 parameter.data.copy_(from_numpy(file.tensors[name]))
