@@ -11,7 +11,8 @@ namespace ppsd {
 // GB/s of reading `megabytes` that no cache holds, `threads` threads on cores of their own; the best of several runs.
 double read_bandwidth(int threads, int megabytes);
 
-// One kernel over all layers of the model (so that the weights come from memory, as in decoding).
+// One kernel over all layers of the model, from such caches as it finds in a pass: the weights of the others go through
+// them before.
 struct KernelTime {
   double seconds;   // of one sweep over all layers: median
   double least, most;
