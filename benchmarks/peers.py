@@ -178,7 +178,7 @@ def _speed(
     rows = [_row(case, cases) for case in cases if case.rest]
     keys = ("engine", "format", "threads", "prompt_tokens", "tokens", "prompt_tokens_per_second")
     keys += ("decode_tokens_per_second", "prompt_ratio", "decode_ratio", "same_tokens")
-    short = [{key: _median(row[key]) for key in keys if row[key] is not None} for row in rows]
+    short = [{key: median_of(row[key]) for key in keys if row[key] is not None} for row in rows]
     summary = {"repeats": args.repeats, "interrupted": not whole, "bandwidth": bandwidth.as_dict(), "results": short}
     return Report("same prompts, same weights, in turns", COLUMNS, rows, facts, summary), whole
 
@@ -267,7 +267,7 @@ def gguf_file(folder: Path, format: str) -> Path:
     return target
 
 
-def _median(value: Any) -> Any:
+def median_of(value: Any) -> Any:
     return value.median if isinstance(value, Spread) else value
 
 
@@ -281,24 +281,36 @@ def engine_and_format(text: str) -> tuple[str, str]:
     return engine, format
 
 
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def common_arguments(doc: str | None, engines: str, threads: list[int], repeats: int) -> argparse.ArgumentParser:
+    """What every comparison with others takes, and what it is by default; peers.parse() reads it."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     numbers = list_of(positive)
-    cores = len(_native.usable_cores())
+    shown = ",".join(map(str, threads))
     parser.add_argument("-m", "--model", default="smollm2-135m")
-    parser.add_argument("--engines", type=list_of(engine_and_format), help=f"ENGINE:FORMAT,... [{ENGINES}]")
-    parser.add_argument("-t", "--threads", type=numbers, default=sorted({1, min(2, cores)}), help="[1,2]")
-    parser.add_argument("-p", "--prompt-tokens", type=numbers, default=[64, 512], help="[64,512]")
-    parser.add_argument("-n", "--max-tokens", type=numbers, default=[128], help="[128]")
-    parser.add_argument("-r", "--repeats", type=positive, default=5, help="[5]")
-    parser.add_argument("--quality", action="store_true", help="perplexity and divergence instead of speed")
-    parser.add_argument("--text", help="a text to take prompts from [the one that comes with ppsd-rt]")
-    parser.add_argument("--window", type=positive, default=512, help="of --quality [512]")
+    parser.add_argument("--engines", type=list_of(engine_and_format), help=f"ENGINE:FORMAT,... [{engines}]")
+    parser.add_argument("-t", "--threads", type=numbers, default=threads, help=f"[{shown}]")
+    parser.add_argument("-r", "--repeats", type=positive, default=repeats, help=f"[{repeats}]")
     parser.add_argument("-o", "--output", choices=("table", "md", "csv", "json", "jsonl"), default="table")
-    args = parser.parse_args()
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    args, cores = parser.parse_args(), len(_native.usable_cores())
     if max(args.threads) > cores:
         parser.error(f"there are only {cores} cores")
     return args
+
+
+def _arguments() -> argparse.Namespace:
+    numbers = list_of(positive)
+    threads = sorted({1, min(2, len(_native.usable_cores()))})
+    parser = common_arguments(__doc__, ENGINES, threads, repeats=5)
+    parser.add_argument("-p", "--prompt-tokens", type=numbers, default=[64, 512], help="[64,512]")
+    parser.add_argument("-n", "--max-tokens", type=numbers, default=[128], help="[128]")
+    parser.add_argument("--quality", action="store_true", help="perplexity and divergence instead of speed")
+    parser.add_argument("--text", help="a text to take prompts from [the one that comes with ppsd-rt]")
+    parser.add_argument("--window", type=positive, default=512, help="of --quality [512]")
+    return parse(parser)
 
 
 if __name__ == "__main__":

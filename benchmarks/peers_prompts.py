@@ -17,7 +17,7 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from peers import Worker, at_hand, engine_and_format, gguf_file
+from peers import Worker, at_hand, common_arguments, engine_and_format, gguf_file, median_of, parse
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.bench.report import Column, Report
@@ -61,7 +61,7 @@ class Case:
 def main() -> int:
     args = _arguments()
     folder = resolve_model(args.model)
-    names, absent = at_hand(args.engines)
+    names, absent = at_hand(args.engines or list_of(engine_and_format)(ENGINES))
     prompts = _prompts(args)
     context = max(len(prompt) + tokens for prompt, tokens in prompts)
     facts = run_facts("peers-prompts", args.model)
@@ -81,7 +81,7 @@ def main() -> int:
         for case in cases:
             case.worker.close()
     rows = [_row(case, cases[0]) for case in cases if case.total.samples]
-    short = [{key: _median(value) for key, value in row.items() if key != "by_prompt"} for row in rows]
+    short = [{key: median_of(value) for key, value in row.items() if key != "by_prompt"} for row in rows]
     summary = {"repeats": args.repeats, "interrupted": not whole, "results": short}
     print_report(
         Report("the first engine over each, the same prompts in turns", COLUMNS, rows, facts, summary), args.output
@@ -116,26 +116,11 @@ def _row(case: Case, first: Case) -> dict[str, Any]:
     }
 
 
-def _median(value: Any) -> Any:
-    return value.median if isinstance(value, Spread) else value
-
-
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    cores = len(_native.usable_cores())
-    parser.add_argument("-m", "--model", default="smollm2-135m")
-    parser.add_argument(
-        "--engines", type=list_of(engine_and_format), default=list_of(engine_and_format)(ENGINES), help=f"[{ENGINES}]"
-    )
-    parser.add_argument("-t", "--threads", type=list_of(positive), default=[min(2, cores)], help="[2]")
+    parser = common_arguments(__doc__, ENGINES, [min(2, len(_native.usable_cores()))], repeats=3)
     parser.add_argument("-n", "--max-tokens", type=positive, default=256, help="[256]")
-    parser.add_argument("-r", "--repeats", type=positive, default=3, help="[3]")
     parser.add_argument("--limit", type=positive, help="only the first of each family [all]")
-    parser.add_argument("-o", "--output", choices=("table", "md", "csv", "json", "jsonl"), default="table")
-    args = parser.parse_args()
-    if max(args.threads) > cores:
-        parser.error(f"there are only {cores} cores")
-    return args
+    return parse(parser)
 
 
 if __name__ == "__main__":
