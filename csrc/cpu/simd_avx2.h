@@ -27,7 +27,7 @@ struct Simd {
   static constexpr int kWeightOffset = 0;
 #endif
   static constexpr int kRows = 2;             // rows of a micro-kernel
-  static constexpr int kSums = 6;             // sums beside each other in attention: two of 16 registers each
+  static constexpr int kSums = 5;             // sums beside each other in attention: two of 16 registers each
 
   static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
   static V set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
