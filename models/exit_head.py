@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
 from .config import LlamaConfig
 from .head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, check_draft_ids, save_head
 from .llama import Attend, Attention, DecoderLayer, Linear, LlamaForCausalLM, RMSNorm, from_numpy, to_numpy
@@ -101,16 +100,11 @@ class ExitHead(nn.Module):
         return head._share(model, draft_ids)
 
     def begin_as(self, file: HeadFile) -> None:
-        """Before training: take over another head's tensors. Layers that it lacks add nothing: their ends are zero.
+        """Before training: take over another head's tensors, which must fit (HeadFile.check_grows).
 
-        Raises UsageError when it holds tensors that this one has no place for.
+        Layers that it lacks add nothing in the beginning: their ends are zero.
         """
-        own = dict(self.named_parameters())
-        for name in file.tensors:
-            if name not in own:
-                kinds = f"kind {self.info.kind} cannot begin as one of kind {file.info.kind}"
-                raise UsageError(f"a head of {kinds}: it has no place for {name}")
-        for name, parameter in own.items():
+        for name, parameter in self.named_parameters():
             if name in file.tensors:
                 parameter.data.copy_(from_numpy(file.tensors[name]))
             elif name.endswith(("o_proj.weight", "down_proj.weight")):

@@ -2,14 +2,14 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ..errors import PpsdError
+from ..errors import PpsdError, UsageError
 from .checkpoint import Array, Checkpoint, read_file, read_metadata, save
 from .config import LlamaConfig
 from .shapes import Shapes, check_shapes, layer_shapes
@@ -66,6 +66,12 @@ class HeadFile:
         draft_ids = tensors.pop("draft_ids", None)
         check_shapes(tensors, head_shapes(info, model.config), str(path))
         return cls(info, tensors, None if draft_ids is None else check_draft_ids(draft_ids.tolist(), model.config))
+
+    def check_grows(self, kind: str, config: LlamaConfig) -> None:
+        """Raises UsageError when a head of this kind has no place for some of its tensors."""
+        for name in sorted(set(self.tensors) - set(head_shapes(replace(self.info, kind=kind), config))):
+            kinds = f"a head of kind {kind} cannot begin as one of kind {self.info.kind}"
+            raise UsageError(f"{kinds}: it has no place for {name}")
 
     @classmethod
     def norm(cls, exit_layer: int, model: Checkpoint, vocabulary: int | None = None) -> "HeadFile":

@@ -102,6 +102,8 @@ class Distillation:
         self.judges, self.workers, self.begin = judges, workers, begin
         for layer in settings.exit_layers:
             HeadInfo(settings.kind, layer, "", "").check(model.config)
+        if begin is not None:
+            begin.check_grows(settings.kind, model.config)
         mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
         keep = (*settings.exit_layers, model.config.num_hidden_layers)
         self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep)

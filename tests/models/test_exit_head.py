@@ -116,12 +116,13 @@ def test_a_head_can_begin_as_a_smaller_one(checkpoint, tmp_path):
     small.save(tmp_path / "small.safetensors", torch.float32)
     file = HeadFile.load(tmp_path / "small.safetensors", checkpoint)
     large = tiny_head(model, "two-layer-feedback", hash=checkpoint.hash)
+    file.check_grows("two-layer-feedback", model.config)
     large.begin_as(file)
     x = torch.randn(1, 5, 64)
     torch.testing.assert_close(head_hidden(large, x), head_hidden(small, x))
     torch.testing.assert_close(large.feedback(x, x, 2), small.feedback(x, x, 2))
     with pytest.raises(UsageError, match="kind layer cannot begin as one of kind feedback"):
-        tiny_head(model, "layer").begin_as(file)
+        file.check_grows("layer", model.config)
 
 
 @pytest.mark.parametrize("ids", [[], [1, 1], [-1], [VOCAB]])
