@@ -16,7 +16,7 @@ from .models.checkpoint import Checkpoint
 from .models.config import LlamaConfig
 from .models.head_file import HeadFile, HeadInfo
 from .models.rotary import inverse_frequencies
-from .planner import Costs, calibrate, costs_path, explain, keep_costs, known_costs, prior
+from .planner import Costs, calibrate, costs_here, costs_path, explain, prior
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
 from .schedule import Auto, Schedule
@@ -203,7 +203,7 @@ class CpuBackend:
         return self._draft_vocabulary
 
     def costs(self, again: bool = False) -> Costs:
-        """What draft steps and verification passes cost here; measured where no earlier run has, or `again`."""
+        """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
         self._end()
         if self._head is None:
             raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
@@ -211,10 +211,7 @@ class CpuBackend:
             path = costs_path(
                 self._checkpoint.hash, self._head, self._draft_vocabulary, self._dtype, self._threads, self._model.isa
             )
-            self._costs = None if again else known_costs(path)
-            if self._costs is None:
-                self._costs = calibrate(self._engine)
-                keep_costs(path, self._costs)
+            self._costs = costs_here(path, lambda: calibrate(self._engine), again)
             self._planners.clear()
         return self._costs
 

@@ -1,4 +1,4 @@
-"""`auto`: what the stages cost on this machine, measured once and kept, and the planner that works with it.
+"""`auto`: what the stages cost on this machine, measured in the first runs and kept; the planner that works with it.
 
 The planner itself is csrc/pipeline/planner.h: after every round it predicts the speed of plain decoding, of drafting K
 tokens and then verifying them, and of overlapping both, from these costs and the running acceptance.
@@ -9,8 +9,10 @@ import json
 import os
 import platform
 import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median_low
 from typing import Any
 
 from . import _native
@@ -18,6 +20,7 @@ from .models.cache import cache_dir
 from .models.head_file import HeadInfo
 
 SECONDS = 0.35  # that a calibration takes, or a few passes of each kind
+MOMENTS = 3  # calibrations that are kept, each of another run
 UNKNOWN_ACCEPTANCE = 0.4  # of a head that does not say how good it is
 
 
@@ -55,21 +58,56 @@ def calibrate(engine: _native.Engine) -> Costs:
     return Costs.from_dict(engine.calibrate(SECONDS))
 
 
-def known_costs(path: Path) -> Costs | None:
-    """What an earlier run has measured; None if it is not there or not whole."""
+def costs_here(path: Path, measure: Callable[[], Costs], again: bool = False) -> Costs:
+    """What earlier runs have measured, and this one: it measures too while there are fewer than MOMENTS, or `again`.
+
+    One moment may be a bad one (a busy neighbour doubles what costs arithmetic, and leaves what waits for memory), and
+    drafts would be judged by it for good. `again`: as measured now.
+    """
+    moments = _known(path)
+    if not again and len(moments) >= MOMENTS:
+        return typical(moments)
+    now = measure()
+    moments = [*moments, now][-MOMENTS:]
+    _keep(path, moments)
+    return now if again else typical(moments)
+
+
+def typical(moments: Sequence[Costs]) -> Costs:
+    """Of every cost, in shares of a plain token of its moment, the lower median; times that of the plain tokens."""
+    plain = median_low([costs.plain_seconds for costs in moments])
+
+    def between(all_stages: Sequence[StageCosts]) -> StageCosts:
+        def middle(seconds: Iterable[float]) -> float:
+            return plain * median_low([s / costs.plain_seconds for s, costs in zip(seconds, moments, strict=True)])
+
+        return StageCosts(
+            middle(stages.row_step for stages in all_stages),
+            middle(stages.draft_step for stages in all_stages),
+            tuple(middle(rows) for rows in zip(*(stages.verify for stages in all_stages), strict=True)),
+        )
+
+    overlapped = [costs.overlapped for costs in moments if costs.overlapped]
+    return Costs(
+        between([costs.turns for costs in moments]), between(overlapped) if len(overlapped) == len(moments) else None
+    )
+
+
+def _known(path: Path) -> list[Costs]:
+    """None where the file is not there or not whole."""
     try:
-        return Costs.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return [Costs.from_dict(moment) for moment in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return []
 
 
-def keep_costs(path: Path, costs: Costs) -> None:
+def _keep(path: Path, moments: Sequence[Costs]) -> None:
     """For later runs. A cache that cannot be written only means measuring again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, unfinished = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(asdict(costs), file)
+            json.dump([asdict(costs) for costs in moments], file)
         os.replace(unfinished, path)
     except OSError:
         pass

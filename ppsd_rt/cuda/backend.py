@@ -23,7 +23,7 @@ from ..cpu_backend import cut_layers, native_schedule, to_event
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile, HeadInfo
-from ..planner import Costs, costs_path, explain, keep_costs, known_costs, prior
+from ..planner import Costs, costs_here, costs_path, explain, prior
 from ..protocol import Drafted, Limits, Round
 from ..sampling import SamplingParams
 from ..schedule import MAX_CHUNK, Auto, Schedule
@@ -149,7 +149,7 @@ class CudaBackend:
         return self._last.spans() if self._last else []
 
     def costs(self, again: bool = False) -> Costs:
-        """What draft steps and verification passes cost here; measured where no earlier run has, or `again`."""
+        """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
         self._end()
         head = self.head
         if head is None:
@@ -159,13 +159,12 @@ class CudaBackend:
             path = costs_path(
                 self._checkpoint.hash, head, self._draft_vocabulary, self._dtype, len(stages.slices), self._machine()
             )
-            keep = self._device.type == "cuda" and not again
-            self._costs = known_costs(path) if keep else None
-            if self._costs is None:
+
+            def measure() -> Costs:
                 self._tokens = []
-                self._costs = calibrate.calibrate(stages, self._graphs)
-                if self._device.type == "cuda":
-                    keep_costs(path, self._costs)
+                return calibrate.calibrate(stages, self._graphs)
+
+            self._costs = costs_here(path, measure, again) if self._device.type == "cuda" else measure()
             self._planners.clear()
         return self._costs
 

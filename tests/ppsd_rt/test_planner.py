@@ -181,18 +181,39 @@ def test_auto_gives_the_plain_answer(folder, cache, monkeypatch, which, params):
             assert measured["plain"][0] > 500
 
 
-def test_costs_are_measured_once_and_kept(folder, cache, monkeypatch):
+def test_costs_are_measured_in_the_first_runs_and_kept(folder, cache, monkeypatch):
     first = load(folder).backend.costs()
     (file,) = cache.iterdir()
-    assert Costs.from_dict(json.loads(file.read_text())) == first
+    (moment,) = json.loads(file.read_text())
+    assert Costs.from_dict(moment).turns.verify == pytest.approx(first.turns.verify)
     calls = []
     monkeypatch.setattr("ppsd_rt.cpu_backend.calibrate", lambda engine: calls.append(engine) or first)
-    engine = load(folder)
-    assert engine.backend.costs() == first and not calls
-    engine.backend.costs(again=True)
-    assert len(calls) == 1
-    file.write_text('{"turns": ')
-    assert load(folder).backend.costs() == first and len(calls) == 2
+    for measured in (1, 2, 2):
+        engine = load(folder)
+        for _ in range(2):
+            assert engine.backend.costs().turns.verify == pytest.approx(first.turns.verify)
+            assert len(calls) == measured
+    assert engine.backend.costs(again=True) == first
+    assert len(calls) == 3
+    assert len(json.loads(file.read_text())) == planning.MOMENTS
+    file.write_text('[{"turns": ')
+    assert load(folder).backend.costs().turns.verify == pytest.approx(first.turns.verify)
+    assert len(calls) == 4
+
+
+def test_one_bad_moment_decides_nothing():
+    """Whether the machine was slow on the whole, or for what costs arithmetic alone."""
+    good = costs(0.1, overlapped=True)
+    slow = replace(good, turns=replace(good.overlapped))
+    turns = replace(good.turns, verify=(good.turns.verify[0], *(3 * s for s in good.turns.verify[1:])))
+    bad = replace(good, turns=turns)
+    shares = [s / good.plain_seconds for s in good.turns.verify]
+    for moments in ([bad, good], [good, bad, slow], [slow, bad, good]):
+        found = planning.typical(moments)
+        assert [s / found.plain_seconds for s in found.turns.verify] == pytest.approx(shares)
+        assert found.turns.draft_step / found.plain_seconds == pytest.approx(good.turns.draft_step / good.plain_seconds)
+    assert planning.typical([good, bad, good]).plain_seconds == pytest.approx(good.plain_seconds)
+    assert planning.typical([good, replace(bad, overlapped=None)]).overlapped is None
 
 
 def test_measured_costs_are_plausible(folder, cache):
