@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cpu_backend import CpuBackend
 from ..engine import Engine
-from ..planner import Costs, StageCosts
+from ..planner import MOMENTS, Costs, StageCosts, typical
 from ..sampling import SamplingParams
 from ..statistics import Statistics
 from .plot import Line, Panel, svg
@@ -124,7 +124,7 @@ def measure_head(
         by_position=_given_all_before(greedy),
         by_family={family: totals.acceptance or 0.0 for family, totals in families.items()},
         survival=[greedy.accepted_by_position[place] / max(greedy.rounds, 1) for place in range(1, length + 1)],
-        costs=backend.costs(again=True),
+        costs=typical([backend.costs(again=True) for _ in range(MOMENTS)]),
     )
 
 
