@@ -94,7 +94,7 @@ def typical(moments: Sequence[Costs]) -> Costs:
 
 
 def _known(path: Path) -> list[Costs]:
-    """None where the file is not there or not whole."""
+    """None of them where the file is not there or not whole."""
     try:
         return [Costs.from_dict(moment) for moment in json.loads(path.read_text(encoding="utf-8"))]
     except (OSError, ValueError, KeyError, TypeError):
