@@ -5,6 +5,8 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <map>
+
 #include "cpu/batch.h"
 #include "cpu/calibrate.h"
 #include "cpu/measure.h"
@@ -169,6 +171,7 @@ Schedule schedule_of(const py::dict& values) {
   schedule.lookahead = values["lookahead"].cast<int>();
   schedule.overlap = values["overlap"].cast<bool>();
   schedule.lookup = values["lookup"].cast<int>();
+  schedule.siblings = values["siblings"].cast<double>();
   const py::dict rule = values["stop_rule"];
   const auto kind = rule["kind"].cast<std::string>();
   schedule.stop_rule.kind = kind == "confidence"   ? StopRule::Kind::kConfidence
@@ -188,9 +191,10 @@ py::object event_of(const Event& event) {
   if (const auto* drafted = std::get_if<Drafted>(&event)) return py::make_tuple(drafted->position, drafted->token);
   const Round& round = std::get<Round>(event);
   py::list judged;
-  for (const Draft& draft : round.judged) judged.append(py::make_tuple(draft.token, draft.confidence, draft.copied));
+  for (const Draft& draft : round.judged)
+    judged.append(py::make_tuple(draft.token, draft.confidence, draft.copied, draft.sibling));
   return py::make_tuple(round.epoch, round.position, round.rows, py::tuple(py::cast(round.committed)), judged,
-                        round.accepted, round.dropped, round.prompt);
+                        round.accepted, round.dropped, round.prompt, round.siblings, round.rescued);
 }
 
 py::list trace_spans(const Trace* trace) {
@@ -251,19 +255,28 @@ class PyDraftStage final : public DraftStage {
     ids_.resize(step.start);
     ids_.insert(ids_.end(), step.ids.begin(), step.ids.end());
     if (draft != nullptr) {
-      const auto drawn = draw_(ids_).cast<std::pair<int, double>>();
-      *draft = {drawn.first, drawn.second, 0};
+      const auto [token, confidence, sibling, sibling_confidence] = draw_(ids_).cast<std::tuple<int, double, int, double>>();
+      *draft = {token, confidence, 0, -1, 0.0};
+      if (step.sibling_bar > 0.0 && 1.0 - confidence >= step.sibling_bar)
+        draft->sibling = sibling, draft->sibling_confidence = sibling_confidence;
     }
+    for (const Sibling& sibling : step.siblings) siblings_[sibling.position] = sibling.id;
     return true;
   }
   void export_hidden(Chunk* chunk) override {   // the hidden state of a row is its token
     if (chunk->start + chunk->rows() > int(ids_.size())) throw std::runtime_error("rows that have not been run");
     chunk->hidden.assign(ids_.begin() + chunk->start, ids_.begin() + chunk->start + chunk->rows());
+    for (const Sibling& sibling : chunk->siblings) chunk->hidden.push_back(float(siblings_.at(sibling.position)));
+  }
+  void adopt(const Sibling& sibling) override {
+    ids_.resize(sibling.position);
+    ids_.push_back(siblings_.at(sibling.position));
   }
 
  private:
   py::function draw_;
   std::vector<int> ids_;
+  std::map<int, int> siblings_;   // by position
 };
 
 class PyVerifyStage final : public VerifyStage {
@@ -273,19 +286,31 @@ class PyVerifyStage final : public VerifyStage {
   bool run(Chunk* chunk, const Cancelled&) override {
     if (chunk->start > int(ids_.size())) throw std::runtime_error("a chunk left a gap");
     ids_.resize(chunk->start);
-    ids_.insert(ids_.end(), chunk->hidden.begin(), chunk->hidden.end());
+    ids_.insert(ids_.end(), chunk->hidden.begin(), chunk->hidden.begin() + chunk->rows());
+    for (int i = 0; i < int(chunk->siblings.size()); ++i)
+      siblings_[chunk->siblings[i].position] = int(chunk->hidden[chunk->rows() + i]);
     return true;
   }
   std::vector<int> choose(const Chunk& chunk, int last) override {
     std::vector<int> chosen;
     for (int end = chunk.start + chunk.rows() - last; end < chunk.start + chunk.rows(); ++end)
       chosen.push_back(truth_(std::vector<int>(ids_.begin(), ids_.begin() + end + 1)).cast<int>());
+    for (const Sibling& sibling : chunk.siblings) {
+      std::vector<int> text(ids_.begin(), ids_.begin() + sibling.position);
+      text.push_back(siblings_.at(sibling.position));
+      chosen.push_back(truth_(text).cast<int>());
+    }
     return chosen;
+  }
+  void adopt(const Sibling& sibling) override {
+    ids_.resize(sibling.position);
+    ids_.push_back(siblings_.at(sibling.position));
   }
 
  private:
   py::function truth_;
   std::vector<int> ids_;
+  std::map<int, int> siblings_;   // by position
 };
 
 py::list lock_step_events(const std::vector<int>& prompt, py::function draw, py::function truth, const py::dict& schedule,
@@ -525,10 +550,10 @@ PYBIND11_MODULE(_native, m) {
       .def("spans", [](const PySession& session) { return trace_spans(session.trace.get()); });
 
   py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")
-      .def(py::init([](const py::dict& costs, double prior, int lookup) {
-             return std::make_shared<Planner>(costs_of(costs), prior, simulate_overlap, lookup);
+      .def(py::init([](const py::dict& costs, double prior, int lookup, bool siblings) {
+             return std::make_shared<Planner>(costs_of(costs), prior, simulate_overlap, lookup, siblings);
            }),
-           py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0)
+           py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0, py::arg("siblings") = false)
       .def_property_readonly("acceptance", &Planner::acceptance)
       .def("predictions",
            [](const Planner& planner) {
@@ -543,11 +568,14 @@ PYBIND11_MODULE(_native, m) {
            }, py::arg("mode"), py::arg("length"), py::arg("acceptance"))
       .def("schedule", [](const Planner& planner) {
              const Schedule& s = planner.schedule();
-             return py::make_tuple(s.first_chunk, s.max_chunk, s.lookahead, s.overlap, s.stop_rule.threshold);
+             return py::make_tuple(s.first_chunk, s.max_chunk, s.lookahead, s.overlap, s.stop_rule.threshold, s.siblings);
            })
-      .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied) {
+      .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings,
+                       bool rescued) {
              Round round;
-             round.rows = judged + 1;
+             round.rows = judged + 1 + siblings;
+             round.siblings = siblings;
+             round.rescued = rescued;
              round.copied = copied;   // of the judged, the first ones
              round.committed.assign(size_t(committed), 0);
              round.judged.assign(size_t(judged), Draft{});
@@ -555,7 +583,7 @@ PYBIND11_MODULE(_native, m) {
              round.accepted = accepted;
              planner.after(round, seconds);
            }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
-           py::arg("copied") = 0)
+           py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false)
       .def("measured", [](const Planner& planner) {
         py::dict out;
         for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap}) {

@@ -57,6 +57,10 @@ class Backend(Protocol):
         """Can drafts be copied (`lookup` of the schedules)?"""
 
     @property
+    def siblings(self) -> bool:
+        """Can drafts have siblings (`siblings` of the schedules)?"""
+
+    @property
     def head(self) -> HeadInfo | None: ...
     def use_head(self, file: HeadFile | None) -> None: ...
     def rounds(

@@ -59,7 +59,7 @@ def cut_layers(first: int, last: int, stages: int | Sequence[int]) -> list[int]:
 
 class CpuBackend:
     name = "cpu"
-    copies = True
+    copies = siblings = True
     device = "cpu"
 
     def __init__(
@@ -133,7 +133,8 @@ class CpuBackend:
         self._model = model
         self._engine = _native.Engine(model, self._threads, cuts)
         self._costs: Costs | None = None
-        self._planners: dict[tuple[float | None, int], _native.Planner] = {}  # by the oracle's acceptance, and lookup
+        # by the oracle's acceptance, lookup, and whether drafts may have siblings
+        self._planners: dict[tuple[float | None, int, bool], _native.Planner] = {}
         self._planned: _native.Planner | None = None
 
     def rounds(
@@ -152,7 +153,7 @@ class CpuBackend:
                 session = self._engine.start(
                     list(prompt),
                     {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
-                    self._plan(schedule, oracle) if isinstance(schedule, Auto) else native_schedule(schedule),
+                    self._plan(schedule, oracle, params) if isinstance(schedule, Auto) else native_schedule(schedule),
                     _native.Limits(min(limits.end, _MOST_ROWS), sorted(limits.stop_ids)),
                     report_drafts=options.report_drafts,
                     oracle=(list(oracle.truth), oracle.acceptance, oracle.seed) if oracle else None,
@@ -219,13 +220,14 @@ class CpuBackend:
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
         return explain(self._planned, self.costs()) if self._planned else ""
 
-    def _plan(self, schedule: Auto, oracle: Oracle | None) -> _native.Planner:
-        """The planner goes on from answer to answer; what an oracle feigns stays apart, and without copies."""
+    def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
+        """The planner goes on from answer to answer; what an oracle feigns stays apart, without copies and siblings."""
         assert self._head is not None
         costs = self.costs()
-        key = (oracle.acceptance, 0) if oracle else (None, schedule.lookup)
+        siblings = schedule.siblings and params.repetition_penalty == 1.0
+        key = (oracle.acceptance, 0, False) if oracle else (None, schedule.lookup, siblings)
         if key not in self._planners:
-            self._planners[key] = _native.Planner(asdict(costs), prior(self._head), key[1])
+            self._planners[key] = _native.Planner(asdict(costs), prior(self._head), *key[1:])
         self._planned = self._planners[key]
         return self._planned
 
@@ -254,6 +256,7 @@ def native_schedule(schedule: Schedule) -> dict[str, Any]:
         "max_chunk": schedule.max_chunk,
         "lookahead": schedule.lookahead,
         "lookup": schedule.lookup,
+        "siblings": schedule.siblings,
         "overlap": schedule.overlap,
         "stop_rule": rule,
     }
@@ -262,5 +265,6 @@ def native_schedule(schedule: Schedule) -> dict[str, Any]:
 def to_event(event: tuple[Any, ...]) -> Round | Drafted:
     if len(event) == 2:
         return Drafted(*event)
-    epoch, position, rows, committed, judged, accepted, dropped, prompt = event
-    return Round(epoch, position, rows, committed, tuple(Draft(*d) for d in judged), accepted, dropped, prompt)
+    epoch, position, rows, committed, judged, accepted, dropped, prompt, siblings, rescued = event
+    drafts = tuple(Draft(*draft) for draft in judged)
+    return Round(epoch, position, rows, committed, drafts, accepted, dropped, prompt, siblings, rescued)

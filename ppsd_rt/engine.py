@@ -26,8 +26,8 @@ Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
 class Token:
     """A committed token and the text that it made certain (text may lag behind: split characters, stop strings).
 
-    origin: `accepted`; `copied` (accepted, and copied from before); `corrected`; `bonus` (after a fully accepted
-    chunk); or `plain` (nothing was drafted).
+    origin: `accepted`; `copied` (accepted, and copied from before); `corrected`; `sibling` (the same, and the draft's
+    sibling); `bonus` (after a fully accepted chunk, or a sibling); or `plain` (nothing was drafted).
     """
 
     id: int
@@ -128,7 +128,7 @@ class Engine:
     ) -> "Generation":
         """Start an answer: iterate over the result for its tokens, or `.run()` it to the end.
 
-        schedule: a text as for `--schedule`. `auto` measures this machine once and is then never slower than `plain`.
+        schedule: a text as for `--schedule`; with a repetition penalty no siblings are verified. `auto` measures this machine once and is then never slower than `plain`.
         One answer at a time per engine.
         """
         if isinstance(schedule, str):
@@ -137,12 +137,17 @@ class Engine:
             schedule = copying(PLAIN, schedule.lookup if self.backend.copies else 0)
         if isinstance(schedule, Schedule) and schedule.lookup and not self.backend.copies:
             raise UsageError(f"the {self.backend.name} backend copies no drafts: leave lookup= out of the schedule")
+        if isinstance(schedule, Schedule) and schedule.siblings and not self.backend.siblings:
+            raise UsageError(f"the {self.backend.name} backend verifies no siblings: leave siblings= out of the schedule")
+        params = params or SamplingParams()
+        if isinstance(schedule, Schedule) and params.repetition_penalty != 1:
+            schedule = replace(schedule, siblings=0.0)  # a sibling's row would have seen another text than its pass
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:
             raise PpsdError(
                 f"schedule {describe(schedule)} drafts, but {self.name} has no exit head: give --exit-head FILE or "
                 "--exit-head norm:LAYER, train one with `ppsd-run distill`, or use --schedule plain"
             )
-        return Generation(self, self.encode(prompt), params or SamplingParams(), schedule, options)
+        return Generation(self, self.encode(prompt), params, schedule, options)
 
 
 def open_model(model: str, backend: str) -> tuple[Checkpoint, Tokenizer]:
@@ -269,7 +274,9 @@ def _origin(round: Round, place: int) -> str:
         return "copied" if round.judged[place].copied else "accepted"
     if not round.judged:
         return "plain"
-    return "corrected" if place < len(round.judged) else "bonus"
+    if place == len(round.judged):
+        return "bonus"
+    return "sibling" if round.rescued else "corrected"
 
 
 def _cut(round: Round, count: int) -> Round:
@@ -280,5 +287,6 @@ def _cut(round: Round, count: int) -> Round:
         committed=round.committed[:count],
         judged=judged,
         accepted=min(round.accepted, count),
+        rescued=round.rescued and count > len(judged),
         dropped=round.dropped + len(round.judged) - len(judged),
     )

@@ -20,11 +20,13 @@ class Draft:
     """confidence: the exit head's own probability of the token, or the chance of a copy.
 
     copied: tokens of the match that it was copied behind; 0: the exit head drew it.
+    sibling: the exit head's second choice, verified beside it; -1: none.
     """
 
     token: int
     confidence: float
     copied: int = 0
+    sibling: int = -1
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,13 @@ class Round:
     """One verification pass and what it committed.
 
     position:  of the first committed token.
-    rows:      rows in the pass.
+    rows:      rows in the pass, siblings included.
     committed: ids, in order; the first `accepted` of them were draft tokens.
     judged:    the draft tokens that were compared, up to the first disagreement.
     dropped:   how many draft tokens were thrown away unjudged, because they lay behind the disagreement or the end.
     prompt:    the pass over the prompt; it commits the first token and judges nothing.
+    siblings:  of the rows.
+    rescued:   the rejected draft's sibling was right, so the token behind it is committed as well.
     seconds:   of work from the beginning of the answer, where the backend works while its caller does something else;
                None: it works only while it is asked for the next event.
     """
@@ -57,9 +61,11 @@ class Round:
     accepted: int = 0
     dropped: int = 0
     prompt: bool = False
+    siblings: int = 0
+    rescued: bool = False
     seconds: float | None = field(default=None, compare=False)
 
     @property
     def corrected(self) -> bool:
-        """The last committed token replaces a draft token."""
+        """The committed token behind the accepted ones replaces a draft token."""
         return self.accepted < len(self.judged)

@@ -24,6 +24,9 @@ class Schedule:
     lookup:      where the last so many tokens or more have stood in the text before, the one that followed them is
                  drafted (copied) and the exit head is not asked; 0: never. With lookahead 0 copies are the only drafts,
                  and no exit head is needed.
+    siblings:    where drafting waits for verdicts, the exit head's second choice for a position is verified beside its
+                 first (a row, and no draft step) if the chance that it is needed and right, by the head's own
+                 confidence, is at least this; 0: never.
 
     The row of the last committed token, when it is not verified yet, rides along with the chunk: a pass over k draft
     tokens has k + 1 rows and, if all are accepted, commits k + 1 tokens.
@@ -35,9 +38,14 @@ class Schedule:
     overlap: bool = False
     stop_rule: StopRule = field(default_factory=FixedLength)
     lookup: int = 0
+    siblings: float = 0.0
 
     def __post_init__(self) -> None:
         _check_lookup(self.lookup)
+        if not 0 <= self.siblings < 1:
+            raise UsageError(f"siblings must be a chance from 0 (none) to below 1, not {self.siblings:g}")
+        if self.siblings and (self.overlap or not self.drafts):
+            raise UsageError("siblings need an exit head that drafts, and no overlap: use them with eesd or auto")
         if not 0 <= self.max_chunk <= MAX_CHUNK:
             raise UsageError(f"max_chunk must be from 0 to {MAX_CHUNK}, not {self.max_chunk}")
         if not 0 <= self.first_chunk <= self.max_chunk:
@@ -60,9 +68,11 @@ class Auto:
     """Not a point of the space: the backend measures what they cost and moves between them while it decodes.
 
     lookup: of those schedules, where the backend can copy.
+    siblings: may drafts have siblings, where the backend can verify them?
     """
 
     lookup: int = LOOKUP
+    siblings: bool = True
     drafts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -110,16 +120,13 @@ def named(name: str) -> Schedule:
 def parse_schedule(text: str) -> Schedule | Auto:
     """`auto`, `NAME` or `NAME:key=value,...`, as in `eesd:max_chunk=4,first_chunk=4,stop_rule=confidence=0.5`.
 
-    `auto` takes `lookup=N` alone.
+    `auto` takes `lookup=N` and `siblings=on|off` alone.
 
     `length=K` sets first_chunk, max_chunk and lookahead at once.
     """
     name, _, rest = text.partition(":")
     if name == "auto":
-        key, _, value = rest.partition("=")
-        if rest and (key != "lookup" or not value.isdecimal()):
-            raise UsageError(f"schedule {text!r}: auto takes lookup=N and nothing else, as in auto:lookup=0")
-        return Auto(int(value)) if rest else AUTO
+        return _parse_auto(text, rest)
     schedule = named(name)
     changes: dict[str, object] = {}
     for item in filter(None, rest.split(",")):
@@ -131,22 +138,49 @@ def parse_schedule(text: str) -> Schedule | Auto:
         elif key in ("length", "first_chunk", "max_chunk", "lookahead", "lookup") and value.isdecimal():
             keys = _LENGTHS if key == "length" else (key,)
             changes.update(dict.fromkeys(keys, int(value)))
+        elif key == "siblings" and (chance := _fraction(value)) is not None:
+            changes[key] = chance
         else:
             raise UsageError(
                 f"schedule {text!r}: {item!r} is not understood; write length=, first_chunk=, max_chunk=, lookahead=, "
-                "lookup= with a number, overlap=on|off, or stop_rule=RULE"
+                "lookup= with a number, siblings=CHANCE, overlap=on|off, or stop_rule=RULE"
             )
     return replace(schedule, **changes)  # type: ignore[arg-type]
+
+
+def _parse_auto(text: str, rest: str) -> Auto:
+    auto = AUTO
+    for item in filter(None, rest.split(",")):
+        key, _, value = item.partition("=")
+        if key == "lookup" and value.isdecimal():
+            auto = replace(auto, lookup=int(value))
+        elif key == "siblings" and value in ("on", "off"):
+            auto = replace(auto, siblings=value == "on")
+        else:
+            raise UsageError(
+                f"schedule {text!r}: auto takes lookup=N, siblings=on|off and nothing else, as in auto:lookup=0"
+            )
+    return auto
+
+
+def _fraction(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
 
 
 def describe(schedule: Schedule | Auto) -> str:
     """The text that `parse_schedule` turns back into this schedule; what reports show."""
     if isinstance(schedule, Auto):
-        return "auto" if schedule == AUTO else f"auto:lookup={schedule.lookup}"
+        changed = [f"lookup={schedule.lookup}"] if schedule.lookup != AUTO.lookup else []
+        changed += [] if schedule.siblings else ["siblings=off"]
+        return ":".join(filter(None, ["auto", ",".join(changed)]))
     for name, known in _NAMED.items():
         if schedule == known:
             return name
     base = "elastic" if schedule.overlap else "eesd"
     keys = ("first_chunk", "max_chunk", "lookahead", "lookup") if schedule.lookup else _LENGTHS
     numbers = ",".join(f"{key}={getattr(schedule, key)}" for key in keys)
+    numbers += f",siblings={schedule.siblings!r}" if schedule.siblings else ""
     return f"{base}:{numbers},stop_rule={describe_stop_rule(schedule.stop_rule)}"

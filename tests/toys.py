@@ -18,7 +18,7 @@ class ToyDraft:
     def __init__(self, drafts, draft_ids=None):
         self.length, self.draft_ids = 0, draft_ids
         self.drafts, self.ids = drafts, []
-        self.learned = []
+        self.learned, self.siblings = [], {}
 
     def run_tokens(self, ids):
         assert ids, "a pass without rows"
@@ -32,7 +32,19 @@ class ToyDraft:
     def draft_logits(self):
         return self.drafts(self.ids)
 
+    def run_sibling(self, position, token):
+        assert position < self.length and self.ids[position] != token
+        self.siblings[position] = [*self.ids[:position], token]
+
+    def sibling_hidden(self, position):
+        return [self.siblings[position]]
+
+    def adopt(self, position):
+        self.ids = self.siblings[position]
+        self.length = position + 1
+
     def learn(self, position, last_hidden):
+        assert len(last_hidden) == position + 1, "the history of another row"
         self.learned.append((position, last_hidden))
 
     def rollback(self, length):
@@ -50,6 +62,15 @@ class ToyVerify:
         self.rows.append(len(exit_hidden))
         self.last = exit_hidden[-last:]
         return torch.stack([self.truth(history) for history in exit_hidden[-last:]])
+
+    def sibling_logits(self, exit_hidden, position):
+        assert position < self.length and len(exit_hidden[0]) == position + 1
+        self.last = exit_hidden
+        return torch.stack([self.truth(exit_hidden[0])])
+
+    def adopt(self, position):
+        assert position < self.length
+        self.length = position + 1
 
     def last_hidden(self):
         return self.last
@@ -86,8 +107,8 @@ stop_rules = st.one_of(
     st.builds(Survival, st.floats(0.01, 0.99), st.integers(1, 12), st.floats(0.5, 8), st.floats(0.5, 1)),
 )
 drafting_schedules = st.builds(
-    lambda chunk, first, ahead, overlap, rule, lookup: Schedule(
-        min(first, chunk), chunk, max(ahead, chunk), overlap, rule, lookup
+    lambda chunk, first, ahead, overlap, rule, lookup, siblings: Schedule(
+        min(first, chunk), chunk, max(ahead, chunk), overlap, rule, lookup, 0.0 if overlap else siblings
     ),
     st.integers(1, MAX_CHUNK),
     st.integers(0, MAX_CHUNK),
@@ -95,6 +116,7 @@ drafting_schedules = st.builds(
     st.booleans(),
     stop_rules,
     st.sampled_from([0, 0, 1, 2, 3, 8]),
+    st.sampled_from([0.0, 0.001, 0.03, 0.3]),
 )
 copying_schedules = st.builds(
     lambda chunk, overlap, rule, lookup: Schedule(0, chunk, 0, overlap, rule, lookup),

@@ -23,6 +23,7 @@ CpuBatch::CpuBatch(std::shared_ptr<const CpuModel> model, int threads, int texts
       x_(size_t(texts) * model_->shape.hidden_size),
       head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads),
       positions_(texts),
+      chosen_for_(texts),
       choices_(texts),
       best_(threads) {
   if (texts < 1 || texts > kPassRows) throw std::runtime_error("a pass takes 1 to " + std::to_string(kPassRows) + " texts");
@@ -49,7 +50,8 @@ void CpuBatch::step(const BatchRow* rows, int* chosen, uint16_t* kept) {
     if (row.id < 0 || row.id >= model_->shape.vocab_size) throw std::runtime_error("a token id is outside the vocabulary");
     embed(model_->embedding, row.id, x_.data() + size_t(text) * hidden);
     positions_[text] = row.position;
-    choices_[text] = {row.position + 1, row.inverse_temperature, row.seed};
+    chosen_for_[text] = row.position + 1;
+    choices_[text] = {row.inverse_temperature, row.seed};
   }
   for (LayerStack& stack : stacks_) stack.begin_pass();
   head_.begin_pass();
@@ -60,7 +62,7 @@ void CpuBatch::step(const BatchRow* rows, int* chosen, uint16_t* kept) {
       // The next stack does not write to x before member 0 has come to its barriers.
       if (member == 0 && i < keep_.size()) keep(int(i), kept);
     }
-    head_.pass_side_by_side(team_, member, x_.data(), texts_, choices_.data(), best_[member].data());
+    head_.pass_side_by_side(team_, member, x_.data(), texts_, chosen_for_.data(), choices_.data(), best_[member].data());
   });
   for (int text = 0; text < texts_; ++text) {
     Candidate best = best_[0][text];

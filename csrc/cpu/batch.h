@@ -40,7 +40,7 @@ class CpuBatch {
   std::vector<float> rope_, x_;          // x: [texts][hidden]
   std::deque<LayerStack> stacks_;        // cut at the kept layers
   HeadStack head_;
-  std::vector<int> positions_;
+  std::vector<int> positions_, chosen_for_;
   std::vector<RowChoice> choices_;
   std::vector<std::vector<Candidate>> best_;   // of each member [texts]
 };

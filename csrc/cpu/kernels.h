@@ -18,6 +18,7 @@ enum class Stored { kFp32, kFp16, kBf16 };   // of a checkpoint's tensors, and o
 constexpr int kPanel = 16;    // outputs that are computed together: the lanes of a register
 constexpr int kBlock = 32;    // inputs that share a scale in int8
 constexpr int kSpan = 64;     // positions of an attention block
+constexpr int kSiblings = 32; // positions, one after the other, that siblings are kept of
 constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
 
 // A packed matrix [outputs, inputs]: panels of 16 outputs, each one contiguous stretch of memory.
@@ -81,6 +82,21 @@ struct KvCache {
   }
 };
 
+// Of a pass, the last rows: at positions that earlier rows of it hold in the cache. Their own keys and values are kept
+// apart, and only they themselves attend to them.
+struct Siblings {
+  int rows = 0;
+  const int* positions = nullptr;   // [rows], none twice
+  const int* order = nullptr;       // [all rows of the pass]: by position
+  Stored stored = Stored::kFp32;
+  uint8_t* keys = nullptr;          // [kSiblings][kv heads][head_dim], by position modulo kSiblings; channels as in the cache
+  uint8_t* values = nullptr;        // the same
+
+  static size_t bytes(Stored stored, int kv_heads, int head_dim) {   // of keys, and of values
+    return KvCache::bytes(stored, kv_heads, head_dim, kSiblings);
+  }
+};
+
 // Channel c of a head as the kernels order it: each panel of 16 holds 8 channels and their 8 rotary partners.
 inline int rope_channel(int c, int head_dim) {
   const int panel = c / kPanel, lane = c % kPanel;
@@ -97,6 +113,7 @@ struct QkvPhase {
   float* queries;                // [rows][heads][head_dim], scaled by 1 / sqrt(head_dim)
   const KvCache* cache;
   const int* positions;          // null; or that of every row, each of which then has a cache of its own: cache[row]
+  const Siblings* siblings = nullptr;   // or of the rows, the last ones
 };
 
 struct AttendPhase {
@@ -104,6 +121,7 @@ struct AttendPhase {
   const KvCache* cache;
   int rows, start, heads;
   float* mixed;                  // [rows][heads][head_dim]
+  const Siblings* siblings = nullptr;   // or of the rows, the last ones
 
   // A unit of work: some of the queries that read one KV head, row by row.
   int group() const { return heads / cache->kv_heads; }
@@ -146,7 +164,6 @@ struct Candidate {
 void keep_best(std::vector<Candidate>* top, int most, const Candidate& candidate);
 
 struct RowChoice {
-  int position;
   float inverse_temperature;
   uint64_t seed;
 };
@@ -154,7 +171,8 @@ struct RowChoice {
 struct LogitsPhase {
   const Matrix* weights;
   const Activations* input;
-  int rows, first_position;      // row r chooses the token for position first_position + r
+  int rows;
+  const int* positions;          // [rows]: those that the rows choose tokens for
   const RowChoice* each;         // null; or what differs from row to row (kBest, no penalty)
   Choice choice;
   const int* draft_ids;          // or null

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 #include "../pipeline/noise.h"
 #include "half.h"
@@ -372,19 +373,35 @@ inline void put_value(const KvCache& cache, int head, int position, int channel,
   else Simd::store_bf16(reinterpret_cast<uint16_t*>(cache.values) + at, v);
 }
 
+inline void put_aside(uint8_t* to, Stored stored, size_t at, V x) {
+  if (stored == Stored::kFp32) Simd::store(reinterpret_cast<float*>(to) + at, x);
+  else Simd::store_bf16(reinterpret_cast<uint16_t*>(to) + at, x);
+}
+
 void qkv(const QkvPhase& phase, int begin, int end) {
   const int head_dim = phase.cache->head_dim, panels_per_head = head_dim / kPanel;
+  const Siblings* siblings = phase.siblings;
+  const int of_text = phase.rows - (siblings ? siblings->rows : 0);
   const V scale = Simd::set1(1.0f / std::sqrt(float(head_dim)));
   multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
     if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
     const int head = p / panels_per_head, channel = p % panels_per_head * kPanel;
-    const int position = phase.positions ? phase.positions[r] : phase.start + r;
+    const bool aside = r >= of_text;
+    const int position = phase.positions ? phase.positions[r] : aside ? siblings->positions[r - of_text] : phase.start + r;
     const KvCache& cache = phase.cache[phase.positions ? r : 0];
-    if (head >= phase.heads + cache.kv_heads)
-      return put_value(cache, head - phase.heads - cache.kv_heads, position, channel, y);
+    const auto slot = [&](int kv_head) {
+      return (size_t(position % kSiblings) * cache.kv_heads + kv_head) * head_dim + channel;
+    };
+    if (const int kv_head = head - phase.heads - cache.kv_heads; kv_head >= 0) {
+      if (aside) return put_aside(siblings->values, siblings->stored, slot(kv_head), y);
+      return put_value(cache, kv_head, position, channel, y);
+    }
     const float* rope = phase.rope + (size_t(position) * head_dim + channel) * 2;
     y = Simd::fma(Simd::swap_halves(y), Simd::load(rope + kPanel), Simd::mul(y, Simd::load(rope)));
-    if (head >= phase.heads) return put_key(cache, head - phase.heads, position, channel, y);
+    if (const int kv_head = head - phase.heads; kv_head >= 0) {
+      if (aside) return put_aside(siblings->keys, siblings->stored, slot(kv_head), y);
+      return put_key(cache, kv_head, position, channel, y);
+    }
     Simd::store(phase.queries + (size_t(r) * phase.heads + head) * head_dim + channel, Simd::mul(y, scale));
   });
 }
@@ -402,6 +419,7 @@ struct Query {
   float* mixed;                  // [head_dim], to be divided by `total` at the end
   int position;
   float largest, total;          // of the scores so far, and of their exponentials
+  const uint8_t *key, *value;    // null; or of a sibling, to be taken at its position for what the cache holds there
 };
 
 // Panels whose sums stay in registers beside each other, for each of Q queries.
@@ -454,6 +472,20 @@ inline void mix(const KvCache& cache, size_t values, int count, int c, const Que
     for (int p = 0; p < J; ++p) Simd::store(queries[i].mixed + c + p * kPanel, mixed[i][p]);
 }
 
+// The score of a sibling's own key: the same chain of products and sums as in `score`.
+template <Stored S>
+inline float score_own(const Query& query, int head_dim) {
+  V sum = Simd::zero();
+  for (int c = 0; c < head_dim; c += kPanel) {
+    float k[kPanel];
+    Simd::store(k, load_cached<S>(query.key, c));
+    for (int l = 0; l < kPanel; ++l) sum = Simd::fma(Simd::set1(k[l]), Simd::set1(query.q[c + l]), sum);
+  }
+  float scores[kPanel];
+  Simd::store(scores, sum);
+  return scores[0];
+}
+
 // Q queries of one KV head over one span of positions. Queries that the span lies behind of are not passed in, so every
 // query sees the same spans in the same order, whatever other queries it shares them with. (What lies behind the last of
 // them is left out, or weighs exactly nothing.)
@@ -465,6 +497,9 @@ void attend_span(const KvCache& cache, int kv_head, int span, Query* queries) {
   const int count = std::min(queries[Q - 1].position - first + 1, kSpan);
   alignas(64) float weights[Q][kSpan];
   for (int j = 0; j * kPanel < count; j += J) score<Q, J, S>(cache, at, j, queries, weights);
+  const auto own = [&](int i) { return queries[i].key != nullptr && queries[i].position < first + kSpan; };
+  for (int i = 0; i < Q; ++i)
+    if (own(i)) weights[i][queries[i].position - first] = score_own<S>(queries[i], head_dim);
 
   alignas(64) static const int32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
   const I lanes = Simd::loadi(kLanes);
@@ -493,9 +528,19 @@ void attend_span(const KvCache& cache, int kv_head, int span, Query* queries) {
   Simd::store(shrink, exp(Simd::load(shrink)));
   for (int i = 0; i < Q; ++i) queries[i].total = queries[i].total * shrink[i] + sums[i];
 
+  // A sibling's own value comes last of all that it sees, as it would from the cache.
+  float own_weights[Q] = {};
+  for (int i = 0; i < Q; ++i)
+    if (own(i)) own_weights[i] = std::exchange(weights[i][queries[i].position - first], 0.0f);
+
   int c = 0;
   for (; c + J * kPanel <= head_dim; c += J * kPanel) mix<Q, J, S>(cache, at, count, c, queries, weights, shrink);
   for (; c < head_dim; c += kPanel) mix<Q, 1, S>(cache, at, count, c, queries, weights, shrink);
+  for (int i = 0; i < Q; ++i)
+    for (c = 0; own(i) && c < head_dim; c += kPanel) {
+      const V v = load_cached<S>(queries[i].value, c);
+      Simd::store(queries[i].mixed + c, Simd::fma(v, Simd::set1(own_weights[i]), Simd::load(queries[i].mixed + c)));
+    }
 }
 
 template <int Q, Stored S>
@@ -512,14 +557,24 @@ void attend_unit(const AttendPhase& phase, int unit) {
   const int head_dim = cache.head_dim, group = phase.group(), parts = phase.parts();
   const int kv_head = unit / parts, part = unit % parts, all = phase.rows * group;
   const int begin = part * all / parts, count = (part + 1) * all / parts - begin;
+  const Siblings* siblings = phase.siblings;
+  const int of_text = phase.rows - (siblings ? siblings->rows : 0);
   Query queries[kAttendTogether];
   for (int i = 0; i < count; ++i) {
-    const int row = (begin + i) / group, head = kv_head * group + (begin + i) % group;
+    const int place = (begin + i) / group, row = siblings ? siblings->order[place] : place;
+    const int head = kv_head * group + (begin + i) % group;
     const size_t at = (size_t(row) * phase.heads + head) * head_dim;
-    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f};
+    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f, nullptr, nullptr};
+    if (row >= of_text) {
+      const int position = siblings->positions[row - of_text];
+      const size_t slot = (size_t(position % kSiblings) * cache.kv_heads + kv_head) * head_dim * (S == Stored::kFp32 ? 4 : 2);
+      queries[i].position = position;
+      queries[i].key = siblings->keys + slot;
+      queries[i].value = siblings->values + slot;
+    }
     std::fill(queries[i].mixed, queries[i].mixed + head_dim, 0.0f);
   }
-  // Queries are in order of their rows, so those that a span concerns are the last ones.
+  // Queries are in order of their positions, so those that a span concerns are the last ones.
   for (int span = 0, from = 0; span <= queries[count - 1].position / kSpan; ++span) {
     while (queries[from].position < span * kSpan) ++from;
     attend_some<kAttendTogether, S>(cache, kv_head, span, queries + from, count - from);
@@ -578,7 +633,7 @@ void logits(const LogitsPhase& phase, int begin, int end) {
   const PhiloxKey shared_key(phase.seed);
   multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
     const int index = p * kPanel, count = std::min(kPanel, outputs - index);
-    const int position = phase.each ? phase.each[r].position : phase.first_position + r;
+    const int position = phase.positions[r];
     const float inverse_temperature = phase.each ? phase.each[r].inverse_temperature : phase.inverse_temperature;
     int32_t ids[16];
     for (int l = 0; l < 16; ++l) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 namespace ppsd {
 namespace {
@@ -36,6 +37,8 @@ LayerStack::LayerStack(const Kernels& kernels, const ModelShape& shape, Format f
     inputs_.emplace_back(Activations::bytes(format, kPassRows, widest));
   mlp_ = Memory(Activations::bytes(format, kPassRows, shape.intermediate_size));
   for (size_t i = 0; i < layers_.size() * kPhases; ++i) shares_.emplace_back(members);
+  if (texts == 1 && !layers_.empty())
+    sibling_memory_ = Memory(2 * layers_.size() * Siblings::bytes(kv, shape.num_kv_heads, shape.head_dim));
 }
 
 void LayerStack::reserve(int capacity) {
@@ -65,6 +68,37 @@ void LayerStack::reserve(int capacity) {
 void LayerStack::begin_pass() {
   for (Shares& shares : shares_) shares.reset();
   cancelled_.store(false, std::memory_order_relaxed);
+  sibling_positions_.clear();
+}
+
+void LayerStack::begin_pass(int start, int rows, const std::vector<Sibling>& siblings) {
+  begin_pass();
+  order_.resize(size_t(rows) + siblings.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  for (const Sibling& sibling : siblings) sibling_positions_.push_back(sibling.position);
+  const auto position = [&](int row) { return row < rows ? start + row : sibling_positions_[row - rows]; };
+  std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return position(a) < position(b); });
+}
+
+Siblings LayerStack::siblings_of(size_t layer) const {
+  const size_t one = Siblings::bytes(kv_, shape_.num_kv_heads, shape_.head_dim);
+  uint8_t* keys = sibling_memory_.as<>() + 2 * layer * one;
+  return {int(sibling_positions_.size()), sibling_positions_.data(), order_.data(), kv_, keys, keys + one};
+}
+
+void LayerStack::adopt(int position) {
+  const size_t width = kv_ == Stored::kFp32 ? 4 : 2, row = shape_.head_dim * width;
+  for (size_t layer = 0; layer < layers_.size(); ++layer) {
+    const Siblings from = siblings_of(layer);
+    const KvCache& to = caches_[layer];
+    for (int head = 0; head < to.kv_heads; ++head) {
+      const size_t slot = (size_t(position % kSiblings) * to.kv_heads + head) * row;
+      const size_t at = size_t(head) * to.capacity + position;   // keys: channel by channel of the panel that it is in
+      std::memcpy(to.values + at * row, from.values + slot, row);
+      uint8_t* key = to.keys + at / kPanel * kPanel * row + position % kPanel * width;
+      for (int c = 0; c < to.head_dim; ++c) std::memcpy(key + c * kPanel * width, from.keys + slot + c * width, width);
+    }
+  }
 }
 
 bool LayerStack::pass(Team& team, int member, const float* rope, float* x, int rows, int start,
@@ -93,13 +127,15 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
     const KvCache* cache = &caches_[number * texts_];
 
     kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, narrow);
+    const Siblings kept = sibling_positions_.empty() ? Siblings{} : siblings_of(number);
+    const Siblings* siblings = kept.rows > 0 ? &kept : nullptr;
     const float* qkv_bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
     const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, rope,
-                       queries_.data(), cache,     positions};
+                       queries_.data(), cache,     positions, siblings};
     share(layer.qkv.panels(), kTogether, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
     if (positions == nullptr) {
-      const AttendPhase attend{queries_.data(), cache, rows, start, shape_.num_heads, mixed_.data()};
+      const AttendPhase attend{queries_.data(), cache, rows, start, shape_.num_heads, mixed_.data(), siblings};
       share(attend.units(), 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
     } else {
       share(rows, 1, [&](int begin, int end) {
@@ -154,14 +190,15 @@ HeadStack::HeadStack(const Kernels& kernels, const ModelShape& shape, const Pack
     inputs_.emplace_back(Activations::bytes(head.lm_head.format, kPassRows, shape.hidden_size));
 }
 
-void HeadStack::pass(Team& team, int member, const float* x, int rows, int first_position, const Sampler& sampler) {
-  run(team, member, x, rows, sampler.phase(member, rows, first_position, draft_ids(), outputs()));
+void HeadStack::pass(Team& team, int member, const float* x, int rows, const Sampler& sampler) {
+  run(team, member, x, rows, sampler.phase(member, draft_ids(), outputs()));
 }
 
-void HeadStack::pass_side_by_side(Team& team, int member, const float* x, int rows, const RowChoice* each,
-                                  Candidate* best) {
+void HeadStack::pass_side_by_side(Team& team, int member, const float* x, int rows, const int* positions,
+                                  const RowChoice* each, Candidate* best) {
   LogitsPhase phase{};
   phase.rows = rows;
+  phase.positions = positions;
   phase.each = each;
   phase.choice = Choice::kBest;
   phase.draft_ids = draft_ids();

@@ -25,14 +25,19 @@ class LayerStack {
   int size() const { return int(layers_.size()); }
 
   void begin_pass();   // by one thread, before the members begin
-  // By every member: rows x [rows][hidden] at positions [start, start + rows), in place. False: cancelled on the way.
+  // The same, where `siblings` of the rows [start, start + rows) lie behind them in x. Several texts have none.
+  void begin_pass(int start, int rows, const std::vector<Sibling>& siblings);
+  // By every member: rows x [rows + siblings][hidden], those of the text at positions [start, start + rows), in place.
+  // False: cancelled on the way.
   bool pass(Team& team, int member, const float* rope, float* x, int rows, int start, const Cancelled& cancelled);
   // The same for x [texts][hidden], one row of every text, at these positions.
   void pass_side_by_side(Team& team, int member, const float* rope, float* x, const int* positions);
+  void adopt(int position);   // of the two rows at a position, the sibling's now is the text's
 
  private:
   bool run(Team& team, int member, const float* rope, float* x, int rows, int start, const int* positions,
            const Cancelled& cancelled);
+  Siblings siblings_of(size_t layer) const;
 
   const Kernels& kernels_;
   const ModelShape shape_;
@@ -43,6 +48,8 @@ class LayerStack {
   int capacity_ = 0;
   Memory kv_memory_;
   std::vector<KvCache> caches_;                  // [layers][texts]
+  Memory sibling_memory_;                        // [layers], keys and values
+  std::vector<int> sibling_positions_, order_;   // of the pass: see Siblings
   std::vector<float> queries_, mixed_;           // [kPassRows][heads][head_dim]
   std::vector<Memory> inputs_;                   // of each member: the rows as the next matrix wants them
   Memory mlp_;                                   // of all: the MLP's inner activations
@@ -75,10 +82,12 @@ class HeadStack {
             int members);
 
   void begin_pass() { shares_.reset(); }
-  // By every member: the LM head on the rows x [rows][hidden], which choose the tokens for first_position onwards.
-  void pass(Team& team, int member, const float* x, int rows, int first_position, const Sampler& sampler);
-  // The same, for rows of which each has a place and a choice of its own, by the best score: `best` is the member's.
-  void pass_side_by_side(Team& team, int member, const float* x, int rows, const RowChoice* each, Candidate* best);
+  // By every member: the LM head on the rows x [rows][hidden] that the sampler has been told of.
+  void pass(Team& team, int member, const float* x, int rows, const Sampler& sampler);
+  // The same, for rows that choose the tokens for these positions each in its own way, by the best score: `best` is the
+  // member's.
+  void pass_side_by_side(Team& team, int member, const float* x, int rows, const int* positions, const RowChoice* each,
+                         Candidate* best);
   const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
   int outputs() const { return head_.lm_head.outputs; }
 

@@ -61,6 +61,7 @@ class Sweep {
       caches_.push_back({model.kv, s_.num_kv_heads, s_.head_dim, capacity, at, at + one});
     }
     for (int i = 0; i < s_.num_layers; ++i) shares_.emplace_back(team.size());
+    for (int i = 0; i < rows; ++i) positions_.push_back(start_ + i + 1);
     kv_bytes_ = double(2 * one) / capacity * (context + rows);
     k_.convert(x_.data(), rows, narrow());
     k_.convert(x_.data(), rows, Activations::at(heads_.as<>(), model.format, rows, s_.q_outputs()));
@@ -108,7 +109,7 @@ class Sweep {
       phase.weights = &head.lm_head;
       phase.input = &in;
       phase.rows = rows_;
-      phase.first_position = start_;
+      phase.positions = positions_.data();
       phase.choice = Choice::kBest;
       phase.draft_ids = name == "exit_head" && !model_.draft_ids.empty() ? model_.draft_ids.data() : nullptr;
       phase.best = best_.data() + size_t(member) * rows_;
@@ -176,6 +177,7 @@ class Sweep {
   std::vector<KvCache> caches_;
   std::vector<Shares> shares_;
   std::vector<Candidate> best_;
+  std::vector<int> positions_;   // that the rows choose tokens for
   double kv_bytes_ = 0.0;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace ppsd {
 
@@ -41,17 +42,19 @@ void Sampler::know(int start, const int* ids, int count) {
   }
 }
 
-void Sampler::begin_rows(int rows, int outputs, bool store) {
+void Sampler::begin_rows(std::vector<int> positions, int outputs, bool store) {
+  positions_ = std::move(positions);
+  const size_t rows = positions_.size();
   const bool filters_all = sampling_.top_p < 1.0f || sampling_.min_p > 0.0f;
   if (store) choice_ = Choice::kStore;
   else if (sampling_.temperature == 0.0f) choice_ = Choice::kBest;
   else if (sampling_.top_k > 0) choice_ = Choice::kTop;
   else choice_ = filters_all ? Choice::kStore : Choice::kBest;
-  if (choice_ == Choice::kStore && logits_.size() < size_t(rows) * outputs) logits_.resize(size_t(rows) * outputs);
+  if (choice_ == Choice::kStore && logits_.size() < rows * outputs) logits_.resize(rows * outputs);
   for (Scratch& scratch : scratch_) {
     scratch.best.assign(rows, {kLowest, kNever});
     if (choice_ == Choice::kTop) {
-      scratch.top.resize(std::max<size_t>(scratch.top.size(), rows));
+      scratch.top.resize(std::max(scratch.top.size(), rows));
       for (auto& top : scratch.top) {
         top.clear();
         top.reserve(sampling_.top_k);
@@ -60,10 +63,10 @@ void Sampler::begin_rows(int rows, int outputs, bool store) {
   }
 }
 
-LogitsPhase Sampler::phase(int member, int rows, int first_position, const int* draft_ids, int outputs) const {
+LogitsPhase Sampler::phase(int member, const int* draft_ids, int outputs) const {
   LogitsPhase phase{};
-  phase.rows = rows;
-  phase.first_position = first_position;
+  phase.rows = int(positions_.size());
+  phase.positions = positions_.data();
   phase.choice = choice_;
   phase.draft_ids = draft_ids;
   // Stored logits are penalised when the token is chosen: confidence wants them as they are.
@@ -94,9 +97,21 @@ int Sampler::choose(int member, int r, int position, const int* draft_ids, int o
   return choose_among(scratch, position, 0.0);
 }
 
+int Sampler::choose_without(int token, int member, int r, int position, const int* draft_ids, int outputs) {
+  float& score = logits_[size_t(r) * outputs + index_of(token, draft_ids, outputs)];
+  const float was = std::exchange(score, kLowest);
+  const int second = choose(member, r, position, draft_ids, outputs);
+  score = was;
+  return second;
+}
+
+int Sampler::index_of(int token, const int* draft_ids, int outputs) {
+  return draft_ids ? int(std::lower_bound(draft_ids, draft_ids + outputs, token) - draft_ids) : token;
+}
+
 double Sampler::confidence(int r, int token, const int* draft_ids, int outputs) const {
   const float* scores = logits(r, outputs);
-  const int index = draft_ids ? int(std::lower_bound(draft_ids, draft_ids + outputs, token) - draft_ids) : token;
+  const int index = index_of(token, draft_ids, outputs);
   float max, sum;
   kernels_.soft_sum(scores, outputs, 1.0f, &max, &sum);
   return std::exp(double(scores[index]) - double(max)) / double(sum);

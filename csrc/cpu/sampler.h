@@ -30,11 +30,14 @@ class Sampler {
   int known() const { return int(ids_.size()); }
   const std::vector<int>& ids() const { return ids_; }
 
-  // How an LM head of so many outputs should deliver its results for `rows` rows. `store`: logits, whatever the filters.
-  void begin_rows(int rows, int outputs, bool store);
-  LogitsPhase phase(int member, int rows, int first_position, const int* draft_ids, int outputs) const;
+  // How an LM head of so many outputs should deliver its results for rows that choose the tokens for these positions.
+  // `store`: logits, whatever the filters.
+  void begin_rows(std::vector<int> positions, int outputs, bool store);
+  LogitsPhase phase(int member, const int* draft_ids, int outputs) const;
   // After the LM head: the token of row r. Rows may be asked for by different members at the same time.
   int choose(int member, int r, int position, const int* draft_ids, int outputs);
+  // What would be chosen from stored logits if there were no `token`: the second choice.
+  int choose_without(int token, int member, int r, int position, const int* draft_ids, int outputs);
   // The probability of `token` among the stored logits of row r, unfiltered and at temperature 1.
   double confidence(int r, int token, const int* draft_ids, int outputs) const;
   const float* logits(int r, int outputs) const { return logits_.data() + size_t(r) * outputs; }
@@ -48,6 +51,7 @@ class Sampler {
     std::vector<int> noise_ids;
   };
 
+  static int index_of(int token, const int* draft_ids, int outputs);
   bool penalised() const { return sampling_.repetition_penalty != 1.0f; }
   int choose_stored(Scratch& scratch, const float* raw, int position, const int* draft_ids, int n);
   int choose_among(Scratch& scratch, int position, double total);
@@ -57,6 +61,7 @@ class Sampler {
   Sampling sampling_;
   std::vector<int> ids_, first_seen_;
   Choice choice_ = Choice::kBest;
+  std::vector<int> positions_;                 // [rows]
   std::vector<Scratch> scratch_;
   mutable std::vector<float> logits_;          // [rows][outputs]
 };

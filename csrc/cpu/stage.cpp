@@ -23,6 +23,18 @@ void embed(const Tensor& table, int id, float* row) {
   for (int i = 0; table.stored == Stored::kBf16 && i < n; ++i) row[i] = bf16_to_float(halves[i]);
 }
 
+namespace {
+
+// The positions that the rows of a chunk choose tokens for, from `first` on, and then its siblings.
+std::vector<int> chosen_by(const Chunk& chunk, int first) {
+  std::vector<int> positions;
+  for (int row = first; row < chunk.rows(); ++row) positions.push_back(chunk.start + row + 1);
+  for (const Sibling& sibling : chunk.siblings) positions.push_back(sibling.position + 1);
+  return positions;
+}
+
+}  // namespace
+
 // -- draft -------------------------------------------------------------------------------------------------------------
 
 CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
@@ -32,6 +44,7 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
             pointers(model.exit_layers, 0, int(model.exit_layers.size())), members),
       feedback_(*model.kernels, model.shape, model.exit_feedback, members),
       sampler_(*model.kernels, model.shape.vocab_size, members),
+      sibling_exits_(size_t(kSiblings) * model.shape.hidden_size),
       x_(size_t(kPassRows) * model.shape.hidden_size) {
   if (model.drafts())
     head_ = std::make_unique<HeadStack>(*model.kernels, model.shape, model.exit_head, model.draft_ids, members);
@@ -63,26 +76,31 @@ bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& c
   do {
     const int rows = std::min(kPassRows, count - done);
     const bool last = done + rows == count;
-    if (!run_rows(step.ids.data() + done, rows, step.feedback.get(), last ? draft : nullptr, cancelled)) return false;
+    if (!run_rows(step.ids.data() + done, rows, step, last ? draft : nullptr, cancelled)) return false;
     done += rows;
   } while (done < count);
   return true;
 }
 
-// Up to kPassRows rows through the early layers, and if a draft is wanted the exit head behind them: one pass of the team.
-bool CpuDraftStage::run_rows(const int* ids, int rows, const Feedback* feedback, Draft* draft,
-                             const Cancelled& cancelled) {
+// Up to kPassRows rows of a step through the early layers, with its siblings, and if a draft is wanted the exit head
+// behind them.
+bool CpuDraftStage::run_rows(const int* ids, int rows, const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
   const int hidden = model_.shape.hidden_size, start = length_;
+  const Feedback* feedback = step.feedback.get();
+  const int siblings = int(step.siblings.size());   // of few rows, in one pass with them
   float* exits = exit_hidden_.as<float>();
   for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x_.data() + size_t(r) * hidden);
-  early_.begin_pass();
+  for (int i = 0; i < siblings; ++i) embed(model_.embedding, step.siblings[i].id, x_.data() + size_t(rows + i) * hidden);
+  early_.begin_pass(start, rows, step.siblings);
   bool done = true;
   if (rows > 0 && early_.size() > 0)
     team_->run([&](int member) {
-      if (!early_.pass(*team_, member, rope_, x_.data(), rows, start, cancelled) && member == 0) done = false;
+      if (!early_.pass(*team_, member, rope_, x_.data(), rows + siblings, start, cancelled) && member == 0) done = false;
     });
   if (!done) return false;
   std::memcpy(exits + size_t(start) * hidden, x_.data(), size_t(rows) * hidden * 4);
+  for (int i = 0; i < siblings; ++i)
+    std::memcpy(sibling_exit(step.siblings[i].position), x_.data() + size_t(rows + i) * hidden, size_t(hidden) * 4);
   length_ = start + rows;
   if (draft == nullptr) return true;
 
@@ -98,23 +116,33 @@ bool CpuDraftStage::run_rows(const int* ids, int rows, const Feedback* feedback,
     late_.begin_pass();
     feedback_.begin_pass();
     head_->begin_pass();
-    sampler_.begin_rows(1, head_->outputs(), true);
+    sampler_.begin_rows({length_}, head_->outputs(), true);
     float* newest = x_.data() + size_t(behind - 1) * hidden;
     team_->run([&](int member) {
       if (last && heard) feedback_.pass(*team_, member, feedback->hidden.data(), distance, newest);
       if (!late_.pass(*team_, member, rope_, x_.data(), behind, first, cancelled)) {
         if (member == 0) done = false;
       } else if (last) {
-        head_->pass(*team_, member, newest, 1, length_, sampler_);
+        head_->pass(*team_, member, newest, 1, sampler_);
       }
     });
     if (!done) return false;
     head_length_ += behind;
   }
-  draft->token = sampler_.choose(0, 0, length_, head_->draft_ids(), head_->outputs());
-  draft->confidence = sampler_.confidence(0, draft->token, head_->draft_ids(), head_->outputs());
+  choose(draft, step.sibling_bar);
   *draft = foreseen(*draft);
   return true;
+}
+
+// From the logits for position length_: a draft token, and a second choice if it may be as probable as the bar (above 0).
+void CpuDraftStage::choose(Draft* draft, double sibling_bar) {
+  const int* ids = head_->draft_ids();
+  const int outputs = head_->outputs();
+  draft->token = sampler_.choose(0, 0, length_, ids, outputs);
+  draft->confidence = sampler_.confidence(0, draft->token, ids, outputs);
+  if (sibling_bar <= 0.0 || 1.0 - draft->confidence < sibling_bar || outputs < 2) return;
+  draft->sibling = sampler_.choose_without(draft->token, 0, 0, length_, ids, outputs);
+  draft->sibling_confidence = sampler_.confidence(0, draft->sibling, ids, outputs);
 }
 
 // With an oracle, its token in the place of the head's.
@@ -123,6 +151,7 @@ Draft CpuDraftStage::foreseen(Draft draft) const {
   const int truth = oracle_.truth[length_];
   draft.token = coin(oracle_.seed, length_) < oracle_.acceptance ? truth : (truth + 1) % model_.shape.vocab_size;
   draft.confidence = oracle_.acceptance;
+  draft.sibling = -1;
   return draft;
 }
 
@@ -130,6 +159,19 @@ void CpuDraftStage::export_hidden(Chunk* chunk) {
   const size_t hidden = size_t(model_.shape.hidden_size);
   const float* from = exit_hidden_.as<float>() + size_t(chunk->start) * hidden;
   chunk->hidden.assign(from, from + hidden * chunk->rows());
+  for (const Sibling& sibling : chunk->siblings) {
+    const float* exit = sibling_exit(sibling.position);
+    chunk->hidden.insert(chunk->hidden.end(), exit, exit + hidden);
+  }
+}
+
+void CpuDraftStage::adopt(const Sibling& sibling) {
+  const size_t hidden = size_t(model_.shape.hidden_size);
+  early_.adopt(sibling.position);
+  std::memcpy(exit_hidden_.as<float>() + hidden * sibling.position, sibling_exit(sibling.position), hidden * 4);
+  sampler_.know(sibling.position, &sibling.id, 1);
+  length_ = sibling.position + 1;
+  head_length_ = std::min(head_length_, sibling.position);
 }
 
 // -- verify ------------------------------------------------------------------------------------------------------------
@@ -159,44 +201,52 @@ bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
   const size_t hidden = size_t(model_.shape.hidden_size);
   length_ = std::min(length_, chunk->start);
   if (sampler_) sampler_->know(chunk->start, chunk->ids.data(), chunk->rows());
+  const int siblings = int(chunk->siblings.size());   // of few rows, in one pass with them
   for (int done = 0; done < chunk->rows(); done += kPassRows) {
     const int rows = std::min(kPassRows, chunk->rows() - done);
-    std::memcpy(x_.data(), chunk->hidden.data() + hidden * done, hidden * rows * 4);
-    layers_.begin_pass();
+    std::memcpy(x_.data(), chunk->hidden.data() + hidden * done, hidden * (rows + siblings) * 4);
+    layers_.begin_pass(length_, rows, chunk->siblings);
     bool finished = true;
     team_->run([&](int member) {
-      if (!layers_.pass(*team_, member, rope_, x_.data(), rows, length_, cancelled) && member == 0) finished = false;
+      if (!layers_.pass(*team_, member, rope_, x_.data(), rows + siblings, length_, cancelled) && member == 0)
+        finished = false;
     });
     if (!finished) return false;
-    std::memcpy(chunk->hidden.data() + hidden * done, x_.data(), hidden * rows * 4);
+    std::memcpy(chunk->hidden.data() + hidden * done, x_.data(), hidden * (rows + siblings) * 4);
     length_ += rows;
   }
   return true;
 }
 
+void CpuVerifyStage::adopt(const Sibling& sibling) {
+  layers_.adopt(sibling.position);
+  if (sampler_) sampler_->know(sibling.position, &sibling.id, 1);
+  length_ = sibling.position + 1;
+}
+
 std::vector<int> CpuVerifyStage::choose(const Chunk& chunk, int last) {
-  std::vector<int> chosen(last);
-  const float* x = chunk.hidden.data() + size_t(chunk.rows() - last) * model_.shape.hidden_size;
-  choose_rows(x, last, chunk.start + chunk.rows() - last + 1, false, &chosen);
+  const int first = chunk.rows() - last;
+  return choose_rows(chunk.hidden.data() + size_t(first) * model_.shape.hidden_size, chosen_by(chunk, first), false);
+}
+
+std::vector<int> CpuVerifyStage::choose_rows(const float* x, const std::vector<int>& positions, bool store) {
+  const int rows = int(positions.size());
+  std::vector<int> chosen(positions.size());
+  head_->begin_pass();
+  sampler_->begin_rows(positions, head_->outputs(), store);
+  Shares shares(team_->size());
+  team_->run([&](int member) {
+    head_->pass(*team_, member, x, rows, *sampler_);
+    team_->share(shares, member, rows, 1, [&](int begin, int end) {
+      for (int r = begin; r < end; ++r)
+        chosen[r] = sampler_->choose(member, r, positions[r], nullptr, head_->outputs());
+    });
+  });
   return chosen;
 }
 
-void CpuVerifyStage::choose_rows(const float* x, int rows, int first_position, bool store, std::vector<int>* chosen) {
-  head_->begin_pass();
-  sampler_->begin_rows(rows, head_->outputs(), store);
-  Shares shares(team_->size());
-  team_->run([&](int member) {
-    head_->pass(*team_, member, x, rows, first_position, *sampler_);
-    team_->share(shares, member, rows, 1, [&](int begin, int end) {
-      for (int r = begin; r < end; ++r)
-        (*chosen)[r] = sampler_->choose(member, r, first_position + r, nullptr, head_->outputs());
-    });
-  });
-}
-
 void CpuVerifyStage::append_logits(const Chunk& chunk, std::vector<float>* out) {
-  std::vector<int> chosen(chunk.rows());
-  choose_rows(chunk.hidden.data(), chunk.rows(), chunk.start + 1, true, &chosen);
+  choose_rows(chunk.hidden.data(), chosen_by(chunk, 0), true);
   const float* logits = sampler_->logits(0, head_->outputs());
   out->insert(out->end(), logits, logits + size_t(chunk.rows()) * head_->outputs());
 }

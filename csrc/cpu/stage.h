@@ -54,10 +54,13 @@ class CpuDraftStage final : public DraftStage {
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
   void export_hidden(Chunk* chunk) override;
+  void adopt(const Sibling& sibling) override;
 
  private:
-  bool run_rows(const int* ids, int rows, const Feedback* feedback, Draft* draft, const Cancelled& cancelled);
+  bool run_rows(const int* ids, int rows, const DraftStep& step, Draft* draft, const Cancelled& cancelled);
+  void choose(Draft* draft, double sibling_bar);
   Draft foreseen(Draft draft) const;
+  float* sibling_exit(int position) { return sibling_exits_.data() + size_t(position % kSiblings) * model_.shape.hidden_size; }
 
   const CpuModel& model_;
   Team* team_ = nullptr;
@@ -68,6 +71,7 @@ class CpuDraftStage final : public DraftStage {
   Sampler sampler_;
   int length_ = 0, head_length_ = 0;     // rows that have passed the early layers, and the exit head's own
   Memory exit_hidden_;                   // [capacity][hidden]
+  std::vector<float> sibling_exits_;     // [kSiblings][hidden], by position modulo kSiblings
   std::vector<float> x_;                 // [kPassRows][hidden]
   Oracle oracle_;
 };
@@ -84,11 +88,13 @@ class CpuVerifyStage final : public VerifyStage {
 
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;
+  void adopt(const Sibling& sibling) override;
   // The logits behind every row of a chunk of at most kPassRows, [rows][vocabulary], at the end of `out`.
   void append_logits(const Chunk& chunk, std::vector<float>* out);
 
  private:
-  void choose_rows(const float* x, int rows, int first_position, bool store, std::vector<int>* chosen);
+  // positions: those that the rows choose the tokens for.
+  std::vector<int> choose_rows(const float* x, const std::vector<int>& positions, bool store);
 
   const CpuModel& model_;
   Team* team_ = nullptr;

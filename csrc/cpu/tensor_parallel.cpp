@@ -57,6 +57,7 @@ void LayerShares::mlp(int layer, const float* x, int rows, float* part) {
 }
 
 Candidate LayerShares::best(const float* x) {
+  const int position = 0;   // greedy: no noise depends on it
   const Activations narrow = Activations::at(narrow_.as<>(), model_.format, 1, model_.shape.hidden_size);
   kernels_.normalize(x, 1, model_.head.norm.data(), model_.shape.rms_norm_eps, narrow);
   Candidate best{std::numeric_limits<float>::lowest(), std::numeric_limits<int>::max()};
@@ -64,6 +65,7 @@ Candidate LayerShares::best(const float* x) {
   phase.weights = &model_.head.lm_head;
   phase.input = &narrow;
   phase.rows = 1;
+  phase.positions = &position;
   phase.choice = Choice::kBest;
   phase.repetition_penalty = 1.0f;
   phase.best = &best;

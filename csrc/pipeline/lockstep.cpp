@@ -30,7 +30,9 @@ LockStep::LockStep(Stages stages, const Schedule& schedule, const Limits& limits
       ticks_(ticks),
       report_drafts_(report_drafts),
       after_round_(std::move(after_round)),
-      trace_(trace) {}
+      trace_(trace) {
+  scheduler_.adopts_siblings();
+}
 
 std::optional<Event> LockStep::next() {
   if (!started_) prefill();
@@ -63,6 +65,7 @@ void LockStep::advance() {
     const Verdict verdict = std::move(flights_.front().verdict);
     flights_.pop_front();
     if (auto round = scheduler_.land(verdict)) {
+      if (round->rescued) adopt(*round);
       if (scheduler_.epoch() != round->epoch) {   // rolled back: what is still under way is void
         flights_.clear();
         stage_free_at_ = tick_;
@@ -76,14 +79,22 @@ void LockStep::advance() {
   if (scheduler_.may_step()) step();
 }
 
+// The last token but one of the round is the sibling of a rejected draft.
+void LockStep::adopt(const Round& round) {
+  const size_t place = round.committed.size() - 2;
+  const Sibling sibling{round.position + int(place), round.committed[place]};
+  stages_.draft->adopt(sibling);
+  for (VerifyStage* stage : stages_.verify) stage->adopt(sibling);
+}
+
 void LockStep::launch() {
   Chunk chunk = scheduler_.launch();
-  TraceScope scope(trace_, kVerifyTrack, "verify", chunk.rows());
+  TraceScope scope(trace_, kVerifyTrack, "verify", chunk.all_rows());
   stages_.draft->export_hidden(&chunk);
   for (VerifyStage* stage : stages_.verify)
     if (!stage->run(&chunk, [this] { return cancelled(); })) return scheduler_.cancel();
   std::vector<int> true_ids = stages_.verify.back()->choose(chunk, chunk.rows());
-  Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), std::move(chunk.hidden)};
+  Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), std::move(chunk.hidden), std::move(chunk.siblings)};
   flights_.push_back({std::move(verdict), tick_ + int64_t(ticks_.stages) * ticks_.per_stage});
   stage_free_at_ = tick_ + ticks_.per_stage;
 }

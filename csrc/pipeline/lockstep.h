@@ -33,6 +33,7 @@ class LockStep final : public Carrier {
   void prefill();
   void advance();
   void launch();
+  void adopt(const Round& round);
   void step();
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
 

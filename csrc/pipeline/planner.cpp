@@ -44,9 +44,10 @@ Schedule schedule_of(Mode mode, int length, double threshold) {
   return schedule;
 }
 
-Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup)
+Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup, bool siblings)
     : costs_(costs),
       lookup_(lookup),
+      siblings_(siblings),
       accepted_(kPriorWeight * std::clamp(prior, 0.01, 0.99)),
       rejected_(kPriorWeight - accepted_) {
   const double extra = costs.turns.draft_step + costs.turns.verify[2] - costs.turns.verify[1];
@@ -65,7 +66,7 @@ Prediction Planner::predict_plain() const { return {Mode::kPlain, 0, 1.0 / corre
 Prediction Planner::predict_turns(int length, double acceptance) const {
   const Costs::Stages& c = costs_.turns;
   const double seconds = length * c.draft_step + c.row_step + c.verify[length + 1];
-  return {Mode::kTurns, length, tokens_per_round(acceptance, length) / corrected(Mode::kTurns, seconds)};
+  return {Mode::kTurns, length, (tokens_per_round(acceptance, length) + rescued_) / corrected(Mode::kTurns, seconds)};
 }
 
 Prediction Planner::predict_overlap(double acceptance) const {
@@ -114,8 +115,9 @@ void Planner::learn(const Round& round, double seconds) {
     if (mode_ != Mode::kPlain)
       probe_after_ = right ? first_probe_ : std::max(first_probe_, std::min(2 * probe_after_, kLastProbe));
   }
+  if (siblings_ && mode_ == Mode::kTurns && !probing_) rescued_ += (1.0 - kMemory) * (double(round.rescued) - rescued_);
   const Costs::Stages& c = costs_.turns;
-  const int drafts = mode_ == Mode::kTurns ? std::max(round.rows - 1 - round.copied, 0) : 0;
+  const int drafts = mode_ == Mode::kTurns ? std::max(round.rows - 1 - round.copied - round.siblings, 0) : 0;
   double expected = drafts * c.draft_step + c.row_step + c.verify[std::clamp(round.rows, 1, kMaxRows)];
   if (mode_ == Mode::kOverlap) {   // a round is no unit of time here: what its tokens should have taken
     expected = double(round.committed.size()) / predict_overlap(acceptance()).tokens_per_second /
@@ -171,6 +173,7 @@ void Planner::decide() {
   const auto worth = [&](double seconds) { return std::clamp(seconds * best.tokens_per_second, 0.02, 0.98); };
   mode_ = best.mode;
   schedule_ = schedule_of(best.mode, probing_ ? 1 : kMaxChunk, worth(more / std::max(a, 0.05)));
+  if (siblings_ && !probing_ && mode_ == Mode::kTurns) schedule_.siblings = worth(row(std::min(best.length + 2, kMaxRows)));
   if (lookup_ > 0 && !probing_) {
     schedule_.lookup = lookup_;
     schedule_.stop_rule.copy_threshold = worth(row(kMaxRows / 2));

@@ -50,7 +50,8 @@ class Planner {
 
   // prior: the acceptance to begin with, which counts as much as a few verdicts.
   // lookup: of the schedules, where drafts may be copied; copies are neither counted nor foreseen, they come on top.
-  Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0);
+  // siblings: of drafts that do not overlap verification may be verified.
+  Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0, bool siblings = false);
 
   // After every round but the prompt's; seconds: since the round before. What to do next.
   const Schedule& after(const Round& round, double seconds);
@@ -79,7 +80,9 @@ class Planner {
 
   const Costs costs_;
   const int lookup_;
+  const bool siblings_;
   double accepted_, rejected_;                 // verdicts, older ones counting less
+  double rescued_ = 0.0;                       // of the rounds of drafts, older ones counting less
   std::vector<double> overlap_;                // simulated tokens per second, acceptance 0, 1 / n, ..., 1
   double pace_ = 1.0;                          // measured over predicted seconds, of all modes
   std::array<double, 3> bias_{1, 1, 1};        // by mode: the same, over plain decoding's; plain decoding's stays 1

@@ -21,13 +21,20 @@ struct Feedback {
   std::vector<float> hidden;
 };
 
+// A row that stands beside another one: at a position of which the text holds another token, a draft's second choice.
+struct Sibling {
+  int position = 0, id = 0;
+};
+
 // The draft stage's next step: rows to run through the early layers, then perhaps the exit head on the last of them.
 struct DraftStep {
   uint64_t epoch = 0;
   int start = 0;               // first row to run; rows from here on that the stage holds are void
   std::vector<int> ids;        // may be empty: only the head is asked
   int copied = 0;              // so many of the ids, the last ones, are drafts that were copied just now
+  std::vector<Sibling> siblings;   // of these rows, to be run beside them
   bool draw = false;           // draw a draft token for position start + ids.size()
+  double sibling_bar = 0.0;    // and its second choice, if that can have this probability; 0: it is not wanted
   int place = 0;               // how many draft tokens wait for their verdict already
   std::shared_ptr<const Feedback> feedback;   // of the newest committed row, or null; it is never waited for
 };
@@ -36,6 +43,8 @@ struct Draft {
   int token = 0;
   double confidence = 0.0;     // the exit head's own probability, or the chance of a copy
   int copied = 0;              // tokens of the match that it was copied behind; 0: drawn by the exit head
+  int sibling = -1;            // the exit head's second choice, to be verified beside it, or -1
+  double sibling_confidence = 0.0;
 };
 
 // Consecutive rows on their way through verification.
@@ -43,17 +52,22 @@ struct Chunk {
   uint64_t epoch = 0;
   int start = 0;               // rows from here on that a stage holds are void
   std::vector<int> ids;        // the tokens of the rows
-  std::vector<float> hidden;   // [rows, hidden]: what the previous stage made of them
+  std::vector<Sibling> siblings;   // of some of them, by position
+  std::vector<float> hidden;   // [rows + siblings, hidden]: what the previous stage made of them
 
-  int rows() const { return int(ids.size()); }
+  int rows() const { return int(ids.size()); }                          // of the text
+  int all_rows() const { return rows() + int(siblings.size()); }
 };
 
-// The model's own tokens after each row of a chunk.
+// The model's own tokens after each row of a chunk, and then after each sibling.
 struct Verdict {
   uint64_t epoch = 0;
   int start = 0;
   std::vector<int> true_ids;
-  std::vector<float> hidden;   // [rows, hidden]: what the last layer made of the rows; empty: no head asks for it
+  std::vector<float> hidden;   // [rows + siblings, hidden]: what the last layer made of them; empty: no head asks for it
+  std::vector<Sibling> siblings;
+
+  int rows() const { return int(true_ids.size() - siblings.size()); }   // of the text
 };
 
 // One verification pass and what it committed; the fields are those of ppsd_rt/protocol.py.
@@ -66,6 +80,8 @@ struct Round {
   int accepted = 0;
   int dropped = 0;
   int copied = 0;              // of the drafts, judged or dropped: those that were copied
+  int siblings = 0;            // of the rows
+  bool rescued = false;        // the rejected draft's sibling was right: the token behind it is committed, too
   bool prompt = false;
 };
 

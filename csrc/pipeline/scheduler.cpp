@@ -62,13 +62,30 @@ void Scheduler::add(const Draft& draft, bool stops) {
   stopped_ = stopped_ || stops;
 }
 
+// The chance that all drafts are right, as they see it themselves.
+double Scheduler::alive() const {
+  double chance = 1.0;
+  for (const Draft& draft : drafts_) chance *= draft.confidence;
+  return chance;
+}
+
+// Of the row at a position, or -1.
+int Scheduler::sibling_at(int position) const {
+  const int place = position - int(tokens_.size());
+  return place < 0 ? -1 : drafts_[place].sibling;
+}
+
 DraftStep Scheduler::next_step() {
   DraftStep step;
   step.copied = copy();
   step.epoch = epoch();
   step.start = drafted_rows_;
-  for (int row = drafted_rows_; row < known(); ++row) step.ids.push_back(token_at(row));
+  for (int row = drafted_rows_; row < known(); ++row) {
+    step.ids.push_back(token_at(row));
+    if (sibling_at(row) >= 0) step.siblings.push_back({row, sibling_at(row)});
+  }
   step.draw = may_draft();
+  if (step.draw && takes_siblings()) step.sibling_bar = schedule_.siblings / std::max(alive(), 1e-9);
   step.place = int(drafts_.size());
   step.feedback = feedback_;
   return step;
@@ -78,7 +95,12 @@ bool Scheduler::stepped(const DraftStep& step, const Draft* draft) {
   if (step.epoch != epoch() || finished_) return false;
   drafted_rows_ = step.start + int(step.ids.size());
   // While the head alone was asked, a verdict may have committed the token that it drew a draft for.
-  if (draft != nullptr && drafted_rows_ == known()) add(*draft, controller_->stop(draft->confidence));
+  if (draft != nullptr && drafted_rows_ == known()) {
+    Draft kept = *draft;
+    const bool worth_it = takes_siblings() && alive() * kept.sibling_confidence >= schedule_.siblings;
+    if (!worth_it || is_stop(kept.sibling)) kept.sibling = -1;   // (behind a stop there is nothing to know)
+    add(kept, controller_->stop(kept.confidence));
+  }
   return true;
 }
 
@@ -102,7 +124,11 @@ Chunk Scheduler::launch() {
   chunk.epoch = epoch();
   chunk.start = launched_;
   const int rows = rows_ready();
-  for (int row = launched_; row < launched_ + rows; ++row) chunk.ids.push_back(token_at(row));
+  for (int row = launched_; row < launched_ + rows; ++row) {
+    chunk.ids.push_back(token_at(row));
+    if (sibling_at(row) >= 0 && rows + int(chunk.siblings.size()) < kMaxRows)
+      chunk.siblings.push_back({row, sibling_at(row)});
+  }
   launched_ += rows;
   restarted_ = false;
   return chunk;
@@ -110,15 +136,18 @@ Chunk Scheduler::launch() {
 
 // -- commit, roll back -------------------------------------------------------------------------------------------------
 
-// True ids are committed up to and including the first that no draft token foresaw.
+// True ids are committed up to and including the first that no draft token foresaw; if its sibling did, also the one that
+// the sibling's row gave.
 std::optional<Round> Scheduler::land(const Verdict& verdict) {
   if (verdict.epoch != epoch() || finished_) return std::nullopt;
   Round round;
   round.epoch = verdict.epoch;
   round.position = verdict.start + 1;
   round.rows = int(verdict.true_ids.size());
+  round.siblings = int(verdict.siblings.size());
   round.copied = int(std::count_if(drafts_.begin(), drafts_.end(), [](const Draft& draft) { return draft.copied > 0; }));
-  for (int true_id : verdict.true_ids) {
+  for (int row = 0; row < verdict.rows(); ++row) {
+    const int true_id = verdict.true_ids[row];
     tokens_.push_back(true_id);
     round.committed.push_back(true_id);
     const bool foreseen = !drafts_.empty() && drafts_.front().token == true_id;
@@ -131,9 +160,18 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
     finished_ = ended();
     if (!foreseen || finished_) break;
   }
+  const bool rejected = round.accepted < int(round.judged.size());
+  const auto sibling = rejected && !finished_ ? right_sibling(verdict) : std::nullopt;
+  if (sibling) {
+    tokens_.push_back(verdict.true_ids[*sibling]);
+    round.committed.push_back(tokens_.back());
+    round.rescued = true;
+    finished_ = ended();
+  }
   if (!round.committed.empty()) {   // a pass without rows commits nothing
-    const size_t width = verdict.hidden.size() / verdict.true_ids.size(), row = round.committed.size() - 1;
-    learn(verdict.start + int(row), {verdict.hidden.begin() + width * row, verdict.hidden.begin() + width * (row + 1)});
+    const size_t width = verdict.hidden.size() / verdict.true_ids.size();
+    const size_t row = sibling ? size_t(*sibling) : round.committed.size() - 1;
+    learn(int(tokens_.size()) - 2, {verdict.hidden.begin() + width * row, verdict.hidden.begin() + width * (row + 1)});
   }
   std::vector<Judged> judged;
   for (int i = 0; i < int(round.judged.size()); ++i)
@@ -144,13 +182,22 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
     lookup_.learn(tokens_, schedule_.lookup);
   }
   stopped_ = false;
-  if (round.accepted < int(round.judged.size()) || finished_) {
+  if (rejected || finished_) {
     round.dropped = int(drafts_.size());
     roll_back();
   } else if (!schedule_.overlap) {
     restarted_ = true;
   }
   return round;
+}
+
+// Which of the verdict's rows is the token that was committed last, if a sibling foresaw it.
+std::optional<int> Scheduler::right_sibling(const Verdict& verdict) const {
+  for (int i = 0; i < int(verdict.siblings.size()); ++i) {
+    const Sibling& sibling = verdict.siblings[i];
+    if (sibling.position == int(tokens_.size()) - 1 && sibling.id == tokens_.back()) return verdict.rows() + i;
+  }
+  return std::nullopt;
 }
 
 void Scheduler::learn(int position, std::vector<float> hidden) {

@@ -23,6 +23,9 @@ class Scheduler {
   // The prompt has passed all layers, its rows from `keep` on just now; its last row is `hidden` and gave `first`.
   Round begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden = {});
 
+  // The carrier tells the stages to adopt the sibling that a round was rescued by; before it is asked for anything.
+  void adopts_siblings() { adopts_ = true; }
+
   // -- drafting: one step at a time --
   bool may_step() const;                       // a step is allowed now
   DraftStep next_step();                       // what it is; drafts that can be copied are
@@ -53,6 +56,10 @@ class Scheduler {
   std::optional<Draft> to_copy() const;
   int copy();
   void add(const Draft& draft, bool stops);
+  double alive() const;
+  bool takes_siblings() const { return adopts_ && schedule_.siblings > 0.0 && !schedule_.overlap; }
+  int sibling_at(int position) const;
+  std::optional<int> right_sibling(const Verdict& verdict) const;
   bool committed_row_waits() const { return launched_ == int(tokens_.size()) - 1; }
   bool is_stop(int token) const;
   bool drafted_end() const;
@@ -71,7 +78,7 @@ class Scheduler {
   int drafted_rows_ = 0;   // rows that have passed the draft stage
   int launched_ = 0;       // rows that have been handed to verification
   std::atomic<uint64_t> epoch_{0};
-  bool finished_ = false, restarted_ = true;
+  bool finished_ = false, restarted_ = true, adopts_ = false;
   bool stopped_ = false;   // the exit head is not asked any more, by the stop rule
 };
 

@@ -6,30 +6,38 @@
 #pragma once
 
 #include <functional>
+#include <stdexcept>
 
 #include "protocol.h"
 
 namespace ppsd {
 
+// Siblings are run beside rows of the same message, which do not see them, and are kept apart. Only the lock-step carrier
+// sends any. If one turns out to be the text, `adopt` makes it a row like others; rows behind it are void.
+class SiblingStage {
+ public:
+  virtual ~SiblingStage() = default;
+  virtual void adopt(const Sibling&) { throw std::logic_error("this stage runs no siblings"); }
+};
+
 // True when the work at hand has become void; stages ask at layer boundaries.
 using Cancelled = std::function<bool()>;
 
 // Layers [0, E) and the exit head.
-class DraftStage {
+class DraftStage : public SiblingStage {
  public:
-  virtual ~DraftStage() = default;
   // Run the step's rows; then, if it says so, draw a draft token into `draft`. False: cancelled on the way.
   virtual bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) = 0;
-  // Copy the exit hidden states of the chunk's rows into it.
+  // Copy the exit hidden states of the chunk's rows, and of its siblings, into it.
   virtual void export_hidden(Chunk* chunk) = 0;
 };
 
 // A slice of layers [E, L). Stages are chained: each turns the chunk's hidden states into the next one's input.
-class VerifyStage {
+class VerifyStage : public SiblingStage {
  public:
-  virtual ~VerifyStage() = default;
   virtual bool run(Chunk* chunk, const Cancelled& cancelled) = 0;   // false: cancelled on the way
-  // The last stage of the chain only: the model's own token after each of the `last` rows at the chunk's end.
+  // The last stage of the chain only: the model's own token after each of the `last` rows of the text at the chunk's end,
+  // and then after each of its siblings.
   virtual std::vector<int> choose(const Chunk& chunk, int last) = 0;
 };
 

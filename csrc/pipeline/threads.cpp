@@ -143,7 +143,7 @@ void Threads::verify_loop(int stage) {
       continue;
     }
     std::vector<int> true_ids = stages_.verify[stage]->choose(chunk, message.prompt ? 1 : chunk.rows());
-    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}};
+    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}, {}};
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stop_) return;
     std::optional<Round> round;

@@ -6,7 +6,7 @@ from rich.text import Text
 
 from ..engine import Committed, Engine, Generation
 
-STYLES = {"accepted": "green", "copied": "yellow", "corrected": "red", "bonus": "cyan", "plain": ""}
+STYLES = {"accepted": "green", "copied": "yellow", "sibling": "blue", "corrected": "red", "bonus": "cyan", "plain": ""}
 DRAFT_STYLE = "magenta italic"
 
 

@@ -43,7 +43,7 @@ LEAST_CAPACITY = 1024  # positions that buffers are made for
 
 class CudaBackend:
     name = "cuda"
-    copies = False
+    copies = siblings = False
     threads = 1  # that launches
 
     def __init__(

@@ -36,7 +36,7 @@ class RanksBackend:
     """Stages of this many layers each; `lead` is what rank 0 holds of the model."""
 
     name = "ranks"
-    copies = True
+    copies, siblings = True, False
     device = "cpu"
 
     def __init__(

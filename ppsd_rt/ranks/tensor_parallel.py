@@ -179,7 +179,7 @@ class TensorParallelBackend:
     """Rank 0's."""
 
     name = "tp"
-    copies = False
+    copies = siblings = False
     device = "cpu"
     threads = 1
     head: HeadInfo | None = None

@@ -50,7 +50,7 @@ class TorchBackend:
     """One model, one head, one sequence at a time."""
 
     name = "torch"
-    copies = True
+    copies = siblings = True
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
         self.torch_device = pick_device(device)

@@ -8,23 +8,27 @@ Positions count tokens from 0, the prompt included. A *row* is a token on its wa
 token for position p + 1. At any moment
 
     tokens                 committed, never taken back; the last one's row is not verified yet
-    drafts                 what the exit head proposes to follow
+    drafts                 what the exit head proposes to follow; some have a sibling, its second choice
     draft stage length     rows that have passed layers [0, E)
     launched               rows that have been handed to verification
 
-and launched <= draft stage length <= len(tokens) + len(drafts).
+and launched <= draft stage length <= len(tokens) + len(drafts). The row of a sibling runs beside that of its draft, at
+the same position, and no other row sees it: a tree of depth one (as of SpecInfer, arXiv 2305.09781, and Medusa, arXiv
+2401.10774, which verify whole trees).
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from ..protocol import Draft, Drafted, Limits, Round
-from ..schedule import Schedule
+from ..schedule import MAX_ROWS, Schedule
 from .lookup import Lookup
 from .sampler import Sampler, confidence
 from .timeline import DRAFT, VERIFY, Timeline
@@ -40,6 +44,9 @@ class Drafting(Protocol):
     def run_tokens(self, ids: Sequence[int]) -> None: ...
     def exit_hidden(self, start: int, count: int) -> Tensor: ...
     def draft_logits(self) -> Tensor: ...
+    def run_sibling(self, position: int, token: int) -> None: ...
+    def sibling_hidden(self, position: int) -> Tensor: ...
+    def adopt(self, position: int) -> None: ...
     def learn(self, position: int, last_hidden: Tensor) -> None: ...
     def rollback(self, length: int) -> None: ...
 
@@ -50,6 +57,8 @@ class Verifying(Protocol):
     length: int
 
     def logits(self, exit_hidden: Tensor, last: int) -> Tensor: ...
+    def sibling_logits(self, exit_hidden: Tensor, position: int) -> Tensor: ...
+    def adopt(self, position: int) -> None: ...
     def last_hidden(self) -> Tensor: ...
     def rollback(self, length: int) -> None: ...
 
@@ -69,7 +78,20 @@ class _Flight:
     start: int
     true_ids: list[int]
     last_hidden: Tensor  # [rows, hidden]
+    siblings: list["_SiblingRow"]
     lands: int
+
+    @property
+    def rows(self) -> int:
+        return len(self.true_ids) + len(self.siblings)
+
+
+@dataclass
+class _SiblingRow:
+    position: int
+    token: int
+    true_id: int  # behind it
+    last_hidden: Tensor  # [hidden]
 
 
 class Pipeline:
@@ -168,7 +190,10 @@ class Pipeline:
         drafted = None
         with self._span("draft", DRAFT, len(known) - self.draft.length):
             if self.draft.length < len(known):
-                self.draft.run_tokens(known[self.draft.length :])
+                start = self.draft.length
+                self.draft.run_tokens(known[start:])
+                for position, token in self._siblings(start, len(known)):
+                    self.draft.run_sibling(position, token)
             if self._may_draft():
                 drafted = self._draw(known)
         if drafted:
@@ -177,8 +202,27 @@ class Pipeline:
     def _draw(self, known: Sequence[int]) -> Drafted:
         logits, ids = self.draft.draft_logits(), self.draft.draft_ids
         token = self.sampler.choose(logits, len(known), known, ids)
-        draft = Draft(token, confidence(logits, token, ids))
+        sure = confidence(logits, token, ids)
+        draft = Draft(token, sure, sibling=self._second(logits, token, sure, known))
         return self._add(draft, self.controller.stop(draft.confidence))
+
+    def _second(self, logits: Tensor, token: int, sure: float, known: Sequence[int]) -> int:
+        """The exit head's second choice, if the chance that it is needed and right is worth a row; else -1."""
+        least, ids = self.schedule.siblings, self.draft.draft_ids
+        alive = prod(draft.confidence for draft in self.drafts)  # the chance that it comes to this position
+        if not least or len(logits) < 2 or 1.0 - sure < least / max(alive, 1e-9):
+            return -1
+        others = logits.clone()
+        others[token if ids is None else int((ids == token).nonzero())] = -torch.inf
+        second = self.sampler.choose(others, len(known), known, ids)
+        worth_it = alive * confidence(logits, second, ids) >= least
+        return second if worth_it and second not in self.limits.stop_ids else -1  # (behind a stop there is nothing)
+
+    def _siblings(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(position, token) of those beside the rows [start, end)."""
+        drafts = self.drafts[max(start - len(self.tokens), 0) : max(end - len(self.tokens), 0)]
+        first = max(start, len(self.tokens))
+        return [(position, draft.sibling) for position, draft in enumerate(drafts, first) if draft.sibling >= 0]
 
     def _add(self, draft: Draft, stops: bool) -> Drafted:
         self.drafts.append(draft)
@@ -200,12 +244,17 @@ class Pipeline:
         start = self._launched
         count = min(self.draft.length - start, self.schedule.max_chunk + self._committed_row_waits())
         known = self._known()
+        lands = self.tick + self.ticks.stages * self.ticks.per_stage
         with self._span("verify", VERIFY, count):
             logits = self.verify.logits(self.draft.exit_hidden(start, count), last=count)
             # Choosing an id waits for the device, so that the span is the work and not its being asked for.
             true_ids = [self.sampler.choose(row, start + i, known[: start + i]) for i, row in enumerate(logits, 1)]
-        lands = self.tick + self.ticks.stages * self.ticks.per_stage
-        self._flights.append(_Flight(start, true_ids, self.verify.last_hidden(), lands))
+            flight = _Flight(start, true_ids, self.verify.last_hidden(), [], lands)
+            for position, token in self._siblings(start, start + count)[: MAX_ROWS - count]:
+                logits = self.verify.sibling_logits(self.draft.sibling_hidden(position), position)
+                true_id = self.sampler.choose(logits[0], position + 1, [*known[:position], token])
+                flight.siblings.append(_SiblingRow(position, token, true_id, self.verify.last_hidden()[-1]))
+        self._flights.append(flight)
         self._stage_free_at = self.tick + self.ticks.per_stage
         self._launched = start + count
         self._restarted = False
@@ -216,7 +265,8 @@ class Pipeline:
     # -- commit, roll back ---------------------------------------------------------------------------------------------
 
     def _commit(self, flight: _Flight) -> Round:
-        """The verdict: true ids are committed up to and including the first that no draft token foresaw."""
+        """The verdict: true ids are committed up to and including the first that no draft token foresaw; if its
+        sibling did, also the one behind the sibling."""
         judged, accepted = [], 0
         for true_id in flight.true_ids:
             self.tokens.append(true_id)
@@ -227,6 +277,13 @@ class Pipeline:
             self.finished = self._ended()
             if draft is None or draft.token != true_id or self.finished:
                 break
+        rejected = accepted < len(judged)
+        sibling = self._right_sibling(flight) if rejected and not self.finished else None
+        if sibling is not None:
+            self.tokens.append(sibling.true_id)
+            self.finished = self._ended()
+            self.draft.adopt(sibling.position)
+            self.verify.adopt(sibling.position)
         self.controller.observe(
             [(draft.confidence, i < accepted) for i, draft in enumerate(judged) if not draft.copied]
         )
@@ -235,14 +292,30 @@ class Pipeline:
             self.lookup.learn(self.tokens)
         self._stopped = False
         dropped, epoch = 0, self._epoch
-        if accepted < len(judged) or self.finished:
+        if rejected or self.finished:
             dropped = len(self.drafts)
             self._roll_back()
         elif not self.schedule.overlap:
             self._restarted = True
         committed = tuple(self.tokens[flight.start + 1 :])
-        self.draft.learn(flight.start + len(committed) - 1, flight.last_hidden[len(committed) - 1])
-        return Round(epoch, flight.start + 1, len(flight.true_ids), committed, tuple(judged), accepted, dropped)
+        newest = flight.last_hidden[len(committed) - 1] if sibling is None else sibling.last_hidden
+        self.draft.learn(flight.start + len(committed) - 1, newest)
+        return Round(
+            epoch,
+            flight.start + 1,
+            flight.rows,
+            committed,
+            tuple(judged),
+            accepted,
+            dropped,
+            siblings=len(flight.siblings),
+            rescued=sibling is not None,
+        )
+
+    def _right_sibling(self, flight: _Flight) -> _SiblingRow | None:
+        """The one that is the token committed last."""
+        last = (len(self.tokens) - 1, self.tokens[-1])
+        return next((row for row in flight.siblings if (row.position, row.token) == last), None)
 
     def _roll_back(self) -> None:
         """Only the rows before the last committed token are good; a new epoch begins."""

@@ -68,6 +68,7 @@ class Stage:
         self._like = like
         self._keys = self._values = like.new_zeros(len(self.layers), config.num_key_value_heads, 0, config.head_dim)
         self._rope = Rope(config, 0)
+        self._siblings: dict[int, tuple[Tensor, Tensor]] = {}  # their keys and values, by position
 
     def reserve(self, capacity: int) -> None:
         """Make room for at least `capacity` rows; what the cache holds stays."""
@@ -90,6 +91,28 @@ class Stage:
     def rollback(self, length: int) -> None:
         """Forget the rows from `length` on. Nothing is copied: later rows overwrite them."""
         self.length = min(self.length, length)
+        self._siblings.clear()
+
+    def run_beside(self, x: Tensor, position: int) -> Tensor:
+        """A row x [1, hidden] at a position that another row holds, which it does not see -> [1, hidden]."""
+        length, self.length = self.length, position
+        kept = self._row(position)
+        x = self.run(x)
+        self._siblings[position] = self._row(position)
+        self._put(position, kept)
+        self.length = length
+        return x
+
+    def adopt(self, position: int) -> None:
+        """The row that ran beside the one at `position` takes its place; those behind it are void."""
+        self._put(position, self._siblings[position])
+        self.length = position + 1
+
+    def _row(self, position: int) -> tuple[Tensor, Tensor]:
+        return self._keys[:, :, position].clone(), self._values[:, :, position].clone()
+
+    def _put(self, position: int, row: tuple[Tensor, Tensor]) -> None:
+        self._keys[:, :, position], self._values[:, :, position] = row
 
     def _through_layers(self, x: Tensor, block: Block) -> Tensor:
         span = SPAN * (block.first // SPAN + 1)
@@ -129,6 +152,7 @@ class DraftStage(Stage):
         self._head = head
         self._head_stage = Stage(head.layers if head else [], config, like)
         self._exit_hidden = like.new_zeros(0, config.hidden_size)
+        self._sibling_hidden: dict[int, Tensor] = {}  # [1, hidden] by position
         self._verified = (-1, like.new_zeros(config.hidden_size))  # position and last hidden state of a verified row
 
     @property
@@ -151,6 +175,20 @@ class DraftStage(Stage):
 
     def exit_hidden(self, start: int, count: int) -> Tensor:
         return self._exit_hidden[start : start + count]
+
+    def run_sibling(self, position: int, token: int) -> None:
+        """Early layers over another token than the one at `position`, beside it."""
+        x = self._embed(torch.tensor([token], device=self._exit_hidden.device))  # [1, hidden]
+        self._sibling_hidden[position] = self.run_beside(x, position)
+
+    def sibling_hidden(self, position: int) -> Tensor:
+        """[1, hidden]"""
+        return self._sibling_hidden[position]
+
+    def adopt(self, position: int) -> None:
+        super().adopt(position)
+        self._head_stage.rollback(position)
+        self._exit_hidden[position : position + 1] = self._sibling_hidden[position]
 
     def learn(self, position: int, last_hidden: Tensor) -> None:
         """The newest verified row, as the last layer left it [hidden]: for heads of the kind `feedback`."""
@@ -175,6 +213,7 @@ class DraftStage(Stage):
     def rollback(self, length: int) -> None:
         super().rollback(length)
         self._head_stage.rollback(length)
+        self._sibling_hidden.clear()
         if self._verified[0] >= length:
             self._verified = (-1, self._verified[1])
 
@@ -190,10 +229,16 @@ class VerifyStage(Stage):
     def logits(self, exit_hidden: Tensor, last: int) -> Tensor:
         """Verify rows exit_hidden [count, hidden] at positions [length, ..) -> logits of the `last` rows [last, V]."""
         x = self.run(exit_hidden)[-last:]
+        return self._choices(x, self.length - last)
+
+    def sibling_logits(self, exit_hidden: Tensor, position: int) -> Tensor:
+        """The same for a row exit_hidden [1, hidden] beside the one at `position` -> [1, V]."""
+        return self._choices(self.run_beside(exit_hidden, position), position)
+
+    def _choices(self, x: Tensor, start: int) -> Tensor:
         self._last = x
-        start = self.length - last
         return in_blocks(self.rows, start, x, lambda rows, _: self._model.lm_head(self._model.model.norm(rows)))
 
     def last_hidden(self) -> Tensor:
-        """[last, hidden]: the rows of the last `logits`, behind the last layer."""
+        """[last, hidden]: the rows of the last `logits` or `sibling_logits`, behind the last layer."""
         return self._last

@@ -23,6 +23,8 @@ SCHEDULES = [
     "elastic:stop_rule=beta",
     "eesd:lookup=1,stop_rule=survival=0.01",
     "elastic:lookup=2",
+    "eesd:siblings=0.0001",
+    "eesd:length=3,lookup=1,siblings=0.0001",
 ]
 FREE = {"ignore_eos": True, "max_tokens": 60}
 SAMPLINGS = [

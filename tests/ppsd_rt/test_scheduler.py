@@ -30,7 +30,8 @@ def native_events(schedule, truth, drafts, limits, seed, stages, per_stage):
     def draw(history):
         logits = drafts(history)
         token = int(logits.argmax())
-        return token, confidence(logits, token)
+        second = int(logits.clone().index_fill(0, torch.tensor(token), -torch.inf).argmax())
+        return token, confidence(logits, token), second, confidence(logits, second)
 
     native_limits = _native.Limits(limits.end, sorted(limits.stop_ids))
     schedule = native_schedule(schedule)

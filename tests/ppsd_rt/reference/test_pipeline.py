@@ -12,7 +12,7 @@ from ppsd_rt.protocol import Drafted, Limits, Round
 from ppsd_rt.reference.pipeline import Pipeline, Ticks
 from ppsd_rt.reference.sampler import Sampler
 from ppsd_rt.sampling import SamplingParams
-from ppsd_rt.schedule import MAX_CHUNK, PLAIN, Schedule, named
+from ppsd_rt.schedule import MAX_ROWS, MAX_CHUNK, PLAIN, Schedule, named
 from ppsd_rt.stop_rules import ConfidenceThreshold
 
 
@@ -68,11 +68,16 @@ def check_bookkeeping(pipeline, schedule, events):
         if isinstance(event, Round):
             assert event.position == position
             assert 1 <= len(event.committed) <= event.rows or event.prompt
-            assert event.rows <= schedule.max_chunk + 1 or event.prompt
+            assert event.rows <= min(schedule.max_chunk + 1 + event.siblings, MAX_ROWS) or event.prompt
+            assert schedule.siblings or not event.siblings
             assert event.accepted <= len(event.judged) <= event.accepted + 1
             accepted = [draft.token for draft in event.judged[: event.accepted]]
             assert list(event.committed[: event.accepted]) == accepted
             assert not event.corrected or event.committed[event.accepted] != event.judged[event.accepted].token
+            assert len(event.committed) <= event.accepted + 1 + event.rescued
+            if event.rescued:
+                assert event.committed[event.accepted] == event.judged[event.accepted].sibling
+                assert len(event.committed) == event.accepted + 2
             position += len(event.committed)
     drafted = sum(isinstance(event, Drafted) for event in events)
     assert drafted == sum(len(event.judged) + event.dropped for event in rounds(events))
