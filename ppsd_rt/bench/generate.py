@@ -36,6 +36,7 @@ COLUMNS = (
     Column("least_prompt", "least", 2),
     Column("acceptance", "acceptance", 3),
     Column("copied", "copied", 2),
+    Column("rescued", "rescued", 2),
     Column("tokens_per_round", "tok/round", 2),
     Column("bandwidth_share", "of bandwidth", 0, percent=True),
     Column("ceiling_tokens_per_second", "ceiling", 0),
@@ -186,7 +187,7 @@ def _forget(engine: Engine, prompt: Sequence[int]) -> None:
 
 def _sum(parts: Sequence[Statistics]) -> Statistics:
     total = Statistics()
-    counts = ("accepted", "judged", "dropped", "copied_accepted", "copied_judged")
+    counts = ("accepted", "judged", "dropped", "copied_accepted", "copied_judged", "siblings", "rescued")
     for name in ("prompt_tokens", "tokens", "seconds", "ttft_seconds", "rounds", "rows", *counts):
         setattr(total, name, sum(getattr(part, name) for part in parts))
     return total
@@ -237,6 +238,7 @@ def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]
         "by_prompt": by_prompt,
         "acceptance": sum(s.accepted for s in samples) / judged if judged else None,
         "copied": sum(s.copied_accepted for s in samples) / sum(s.tokens for s in samples) or None,
+        "rescued": sum(s.rescued for s in samples) / rounds or None if rounds else None,
         "tokens_per_round": sum(s.tokens - prompts for s in samples) / rounds if rounds else None,
     }
     return {**row, **(_limits(case, decode, bandwidth) if case.schedule == PLAIN else {})}
@@ -283,7 +285,7 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         "least_prompt",
         "bandwidth_share",
     )
-    keys = (*labels, *speeds, "acceptance", "copied", "tokens_per_round")
+    keys = (*labels, *speeds, "acceptance", "copied", "rescued", "tokens_per_round")
     return {key: _median(row[key]) for key in keys if row.get(key) is not None}
 
 

@@ -44,6 +44,7 @@ SCHEDULES = (
     "lookup",
     "eesd:lookup=1",
     "elastic:lookup=2,stop_rule=survival",
+    "eesd:stop_rule=fixed,siblings=0.005",
 )
 
 
@@ -116,7 +117,8 @@ def _fits(engine: Engine, schedule: Schedule | Auto) -> bool:
     """Can this model and backend run it? (`auto` always can, but has nothing to show without a head and copies.)"""
     if isinstance(schedule, Auto):
         return engine.head is not None or engine.backend.copies
-    return (engine.head is not None or not schedule.drafts) and (engine.backend.copies or not schedule.lookup)
+    able = (engine.backend.copies or not schedule.lookup) and (engine.backend.siblings or not schedule.siblings)
+    return able and (engine.head is not None or not schedule.drafts)
 
 
 def _check(

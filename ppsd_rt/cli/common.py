@@ -126,7 +126,7 @@ def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[
 
 
 def statistics_line(statistics: Statistics, compared: Statistics | None = None) -> str:
-    """tokens/s, acceptance, copies, tokens per pass and, when plain decoding was measured too, how much faster."""
+    """tokens/s, acceptance, copies, siblings, tokens per pass and, when plain decoding was measured too, how much faster."""
     s = statistics
     rate = s.decode_tokens_per_second
     parts = [f"{s.tokens} tokens", f"{rate:.1f} tokens/s" if rate else f"{s.seconds:.2f} s"]
@@ -135,6 +135,8 @@ def statistics_line(statistics: Statistics, compared: Statistics | None = None) 
         parts.append(f"acceptance {s.acceptance:.2f}")
     if s.copied_accepted:
         parts.append(f"{s.copied_accepted / s.tokens:.0%} copied")
+    if s.rescued:
+        parts.append(f"{s.rescued / s.tokens:.0%} by siblings")
     if (s.judged or s.copied_judged) and s.tokens_per_round is not None:
         parts.append(f"{s.tokens_per_round:.2f} tokens per pass")
     parts.append(f"{s.schedule}, {s.backend} {s.dtype}, {s.threads} thread{'s' * (s.threads != 1)}")

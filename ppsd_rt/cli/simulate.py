@@ -102,6 +102,8 @@ def _schedules(names: Sequence[str]) -> dict[str, Schedule]:
             raise UsageError(
                 f"schedule {name}: what can be copied depends on the text; simulated text never repeats itself"
             )
+        if schedule.siblings:
+            raise UsageError(f"schedule {name}: how often second choices are right is the head's to say, not the acceptance's")
         schedules[name] = schedule
     return schedules
 

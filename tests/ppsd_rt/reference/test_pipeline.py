@@ -12,7 +12,7 @@ from ppsd_rt.protocol import Drafted, Limits, Round
 from ppsd_rt.reference.pipeline import Pipeline, Ticks
 from ppsd_rt.reference.sampler import Sampler
 from ppsd_rt.sampling import SamplingParams
-from ppsd_rt.schedule import MAX_ROWS, MAX_CHUNK, PLAIN, Schedule, named
+from ppsd_rt.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named
 from ppsd_rt.stop_rules import ConfidenceThreshold
 
 
