@@ -103,6 +103,18 @@ inline int rope_channel(int c, int head_dim) {
   return panel * 8 + lane % 8 + (lane < 8 ? 0 : head_dim / 2);
 }
 
+// What a member of a team reads of the weights after the phase at hand: two stretches of memory, one after the other.
+// Attention asks for them, for it computes much and reads little. `begin` moves on.
+struct ReadAhead {
+  const uint8_t *begin = nullptr, *end = nullptr, *then_begin = nullptr, *then_end = nullptr;
+};
+
+// What a member reads when it has read the panels of its own stretch, up to `end`: asked for with the last of them.
+struct ReadThen {
+  int end = -1;
+  const uint8_t* then = nullptr;
+};
+
 struct QkvPhase {
   const Matrix* weights;         // rows: q heads, k heads (both in rotary order), v heads
   const float* bias;             // [outputs] in the same order, or null
@@ -114,6 +126,7 @@ struct QkvPhase {
   const KvCache* cache;
   const int* positions;          // null; or that of every row, each of which then has a cache of its own: cache[row]
   const Siblings* siblings = nullptr;   // or of the rows, the last ones
+  ReadThen next{};
 };
 
 struct AttendPhase {
@@ -122,6 +135,7 @@ struct AttendPhase {
   int rows, start, heads;
   float* mixed;                  // [rows][heads][head_dim]
   const Siblings* siblings = nullptr;   // or of the rows, the last ones
+  ReadAhead* ahead = nullptr;           // this member's
 
   // A unit of work: some of the queries that read one KV head, row by row.
   int group() const { return heads / cache->kv_heads; }
@@ -135,6 +149,7 @@ struct AddPhase {                // x += input W^T (+ bias)
   const Activations* input;
   int rows;
   float* x;                      // [rows][outputs]
+  ReadThen next{};
 };
 
 struct SwigluPhase {             // output = silu(gate) * up; panels of the matrix: gate 0, up 0, gate 1, up 1, ...
@@ -142,6 +157,7 @@ struct SwigluPhase {             // output = silu(gate) * up; panels of the matr
   const Activations* input;
   int rows;
   const Activations* output;     // width: outputs / 2
+  ReadThen next{};
 };
 
 // How the LM head's results are used. Ids: index of the output, or draft_ids[index].

@@ -327,12 +327,12 @@ inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int r
 }
 
 template <Format F, class Use>
-inline void multiply_as(const Matrix& w, const Activations& in, int begin, int end, Use&& use) {
+inline void multiply_as(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
   constexpr int kMost = Simd::kRows;
   const int groups = (in.rows + kMost - 1) / kMost, blocks = w.inputs / kBlock;
   const size_t share = w.panel_bytes() / groups;
   for (int p = begin; p < end; ++p) {
-    Ahead ahead{w.panel(p + 1), int((share / blocks + 63) / 64 * 64)};
+    Ahead ahead{p + 1 == next.end && next.then ? next.then : w.panel(p + 1), int((share / blocks + 63) / 64 * 64)};
     int r = 0;
     for (; in.rows - r >= kMost; r += kMost, ahead.from += share) dot_and_use<F, kMost>(w, p, in, r, ahead, use);
     few_rows<F, kMost>(w, p, in, r, in.rows - r, ahead, use);
@@ -341,11 +341,11 @@ inline void multiply_as(const Matrix& w, const Activations& in, int begin, int e
 
 // use(row, panel, sixteen outputs) for all rows and the panels [begin, end), weights read once.
 template <class Use>
-inline void multiply(const Matrix& w, const Activations& in, int begin, int end, Use&& use) {
+inline void multiply(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
   switch (w.format) {
-    case Format::kInt8: return multiply_as<Format::kInt8>(w, in, begin, end, use);
-    case Format::kBf16: return multiply_as<Format::kBf16>(w, in, begin, end, use);
-    case Format::kFp32: return multiply_as<Format::kFp32>(w, in, begin, end, use);
+    case Format::kInt8: return multiply_as<Format::kInt8>(w, in, next, begin, end, use);
+    case Format::kBf16: return multiply_as<Format::kBf16>(w, in, next, begin, end, use);
+    case Format::kFp32: return multiply_as<Format::kFp32>(w, in, next, begin, end, use);
   }
 }
 
@@ -383,7 +383,7 @@ void qkv(const QkvPhase& phase, int begin, int end) {
   const Siblings* siblings = phase.siblings;
   const int of_text = phase.rows - (siblings ? siblings->rows : 0);
   const V scale = Simd::set1(1.0f / std::sqrt(float(head_dim)));
-  multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
+  multiply(*phase.weights, *phase.input, phase.next, begin, end, [&](int r, int p, V y) {
     if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
     const int head = p / panels_per_head, channel = p % panels_per_head * kPanel;
     const bool aside = r >= of_text;
@@ -412,6 +412,17 @@ inline V load_cached(const uint8_t* cache, size_t at) {
   else return Simd::load_bf16(reinterpret_cast<const uint16_t*>(cache) + at);
 }
 
+// The next line of what is read later, if any is left.
+inline void ask_one(ReadAhead* ahead) {
+  if (ahead->begin >= ahead->end) {
+    if (ahead->then_begin >= ahead->then_end) return;
+    ahead->begin = std::exchange(ahead->then_begin, ahead->then_end);
+    ahead->end = ahead->then_end;
+  }
+  Simd::prefetch_far(ahead->begin);
+  ahead->begin += 64;
+}
+
 // What one row of one head asks of the positions up to its own: online softmax (Milakov and Gimelshein, arXiv
 // 1805.02867), span after span.
 struct Query {
@@ -430,19 +441,22 @@ constexpr int panels_together(int queries) {
 
 // scores[query][position of the span], of J panels of positions from panel j on.
 template <int Q, int J, Stored S>
-inline void score(const KvCache& cache, size_t keys, int j, const Query* queries, float (&scores)[Q][kSpan]) {
+inline void score(const KvCache& cache, size_t keys, int j, const Query* queries, ReadAhead* ahead,
+                  float (&scores)[Q][kSpan]) {
   V sum[Q][J];
   PPSD_UNROLL
   for (int i = 0; i < Q; ++i)
     PPSD_UNROLL
     for (int p = 0; p < J; ++p) sum[i][p] = Simd::zero();
-  for (int c = 0; c < cache.head_dim; ++c)
+  for (int c = 0; c < cache.head_dim; ++c) {
+    ask_one(ahead);
     PPSD_UNROLL
     for (int p = 0; p < J; ++p) {
       const V k = load_cached<S>(cache.keys, keys + (size_t(j + p) * cache.head_dim + c) * kPanel);
       PPSD_UNROLL
       for (int i = 0; i < Q; ++i) sum[i][p] = Simd::fma(k, Simd::set1(queries[i].q[c]), sum[i][p]);
     }
+  }
   PPSD_UNROLL
   for (int i = 0; i < Q; ++i)
     PPSD_UNROLL
@@ -451,7 +465,7 @@ inline void score(const KvCache& cache, size_t keys, int j, const Query* queries
 
 // J panels of channels from c on: what is mixed so far, shrunk, plus the span's first `count` values by their weights.
 template <int Q, int J, Stored S>
-inline void mix(const KvCache& cache, size_t values, int count, int c, const Query* queries,
+inline void mix(const KvCache& cache, size_t values, int count, int c, const Query* queries, ReadAhead* ahead,
                 const float (&weights)[Q][kSpan], const float* shrink) {
   V mixed[Q][J];
   PPSD_UNROLL
@@ -459,13 +473,15 @@ inline void mix(const KvCache& cache, size_t values, int count, int c, const Que
     PPSD_UNROLL
     for (int p = 0; p < J; ++p)
       mixed[i][p] = Simd::mul(Simd::load(queries[i].mixed + c + p * kPanel), Simd::set1(shrink[i]));
-  for (int t = 0; t < count; ++t)
+  for (int t = 0; t < count; ++t) {
+    ask_one(ahead);
     PPSD_UNROLL
     for (int p = 0; p < J; ++p) {
       const V v = load_cached<S>(cache.values, values + size_t(t) * cache.head_dim + c + p * kPanel);
       PPSD_UNROLL
       for (int i = 0; i < Q; ++i) mixed[i][p] = Simd::fma(v, Simd::set1(weights[i][t]), mixed[i][p]);
     }
+  }
   PPSD_UNROLL
   for (int i = 0; i < Q; ++i)
     PPSD_UNROLL
@@ -490,13 +506,13 @@ inline float score_own(const Query& query, int head_dim) {
 // query sees the same spans in the same order, whatever other queries it shares them with. (What lies behind the last of
 // them is left out, or weighs exactly nothing.)
 template <int Q, Stored S>
-void attend_span(const KvCache& cache, int kv_head, int span, Query* queries) {
+void attend_span(const KvCache& cache, int kv_head, int span, Query* queries, ReadAhead* ahead) {
   constexpr int J = panels_together(Q), kPanels = kSpan / kPanel;
   const int head_dim = cache.head_dim, first = span * kSpan;
   const size_t at = (size_t(kv_head) * cache.capacity + first) * head_dim;   // of the span's keys, and of its values
   const int count = std::min(queries[Q - 1].position - first + 1, kSpan);
   alignas(64) float weights[Q][kSpan];
-  for (int j = 0; j * kPanel < count; j += J) score<Q, J, S>(cache, at, j, queries, weights);
+  for (int j = 0; j * kPanel < count; j += J) score<Q, J, S>(cache, at, j, queries, ahead, weights);
   const auto own = [&](int i) { return queries[i].key != nullptr && queries[i].position < first + kSpan; };
   for (int i = 0; i < Q; ++i)
     if (own(i)) weights[i][queries[i].position - first] = score_own<S>(queries[i], head_dim);
@@ -534,8 +550,8 @@ void attend_span(const KvCache& cache, int kv_head, int span, Query* queries) {
     if (own(i)) own_weights[i] = std::exchange(weights[i][queries[i].position - first], 0.0f);
 
   int c = 0;
-  for (; c + J * kPanel <= head_dim; c += J * kPanel) mix<Q, J, S>(cache, at, count, c, queries, weights, shrink);
-  for (; c < head_dim; c += kPanel) mix<Q, 1, S>(cache, at, count, c, queries, weights, shrink);
+  for (; c + J * kPanel <= head_dim; c += J * kPanel) mix<Q, J, S>(cache, at, count, c, queries, ahead, weights, shrink);
+  for (; c < head_dim; c += kPanel) mix<Q, 1, S>(cache, at, count, c, queries, ahead, weights, shrink);
   for (int i = 0; i < Q; ++i)
     for (c = 0; own(i) && c < head_dim; c += kPanel) {
       const V v = load_cached<S>(queries[i].value, c);
@@ -544,11 +560,11 @@ void attend_span(const KvCache& cache, int kv_head, int span, Query* queries) {
 }
 
 template <int Q, Stored S>
-inline void attend_some(const KvCache& cache, int kv_head, int span, Query* queries, int count) {
+inline void attend_some(const KvCache& cache, int kv_head, int span, Query* queries, int count, ReadAhead* ahead) {
   if constexpr (Q > 1) {
-    if (count < Q) return attend_some<Q - 1, S>(cache, kv_head, span, queries, count);
+    if (count < Q) return attend_some<Q - 1, S>(cache, kv_head, span, queries, count, ahead);
   }
-  attend_span<Q, S>(cache, kv_head, span, queries);
+  attend_span<Q, S>(cache, kv_head, span, queries, ahead);
 }
 
 template <Stored S>
@@ -557,6 +573,7 @@ void attend_unit(const AttendPhase& phase, int unit) {
   const int head_dim = cache.head_dim, group = phase.group(), parts = phase.parts();
   const int kv_head = unit / parts, part = unit % parts, all = phase.rows * group;
   const int begin = part * all / parts, count = (part + 1) * all / parts - begin;
+  ReadAhead none, *ahead = phase.ahead ? phase.ahead : &none;
   const Siblings* siblings = phase.siblings;
   const int of_text = phase.rows - (siblings ? siblings->rows : 0);
   Query queries[kAttendTogether];
@@ -577,7 +594,7 @@ void attend_unit(const AttendPhase& phase, int unit) {
   // Queries are in order of their positions, so those that a span concerns are the last ones.
   for (int span = 0, from = 0; span <= queries[count - 1].position / kSpan; ++span) {
     while (queries[from].position < span * kSpan) ++from;
-    attend_some<kAttendTogether, S>(cache, kv_head, span, queries + from, count - from);
+    attend_some<kAttendTogether, S>(cache, kv_head, span, queries + from, count - from, ahead);
   }
   for (int i = 0; i < count; ++i) {
     const V inverse = Simd::set1(1.0f / queries[i].total);
@@ -595,7 +612,7 @@ void attend(const AttendPhase& phase, int begin, int end) {
 
 void add(const AddPhase& phase, int begin, int end) {
   const int width = phase.weights->outputs;
-  multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
+  multiply(*phase.weights, *phase.input, phase.next, begin, end, [&](int r, int p, V y) {
     if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
     float* x = phase.x + size_t(r) * width + p * kPanel;
     Simd::store(x, Simd::add(Simd::load(x), y));
@@ -605,7 +622,7 @@ void add(const AddPhase& phase, int begin, int end) {
 void swiglu(const SwigluPhase& phase, int begin, int end) {
   float waiting[kPassRows][4 * kPanel];   // gate and up of two panels each
   for (int unit = begin; unit < end; ++unit) {
-    multiply(*phase.weights, *phase.input, 4 * unit, 4 * unit + 4,
+    multiply(*phase.weights, *phase.input, phase.next, 4 * unit, 4 * unit + 4,
              [&](int r, int p, V y) { Simd::store(waiting[r] + p % 4 * kPanel, y); });
     for (int r = 0; r < phase.rows; ++r) {
       const float* w = waiting[r];
@@ -631,7 +648,7 @@ inline V penalise(const LogitsPhase& phase, int position, const int32_t* ids, V 
 void logits(const LogitsPhase& phase, int begin, int end) {
   const int outputs = phase.weights->outputs;
   const PhiloxKey shared_key(phase.seed);
-  multiply(*phase.weights, *phase.input, begin, end, [&](int r, int p, V y) {
+  multiply(*phase.weights, *phase.input, {}, begin, end, [&](int r, int p, V y) {
     const int index = p * kPanel, count = std::min(kPanel, outputs - index);
     const int position = phase.positions[r];
     const float inverse_temperature = phase.each ? phase.each[r].inverse_temperature : phase.inverse_temperature;

@@ -10,6 +10,27 @@ namespace {
 
 constexpr int kPhases = 5;       // of a layer: qkv, attention, output, MLP in, MLP out
 constexpr int kTogether = 2;     // panels that a member takes at the least
+constexpr int kSwigluPanels = 4; // the same, of gate and up
+
+// What a member reads behind attention, as much of it as stays in its own cache until then.
+constexpr int64_t kReadAhead = 512 << 10;
+
+const uint8_t* stretch_of(const Matrix& matrix, int unit_panels, const Team& team, int member, const uint8_t** end) {
+  const auto [first, last] = team.stretch((matrix.panels() + unit_panels - 1) / unit_panels, member);
+  *end = matrix.panel(std::min(last * unit_panels, matrix.panels()));
+  return matrix.panel(first * unit_panels);
+}
+
+ReadAhead behind_attention(const PackedLayer& layer, const Team& team, int member) {
+  ReadAhead ahead;
+  ahead.begin = stretch_of(layer.o, kTogether, team, member, &ahead.end);
+  ahead.end = std::min(ahead.end, ahead.begin + kReadAhead);
+  if (layer.has_mlp()) {
+    ahead.then_begin = stretch_of(layer.gate_up, kSwigluPanels, team, member, &ahead.then_end);
+    ahead.then_end = std::min(ahead.then_end, ahead.then_begin + kReadAhead - (ahead.end - ahead.begin));
+  }
+  return ahead;
+}
 
 }  // namespace
 
@@ -110,6 +131,14 @@ void LayerStack::pass_side_by_side(Team& team, int member, const float* rope, fl
   run(team, member, rope, x, texts_, 0, positions, nullptr);
 }
 
+ReadThen LayerStack::read_then(const Shared& now, const Shared& next, const Team& team, int member) {
+  const uint8_t* end = nullptr;
+  if (next.matrix == nullptr || next.matrix->data == nullptr) return {};
+  const int units = (now.matrix->panels() + now.together - 1) / now.together;
+  return {std::min(team.stretch(units, member).end * now.together, now.matrix->panels()),
+          stretch_of(*next.matrix, next.together, team, member, &end)};
+}
+
 bool LayerStack::run(Team& team, int member, const float* rope, float* x, int rows, int start, const int* positions,
                      const Cancelled& cancelled) {
   uint8_t* memory = inputs_[member].as<>();
@@ -127,15 +156,21 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
     const KvCache* cache = &caches_[number * texts_];
 
     kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, narrow);
+    const bool last = number + 1 == layers_.size();
+    const Shared in{&layer.qkv, kTogether}, out{&layer.o, kTogether}, up{&layer.gate_up, kSwigluPanels},
+        down_to{&layer.down, kTogether}, after = last ? next_ : Shared{&layers_[number + 1]->qkv, kTogether};
+    const auto then = [&](const Shared& now, const Shared& next) { return read_then(now, next, team, member); };
+
     const Siblings kept = sibling_positions_.empty() ? Siblings{} : siblings_of(number);
     const Siblings* siblings = kept.rows > 0 ? &kept : nullptr;
     const float* qkv_bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
     const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, rope,
-                       queries_.data(), cache,     positions, siblings};
+                       queries_.data(), cache,     positions, siblings, then(in, out)};
     share(layer.qkv.panels(), kTogether, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
     if (positions == nullptr) {
-      const AttendPhase attend{queries_.data(), cache, rows, start, shape_.num_heads, mixed_.data(), siblings};
+      ReadAhead ahead = behind_attention(layer, team, member);
+      const AttendPhase attend{queries_.data(), cache, rows, start, shape_.num_heads, mixed_.data(), siblings, &ahead};
       share(attend.units(), 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
     } else {
       share(rows, 1, [&](int begin, int end) {
@@ -150,15 +185,15 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
 
     kernels_.convert(mixed_.data(), rows, heads);
     const float* o_bias = layer.o_bias.empty() ? nullptr : layer.o_bias.data();
-    const AddPhase output{&layer.o, o_bias, &heads, rows, x};
+    const AddPhase output{&layer.o, o_bias, &heads, rows, x, then(out, layer.has_mlp() ? up : after)};
     share(layer.o.panels(), kTogether, [&](int begin, int end) { kernels_.add(output, begin, end); });
 
     if (layer.has_mlp()) {
       kernels_.normalize(x, rows, layer.post_norm.data(), shape_.rms_norm_eps, narrow);
-      const SwigluPhase gate_up{&layer.gate_up, &narrow, rows, &mlp};
+      const SwigluPhase gate_up{&layer.gate_up, &narrow, rows, &mlp, then(up, down_to)};
       share(inner / kBlock, 1, [&](int begin, int end) { kernels_.swiglu(gate_up, begin, end); });
 
-      const AddPhase down{&layer.down, nullptr, &mlp, rows, x};
+      const AddPhase down{&layer.down, nullptr, &mlp, rows, x, then(down_to, after)};
       // Member 0's answer is there for all behind the barrier, and is not changed before every member has passed more.
       if (member == 0 && cancelled && cancelled()) cancelled_.store(true, std::memory_order_relaxed);
       share(layer.down.panels(), kTogether, [&](int begin, int end) { kernels_.add(down, begin, end); });

@@ -94,8 +94,10 @@ struct Simd {
   static V dot2(V acc, const uint16_t* weights, I two) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)two);
   }
-  // Ask for a line of memory; an address behind the end of all does no harm.
+  // Ask for a line of memory, for now or for later (it need not be in the first cache); an address behind the end of all
+  // does no harm.
   static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+  static void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 };
 
 }  // namespace

@@ -183,6 +183,7 @@ struct Simd {
   static const int8_t* four(const uint32_t* word) { return reinterpret_cast<const int8_t*>(word); }
   static uint32_t two(const uint32_t* word) { return *word; }
   static void prefetch(const void*) {}
+  static void prefetch_far(const void*) {}
   static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
     const int8_t* w = reinterpret_cast<const int8_t*>(weights);
     return each_i([&](int l) {

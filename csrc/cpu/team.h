@@ -63,6 +63,14 @@ class Team {
   // Inside run: returns once every member has called it.
   void barrier();
 
+  struct Stretch {
+    int begin = 0, end = 0;
+  };
+  // Of `units` that are shared, those that a member begins with.
+  Stretch stretch(int units, int member) const {
+    return {int(int64_t(units) * member / size_), int(int64_t(units) * (member + 1) / size_)};
+  }
+
   // Inside run: work(begin, end) on parts of [0, count) until every unit is somebody's; `step` units stay together.
   // Each member begins with its own stretch, the same in every pass (what it reads is then in its own cache, and what it
   // asks for in advance is its own next part), and then helps the others with theirs: one that lost its core for a while
@@ -73,7 +81,7 @@ class Team {
     const int units = (count + step - 1) / step;
     for (int k = 0; k < size_; ++k) {
       const int owner = (member + k) % size_;
-      const int first = int(int64_t(units) * owner / size_), last = int(int64_t(units) * (owner + 1) / size_);
+      const auto [first, last] = stretch(units, owner);
       const int grain = std::max(1, (last - first + kParts - 1) / kParts);
       for (int at = shares.take(owner, grain); at < last - first; at = shares.take(owner, grain))
         work((first + at) * step, std::min((first + std::min(at + grain, last - first)) * step, count));
