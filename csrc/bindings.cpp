@@ -351,6 +351,8 @@ py::dict dict_of(const Costs::Stages& stages) {
   out["row_step"] = stages.row_step;
   out["draft_step"] = stages.draft_step;
   out["verify"] = std::vector<double>(stages.verify.begin() + 1, stages.verify.end());
+  out["first_draft"] = stages.first_draft;
+  out["plain"] = stages.plain;
   return out;
 }
 
@@ -358,6 +360,8 @@ Costs::Stages stages_of(const py::dict& values) {
   Costs::Stages stages;
   stages.row_step = values["row_step"].cast<double>();
   stages.draft_step = values["draft_step"].cast<double>();
+  stages.first_draft = values["first_draft"].cast<double>();
+  stages.plain = values["plain"].cast<double>();
   const auto verify = values["verify"].cast<std::array<double, kMaxRows>>();
   std::copy(verify.begin(), verify.end(), stages.verify.begin() + 1);
   return stages;

@@ -27,11 +27,30 @@ UNKNOWN_ACCEPTANCE = 0.4  # of a head that does not say how good it is
 @dataclass(frozen=True)
 class StageCosts:
     """Seconds. row_step: one row through layers [0, E); draft_step: the same and the exit head behind it;
-    verify[n - 1]: layers [E, L) and the LM head for n rows, n from 1 to 16."""
+    verify[n - 1]: layers [E, L) and the LM head for n rows, n from 1 to 16, behind drafts.
+
+    A pass displaces the draft stage's weights from the cache, and drafts displace some of the others. first_draft: the
+    first draft behind a pass. plain: a row and its pass, again and again. 0: they take what the others say.
+    """
 
     row_step: float
     draft_step: float
     verify: tuple[float, ...]
+    first_draft: float = 0.0
+    plain: float = 0.0
+
+    @property
+    def plain_step(self) -> float:
+        return self.plain or self.row_step + self.verify[0]
+
+    def round(self, drafts: int) -> float:
+        """At least one draft, the last one's row, and the pass that verifies them."""
+        return (
+            (self.first_draft or self.draft_step)
+            + (drafts - 1) * self.draft_step
+            + self.row_step
+            + self.verify[drafts]
+        )
 
 
 @dataclass(frozen=True)
@@ -44,14 +63,14 @@ class Costs:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Costs":
         def stages(v: dict[str, Any]) -> StageCosts:
-            return StageCosts(v["row_step"], v["draft_step"], tuple(v["verify"]))
+            return StageCosts(v["row_step"], v["draft_step"], tuple(v["verify"]), v["first_draft"], v["plain"])
 
         return cls(stages(values["turns"]), stages(values["overlapped"]) if values["overlapped"] else None)
 
     @property
     def plain_seconds(self) -> float:
         """One token of plain decoding."""
-        return self.turns.row_step + self.turns.verify[0]
+        return self.turns.plain_step
 
 
 def calibrate(engine: _native.Engine) -> Costs:
@@ -85,6 +104,8 @@ def typical(moments: Sequence[Costs]) -> Costs:
             middle(stages.row_step for stages in all_stages),
             middle(stages.draft_step for stages in all_stages),
             tuple(middle(rows) for rows in zip(*(stages.verify for stages in all_stages), strict=True)),
+            middle(stages.first_draft for stages in all_stages),
+            middle(stages.plain for stages in all_stages),
         )
 
     overlapped = [costs.overlapped for costs in moments if costs.overlapped]
@@ -134,7 +155,8 @@ def explain(planner: _native.Planner, costs: Costs) -> str:
     best = max(turns, key=lambda p: p[2])
     lines = [
         f"acceptance {planner.acceptance:.2f}; a plain token {1000 * costs.plain_seconds:.2f} ms, "
-        f"a draft {1000 * costs.turns.draft_step:.2f} ms, "
+        f"a draft {1000 * costs.turns.draft_step:.2f} ms "
+        f"(the first of a round {1000 * (costs.turns.first_draft or costs.turns.draft_step):.2f}), "
         f"a pass over 1/4/8/16 rows {'/'.join(f'{1000 * costs.turns.verify[n - 1]:.2f}' for n in (1, 4, 8, 16))} ms",
         "predicted now, tokens/s: "
         + f"plain {plain[2]:.0f}; draft then verify "

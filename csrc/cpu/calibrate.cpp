@@ -16,6 +16,8 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kContext = 128;                     // rows before those that are timed
 constexpr int kRows[] = {1, 2, 3, 4, 6, 8, 12, 16};   // those between are interpolated
+constexpr int kMoreDrafts = 3;                    // of a round, behind the first one
+constexpr int kPlainSteps = 3;                    // behind each other
 constexpr int kLeast = 3, kMost = 15;             // repeats of every kind; the latter if there is time
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -92,22 +94,33 @@ class Bench {
 };
 
 struct Times {
-  std::vector<double> row_steps, draft_steps;
+  std::vector<double> row_steps, draft_steps, first_drafts, plain_steps;
   std::array<std::vector<double>, kMaxRows + 1> passes;
 
-  Costs::Stages costs() const { return {quartile(row_steps), quartile(draft_steps), table_of(passes)}; }
+  Costs::Stages costs() const {
+    return {quartile(row_steps), quartile(draft_steps), table_of(passes), quartile(first_drafts), quartile(plain_steps)};
+  }
 };
 
-// One after the other, each on all threads. The kinds take turns, so that a slow moment of the machine hits all of them.
+// Rounds as they are decoded: what is in the cache at each step depends on those before it. Kinds of rounds take turns,
+// so that a slow moment of the machine hits all of them.
 Costs::Stages measure_turns(CpuEngine* engine, double seconds) {
   Bench bench(engine);
   Times times;
   const auto begin = Clock::now();
   for (int repeat = 0; repeat < kLeast || (repeat < kMost && since(begin) < seconds); ++repeat)
     for (int rows : kRows) {
-      times.passes[rows].push_back(bench.verify(rows));
+      times.first_drafts.push_back(bench.draft(true));
+      double more = 0.0;
+      for (int draft = 0; draft < kMoreDrafts; ++draft) more += bench.draft(true);
+      times.draft_steps.push_back(more / kMoreDrafts);
       times.row_steps.push_back(bench.draft(false));
-      times.draft_steps.push_back(bench.draft(true));
+      times.passes[rows].push_back(bench.verify(rows));
+      if (rows != kRows[0]) continue;
+      for (int plain = 0; plain < kPlainSteps; ++plain) {
+        const double seconds = bench.draft(false) + bench.verify(1);
+        if (plain > 0) times.plain_steps.push_back(seconds);   // the first one still finds what drafting has left
+      }
     }
   return times.costs();
 }

@@ -50,7 +50,7 @@ Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int
       siblings_(siblings),
       accepted_(kPriorWeight * std::clamp(prior, 0.01, 0.99)),
       rejected_(kPriorWeight - accepted_) {
-  const double extra = costs.turns.draft_step + costs.turns.verify[2] - costs.turns.verify[1];
+  const double extra = costs.turns.round(1, 2) - costs.plain();
   first_probe_ = int(std::clamp(extra / costs.plain() / kProbing, 4.0, 1000.0));
   probe_after_ = first_probe_;
   if (costs.can_overlap)
@@ -64,8 +64,7 @@ Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int
 Prediction Planner::predict_plain() const { return {Mode::kPlain, 0, 1.0 / corrected(Mode::kPlain, costs_.plain())}; }
 
 Prediction Planner::predict_turns(int length, double acceptance) const {
-  const Costs::Stages& c = costs_.turns;
-  const double seconds = length * c.draft_step + c.row_step + c.verify[length + 1];
+  const double seconds = costs_.turns.round(length, length + 1);
   return {Mode::kTurns, length, (tokens_per_round(acceptance, length) + rescued_) / corrected(Mode::kTurns, seconds)};
 }
 
@@ -116,9 +115,8 @@ void Planner::learn(const Round& round, double seconds) {
       probe_after_ = right ? first_probe_ : std::max(first_probe_, std::min(2 * probe_after_, kLastProbe));
   }
   if (siblings_ && mode_ == Mode::kTurns && !probing_) rescued_ += (1.0 - kMemory) * (double(round.rescued) - rescued_);
-  const Costs::Stages& c = costs_.turns;
   const int drafts = mode_ == Mode::kTurns ? std::max(round.rows - 1 - round.copied - round.siblings, 0) : 0;
-  double expected = drafts * c.draft_step + c.row_step + c.verify[std::clamp(round.rows, 1, kMaxRows)];
+  double expected = costs_.turns.round(drafts, std::clamp(round.rows, 1, kMaxRows));
   if (mode_ == Mode::kOverlap) {   // a round is no unit of time here: what its tokens should have taken
     expected = double(round.committed.size()) / predict_overlap(acceptance()).tokens_per_second /
                corrected(Mode::kOverlap, 1.0);

@@ -24,15 +24,25 @@ namespace ppsd {
 struct Costs {
   using Table = std::array<double, kMaxRows + 1>;   // by the number of rows; [0] is unused
   struct Stages {
-    double row_step = 0.0;     // a row through the early layers
+    double row_step = 0.0;     // a row through the early layers, behind another step
     double draft_step = 0.0;   // the same, and the exit head behind it
-    Table verify{};            // a pass of verification with its choice of tokens
+    Table verify{};            // a pass of verification with its choice of tokens, behind drafts
+    // Behind a pass, the draft stage's weights are no longer in the cache; and where nothing is drafted, more of the other
+    // weights are. 0: no difference.
+    double first_draft = 0.0;  // the first draft of a round
+    double plain = 0.0;        // a row and its pass, again and again
+
+    double plain_step() const { return plain > 0.0 ? plain : row_step + verify[1]; }
+    double round(int drafts, int rows) const {
+      if (drafts == 0) return plain_step() + verify[rows] - verify[1];
+      return (first_draft > 0.0 ? first_draft : draft_step) + (drafts - 1) * draft_step + row_step + verify[rows];
+    }
   };
   Stages turns;                // one after the other, each on all threads
   Stages overlapped;           // each on its own threads, the others at work too
   bool can_overlap = false;
 
-  double plain() const { return turns.row_step + turns.verify[1]; }
+  double plain() const { return turns.plain_step(); }
 };
 
 // What a schedule is expected to do.

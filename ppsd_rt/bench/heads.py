@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cpu_backend import CpuBackend
 from ..engine import Engine
-from ..planner import MOMENTS, Costs, StageCosts, typical
+from ..planner import MOMENTS, Costs, typical
 from ..sampling import SamplingParams
 from ..statistics import Statistics
 from .plot import Line, Panel, svg
@@ -15,6 +15,7 @@ from .report import Column
 if TYPE_CHECKING:
     from ..cli.common import NamedPrompt
 
+USUAL = 4  # drafts of a round
 WARM = 0.8  # the temperature at which shared noise is looked at besides greedy drafting
 
 COLUMNS = (
@@ -49,8 +50,9 @@ class HeadMeasure:
 
     @property
     def draft_cost(self) -> float:
-        """Of one draft step, as a share of a plain step."""
-        return self.costs.turns.draft_step / self.costs.plain_seconds
+        """Of one draft step, as a share of a plain step; of a few behind a pass, the first of which is dearer."""
+        costs = self.costs.turns
+        return ((costs.first_draft or costs.draft_step) / USUAL + costs.draft_step * (1 - 1 / USUAL)) / costs.plain_step
 
     @property
     def length(self) -> int:
@@ -67,7 +69,7 @@ class HeadMeasure:
         return self._speed(self.length)
 
     def _speed(self, length: int) -> float:
-        return (1 + sum(self.survival[:length])) * self.costs.plain_seconds / round_seconds(self.costs.turns, length)
+        return (1 + sum(self.survival[:length])) * self.costs.plain_seconds / self.costs.turns.round(length)
 
     def as_row(self) -> dict[str, Any]:
         places = " / ".join(f"{share:.2f}" for share in self.by_position)
@@ -77,11 +79,6 @@ class HeadMeasure:
         figures = {"draft_cost": self.draft_cost, "length": self.length, "per_pass": self.per_pass, "speed": self.speed}
         names = ("name", "kind", "exit_layer", "vocabulary", "acceptance", "warm", "by_position", "by_family")
         return {name: getattr(self, name) for name in names} | figures
-
-
-def round_seconds(costs: StageCosts, length: int) -> float:
-    """`length` drafts, the last one's row through the early layers, and the pass that verifies them."""
-    return length * costs.draft_step + costs.row_step + costs.verify[length]
 
 
 def measure_head(

@@ -32,6 +32,8 @@ def _rows(stages: list[StageCosts]) -> list[tuple[str, list[float]]]:
     rows = [
         ("one row, early layers", [s.row_step for s in stages]),
         ("a draft: the same and the exit head", [s.draft_step for s in stages]),
+        ("the first draft behind a pass", [s.first_draft or s.draft_step for s in stages]),
+        ("a plain step", [s.plain_step for s in stages]),
     ]
     return rows + [(f"verify {n} rows", [s.verify[n - 1] for s in stages]) for n in range(1, len(stages[0].verify) + 1)]
 

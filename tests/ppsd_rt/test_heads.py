@@ -6,7 +6,7 @@ import pytest
 from support import loud_head, write_model
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.bench.heads import HeadMeasure, _needed, measure_head, round_seconds, speeds_plot
+from ppsd_rt.bench.heads import HeadMeasure, _needed, measure_head, speeds_plot
 from ppsd_rt.cli.common import NamedPrompt
 from ppsd_rt.cli.main import main
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -26,13 +26,13 @@ def test_speed_is_tokens_over_seconds_at_the_best_length():
     assert measure.per_pass == pytest.approx(2.4)
     assert measure.speed == pytest.approx(2.4 * 1.1 / 1.7)
     assert measure.draft_cost == pytest.approx(0.2 / 1.1)
-    assert round_seconds(COSTS.turns, 3) == pytest.approx(2.0)
+    assert COSTS.turns.round(3) == pytest.approx(2.0)
 
 
 def test_lines_of_equal_speed():
     needed = _needed(COSTS, 0.2 / 1.1, 1.5)
     speeds = [
-        sum(needed**place for place in range(length + 1)) * 1.1 / round_seconds(COSTS.turns, length)
+        sum(needed**place for place in range(length + 1)) * 1.1 / COSTS.turns.round(length)
         for length in range(1, 16)
     ]
     assert max(speeds) == pytest.approx(1.5, rel=1e-6)

@@ -66,7 +66,7 @@ class World:
         """Tokens per second."""
         begun, end = self.seconds, self.tokens + tokens
         while self.tokens < end:
-            _, most, _, overlap, threshold = self.plan.schedule()
+            _, most, _, overlap, threshold, _ = self.plan.schedule()
             assert not overlap
             drafts, alive = 0, 1.0
             while drafts < most and alive >= threshold:
@@ -75,7 +75,7 @@ class World:
             while accepted < drafts and self.random.random() < self.acceptance:
                 accepted += 1
             c = self.costs.turns
-            seconds = self.pace * (drafts * c.draft_step + c.row_step + c.verify[drafts])
+            seconds = self.pace * (c.round(drafts) if drafts else c.plain_step)
             seconds *= self.random.uniform(0.97, 1.05)
             self.plain_rounds += drafts == 0
             self.seconds += seconds
