@@ -1,7 +1,7 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from threading import Lock
 from typing import Any
@@ -162,9 +162,8 @@ class CpuBackend:
                 self._session = self._last = session
             whole = False
             for item in session:
-                event = to_event(item)
+                event = to_event(item, session.seconds)
                 if isinstance(event, Round):
-                    event = replace(event, seconds=session.seconds)
                     whole = limits.reached_by(event)
                 yield event
                 one_at_a_time(whole or self._session is session)
@@ -262,9 +261,10 @@ def native_schedule(schedule: Schedule) -> dict[str, Any]:
     }
 
 
-def to_event(event: tuple[Any, ...]) -> Round | Drafted:
+def to_event(event: tuple[Any, ...], seconds: float | None = None) -> Round | Drafted:
+    """As the extension gives it; seconds: see `Round`."""
     if len(event) == 2:
         return Drafted(*event)
     epoch, position, rows, committed, judged, accepted, dropped, prompt, siblings, rescued = event
-    drafts = tuple(Draft(*draft) for draft in judged)
-    return Round(epoch, position, rows, committed, drafts, accepted, dropped, prompt, siblings, rescued)
+    drafts = tuple([Draft(*draft) for draft in judged])
+    return Round(epoch, position, rows, committed, drafts, accepted, dropped, prompt, siblings, rescued, seconds)

@@ -128,7 +128,8 @@ class Engine:
     ) -> "Generation":
         """Start an answer: iterate over the result for its tokens, or `.run()` it to the end.
 
-        schedule: a text as for `--schedule`; with a repetition penalty no siblings are verified. `auto` measures this machine once and is then never slower than `plain`.
+        schedule: a text as for `--schedule`. `auto` measures this machine and is then never slower than `plain`. With a
+        repetition penalty no siblings are verified.
         One answer at a time per engine.
         """
         if isinstance(schedule, str):
@@ -138,7 +139,8 @@ class Engine:
         if isinstance(schedule, Schedule) and schedule.lookup and not self.backend.copies:
             raise UsageError(f"the {self.backend.name} backend copies no drafts: leave lookup= out of the schedule")
         if isinstance(schedule, Schedule) and schedule.siblings and not self.backend.siblings:
-            raise UsageError(f"the {self.backend.name} backend verifies no siblings: leave siblings= out of the schedule")
+            name = self.backend.name
+            raise UsageError(f"the {name} backend verifies no siblings: leave siblings= out of the schedule")
         params = params or SamplingParams()
         if isinstance(schedule, Schedule) and params.repetition_penalty != 1:
             schedule = replace(schedule, siblings=0.0)  # a sibling's row would have seen another text than its pass

@@ -46,10 +46,7 @@ class StageCosts:
     def round(self, drafts: int) -> float:
         """At least one draft, the last one's row, and the pass that verifies them."""
         return (
-            (self.first_draft or self.draft_step)
-            + (drafts - 1) * self.draft_step
-            + self.row_step
-            + self.verify[drafts]
+            (self.first_draft or self.draft_step) + (drafts - 1) * self.draft_step + self.row_step + self.verify[drafts]
         )
 
 

@@ -38,6 +38,7 @@ class Session {
   std::condition_variable changed_;
   std::deque<Stamped> events_;
   const Clock::time_point begun_ = Clock::now();
+  Clock::time_point woken_{};  // when the consumer was, last
   Clock::duration waited_{};   // for a consumer that is slower than the work
   Carrier* carrier_ = nullptr;
   bool over_ = false;

@@ -126,7 +126,7 @@ def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[
 
 
 def statistics_line(statistics: Statistics, compared: Statistics | None = None) -> str:
-    """tokens/s, acceptance, copies, siblings, tokens per pass and, when plain decoding was measured too, how much faster."""
+    """tokens/s, acceptance, copies, siblings, tokens per pass; where plain decoding was measured, how much faster."""
     s = statistics
     rate = s.decode_tokens_per_second
     parts = [f"{s.tokens} tokens", f"{rate:.1f} tokens/s" if rate else f"{s.seconds:.2f} s"]

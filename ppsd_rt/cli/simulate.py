@@ -103,7 +103,7 @@ def _schedules(names: Sequence[str]) -> dict[str, Schedule]:
                 f"schedule {name}: what can be copied depends on the text; simulated text never repeats itself"
             )
         if schedule.siblings:
-            raise UsageError(f"schedule {name}: how often second choices are right is the head's to say, not the acceptance's")
+            raise UsageError(f"schedule {name}: an acceptance does not say how often second choices are right")
         schedules[name] = schedule
     return schedules
 

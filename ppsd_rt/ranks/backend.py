@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from queue import Queue
 from statistics import median
 from threading import Event, Thread
@@ -149,9 +149,8 @@ class RanksBackend:
                     break
                 if item is None:
                     continue
-                event = to_event(item)
+                event = to_event(item, answer.seconds)
                 if isinstance(event, Round):
-                    event = replace(event, seconds=answer.seconds)
                     whole = limits.reached_by(event)
                 yield event
                 one_at_a_time(whole or self._active is active)

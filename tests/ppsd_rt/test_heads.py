@@ -32,8 +32,7 @@ def test_speed_is_tokens_over_seconds_at_the_best_length():
 def test_lines_of_equal_speed():
     needed = _needed(COSTS, 0.2 / 1.1, 1.5)
     speeds = [
-        sum(needed**place for place in range(length + 1)) * 1.1 / COSTS.turns.round(length)
-        for length in range(1, 16)
+        sum(needed**place for place in range(length + 1)) * 1.1 / COSTS.turns.round(length) for length in range(1, 16)
     ]
     assert max(speeds) == pytest.approx(1.5, rel=1e-6)
     assert _needed(COSTS, 5.0, 1.5) is None  # no acceptance makes up for such a price

@@ -39,6 +39,36 @@ def test_predictions_are_the_closed_forms(acceptance):
         assert plan.predict("turns", length, acceptance) == pytest.approx(tokens / seconds)
 
 
+def test_what_the_cache_holds_is_foreseen():
+    """The first draft of a round reads its weights from memory; where nothing is drafted, a pass finds more."""
+    c = costs()
+    c = replace(c, turns=replace(c.turns, first_draft=2.5 * DRAFT, plain=0.9 * (ROW + ONE)))
+    plan = planner(c)
+    assert plan.predict("plain", 0, 0.5) == pytest.approx(1 / (0.9 * (ROW + ONE)))
+    for length in (1, 2, 6):
+        tokens = sum(0.5**k for k in range(length + 1))
+        seconds = (length + 1.5) * DRAFT + ROW + ONE + MORE * length
+        assert plan.predict("turns", length, 0.5) == pytest.approx(tokens / seconds)
+        assert c.turns.round(length) == pytest.approx(seconds)
+    assert c.plain_seconds == pytest.approx(0.9 * (ROW + ONE))
+    # A further draft costs what it costs in the cache: the first one's price does not end the drafting.
+    dear = replace(c, turns=replace(c.turns, draft_step=2.5 * DRAFT))
+    assert _native.Planner(asdict(c), 0.8).schedule()[4] < _native.Planner(asdict(dear), 0.8).schedule()[4]
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 5])
+def test_rounds_that_take_what_was_foreseen_leave_the_pace_alone(drafts):
+    c = costs()
+    c = replace(c, turns=replace(c.turns, first_draft=2.5 * DRAFT, plain=0.9 * (ROW + ONE)))
+    plan = planner(c, 0.6 if drafts else 0.01)
+    assert bool(plan.schedule()[2]) == bool(drafts)
+    seconds = c.turns.round(drafts) if drafts else c.plain_seconds
+    for _ in range(4):
+        plan.after(drafts + 1, drafts, drafts, seconds)
+    measured = plan.measured()["turns" if drafts else "plain"]
+    assert measured[2] == pytest.approx(measured[3])
+
+
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
 def test_overlap_is_predicted_by_simulation(acceptance):
     c = costs(overlapped=True, slow=1.2)
@@ -223,6 +253,9 @@ def test_measured_costs_are_plausible(folder, cache):
         assert len(stages.verify) == 16
         assert list(stages.verify) == sorted(stages.verify)
         assert 0 < stages.verify[0] < 1
+    turns = engine.backend.costs().turns
+    assert 0 < turns.first_draft < 10 * turns.draft_step + 1e-3
+    assert 0 < turns.plain < 3 * (turns.row_step + turns.verify[0])
     assert load(folder, threads=1).backend.costs().overlapped is None
 
 

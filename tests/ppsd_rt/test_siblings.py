@@ -241,29 +241,24 @@ def test_in_the_statistics_and_by_origin(engine):
 
 def test_a_stop_string_between_a_sibling_and_the_token_behind_it(engine):
     params = free(SamplingParams(), 100)
-    generation = engine.generate("abc", params, SCHEDULE)
-    events = [event for event in generation.events() if isinstance(event, Committed)]
-    whole = "".join(token.text for event in events for token in event.tokens)
-    for event in events:
-        sibling = event.tokens[-2] if event.round.rescued else None
-        if sibling is None or len(sibling.text) != 1 or whole.index(sibling.text) != _place(events, sibling):
-            continue
-        cut = engine.generate("abc", replace(params, stop=(sibling.text,)), SCHEDULE)
-        last = [event.round for event in cut.events() if isinstance(event, Committed)][-1]
-        assert cut.completion.finish_reason == "stop"
-        assert not last.rescued
-        assert len(last.committed) == last.accepted + 1
-        return
-    pytest.skip("no rescued token of this answer is the first of its kind")
+    found = (_stop_at_a_sibling(engine, prompt, params) for prompt in ("abc", "xyz", "q", "1"))
+    prompt, stop = next(filter(None, found))
+    cut = engine.generate(prompt, replace(params, stop=(stop,)), SCHEDULE)
+    last = [event.round for event in cut.events() if isinstance(event, Committed)][-1]
+    assert cut.completion.finish_reason == "stop"
+    assert not last.rescued
+    assert len(last.committed) == last.accepted + 1
 
 
-def _place(events, wanted):
+def _stop_at_a_sibling(engine, prompt, params):
+    """The prompt, and a text that stands in its answer for the first time where a sibling was right."""
     before = ""
-    for token in (token for event in events for token in event.tokens):
-        if token == wanted:
-            break
-        before += token.text
-    return len(before)
+    for event in engine.generate(prompt, params, SCHEDULE).events():
+        for token in event.tokens:
+            if token.origin == "sibling" and len(token.text) == 1 and token.text not in before:
+                return prompt, token.text
+            before += token.text
+    return None
 
 
 def test_a_schedule_as_an_object(engine):
