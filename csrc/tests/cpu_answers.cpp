@@ -135,6 +135,7 @@ int64_t cpu_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
         const std::vector<int> plain = answer(&engine, request, nullptr, -1, where);
         for (int turn = 0; turn < 3; ++turn, ++answers) {
           request.schedule = random_schedule(random);
+          if (request.sampling.repetition_penalty != 1.0f) request.schedule.siblings = 0.0;
           request.lock_step = chance(random, 20);
           request.report_drafts = chance(random, 50);
           answer(&engine, request, &plain, chance(random, 30) ? between(random, 0, 3000) : -1, where);
