@@ -7,7 +7,8 @@ For every link delay the ranks are started anew by torchrun. Drafts come from an
 an untrained head of one layer and 8192 ids behind the first stage (the work is what a trained one would do). Schedules
 take turns, so that slow moments of the machine hit all of them; of the repeats of one answer the lower quartile counts.
 Formula and simulator get the acceptance that the oracle's coins came to. Every answer is compared with
-plain decoding's.
+plain decoding's. Stages are timed right before each round of schedules, for the machine changes its pace from minute to
+minute; over_simulated: the median of answers, each against the simulator with the costs of its own moment.
 closed_form: with the costs of each rank by itself; closed_form_beside: of all at work at once, against plain decoding.
 """
 
@@ -20,6 +21,7 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
@@ -54,17 +56,19 @@ def untrained_head(model: str, exit_layer: int, path: Path) -> None:
 
 
 def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] | None) -> dict[str, Any]:
-    """Every schedule at every acceptance, and the costs before and after."""
+    """Every schedule at every acceptance, and the costs right before each round of them."""
     params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
     prompt = engine.encode([{"role": "user", "content": PROMPT}])
     truth = engine.generate(prompt, params, "plain").run().ids
-    before = costs() if costs else None
+    moments: list[Any] = []
     times: dict[tuple[str, float, int], list[float]] = {}
     judged: dict[tuple[float, int], tuple[int, int]] = {}
     work: dict[tuple[str, float], list[list[tuple[float, float]]]] = {}
     for _ in range(args.repeats):
         for acceptance in args.acceptance:
             for seed in range(args.seeds):
+                if costs:
+                    moments.append({"acceptance": acceptance, "seed": seed, "costs": costs()})
                 for name in args.schedules:
                     oracle = Oracle((*prompt, *truth), acceptance, seed)
                     options = RunOptions(oracle=None if name == "plain" else oracle)
@@ -88,7 +92,7 @@ def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] |
                 {"schedule": name, "acceptance": acceptance, "realised": realised, "tokens_per_second": speed}
                 | {"seconds": seconds, "seconds_a_piece": middle(work[name, acceptance])}
             )
-    return {"rows": rows, "costs": [before, costs()] if costs else None, "reports": report(engine)}
+    return {"rows": rows, "moments": moments, "reports": report(engine)}
 
 
 def quartile(seconds: list[float]) -> float:
@@ -175,13 +179,12 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
     """Beside every row: the ratio to plain, the formula, and the simulator with the costs that were measured."""
     from ppsd_rt.ranks.costs import RankCosts
 
-    def rank_costs(which: int) -> list[RankCosts]:
-        return [
-            RankCosts(c[which]["row"], c[which]["draft"], tuple(map(tuple, c[which]["verify"])), c[which]["link"])
-            for c in result["costs"]
-        ]
+    def rank_costs(measured: list[Any]) -> tuple[RankCosts, RankCosts]:
+        alone, beside = (RankCosts(c["row"], c["draft"], tuple(map(tuple, c["verify"])), c["link"]) for c in measured)
+        return alone, beside
 
-    alone, beside = mean(rank_costs(0)), mean(rank_costs(1))
+    moments = [(moment["acceptance"], moment["seed"], *rank_costs(moment["costs"])) for moment in result.pop("moments")]
+    alone, beside = mean([moment[2] for moment in moments]), mean([moment[3] for moment in moments])
     free, shared, busy = alone.simulated(), alone.simulated(beside), beside.simulated()
     slowed = free.plain_seconds / busy.plain_seconds
     result["link_ms"] = 1000 * delay
@@ -198,7 +201,20 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
         row["closed_form"] = closed_form(schedule, free, acceptance)
         formula = closed_form(schedule, busy, acceptance)
         row["closed_form_beside"] = formula * (slowed if schedule.overlap else 1) if formula else None
-        row["simulated"] = predicted(args, schedule, shared, acceptance)
+        then = [
+            [
+                predicted(args, schedule, alone.simulated(beside), acceptance)
+                for at, of, alone, beside in moments
+                if (at, of) == (row["acceptance"], seed)
+            ]
+            for seed in range(args.seeds)
+        ]
+        row["simulated"] = median(speed for speeds in then for speed in speeds)
+        row["over_simulated"] = median(
+            (args.tokens - 1) / seconds / speed
+            for answers, speeds in zip(row["seconds"], then, strict=True)
+            for seconds, speed in zip(answers, speeds, strict=True)
+        )
         row["simulated_in_place"] = predicted(args, schedule, in_place(free, row["seconds_a_piece"]), acceptance)
         row["simulated_free"] = predicted(args, schedule, free, acceptance)
     for acceptance, reference in plain.items():
@@ -292,7 +308,8 @@ def main() -> int:
             f"link {result['measured_link_ms']:.3f}, interference {result['interference']}"
         )
         for row in result["rows"]:
-            keys = ("speedup", "closed_form", "closed_form_beside", "simulated", "simulated_in_place", "of_best")
+            keys = ("speedup", "closed_form", "closed_form_beside", "simulated", "over_simulated")
+            keys += ("simulated_in_place", "of_best")
             note(
                 f"link {result['link_ms']:g} α {row['acceptance']} {row['schedule']:10} "
                 f"{row['tokens_per_second']:7.1f} tok/s "

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from queue import Queue
 from statistics import median
 from threading import Event, Thread
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, sleep
 from typing import Any
 
 import numpy as np
@@ -23,13 +23,14 @@ from ..sampling import SamplingParams
 from ..schedule import Auto, Schedule, copying
 from .choose import RankChooser
 from .control import Control, Kind, Words, numbers_of
-from .costs import RankCosts, time_drafts
+from .costs import RankCosts, displacer, time_drafts
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
 from .stage import DEPTH, lengths
 
 _LOADING = 600.0  # seconds for the other ranks to pack their slices
 _ANSWERING = 30.0  # for a measurement
+_PAUSE = 0.002  # between two messages whose way is measured: about a stage's pass
 
 
 class RanksBackend:
@@ -177,21 +178,24 @@ class RanksBackend:
     # -- measuring -----------------------------------------------------------------------------------------------------
 
     def costs(self, again: bool = False) -> tuple[RankCosts, RankCosts]:
-        """(each rank by itself, all at once)"""
+        """(each rank while the others wait, all at once)"""
         self._end()
         if self._costs is None or again:
             self._tokens = []  # measuring overwrites the rows
             others = range(1, self._control.world.size)
             link = self._link()
-            row, draft = time_drafts(self._drafter.time_step)
+            neighbours = self._control.world.local_size - 1
+            row, draft = time_drafts(self._drafter.time_step, displace=displacer(self._model.packed_bytes * neighbours))
             alone = []
             for rank in others:
                 self._control.tell(rank, Kind.MEASURE, 0)
                 alone.append(tuple(self._collect(1)[rank]))
             for rank in others:
                 self._control.tell(rank, Kind.MEASURE, 1)
-            row_beside, draft_beside = time_drafts(self._drafter.time_step)
+            row_beside, draft_beside = time_drafts(self._step_and_message)
             beside = self._collect(len(others))
+            while not self._pongs.empty():
+                self._pongs.get()
             self._costs = (
                 RankCosts(row, draft, tuple(alone), link),
                 RankCosts(row_beside, draft_beside, tuple(tuple(beside[rank]) for rank in others), link),
@@ -208,10 +212,17 @@ class RanksBackend:
         steps, seconds = self._steps
         return [report_of(self._model.packed_bytes, steps, steps, seconds), *(others[rank] for rank in sorted(others))]
 
+    def _step_and_message(self, draw: bool, context: int) -> float:
+        """A step beside the other ranks' passes, and messages, as come with it: their threads want the same cores."""
+        for rank in range(1, self._control.world.size):
+            self._control.tell(rank, Kind.PING)
+        return self._drafter.time_step(draw, context)
+
     def _link(self) -> float:
-        """Half of the way to rank 1 and back, with the threads that take part."""
+        """Half of the way to rank 1 and back; the threads that take part have slept before, as in decoding."""
         times = []
         for _ in range(40):
+            sleep(_PAUSE)
             begun = perf_counter()
             self._control.tell(1, Kind.PING)
             self._pongs.get(timeout=_ANSWERING)

@@ -1,10 +1,12 @@
 """What the stages and links of a running pipeline cost, measured on the ranks themselves."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from statistics import quantiles
+from statistics import median
 from time import perf_counter
+
+import numpy as np
 
 from ..schedule import MAX_ROWS
 from ..simulate import Costs, Table
@@ -13,6 +15,7 @@ ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # those between are interpolated
 CONTEXT = 128  # rows before those that are timed
 SECONDS = 0.3  # for each rank
 _LEAST = 3  # repeats
+_CACHE = 64 << 20  # bytes that displace what a cache holds, or most of it
 
 
 @dataclass(frozen=True)
@@ -36,14 +39,9 @@ class RankCosts:
         return replace(costs, draft_interference=drafting, verify_interference=verifying)
 
 
-def quartile(times: Sequence[float]) -> float:
-    """What it costs when nothing disturbs it; a stolen core costs a whole time slice."""
-    return quantiles(times, n=4)[0] if len(times) > 1 else times[0]
-
-
 def interpolate(times: dict[int, list[float]]) -> Table:
     """Seconds of 1 to 16 rows, from those that were timed; fewer rows never cost more."""
-    known = {rows: quartile(measured) for rows, measured in times.items()}
+    known = {rows: median(measured) for rows, measured in times.items()}
     for rows, more in reversed(list(pairwise(sorted(known)))):
         known[rows] = min(known[rows], known[more])
     table: list[float] = []
@@ -52,7 +50,19 @@ def interpolate(times: dict[int, list[float]]) -> Table:
     return (*table, known[max(known)])
 
 
-def time_passes(time_pass: Callable[[int, int], float], seconds: float = SECONDS, one_row: bool = False) -> Table:
+def displacer(between: float) -> Callable[[], object]:
+    """What goes through the cache between two passes of a rank in decoding: `between` bytes of weights, of the host's
+    other ranks. A pass that is timed again and again would find more of its own there."""
+    others = np.ones(int(min(between, _CACHE)) // 8, dtype=np.int64)
+    return others.sum
+
+
+def time_passes(
+    time_pass: Callable[[int, int], float],
+    seconds: float = SECONDS,
+    one_row: bool = False,
+    displace: Callable[[], object] = lambda: None,
+) -> Table:
     """The kinds take turns, so that a slow moment of the machine hits all of them. one_row: that kind alone, for all
     rows: what decoding does most, and what reads the most memory at once, where other ranks work beside this one."""
     times: dict[int, list[float]] = {rows: [] for rows in ((1,) if one_row else ROWS)}
@@ -60,17 +70,22 @@ def time_passes(time_pass: Callable[[int, int], float], seconds: float = SECONDS
     end = perf_counter() + seconds
     while len(times[1]) < _LEAST or perf_counter() < end:
         for rows, measured in times.items():
+            displace()
             measured.append(time_pass(rows, CONTEXT))
-    return (quartile(times[1]),) * MAX_ROWS if one_row else interpolate(times)
+    return (median(times[1]),) * MAX_ROWS if one_row else interpolate(times)
 
 
-def time_drafts(time_step: Callable[[bool, int], float], seconds: float = SECONDS) -> tuple[float, float]:
+def time_drafts(
+    time_step: Callable[[bool, int], float], seconds: float = SECONDS, displace: Callable[[], object] = lambda: None
+) -> tuple[float, float]:
     """(a row, a row and a draft)"""
     rows: list[float] = []
     drafts: list[float] = []
     time_step(True, CONTEXT)
     end = perf_counter() + seconds
     while len(rows) < _LEAST or perf_counter() < end:
+        displace()
         rows.append(time_step(False, CONTEXT))
+        displace()
         drafts.append(time_step(True, CONTEXT))
-    return quartile(rows), quartile(drafts)
+    return median(rows), median(drafts)

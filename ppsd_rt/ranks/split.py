@@ -1,6 +1,7 @@
 """How many layers each rank gets: as the user says, or by the solver of ppsd_rt/split.py from costs measured here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from statistics import median
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from ..errors import UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
 from ..split import LayerCosts, best_split
-from .costs import CONTEXT, quartile
+from .costs import CONTEXT, displacer
 from .slices import pack_slice
 
 _REPEATS = 12
@@ -44,8 +45,9 @@ def measure(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, threads: 
     config = checkpoint.config
     count = config.num_hidden_layers
     model = pack_slice(checkpoint, count - 2, count, dtype, threads, lm_head=True)
-    one = _time(_native.Station(model, count - 2, count - 1, [], threads, 0.0))
-    two = _time(_native.Station(model, count - 1, count, [], threads, 0.0))
+    displace = displacer(model.packed_bytes * count / 2)  # as all other layers would
+    one = _time(_native.Station(model, count - 2, count - 1, [], threads, 0.0), displace)
+    two = _time(_native.Station(model, count - 1, count, [], threads, 0.0), displace)
     lm_head = max(two - one, 0.0)
     exit_head = 0.0
     if head is not None:
@@ -55,8 +57,12 @@ def measure(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, threads: 
     return LayerCosts((one,) * count, exit_head, lm_head)
 
 
-def _time(station: _native.Station) -> float:
-    return quartile([station.time_pass(1, CONTEXT) for _ in range(_REPEATS)])
+def _time(station: _native.Station, displace: Callable[[], object]) -> float:
+    times = []
+    for _ in range(_REPEATS):
+        displace()
+        times.append(station.time_pass(1, CONTEXT))
+    return median(times)
 
 
 def pack_sizes(sizes: Sequence[int]) -> bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import _native
 from .control import Control, Kind, Words
-from .costs import time_passes
+from .costs import displacer, time_passes
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
 
@@ -23,9 +23,14 @@ def serve(groups: dict[int, Any], control: Control, station: _native.Station, hi
     sender = Sender(groups[tag], to, tag, words, _native.WIRE_MESSAGES)
 
     def measure(peer: int, beside: int, message: Words) -> None:
-        questions.append(
-            lambda: control.tell(peer, Kind.COSTS, beside, time_passes(station.time_pass, one_row=beside > 0))
-        )
+        def answer() -> None:
+            if beside:
+                costs = time_passes(station.time_pass, one_row=True)
+            else:
+                costs = time_passes(station.time_pass, displace=displacer(packed_bytes * (world.local_size - 1)))
+            control.tell(peer, Kind.COSTS, beside, costs)
+
+        questions.append(answer)
 
     def announce(peer: int, epoch: int, message: Words) -> None:
         station.announce(epoch, int(message[4:6].view("int64")[0]))

@@ -3,7 +3,7 @@
 import pytest
 
 from ppsd_rt.ranks.choose import RankChooser, candidates
-from ppsd_rt.ranks.costs import RankCosts, interpolate, quartile, time_passes
+from ppsd_rt.ranks.costs import RankCosts, interpolate, time_passes
 from ppsd_rt.ranks.slices import layers_of
 from ppsd_rt.schedule import MAX_ROWS, PLAIN
 from ppsd_rt.simulate import simulate
@@ -65,7 +65,6 @@ def test_rows_between_those_that_were_timed_are_interpolated():
     assert table[2] == 3.0
     assert table[9] == 10.0
     assert len(table) == MAX_ROWS
-    assert quartile([1.0]) == 1.0
     assert time_passes(lambda rows, context: float(rows), seconds=0.0)[6] == 7.0
     assert set(time_passes(lambda rows, context: float(rows), seconds=0.0, one_row=True)) == {1.0}
 
