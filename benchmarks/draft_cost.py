@@ -2,6 +2,8 @@
 
     python benchmarks/draft_cost.py --layers 2,3,6 --vocabulary 4096,8192 -t 1,2
 
+first: behind a pass, which has displaced its weights from the cache; further: behind another draft; of_four: the mean
+of a round of four.
 The heads are untrained (their weights cost what trained ones cost). The last line is one JSON object.
 """
 
@@ -20,6 +22,7 @@ from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.resolve import resolve_model
+from ppsd_rt.planner import Costs
 
 
 def numbers(text: str) -> list[int]:
@@ -48,19 +51,26 @@ def main() -> None:
                 for threads in args.threads:
                     engine = Engine.from_pretrained(args.model, exit_head=path, dtype=args.dtype, threads=threads)
                     cases[layer, size, threads] = engine
-        shares: dict[tuple[int, int, int], list[tuple[float, float]]] = {case: [] for case in cases}
+        moments: dict[tuple[int, int, int], list[Costs]] = {case: [] for case in cases}
         for _ in range(args.repeats):  # in turns
             for case, engine in cases.items():
-                costs = engine.backend.costs(again=True)  # type: ignore[attr-defined]
-                shares[case].append((costs.turns.draft_step, costs.turns.draft_step / costs.plain_seconds))
+                moments[case].append(engine.backend.costs(again=True))  # type: ignore[attr-defined]
     rows = []
-    print(f"{args.dtype}: exit layer, draft vocabulary, threads: a draft in ms, and as a share of a plain step")
-    for (layer, size, threads), values in shares.items():
-        seconds, share = (statistics.median(column) for column in zip(*values, strict=True))
-        low, high = min(v[1] for v in values), max(v[1] for v in values)
-        rows.append({"exit_layer": layer, "draft_vocabulary": size, "threads": threads, "draft_seconds": seconds})
-        rows[-1] |= {"share": share, "share_low": low, "share_high": high}
-        print(f"{layer:3} {size:6} {threads:3}  {1000 * seconds:.3f} ms  {share:.3f} ({low:.3f} to {high:.3f})")
+    print(f"{args.dtype}: exit layer, draft vocabulary, threads: a draft as a share of a plain step")
+    for (layer, size, threads), values in moments.items():
+        row: dict[str, float] = {"exit_layer": layer, "draft_vocabulary": size, "threads": threads}
+        shown = ""
+        for name, shares in (
+            ("first", [costs.turns.first_draft for costs in values]),
+            ("further", [costs.turns.draft_step for costs in values]),
+            ("of_four", [costs.turns.draft_share(4) for costs in values]),
+        ):
+            if name != "of_four":
+                shares = [s / c.plain_seconds for s, c in zip(shares, values, strict=True)]
+            row |= {name: statistics.median(shares), f"{name}_low": min(shares), f"{name}_high": max(shares)}
+            shown += f"  {name} {row[name]:.3f} ({min(shares):.3f} to {max(shares):.3f})"
+        rows.append(row)
+        print(f"{layer:3} {size:6} {threads:3}{shown}")
     print(json.dumps({"dtype": args.dtype, "repeats": args.repeats, "rows": rows, "machine": machine()}))
 
 

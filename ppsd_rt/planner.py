@@ -43,6 +43,11 @@ class StageCosts:
     def plain_step(self) -> float:
         return self.plain or self.row_step + self.verify[0]
 
+    def draft_share(self, drafts: int) -> float:
+        """A draft of a round of so many, on average, in plain steps."""
+        first = self.first_draft or self.draft_step
+        return (first + (drafts - 1) * self.draft_step) / drafts / self.plain_step
+
     def round(self, drafts: int) -> float:
         """At least one draft, the last one's row, and the pass that verifies them."""
         return (

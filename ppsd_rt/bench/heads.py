@@ -51,8 +51,7 @@ class HeadMeasure:
     @property
     def draft_cost(self) -> float:
         """Of one draft step, as a share of a plain step; of a few behind a pass, the first of which is dearer."""
-        costs = self.costs.turns
-        return ((costs.first_draft or costs.draft_step) / USUAL + costs.draft_step * (1 - 1 / USUAL)) / costs.plain_step
+        return self.costs.turns.draft_share(USUAL)
 
     @property
     def length(self) -> int:

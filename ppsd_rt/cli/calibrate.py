@@ -39,5 +39,6 @@ def _rows(stages: list[StageCosts]) -> list[tuple[str, list[float]]]:
 
 
 def _share(stages: StageCosts, plain: float) -> str:
-    rows = stages.verify[3] / stages.verify[0]
-    return f"{stages.draft_step / plain:.3f} of that, a pass over 4 rows {rows:.2f} of 1 row"
+    rows, first = stages.verify[3] / stages.verify[0], stages.first_draft or stages.draft_step
+    share = f"{stages.draft_step / plain:.3f} of that, the first of a round {first / plain:.3f}"
+    return f"{share}; a pass over 4 rows {rows:.2f} of 1 row"
