@@ -3,7 +3,7 @@
 import pytest
 
 from ppsd_rt.ranks.choose import RankChooser, candidates
-from ppsd_rt.ranks.costs import RankCosts, interpolate, time_passes
+from ppsd_rt.ranks.costs import RankCosts, displacer, interpolate, time_drafts, time_passes
 from ppsd_rt.ranks.slices import layers_of
 from ppsd_rt.schedule import MAX_ROWS, PLAIN
 from ppsd_rt.simulate import simulate
@@ -67,6 +67,22 @@ def test_rows_between_those_that_were_timed_are_interpolated():
     assert len(table) == MAX_ROWS
     assert time_passes(lambda rows, context: float(rows), seconds=0.0)[6] == 7.0
     assert set(time_passes(lambda rows, context: float(rows), seconds=0.0, one_row=True)) == {1.0}
+
+
+def test_between_timed_passes_the_other_ranks_weights_go_through_the_cache():
+    done: list[str] = []
+
+    def time_pass(rows: int, context: int) -> float:
+        done.append("pass")
+        return 1.0
+
+    time_passes(time_pass, seconds=0.0, displace=lambda: done.append("others"))
+    assert done[:1] == ["pass"]  # makes the context
+    assert done[1:] == ["others", "pass"] * (len(done) // 2)
+    done.clear()
+    time_drafts(lambda draw, context: time_pass(1, context), seconds=0.0, displace=lambda: done.append("others"))
+    assert done[1:] == ["others", "pass"] * (len(done) // 2)
+    assert [displacer(count)() for count in (0, 800, 1e12)] == [0, 100, (64 << 20) // 8]
 
 
 def test_layers_of_ranks():
