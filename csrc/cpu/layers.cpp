@@ -94,6 +94,7 @@ void LayerStack::begin_pass() {
 
 void LayerStack::begin_pass(int start, int rows, const std::vector<Sibling>& siblings) {
   begin_pass();
+  if (siblings.empty()) return;
   order_.resize(size_t(rows) + siblings.size());
   std::iota(order_.begin(), order_.end(), 0);
   for (const Sibling& sibling : siblings) sibling_positions_.push_back(sibling.position);
