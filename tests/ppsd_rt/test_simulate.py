@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from toys import schedules
 
@@ -167,6 +167,8 @@ def test_any_schedule_commits_the_plain_text(schedule, acceptance, step, head, v
 )
 def test_steps_of_one_second_are_the_ticks_of_the_lock_step(schedule, acceptance, stages, per_stage, seed):
     """The two carriers share nothing but the scheduler; with whole seconds they must take the same decisions."""
+    # More copies at once than the table of rows is long cost two steps; the lock-step counts one.
+    assume(not schedule.lookup or schedule.lookahead < MAX_ROWS)
     ones = [1.0] * (MAX_ROWS + 1)
     timed, _, _ = _native.simulate(
         schedule=native_schedule(schedule),
