@@ -13,7 +13,7 @@ constexpr int kTogether = 2;     // panels that a member takes at the least
 constexpr int kSwigluPanels = 4; // the same, of gate and up
 
 // What a member reads behind attention, as much of it as stays in its own cache until then.
-constexpr int64_t kReadAhead = 512 << 10;
+constexpr int64_t kReadAhead = 256 << 10;
 
 const uint8_t* stretch_of(const Matrix& matrix, int unit_panels, const Team& team, int member, const uint8_t** end) {
   const auto [first, last] = team.stretch((matrix.panels() + unit_panels - 1) / unit_panels, member);
