@@ -113,7 +113,7 @@ class Batch:
 
 def lock_step_events(
     prompt: Sequence[int],
-    draw: Callable[[list[int]], tuple[int, float]],
+    draw: Callable[[list[int]], tuple[int, float, int, float]],  # token, confidence, second choice, its confidence
     truth: Callable[[list[int]], int],
     schedule: Mapping[str, Any],
     limits: Limits,
