@@ -17,6 +17,7 @@ import torch
 
 from ppsd_rt import Engine
 from ppsd_rt.cli.info import machine
+from ppsd_rt.cpu_backend import CpuBackend
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadInfo
@@ -54,7 +55,8 @@ def main() -> None:
         moments: dict[tuple[int, int, int], list[Costs]] = {case: [] for case in cases}
         for _ in range(args.repeats):  # in turns
             for case, engine in cases.items():
-                moments[case].append(engine.backend.costs(again=True))  # type: ignore[attr-defined]
+                assert isinstance(engine.backend, CpuBackend)
+                moments[case].append(engine.backend.costs(again=True))
     rows = []
     print(f"{args.dtype}: exit layer, draft vocabulary, threads: a draft as a share of a plain step")
     for (layer, size, threads), values in moments.items():

@@ -118,8 +118,8 @@ Costs::Stages measure_turns(CpuEngine* engine, double seconds) {
       times.passes[rows].push_back(bench.verify(rows));
       if (rows != kRows[0]) continue;
       for (int plain = 0; plain < kPlainSteps; ++plain) {
-        const double seconds = bench.draft(false) + bench.verify(1);
-        if (plain > 0) times.plain_steps.push_back(seconds);   // the first one still finds what drafting has left
+        const double took = bench.draft(false) + bench.verify(1);
+        if (plain > 0) times.plain_steps.push_back(took);   // the first one still finds what drafting has left
       }
     }
   return times.costs();

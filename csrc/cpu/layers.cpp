@@ -15,20 +15,34 @@ constexpr int kSwigluPanels = 4; // the same, of gate and up
 // What a member reads behind attention, as much of it as stays in its own cache until then.
 constexpr int64_t kReadAhead = 256 << 10;
 
-const uint8_t* stretch_of(const Matrix& matrix, int unit_panels, const Team& team, int member, const uint8_t** end) {
-  const auto [first, last] = team.stretch((matrix.panels() + unit_panels - 1) / unit_panels, member);
-  *end = matrix.panel(std::min(last * unit_panels, matrix.panels()));
-  return matrix.panel(first * unit_panels);
+// A matrix, and the panels of it that a member takes at the least.
+struct Shared {
+  const Matrix* matrix;
+  int together = kTogether;
+};
+
+// The panels that a member begins with.
+Team::Stretch panels_of(const Shared& shared, const Team& team, int member) {
+  const int panels = shared.matrix->panels();
+  const auto [first, last] = team.stretch((panels + shared.together - 1) / shared.together, member);
+  return {first * shared.together, std::min(last * shared.together, panels)};
+}
+
+ReadThen read_then(const Shared& now, const Shared& next, const Team& team, int member) {
+  if (next.matrix == nullptr || next.matrix->data == nullptr) return {};
+  return {panels_of(now, team, member).end, next.matrix->panel(panels_of(next, team, member).begin)};
 }
 
 ReadAhead behind_attention(const PackedLayer& layer, const Team& team, int member) {
+  const auto memory_of = [&](const Shared& shared, int64_t most, const uint8_t** begin, const uint8_t** end) {
+    const auto [first, last] = panels_of(shared, team, member);
+    *begin = shared.matrix->panel(first);
+    *end = std::min<const uint8_t*>(shared.matrix->panel(last), *begin + most);
+  };
   ReadAhead ahead;
-  ahead.begin = stretch_of(layer.o, kTogether, team, member, &ahead.end);
-  ahead.end = std::min(ahead.end, ahead.begin + kReadAhead);
-  if (layer.has_mlp()) {
-    ahead.then_begin = stretch_of(layer.gate_up, kSwigluPanels, team, member, &ahead.then_end);
-    ahead.then_end = std::min(ahead.then_end, ahead.then_begin + kReadAhead - (ahead.end - ahead.begin));
-  }
+  memory_of({&layer.o}, kReadAhead, &ahead.begin, &ahead.end);
+  if (layer.has_mlp())
+    memory_of({&layer.gate_up, kSwigluPanels}, kReadAhead - (ahead.end - ahead.begin), &ahead.then_begin, &ahead.then_end);
   return ahead;
 }
 
@@ -132,14 +146,6 @@ void LayerStack::pass_side_by_side(Team& team, int member, const float* rope, fl
   run(team, member, rope, x, texts_, 0, positions, nullptr);
 }
 
-ReadThen LayerStack::read_then(const Shared& now, const Shared& next, const Team& team, int member) {
-  const uint8_t* end = nullptr;
-  if (next.matrix == nullptr || next.matrix->data == nullptr) return {};
-  const int units = (now.matrix->panels() + now.together - 1) / now.together;
-  return {std::min(team.stretch(units, member).end * now.together, now.matrix->panels()),
-          stretch_of(*next.matrix, next.together, team, member, &end)};
-}
-
 bool LayerStack::run(Team& team, int member, const float* rope, float* x, int rows, int start, const int* positions,
                      const Cancelled& cancelled) {
   uint8_t* memory = inputs_[member].as<>();
@@ -158,8 +164,8 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
 
     kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, narrow);
     const bool last = number + 1 == layers_.size();
-    const Shared in{&layer.qkv, kTogether}, out{&layer.o, kTogether}, up{&layer.gate_up, kSwigluPanels},
-        down_to{&layer.down, kTogether}, after = last ? next_ : Shared{&layers_[number + 1]->qkv, kTogether};
+    const Shared in{&layer.qkv}, out{&layer.o}, up{&layer.gate_up, kSwigluPanels}, down_to{&layer.down},
+        after{last ? next_ : &layers_[number + 1]->qkv};
     const auto then = [&](const Shared& now, const Shared& next) { return read_then(now, next, team, member); };
 
     const Siblings kept = sibling_positions_.empty() ? Siblings{} : siblings_of(number);

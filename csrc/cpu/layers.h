@@ -21,7 +21,7 @@ class LayerStack {
              std::vector<const PackedLayer*> layers, int members, int texts = 1);
 
   void reserve(int capacity);   // rows of cache for each text; what it holds stays
-  void followed_by(const Matrix* matrix, int together) { next_ = {matrix, together}; }   // is read behind the last layer
+  void followed_by(const Matrix* matrix) { next_ = matrix; }   // is read behind the last layer
   int capacity() const { return capacity_; }
   int size() const { return int(layers_.size()); }
 
@@ -40,20 +40,13 @@ class LayerStack {
            const Cancelled& cancelled);
   Siblings siblings_of(size_t layer) const;
 
-  // A matrix, and the panels that a member takes at the least.
-  struct Shared {
-    const Matrix* matrix = nullptr;
-    int together = 1;
-  };
-  static ReadThen read_then(const Shared& now, const Shared& next, const Team& team, int member);
-
   const Kernels& kernels_;
   const ModelShape shape_;
   const Format format_;
   const Stored kv_;
   const std::vector<const PackedLayer*> layers_;
   const int texts_;
-  Shared next_;
+  const Matrix* next_ = nullptr;
   int capacity_ = 0;
   Memory kv_memory_;
   std::vector<KvCache> caches_;                  // [layers][texts]
@@ -87,8 +80,6 @@ class FeedbackStack {
 
 class HeadStack {
  public:
-  static constexpr int kTogether = 2;   // panels that a member takes at the least
-
   HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,
             int members);
 

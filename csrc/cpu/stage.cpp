@@ -48,8 +48,8 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
       x_(size_t(kPassRows) * model.shape.hidden_size) {
   if (model.drafts())
     head_ = std::make_unique<HeadStack>(*model.kernels, model.shape, model.exit_head, model.draft_ids, members);
-  late_.followed_by(&model.exit_head.lm_head, HeadStack::kTogether);
-  early_.followed_by(model.exit_layers.empty() ? &model.exit_head.lm_head : &model.exit_layers.front().qkv, HeadStack::kTogether);
+  late_.followed_by(&model.exit_head.lm_head);
+  early_.followed_by(model.exit_layers.empty() ? &model.exit_head.lm_head : &model.exit_layers.front().qkv);
 }
 
 void CpuDraftStage::reserve(int capacity, const float* rope) {
@@ -185,7 +185,7 @@ CpuVerifyStage::CpuVerifyStage(const CpuModel& model, int first, int last, int m
   static const std::vector<int> all;
   if (last == model.shape.num_layers) {
     head_ = std::make_unique<HeadStack>(*model.kernels, model.shape, model.head, all, members);
-    layers_.followed_by(&model.head.lm_head, HeadStack::kTogether);
+    layers_.followed_by(&model.head.lm_head);
     sampler_ = std::make_unique<Sampler>(*model.kernels, model.shape.vocab_size, members);
   }
 }

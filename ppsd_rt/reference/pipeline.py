@@ -245,12 +245,13 @@ class Pipeline:
         count = min(self.draft.length - start, self.schedule.max_chunk + self._committed_row_waits())
         known = self._known()
         lands = self.tick + self.ticks.stages * self.ticks.per_stage
-        with self._span("verify", VERIFY, count):
+        siblings = self._siblings(start, start + count)[: MAX_ROWS - count]
+        with self._span("verify", VERIFY, count + len(siblings)):
             logits = self.verify.logits(self.draft.exit_hidden(start, count), last=count)
             # Choosing an id waits for the device, so that the span is the work and not its being asked for.
             true_ids = [self.sampler.choose(row, start + i, known[: start + i]) for i, row in enumerate(logits, 1)]
             flight = _Flight(start, true_ids, self.verify.last_hidden(), [], lands)
-            for position, token in self._siblings(start, start + count)[: MAX_ROWS - count]:
+            for position, token in siblings:
                 logits = self.verify.sibling_logits(self.draft.sibling_hidden(position), position)
                 true_id = self.sampler.choose(logits[0], position + 1, [*known[:position], token])
                 flight.siblings.append(_SiblingRow(position, token, true_id, self.verify.last_hidden()[-1]))
