@@ -70,6 +70,20 @@ def give(state):
 
 
 @triton.jit
+def publish(record, sequence):
+    """The host, which looks there with an acquire, sees the record once it sees the number: a store and no exchange, which
+    a GPU behind PCIe could not make atomic in the host's memory."""
+    tl.debug_barrier()
+    if _INTERPRETED:
+        tl.atomic_xchg(record, sequence, sem="release", scope="sys")
+    else:
+        tl.inline_asm_elementwise(
+            "st.release.sys.global.b32 [$1], $2; mov.b32 $0, $2;", "=r,l,r",
+            [record.to(tl.uint64, bitcast=True), sequence], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
 def verdict_kernel(text, choices, confidences, first_seen, late, state, ring, SLOTS: tl.constexpr, PDL: tl.constexpr):
     """Grid (1)."""
     if PDL:
@@ -120,20 +134,6 @@ def verdict_kernel(text, choices, confidences, first_seen, late, state, ring, SL
     tl.store(record + _DRAFTS + row, draft)
     tl.store(record + _CONFIDENCES + row, confidence.to(tl.int32, bitcast=True))
     publish(record, sequence)
-
-
-@triton.jit
-def publish(record, sequence):
-    """The host, which looks there with an acquire, sees the record once it sees the number: a store and no exchange, which
-    a GPU behind PCIe could not make atomic in the host's memory."""
-    tl.debug_barrier()
-    if _INTERPRETED:
-        tl.atomic_xchg(record, sequence, sem="release", scope="sys")
-    else:
-        tl.inline_asm_elementwise(
-            "st.release.sys.global.b32 [$1], $2; mov.b32 $0, $2;", "=r,l,r",
-            [record.to(tl.uint64, bitcast=True), sequence], dtype=tl.int32, is_pure=False, pack=1,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -218,8 +218,7 @@ def drafted_kernel(
         tl.store(record + 2, tl.where(drawn, drafted, -1))
         tl.store(record + 3, token)
         tl.store(record + 4, chance.to(tl.int32, bitcast=True))
-        tl.debug_barrier()
-        tl.atomic_xchg(record, sequence, sem="release", scope="sys")
+        publish(record, sequence)
 
 
 @triton.jit
