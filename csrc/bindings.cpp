@@ -353,6 +353,8 @@ py::dict dict_of(const Costs::Stages& stages) {
   out["verify"] = std::vector<double>(stages.verify.begin() + 1, stages.verify.end());
   out["first_draft"] = stages.first_draft;
   out["plain"] = stages.plain;
+  out["step_deeper"] = stages.step_deeper;
+  out["verify_deeper"] = std::vector<double>(stages.verify_deeper.begin() + 1, stages.verify_deeper.end());
   return out;
 }
 
@@ -362,8 +364,11 @@ Costs::Stages stages_of(const py::dict& values) {
   stages.draft_step = values["draft_step"].cast<double>();
   stages.first_draft = values["first_draft"].cast<double>();
   stages.plain = values["plain"].cast<double>();
+  stages.step_deeper = values["step_deeper"].cast<double>();
   const auto verify = values["verify"].cast<std::array<double, kMaxRows>>();
   std::copy(verify.begin(), verify.end(), stages.verify.begin() + 1);
+  const auto deeper = values["verify_deeper"].cast<std::array<double, kMaxRows>>();
+  std::copy(deeper.begin(), deeper.end(), stages.verify_deeper.begin() + 1);
   return stages;
 }
 
@@ -589,19 +594,23 @@ PYBIND11_MODULE(_native, m) {
              return py::make_tuple(s.first_chunk, s.max_chunk, s.lookahead, s.overlap, s.stop_rule.threshold, s.siblings);
            })
       .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings,
-                       bool rescued) {
+                       bool rescued, int position, double chance) {
              Round round;
+             round.position = position;
              round.rows = judged + 1 + siblings;
              round.siblings = siblings;
              round.rescued = rescued;
              round.copied = copied;   // of the judged, the first ones
              round.committed.assign(size_t(committed), 0);
              round.judged.assign(size_t(judged), Draft{});
-             for (int i = 0; i < copied; ++i) round.judged[i].copied = 1;
+             for (int i = 0; i < copied; ++i) round.judged[i].copied = 1, round.judged[i].confidence = chance;
              round.accepted = accepted;
              planner.after(round, seconds);
            }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
-           py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false)
+           py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = Costs::kContext,
+           py::arg("chance") = 0.5)
+      .def("begin", &Planner::begin, py::arg("context"))
+      .def_property_readonly("copy_threshold", [](const Planner& planner) { return planner.schedule().stop_rule.copy_threshold; })
       .def("measured", [](const Planner& planner) {
         py::dict out;
         for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap}) {
