@@ -42,14 +42,14 @@ class Call(ctypes.Structure):
 
 
 class FakeRecorder(graphs.Recorder):
-    def __init__(self, device):
-        super().__init__(device)
+    def __init__(self):
+        super().__init__()
         self.calls = []
 
     def warm_up(self, steps):
         pass
 
-    def record(self, step, priority, stage):
+    def record(self, step, priority, stage, device):
         def run(_):
             try:
                 with interpreter:

@@ -35,10 +35,12 @@ class Lanes:
 def costs_of(slower):
     stages = SimpleNamespace(
         begin=lambda *arguments, **options: None,
+        devices=[torch.device("cpu")],
         weights=SimpleNamespace(config=SimpleNamespace(vocab_size=100)),
         state=torch.zeros(1, dtype=torch.int32),
     )
-    return calibrate.calibrate(stages, SimpleNamespace(lanes=Lanes(slower), row=ROW, draft=DRAFT, verify=[PASS]))
+    graphs = SimpleNamespace(apart=False, lanes=Lanes(slower), row=ROW, draft=DRAFT, verify=[PASS])
+    return calibrate.calibrate(stages, graphs)
 
 
 def test_tables_from_measured_rows():
