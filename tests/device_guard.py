@@ -47,11 +47,19 @@ class DeviceGuard:
             made(stages, *arguments, **options)
             self.register(stages)
 
-        interpreter.GridExecutor.__call__, DeviceStages.__init__ = guarded, registered
+        def listed(stages, leg):
+            copies = copied(stages, leg)
+            for copy in copies:
+                self.check_copy(copy)
+            return copies
+
+        copied = DeviceStages.copies
+        interpreter.GridExecutor.__call__, DeviceStages.__init__, DeviceStages.copies = guarded, registered, listed
         before, devices.on = devices.on, self.on
 
         def uninstall():
-            interpreter.GridExecutor.__call__, DeviceStages.__init__, devices.on = launch, made, before
+            interpreter.GridExecutor.__call__, DeviceStages.__init__, DeviceStages.copies = launch, made, copied
+            devices.on = before
 
         return uninstall
 
@@ -80,6 +88,11 @@ class DeviceGuard:
     def _own(self, device, thing):
         for place in storages(thing):
             assert self.owners.setdefault(place, device) == device, "two devices share memory"
+
+    def check_copy(self, copy):
+        assert copy.to_device != copy.from_device, "nothing is copied within a device"
+        for tensor, device in ((copy.to, copy.to_device), (copy.source, copy.from_device)):
+            assert {self.owners[place] for place in storages(tensor)} == {device}, "a copy that names another device"
 
     def check(self, kernel, arguments):
         current = getattr(self.current, "device", None)

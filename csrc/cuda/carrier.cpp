@@ -98,7 +98,7 @@ void GraphCarrier::begin(const std::vector<int>& prompt, int keep, int first) {
 std::optional<Event> GraphCarrier::next() {
   Patience patience;
   const Clock::time_point since = Clock::now();
-  Clock::time_point looked = since;
+  Clock::time_point looked = since, idle = since;
   while (events_.empty()) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (lost_) return std::nullopt;
@@ -116,7 +116,9 @@ std::optional<Event> GraphCarrier::next() {
       patience.wait();
       if (const auto now = Clock::now(); now - looked > kLook) {
         looked = now;
-        look_after(since);
+        if (look_after(since)) idle = now;
+        else if (now - idle > kSilence)
+          throw DriverError(Fault::kSilent, "the GPU has nothing left to do, but a verdict has not come");
       }
     } catch (...) {   // told behind the events that there are already
       lost_ = true;
@@ -302,7 +304,7 @@ void GraphCarrier::count_done() {
 }
 
 // While nothing comes: is the GPU still there, and at work?
-void GraphCarrier::look_after(Clock::time_point since) {
+bool GraphCarrier::look_after(Clock::time_point since) {
   bool busy = false;
   for (const Lane& lane : lanes_->all()) {
     enter(lane);
@@ -310,12 +312,10 @@ void GraphCarrier::look_after(Clock::time_point since) {
     if (result == kNotReady) busy = true;
     else check(result, "waiting for the GPU");
   }
-  const auto waited = Clock::now() - since;
-  if (!busy && waited > kSilence)
-    throw DriverError(Fault::kSilent, "the GPU has nothing left to do, but a verdict has not come");
-  if (waited > patience())
+  if (Clock::now() - since > patience())
     throw DriverError(Fault::kSilent, "the GPU has not answered for " + std::to_string(patience().count()) +
                                           " seconds (PPSD_CUDA_TIMEOUT sets how long to wait)");
+  return busy;
 }
 
 // Nothing of this answer runs any more when this returns; on a lost device that is so by itself.

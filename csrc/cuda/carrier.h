@@ -75,7 +75,7 @@ class GraphCarrier final : public Carrier {
   bool collect_draft();
   void take(const Record& record);
   void count_done();
-  void look_after(Clock::time_point since);
+  bool look_after(Clock::time_point since);   // true while it works
   void drain();
   const Lane& draft_lane() const;
   const Lane& pass_lane(int leg) const;

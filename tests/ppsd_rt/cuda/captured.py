@@ -19,6 +19,7 @@ from ppsd_rt.sampling import SamplingParams
 
 sys.path.append(str(Path(__file__).parents[2]))
 import kernel_support  # noqa: F401  (mends the interpreter)
+from device_guard import DeviceGuard
 
 PROMPT = [72, 101, 108]
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
@@ -68,25 +69,28 @@ class NoRecorder(graphs.Recorder):
         raise RuntimeError("no room for a graph\nand more that nobody reads")
 
 
-def engine_of(folder, recorder=FakeRecorder, serial=False):
+def engine_of(folder, recorder=FakeRecorder, serial=False, **options):
     os.environ["PPSD_CUDA_SERIAL"] = str(int(serial))
     cuda_backend.Recorder = recorder
-    engine = Engine.from_pretrained(folder, exit_head="norm:1", backend="cuda", device="cpu")
+    options = {"exit_head": "norm:1", "device": "cpu", **options}
+    engine = Engine.from_pretrained(folder, backend="cuda", **options)
     engine.backend._eager = False
     return engine
 
 
-def answer(engine, schedule, trace=False):
+def answer(engine, schedule, trace=False, params=PARAMS):
     fake.fake_cuda_clear_log()
-    completion = engine.generate(PROMPT, PARAMS, schedule, RunOptions(trace=trace)).run()
+    completion = engine.generate(PROMPT, params, schedule, RunOptions(trace=trace)).run()
     log = (Call * 10000)()
-    streams = {call.stream for call in log[: fake.fake_cuda_log(log, 10000)] if call.function == b"cuGraphLaunch"}
+    calls = log[: fake.fake_cuda_log(log, 10000)]
+    streams = {call.stream for call in calls if call.function == b"cuGraphLaunch"}
     assert fake.fake_cuda_misuse() == b"", fake.fake_cuda_misuse()
     return {
         "ids": completion.ids,
         "judged": completion.statistics.judged,
         "launches": engine.backend.facts()["launches"],
         "streams": len(streams),
+        "copies": sum(call.function == b"cuMemcpyPeerAsync" for call in calls),
         "spans": engine.backend.spans(),
         "explained": engine.backend.explain(),
     }
@@ -101,6 +105,37 @@ def answers(folder):
     engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these
     result["auto"] = answer(engine, "auto")
     result["elastic, serial"] = answer(engine_of(folder, serial=True), "elastic")
+    return result
+
+
+def devices(folder):
+    """Answers of one device and of several, whose memory is parted: kernels may not touch another one's."""
+    guard = DeviceGuard()
+    guard.install()
+    penalised = SamplingParams(max_tokens=5, ignore_eos=True, temperature=0.9, repetition_penalty=1.4, seed=3)
+    head = str(Path(folder) / "feedback.safetensors")
+    cases = {
+        "one": ("cpu", 1, "plain", PARAMS),
+        "one, sampled": ("cpu", 1, "plain", penalised),
+        "two stages on one": ("cpu:0,cpu:0", (2, 1), "elastic:first_chunk=1", PARAMS),
+        "draft apart, in turns": ("cpu:0,cpu:1", (1, 2), "eesd:length=2", PARAMS),
+        "draft apart, overlapped": ("cpu:0,cpu:1", (1, 2), "elastic:first_chunk=1", PARAMS),
+        "shared, overlapped": ("cpu:0,cpu:1", (2, 1), "ppsd", penalised),
+        "shared, auto": ("cpu:0,cpu:1", (2, 1), "auto", PARAMS),
+        "three, plain": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "plain", PARAMS),
+        "three, overlapped": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "ppsd", penalised),
+        "three, feedback": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "elastic", PARAMS),
+    }
+    result = {}
+    for name, (device, stages, schedule, params) in cases.items():
+        options = {"exit_head": head} if name.endswith("feedback") else {}
+        engine = engine_of(folder, device=device, stages=stages, **options)
+        table = StageCosts(0.1, 0.11, (1.0,) * 16)
+        engine.backend._costs = Costs(table, table)
+        guard.launches.clear()
+        result[name] = answer(engine, schedule, trace=schedule == "ppsd", params=params)
+        result[name]["devices"] = len(guard.launches)
+        engine.backend._drop_stages()
     return result
 
 
