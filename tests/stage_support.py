@@ -46,7 +46,8 @@ def head_of(model, kind, exit_layer=1):
 
 
 def weights_of(model, kind=None, exit_layer=1, draft_ids=None, format="float32", places=()):
-    weights = DeviceWeights.build(model.config, lambda name: model.state_dict()[name], format, DEVICE, places)
+    device = places[0] if places else DEVICE
+    weights = DeviceWeights.build(model.config, lambda name: model.state_dict()[name], format, device, places)
     if kind is None:
         return weights
     head = head_of(model, kind, exit_layer)

@@ -66,16 +66,15 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
 def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driver):
     result, errors = run("devices", three_layers, fake_driver)
     assert errors == ""
+    plain = {kind: result[f"one, {kind}"]["ids"] for kind in ("sampled", "penalised")}
     for name, answer in result.items():
-        several = len(answer["ids"]) and "one" not in name
-        sampled = "sampled" in name or answer["ids"] == result["one, sampled"]["ids"]
-        assert answer["ids"] == result["one, sampled" if sampled else "one"]["ids"], name
+        several = not name.startswith("one")
+        assert answer["ids"] == next(ids for kind, ids in plain.items() if kind in name), name
         assert answer["launches"] == "captured"
         assert (answer["copies"] > 0) == several, name
         assert answer["devices"] == (3 if "three" in name else 2 if several else 1), name
-    assert result["draft apart, overlapped"]["judged"] > 0
-    assert result["shared, auto"]["judged"] > 0
-    kinds = {span[0] for span in result["three, overlapped"]["spans"]}
+        assert (answer["judged"] > 0) == ("plain" not in name and name not in map("one, {}".format, plain)), name
+    kinds = {span[0] for span in result["three, ppsd, sampled, feedback"]["spans"]}
     assert {"draft", "take", "verify", "verdict"} <= kinds
 
 
