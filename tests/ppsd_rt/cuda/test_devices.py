@@ -21,7 +21,7 @@ from ppsd_rt.triton_kernels.state import EPOCH, RECORD_ACCEPTED, RECORD_COMMITTE
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, seed=2**33 + 7)
-PENALISED = SamplingParams(temperature=1.2, repetition_penalty=1.5, seed=5)
+PENALISED = SamplingParams(repetition_penalty=3.0)  # greedy text would repeat itself
 DRAFTABLE = [i for i in range(VOCAB) if i % 5]
 
 

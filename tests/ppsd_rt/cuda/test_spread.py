@@ -9,6 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+import kernel_support  # noqa: F401  (mends the interpreter)
 from support import tiny_config, write_model
 
 from ppsd_rt.backend import make_backend
