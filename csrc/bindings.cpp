@@ -423,6 +423,19 @@ std::vector<bool> stop_rule_draws(const py::dict& schedule, uint64_t seed,
   return draws;
 }
 
+// How many members would work, and whether on cores of their own, after each of these passes of `seconds`: room[i] members
+// have a core in it, and if more are at work, they sleep for a share `lost` of it waiting for the others.
+std::vector<std::pair<int, bool>> roster(int size, bool pinnable, double seconds, double lost, const std::vector<int>& room) {
+  Roster roster(size, pinnable);
+  std::vector<std::pair<int, bool>> after;
+  for (const int fit : room) {
+    const int active = roster.active();
+    roster.after(seconds, active > fit ? lost * seconds * (active - 1) : 0.0);
+    after.emplace_back(roster.active(), roster.pinned());
+  }
+  return after;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
@@ -434,6 +447,7 @@ PYBIND11_MODULE(_native, m) {
     return names;
   });
   m.def("usable_cores", &usable_cores);
+  m.def("physical_cores", &physical_cores);
   m.def("read_bandwidth", &read_bandwidth, py::arg("threads"), py::arg("megabytes"), py::call_guard<py::gil_scoped_release>());
   m.def("kernel_names", &kernel_names);
 
@@ -614,6 +628,8 @@ PYBIND11_MODULE(_native, m) {
         py::arg("stages"), py::arg("per_stage"));
   m.def("toy_answer", [](uint64_t seed, int tokens) { return ToyModel{seed}.plain(Toy::prompt(), 1 + tokens); });
   bind_cuda(m);
+  m.def("roster", &roster, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),
+        py::arg("room"));
   m.def("stop_rule_draws", &stop_rule_draws, py::arg("schedule"), py::arg("seed"), py::arg("history"));
   m.def("philox", [](uint64_t seed, std::array<uint32_t, 4> counter) { return philox(PhiloxKey(seed), counter); });
   m.def("uniform", [](uint64_t seed, int position, int id, uint32_t stream) {

@@ -93,7 +93,7 @@ class CpuStation {
     const py::gil_scoped_release release;
     return station_.work(place, milliseconds);
   }
-  void pin() const { team_.pin_caller(); }
+  void pin() { team_.pin_caller(); }
   void close() { station_.close(); }
   double busy_seconds() const { return station_.busy_seconds(); }
   py::tuple counts() const {
@@ -159,7 +159,7 @@ class CpuDrafter {
     remote->begin(prompt, keep, settings_of(sampling, limits.end));
     return remote;
   }
-  void pin() const { team_.pin_caller(); }
+  void pin() { team_.pin_caller(); }
   int hidden() const { return model_.model->shape.hidden_size; }
   int length() const { return stage_.length(); }
 

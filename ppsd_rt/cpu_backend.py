@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from . import _native
 from .backend import Oracle, RunOptions, one_at_a_time
+from .default_threads import default_threads
 from .errors import PpsdError, UsageError
 from .models.checkpoint import Checkpoint
 from .models.config import LlamaConfig
@@ -78,8 +79,7 @@ class CpuBackend:
         reason = refuses(checkpoint.config)
         if reason:
             raise PpsdError(f"the cpu backend cannot run this model: {reason}; use --backend torch")
-        cores = len(_native.usable_cores()) or 1
-        self._threads = threads or min(cores, 16)
+        self._threads = threads or default_threads()
         self._stages = stages
         config = checkpoint.config
         self._vocab_size, self._layers = config.vocab_size, config.num_hidden_layers

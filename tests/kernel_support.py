@@ -1,6 +1,7 @@
 """What the tests of the Triton kernels share. They run on a GPU where there is one, else in Triton's interpreter."""
 
 import numpy as np
+import pytest
 import torch
 import triton
 from support import tiny_config
@@ -9,6 +10,7 @@ from triton.runtime import interpreter
 
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.rope import Rope
+from ppsd_rt.triton_kernels.linear import Weight, quantise
 from ppsd_rt.triton_kernels.state import KNOWN, ROWS, START, WORDS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,6 +32,13 @@ def table(capacity: int, head_dim: int) -> tuple[Tensor, Tensor]:
     config = LlamaConfig.from_dict(tiny_config(head_dim=head_dim))
     rope = Rope(config, capacity, DEVICE)
     return rope.cos, rope.sin
+
+
+def quantised(weight: Tensor) -> Weight:
+    """As int8, in a test to float32 rounding: on a GPU such products are bfloat16's, which test_on_gpu.py judges."""
+    if DEVICE == "cuda":
+        pytest.skip("int8 is multiplied as bfloat16 on a GPU: see test_on_gpu.py")
+    return quantise(weight)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:

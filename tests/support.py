@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import gguf
 import numpy as np
 import torch
 from safetensors.torch import save_file
@@ -99,6 +98,8 @@ def byte_tokenizer() -> Tokenizer:
 
 def small_gguf(path: Path, seed: int = 0) -> Path:
     """A GGUF file of one layer with a byte vocabulary: random matrices, norms of seed + 0.5."""
+    import gguf  # not where only the tests of a GPU run
+
     generator = np.random.default_rng(seed)
     tokens = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
     writer = gguf.GGUFWriter(path, "llama")

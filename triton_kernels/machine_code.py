@@ -96,6 +96,7 @@ class Report(NamedTuple):
     pdl: bool
     locks: bool = False  # does it take turns with others by a lock, or tell the host?
     prompt: bool = False  # launched for a prompt: alone on the device, no matter when
+    unawaited: bool = False  # are registers read by warp-group instructions that the program does not wait for?
 
     def count(self, *operations: str) -> int:
         return sum(i.split(".")[0] in operations for i in self.instructions)
@@ -110,6 +111,8 @@ class Report(NamedTuple):
             found.append("no matrix instructions")
         if self.prompt and self.matrix and self.capability >= 90 and not self.count("HGMMA"):
             found.append("no warp-group matrix instructions")
+        if self.unawaited:
+            found.append("registers that a matrix instruction reads may be written before it has ended")
         registers, shared = (WHOLE if self.prompt else BUDGETS)[self.capability]
         if self.registers * self.warps * 32 > registers:
             found.append(f"{self.registers} registers a thread are more than the budget of {registers} a program")
@@ -262,13 +265,14 @@ def examine(launch: Launch, capability: int) -> Report:
         )
     used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     instructions = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", code, re.MULTILINE)
+    unawaited = re.search(r"HGMMA\S*\s+R\d+,\s*R\d+", code) and re.search(r"DEPBAR\.LE gsb0, 0x0*[1-9a-f]", code)
     constants, options = dict(launch.constants), dict(launch.options)
     weights = "weight" in launch.kernel.arg_names
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("INT8", False),
         weights or launch.name.endswith("attention"), constants.get("PDL", False),
-        launch.kernel.__module__.endswith(".verdict"), ".prompt_" in launch.kernel.__module__,
+        launch.kernel.__module__.endswith(".verdict"), ".prompt_" in launch.kernel.__module__, bool(unawaited),
     )  # fmt: skip
 
 

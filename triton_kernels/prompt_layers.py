@@ -8,6 +8,9 @@
 A program computes OUTPUTS_BLOCK outputs of ROWS_BLOCK rows: the weights are the left operand, the rows the columns of
 the right one, as for a decoding step, and all of K in one go, in steps of STEP, in float32. What a row gets depends on
 nothing but the row: not on where the pass begins, nor on how many rows it has. Launched eagerly, once an answer.
+
+int8 weights are the right operand: they are made floating point in registers, and a left operand stays there while
+Hopper's matrix instructions read it, which ptxas before 13.3 does not wait for (triton-lang/triton issue 9433).
 """
 
 import triton
@@ -40,6 +43,7 @@ def product(
     """W x for those `outputs` [N] that are `live` and ROWS_BLOCK rows from `first` on -> float32 [N, ROWS_BLOCK]."""
     output, row = outputs.to(tl.int64)[:, None], (first + tl.arange(0, _ROWS_BLOCK))[None, :]
     sums = tl.zeros([outputs.shape[0], _ROWS_BLOCK], tl.float32)
+    turned = tl.zeros([_ROWS_BLOCK, outputs.shape[0]], tl.float32)
     for step in tl.range(0, INPUTS, _STEP):
         k = step + tl.arange(0, _STEP)
         w = tl.load(weight + output * INPUTS + k[None, :], mask=live[:, None] & (k < INPUTS)[None, :], other=0)
@@ -51,7 +55,12 @@ def product(
             w = parts.reshape([outputs.shape[0], _STEP])
         cell = row.to(tl.int64) * INPUTS + k[:, None]
         columns = tl.load(x + cell, mask=(row < rows) & (k < INPUTS)[:, None], other=0)
-        sums = tl.dot(w.to(DOT), columns.to(DOT), sums, input_precision="ieee")
+        if INT8:
+            turned = tl.dot(tl.trans(columns.to(DOT)), tl.trans(w.to(DOT)), turned, input_precision="ieee")
+        else:
+            sums = tl.dot(w.to(DOT), columns.to(DOT), sums, input_precision="ieee")
+    if INT8:
+        return tl.trans(turned)
     return sums
 
 

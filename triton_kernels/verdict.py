@@ -48,6 +48,7 @@ _MAIL_SLOTS, _WORDS = tl.constexpr(words.MAIL_SLOTS), tl.constexpr(words.WORDS)
 _CHOICES = tl.constexpr(words.MAIL_CHOICES)
 _IDS, _DRAFTS = tl.constexpr(words.RECORD_IDS), tl.constexpr(words.RECORD_DRAFTS)
 _CONFIDENCES = tl.constexpr(words.RECORD_CONFIDENCES)
+_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @triton.jit
@@ -67,6 +68,20 @@ def take(state):
 def give(state):
     tl.debug_barrier()
     tl.atomic_xchg(state + _LOCK, 0, sem="release", scope="gpu")
+
+
+@triton.jit
+def publish(record, sequence):
+    """The host, which looks there with an acquire, sees the record once it sees the number: a store and no exchange, which
+    a GPU behind PCIe could not make atomic in the host's memory."""
+    tl.debug_barrier()
+    if _INTERPRETED:
+        tl.atomic_xchg(record, sequence, sem="release", scope="sys")
+    else:
+        tl.inline_asm_elementwise(
+            "st.release.sys.global.b32 [$1], $2; mov.b32 $0, $2;", "=r,l,r",
+            [record.to(tl.uint64, bitcast=True), sequence], dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -119,8 +134,7 @@ def verdict_kernel(text, choices, confidences, first_seen, late, state, ring, SL
     tl.store(record + _IDS + row, choice)
     tl.store(record + _DRAFTS + row, draft)
     tl.store(record + _CONFIDENCES + row, confidence.to(tl.int32, bitcast=True))
-    tl.debug_barrier()
-    tl.atomic_xchg(record, sequence, sem="release", scope="sys")
+    publish(record, sequence)
 
 
 @triton.jit
@@ -205,8 +219,7 @@ def drafted_kernel(
         tl.store(record + 2, tl.where(drawn, drafted, -1))
         tl.store(record + 3, token)
         tl.store(record + 4, chance.to(tl.int32, bitcast=True))
-        tl.debug_barrier()
-        tl.atomic_xchg(record, sequence, sem="release", scope="sys")
+        publish(record, sequence)
 
 
 @triton.jit

@@ -37,7 +37,14 @@ double machine_memory() { return double(sysconf(_SC_PHYS_PAGES)) * double(syscon
 
 }  // namespace
 
-std::vector<int> usable_cores() {
+namespace {
+
+// The cores that this process may use: one of each group of siblings, and the others.
+struct Cores {
+  std::vector<int> first, siblings;
+};
+
+Cores find_cores() {
   std::vector<int> first, siblings;
 #if defined(__linux__)
   cpu_set_t set;
@@ -52,14 +59,24 @@ std::vector<int> usable_cores() {
     (list.empty() || seen.insert(list).second ? first : siblings).push_back(core);
   }
 #endif
-  first.insert(first.end(), siblings.begin(), siblings.end());
-  return first;
+  return {first, siblings};
 }
+
+}  // namespace
+
+std::vector<int> usable_cores() {
+  auto [cores, siblings] = find_cores();
+  cores.insert(cores.end(), siblings.begin(), siblings.end());
+  return cores;
+}
+
+int physical_cores() { return int(find_cores().first.size()); }
 
 CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, int threads, std::vector<int> cuts)
     : model_(std::move(model)),
       threads_(threads),
-      shared_(threads, slice(usable_cores(), 0, threads)),
+      // One thread alone has nobody to wait for: it goes where there is room.
+      shared_(threads, threads > 1 ? slice(usable_cores(), 0, threads) : std::vector<int>(), usable_cores()),
       draft_(*model_, threads) {
   cuts.insert(cuts.begin(), model_->exit_layer);
   cuts.push_back(model_->shape.num_layers);

@@ -48,7 +48,7 @@ class CpuEngine {
   void use_shared_team();
   void use_own_teams();
   void pin_stage(int stage) const;        // the calling thread, to the first core of the stage's own team
-  void pin_shared() const { shared_.pin_caller(); }
+  void pin_shared() { shared_.pin_caller(); }
   void remember(std::vector<int> tokens) { tokens_ = std::move(tokens); }
 
   CpuDraftStage& draft() { return draft_; }
@@ -71,5 +71,7 @@ class CpuEngine {
 
 // The cores that this process may use, one of each pair of siblings first.
 std::vector<int> usable_cores();
+// How many of them are not siblings of one before; 0 if the system does not say.
+int physical_cores();
 
 }  // namespace ppsd

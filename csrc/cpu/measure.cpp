@@ -18,6 +18,7 @@ double read_bandwidth(int threads, int megabytes) {
   const size_t each = (size_t(megabytes) << 20) / threads / 1024 * 1024;
   const Memory memory(each * threads);
   Team team(threads, threads <= int(usable_cores().size()) ? usable_cores() : std::vector<int>());
+  team.keep_all();
   const Kernels& kernels = pick_kernels();
   std::vector<uint64_t> sums(size_t(threads) * 8);
   team.run([&](int member) { std::fill_n(memory.as<>() + each * member, each, uint8_t(member + 1)); });
@@ -191,7 +192,7 @@ KernelTime time_kernel(CpuEngine* engine, const std::string& name, int rows, int
   std::atomic<uint64_t> read{0};   // (the sums are wanted, so the reading is done)
   for (int run = -1; run < repeats && known; ++run) {   // the first one warms up
     sweep.begin();
-    team.run([&](int member) { read += sweep.read_the_rest(name, member, team.size()); });
+    team.run([&](int member) { read += sweep.read_the_rest(name, member, team.active()); });
     const auto begin = Clock::now();
     team.run([&](int member) {
       const bool done = sweep.run(name, team, member);

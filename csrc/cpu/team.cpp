@@ -19,7 +19,11 @@
 namespace ppsd {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 constexpr int kSpins = 2000;   // of a pause each: some tens of microseconds
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 void relax() {
 #if defined(__x86_64__)
@@ -29,16 +33,19 @@ void relax() {
 #endif
 }
 
-bool pin_thread(int core, std::string* problem) {
+// Lets a thread run on these cores alone.
+bool pin_thread(pthread_t thread, const std::vector<int>& cores, std::string* problem) {
 #if defined(__linux__)
   cpu_set_t set;
   CPU_ZERO(&set);
-  CPU_SET(core, &set);
-  const int error = pthread_setaffinity_np(pthread_self(), sizeof set, &set);
-  if (error != 0) *problem = "a thread could not be pinned to core " + std::to_string(core) + ": " + strerror(error);
+  for (const int core : cores) CPU_SET(core, &set);
+  const int error = pthread_setaffinity_np(thread, sizeof set, &set);
+  if (error != 0)
+    *problem = "a thread could not be pinned to core " + std::to_string(cores.front()) + ": " + strerror(error);
   return error == 0;
 #else
-  (void)core;
+  (void)thread;
+  (void)cores;
   (void)problem;
   return true;   // no such thing here: the system places threads
 #endif
@@ -46,11 +53,12 @@ bool pin_thread(int core, std::string* problem) {
 
 }  // namespace
 
-void Gate::wait_while(uint32_t old) {
+double Gate::wait_while(uint32_t old) {
   for (int i = 0; i < kSpins; ++i) {
-    if (value() != old) return;
+    if (value() != old) return 0.0;
     relax();
   }
+  const auto begin = Clock::now();
   sleepers_.fetch_add(1, std::memory_order_seq_cst);
   while (value() == old) {
 #if defined(__linux__)
@@ -60,6 +68,7 @@ void Gate::wait_while(uint32_t old) {
 #endif
   }
   sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  return since(begin);
 }
 
 void Gate::open() {
@@ -70,7 +79,13 @@ void Gate::open() {
 #endif
 }
 
-Team::Team(int size, std::vector<int> cores) : size_(std::max(size, 1)), cores_(std::move(cores)) {
+Team::Team(int size, std::vector<int> cores, std::vector<int> around)
+    : size_(std::max(size, 1)),
+      cores_(std::move(cores)),
+      around_(around.empty() ? cores_ : std::move(around)),
+      roster_(size_, !cores_.empty()),
+      active_(size_),
+      calls_(std::make_unique<Call[]>(size_t(size_))) {
   if (size_ == 1) return;
   running_.store(size_ - 1, std::memory_order_relaxed);
   const uint32_t done = done_.value();
@@ -80,33 +95,40 @@ Team::Team(int size, std::vector<int> cores) : size_(std::max(size, 1)), cores_(
 
 Team::~Team() {
   stop_ = true;
-  begin_.open();
+  for (int member = 1; member < size_; ++member) calls_[member].gate.open();
   for (std::thread& helper : helpers_) helper.join();
 }
 
 void Team::run(const std::function<void(int)>& work) noexcept {
   if (size_ == 1) return work(0);
+  const auto begin = Clock::now();
   work_ = &work;
-  running_.store(size_ - 1, std::memory_order_relaxed);
-  const uint32_t done = done_.value();
-  begin_.open();
-  work(0);
-  done_.wait_while(done);
+  if (active_ > 1) {
+    running_.store(active_ - 1, std::memory_order_relaxed);
+    const uint32_t done = done_.value();
+    for (int member = 1; member < active_; ++member) calls_[member].gate.open();
+    work(0);
+    slept(done_.wait_while(done));
+  } else {
+    work(0);
+  }
+  if (watching_ && roster_.after(since(begin), 1e-9 * double(slept_.exchange(0, std::memory_order_relaxed)))) regroup();
 }
 
 void Team::help(int member) {
-  if (member < int(cores_.size())) {
+  if (!cores_.empty()) {
     std::string problem;
-    if (!pin_thread(cores_[member], &problem)) {
+    if (!pin_thread(pthread_self(), {cores_[member]}, &problem)) {
       const std::lock_guard<std::mutex> lock(pin_mutex_);
       pin_problem_ = problem;
     }
   }
-  uint32_t seen = begin_.value();
+  const Gate& call = calls_[member].gate;
+  uint32_t seen = call.value();
   finish_part();
   for (;;) {
-    begin_.wait_while(seen);
-    seen = begin_.value();
+    calls_[member].gate.wait_while(seen);
+    seen = call.value();
     if (stop_) return;
     (*work_)(member);
     finish_part();
@@ -117,22 +139,38 @@ void Team::finish_part() {
   if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) done_.open();
 }
 
+void Team::slept(double seconds) {
+  if (seconds > 0.0) slept_.fetch_add(int64_t(seconds * 1e9), std::memory_order_relaxed);
+}
+
 void Team::barrier() {
-  if (size_ == 1) return;
+  if (active_ == 1) return;
   const uint32_t phase = barrier_.value();
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == active_ - 1) {
     arrived_.store(0, std::memory_order_relaxed);
     barrier_.open();
   } else {
-    barrier_.wait_while(phase);
+    slept(barrier_.wait_while(phase));
   }
 }
 
-void Team::pin_caller() const {
-  if (!cores_.empty()) {
-    std::string problem;
-    pin_thread(cores_[0], &problem);
-  }
+void Team::pin_caller() {
+  caller_ = std::this_thread::get_id();
+  std::string problem;
+  if (!cores_.empty()) pin_thread(pthread_self(), place(0), &problem);
+}
+
+std::vector<int> Team::place(int member) const {
+  return roster_.pinned() || !watching_ ? std::vector<int>{cores_[member]} : around_;
+}
+
+// As the roster has it now: how many work, and where.
+void Team::regroup() {
+  active_ = roster_.active();
+  if (cores_.empty()) return;
+  std::string problem;
+  if (caller_ == std::this_thread::get_id()) pin_thread(pthread_self(), place(0), &problem);
+  for (int member = 1; member < size_; ++member) pin_thread(helpers_[member - 1].native_handle(), place(member), &problem);
 }
 
 }  // namespace ppsd

@@ -1,11 +1,12 @@
 // A team of pinned threads that work on one pass together: the caller is member 0, the helpers wait for the next pass.
 //
 // Waits spin briefly, then sleep: with every core busy a spinning thread takes the time that the one it waits for
-// needs, and a neighbour may hold a core for milliseconds.
+// needs, and a neighbour may hold a core for milliseconds. Where that goes on, fewer members work (roster.h).
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,13 +15,15 @@
 #include <thread>
 #include <vector>
 
+#include "roster.h"
+
 namespace ppsd {
 
 // Waiting for an atomic word to change.
 class Gate {
  public:
   uint32_t value() const { return word_.load(std::memory_order_acquire); }
-  void wait_while(uint32_t old);   // returns once the value differs
+  double wait_while(uint32_t old);   // returns once the value differs: the seconds for which it slept, mostly none
   void open();                     // raises the value and wakes whoever sleeps
 
  private:
@@ -49,18 +52,21 @@ class Shares {
 class Team {
  public:
   // `cores`: which core each member runs on, member 0 included; empty: `size` members, not pinned.
-  Team(int size, std::vector<int> cores);
+  // `around`: where they may run while others crowd them out of those; empty: on any of `cores`.
+  Team(int size, std::vector<int> cores, std::vector<int> around = {});
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;
 
   int size() const { return size_; }
+  int active() const { return active_; }   // members that the next pass has, up to size()
+  void keep_all() { watching_ = false; }   // they all work from now on, whatever others do
 
-  // work(member) on every member at once; returns when all have returned. Work must not throw: it could not be passed
-  // on while the other members wait at a barrier.
+  // work(member) on members 0 to active() - 1 at once; returns when all have returned. Work must not throw: it could not
+  // be passed on while the other members wait at a barrier.
   void run(const std::function<void(int)>& work) noexcept;
 
-  // Inside run: returns once every member has called it.
+  // Inside run: returns once every member at work has called it.
   void barrier();
 
   struct Stretch {
@@ -68,7 +74,7 @@ class Team {
   };
   // Of `units` that are shared, those that a member begins with.
   Stretch stretch(int units, int member) const {
-    return {int(int64_t(units) * member / size_), int(int64_t(units) * (member + 1) / size_)};
+    return {int(int64_t(units) * member / active_), int(int64_t(units) * (member + 1) / active_)};
   }
 
   // Inside run: work(begin, end) on parts of [0, count) until every unit is somebody's; `step` units stay together.
@@ -77,10 +83,10 @@ class Team {
   // leaves little.
   template <class Work>
   void share(Shares& shares, int member, int count, int step, Work&& work) const {
-    if (size_ == 1) return work(0, count);
+    if (active_ == 1) return work(0, count);
     const int units = (count + step - 1) / step;
-    for (int k = 0; k < size_; ++k) {
-      const int owner = (member + k) % size_;
+    for (int k = 0; k < active_; ++k) {
+      const int owner = (member + k) % active_;
       const auto [first, last] = stretch(units, owner);
       const int grain = std::max(1, (last - first + kParts - 1) / kParts);
       for (int at = shares.take(owner, grain); at < last - first; at = shares.take(owner, grain))
@@ -88,8 +94,8 @@ class Team {
     }
   }
 
-  // Pins the calling thread (member 0) to its core, if cores were given.
-  void pin_caller() const;
+  // The calling thread, which will be member 0, goes to its core, if cores were given.
+  void pin_caller();
 
   // One line about a thread that could not be pinned; empty when all is well.
   std::string pin_problem() const { return pin_problem_; }
@@ -97,19 +103,31 @@ class Team {
  private:
   static constexpr int kParts = 4;   // of a member's stretch
 
+  struct alignas(64) Call {
+    Gate gate;
+  };
+
   void help(int member);
   void finish_part();
+  void slept(double seconds);
+  void regroup();
+  std::vector<int> place(int member) const;
 
   const int size_;
-  const std::vector<int> cores_;
+  const std::vector<int> cores_, around_;
+  Roster roster_;
+  bool watching_ = true;
+  int active_;                        // changes between passes alone
   std::vector<std::thread> helpers_;
+  std::thread::id caller_;            // that was pinned
   const std::function<void(int)>* work_ = nullptr;
   bool stop_ = false;
-  Gate begin_;                        // a new pass
+  std::unique_ptr<Call[]> calls_;     // each helper's: a new pass, and it is wanted there
   std::atomic<int> running_{0};       // helpers still in the pass, or starting
   Gate done_;
   std::atomic<int> arrived_{0};       // at the barrier
   Gate barrier_;
+  std::atomic<int64_t> slept_{0};     // nanoseconds in this pass, by all members at work
   std::mutex pin_mutex_;
   std::string pin_problem_;
 };

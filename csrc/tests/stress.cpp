@@ -148,6 +148,7 @@ int64_t answers_of_a_chain(uint64_t seed) {
 // A core that does not exist: the thread works all the same, and the team says so.
 void unpinned_threads_work() {
   Team team(3, {0, 1020, 1021});
+  team.keep_all();
   check(team.pin_problem().find("could not be pinned to core 102") != std::string::npos, "a pinning problem is not told", "Team");
   std::atomic<int> worked{0};
   for (int pass = 0; pass < 100; ++pass)
@@ -158,12 +159,39 @@ void unpinned_threads_work() {
   check(worked == 300, "a member did not work", "Team");
 }
 
+// A member that has lost its core is left out until it has it back, and every unit of work is done once all the same.
+void crowded_teams_shrink_and_grow() {
+  constexpr int kUnits = 50;
+  Team team(3, {});
+  Shares shares(team.size());
+  std::atomic<bool> crowded{true};
+  const auto pass = [&] {
+    std::atomic<int> done{0};
+    shares.reset();
+    team.run([&](int member) {
+      if (member == 2 && crowded) std::this_thread::sleep_for(std::chrono::milliseconds(4));
+      team.share(shares, member, kUnits, 1, [&](int begin, int end) { done += end - begin; });
+      team.barrier();
+      check(done == kUnits, "units of work are not done behind the barrier", "Team");
+    });
+  };
+  const auto until = [&](int members) {
+    const auto end = Clock::now() + std::chrono::seconds(20);
+    while (team.active() != members && Clock::now() < end) pass();
+    check(team.active() == members, "a team has not the members that it should have", "Team");
+  };
+  until(2);
+  crowded = false;
+  until(3);
+}
+
 int run(double seconds, uint64_t seed) {
   const auto begin = Clock::now();
   const auto share = [&](double part) {
     return begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds * part));
   };
   unpinned_threads_work();
+  crowded_teams_shrink_and_grow();
   int64_t rounds = 0, chains = 0, answers = 0;
   for (; Clock::now() < share(0.6); ++chains) rounds += answers_of_a_chain(seed + uint64_t(chains));
   answers = cpu_answers(share(1.0), seed);

@@ -11,6 +11,7 @@ from .. import _native
 from ..bench.generate import Answers, Workload, measure_generation
 from ..bench.kernels import Sweeps, measure_kernels
 from ..bench.report import Report
+from ..default_threads import default_threads
 from ..engine import Engine
 from ..errors import UsageError
 from ..sampling import SamplingParams
@@ -105,7 +106,7 @@ def _generate(args: argparse.Namespace) -> tuple[Report, bool]:
 
 
 def _threads(args: argparse.Namespace) -> list[int]:
-    return args.threads or [min(len(_native.usable_cores()) or 1, 16)]
+    return args.threads or [default_threads()]
 
 
 def _named_prompts(args: argparse.Namespace) -> list[NamedPrompt]:

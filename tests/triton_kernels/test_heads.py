@@ -8,14 +8,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import triton
 import triton.language as tl
-from kernel_support import DEVICE, close, make, state_of
+from kernel_support import DEVICE, close, make, quantised, state_of
 
 import ppsd_rt.noise
 import ppsd_rt.triton_kernels.heads as heads_module
 from ppsd_rt.sampling import SamplingParams
 from ppsd_rt.triton_kernels.embedding import embedding, embedding_twin
 from ppsd_rt.triton_kernels.heads import Scratch, heads, heads_twin, sampling_words
-from ppsd_rt.triton_kernels.linear import Weight, quantise
+from ppsd_rt.triton_kernels.linear import Weight
 from ppsd_rt.triton_kernels.noise import gumbel, uniform
 
 EPS = 1e-5
@@ -52,7 +52,7 @@ def sampling_of(temperature, penalty=1.0, seed=SEED):
 def head_of(outputs, hidden, int8=False):
     """Logits with a spread of about 2."""
     weight = 0.3 * make(outputs, hidden, seed=1)
-    return 1 + 0.1 * make(hidden, seed=2), quantise(weight) if int8 else Weight(weight)
+    return 1 + 0.1 * make(hidden, seed=2), quantised(weight) if int8 else Weight(weight)
 
 
 def run(x, norm, weight, rows, start, sampling, **more):

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, ROW_COUNTS, close, make, state_of, table
+from kernel_support import DEVICE, ROW_COUNTS, close, make, quantised, state_of, table
 
 from ppsd_rt.triton_kernels.linear import Tiling, Weight, linear, linear_twin, quantise, tiling
 from ppsd_rt.triton_kernels.qkv import qkv, qkv_twin
@@ -17,7 +17,7 @@ SMALL = Tiling(16, 2, 32, 1, 4, 2)
 
 def matrix(outputs, inputs, int8, seed=0):
     weight = make(outputs, inputs, seed=seed) / inputs**0.5
-    return quantise(weight) if int8 else Weight(weight)
+    return quantised(weight) if int8 else Weight(weight)
 
 
 @pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])

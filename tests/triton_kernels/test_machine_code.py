@@ -54,6 +54,7 @@ def test_sound_code_has_no_faults():
         ({"instructions": (*SOUND.instructions, "RED.E.ADD.F32")}, "atomics"),
         ({"instructions": SOUND.instructions[:-1]}, "no matrix instructions"),
         ({"registers": 129}, "registers"),
+        ({"unawaited": True}, "before it has ended"),
         ({"shared": 120 * 1024}, "shared memory"),
         ({"instructions": ("LDG.E.EF.64", *SOUND.instructions)}, "16 bytes"),
         ({"instructions": SOUND.instructions[1:]}, "16 bytes"),

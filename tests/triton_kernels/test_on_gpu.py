@@ -264,7 +264,7 @@ def test_every_chunk_size_answers_as_plain_decoding(model, format, params):
     exits = config.num_hidden_layers - 1 if GPU else 1  # on real sizes: drafts that are right now and then
     weights = DeviceWeights.random(config, format, DEVICE, scale=0.05).with_random_head(kind, exits)
     stages = DeviceStages(weights, 512, pdl=PDL)
-    prompt, tokens = list(range(3, 303 if GPU else 8)), 64 if GPU else 3
+    prompt, tokens = [3 + i % 90 for i in range(300 if GPU else 5)], 64 if GPU else 3
     plain = answer(stages, prompt, params, tokens, 0)
     for ahead in (1, 2, 3, 5, 8, 15) if GPU else (2,):
         assert answer(stages, prompt, params, tokens, ahead) == plain

@@ -5,10 +5,10 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, close, make, table
+from kernel_support import DEVICE, close, make, quantised, table
 
 from ppsd_rt.triton_kernels.attention import attention_twin
-from ppsd_rt.triton_kernels.linear import Weight, linear_twin, normalise_twin, quantise
+from ppsd_rt.triton_kernels.linear import Weight, linear_twin, normalise_twin
 from ppsd_rt.triton_kernels.prompt_attention import ROWS_BLOCK, TILE, prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from ppsd_rt.triton_kernels.qkv import qkv_twin
@@ -20,7 +20,7 @@ FORMATS = pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
 
 def matrix(outputs, inputs, int8, seed=0):
     weight = make(outputs, inputs, seed=seed) / inputs**0.5
-    return quantise(weight) if int8 else Weight(weight)
+    return quantised(weight) if int8 else Weight(weight)
 
 
 def test_normalise():

@@ -1,0 +1,54 @@
+"""As many threads as have a core of their own, and the time of it."""
+
+import math
+
+import pytest
+
+from ppsd_rt import _native
+from ppsd_rt.default_threads import MOST, cpu_quota, default_threads
+
+
+def test_one_for_each_physical_core_that_may_be_used():
+    assert 1 <= default_threads() <= min(len(_native.usable_cores()), MOST)
+    assert 1 <= _native.physical_cores() <= len(_native.usable_cores())
+
+
+@pytest.mark.parametrize(
+    ("cores", "quota", "threads"),
+    [(8, math.inf, 8), (64, math.inf, MOST), (8, 2.5, 2), (8, 0.5, 1), (2, 4.0, 2), (0, math.inf, 1)],
+)
+def test_the_least_of_cores_and_quota_counts(monkeypatch, cores, quota, threads):
+    monkeypatch.setattr(_native, "physical_cores", lambda: cores)
+    monkeypatch.setattr("ppsd_rt.default_threads.cpu_quota", lambda: quota)
+    assert default_threads() == threads
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "quota"),
+    [
+        ("0::/\n", {"cpu.max": "150000 100000\n"}, 1.5),
+        ("0::/\n", {"cpu.max": "max 100000\n"}, math.inf),
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000\n", "a/cpu.max": "300000 100000\n", "cpu.max": "400000 100000\n"}, 3),
+        ("0::/host/path\n", {"cpu.max": "200000 100000\n"}, 2),  # the container's own folder is mounted as the root
+        ("4:memory:/\n1:cpu:/x\n", {"cpu/x/cpu.cfs_quota_us": "50000", "cpu/x/cpu.cfs_period_us": "100000"}, 0.5),
+        (
+            "3:cpu,cpuacct:/\n",
+            {"cpu,cpuacct/cpu.cfs_quota_us": "-1", "cpu,cpuacct/cpu.cfs_period_us": "100000"},
+            math.inf,
+        ),
+        ("1:cpu:/\n0::/\n", {"unified/cpu.max": "700000 100000"}, 7),
+        ("4:memory:/\n", {"memory/cpu.cfs_quota_us": "1", "memory/cpu.cfs_period_us": "1"}, math.inf),
+        ("0::/\n", {"cpu.max": "nonsense"}, math.inf),
+        ("0::/\n", {"cpu.max": ""}, math.inf),
+    ],
+)
+def test_quotas_of_control_groups(tmp_path, groups, files, quota):
+    (tmp_path / "cgroup").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / "fs" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "fs" / name).write_text(text)
+    assert cpu_quota(tmp_path / "cgroup", tmp_path / "fs") == quota
+
+
+def test_a_system_without_control_groups_has_no_quota(tmp_path):
+    assert cpu_quota(tmp_path / "none", tmp_path) == math.inf
