@@ -21,12 +21,14 @@ CONFIG = {
     "model_type": "qwen2", "hidden_size": 96, "intermediate_size": 160, "num_hidden_layers": 3, "vocab_size": 259,
     "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512,
 }  # fmt: skip
+# Groups of heads and sizes of heads by which attention's tiles differ: the first one, the 8B shape's, the 13B shape's.
+HEADS = ({}, {"num_attention_heads": 4, "head_dim": 64}, {"num_attention_heads": 2, "head_dim": 128})
 
 
-def exercise(device: str, format: str, tokens: int) -> None:
+def exercise(device: str, format: str, heads: dict[str, int], tokens: int) -> None:
     """A prompt longer than a block, then chunks of several sizes, sampled with every filter; odd sizes everywhere."""
     on_gpu = device == "cuda"
-    weights = DeviceWeights.random(LlamaConfig.from_dict(CONFIG), format, device, scale=0.1)
+    weights = DeviceWeights.random(LlamaConfig.from_dict({**CONFIG, **heads}), format, device, scale=0.1)
     pdl = on_gpu and torch.cuda.get_device_capability() >= (9, 0)
     for params in (
         SamplingParams(),
@@ -53,7 +55,8 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=8)
     args = parser.parse_args()
     for format in ("bfloat16", "int8") if args.device == "cuda" else ("float32", "int8"):
-        exercise(args.device, format, args.tokens)
+        for heads in HEADS:
+            exercise(args.device, format, heads, args.tokens)
     if args.device == "cuda":
         torch.cuda.synchronize()
     print("every kernel has run")

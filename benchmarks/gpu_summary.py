@@ -53,6 +53,12 @@ def idle_share(results: Results) -> float | None:
     return next((run["idle_share"] for run in of(results, "idle-135m", "runs") if not run["in_turns"]), None)
 
 
+def differing(results: Results) -> float | None:
+    """Answers that were not plain decoding's, of all that were measured."""
+    rows = [row for name in results if name.startswith("answers-") for row in of(results, name, "results")]
+    return sum(row.get("differing", 0) for row in rows) if rows else None
+
+
 def passed(name: str) -> Callable[[Results], float | None]:
     """Its exit status; none of a part that was not run, or not to its end, or for which there is no tool."""
 
@@ -73,6 +79,9 @@ def above(least: float) -> Callable[[float], bool]:
 
 CHECKS: list[Check] = [
     ("kernels: row invariance, error, exactness", "exit status 0", passed("tests-kernels"), below(0)),
+    ("captured stages, streams, mapped memory", "exit status 0", passed("tests-captured"), below(0)),
+    ("backend in general", "exit status 0", passed("tests-backend"), below(0)),
+    ("answers that are not plain decoding's", "0", differing, below(0)),
     ("compute-sanitizer: memory", "exit status 0", passed("memcheck"), below(0)),
     ("compute-sanitizer: races", "exit status 0", passed("racecheck"), below(0)),
     ("plain, default shape", "<= 0.37 ms", lambda r: plain_milliseconds(r, "answers-135m"), below(0.37)),

@@ -72,8 +72,10 @@ def give(state):
 
 @triton.jit
 def publish(record, sequence):
-    """The host, which looks there with an acquire, sees the record once it sees the number: a store and no exchange, which
-    a GPU behind PCIe could not make atomic in the host's memory."""
+    """The host, which looks there with an acquire, sees the record once it sees the number.
+
+    A store and no exchange: across PCIe that would not be atomic for the host anyway.
+    """
     tl.debug_barrier()
     if _INTERPRETED:
         tl.atomic_xchg(record, sequence, sem="release", scope="sys")

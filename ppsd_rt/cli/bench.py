@@ -13,7 +13,7 @@ from ..bench.kernels import Sweeps, measure_kernels
 from ..bench.report import Report
 from ..default_threads import default_threads
 from ..engine import Engine
-from ..errors import UsageError
+from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
 from ..schedule import AUTO, parse_schedule
 from .common import NamedPrompt, as_chat, evaluation_text, first_of_each_family, note, read_prompts, table
@@ -27,7 +27,10 @@ def run(args: argparse.Namespace) -> int:
     print_report(report, args.output)
     if not whole:
         note("ppsd-run: interrupted; this is what had been measured")
-    return 0 if whole else INTERRUPTED
+        return INTERRUPTED
+    if wrong := sorted({row["schedule"] for row in report.rows if row.get("differing")}):
+        raise PpsdError(f"answers of {', '.join(wrong)} differ from plain decoding's: `ppsd-run check` shows where")
+    return 0
 
 
 def print_report(report: Report, output: str) -> None:

@@ -19,7 +19,7 @@ def summary(folder):
 
 def test_nothing_measured(tmp_path):
     lines, result = summary(tmp_path)
-    assert len(lines) == 20
+    assert len(lines) == 23
     assert set(lines.values()) == {"not measured"}
     assert result["parts"] == {}
 
@@ -31,7 +31,7 @@ def test_targets_are_met_or_missed(tmp_path):
         {"schedule": "plain", "decode_tokens_per_second": 2500.0, "ratio": 1.0},
         {"schedule": "eesd", "oracle": 0.8, "ratio": 2.2},
         {"schedule": "elastic", "oracle": 0.8, "ratio": 2.4},
-        {"schedule": "elastic", "oracle": 0.9, "ratio": 3.0},
+        {"schedule": "elastic", "oracle": 0.9, "ratio": 3.0, "differing": 2},
     ]
     kernels = [
         {"kernel": "pass", "rows": 1, "microseconds": 300.0},
@@ -55,6 +55,7 @@ def test_targets_are_met_or_missed(tmp_path):
         "kernels: row invariance, error, exactness": "met",
         "compute-sanitizer: memory": "missed",
         "compute-sanitizer: races": "not measured",
+        "answers that are not plain decoding's": "missed",
         "plain, default shape": "missed",
         "plain, 1B shape": "met",
         "plain, 8B shape": "not measured",
