@@ -358,6 +358,8 @@ class CudaBackend:
                 each: measure(self._config, self._dtype, each, pdl=self._pdl, recorder=recorder)
                 for each in dict.fromkeys(devices)
             }
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # what was measured with is free for the weights again
             self._measured = [costs[each] for each in devices]
             sizes = best_sizes(layers, self._measured, None, 1.0)
             errors.check_same_kind(devices, sizes)

@@ -12,7 +12,7 @@ rows, and the answer's words, so that a pass of an older epoch is dropped early.
 another one's memory, and no lock is taken from afar. With all stages on one device every leg is a stage without copies.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -62,7 +62,6 @@ class Leg:
     name: str  # take, verify, verdict
     stage: int
     device: torch.device
-    launch: Callable[[], None]
 
 
 def synonyms(devices: Sequence[torch.device]) -> bool:

@@ -1,6 +1,8 @@
 """Stages on several devices: the CPU's memory, parted; kernels that touch another device's part are noticed."""
 
+import gc
 import random
+import weakref
 
 import pytest
 import torch
@@ -148,3 +150,14 @@ def test_weights_move_from_device_to_device():
 def test_a_stages_layers_are_on_one_device():
     with pytest.raises(AssertionError, match="on one device"):
         DeviceStages(weights_of(model_of(), "norm", places=places_of(0, 1, 2)), 64)
+
+
+def test_memory_goes_with_the_stages():
+    """At once, not when cycles are collected: the next ones need it."""
+    for places in ((), places_of(0, 1, 2)):
+        stages = DeviceStages(weights_of(model_of(), "norm", places=places), 64, (2,))
+        gone = weakref.ref(stages)
+        gc.disable()
+        del stages
+        assert gone() is None
+        gc.enable()
