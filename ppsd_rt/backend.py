@@ -93,13 +93,17 @@ def make_backend(
     """`auto`: the C++ backend on a CPU; on a GPU the Triton kernels where they can run, else torch, which also does
     what the others cannot.
 
-    stages: how many verification stages there are, or the layers at which verification is cut into them.
+    stages: how many verification stages there are, or the layers at which verification is cut into them; with several
+    devices, how many layers each of them has (1: as is best).
     """
     if name not in NAMES:
         raise UsageError(f"backend {name!r} is unknown; backends are {', '.join(NAMES)}")
     check_machine(device, threads)
+    several = "," in device
     if name == "auto":
-        name = _pick(checkpoint, dtype, device)
+        name = "cuda" if several else _pick(checkpoint, dtype, device)
+    if several and name != "cuda":
+        raise UsageError(f"the {name} backend runs on one device; several need --backend cuda")
     if name == "cuda":
         from .cuda.errors import import_backend
 
@@ -116,8 +120,8 @@ def make_backend(
 
 
 def check_machine(device: str, threads: int | None) -> None:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise UsageError(f"device {device!r} is unknown; write auto, cpu, cuda or cuda:N")
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|cuda(:\d+)?(,cuda(:\d+)?)+|cpu:\d+(,cpu:\d+)+", device):
+        raise UsageError(f"device {device!r} is unknown; write auto, cpu, cuda, cuda:N or cuda:N,cuda:M")
     if threads is not None and not 1 <= threads <= MAX_THREADS:
         raise UsageError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
 

@@ -52,6 +52,8 @@ def run_facts(name: str, model: str) -> dict[str, Any]:
 
 
 def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:
+    if "," in args.device:
+        raise UsageError("kernels are measured on one device; --device names one")
     if args.device.startswith("cuda"):
         return _device_kernels(args)
     isas = _native.usable_isas() if args.isa == ["all"] else args.isa
