@@ -78,6 +78,16 @@ Format format_of(const std::string& name) {
   throw std::runtime_error("format " + name + " is unknown; formats are float32, bfloat16, int8");
 }
 
+// What goes wrong in there, with a name to it.
+template <class Work>
+auto named(const std::string& what, Work&& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(what + ": " + error.what());
+  }
+}
+
 PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
                    const std::string& format, const std::string& kv, int threads, int first, int last, bool lm_head) {
   auto model = std::make_shared<CpuModel>();
@@ -108,9 +118,10 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
   model->packed_bytes = bytes;
   uint8_t* memory = model->memory.back().as<>();
   model->layers.resize(size_t(shape.num_layers));
-  for (int i = first; i < last; ++i) model->layers[i] = packer.layer(layers[i - first], &memory);
-  model->head.norm = Packer::vector(norm);
-  if (lm_head) model->head.lm_head = packer.lm_head(head, {}, &memory);
+  for (int i = first; i < last; ++i)
+    model->layers[i] = named("layer " + std::to_string(i), [&] { return packer.layer(layers[i - first], &memory); });
+  model->head.norm = named("the final norm", [&] { return Packer::vector(norm); });
+  if (lm_head) model->head.lm_head = named("the LM head", [&] { return packer.lm_head(head, {}, &memory); });
   return {std::move(model), arrays};
 }
 
@@ -453,6 +464,7 @@ PYBIND11_MODULE(_native, m) {
   });
   m.def("usable_cores", &usable_cores);
   m.def("physical_cores", &physical_cores);
+  m.attr("PASS_ROWS") = kPassRows;
   m.def("read_bandwidth", &read_bandwidth, py::arg("threads"), py::arg("megabytes"), py::call_guard<py::gil_scoped_release>());
   m.def("kernel_names", &kernel_names);
 
@@ -518,6 +530,7 @@ PYBIND11_MODULE(_native, m) {
       .def(
           "logits",
           [](PyEngine& engine, const std::vector<int>& ids, int last) {
+            if (last < 1 || last > int(ids.size())) throw std::invalid_argument("there are not so many ids");
             std::vector<float> logits;
             {
               const py::gil_scoped_release release;

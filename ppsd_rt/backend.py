@@ -75,7 +75,10 @@ class Backend(Protocol):
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
-        """[last, vocabulary]: the model's logits behind each of the `last` ids, as plain decoding computes them."""
+        """[last, vocabulary]: the model's logits behind each of the `last` ids, as plain decoding computes them.
+
+        UsageError: an id that the model does not have, or fewer than `last` of them.
+        """
 
     def bytes_per_token(self, context: int) -> int:
         """What a plain step must read with `context` rows in the KV cache: all weights once, and the cache."""
@@ -154,6 +157,14 @@ def _sees_a_gpu(device: str) -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def check_ids(ids: Sequence[int], last: int, vocab_size: int) -> None:
+    """What every backend asks of `logits`."""
+    if not 1 <= last <= len(ids):
+        raise UsageError(f"of {len(ids)} ids there are logits behind 1 to {len(ids)}, not behind {last}")
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise UsageError(f"token ids are 0 to {vocab_size - 1}")
 
 
 def one_at_a_time(current: bool) -> None:

@@ -33,8 +33,8 @@ class StageCosts:
     A pass displaces the draft stage's weights from the cache, and drafts displace some of the others. first_draft: the
     first draft behind a pass. plain: a row and its pass, again and again. 0: they take what the others say.
 
-    All of it behind a text of 128 rows. step_deeper, verify_deeper[n - 1]: what each further row adds to a step, and to a
-    pass over n rows.
+    All of it behind a text of 128 rows. step_deeper, verify_deeper[n - 1]: what each further row of it adds to a step,
+    and to a pass over n rows.
     """
 
     row_step: float
@@ -157,7 +157,7 @@ def costs_path(model_hash: str, head: HeadInfo, draft_vocabulary: int, dtype: st
 def prior(head: HeadInfo) -> float:
     """The acceptance to begin with: what the head's file says of held-out text."""
     value = head.acceptance.get("held_out_greedy", UNKNOWN_ACCEPTANCE)
-    return float(value) if isinstance(value, (int, float)) else UNKNOWN_ACCEPTANCE
+    return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else UNKNOWN_ACCEPTANCE
 
 
 def explain(planner: _native.Planner, costs: Costs) -> str:

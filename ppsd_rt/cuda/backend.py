@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 
 from .. import _native
-from ..backend import RunOptions, one_at_a_time
+from ..backend import RunOptions, check_ids, one_at_a_time
 from ..cpu_backend import cut_layers, native_schedule, to_event
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
@@ -156,6 +156,7 @@ class CudaBackend:
                     self._answer = None
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
+        check_ids(ids, last, self._config.vocab_size)
         self._end()
         self._tokens = []
         return logits_of(self._ready(len(ids) + 1), ids, last).cpu().numpy()
