@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from triton.errors import TritonError
 
 from .. import _native
 from ..backend import RunOptions, check_ids, one_at_a_time
@@ -149,6 +150,9 @@ class CudaBackend:
         except _native.CudaError as error:
             self._lost = str(error)  # a broken context stays broken
             raise PpsdError(self._lost) from None
+        except (RuntimeError, TritonError) as error:  # of torch, whose next call would fail as well; of the compiler
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise PpsdError(f"the GPU, or what was compiled for it, failed: {lines[0]}") from None
         finally:
             if answer is not None:
                 answer.close()

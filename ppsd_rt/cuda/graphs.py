@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from triton.errors import TritonError
 
 from .. import _native
 from ..errors import PpsdError
@@ -97,7 +98,7 @@ class StageGraphs:
                 self.lanes.upload(exec, -1)
             for number, exec in enumerate(self.verify):
                 self.lanes.upload(exec, number)
-        except RuntimeError as error:  # of torch (its out-of-memory error too), Triton and the driver
+        except (RuntimeError, TritonError) as error:  # of torch (its out-of-memory error too), the driver; the compiler
             recorder.close()
             raise CaptureFailed(str(error).strip().splitlines()[0]) from None
 

@@ -19,6 +19,7 @@ Verification stages may be on devices of their own: see devices.py.
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -182,10 +183,9 @@ class DeviceStages:
         b, config = self.buffers, self.weights.config
         self._penalised = sampling.repetition_penalty != 1
         b.text[: len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
+        tokens, first_places = np.unique(np.array(prompt), return_index=True)
         first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32)
-        places = torch.arange(len(prompt) - 1, -1, -1, dtype=torch.int32)
-        for token, place in zip(reversed(prompt), places, strict=True):
-            first_seen[token] = place
+        first_seen[torch.from_numpy(tokens)] = torch.from_numpy(first_places).int()
         b.first_seen.copy_(first_seen)
         words = self._words({START: rows})
         for site in self._sites.values():
