@@ -78,6 +78,16 @@ Format format_of(const std::string& name) {
   throw std::runtime_error("format " + name + " is unknown; formats are float32, bfloat16, int8");
 }
 
+// What goes wrong in there, with a name to it.
+template <class Work>
+auto named(const std::string& what, Work&& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(what + ": " + error.what());
+  }
+}
+
 PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
                    const std::string& format, const std::string& kv, int threads, int first, int last, bool lm_head) {
   auto model = std::make_shared<CpuModel>();
@@ -108,9 +118,10 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
   model->packed_bytes = bytes;
   uint8_t* memory = model->memory.back().as<>();
   model->layers.resize(size_t(shape.num_layers));
-  for (int i = first; i < last; ++i) model->layers[i] = packer.layer(layers[i - first], &memory);
-  model->head.norm = Packer::vector(norm);
-  if (lm_head) model->head.lm_head = packer.lm_head(head, {}, &memory);
+  for (int i = first; i < last; ++i)
+    model->layers[i] = named("layer " + std::to_string(i), [&] { return packer.layer(layers[i - first], &memory); });
+  model->head.norm = named("the final norm", [&] { return Packer::vector(norm); });
+  if (lm_head) model->head.lm_head = named("the LM head", [&] { return packer.lm_head(head, {}, &memory); });
   return {std::move(model), arrays};
 }
 
@@ -353,6 +364,8 @@ py::dict dict_of(const Costs::Stages& stages) {
   out["verify"] = std::vector<double>(stages.verify.begin() + 1, stages.verify.end());
   out["first_draft"] = stages.first_draft;
   out["plain"] = stages.plain;
+  out["step_deeper"] = stages.step_deeper;
+  out["verify_deeper"] = std::vector<double>(stages.verify_deeper.begin() + 1, stages.verify_deeper.end());
   return out;
 }
 
@@ -362,8 +375,11 @@ Costs::Stages stages_of(const py::dict& values) {
   stages.draft_step = values["draft_step"].cast<double>();
   stages.first_draft = values["first_draft"].cast<double>();
   stages.plain = values["plain"].cast<double>();
+  stages.step_deeper = values["step_deeper"].cast<double>();
   const auto verify = values["verify"].cast<std::array<double, kMaxRows>>();
   std::copy(verify.begin(), verify.end(), stages.verify.begin() + 1);
+  const auto deeper = values["verify_deeper"].cast<std::array<double, kMaxRows>>();
+  std::copy(deeper.begin(), deeper.end(), stages.verify_deeper.begin() + 1);
   return stages;
 }
 
@@ -448,6 +464,7 @@ PYBIND11_MODULE(_native, m) {
   });
   m.def("usable_cores", &usable_cores);
   m.def("physical_cores", &physical_cores);
+  m.attr("PASS_ROWS") = kPassRows;
   m.def("read_bandwidth", &read_bandwidth, py::arg("threads"), py::arg("megabytes"), py::call_guard<py::gil_scoped_release>());
   m.def("kernel_names", &kernel_names);
 
@@ -513,6 +530,7 @@ PYBIND11_MODULE(_native, m) {
       .def(
           "logits",
           [](PyEngine& engine, const std::vector<int>& ids, int last) {
+            if (last < 1 || last > int(ids.size())) throw std::invalid_argument("there are not so many ids");
             std::vector<float> logits;
             {
               const py::gil_scoped_release release;
@@ -589,19 +607,23 @@ PYBIND11_MODULE(_native, m) {
              return py::make_tuple(s.first_chunk, s.max_chunk, s.lookahead, s.overlap, s.stop_rule.threshold, s.siblings);
            })
       .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings,
-                       bool rescued) {
+                       bool rescued, int position, double chance) {
              Round round;
+             round.position = position;
              round.rows = judged + 1 + siblings;
              round.siblings = siblings;
              round.rescued = rescued;
              round.copied = copied;   // of the judged, the first ones
              round.committed.assign(size_t(committed), 0);
              round.judged.assign(size_t(judged), Draft{});
-             for (int i = 0; i < copied; ++i) round.judged[i].copied = 1;
+             for (int i = 0; i < copied; ++i) round.judged[i].copied = 1, round.judged[i].confidence = chance;
              round.accepted = accepted;
              planner.after(round, seconds);
            }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
-           py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false)
+           py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = Costs::kContext,
+           py::arg("chance") = 0.5)
+      .def("begin", &Planner::begin, py::arg("context"))
+      .def_property_readonly("copy_threshold", [](const Planner& planner) { return planner.schedule().stop_rule.copy_threshold; })
       .def("measured", [](const Planner& planner) {
         py::dict out;
         for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap}) {

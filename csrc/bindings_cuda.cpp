@@ -42,6 +42,8 @@ Graphs graphs_of(const py::dict& values) {
     for (const auto& [to, from, to_device, from_device, row_bytes, rows] : of_stage)
       graphs.copies.back().push_back({Address(to), Address(from), to_device, from_device, row_bytes, rows});
   }
+  graphs.take_apart = values["take_apart"].cast<bool>();
+  graphs.verdict_apart = values["verdict_apart"].cast<bool>();
   const auto ring = values["ring"].cast<std::pair<uint64_t, int>>(), drafts = values["drafts"].cast<std::pair<uint64_t, int>>();
   graphs.verdicts = Ring(handle_of<const int32_t*>(ring.first), ring.second, record::kWords);
   graphs.drafts = Ring(handle_of<const int32_t*>(drafts.first), drafts.second, record::kDraftWords);
@@ -66,6 +68,7 @@ struct PyPlan {
   std::shared_ptr<Planner> planner;
   bool in_turns;
   Plan plan;
+  Step step;   // the last one
 
   py::object land(const py::list& words, int64_t drafts_done, double seconds) {
     const auto record = words.cast<std::vector<int32_t>>();
@@ -143,13 +146,17 @@ void bind_cuda(py::module_& m) {
              std::shared_ptr<Planner> planner;
              if (!py::isinstance<py::dict>(schedule)) planner = schedule.cast<std::shared_ptr<Planner>>();
              const Schedule first = planner ? planner->schedule() : schedule_of(schedule.cast<py::dict>());
-             return PyPlan{planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages)};
+             return PyPlan{planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages), {}};
            }),
            py::kw_only(), py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("in_turns"))
       .def("begin", [](PyPlan& p, const std::vector<int>& prompt, int keep, int first) {
              return event_of(Event(p.plan.begin(prompt, keep, first)));
            }, py::arg("prompt"), py::arg("keep"), py::arg("first"))
-      .def("next", [](PyPlan& p, int64_t drafts_done) { return name_of(p.plan.next(drafts_done).kind); }, py::arg("drafts_done"))
+      .def("next", [](PyPlan& p, int64_t drafts_done) {
+             p.step = p.plan.next(drafts_done);
+             return name_of(p.step.kind);
+           }, py::arg("drafts_done"))
+      .def_property_readonly("window", [](const PyPlan& p) { return std::make_pair(p.step.first_row, p.step.rows); })
       .def("land", &PyPlan::land, py::arg("record"), py::arg("drafts_done"), py::arg("seconds"))
       .def("wants_confidence", [](const PyPlan& p) { return p.plan.wants_confidence(); })
       .def("drafted", [](PyPlan& p, std::optional<double> confidence) { p.plan.drafted(confidence); }, py::arg("confidence"))

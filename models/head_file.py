@@ -116,13 +116,16 @@ def read_info(path: Path) -> HeadInfo:
     if raw.get("format") != FORMAT:
         raise PpsdError(f"{path} is not an exit head of this version (format {raw.get('format')!r}, not {FORMAT!r})")
     try:
+        recipe, acceptance = json.loads(raw["recipe"]), json.loads(raw["acceptance"])
+        if not (isinstance(recipe, dict) and isinstance(acceptance, dict)):
+            raise ValueError("recipe and acceptance are JSON objects")
         return HeadInfo(
             kind=raw["kind"],
             exit_layer=int(raw["exit_layer"]),
             model=raw["model"],
             model_hash=raw["model_hash"],
-            recipe=json.loads(raw["recipe"]),
-            acceptance=json.loads(raw["acceptance"]),
+            recipe=recipe,
+            acceptance=acceptance,
         )
     except (KeyError, ValueError) as error:
         raise PpsdError(f"{path}: the exit head's metadata is damaged ({error}); fetch or train it again") from None

@@ -76,7 +76,10 @@ class Backend(Protocol):
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
-        """[last, vocabulary]: the model's logits behind each of the `last` ids, as plain decoding computes them."""
+        """[last, vocabulary]: the model's logits behind each of the `last` ids, as plain decoding computes them.
+
+        UsageError: an id that the model does not have, or fewer than `last` of them.
+        """
 
     def bytes_per_token(self, context: int) -> int:
         """What a plain step must read with `context` rows in the KV cache: all weights once, and the cache."""
@@ -94,14 +97,18 @@ def make_backend(
     """`auto`: the C++ backend on a CPU; on a GPU the Triton kernels where they can run, else torch, which also does
     what the others cannot.
 
-    stages: how many verification stages there are, or the layers at which verification is cut into them.
+    stages: how many verification stages there are, or the layers at which verification is cut into them; with several
+    devices, how many layers each of them has (1: as is best).
     """
     if name not in NAMES:
         raise UsageError(f"backend {name!r} is unknown; backends are {', '.join(NAMES)}")
     check_machine(device, threads)
     threads = None if threads is None else whole_number("threads", threads)
+    several = "," in device
     if name == "auto":
-        name = _pick(checkpoint, dtype, device)
+        name = "cuda" if several else _pick(checkpoint, dtype, device)
+    if several and name != "cuda":
+        raise UsageError(f"the {name} backend runs on one device; several need --backend cuda")
     if name == "cuda":
         from .cuda.errors import import_backend
 
@@ -118,8 +125,9 @@ def make_backend(
 
 
 def check_machine(device: str, threads: int | None) -> None:
-    if not isinstance(device, str) or not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
-        raise UsageError(f"device {device!r} is unknown; write auto, cpu, cuda or cuda:N")
+    known = r"auto|cpu|cuda(:\d+)?|cuda(:\d+)?(,cuda(:\d+)?)+|cpu:\d+(,cpu:\d+)+"
+    if not isinstance(device, str) or not re.fullmatch(known, device):
+        raise UsageError(f"device {device!r} is unknown; write auto, cpu, cuda, cuda:N or cuda:N,cuda:M")
     if threads is not None and not 1 <= whole_number("threads", threads) <= MAX_THREADS:
         raise UsageError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
 
@@ -152,6 +160,14 @@ def _sees_a_gpu(device: str) -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def check_ids(ids: Sequence[int], last: int, vocab_size: int) -> None:
+    """What every backend asks of `logits`."""
+    if not 1 <= last <= len(ids):
+        raise UsageError(f"of {len(ids)} ids there are logits behind 1 to {len(ids)}, not behind {last}")
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        raise UsageError(f"token ids are 0 to {vocab_size - 1}")
 
 
 def one_at_a_time(current: bool) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from .backend import Oracle, RunOptions, one_at_a_time
+from .backend import Oracle, RunOptions, check_ids, one_at_a_time
 from .default_threads import default_threads
 from .errors import PpsdError, UsageError
 from .models.checkpoint import Checkpoint
@@ -128,7 +128,10 @@ class CpuBackend:
         model = self._base
         if file is not None:
             draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
-            model = model.with_exit_head(file.info.exit_layer, dict(file.tensors), draft_ids, self._threads)
+            try:
+                model = model.with_exit_head(file.info.exit_layer, dict(file.tensors), draft_ids, self._threads)
+            except (MemoryError, RuntimeError) as error:
+                raise PpsdError(f"cannot pack the exit head: {error or 'not enough memory'}") from None
         self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         self._model = model
         self._engine = _native.Engine(model, self._threads, cuts)
@@ -170,6 +173,8 @@ class CpuBackend:
             one_at_a_time(whole or self._session is session)
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+        except RuntimeError as error:  # of a stage
+            raise PpsdError(str(error)) from None
         finally:
             if session is not None:
                 session.close()
@@ -177,6 +182,7 @@ class CpuBackend:
                     self._session = None
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
+        check_ids(ids, last, self._vocab_size)
         self._end()
         return self._engine.logits(list(ids), last)
 

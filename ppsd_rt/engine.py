@@ -86,6 +86,7 @@ class Engine:
         exit_head: a head's file; `auto`, the head that ships for this model, if one does; `none`; or `norm:E`, the
         model's own norm and LM head after layer E (`norm:E:V`: of which it draws the first V ids only).
         stages: how many stages the verification layers are cut into (or at which layers), for PPSD on many cores.
+        device: also `cuda:0,cuda:1`: some layers on each; `stages` then says how many (1: as is best, as measured).
         Raises PpsdError with one line that says what to do.
         """
         checkpoint, tokenizer = open_model(str(model), backend)

@@ -10,7 +10,7 @@ import os
 import platform
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from . import _native
 from .models.cache import cache_dir
 from .models.head_file import HeadInfo
+from .schedule import MAX_ROWS
 
 SECONDS = 0.35  # that a calibration takes, or a few passes of each kind
 MOMENTS = 3  # calibrations that are kept, each of another run
@@ -31,6 +32,9 @@ class StageCosts:
 
     A pass displaces the draft stage's weights from the cache, and drafts displace some of the others. first_draft: the
     first draft behind a pass. plain: a row and its pass, again and again. 0: they take what the others say.
+
+    All of it behind a text of 128 rows. step_deeper, verify_deeper[n - 1]: what each further row of it adds to a step,
+    and to a pass over n rows.
     """
 
     row_step: float
@@ -38,6 +42,8 @@ class StageCosts:
     verify: tuple[float, ...]
     first_draft: float = 0.0
     plain: float = 0.0
+    step_deeper: float = 0.0
+    verify_deeper: tuple[float, ...] = (0.0,) * MAX_ROWS
 
     @property
     def plain_step(self) -> float:
@@ -65,7 +71,8 @@ class Costs:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Costs":
         def stages(v: dict[str, Any]) -> StageCosts:
-            return StageCosts(v["row_step"], v["draft_step"], tuple(v["verify"]), v["first_draft"], v["plain"])
+            v = {**v, "verify": tuple(v["verify"]), "verify_deeper": tuple(v["verify_deeper"])}
+            return StageCosts(**{field.name: v[field.name] for field in fields(StageCosts)})
 
         return cls(stages(values["turns"]), stages(values["overlapped"]) if values["overlapped"] else None)
 
@@ -108,6 +115,8 @@ def typical(moments: Sequence[Costs]) -> Costs:
             tuple(middle(rows) for rows in zip(*(stages.verify for stages in all_stages), strict=True)),
             middle(stages.first_draft for stages in all_stages),
             middle(stages.plain for stages in all_stages),
+            middle(stages.step_deeper for stages in all_stages),
+            tuple(middle(rows) for rows in zip(*(stages.verify_deeper for stages in all_stages), strict=True)),
         )
 
     overlapped = [costs.overlapped for costs in moments if costs.overlapped]
@@ -148,7 +157,7 @@ def costs_path(model_hash: str, head: HeadInfo, draft_vocabulary: int, dtype: st
 def prior(head: HeadInfo) -> float:
     """The acceptance to begin with: what the head's file says of held-out text."""
     value = head.acceptance.get("held_out_greedy", UNKNOWN_ACCEPTANCE)
-    return float(value) if isinstance(value, (int, float)) else UNKNOWN_ACCEPTANCE
+    return float(value) if isinstance(value, (int, float)) and 0 <= value <= 1 else UNKNOWN_ACCEPTANCE
 
 
 def explain(planner: _native.Planner, costs: Costs) -> str:

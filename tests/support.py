@@ -76,9 +76,9 @@ def write_model(folder: Path, model: LlamaForCausalLM | None = None, **changes: 
     return folder
 
 
-def loud_head(hash: str, strength: float = 0.5, kind: str = "feedback", **shape: int) -> ExitHead:
+def loud_head(hash: str, strength: float = 0.5, kind: str = "feedback", exit_layer: int = 2, **shape: int) -> ExitHead:
     """A feedback head for which what it hears matters, and differs with the distance: a fresh one hears nothing."""
-    head = tiny_head(tiny_model(**shape), kind, hash=hash)
+    head = tiny_head(tiny_model(**shape), kind, exit_layer, hash)
     generator = torch.Generator().manual_seed(3)
     for name, parameter in head.feedback.named_parameters():
         if name != "norm.weight":

@@ -190,6 +190,9 @@ class Weight(NamedTuple):
     def inputs(self) -> int:
         return self.values.shape[1]
 
+    def to(self, device: torch.device | str) -> "Weight":
+        return Weight(self.values.to(device), None if self.scales is None else self.scales.to(device))
+
     def wide(self) -> Tensor:
         """float32 [outputs, inputs]."""
         if self.scales is None:

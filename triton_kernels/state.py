@@ -17,6 +17,7 @@ KNOWN = 3  # the answer's START when the pass began: committed tokens up to ther
 POSTED = 4  # passes handed to the next stage
 FETCHED = 5  # passes taken from the stage before
 MAIL_SLOTS = 8  # passes that may be between two stages
+MAIL_CHOICES = 16  # of a pass in the mail of a verdict on another device: the choices [16]
 
 # Of the answer.
 TOKEN = 3  # the last committed token, which begins the next pass

@@ -45,6 +45,7 @@ _ORACLE, _ORACLE_SEED = map(tl.constexpr, (words.ORACLE, words.ORACLE_SEED))
 _MAX_ROWS, _RING_WORDS, _DRAFT_WORDS = map(tl.constexpr, (MAX_ROWS, RING_WORDS, DRAFT_WORDS))
 _POSTED, _FETCHED = tl.constexpr(words.POSTED), tl.constexpr(words.FETCHED)
 _MAIL_SLOTS, _WORDS = tl.constexpr(words.MAIL_SLOTS), tl.constexpr(words.WORDS)
+_CHOICES = tl.constexpr(words.MAIL_CHOICES)
 _IDS, _DRAFTS = tl.constexpr(words.RECORD_IDS), tl.constexpr(words.RECORD_DRAFTS)
 _CONFIDENCES = tl.constexpr(words.RECORD_CONFIDENCES)
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -244,8 +245,10 @@ def begin_verification_kernel(early, late, state, PDL: tl.constexpr):
 
 
 @triton.jit
-def forward_kernel(late, mail, state, POST: tl.constexpr, PDL: tl.constexpr):
+def forward_kernel(late, mail, choices, state, POST: tl.constexpr, CHOICES: tl.constexpr, PDL: tl.constexpr):
     """Grid (1): a pass goes on with these words, by way of the next stage's mail; a void one without rows.
+
+    CHOICES: what the last stage chose goes with them, to a verdict on another device.
 
     The stages may run side by side: each counts for itself which slot is next.
     """
@@ -265,6 +268,12 @@ def forward_kernel(late, mail, state, POST: tl.constexpr, PDL: tl.constexpr):
     tl.store(target + _ROWS, tl.where(epoch == word(state, _EPOCH), tl.load(source + _ROWS), 0))
     tl.store(target + _EPOCH, epoch)
     tl.store(target + _KNOWN, tl.load(source + _KNOWN))
+    if CHOICES:
+        row = tl.arange(0, _MAX_ROWS)
+        if POST:
+            tl.store(target + _CHOICES + row, tl.load(choices + row))
+        else:
+            tl.store(choices + row, tl.load(source + _CHOICES + row))
 
 
 def begin_draft(early: Tensor, head: Tensor, state: Tensor, *, pdl: bool = False) -> None:
@@ -293,14 +302,18 @@ def begin_verification(early: Tensor, late: Tensor, state: Tensor, *, pdl: bool 
     begin_verification_kernel[(1,)](early, late, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
 
 
-def post(late: Tensor, mail: Tensor, state: Tensor, *, pdl: bool = False) -> None:
-    """A verification stage's pass to the mail of the next one, int32 [MAIL_SLOTS, WORDS]."""
-    forward_kernel[(1,)](late, mail, state, POST=True, PDL=pdl, num_warps=1, launch_pdl=pdl)
+def post(late: Tensor, mail: Tensor, state: Tensor, choices: Tensor | None = None, *, pdl: bool = False) -> None:
+    """A verification stage's pass to the mail of the next one, int32 [MAIL_SLOTS, WORDS]; with its choices [16]."""
+    forward_kernel[(1,)](
+        late, mail, choices, state, POST=True, CHOICES=choices is not None, PDL=pdl, num_warps=1, launch_pdl=pdl
+    )
 
 
-def fetch(mail: Tensor, late: Tensor, state: Tensor, *, pdl: bool = False) -> None:
+def fetch(mail: Tensor, late: Tensor, state: Tensor, choices: Tensor | None = None, *, pdl: bool = False) -> None:
     """The oldest pass in a stage's mail, to that stage."""
-    forward_kernel[(1,)](late, mail, state, POST=False, PDL=pdl, num_warps=1, launch_pdl=pdl)
+    forward_kernel[(1,)](
+        late, mail, choices, state, POST=False, CHOICES=choices is not None, PDL=pdl, num_warps=1, launch_pdl=pdl
+    )
 
 
 def verdict(

@@ -14,10 +14,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kContext = 128;                     // rows before those that are timed
+constexpr int kContext = Costs::kContext;         // rows before those that are timed
+constexpr int kDeep = 1024;                       // the same, to learn what a longer text costs
+constexpr int kDeepRows[] = {1, 4, 16};
+constexpr int kDeepRepeats = 4;
 constexpr int kRows[] = {1, 2, 3, 4, 6, 8, 12, 16};   // those between are interpolated
 constexpr int kMoreDrafts = 3;                    // of a round, behind the first one
 constexpr int kPlainSteps = 3;                    // behind each other
+constexpr int kDoubts = 3;                        // measurements more, where one cannot be
 constexpr int kLeast = 3, kMost = 15;             // repeats of every kind; the latter if there is time
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -49,7 +53,7 @@ class Bench {
  public:
   explicit Bench(CpuEngine* engine) : engine_(engine) {
     Request request;
-    request.limits.end = kContext + kMaxRows + 1;
+    request.limits.end = kDeep + kMaxRows + 1;
     stages_ = engine->begin(request, 0);
     engine->use_shared_team();
     engine->pin_shared();
@@ -77,8 +81,10 @@ class Bench {
     stages_.draft->step(step, draw ? &draft : nullptr, nullptr);
     return since(begin);
   }
-  double verify(int rows) {
+  double verify(int rows, int context = kContext) {
     Chunk chunk = chunks_[rows];
+    chunk.start = context;
+    for (const auto& stage : engine_->verify()) stage->pretend(context);
     const auto begin = Clock::now();
     for (VerifyStage* stage : stages_.verify) stage->run(&chunk, nullptr);
     stages_.verify.back()->choose(chunk, rows);
@@ -125,6 +131,29 @@ Costs::Stages measure_turns(CpuEngine* engine, double seconds) {
   return times.costs();
 }
 
+// What each row of the text beyond kContext adds to a pass, into `stages`; and to a step, by its share of the layers.
+void measure_depth(CpuEngine* engine, Costs::Stages* stages) {
+  Bench bench(engine);
+  std::array<std::vector<double>, kMaxRows + 1> near, deep;
+  for (int repeat = 0; repeat < kDeepRepeats; ++repeat)
+    for (const int rows : kDeepRows) {
+      bench.verify(1);   // what the cache holds is then the same for both
+      near[rows].push_back(bench.verify(rows));
+      deep[rows].push_back(bench.verify(rows, kDeep));
+    }
+  int below = 0;
+  for (const int rows : kDeepRows) {
+    Costs::Table& slopes = stages->verify_deeper;
+    slopes[rows] = std::max((quartile(deep[rows]) - quartile(near[rows])) / (kDeep - kContext), slopes[below]);
+    for (int r = below + 1; r < rows; ++r)
+      slopes[r] = slopes[below] + (slopes[rows] - slopes[below]) * (r - below) / (rows - below);
+    below = rows;
+  }
+  const CpuModel& model = engine->model();
+  const double late = model.shape.num_layers - model.exit_layer;
+  stages->step_deeper = stages->verify_deeper[1] * double(model.exit_layer + int(model.exit_layers.size())) / late;
+}
+
 // Side by side, each on its own threads: drafting goes on for as long as there are passes to be timed.
 Costs::Stages measure_overlapped(CpuEngine* engine, double seconds) {
   Bench bench(engine);
@@ -148,6 +177,12 @@ Costs::Stages measure_overlapped(CpuEngine* engine, double seconds) {
   return times.costs();
 }
 
+// A plain step is a row and its pass. Where the two were measured in moments as different as that, neither says much.
+bool plausible(const Costs::Stages& stages) {
+  const double parts = stages.row_step + stages.verify[1];
+  return stages.plain < 1.5 * parts && parts < 1.5 * stages.plain;
+}
+
 }  // namespace
 
 Costs calibrate(CpuEngine* engine, double seconds) {
@@ -156,7 +191,15 @@ Costs calibrate(CpuEngine* engine, double seconds) {
   costs.can_overlap = engine->threads() > 1 && engine->verify().size() == 1;
   std::async(std::launch::async, [&] {   // on a thread of its own: it gets pinned, and the caller's must not be
     costs.turns = measure_turns(engine, 0.6 * seconds);
-    if (costs.can_overlap) costs.overlapped = measure_overlapped(engine, 0.4 * seconds);
+    for (int again = 0; again < kDoubts && !plausible(costs.turns); ++again)
+      costs.turns = measure_turns(engine, 0.6 * seconds);
+    measure_depth(engine, &costs.turns);
+    if (!costs.can_overlap) return;
+    costs.overlapped = measure_overlapped(engine, 0.4 * seconds);
+    // One stage has all threads but one then: what it computes takes so much longer.
+    const double slower = costs.overlapped.verify[1] / costs.turns.verify[1];
+    costs.overlapped.step_deeper = costs.turns.step_deeper * engine->threads();
+    for (int rows = 1; rows <= kMaxRows; ++rows) costs.overlapped.verify_deeper[rows] = costs.turns.verify_deeper[rows] * slower;
   }).get();
   return costs;
 }

@@ -206,8 +206,9 @@ struct LogitsPhase {
 struct Kernels {
   const char* name;
   int weight_offset;             // added to int8 weights
-  // Panels [begin, end) of `out` from the rows of a checkpoint's tensor (one SourceRow for each output).
-  void (*pack)(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end);
+  // Panels [begin, end) of `out` from the rows of a checkpoint's tensor (one SourceRow for each output). False: one of the
+  // weights is no finite number.
+  bool (*pack)(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end);
   void (*unpack)(const Matrix& in, int output, float* row);
   // RMSNorm of x [rows][width], times weight, in the activations' format.
   void (*normalize)(const float* x, int rows, const float* weight, float eps, const Activations& out);

@@ -153,8 +153,9 @@ void convert(const float* x, int rows, const Activations& out) {
 
 // -- packing -----------------------------------------------------------------------------------------------------------
 
-void pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) {
+bool pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) {
   uint8_t* panel = out.panel(p);
+  V nothing = Simd::zero();   // stays so, as long as all weights are finite
   for (int l = 0; l < kPanel; ++l) {
     const int output = p * kPanel + l;
     const void* row = output < out.outputs ? rows[output].data : nullptr;
@@ -162,6 +163,7 @@ void pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) 
     for (int b = 0; b < out.inputs / kBlock; ++b) {
       const V first = row ? load_stored(row, stored, b * kBlock) : Simd::zero();
       const V second = row ? load_stored(row, stored, b * kBlock + 16) : Simd::zero();
+      nothing = Simd::add(nothing, Simd::add(Simd::sub(first, first), Simd::sub(second, second)));
       if (out.format == Format::kInt8) {
         const float largest = Simd::max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
         const uint16_t half = float_to_half(std::min(largest / 127.0f, 65504.0f));
@@ -190,10 +192,13 @@ void pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) 
       }
     }
   }
+  return Simd::sum_lanes(nothing) == 0.0f;
 }
 
-void pack(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end) {
-  for (int p = begin; p < end; ++p) pack_panel(out, rows, stored, p);
+bool pack(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end) {
+  bool finite = true;
+  for (int p = begin; p < end; ++p) finite = pack_panel(out, rows, stored, p) && finite;
+  return finite;
 }
 
 void unpack(const Matrix& in, int output, float* row) {

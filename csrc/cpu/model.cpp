@@ -4,11 +4,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <stdexcept>
 
 #include "half.h"
 
 namespace ppsd {
 namespace {
+
+constexpr char kNotFinite[] = "a weight is NaN or infinite: the file is damaged, fetch or train it again";
 
 size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
@@ -97,16 +102,18 @@ Matrix Packer::pack(int outputs, int inputs, const std::vector<SourceRow>& rows,
   const Matrix matrix{format_, outputs, inputs, *memory};
   *memory += matrix_bytes(outputs, inputs);
   constexpr int kPanels = 512;
+  std::atomic<bool> finite{true};
   for (int first = 0; first < matrix.panels(); first += kPanels) {
     const int count = std::min(kPanels, matrix.panels() - first);
     Shares shares(team_->size());
     team_->run([&](int member) {
       team_->share(shares, member, count, 8, [&](int begin, int end) {
-        kernels_.pack(matrix, rows.data(), stored, first + begin, first + end);
+        if (!kernels_.pack(matrix, rows.data(), stored, first + begin, first + end)) finite = false;
       });
     });
     if (large != nullptr) release_pages(*large);
   }
+  if (!finite) throw std::runtime_error(kNotFinite);
   return matrix;
 }
 
@@ -117,6 +124,7 @@ std::vector<float> Packer::vector(const Tensor& tensor) {
       case Stored::kFp16: out[i] = half_to_float(static_cast<const uint16_t*>(tensor.data)[i]); break;
       case Stored::kBf16: out[i] = bf16_to_float(static_cast<const uint16_t*>(tensor.data)[i]); break;
     }
+  if (!std::all_of(out.begin(), out.end(), [](float x) { return std::isfinite(x); })) throw std::runtime_error(kNotFinite);
   return out;
 }
 

@@ -21,6 +21,7 @@ void keep_best(std::vector<Candidate>* top, int most, const Candidate& candidate
 
 constexpr float kLowest = -std::numeric_limits<float>::infinity();
 constexpr int kNever = std::numeric_limits<int>::max();
+static_assert(Sampler::kNone == kNever);
 
 Sampler::Sampler(const Kernels& kernels, int vocab_size, int members)
     : kernels_(kernels), first_seen_(vocab_size, kNever), scratch_(members) {}
@@ -114,7 +115,8 @@ double Sampler::confidence(int r, int token, const int* draft_ids, int outputs) 
   const int index = index_of(token, draft_ids, outputs);
   float max, sum;
   kernels_.soft_sum(scores, outputs, 1.0f, &max, &sum);
-  return std::exp(double(scores[index]) - double(max)) / double(sum);
+  const double chance = std::exp(double(scores[index]) - double(max)) / double(sum);
+  return chance > 0.0 ? std::min(chance, 1.0) : 0.0;   // 0 also where it is no number
 }
 
 float Sampler::penalise(float score, int id, int position) const {
@@ -150,7 +152,7 @@ int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, con
     const bool enough = sampling_.top_k > 0     ? int(candidates.size()) >= sampling_.top_k
                         : sampling_.top_p < 1.0f ? covered >= double(sampling_.top_p) * total
                                                  : std::exp(-margin) < sampling_.min_p;
-    if (enough || int(candidates.size()) == n) return choose_among(scratch, position, sampling_.top_k > 0 ? 0.0 : total);
+    if (enough || int(candidates.size()) == n || std::isinf(margin)) return choose_among(scratch, position, sampling_.top_k > 0 ? 0.0 : total);
   }
 }
 
@@ -158,6 +160,7 @@ int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, con
 // exp((score - best) / T) that probabilities are shares of; 0: that of the top_k.
 int Sampler::choose_among(Scratch& scratch, int position, double total) {
   auto& candidates = scratch.candidates;
+  if (candidates.empty()) return kNone;
   const double inverse = 1.0 / sampling_.temperature;
   if (sampling_.top_k > 0 || sampling_.top_p < 1.0f || sampling_.min_p > 0.0f) {
     std::sort(candidates.begin(), candidates.end());

@@ -6,6 +6,7 @@
 // repetition penalty, and forgets them when rows are rolled back.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "kernels.h"
@@ -34,7 +35,9 @@ class Sampler {
   // `store`: logits, whatever the filters.
   void begin_rows(std::vector<int> positions, int outputs, bool store);
   LogitsPhase phase(int member, const int* draft_ids, int outputs) const;
-  // After the LM head: the token of row r. Rows may be asked for by different members at the same time.
+  static constexpr int kNone = std::numeric_limits<int>::max();
+  // After the LM head: the token of row r; kNone: no logit is a number. Rows may be asked for by different members at the
+  // same time.
   int choose(int member, int r, int position, const int* draft_ids, int outputs);
   // What would be chosen from stored logits if there were no `token`: the second choice.
   int choose_without(int token, int member, int r, int position, const int* draft_ids, int outputs);

@@ -47,6 +47,7 @@ void Session::cancel() {
 void Session::work() {
   std::vector<int> tokens = request_.prompt;
   try {
+    if (request_.planner) request_.planner->begin(int(tokens.size()));
     const auto schedule = [this] { return request_.planner ? request_.planner->schedule() : request_.schedule; };
     bool first = true;
     while (play(schedule(), &tokens, first)) first = false;

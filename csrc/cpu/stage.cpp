@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <stdexcept>
+#include <string>
 
 #include "../pipeline/noise.h"
 #include "half.h"
@@ -21,6 +23,11 @@ void embed(const Tensor& table, int id, float* row) {
   const uint16_t* halves = static_cast<const uint16_t*>(from);
   for (int i = 0; table.stored == Stored::kFp16 && i < n; ++i) row[i] = half_to_float(halves[i]);
   for (int i = 0; table.stored == Stored::kBf16 && i < n; ++i) row[i] = bf16_to_float(halves[i]);
+  float nothing = 0.0f;   // stays so, as long as all of the row is finite: it has not been packed, and so not looked at
+  for (int i = 0; i < n; ++i) nothing += 0.0f * row[i];
+  if (nothing != 0.0f)
+    throw std::runtime_error("the embedding of token " + std::to_string(id) +
+                             " is NaN or infinite: the model's file is damaged, fetch it again");
 }
 
 namespace {
@@ -141,9 +148,15 @@ void CpuDraftStage::choose(Draft* draft, double sibling_bar) {
   const int* ids = head_->draft_ids();
   const int outputs = head_->outputs();
   draft->token = sampler_.choose(0, 0, length_, ids, outputs);
+  if (draft->token == Sampler::kNone) {   // of no number: a draft like any other that is wrong
+    *draft = {ids ? ids[0] : 0, 0.0};
+    return;
+  }
   draft->confidence = sampler_.confidence(0, draft->token, ids, outputs);
   if (sibling_bar <= 0.0 || 1.0 - draft->confidence < sibling_bar || outputs < 2) return;
-  draft->sibling = sampler_.choose_without(draft->token, 0, 0, length_, ids, outputs);
+  const int second = sampler_.choose_without(draft->token, 0, 0, length_, ids, outputs);
+  if (second == Sampler::kNone) return;
+  draft->sibling = second;
   draft->sibling_confidence = sampler_.confidence(0, draft->sibling, ids, outputs);
 }
 
@@ -245,6 +258,8 @@ std::vector<int> CpuVerifyStage::choose_rows(const float* x, const std::vector<i
         chosen[r] = sampler_->choose(member, r, positions[r], nullptr, head_->outputs());
     });
   });
+  if (std::find(chosen.begin(), chosen.end(), Sampler::kNone) != chosen.end())
+    throw std::runtime_error("the model's output is not a number: its weights are damaged, or overflow in this format");
   return chosen;
 }
 

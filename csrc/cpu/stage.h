@@ -50,6 +50,7 @@ class CpuDraftStage final : public DraftStage {
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);   // a new answer that shares the first `kept` rows
+  void pretend(int length) { length_ = head_length_ = length; }   // to time what comes behind rows that nobody has computed
   void set_oracle(const Oracle& oracle) { oracle_ = oracle; }
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
@@ -85,6 +86,7 @@ class CpuVerifyStage final : public VerifyStage {
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);
+  void pretend(int length) { length_ = length; }
 
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;

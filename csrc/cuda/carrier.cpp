@@ -19,6 +19,7 @@ using namespace std::chrono_literals;
 constexpr auto kLook = 5ms;        // between two looks at the streams while nothing comes
 constexpr auto kSilence = 500ms;   // a pass that has ended must have left its record by then
 constexpr auto kGoodbye = 10s;     // for what is in flight at the end of an answer
+constexpr int kMailSlots = 8;      // passes that may be between two stages: a twin of triton_kernels/state.py
 
 std::chrono::seconds patience() {
   const char* set = std::getenv("PPSD_CUDA_TIMEOUT");
@@ -60,7 +61,7 @@ GraphCarrier::GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule
                            bool report_drafts, AfterRound after_round, Trace* trace)
     : lanes_(lanes),
       graphs_(std::move(graphs)),
-      plan_(schedule, limits, seed, int(graphs_.verify.size())),
+      plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots)),
       report_drafts_(report_drafts),
       after_round_(std::move(after_round)),
       trace_(trace),
@@ -97,7 +98,7 @@ void GraphCarrier::begin(const std::vector<int>& prompt, int keep, int first) {
 std::optional<Event> GraphCarrier::next() {
   Patience patience;
   const Clock::time_point since = Clock::now();
-  Clock::time_point looked = since;
+  Clock::time_point looked = since, idle = since;
   while (events_.empty()) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (lost_) return std::nullopt;
@@ -115,7 +116,9 @@ std::optional<Event> GraphCarrier::next() {
       patience.wait();
       if (const auto now = Clock::now(); now - looked > kLook) {
         looked = now;
-        look_after(since);
+        if (look_after(since)) idle = now;
+        else if (now - idle > kSilence)
+          throw DriverError(Fault::kSilent, "the GPU has nothing left to do, but a verdict has not come");
       }
     } catch (...) {   // told behind the events that there are already
       lost_ = true;
@@ -154,8 +157,8 @@ const Lane& GraphCarrier::draft_lane() const {
   return plan_.overlapping() ? lanes_->draft : lanes_->in_turns(lanes_->draft.device);
 }
 
-const Lane& GraphCarrier::pass_lane(int stage) const {
-  const Lane& own = lanes_->verify[size_t(stage)];
+const Lane& GraphCarrier::pass_lane(int leg) const {
+  const Lane& own = lanes_->verify[size_t(leg)];
   return plan_.overlapping() ? own : lanes_->in_turns(own.device);
 }
 
@@ -187,29 +190,37 @@ void GraphCarrier::launch_draft(const Step& step) {
 void GraphCarrier::launch_pass(const Step& step) {
   const Driver& cu = driver();
   const int64_t pass = plan_.passes_launched() - 1;
-  for (int stage = 0; stage < int(graphs_.verify.size()); ++stage) {
-    const Lane& lane = pass_lane(stage);
+  const int legs = int(graphs_.verify.size()), first = int(graphs_.take_apart), end = first + graphs_.stages();
+  for (int leg = 0; leg < legs; ++leg) {
+    const Lane& lane = pass_lane(leg);
     enter(lane);
-    if (stage == 0) {
-      wait_for(lane, step);
-    } else {
-      const Lane& before = pass_lane(stage - 1);
-      if (before.stream != lane.stream)
-        check(cu.cuStreamWaitEvent(lane.stream, lanes_->stage_done[size_t(stage) - 1]->at(pass), 0), "ordering two streams");
-    }
-    if (stage < int(graphs_.copies.size()))
-      for (const Copy& copy : graphs_.copies[size_t(stage)]) {
-        if (copy.to_device == copy.from_device) continue;
-        const size_t skip = size_t(step.first_row) * copy.row_bytes;
-        const int rows = std::min(step.rows, copy.rows - step.first_row);
-        check(cu.cuMemcpyPeerAsync(copy.to + skip, lanes_->context(copy.to_device), copy.from + skip,
-                                   lanes_->context(copy.from_device), size_t(rows) * copy.row_bytes, lane.stream),
-              "copying rows between GPUs");
-      }
-    launch(lane, graphs_.verify[size_t(stage)], "verify", kVerifyTrack + stage, pass);
-    check(cu.cuEventRecord(lanes_->stage_done[size_t(stage)]->at(pass), lane.stream), "recording an event");
-    if (stage + 1 == int(graphs_.verify.size())) pass_streams_[size_t(pass % Lanes::kPassSlots)] = lane.stream;
+    const auto behind = [&](int other, int64_t its) {
+      if (pass_lane(other).stream != lane.stream)
+        check(cu.cuStreamWaitEvent(lane.stream, lanes_->stage_done[size_t(other)]->at(its), 0), "ordering two streams");
+    };
+    if (leg == 0) wait_for(lane, step);
+    else behind(leg - 1, pass);
+    // Rows are taken when the first stage is free for them: whatever has been drafted until then comes along.
+    if (leg < first && pass > 0) behind(first, pass - 1);
+    if (leg < int(graphs_.copies.size()))
+      for (const Copy& what : graphs_.copies[size_t(leg)]) copy(lane, what, step);
+    const char* name = leg < first ? "take" : leg < end ? "verify" : "verdict";
+    launch(lane, graphs_.verify[size_t(leg)], name, kVerifyTrack + leg, pass);
+    check(cu.cuEventRecord(lanes_->stage_done[size_t(leg)]->at(pass), lane.stream), "recording an event");
+    if (leg + 1 == legs) pass_streams_[size_t(pass % Lanes::kPassSlots)] = lane.stream;
   }
+}
+
+void GraphCarrier::copy(const Lane& lane, const Copy& what, const Step& step) {
+  if (what.to_device == what.from_device) return;
+  size_t skip = 0, bytes = what.row_bytes;
+  if (what.rows > 0) {
+    skip = size_t(step.first_row) * what.row_bytes;
+    bytes = size_t(std::min(step.rows, what.rows - step.first_row)) * what.row_bytes;
+  }
+  check(driver().cuMemcpyPeerAsync(what.to + skip, lanes_->context(what.to_device), what.from + skip,
+                                   lanes_->context(what.from_device), bytes, lane.stream),
+        "copying between GPUs");
 }
 
 void GraphCarrier::launch(const Lane& lane, GraphExec exec, const char* name, int track, int64_t pass) {
@@ -272,7 +283,7 @@ void GraphCarrier::take(const Record& record) {
     for (Timed& timed : timed_)
       if (timed.pass == landed_ - 1) {
         timed.rows = record.rows;
-        if (record.committed.empty()) timed.name = "dropped verify";
+        if (record.committed.empty() && std::string(timed.name) == "verify") timed.name = "dropped verify";
       }
   read_timers(false);
   std::optional<Round> round = plan_.land(record, done_);
@@ -293,7 +304,7 @@ void GraphCarrier::count_done() {
 }
 
 // While nothing comes: is the GPU still there, and at work?
-void GraphCarrier::look_after(Clock::time_point since) {
+bool GraphCarrier::look_after(Clock::time_point since) {
   bool busy = false;
   for (const Lane& lane : lanes_->all()) {
     enter(lane);
@@ -301,12 +312,10 @@ void GraphCarrier::look_after(Clock::time_point since) {
     if (result == kNotReady) busy = true;
     else check(result, "waiting for the GPU");
   }
-  const auto waited = Clock::now() - since;
-  if (!busy && waited > kSilence)
-    throw DriverError(Fault::kSilent, "the GPU has nothing left to do, but a verdict has not come");
-  if (waited > patience())
+  if (Clock::now() - since > patience())
     throw DriverError(Fault::kSilent, "the GPU has not answered for " + std::to_string(patience().count()) +
                                           " seconds (PPSD_CUDA_TIMEOUT sets how long to wait)");
+  return busy;
 }
 
 // Nothing of this answer runs any more when this returns; on a lost device that is so by itself.

@@ -20,22 +20,25 @@
 
 namespace ppsd::cuda {
 
-// Rows, each at its position, that a stage hands to the next one on another device.
+// What a stage hands to one on another device: rows, each at its position, or a block of words.
 struct Copy {
   Address to = 0, from = 0;        // of position 0
   int to_device = 0, from_device = 0;
   size_t row_bytes = 0;
-  int rows = 0;                    // positions that there are
+  int rows = 0;                    // positions that there are; 0: row_bytes are copied as they are
 };
 
 // One model's captured stages and what they write. The graphs and the memory belong to the caller.
 struct Graphs {
   GraphExec draft = nullptr, row = nullptr;      // a draft step; the early layers without the exit head
-  std::vector<GraphExec> verify;                 // a pass: one for each stage
-  std::vector<std::vector<Copy>> copies;         // before each of them; within one device none is needed, and none made
+  std::vector<GraphExec> verify;                 // a pass: its legs (ppsd_rt/cuda/devices.py), one for each stage,
+  bool take_apart = false, verdict_apart = false;   // and before them the taking of rows, behind them the verdict
+  std::vector<std::vector<Copy>> copies;         // before each leg; within one device none is needed, and none made
   Ring verdicts, drafts;
   int32_t sequence = 0, drawn = 0;               // numbers of the last records
   bool draft_records = false;                    // do draft steps leave records?
+
+  int stages() const { return int(verify.size()) - int(take_apart) - int(verdict_apart); }
 };
 
 class GraphCarrier final : public Carrier {
@@ -72,10 +75,11 @@ class GraphCarrier final : public Carrier {
   bool collect_draft();
   void take(const Record& record);
   void count_done();
-  void look_after(Clock::time_point since);
+  bool look_after(Clock::time_point since);   // true while it works
   void drain();
   const Lane& draft_lane() const;
-  const Lane& pass_lane(int stage) const;
+  const Lane& pass_lane(int leg) const;
+  void copy(const Lane& lane, const Copy& what, const Step& step);
 
   void launch(const Lane& lane, GraphExec exec, const char* what, int track, int64_t pass);
   EventHandle timer(const Lane& lane);

@@ -93,25 +93,39 @@ std::vector<std::pair<double, double>> Lanes::timeline(const std::vector<std::pa
     }
   } timers;
   const auto lane_of = [&](int stage) -> const Lane& { return stage < 0 ? draft : verify.at(size_t(stage)); };
-  // Every stream begins behind the same moment.
-  const EventHandle origin = timers.record(draft);
-  for (const Lane& lane : verify) check(cu.cuStreamWaitEvent(lane.stream, origin, 0), "ordering two streams");
-  std::vector<std::pair<EventHandle, EventHandle>> marks;
+  // Every stream begins behind the same moment; times can be compared within a device only.
+  const EventHandle begun = timers.record(draft);
+  for (const Lane& lane : verify) {
+    check(cu.cuCtxSetCurrent(lane.context), "choosing the GPU");
+    check(cu.cuStreamWaitEvent(lane.stream, begun, 0), "ordering two streams");
+  }
+  std::vector<std::pair<int, EventHandle>> origins{{draft.device, begun}};
+  const auto origin_of = [&](int device) {
+    const auto found = std::find_if(origins.begin(), origins.end(), [&](const auto& pair) { return pair.first == device; });
+    return found == origins.end() ? nullptr : found->second;
+  };
+  for (const Lane& lane : verify)
+    if (origin_of(lane.device) == nullptr) origins.emplace_back(lane.device, timers.record(lane));
+  struct Mark {
+    int device;
+    EventHandle begin, end;
+  };
+  std::vector<Mark> marks;
   for (const auto& [stage, exec] : launches) {
     const Lane& lane = lane_of(stage);
     const EventHandle begin = timers.record(lane);
     check(cu.cuGraphLaunch(exec, lane.stream), "launching a graph");
-    marks.emplace_back(begin, timers.record(lane));
+    marks.push_back({lane.device, begin, timers.record(lane)});
   }
   for (const Lane& lane : all()) {
     check(cu.cuCtxSetCurrent(lane.context), "choosing the GPU");
     check(cu.cuStreamSynchronize(lane.stream), "waiting for the GPU");
   }
   std::vector<std::pair<double, double>> spans;
-  for (const auto& [begin, end] : marks) {
+  for (const Mark& mark : marks) {
     float from = 0.0f, to = 0.0f;
-    check(cu.cuEventElapsedTime(&from, origin, begin), "reading the time");
-    check(cu.cuEventElapsedTime(&to, origin, end), "reading the time");
+    check(cu.cuEventElapsedTime(&from, origin_of(mark.device), mark.begin), "reading the time");
+    check(cu.cuEventElapsedTime(&to, origin_of(mark.device), mark.end), "reading the time");
     spans.emplace_back(1e-3 * double(from), 1e-3 * double(to));
   }
   return spans;

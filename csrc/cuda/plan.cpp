@@ -37,8 +37,10 @@ Step Plan::draft(Step::Kind kind) { return {kind, launched_++ - 1, schedule_.ove
 Step Plan::pass(int64_t after_draft, int rows) {
   flights_.push_back(rows);
   // It begins behind what the passes in flight will have committed, of which each takes up to kMaxRows rows.
+  // With overlap it begins behind the others' first stages (their stream sees to it), not behind their verdicts.
   const int first = int(tokens_.size()) - 1;
-  return {Step::Kind::kVerify, after_draft, passes_++ - 1, first, kMaxRows * passes_in_flight()};
+  const int64_t before = passes_++ - 1;
+  return {Step::Kind::kVerify, after_draft, schedule_.overlap ? -1 : before, first, kMaxRows * passes_in_flight()};
 }
 
 // -- without overlap ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ using Mode = Prediction::Mode;
 
 constexpr double kPriorWeight = 3.0;    // verdicts that the prior counts as; it fades as they do
 constexpr double kMemory = 0.98;        // what a verdict counts after the next one: some fifty are remembered
+constexpr double kPromises = 6.0;       // copies that are taken to have kept what they promised, to begin with
 constexpr double kRecent = 0.2;         // share of a new round in what is recent
 constexpr double kBiasStep = 0.04;      // share of a new comparison in a bias
 constexpr int kSameMoment = 12;         // rounds after a change of mode in which the pace is still the one before it
@@ -44,19 +45,49 @@ Schedule schedule_of(Mode mode, int length, double threshold) {
   return schedule;
 }
 
+Costs::Stages Costs::Stages::behind(int context) const {
+  const double more = context - kContext;
+  // (A shorter text saves at most half of anything: slopes are measured, and may be somewhat wrong.)
+  const auto deeper = [more](double seconds, double slope) { return std::max(seconds + more * slope, 0.5 * seconds); };
+  Stages out = *this;
+  out.row_step = deeper(row_step, step_deeper);
+  out.draft_step = deeper(draft_step, step_deeper);
+  if (first_draft > 0.0) out.first_draft = deeper(first_draft, step_deeper);
+  if (plain > 0.0) out.plain = deeper(plain, step_deeper + verify_deeper[1]);
+  for (int rows = 1; rows <= kMaxRows; ++rows) out.verify[rows] = deeper(verify[rows], verify_deeper[rows]);
+  return out;
+}
+
 Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup, bool siblings)
-    : costs_(costs),
+    : measured_costs_(costs),
+      simulate_(simulate),
+      costs_(costs),
       lookup_(lookup),
       siblings_(siblings),
-      accepted_(kPriorWeight * std::clamp(prior, 0.01, 0.99)),
-      rejected_(kPriorWeight - accepted_) {
+      accepted_(kPriorWeight * (std::isfinite(prior) ? std::clamp(prior, 0.01, 0.99) : 0.4)),
+      rejected_(kPriorWeight - accepted_),
+      promised_(kPromises),
+      kept_(kPromises) {
   const double extra = costs.turns.round(1, 2) - costs.plain();
   first_probe_ = int(std::clamp(extra / costs.plain() / kProbing, 4.0, 1000.0));
   probe_after_ = first_probe_;
-  if (costs.can_overlap)
-    for (int i = 0; i <= kGrid; ++i)
-      overlap_.push_back(simulate(schedule_of(Mode::kOverlap, 0, 0.0), costs, double(i) / kGrid));
+  begin(Costs::kContext);
+}
+
+void Planner::begin(int context) {
+  move_to(context);
   decide();
+}
+
+void Planner::move_to(int context) {
+  costs_.turns = measured_costs_.turns.behind(context);
+  if (!costs_.can_overlap) return;
+  costs_.overlapped = measured_costs_.overlapped.behind(context);
+  if (simulated_at_ > 0 && context < 2 * simulated_at_ && 2 * context > simulated_at_) return;
+  simulated_at_ = std::max(context, 1);
+  overlap_.clear();
+  for (int i = 0; i <= kGrid; ++i)
+    overlap_.push_back(simulate_(schedule_of(Mode::kOverlap, 0, 0.0), costs_, double(i) / kGrid));
 }
 
 // -- predictions -------------------------------------------------------------------------------------------------------
@@ -96,6 +127,7 @@ std::vector<Prediction> Planner::predictions() const {
 
 const Schedule& Planner::after(const Round& round, double seconds) {
   learn(round, seconds);
+  move_to(round.position + int(round.committed.size()));
   decide();
   return schedule_;
 }
@@ -103,7 +135,11 @@ const Schedule& Planner::after(const Round& round, double seconds) {
 void Planner::learn(const Round& round, double seconds) {
   bool right = false;
   for (int i = 0; i < int(round.judged.size()); ++i) {
-    if (round.judged[i].copied > 0) continue;
+    if (round.judged[i].copied > 0) {
+      promised_ = kMemory * promised_ + round.judged[i].confidence;
+      kept_ = kMemory * kept_ + (i < round.accepted);
+      continue;
+    }
     right = right || i < round.accepted;
     accepted_ *= kMemory;
     rejected_ *= kMemory;
@@ -174,7 +210,9 @@ void Planner::decide() {
   if (siblings_ && !probing_ && mode_ == Mode::kTurns) schedule_.siblings = worth(row(std::min(best.length + 2, kMaxRows)));
   if (lookup_ > 0 && !probing_) {
     schedule_.lookup = lookup_;
-    schedule_.stop_rule.copy_threshold = worth(row(kMaxRows / 2));
+    // Matches say less of a sampled text than of a greedy one: a chance is worth what copies have kept of theirs.
+    const double kept = std::clamp(kept_ / std::max(promised_, 1e-3), 0.2, 1.5);
+    schedule_.stop_rule.copy_threshold = std::min(worth(row(kMaxRows / 2)) / kept, 0.98);
     if (mode_ == Mode::kPlain) schedule_.max_chunk = kMaxChunk;   // copies are its only drafts
   }
 }

@@ -3,7 +3,7 @@
 //
 // Draft-then-verify with K drafts at acceptance a commits (1 - a^(K+1)) / (1 - a) tokens in K draft steps, one row
 // through the early layers and a pass over K + 1 rows. Overlapped schedules have no such closed form: the simulated
-// carrier is asked, once, at a grid of acceptances.
+// carrier is asked at a grid of acceptances, and again when the text is twice as long.
 //
 // What rounds really take corrects this in two ways. The machine's pace changes from moment to moment and is common to
 // all schedules; a schedule's bias is how much longer than predicted it takes than plain decoding does in the same
@@ -20,8 +20,9 @@
 
 namespace ppsd {
 
-// Seconds on this machine, of this model, format, exit head and thread count.
+// Seconds on this machine, of this model, format, exit head and thread count, behind a text of kContext rows.
 struct Costs {
+  static constexpr int kContext = 128;
   using Table = std::array<double, kMaxRows + 1>;   // by the number of rows; [0] is unused
   struct Stages {
     double row_step = 0.0;     // a row through the early layers, behind another step
@@ -31,7 +32,12 @@ struct Costs {
     // weights are. 0: no difference.
     double first_draft = 0.0;  // the first draft of a round
     double plain = 0.0;        // a row and its pass, again and again
+    // What each further row of the text adds: to a step of either kind, and to a pass. Attention is arithmetic, and costs by
+    // the row of the pass where the weights hardly do.
+    double step_deeper = 0.0;
+    Table verify_deeper{};
 
+    Stages behind(int context) const;   // the same costs behind a text of so many rows
     double plain_step() const { return plain > 0.0 ? plain : row_step + verify[1]; }
     double round(int drafts, int rows) const {
       if (drafts == 0) return plain_step() + verify[rows] - verify[1];
@@ -63,6 +69,8 @@ class Planner {
   // siblings: of drafts that do not overlap verification may be verified.
   Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0, bool siblings = false);
 
+  // Before the first round of an answer: how long its prompt is.
+  void begin(int context);
   // After every round but the prompt's; seconds: since the round before. What to do next.
   const Schedule& after(const Round& round, double seconds);
   const Schedule& schedule() const { return schedule_; }
@@ -82,17 +90,22 @@ class Planner {
   const Measured& measured(Prediction::Mode mode) const { return measured_[int(mode)]; }
 
  private:
+  void move_to(int context);
   void learn(const Round& round, double seconds);
   void decide();
   Prediction best_turns(double acceptance) const;
   void correct(double ratio);
   double corrected(Prediction::Mode mode, double seconds) const { return seconds * pace_ * bias_[int(mode)]; }
 
-  const Costs costs_;
+  const Costs measured_costs_;
+  const Simulate simulate_;
+  Costs costs_;                                // at the present length of the text
+  int simulated_at_ = 0;                       // the length for which overlap_ was simulated
   const int lookup_;
   const bool siblings_;
   double accepted_, rejected_;                 // verdicts, older ones counting less
   double rescued_ = 0.0;                       // of the rounds of drafts, older ones counting less
+  double promised_, kept_;                     // of judged copies: the sum of their chances, and how many were right
   std::vector<double> overlap_;                // simulated tokens per second, acceptance 0, 1 / n, ..., 1
   double pace_ = 1.0;                          // measured over predicted seconds, of all modes
   std::array<double, 3> bias_{1, 1, 1};        // by mode: the same, over plain decoding's; plain decoding's stays 1

@@ -66,49 +66,65 @@ struct Captured {
   Graphs graphs;
   std::shared_ptr<Lanes> lanes;
 
+  // on: the device of each verification stage.
   Captured(uint64_t seed, int vocabulary, std::vector<int> on, double acceptance, bool with_row)
-      : model{seed, vocabulary},
-        device(model, kCapacity, int(on.size()), acceptance, seed, differ(on)),
-        devices(std::move(on)) {
+      : model{seed, vocabulary}, device(model, kCapacity, on, acceptance, seed), devices(std::move(on)) {
     const auto graph = [&](FakeGraphRun run, int number) {
       stages.push_back(std::make_unique<Stage>(&device, number));
       return static_cast<GraphExec>(levers().fake_cuda_graph(run, stages.back().get()));
     };
     graphs.draft = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(true); }, -1);
     if (with_row) graphs.row = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(false); }, -1);
-    for (int number = 0; number < int(devices.size()); ++number)
-      graphs.verify.push_back(graph(
+    const int count = int(devices.size());
+    graphs.take_apart = device.apart(0), graphs.verdict_apart = device.apart(count);
+    std::vector<int> on_legs;
+    const auto leg = [&](FakeGraphRun run, int number, int where) {
+      graphs.verify.push_back(graph(run, number));
+      graphs.copies.emplace_back();
+      on_legs.push_back(where);
+    };
+    const auto copy = [&](ToyDevice::Ends ends, int from, size_t row_bytes, int rows) {
+      graphs.copies.back().push_back({Address(ends.to), Address(ends.from), on_legs.back(), from, row_bytes, rows});
+    };
+    constexpr size_t kMailBytes = 4 * ToyDevice::kMail * ToyDevice::kMailWords;
+    if (graphs.take_apart) leg([](void* data) { return static_cast<Stage*>(data)->device->take(); }, -1, ToyDevice::kHome);
+    for (int number = 0; number < count; ++number) {
+      leg(
           [](void* data) {
             auto* stage = static_cast<Stage*>(data);
             const bool fails = stage->fails_after >= 0 && stage->fails_after-- == 0;
             return fails ? 719 : stage->device->verify(stage->number);
           },
-          number));
-    for (int number = 0; number < int(devices.size()); ++number) {
-      const int before = number > 0 ? devices[size_t(number) - 1] : devices[0];
-      graphs.copies.push_back({});
-      if (number > 0 && differ(devices))
-        graphs.copies.back().push_back({Address(device.border_to(number)), Address(device.border_from(number)),
-                                        devices[size_t(number)], before + (before == devices[size_t(number)]), 4, kCapacity});
+          number, device.device(number));
+      if (!device.apart(number)) continue;
+      copy(device.mail(number), device.device(number - 1), kMailBytes, 0);
+      copy(device.rows(number), device.device(number - 1), 4, kCapacity);
+      if (device.device(number) != ToyDevice::kHome) copy(device.epoch_on(device.device(number)), ToyDevice::kHome, 4, 0);
+    }
+    if (graphs.verdict_apart) {
+      leg([](void* data) { return static_cast<Stage*>(data)->device->verdict(); }, -1, ToyDevice::kHome);
+      copy(device.mail(count), device.device(count - 1), kMailBytes, 0);
     }
     graphs.verdicts = device.verdicts(), graphs.drafts = device.drafts();
     graphs.draft_records = true;
-    lanes = std::make_shared<Lanes>(devices[0], devices);
-  }
-
-  static bool differ(const std::vector<int>& devices) {
-    return std::any_of(devices.begin(), devices.end(), [&](int device) { return device != devices[0]; });
+    lanes = std::make_shared<Lanes>(ToyDevice::kHome, on_legs);
   }
 
   // As the backend does: the prompt, then one plain step for the first token.
   int begin(const std::vector<int>& prompt, const Limits& limits, const Schedule& schedule, bool planned) {
     device.begin(prompt, limits.end, planned ? kMaxChunk : schedule.max_chunk, planned ? kMaxChunk : schedule.lookahead, true);
     device.draft_step(false);
+    const auto hand = [&](size_t leg) {   // the copies, by hand
+      for (const Copy& copy : graphs.copies[leg])
+        std::memcpy(reinterpret_cast<void*>(copy.to), reinterpret_cast<const void*>(copy.from),
+                    copy.row_bytes * size_t(std::max(1, copy.rows)));
+    };
+    if (graphs.take_apart) device.take();
     for (int stage = 0; stage < int(devices.size()); ++stage) {
-      if (stage > 0 && device.border_to(stage) != device.border_from(stage))   // the row, by hand
-        std::memcpy(const_cast<void*>(device.border_to(stage)), device.border_from(stage), kCapacity * 4);
+      hand(size_t(stage) + graphs.take_apart);
       device.verify(stage);
     }
+    if (graphs.verdict_apart) hand(graphs.verify.size() - 1), device.verdict();
     graphs.sequence = device.sequence(), graphs.drawn = device.drawn();
     return record_of(device.verdicts().find(device.sequence())).committed.front();
   }
@@ -144,7 +160,8 @@ int64_t answers_of_a_model(uint64_t seed) {
   const std::string where = "cuda carrier, seed " + std::to_string(seed);
   Random random(seed);
   std::vector<int> devices(size_t(between(random, 1, 3)), 0);
-  if (chance(random, 30)) devices.back() = 1;
+  if (chance(random, 60))
+    for (int& device : devices) device = between(random, 0, ToyDevice::kDevices - 1);
   Captured captured(seed, chance(random, 50) ? 1000 : 7, devices, double(between(random, 0, 10)) / 10.0, chance(random, 80));
   captured.device.slow_down(chance(random, 70) ? 150 : 0, random());
   int64_t rounds = 0;
@@ -228,6 +245,26 @@ std::vector<FakeCudaCall> log_of(Captured* captured, const Schedule& schedule, i
   return calls;
 }
 
+// Does the first leg of a pass begin without waiting for the last one of the pass before?
+bool overtakes(const Captured& captured, const std::vector<FakeCudaCall>& calls) {
+  const void *first = captured.graphs.verify.front(), *last = captured.graphs.verify.back();
+  const void *recorded = nullptr, *launched = nullptr, *stream = nullptr;   // behind the last leg; the newest launch
+  bool waits = false;
+  for (const FakeCudaCall& call : calls) {
+    const std::string name = call.function;
+    if (name == "cuGraphLaunch") {
+      if (call.object == first && recorded != nullptr && !waits && stream != call.stream) return true;
+      if (call.object == last) stream = call.stream;
+      launched = call.object, waits = false;
+    } else if (name == "cuEventRecord" && launched == last) {
+      recorded = call.object;
+    } else if (name == "cuStreamWaitEvent" && call.object == recorded) {
+      waits = true;
+    }
+  }
+  return false;
+}
+
 // Launches behind each other on one stream need no events; with overlap, every pass waits for a draft step that has
 // been queued before it, and every launch is followed by the record of an event that nobody has waited for before.
 void calls_come_in_order() {
@@ -235,7 +272,7 @@ void calls_come_in_order() {
   Schedule turns, overlapped;
   turns.first_chunk = turns.max_chunk = turns.lookahead = 4;
   overlapped.first_chunk = 2, overlapped.max_chunk = 8, overlapped.lookahead = 15, overlapped.overlap = true;
-  for (const std::vector<int>& devices : {std::vector<int>{0}, {0, 0}, {0, 1}}) {
+  for (const std::vector<int>& devices : {std::vector<int>{0}, {0, 0}, {0, 1}, {1}, {1, 0}, {1, 1}}) {
     for (const Schedule& schedule : {turns, overlapped}) {
       Captured captured(7, 1000, devices, 0.7, true);
       std::vector<int> text;
@@ -269,11 +306,13 @@ void calls_come_in_order() {
           ++copies;
         }
       }
-      const bool one_device = devices.size() == 1 || devices[1] == 0;
+      const bool one_device = std::count(devices.begin(), devices.end(), ToyDevice::kHome) == int(devices.size());
       check(passes > 10 && drafts > 30, "too few launches for sixty tokens", where);
       if (!schedule.overlap && one_device) check(waits == 0, "launches in turns on one device need no events", where);
       if (schedule.overlap || !one_device) check(waits >= passes, "a pass that waits for nothing", where);
       check((copies > 0) == !one_device, "rows are copied between devices, and only there", where);
+      if (schedule.overlap && devices.size() > 1)
+        check(overtakes(captured, calls), "a pass waits for the verdict of the one before", where);
       check(draft_stream != nullptr, "no draft step was launched", where);
       expect_good_manners(where);
     }

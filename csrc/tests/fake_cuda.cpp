@@ -32,6 +32,7 @@ constexpr Result kInvalidValue = 1, kInvalidHandle = 400, kNotReady = 600, kNotI
 
 struct Event {
   bool timing = false;
+  void* context = nullptr;
   uint64_t recorded = 0, completed = 0;   // generations
   Clock::time_point when{};
 };
@@ -274,7 +275,9 @@ Result cuStreamWaitEvent(void* handle, void* event_handle, unsigned) {
 }
 Result cuEventCreate(void** handle, unsigned flags) {
   ENTER("cuEventCreate");
+  if (current_context == nullptr) return 201;
   auto* event = new Event;
+  event->context = current_context;
   event->timing = (flags & ppsd::cuda::kDisableTiming) == 0;
   fake().events.insert(event);
   *handle = event;
@@ -295,6 +298,7 @@ Result cuEventRecord(void* event_handle, void* handle) {
   Event* event = event_of(event_handle);
   if (stream == nullptr || event == nullptr) return kInvalidHandle;
   if (event->completed < event->recorded) misused("an event was recorded again while its last launch was in flight");
+  if (event->context != &devices_as_contexts[stream->device]) misused("an event was recorded on another GPU's stream");
   const uint64_t generation = ++event->recorded;
   record_call("cuEventRecord", handle, event, generation);
   stream->queue.push_back([event, generation] {
@@ -316,6 +320,7 @@ Result cuEventElapsedTime(float* milliseconds, void* begin_handle, void* end_han
   ENTER("cuEventElapsedTime");
   const Event *begin = event_of(begin_handle), *end = event_of(end_handle);
   if (begin == nullptr || end == nullptr || !begin->timing || !end->timing) return kInvalidHandle;
+  if (begin->context != end->context) return kInvalidHandle;   // clocks of two GPUs
   if (begin->completed < begin->recorded || end->completed < end->recorded) return kNotReady;
   *milliseconds = std::chrono::duration<float, std::milli>(end->when - begin->when).count();
   return 0;
@@ -357,10 +362,12 @@ Result cuMemcpyDtoHAsync(void* to, Address from, size_t bytes, void* handle) {
   fake().changed.notify_all();
   return 0;
 }
-Result cuMemcpyPeerAsync(Address to, void*, Address from, void*, size_t bytes, void* handle) {
+Result cuMemcpyPeerAsync(Address to, void* to_context, Address from, void* from_context, size_t bytes, void* handle) {
   ENTER("cuMemcpyPeerAsync");
   Stream* stream = stream_of(handle);
   if (stream == nullptr) return kInvalidHandle;
+  if (to_context == nullptr || from_context == nullptr) return 201;
+  if (to_context == from_context) misused("a copy from a GPU to itself");
   record_call("cuMemcpyPeerAsync", handle, reinterpret_cast<const void*>(to), 0);
   // Word by word: rows that a stage is writing meanwhile are copied too, and not used.
   stream->queue.push_back([=] {

@@ -1,7 +1,8 @@
 // What the captured stages of a model do, on a toy model (csrc/pipeline/toy_stages.h): twins of triton_kernels/verdict.py.
 //
 // Draft steps and passes run on threads of the fake driver, side by side. As on a GPU, the words of the answer change
-// under its lock alone, and text, rows and hidden states are read and written without one.
+// under its lock alone, and text, rows and hidden states are read and written without one. Stages may stand for other
+// devices: what they read there has to be copied, mail and epoch too (ppsd_rt/cuda/devices.py).
 #pragma once
 
 #include <atomic>
@@ -18,22 +19,38 @@ namespace ppsd::test {
 
 class ToyDevice {
  public:
-  static constexpr int kSlots = 64, kMail = 8;
+  static constexpr int kSlots = 64, kMail = 8, kMailWords = 20, kHome = 0, kDevices = 2;
+  using Memory = std::vector<std::atomic<int32_t>>;
 
-  // own_memory: each stage's input rows are the last one's output only once they have been copied.
-  ToyDevice(const ToyModel& model, int capacity, int stages, double acceptance, uint64_t seed, bool own_memory)
-      : model_(model), acceptance_(acceptance), seed_(seed), text_(size_t(capacity)), early_rows_(size_t(capacity)),
-        confidences_(size_t(capacity)), verdicts_(kSlots * cuda::record::kWords), drafts_(kSlots * cuda::record::kDraftWords) {
-    for (int stage = 0; stage < stages; ++stage) {
+  // on: the device of each verification stage; drafting and verdicts are on device kHome.
+  ToyDevice(const ToyModel& model, int capacity, std::vector<int> on, double acceptance, uint64_t seed)
+      : model_(model), acceptance_(acceptance), seed_(seed), on_(std::move(on)), text_(size_t(capacity)),
+        early_rows_(size_t(capacity)), confidences_(size_t(capacity)), verdicts_(kSlots * cuda::record::kWords),
+        drafts_(kSlots * cuda::record::kDraftWords), epochs_(kDevices) {
+    for (size_t stage = 0; stage < on_.size(); ++stage) {
       stages_.push_back(std::make_unique<Stage>());
       stages_.back()->rows = std::vector<std::atomic<uint64_t>>(size_t(capacity));
     }
-    // The rows that a stage reads, and those that the one before has written.
-    for (int border = 0; border < stages; ++border) {
-      written_.push_back(std::make_unique<Hidden>(size_t(capacity)));
-      read_.push_back(own_memory && border > 0 ? std::make_unique<Hidden>(size_t(capacity)) : nullptr);
+    // In front of each stage, and behind the last one: what the one before has written, and where it is read.
+    for (int border = 0; border <= int(on_.size()); ++border) {
+      for (auto& [to, size] : {std::make_pair(&rows_, capacity), std::make_pair(&mail_, kMail * kMailWords)}) {
+        to->written.push_back(std::make_unique<Memory>(size_t(size)));
+        to->read.push_back(apart(border) ? std::make_unique<Memory>(size_t(size)) : nullptr);
+      }
+      counts_.push_back(std::make_unique<Counts>());
     }
   }
+
+  int device(int stage) const { return stage < 0 || stage >= int(on_.size()) ? kHome : on_[size_t(stage)]; }
+  bool apart(int border) const { return device(border) != device(border - 1); }
+
+  // Two blocks of memory of a border, or the same one twice.
+  struct Ends {
+    const void *to, *from;
+  };
+  Ends rows(int border) const { return {rows_.at(border)->data(), rows_.written[size_t(border)]->data()}; }
+  Ends mail(int border) const { return {mail_.at(border)->data(), mail_.written[size_t(border)]->data()}; }
+  Ends epoch_on(int device) const { return {&epochs_[size_t(device)], &epochs_[kHome]}; }
 
   // The prompt but for its last row has passed all layers.
   void begin(const std::vector<int>& prompt, int end, int most, int lookahead, bool report) {
@@ -47,9 +64,11 @@ class ToyDevice {
     }
     const int rows = int(prompt.size()) - 1;
     state_.start = rows, state_.epoch = 0, state_.drafted = int(prompt.size());
+    for (auto& epoch : epochs_) epoch = 0;
+    for (auto& counts : counts_) counts->posted = counts->fetched = 0;
+    taken_ = {}, taken_.start = rows;
     most_ = most, lookahead_ = lookahead, limit_ = end - 1, report_ = report;
     early_ = {}, early_.start = rows;
-    for (auto& stage : stages_) stage->words = {}, stage->words.start = rows;
   }
 
   int draft_step(bool with_head) {
@@ -65,7 +84,7 @@ class ToyDevice {
     for (int p = at.start; p < at.start + at.rows; ++p) {
       const int token = text_[size_t(p)];
       early_rows_[size_t(p)] = model_.after(p > 0 ? early_rows_[size_t(p - 1)].load() : model_.empty(), token);
-      (*written_[0])[size_t(p)] = token;
+      (*rows_.written[0])[size_t(p)] = token;
     }
     delay();
     const int end = at.start + at.rows;
@@ -94,35 +113,47 @@ class ToyDevice {
     return 0;
   }
 
+  // The first stage is on another device: its rows are taken here.
+  int take() {
+    take_rows();
+    post(0, taken_, nullptr);
+    return 0;
+  }
+
   int verify(int number) {
     Stage& stage = *stages_[size_t(number)];
     const int last = int(stages_.size()) - 1;
-    if (number == 0) {
-      const Lock lock(mutex_);
-      const int launched = stage.words.start + stage.words.rows;
-      const int arrived = early_.epoch == state_.epoch ? early_.start : 0;
-      const int start = stage.words.epoch == state_.epoch ? std::max(launched, state_.start) : state_.start;
-      const int most = std::min(most_ + int(start == state_.start), kMaxRows);
-      stage.words = {std::max(0, std::min(arrived - start, most)), start, state_.epoch};
+    Words at;
+    if (number == 0 && !apart(0)) {
+      take_rows();
+      at = taken_;
     } else {
-      stage.words = stage.mail[size_t(stage.passes++ % kMail)];
-      if (stage.words.epoch != epoch()) stage.words.rows = 0;
+      at = fetch(number, nullptr);
     }
-    const Words at = stage.words;
     delay();
+    const Memory& input = *rows_.at(number);
     for (int p = at.start; p < at.start + at.rows; ++p) {
-      Hidden& input = read_[size_t(number)] ? *read_[size_t(number)] : *written_[size_t(number)];
       const int token = input[size_t(p)];
       stage.rows[size_t(p)] = model_.after(p > 0 ? stage.rows[size_t(p - 1)].load() : model_.empty(), token);
-      if (number < last) (*written_[size_t(number) + 1])[size_t(p)] = token;
+      if (number < last) (*rows_.written[size_t(number) + 1])[size_t(p)] = token;
     }
     delay();
-    if (number == last) {
-      give_verdict(at, stage);
-    } else {
-      Stage& next = *stages_[size_t(number) + 1];
-      next.mail[size_t(next.posted++ % kMail)] = at;
+    if (number < last) {
+      post(number + 1, at, nullptr);
+      return 0;
     }
+    int choices[kMaxRows] = {};
+    for (int r = 0; r < at.rows; ++r) choices[r] = model_.next(stage.rows[size_t(at.start + r)]);
+    if (apart(number + 1)) post(number + 1, at, choices);
+    else give_verdict(at, choices);
+    return 0;
+  }
+
+  // The last stage is on another device: its choices are judged here.
+  int verdict() {
+    int choices[kMaxRows];
+    const Words at = fetch(int(on_.size()), choices);
+    give_verdict(at, choices);
     return 0;
   }
 
@@ -131,12 +162,9 @@ class ToyDevice {
   int drawn() const { return state_.drawn; }
   cuda::Ring verdicts() const { return {verdicts_.data(), kSlots, cuda::record::kWords}; }
   cuda::Ring drafts() const { return {drafts_.data(), kSlots, cuda::record::kDraftWords}; }
-  const void* border_from(int stage) const { return written_[size_t(stage)]->data(); }
-  const void* border_to(int stage) const { return read_[size_t(stage)] ? read_[size_t(stage)]->data() : border_from(stage); }
 
  private:
   using Lock = std::lock_guard<std::mutex>;
-  using Hidden = std::vector<std::atomic<int32_t>>;   // a row's hidden state is its token
   struct Words {
     int rows = 0, start = 0, epoch = 0;
   };
@@ -145,20 +173,43 @@ class ToyDevice {
     int32_t sequence = 0, drawn = 0;
   };
   struct Stage {
-    Words words;
-    Words mail[kMail];
-    int64_t posted = 0, passes = 0;
     std::vector<std::atomic<uint64_t>> rows;   // KV: the hash of the text up to and including a row
   };
 
-  int epoch() {
+  struct Border {   // a row's hidden state is its token
+    std::vector<std::unique_ptr<Memory>> written, read;
+    const std::unique_ptr<Memory>& at(int border) const { return read[size_t(border)] ? read[size_t(border)] : written[size_t(border)]; }
+  };
+  struct Counts {
+    int posted = 0, fetched = 0;
+  };
+
+  void take_rows() {
     const Lock lock(mutex_);
-    return state_.epoch;
+    const int launched = taken_.start + taken_.rows;
+    const int arrived = early_.epoch == state_.epoch ? early_.start : 0;
+    const int start = taken_.epoch == state_.epoch ? std::max(launched, state_.start) : state_.start;
+    const int most = std::min(most_ + int(start == state_.start), kMaxRows);
+    taken_ = {std::max(0, std::min(arrived - start, most)), start, state_.epoch};
   }
 
-  void give_verdict(const Words& at, const Stage& stage) {
-    int choices[kMaxRows], drafts[kMaxRows] = {};
-    for (int r = 0; r < at.rows; ++r) choices[r] = model_.next(stage.rows[size_t(at.start + r)]);
+  void post(int border, const Words& at, const int* choices) {
+    auto* slot = &(*mail_.written[size_t(border)])[size_t(counts_[size_t(border)]->posted++ % kMail * kMailWords)];
+    slot[0] = at.rows, slot[1] = at.start, slot[2] = at.epoch;
+    for (int r = 0; choices != nullptr && r < kMaxRows; ++r) slot[4 + r] = choices[r];
+  }
+
+  // What is read of a pass that another device began, and of its epoch, is what has been copied.
+  Words fetch(int border, int* choices) {
+    const auto* slot = &(*mail_.at(border))[size_t(counts_[size_t(border)]->fetched++ % kMail * kMailWords)];
+    Words at{slot[0], slot[1], slot[2]};
+    for (int r = 0; choices != nullptr && r < kMaxRows; ++r) choices[r] = slot[4 + r];
+    if (at.epoch != epochs_[size_t(device(border))]) at.rows = 0;
+    return at;
+  }
+
+  void give_verdict(const Words& at, const int* choices) {
+    int drafts[kMaxRows] = {};
     int32_t sequence = 0;
     int accepted = 0, committed = 0, judged = 0, drafted = 0;
     {
@@ -182,6 +233,7 @@ class ToyDevice {
         state_.start = end;
         state_.drafted = rejected ? end + 1 : std::max(drafted, end + 1);
         state_.epoch += rejected;
+        epochs_[kHome] = state_.epoch;
       }
     }
     int32_t* record = &verdicts_[size_t(sequence % kSlots) * cuda::record::kWords];
@@ -213,6 +265,7 @@ class ToyDevice {
   const ToyModel model_;
   const double acceptance_;
   const uint64_t seed_;
+  const std::vector<int> on_;
   std::mutex mutex_;   // the answer's lock
   State state_;
   Words early_;
@@ -222,8 +275,11 @@ class ToyDevice {
   std::vector<std::atomic<uint64_t>> early_rows_;
   std::vector<std::atomic<float>> confidences_;
   std::vector<std::unique_ptr<Stage>> stages_;
-  std::vector<std::unique_ptr<Hidden>> written_, read_;
+  Border rows_, mail_;
+  std::vector<std::unique_ptr<Counts>> counts_;   // of each border
+  Words taken_;                                   // of the pass that was begun last
   std::vector<int32_t> verdicts_, drafts_;
+  Memory epochs_;                                 // at home, and copies of it
   int delay_us_ = 0;
   std::atomic<uint64_t> random_{1};
 };

@@ -217,7 +217,7 @@ class DeviceBench:
         def ours() -> None:
             b, work, x = stages.buffers, stages._late[-1], stages.buffers.exit_hidden
             for number, layer in enumerate(weights.layers):
-                x = stages._layer(layer, number, x, work.x, words, work)
+                x = stages._layer(layer, number, x, work.x, words, work, b)
             assert b.sampling is not None
             stages._lm_head(words, None)
 

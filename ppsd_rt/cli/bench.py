@@ -21,6 +21,8 @@ from .info import machine
 from .main import INTERRUPTED
 from .progress import progress_bar
 
+MOST_CONTEXT = 2**18  # rows of the KV caches that kernels are measured with: tens of gigabytes for a large model
+
 
 def run(args: argparse.Namespace) -> int:
     report, whole = {"kernels": _kernels, "generate": _generate}[args.what](args)
@@ -57,8 +59,14 @@ def run_facts(name: str, model: str) -> dict[str, Any]:
 
 
 def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:
+    if "," in args.device:
+        raise UsageError("kernels are measured on one device; --device names one")
     if args.device.startswith("cuda"):
         return _device_kernels(args)
+    if max(args.rows) > _native.PASS_ROWS:
+        raise UsageError(f"--rows: a pass takes at most {_native.PASS_ROWS} rows, not {max(args.rows)}")
+    if args.context > MOST_CONTEXT:
+        raise UsageError(f"--context must be at most {MOST_CONTEXT}, not {args.context}")
     isas = _native.usable_isas() if args.isa == ["all"] else args.isa
     threads = _threads(args)
     sweeps = Sweeps(args.dtype, threads, args.rows, args.kernels, isas, args.context, args.repeats)
@@ -68,7 +76,10 @@ def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:
         return Engine.from_pretrained(model, exit_head=head, backend="cpu", dtype=dtype, threads=max(threads))
 
     with progress_bar("measuring") as advance:
-        return measure_kernels(load, sweeps, run_facts("kernels", args.model), advance)
+        try:
+            return measure_kernels(load, sweeps, run_facts("kernels", args.model), advance)
+        except MemoryError:
+            raise PpsdError(f"no memory for KV caches of {args.context} rows: lower --context") from None
 
 
 def _device_kernels(args: argparse.Namespace) -> tuple[Report, bool]:

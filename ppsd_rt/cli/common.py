@@ -34,8 +34,11 @@ def load_engine(args: argparse.Namespace) -> Engine:
 def load_one_process(args: argparse.Namespace) -> Engine:
     """Also beside ranks, whose stages are theirs."""
     over_ranks = getattr(args, "engine", None) is not None
-    if not over_ranks and not isinstance(args.stages, int):
-        raise UsageError("--stages A,B,... says how many layers each rank has: start ranks with torchrun")
+    if not over_ranks and not isinstance(args.stages, int) and "," not in args.device:
+        raise UsageError(
+            "--stages A,B,... says how many layers each rank or each device has: start ranks with torchrun, or name "
+            "several devices"
+        )
     return Engine.from_pretrained(
         args.model,
         exit_head=args.exit_head,

@@ -25,6 +25,8 @@ from .common import note, read_prompts
 
 def run(args: argparse.Namespace) -> None:
     check_machine(args.device, args.threads)
+    if "," in args.device:
+        raise UsageError("distillation runs on one device; --device names one")
     layers = _layers(args.exit_layer)
     sizes = _sizes(args.draft_vocabulary)
     path = _path(args.out, len(layers) > 1, len(sizes) > 1)

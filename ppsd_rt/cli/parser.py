@@ -73,7 +73,9 @@ def model_options(parser: Parser) -> None:
     )
     group = parser.add_argument_group("machine")
     group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    group.add_argument(
+        "--device", default="auto", help="auto, cpu, cuda, cuda:N, or several GPUs with some layers each: cuda:0,cuda:1"
+    )
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 (cpu, cuda), float16 (torch)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads [one for each core]")
     group.add_argument(
@@ -81,7 +83,8 @@ def model_options(parser: Parser) -> None:
         type=_stages,
         default=1,
         metavar="N",
-        help="cut verification into N stages (cpu); over ranks A,B,...: layers for each of them, else as is best",
+        help="cut verification into N stages (cpu, cuda); over ranks or several devices A,B,...: layers for each of "
+        "them, else as is best",
     )
     group = parser.add_argument_group("ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
     group.add_argument("--parallel", default="pipeline", help="pipeline, or tp: tensor-parallel, a baseline")

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from triton.errors import TritonError
 
 from .. import _native
-from ..backend import RunOptions, one_at_a_time
+from ..backend import RunOptions, check_ids, one_at_a_time
 from ..cpu_backend import cut_layers, native_schedule, to_event
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
@@ -32,9 +33,11 @@ from ..trace import occupancy
 from ..triton_kernels.state import DRAWN, RECORD_COMMITTED, RECORD_IDS, RECORD_SEQUENCE, REPORT, SEQUENCE
 from . import calibrate, errors
 from .buffers import needed_bytes
+from .devices import synchronise
 from .eager import EagerCarrier
 from .graphs import CaptureFailed, Recorder, StageGraphs
 from .logits import logits_of
+from .spread import Measured, Spread, best_sizes, given_sizes, measure
 from .stages import DeviceStages
 from .weights import FORMATS, DeviceWeights, refuses
 
@@ -54,7 +57,8 @@ class CudaBackend:
         threads: int | None,
         stages: int | Sequence[int] = 1,
     ) -> None:
-        self._device = errors.pick_device(device)
+        devices = errors.pick_devices(device)
+        self._device = devices[0]  # that drafts
         on_gpu = self._device.type == "cuda"
         self._dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
         if self._dtype not in FORMATS:
@@ -63,14 +67,24 @@ class CudaBackend:
         if reason:
             raise PpsdError(f"the cuda backend cannot run this model: {reason}; use --backend torch")
         self._config, self._cuts = checkpoint.config, stages
-        cut_layers(0, self._config.num_hidden_layers, stages)  # before the weights are loaded
-        errors.check_memory(self._config, self._dtype, self._device)
         self._checkpoint = checkpoint
         self._serial, self._eager = _switch("PPSD_CUDA_SERIAL"), not on_gpu or _switch("PPSD_CUDA_EAGER")
-        self._pdl = on_gpu and torch.cuda.get_device_capability(self._device) >= (9, 0) and not _switch("PPSD_NO_PDL")
+        capable = on_gpu and all(torch.cuda.get_device_capability(each) >= (9, 0) for each in devices)
+        self._pdl = capable and not _switch("PPSD_NO_PDL")
         self._told = False
-        with self._out_of_memory(f"the weights as {self._dtype}", errors.weight_bytes(self._config, self._dtype)):
-            self._base = DeviceWeights.from_checkpoint(checkpoint, self._dtype, self._device)
+        self._measured: list[Measured] = []  # of each device, where the best split is to be found
+        self._spread: Spread | None = None
+        if len(devices) > 1:
+            self._spread = self._first_spread(devices)
+            errors.check_parts(self._config, self._dtype, devices, self._spread.sizes)
+            needed = errors.parts_bytes(self._config, self._dtype, devices, self._spread.sizes)
+        else:
+            cut_layers(0, self._config.num_hidden_layers, stages)  # before the weights are loaded
+            errors.check_memory(self._config, self._dtype, self._device)
+            needed = {self._device: errors.weight_bytes(self._config, self._dtype)}
+        places = self._spread.places if self._spread else ()
+        with self._out_of_memory(f"the weights as {self._dtype}", needed):
+            self._base = DeviceWeights.from_checkpoint(checkpoint, self._dtype, self._device, places)
         self._starting = Lock()
         self._answer: _Answer | None = None
         self._last: _Answer | None = None
@@ -82,7 +96,7 @@ class CudaBackend:
 
     @property
     def device(self) -> str:
-        return str(self._device)
+        return ",".join(map(str, self._spread.devices)) if self._spread else str(self._device)
 
     @property
     def dtype(self) -> str:
@@ -97,12 +111,17 @@ class CudaBackend:
         return self._weights.head.info if self._weights.head else None
 
     def use_head(self, file: HeadFile | None) -> None:
-        cut_layers(file.info.exit_layer if file else 0, self._config.num_hidden_layers, self._cuts)
+        draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
+        spread = self._spread_for(file.info if file else None, draft_vocabulary)
+        self._stage_cuts(file.info.exit_layer if file else 0, spread)
         self._end()
         self._drop_stages()
-        with self._out_of_memory("the exit head", 0):
+        with self._out_of_memory("the exit head", dict.fromkeys(self._devices(), 0)):
+            if spread is not None:
+                self._weights = self._base
+                self._spread, self._base = spread, self._base.spread(spread.places)
             self._weights = self._base.with_head(file)
-        self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
+        self._draft_vocabulary = draft_vocabulary
         self._costs: Costs | None = None
         self._planners: dict[float | None, _native.Planner] = {}  # by the oracle's acceptance, None without one
         self._planned: _native.Planner | None = None
@@ -131,6 +150,9 @@ class CudaBackend:
         except _native.CudaError as error:
             self._lost = str(error)  # a broken context stays broken
             raise PpsdError(self._lost) from None
+        except (RuntimeError, TritonError) as error:  # of torch, whose next call would fail as well; of the compiler
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise PpsdError(f"the GPU, or what was compiled for it, failed: {lines[0]}") from None
         finally:
             if answer is not None:
                 answer.close()
@@ -138,6 +160,7 @@ class CudaBackend:
                     self._answer = None
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
+        check_ids(ids, last, self._config.vocab_size)
         self._end()
         self._tokens = []
         return logits_of(self._ready(len(ids) + 1), ids, last).cpu().numpy()
@@ -186,6 +209,10 @@ class CudaBackend:
             "launches": "one by one" if self._eager else "captured",
             "dependent_launches": self._pdl,
         }
+        if self._spread is not None:
+            facts["layers"] = str(self._spread)
+        if self._measured:
+            facts["measured_layer_us"] = [round(1e6 * each.layer, 2) for each in self._measured]
         if self._device.type == "cuda":
             properties = torch.cuda.get_device_properties(self._device)
             free, total = torch.cuda.mem_get_info(self._device)
@@ -224,10 +251,10 @@ class CudaBackend:
         stages.state[REPORT] = int(records)
         self._synchronise()
         if self._graphs is None:
-            stages.plain_step()
+            stages.plain_step((len(prompt) - 1, 1))
             self._synchronise()
         else:
-            self._graphs.plain_step()
+            self._graphs.plain_step((len(prompt) - 1, 1))
         sequence, drawn = (int(stages.state[place]) for place in (SEQUENCE, DRAWN))
         record = stages.ring[sequence % len(stages.ring)].tolist()
         if record[RECORD_SEQUENCE] != sequence or record[RECORD_COMMITTED] != 1:
@@ -282,10 +309,8 @@ class CudaBackend:
             capacity = max(LEAST_CAPACITY, calibrate.most_positions(), 1 << (end - 1).bit_length())
             capacity = max(end, min(capacity, self._config.max_position_embeddings), calibrate.most_positions())
             self._drop_stages()
-            cuts = cut_layers(self._weights.exit_layer, self._config.num_hidden_layers, self._cuts)
-            with self._out_of_memory(
-                f"a KV cache of {capacity} tokens", needed_bytes(self._weights, capacity, 1 + len(cuts))
-            ):
+            cuts = self._stage_cuts(self._weights.exit_layer, self._spread)
+            with self._out_of_memory(f"a KV cache of {capacity} tokens", needed_bytes(self._weights, capacity, cuts)):
                 self._stages = DeviceStages(self._weights, capacity, cuts, pdl=self._pdl)
             if not self._eager:
                 self._capture()
@@ -295,7 +320,7 @@ class CudaBackend:
     def _capture(self) -> None:
         assert self._stages is not None
         try:
-            self._graphs = StageGraphs(self._stages, Recorder(self._device))
+            self._graphs = StageGraphs(self._stages, Recorder())
         except CaptureFailed as error:
             self._eager = True
             if not self._told:
@@ -312,17 +337,48 @@ class CudaBackend:
         self._tokens = []
 
     def _synchronise(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        synchronise(self._devices())
 
     def _machine(self) -> str:
         if self._device.type != "cuda":
             return "interpreter"
-        switches = (self._eager, self._pdl)
+        switches = (self._eager, self._pdl, *([str(self._spread)] if self._spread else []))
         return f"{torch.cuda.get_device_name(self._device)} {torch.__version__} {switches}"
 
-    def _out_of_memory(self, what: str, needed: int) -> "_OutOfMemory":
-        return _OutOfMemory(what, needed, self._device, errors.smaller(self._dtype))
+    def _out_of_memory(self, what: str, needed: dict[torch.device, int]) -> "_OutOfMemory":
+        return _OutOfMemory(what, needed, errors.smaller(self._dtype))
+
+    # -- several devices -----------------------------------------------------------------------------------------------
+
+    def _devices(self) -> tuple[torch.device, ...]:
+        return self._spread.devices if self._spread else (self._device,)
+
+    def _first_spread(self, devices: list[torch.device]) -> Spread:
+        """As --stages says, or measured; the exit head, which has a say in it too, is not known yet."""
+        layers = self._config.num_hidden_layers
+        sizes = given_sizes(layers, len(devices), self._cuts)
+        if sizes is None:
+            recorder = None if self._eager else Recorder
+            costs = {
+                each: measure(self._config, self._dtype, each, pdl=self._pdl, recorder=recorder)
+                for each in dict.fromkeys(devices)
+            }
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # what was measured with is free for the weights again
+            self._measured = [costs[each] for each in devices]
+            sizes = best_sizes(layers, self._measured, None, 1.0)
+            errors.check_same_kind(devices, sizes)
+        return Spread(tuple(devices), sizes)
+
+    def _spread_for(self, head: HeadInfo | None, draft_vocabulary: int) -> Spread | None:
+        if self._spread is None or not self._measured:
+            return self._spread
+        share = draft_vocabulary / self._config.vocab_size if draft_vocabulary else 1.0
+        sizes = best_sizes(self._config.num_hidden_layers, self._measured, head, share)
+        return Spread(self._spread.devices, sizes)
+
+    def _stage_cuts(self, exit_layer: int, spread: Spread | None) -> list[int]:
+        return spread.cuts(exit_layer) if spread else cut_layers(exit_layer, self._config.num_hidden_layers, self._cuts)
 
 
 class _Answer:
@@ -352,16 +408,19 @@ class _Answer:
 class _OutOfMemory:
     """Turns torch's error into a line that says how much was needed."""
 
-    def __init__(self, what: str, needed: int, device: torch.device, remedy: str) -> None:
-        self.what, self.needed, self.device, self.remedy = what, needed, device, remedy
+    def __init__(self, what: str, needed: dict[torch.device, int], remedy: str) -> None:
+        """needed: bytes, on each device."""
+        self.what, self.needed, self.remedy = what, needed, remedy
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
         if isinstance(error, torch.cuda.OutOfMemoryError):
-            free, total = torch.cuda.mem_get_info(self.device)
-            raise PpsdError(errors.no_memory(self.what, self.needed, free, total, self.remedy)) from None
+            memory = {device: torch.cuda.mem_get_info(device) for device in self.needed}
+            device = max(memory, key=lambda device: self.needed[device] - memory[device][0])
+            what = f"{self.what} on {device}" if len(memory) > 1 else self.what
+            raise PpsdError(errors.no_memory(what, self.needed[device], *memory[device], self.remedy)) from None
 
 
 def _by_confidence(schedule: Schedule) -> bool:

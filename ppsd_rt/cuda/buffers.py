@@ -1,6 +1,7 @@
 """Everything that passes and answers write: made once for a capacity, at addresses that captured launches keep."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -19,8 +20,15 @@ NEVER = 2**31 - 1
 class Work:
     """What the kernels of one stage hand to each other. Stages that may run at the same time have one each."""
 
-    def __init__(self, weights: DeviceWeights, capacity: int, layers: Sequence[Layer], lm_head: Weight | None) -> None:
-        config, device = weights.config, weights.device
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        capacity: int,
+        layers: Sequence[Layer],
+        lm_head: Weight | None,
+        device: torch.device,
+    ) -> None:
+        config = weights.config
         heads, head_dim = config.num_attention_heads, config.head_dim
         self.x = torch.zeros(MAX_ROWS, config.hidden_size, device=device)
         self.queries = torch.zeros(MAX_ROWS, heads, head_dim, device=device)
@@ -35,39 +43,84 @@ class Work:
         self.chances = torch.zeros(MAX_ROWS, device=device)
 
 
-class Buffers:
-    """Of one model for one answer at a time.
+class Site:
+    """What the passes of one device read and write; a model on one device has one.
 
-    text [capacity] int32, confidences [capacity] (of draft tokens, by position), truth [capacity] int32 (the oracle's),
-    first_seen [vocabulary] int32, exit_hidden [capacity, hidden] float32; the same are last_hidden, behind the last
-    layer (no rows, but for a head that hears of it), and handed, at each border between verification stages. keys and
-    values: per layer, those of the exit head last, [kv_heads, capacity, head_dim].
+    state: the answer's words, elsewhere than at home a copy of them, which tells of rejections. late and mail: the
+    words of each verification stage's passes (and, where verdicts are apart, of theirs), and those handed to it. text
+    [capacity] int32, first_seen [vocabulary] int32. exit_hidden [capacity, hidden] float32; the same are last_hidden,
+    behind the last layer (no rows, but for a head that hears of it), and handed, at each border between verification
+    stages. keys and values: per layer, those of the exit head last, [kv_heads, capacity, head_dim].
     """
 
-    def __init__(self, weights: DeviceWeights, capacity: int, stages: int) -> None:
-        config, device = weights.config, weights.device
-        self.capacity = capacity = -(-(capacity + 1) // SPLIT) * SPLIT
-
-        def words(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        capacity: int,
+        stages: int,
+        device: torch.device,
+        layers: Collection[int] | None = None,
+        borders: Collection[int] | None = None,
+    ) -> None:
+        """layers: those that are here; borders: those whose rows are (0 is in front of the first verification stage);
+        the others are empty. None: all."""
+        config, self.device = weights.config, device
+        self.capacity = capacity = whole_splits(capacity)
+        every = len(weights.layers) + (len(weights.head.layers) if weights.head else 0)
         rope = Rope(config, capacity, device)
         self.cosines, self.sines = rope.cos, rope.sin
-        self.state, self.early, self.head = words(WORDS), words(WORDS), words(WORDS)
-        self.late, self.mail = words(stages, WORDS), words(stages, MAIL_SLOTS, WORDS)
-        self.text, self.truth = words(capacity), words(capacity)
-        self.confidences = torch.zeros(capacity, device=device)
+        self.state = _words(device, WORDS)
+        self.late, self.mail = _words(device, stages + 1, WORDS), _words(device, stages + 1, MAIL_SLOTS, WORDS)
+        self.text = _words(device, capacity)
         self.first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32, device=device)
-        self.sampling = words(SAMPLING_WORDS)
-        self.exit_hidden = torch.zeros(capacity, config.hidden_size, device=device)
-        heard = weights.head is not None and weights.head.feedback is not None
-        self.last_hidden = torch.zeros(capacity if heard else 0, config.hidden_size, device=device)
-        self.handed = [torch.zeros(capacity, config.hidden_size, device=device) for _ in range(stages - 1)]
-        layers = len(weights.layers) + (len(weights.head.layers) if weights.head else 0)
-        shape = (config.num_key_value_heads, capacity, config.head_dim)
-        self.keys = [torch.zeros(shape, dtype=weights.dtype, device=device) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=weights.dtype, device=device) for _ in range(layers)]
+        self.sampling = _words(device, SAMPLING_WORDS)
+
+        def hidden(border: int) -> Tensor:
+            rows = capacity if borders is None or border in borders else 0
+            return torch.zeros(rows, config.hidden_size, device=device)
+
+        def cache(layer: int) -> Tensor:
+            rows = capacity if layers is None or layer in layers else 0
+            shape = (config.num_key_value_heads, rows, config.head_dim)
+            return torch.zeros(shape, dtype=weights.dtype, device=device)
+
+        self.exit_hidden = hidden(0)
+        self.last_hidden = hidden(stages) if weights.hears else self.exit_hidden[:0]
+        self.handed = [hidden(border) for border in range(1, stages)]
+        self.keys, self.values = [cache(layer) for layer in range(every)], [cache(layer) for layer in range(every)]
+
+
+class Buffers(Site):
+    """Of one model for one answer at a time, on the device that drafts.
+
+    early and head: the words of a draft step's layers and of its exit head. confidences [capacity] (of draft tokens, by
+    position), truth [capacity] int32 (the oracle's). choices [16] int32: of a pass whose verdict is apart.
+    """
+
+    def __init__(
+        self,
+        weights: DeviceWeights,
+        capacity: int,
+        stages: int,
+        device: torch.device,
+        layers: Collection[int] | None = None,
+        borders: Collection[int] | None = None,
+    ) -> None:
+        super().__init__(weights, capacity, stages, device, layers, borders)
+        self.early, self.head = _words(device, WORDS), _words(device, WORDS)
+        self.truth = _words(device, self.capacity)
+        self.confidences = torch.zeros(self.capacity, device=device)
+        self.choices = _words(device, MAX_ROWS)
         self.ring, self.drafts = host_words(SLOTS, RING_WORDS, device), host_words(SLOTS, DRAFT_WORDS, device)
+
+
+def _words(device: torch.device, *shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32, device=device)
+
+
+def whole_splits(capacity: int) -> int:
+    """Positions that there is room for: whole splits of attention, and one more row than asked for."""
+    return -(-(capacity + 1) // SPLIT) * SPLIT
 
 
 def host_words(slots: int, width: int, device: torch.device) -> Tensor:
@@ -75,11 +128,20 @@ def host_words(slots: int, width: int, device: torch.device) -> Tensor:
     return torch.zeros(slots, width, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
-def needed_bytes(weights: DeviceWeights, capacity: int, stages: int = 1) -> int:
-    """What `Buffers` and the stages' `Work` take, but for what does not grow with the capacity or the model."""
+def needed_bytes(weights: DeviceWeights, capacity: int, cuts: Sequence[int] = ()) -> dict[torch.device, int]:
+    """What each device's buffers and its stages' `Work` take, but for what grows with neither capacity nor model.
+
+    cuts: the layers at which verification is cut into stages.
+    """
+    home, places = weights.device, weights.places or (weights.device,) * len(weights.layers)
+    stages = Counter([home, *(places[low] for low in (weights.exit_layer, *cuts))])
+    layers = Counter([*places, *[home] * (len(weights.head.layers) if weights.head else 0)])
+    return {device: _bytes_of_site(weights, capacity, stages[device], layers[device]) for device in stages}
+
+
+def _bytes_of_site(weights: DeviceWeights, capacity: int, stages: int, layers: int) -> int:
     config = weights.config
-    layers = len(weights.layers) + (len(weights.head.layers) if weights.head else 0)
-    capacity = -(-(capacity + 1) // SPLIT) * SPLIT
+    capacity = whole_splits(capacity)
     cache = 2 * layers * config.num_key_value_heads * config.head_dim * weights.dtype.itemsize
     hidden = 4 * config.hidden_size * stages + 4 * config.head_dim
     partials = 4 * MAX_ROWS * config.num_attention_heads * (config.head_dim + 2) * (stages + 1) // SPLIT

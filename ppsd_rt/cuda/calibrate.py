@@ -9,11 +9,10 @@ table says so, and the planner does not overlap them.
 from statistics import median
 from time import perf_counter
 
-import torch
-
 from ..planner import Costs, StageCosts
 from ..sampling import SamplingParams
 from ..schedule import MAX_ROWS
+from .devices import synchronise
 from .graphs import StageGraphs
 from .stages import DeviceStages
 
@@ -34,10 +33,11 @@ def calibrate(stages: DeviceStages, graphs: StageGraphs | None) -> Costs:
     stages.begin(prompt, SamplingParams(), most=MAX_ROWS - 1, lookahead=10**6)
     if graphs is None:
         return _eager(stages)
-    if stages.state.device.type == "cuda":
-        torch.cuda.synchronize(stages.state.device)
+    synchronise(stages.devices)
     rows, drafts = [], []
     passes: dict[int, list[float]] = {n: [] for n in MEASURED_ROWS}
+    if graphs.apart:
+        return _apart(graphs)
     for repeat in range(REPEATS + 1):
         for count in MEASURED_ROWS:
             # The first draft step finds its row done and has only the exit head left: it is not counted.
@@ -49,6 +49,47 @@ def calibrate(stages: DeviceStages, graphs: StageGraphs | None) -> Costs:
                 passes[count].append(sum(took[1 + count :]))
     turns = StageCosts(median(rows), median(drafts), _table({n: median(times) for n, times in passes.items()}))
     return Costs(turns, _side_by_side(graphs, turns))
+
+
+def _apart(graphs: StageGraphs) -> Costs:
+    """On several devices: a pass's legs are timed one by one, the copies between them are not.
+
+    What overlaps on one device is drafting with the stage that shares it, if there is one; the rest of a pass runs
+    elsewhere, beside drafts at full speed. Passes that follow each other through the stages are not foreseen.
+    """
+    rows, drafts = [], []
+    passes: dict[int, list[float]] = {n: [] for n in MEASURED_ROWS}
+    shared: list[float] = []  # seconds of a pass on the device that drafts
+    for repeat in range(REPEATS + 1):
+        for count in MEASURED_ROWS:
+            spans = graphs.lanes.timeline([(-1, graphs.row), *[(-1, graphs.draft)] * count])
+            legs = graphs.pass_apart(None)
+            if repeat:
+                took = [end - begin for begin, end in spans]
+                rows.append(took[0])
+                drafts += took[2:]
+                passes[count].append(sum(legs))
+                shared.append(legs[0])
+    turns = StageCosts(median(rows), median(drafts), _table({n: median(times) for n, times in passes.items()}))
+    if not graphs.drafts_beside_a_stage:
+        return Costs(turns, turns)
+    slower_drafts, slower_leg, alone = [], [], median(shared)
+    for repeat in range(4):
+        graphs.lanes.timeline([(-1, graphs.draft)] * 4)
+        beside = min(_PAIRED, int(2 * alone / turns.draft_step) + 2)
+        spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * beside, (0, graphs.verify[0])])
+        graphs.pass_apart(None, first=1)
+        begin, end = spans[-1]
+        together = [stop - start for start, stop in spans[:-1] if start < end and stop > begin]
+        if repeat and together:
+            slower_drafts.append(median(together) / turns.draft_step)
+            slower_leg.append((end - begin) / alone)
+    if not slower_drafts:
+        return Costs(turns, None)
+    share = min(1.0, alone / turns.verify[3])
+    drafting, verifying = (1 + share * (max(1.0, median(times)) - 1) for times in (slower_drafts, slower_leg))
+    table = tuple(seconds * verifying for seconds in turns.verify)
+    return Costs(turns, StageCosts(turns.row_step * drafting, turns.draft_step * drafting, table))
 
 
 def _a_pass(graphs: StageGraphs) -> list[tuple[int, int]]:
@@ -76,14 +117,13 @@ def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
 
 
 def _eager(stages: DeviceStages) -> Costs:
-    device = stages.state.device
+    device = stages.home
 
     def seconds(*steps: str) -> float:
         begun = perf_counter()
         for step in steps:
             getattr(stages, step)()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        synchronise(stages.devices)
         return perf_counter() - begun
 
     rows, drafts = [], []

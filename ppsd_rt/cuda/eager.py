@@ -19,6 +19,7 @@ from ..cpu_backend import to_event
 from ..errors import PpsdError
 from ..protocol import Drafted, Round
 from ..triton_kernels.state import DRAFT_CONFIDENCE, DRAFT_POSITION, DRAFT_SEQUENCE, DRAFT_TOKEN, RECORD_SEQUENCE
+from .devices import Window
 from .stages import DeviceStages
 
 
@@ -31,7 +32,7 @@ class EagerCarrier:
         self._sequence, self._drawn = sequence, drawn
         self._unread: deque[int] = deque()  # draft launches whose records have not been read
         self._drafted: dict[int, tuple[int, int, float]] = {}  # launch -> position, token, confidence
-        self._begun: deque[int] = deque()  # the next stage of each pass under way
+        self._begun: deque[tuple[int, Window]] = deque()  # of each pass under way: its next leg, and its rows
         self._committed = perf_counter()
 
     def events(self, prompt: Sequence[int], keep: int, first: int) -> Generator[Round | Drafted, None, None]:
@@ -46,8 +47,8 @@ class EagerCarrier:
                 self.stages.early_step()
             elif step == "verify":
                 self._finish_passes()  # one at a time is between two stages
-                self.stages.verification(0)
-                self._begun.append(1)
+                self.stages.verification(0, self.plan.window)
+                self._begun.append((1, self.plan.window))
             else:
                 yield from self._answer()
 
@@ -77,8 +78,9 @@ class EagerCarrier:
 
     def _finish_passes(self) -> None:
         while self._begun:
-            for stage in range(self._begun.popleft(), len(self.stages.slices)):
-                self.stages.verification(stage)
+            next_leg, window = self._begun.popleft()
+            for leg in range(next_leg, len(self.stages.legs)):
+                self.stages.verification(leg, window)
 
     def _read_drafts(self) -> list[tuple[int, int]]:
         """Position and token of those that were drawn since the last time."""
@@ -102,5 +104,5 @@ class EagerCarrier:
         return drawn
 
     def _wait(self) -> None:
-        if self.stages.state.device.type == "cuda":
-            torch.cuda.current_stream(self.stages.state.device).synchronize()
+        if self.stages.home.type == "cuda":
+            torch.cuda.current_stream(self.stages.home).synchronize()

@@ -1,6 +1,8 @@
 """What a machine must have for the CUDA backend, and the one line that says what is missing."""
 
 import os
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -63,6 +65,15 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", ordinal)
 
 
+def pick_devices(names: str) -> list[torch.device]:
+    """Of `cuda:0,cuda:1`: each as it is named, the one that drafts first."""
+    if "," not in names:
+        return [pick_device(names)]
+    if interpreted() and all(name.startswith("cpu") for name in names.split(",")):
+        return [torch.device(name) for name in names.split(",")]  # for tests
+    return [pick_device(name) for name in names.split(",")]
+
+
 def unusable(name: str) -> str | None:
     """Why `pick_device` would refuse, or None: for `--backend auto`."""
     try:
@@ -86,14 +97,57 @@ def weight_bytes(config: LlamaConfig, dtype: str) -> int:
     return int(embedding + matrices * _BYTES[dtype])
 
 
+def layer_bytes(config: LlamaConfig, dtype: str) -> int:
+    one, two = (weight_bytes(replace(config, num_hidden_layers=count), dtype) for count in (1, 2))
+    return two - one
+
+
+def part_bytes(config: LlamaConfig, dtype: str, layers: int, *, first: bool, last: bool) -> int:
+    """About what one of several devices needs for its layers, the embedding (the first) and the LM head (the last)."""
+    table = config.vocab_size * config.hidden_size
+    embedding, lm_head = table * (4 if dtype == "float32" else 2), int(table * _BYTES[dtype])
+    return layers * layer_bytes(config, dtype) + first * embedding + last * lm_head
+
+
 def check_memory(config: LlamaConfig, dtype: str, device: torch.device) -> None:
     """Before minutes of loading: do the weights fit?"""
+    _check_free(f"the weights as {dtype}", weight_bytes(config, dtype), device, smaller(dtype))
+
+
+def parts_bytes(
+    config: LlamaConfig, dtype: str, devices: Sequence[torch.device], sizes: Sequence[int]
+) -> dict[torch.device, int]:
+    """Of each of several devices, with so many layers each."""
+    needed = dict.fromkeys(devices, 0)
+    for part, (device, layers) in enumerate(zip(devices, sizes, strict=True)):
+        needed[device] += part_bytes(config, dtype, layers, first=part == 0, last=part == len(sizes) - 1)
+    return needed
+
+
+def check_same_kind(devices: Sequence[torch.device], sizes: Sequence[int]) -> None:
+    """What GPUs of different kinds round differently would make the text depend on measurements: the user decides."""
+    kinds = {torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"}
+    if len(kinds) > 1:
+        raise UsageError(
+            f"GPUs of different kinds ({', '.join(sorted(kinds))}) may round differently, and the answer's bits would "
+            f"depend on the split: give it, as measured now --stages {','.join(map(str, sizes))}"
+        )
+
+
+def check_parts(config: LlamaConfig, dtype: str, devices: Sequence[torch.device], sizes: Sequence[int]) -> None:
+    """The same of several devices, with so many layers each."""
+    for device, bytes in parts_bytes(config, dtype, devices, sizes).items():
+        layers = sum(size for other, size in zip(devices, sizes, strict=True) if other == device)
+        remedy = f"change --stages, or {smaller(dtype)}"
+        _check_free(f"{layers} layers as {dtype} on {device}", bytes, device, remedy)
+
+
+def _check_free(what: str, needed: int, device: torch.device, remedy: str) -> None:
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
-    needed = weight_bytes(config, dtype)
     if needed > free:
-        raise PpsdError(no_memory(f"the weights as {dtype}", needed, free, total, smaller(dtype)))
+        raise PpsdError(no_memory(what, needed, free, total, remedy))
 
 
 def no_memory(what: str, needed: int, free: int, total: int, remedy: str) -> str:

@@ -1,7 +1,8 @@
 """A model's stages captured as CUDA graphs, for the carrier in csrc/cuda/carrier.h.
 
-What is captured: a draft step, the early layers alone, and each verification stage, once each, right after the stages
-have been made. Kernels are compiled before that, by one launch in which no row is live.
+What is captured: a draft step, the early layers alone, and each leg of a pass, which on one device are its
+verification stages; once each, right after the stages have been made. Kernels are compiled before that, by one launch
+in which no row is live.
 
 What is patched: nothing. Which rows a launch takes and where they stand, seed, temperature, filters, the longest chunk
 and the end of the text are words in device memory; so a graph serves every answer, chunk and length.
@@ -10,17 +11,22 @@ When it is invalid: as soon as the memory goes that its kernels read and write. 
 of one capacity, one exit head and one set of cuts; whoever makes another one captures again. They are kept alive here,
 with the memory pool that each stage has for itself: graphs that may run at the same time must not share one.
 
+Several devices: each leg of a pass (devices.py) is captured on its own; the copies in front of it are the carrier's.
+
 Priorities: kernels keep the priority of the stream that they were captured on. Verification goes first where both
 stages want the same multiprocessors: a token is committed by a verdict, and drafts are only guesses.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from triton.errors import TritonError
 
 from .. import _native
 from ..errors import PpsdError
+from .devices import Window, synchronise
 from .stages import DeviceStages
 
 _LOW, _HIGH = 0, -1  # a smaller number is a higher priority
@@ -35,24 +41,23 @@ class CaptureFailed(PpsdError):
 class Recorder:
     """Makes graphs of what steps launch, with torch; keeps them."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self._kept: list[tuple[torch.cuda.CUDAGraph, int | None]] = []  # and what the driver has instantiated of it
         self._pools: dict[int, Any] = {}
 
-    def warm_up(self, steps: list[Step]) -> None:
+    def warm_up(self, steps: list[tuple[Step, torch.device]]) -> None:
         """Compile every kernel: nothing may be compiled or allocated while a graph is captured."""
-        with torch.cuda.device(self.device):
-            stream = torch.cuda.Stream()
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for step in steps:
+        for step, device in steps:
+            with torch.cuda.device(device):
+                stream = torch.cuda.Stream()
+                stream.wait_stream(torch.cuda.current_stream())
+                with torch.cuda.stream(stream):
                     step()
-            torch.cuda.synchronize()
+                torch.cuda.synchronize()
 
-    def record(self, step: Step, priority: int, stage: int) -> int:
-        """The handle of an executable graph: a CUgraphExec."""
-        with torch.cuda.device(self.device):
+    def record(self, step: Step, priority: int, stage: int, device: torch.device) -> int:
+        """The handle of an executable graph: a CUgraphExec. stage: whose memory pool it takes."""
+        with torch.cuda.device(device):
             if stage not in self._pools:
                 self._pools[stage] = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph(keep_graph=True)
@@ -80,30 +85,53 @@ class StageGraphs:
 
     def __init__(self, stages: DeviceStages, recorder: Recorder) -> None:
         """Raises CaptureFailed."""
-        self._recorder = recorder
+        self._recorder, self._stages = recorder, stages
         early = [stages.early_step, *([stages.draft_step] if stages.weights.head is not None else [])]
-        passes = [_stage(stages, number) for number in range(len(stages.slices))]
+        legs = [(partial(stages.launch, number), leg.device) for number, leg in enumerate(stages.legs)]
         try:
-            recorder.warm_up([*early, *passes])
-            handles = [recorder.record(step, _LOW, -1) for step in early]
-            self.verify = [recorder.record(step, _HIGH, number) for number, step in enumerate(passes)]
+            recorder.warm_up([*((step, stages.home) for step in early), *legs])
+            handles = [recorder.record(step, _LOW, -1, stages.home) for step in early]
+            self.verify = [recorder.record(step, _HIGH, number, device) for number, (step, device) in enumerate(legs)]
             self.row, self.draft = handles[0], handles[-1]  # without a head a draft step is a row's
-            ordinal = recorder.device.index or 0
-            self.lanes = _native.GraphLanes(ordinal, [ordinal] * len(passes))
+            self.lanes = _native.GraphLanes(stages.home.index or 0, [device.index or 0 for _, device in legs])
             for exec in handles:
                 self.lanes.upload(exec, -1)
             for number, exec in enumerate(self.verify):
                 self.lanes.upload(exec, number)
-        except RuntimeError as error:  # of torch (its out-of-memory error too), Triton and the driver
+        except (RuntimeError, TritonError) as error:  # of torch (its out-of-memory error too), the driver; the compiler
             recorder.close()
             raise CaptureFailed(str(error).strip().splitlines()[0]) from None
 
     def close(self) -> None:
         self._recorder.close()
 
-    def plain_step(self) -> None:
+    def plain_step(self, window: Window) -> None:
         """A step of plain decoding, and its end."""
-        self.lanes.timeline([(0, self.row), *((0, exec) for exec in self.verify)])
+        if self.apart:
+            self.lanes.timeline([(-1, self.row)])
+            self.pass_apart(window)
+        else:
+            self.lanes.timeline([(0, self.row), *((0, exec) for exec in self.verify)])
+
+    @property
+    def apart(self) -> bool:
+        """Are there several devices?"""
+        return len(self._stages.devices) > 1
+
+    @property
+    def drafts_beside_a_stage(self) -> bool:
+        """The first one of verification, on the same device?"""
+        return self._stages.legs[0].name == "verify"
+
+    def pass_apart(self, window: Window | None, first: int = 0) -> list[float]:
+        """A pass from leg `first` on, leg by leg -> the seconds of each, without the copies."""
+        seconds = []
+        for number in range(first, len(self.verify)):
+            self._stages.bring(number, window)
+            synchronise(self._stages.devices)
+            ((begin, end),) = self.lanes.timeline([(number, self.verify[number])])
+            seconds.append(end - begin)
+        return seconds
 
     def as_dict(self, stages: DeviceStages, *, draft_records: bool, sequence: int, drawn: int) -> dict[str, Any]:
         """What _native.GraphSession takes. sequence, drawn: the numbers of the last records."""
@@ -111,14 +139,12 @@ class StageGraphs:
             "draft": self.draft,
             "row": self.row,
             "verify": self.verify,
-            "copies": [[] for _ in self.verify],  # all stages are on one device
+            "copies": [[copy.as_tuple() for copy in stages.copies(number)] for number in range(len(self.verify))],
+            "take_apart": stages.legs[0].name == "take",
+            "verdict_apart": stages.legs[-1].name == "verdict",
             "ring": (stages.ring.data_ptr(), len(stages.ring)),
             "drafts": (stages.drafts.data_ptr(), len(stages.drafts)),
             "sequence": sequence,
             "drawn": drawn,
             "draft_records": draft_records,
         }
-
-
-def _stage(stages: DeviceStages, number: int) -> Step:
-    return lambda: stages.verification(number)

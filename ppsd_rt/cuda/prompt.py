@@ -5,39 +5,37 @@ plain decoding and every schedule begin from the same rows, and a pass over a pr
 gives what it would give alone: a prompt's rows come from prompt passes only.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ..triton_kernels.prompt_attention import prompt_attention
 from ..triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
-from .buffers import Buffers
+from . import devices
+from .buffers import Buffers, Site
 from .weights import DeviceWeights, Layer
 
 ROWS = 1024  # at a time: what stands between the layers takes little memory
 
 
 class PromptPass:
-    """Launched eagerly; its buffers are made for the longest pass so far."""
+    """Launched eagerly; its buffers are made for the longest pass so far, on each device that has layers."""
 
-    def __init__(self, weights: DeviceWeights, buffers: Buffers) -> None:
+    def __init__(self, weights: DeviceWeights, buffers: Buffers, sites: Sequence[Site]) -> None:
+        """sites: of each layer, those of the exit head are at home."""
         self.weights, self.buffers = weights, buffers
-        self._x = torch.empty(0)
+        self._sites = [*sites, *[buffers] * (len(weights.head.layers) if weights.head else 0)]
+        self._between: dict[torch.device, Between] = {}
 
     def run(self, start: int, end: int) -> None:
         """Rows [start, end): the KV cache of every layer and of the exit head's, and the exit hidden states."""
-        self._make(min(ROWS, end - start))
+        rows = min(ROWS, end - start)
+        for device in {site.device for site in self._sites}:
+            if device not in self._between or rows > len(self._between[device].x):
+                self._between[device] = Between(self.weights, rows, device)
         for first in range(start, end, ROWS):
             self._rows(first, min(first + ROWS, end))
-
-    def _make(self, rows: int) -> None:
-        config, device, dtype = self.weights.config, self.weights.device, self.weights.dtype
-        if rows <= len(self._x):
-            return
-        width = config.num_attention_heads * config.head_dim
-        self._x = torch.empty(rows, config.hidden_size, device=device)
-        self._normed = torch.empty(rows, config.hidden_size, dtype=dtype, device=device)
-        self._queries, self._mixed = torch.empty(2, rows, width, dtype=dtype, device=device).unbind()
-        self._inner = torch.empty(rows, config.intermediate_size, dtype=dtype, device=device)
 
     def _rows(self, start: int, end: int) -> None:
         b, weights = self.buffers, self.weights
@@ -48,36 +46,57 @@ class PromptPass:
         heads = weights.head.layers if weights.head else ()
         for number, layer in enumerate(heads, len(weights.layers)):
             if number < len(weights.layers) + len(heads) - 1:
-                x = self._x[: end - start].copy_(x)
+                x = self._between[b.device].x[: end - start].copy_(x)
                 self._layer(layer, number, x, start)
             else:  # what the rows become behind the last one is asked of new rows only
-                self._qkv(layer, number, x, start)
-        x = self._x[: end - start].copy_(b.exit_hidden[start:end])
+                with devices.on(b.device):
+                    self._qkv(layer, number, x, start)
+        x, at = b.exit_hidden[start:end], None
         for number in range(weights.exit_layer, len(weights.layers)):
+            if self._sites[number].device != at:
+                at = self._sites[number].device
+                x = self._between[at].x[: end - start].copy_(x)
             self._layer(weights.layers[number], number, x, start)
-        if len(b.last_hidden):
-            b.last_hidden[start:end] = x
+        for site in {self._sites[len(weights.layers) - 1], b} if weights.hears else ():
+            site.last_hidden[start:end] = x
 
     def _qkv(self, layer: Layer, number: int, x: Tensor, start: int) -> Tensor:
         """-> queries [rows, heads, head_dim]."""
-        b, config = self.buffers, self.weights.config
-        normed = self._normed[: len(x)]
-        queries = self._queries[: len(x)].view(len(x), config.num_attention_heads, config.head_dim)
+        site, config = self._sites[number], self.weights.config
+        between = self._between[site.device]
+        normed = between.normed[: len(x)]
+        queries = between.queries[: len(x)].view(len(x), config.num_attention_heads, config.head_dim)
         normalise(x, layer.norm, config.rms_norm_eps, normed)
-        prompt_qkv(
-            normed, layer.qkv, layer.qkv_bias, b.cosines, b.sines, queries, b.keys[number], b.values[number], start
-        )
+        keys, values = site.keys[number], site.values[number]
+        prompt_qkv(normed, layer.qkv, layer.qkv_bias, site.cosines, site.sines, queries, keys, values, start)
         return queries
 
     def _layer(self, layer: Layer, number: int, x: Tensor, start: int) -> None:
-        b, normed = self.buffers, self._normed[: len(x)]
-        queries, mixed = self._qkv(layer, number, x, start), self._mixed[: len(x)]
-        prompt_attention(queries, b.keys[number], b.values[number], mixed.view_as(queries), start)
+        with devices.on(self._sites[number].device):
+            self._whole_layer(layer, number, x, start)
+
+    def _whole_layer(self, layer: Layer, number: int, x: Tensor, start: int) -> None:
+        site = self._sites[number]
+        between, rows = self._between[site.device], len(x)
+        normed, mixed, inner = between.normed[:rows], between.mixed[:rows], between.inner[:rows]
+        queries = self._qkv(layer, number, x, start)
+        prompt_attention(queries, site.keys[number], site.values[number], mixed.view_as(queries), start)
         prompt_linear(mixed, layer.out, x, bias=layer.out_bias, residual=x)
         assert layer.post_norm is not None
         assert layer.gate_up is not None
         assert layer.down is not None
         normalise(x, layer.post_norm, self.weights.config.rms_norm_eps, normed)
-        inner = self._inner[: len(x)]
         prompt_swiglu(normed, layer.gate_up, inner)
         prompt_linear(inner, layer.down, x, residual=x)
+
+
+class Between:
+    """What the kernels of a prompt's layers hand to each other, on one device."""
+
+    def __init__(self, weights: DeviceWeights, rows: int, device: torch.device) -> None:
+        config, dtype = weights.config, weights.dtype
+        width = config.num_attention_heads * config.head_dim
+        self.x = torch.empty(rows, config.hidden_size, device=device)
+        self.normed = torch.empty(rows, config.hidden_size, dtype=dtype, device=device)
+        self.queries, self.mixed = torch.empty(2, rows, width, dtype=dtype, device=device).unbind()
+        self.inner = torch.empty(rows, config.intermediate_size, dtype=dtype, device=device)

@@ -12,11 +12,14 @@ for ever. Which rows a pass takes, where they stand, what is sampled and where i
 
 Every row at most passes each layer once in each epoch, through the same kernels whatever the step that takes it: plain
 decoding and every schedule compute the same bits.
+
+Verification stages may be on devices of their own: see devices.py.
 """
 
 from collections.abc import Sequence
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,11 +37,13 @@ from ..triton_kernels.state import (
     DRAWN,
     LIMIT,
     LOOKAHEAD,
+    MAX_ROWS,
     MOST,
     ORACLE,
     ORACLE_END,
     ORACLE_SEED,
     REPORT,
+    ROWS,
     SEQUENCE,
     START,
     TOKEN,
@@ -46,7 +51,9 @@ from ..triton_kernels.state import (
 )
 from ..triton_kernels.swiglu import swiglu
 from ..triton_kernels.verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
-from .buffers import NEVER, Buffers, Work
+from . import devices
+from .buffers import NEVER, Buffers, Site, Work
+from .devices import Copy, Leg, Window, synonyms
 from .prompt import PromptPass
 from .weights import DeviceWeights, Layer
 
@@ -63,23 +70,65 @@ class DeviceStages:
         pdl: bool = False,
         report: bool = False,
     ) -> None:
-        """cuts: the layers at which verification is cut into stages. pdl: programmatic dependent launches (Hopper)."""
+        """cuts: the layers at which verification is cut into stages. pdl: programmatic dependent launches (Hopper).
+
+        A stage runs on the device of its layers.
+        """
         bounds = [weights.exit_layer, *cuts, len(weights.layers)]
         if any(low >= high for low, high in pairwise(bounds)):
             raise UsageError(f"verification, layers {bounds[0]} to {bounds[-1]}, cannot be cut at the layers {[*cuts]}")
         self.weights, self.pdl = weights, pdl
         self.slices = list(pairwise(bounds))  # of the layers, one for each verification stage
-        self.buffers = Buffers(weights, capacity, len(self.slices))
+        self.home, places = weights.device, weights.places or (weights.device,) * len(weights.layers)
+        self._devices = [places[low] for low, _ in self.slices]
+        whole = all(synonyms(places[low:high]) for low, high in [(0, max(1, weights.exit_layer)), *self.slices])
+        assert whole, "a stage's layers are on one device"
+        self._sites = self._make_sites(capacity)
         self.capacity = capacity
-        early = [*weights.layers[: weights.exit_layer], *(weights.head.layers if weights.head else ())]
-        self._draft = Work(weights, self.buffers.capacity, early, weights.head.lm_head if weights.head else None)
+        head = weights.head
+        early = [*weights.layers[: weights.exit_layer], *(head.layers if head else ())]
+        self._draft = Work(weights, self.buffers.capacity, early, head.lm_head if head else None, self.home)
         self._late = [
-            Work(weights, self.buffers.capacity, weights.layers[low:high], weights.lm_head if last else None)
-            for (low, high), last in zip(self.slices, self._is_last(), strict=True)
+            Work(weights, self.buffers.capacity, weights.layers[low:high], weights.lm_head if last else None, device)
+            for (low, high), last, device in zip(self.slices, self._is_last(), self._devices, strict=True)
         ]
-        self._prompt = PromptPass(weights, self.buffers)
+        self.legs = self._make_legs()  # of a pass
+        self._prompt = PromptPass(weights, self.buffers, [self._sites[device] for device in places])
         self._report = report
+        self._penalised = False  # does the answer's sampling look at the text?
         self.prompt_rows = 0  # rows [0, prompt_rows) have been through a prompt pass: an answer may keep them
+
+    def _make_sites(self, capacity: int) -> dict[torch.device, Site]:
+        """Of each device what is read and written there."""
+        weights, stages = self.weights, len(self.slices)
+        if synonyms([self.home, *self._devices]):
+            self.buffers = Buffers(weights, capacity, stages, self.home)
+            return {self.home: self.buffers}
+        heads = len(weights.head.layers) if weights.head else 0
+        layers: dict[torch.device, set[int]] = {self.home: set(range(weights.exit_layer))}
+        layers[self.home] |= {len(weights.layers) + number for number in range(heads)}
+        borders: dict[torch.device, set[int]] = {self.home: {0, stages}}
+        for stage, ((low, high), device) in enumerate(zip(self.slices, self._devices, strict=True)):
+            layers.setdefault(device, set()).update(range(low, high))
+            borders.setdefault(device, set()).update((stage, stage + 1))
+        here = layers.pop(self.home), borders.pop(self.home)
+        self.buffers = Buffers(weights, capacity, stages, self.home, *here)
+        others = {d: Site(weights, capacity, stages, d, layers[d], borders[d]) for d in layers}
+        return {self.home: self.buffers, **others}
+
+    def _make_legs(self) -> list[Leg]:
+        stages = len(self.slices)
+        legs = [Leg("verify", stage, device) for stage, device in enumerate(self._devices)]
+        if self._devices[0] != self.home:
+            legs.insert(0, Leg("take", 0, self.home))
+        if self._devices[-1] != self.home:
+            legs.append(Leg("verdict", stages, self.home))
+        return legs
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Each once, the drafting one first."""
+        return list(self._sites)
 
     # What a carrier and the tests look at; all live as long as the stages and stay where they are.
 
@@ -92,8 +141,8 @@ class DeviceStages:
         return self.buffers.early
 
     @property
-    def late(self) -> Tensor:  # int32 [stages, WORDS]
-        return self.buffers.late
+    def late(self) -> Tensor:  # int32 [stages, WORDS]; of those on the drafting device
+        return self.buffers.late[: len(self.slices)]
 
     @property
     def text(self) -> Tensor:  # int32 [capacity]
@@ -132,16 +181,19 @@ class DeviceStages:
                 f"a prompt of {len(prompt)} tokens and an end at {end} do not fit {self.capacity} positions"
             )
         b, config = self.buffers, self.weights.config
+        self._penalised = sampling.repetition_penalty != 1
         b.text[: len(prompt)] = torch.tensor(prompt, dtype=torch.int32)
+        tokens, first_places = np.unique(np.array(prompt), return_index=True)
         first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32)
-        places = torch.arange(len(prompt) - 1, -1, -1, dtype=torch.int32)
-        for token, place in zip(reversed(prompt), places, strict=True):
-            first_seen[token] = place
+        first_seen[torch.from_numpy(tokens)] = torch.from_numpy(first_places).int()
         b.first_seen.copy_(first_seen)
-        b.sampling.copy_(sampling_words(sampling, "cpu"))
         words = self._words({START: rows})
-        for passes in (b.early, b.head, b.late, b.mail):
-            passes.copy_(words.expand_as(passes))
+        for site in self._sites.values():
+            site.sampling.copy_(sampling_words(sampling, "cpu"))
+            for passes in (site.late, site.mail):
+                passes.copy_(words.expand_as(passes))
+        b.early.copy_(words)
+        b.head.copy_(words)
         changed = {START: rows, TOKEN: prompt[-1], DRAFTED: len(prompt), MOST: most, LOOKAHEAD: lookahead}
         changed |= {LIMIT: end - 1, REPORT: int(self._report)}
         if oracle is not None:
@@ -161,6 +213,80 @@ class DeviceStages:
     # -- device side: what is captured ---------------------------------------------------------------------------------
 
     def draft_step(self) -> None:
+        with devices.on(self.home):
+            self._draft_step()
+
+    def early_step(self) -> None:
+        with devices.on(self.home):
+            self._early_step()
+
+    def verification(self, leg: int | None = None, window: Window | None = None) -> None:
+        """All legs of a pass, one after the other, or one of them, with the copies in front of each.
+
+        Stages on streams of their own: stage s + 1 begins a pass once s has ended it; s may be up to MAIL_SLOTS passes
+        ahead. window: the rows of the pass are among these.
+        """
+        for each in range(len(self.legs)) if leg is None else (leg,):
+            self.bring(each, window)
+            self.launch(each)
+
+    def plain_step(self, window: Window | None = None) -> None:
+        self.early_step()
+        self.verification(window=window)
+
+    def launch(self, leg: int) -> None:
+        """Without the copies: what is captured."""
+        its = self.legs[leg]
+        with devices.on(its.device):
+            if its.name == "take":
+                self._take()
+            elif its.name == "verify":
+                self._verify(its.stage)
+            else:
+                self._verdict()
+
+    def bring(self, leg: int, window: Window | None = None) -> None:
+        for copy in self.copies(leg):
+            copy.run(window)
+
+    def copies(self, leg: int) -> list[Copy]:
+        """What a leg of this answer's passes needs of other devices: none, if the one before is on the same device."""
+        its, stage = self.legs[leg], self.legs[leg].stage
+        before = self.home if stage == 0 else self._devices[stage - 1]
+        here, there, home = self._sites[its.device], self._sites[before], self.buffers
+        copies: list[Copy] = []
+        if its.device != before:
+            copies.append(Copy(here.mail[stage], there.mail[stage], its.device, before))
+            to, source = (self._border(site, stage) for site in (here, there))
+            if len(to):
+                copies.append(Copy(to, source, its.device, before, rows=True))
+            if its.device != self.home:
+                copies.append(Copy(here.state, home.state, its.device, self.home))
+        if its.name == "verify" and stage == len(self.slices) - 1 and its.device != self.home and self._penalised:
+            copies.append(Copy(here.first_seen, home.first_seen, its.device, self.home))
+            copies.append(Copy(here.text, home.text, its.device, self.home, rows=True))
+        return copies
+
+    def logits(self, start: int, rows: int) -> Tensor:
+        """float32 [rows, vocabulary]: of rows at these positions of the text. Overwrites the words of all passes."""
+        words = self._words({ROWS: rows, START: start})
+        self.buffers.early.copy_(words)
+        with devices.on(self.home):
+            self._early_layers()
+        for number, leg in enumerate(self.legs):
+            if leg.name == "verify":
+                self.bring(number, (start, rows))
+                at = self._sites[leg.device].late[leg.stage]
+                at.copy_(words)
+                with devices.on(leg.device):
+                    self._late_layers(leg.stage, at)
+        last = self._devices[-1]
+        logits = torch.zeros(MAX_ROWS, self.weights.config.vocab_size, device=last)
+        with devices.on(last):
+            self._lm_head(self._sites[last].late[len(self.slices) - 1], logits)
+        return logits[:rows]
+
+    def _draft_step(self) -> None:
         b, work, head = self.buffers, self._draft, self.weights.head
         assert head is not None, "drafting needs an exit head"
         begin_draft(b.early, b.head, b.state, pdl=self.pdl)
@@ -171,7 +297,7 @@ class DeviceStages:
             feedback(x, b.last_hidden, head.feedback_norm, self._eps, head.feedback, work.x, b.head, pdl=self.pdl)
             x = work.x
         for number, layer in enumerate(head.layers, len(self.weights.layers)):
-            x = self._layer(layer, number, x, work.x, b.head, work)
+            x = self._layer(layer, number, x, work.x, b.head, work, b)
         assert work.scratch is not None
         heads(
             x, head.norm, self._eps, head.lm_head, b.sampling, work.scratch, work.choices, work.chances, b.head,
@@ -182,74 +308,84 @@ class DeviceStages:
             vocabulary=self.weights.config.vocab_size, pdl=self.pdl,
         )  # fmt: skip
 
-    def early_step(self) -> None:
+    def _early_step(self) -> None:
         b = self.buffers
         begin_draft(b.early, b.head, b.state, pdl=self.pdl)
         self._early_layers()
         arrived(b.early, b.state, pdl=self.pdl)
 
-    def verification(self, stage: int | None = None) -> None:
-        """All stages, one after the other, or one of them.
-
-        Stages on streams of their own: stage s + 1 begins a pass once s has ended it; s may be up to MAIL_SLOTS passes
-        ahead.
-        """
-        for each in range(len(self.slices)) if stage is None else (stage,):
-            self._verify(each)
-
-    def plain_step(self) -> None:
-        self.early_step()
-        self.verification()
+    def _take(self) -> None:
+        b = self.buffers
+        begin_verification(b.early, b.late[0], b.state, pdl=self.pdl)
+        post(b.late[0], b.mail[0], b.state, pdl=self.pdl)
 
     def _verify(self, stage: int) -> None:
-        b, work, words = self.buffers, self._late[stage], self.buffers.late[stage]
-        if stage == 0:
+        b, work, site = self.buffers, self._late[stage], self._sites[self._devices[stage]]
+        words, last = site.late[stage], stage == len(self.slices) - 1
+        if stage == 0 and site is b:
             begin_verification(b.early, words, b.state, pdl=self.pdl)
         else:
-            fetch(b.mail[stage], words, b.state, pdl=self.pdl)
+            fetch(site.mail[stage], words, site.state, pdl=self.pdl)
         self._late_layers(stage, words)
-        if stage < len(self.slices) - 1:
-            post(words, b.mail[stage + 1], b.state, pdl=self.pdl)
+        if not last:
+            post(words, site.mail[stage + 1], site.state, pdl=self.pdl)
             return
         self._lm_head(words, None)
-        verdict(b.text, work.choices, b.confidences, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
+        if site is b:
+            verdict(b.text, work.choices, b.confidences, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
+        else:
+            post(words, site.mail[stage + 1], site.state, work.choices, pdl=self.pdl)
+
+    def _verdict(self) -> None:
+        b, words, mail = self.buffers, self.buffers.late[len(self.slices)], self.buffers.mail[len(self.slices)]
+        fetch(mail, words, b.state, b.choices, pdl=self.pdl)
+        verdict(b.text, b.choices, b.confidences, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
 
     def _early_layers(self) -> None:
         b, work = self.buffers, self._draft
         embedding(b.text, self.weights.embedding, b.exit_hidden, b.early, pdl=self.pdl)
         for number, layer in enumerate(self.weights.layers[: self.weights.exit_layer]):
-            self._layer(layer, number, b.exit_hidden, b.exit_hidden, b.early, work)
+            self._layer(layer, number, b.exit_hidden, b.exit_hidden, b.early, work, b)
 
     def _late_layers(self, stage: int, words: Tensor) -> None:
         """From where the rows before stand, each at its position, to work.x or the border to the next stage."""
-        b, work, (low, high) = self.buffers, self._late[stage], self.slices[stage]
-        x = b.exit_hidden if stage == 0 else b.handed[stage - 1]
+        work, site, (low, high) = self._late[stage], self._sites[self._devices[stage]], self.slices[stage]
+        x = self._border(site, stage)
         for number in range(low, high):
             last = self._leaves(stage) if number == high - 1 else None
-            self._layer(self.weights.layers[number], number, x, work.x, words, work, last)
+            self._layer(self.weights.layers[number], number, x, work.x, words, work, site, last)
             x = work.x
+
+    def _border(self, site: Site, stage: int) -> Tensor:
+        """The rows in front of a verification stage, or behind the last one, each at its position."""
+        return [site.exit_hidden, *site.handed, site.last_hidden][stage]
 
     def _leaves(self, stage: int) -> Tensor | None:
         """Where the stage's last layer leaves the rows, each at its position, if not in work.x."""
-        b = self.buffers
-        if stage < len(self.slices) - 1:
-            return b.handed[stage]
-        return b.last_hidden if len(b.last_hidden) else None
+        last = stage == len(self.slices) - 1
+        return None if last and not self.weights.hears else self._border(self._sites[self._devices[stage]], stage + 1)
 
     def _lm_head(self, words: Tensor, logits: Tensor | None) -> None:
-        b, work, weights = self.buffers, self._late[-1], self.weights
+        work, weights, site = self._late[-1], self.weights, self._sites[self._devices[-1]]
         assert work.scratch is not None
         left = self._leaves(len(self.slices) - 1)
         heads(
-            work.x if left is None else left, weights.norm, self._eps, weights.lm_head, b.sampling, work.scratch,
-            work.choices, work.chances, words, text=b.text, first_seen=b.first_seen, logits=logits, pdl=self.pdl,
+            work.x if left is None else left, weights.norm, self._eps, weights.lm_head, site.sampling, work.scratch,
+            work.choices, work.chances, words, text=site.text, first_seen=site.first_seen, logits=logits, pdl=self.pdl,
         )  # fmt: skip
 
     def _layer(
-        self, layer: Layer, number: int, x: Tensor, out: Tensor, words: Tensor, work: Work, last: Tensor | None = None
+        self,
+        layer: Layer,
+        number: int,
+        x: Tensor,
+        out: Tensor,
+        words: Tensor,
+        work: Work,
+        b: Site,
+        last: Tensor | None = None,
     ) -> Tensor:
         """x -> out, and from there, behind the MLP, to `last` where that is not the same."""
-        b = self.buffers
         keys, values = b.keys[number], b.values[number]
         qkv(
             x, layer.norm, self._eps, layer.qkv, layer.qkv_bias, b.cosines, b.sines, work.queries, keys, values, words,

@@ -1,12 +1,13 @@
-"""A model's weights and an exit head's, on a device, in the form in which the Triton kernels take them.
+"""A model's weights and an exit head's, on a device or several, in the form in which the Triton kernels take them.
 
 q, k and v are one matrix, gate and up another. Formats: float32 (the interpreter's), bfloat16, and int8 (weights int8
 with a float16 scale for every 32 inputs; norms, biases, the embedding table and the KV cache in bfloat16).
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,6 +58,11 @@ class Layer:
         """Of its matrices, which every pass reads."""
         return sum(map(weight_bytes, (self.qkv, self.out, self.gate_up, self.down)))
 
+    def to(self, device: torch.device) -> "Layer":
+        parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved: dict[str, Any] = {name: None if part is None else part.to(device) for name, part in parts.items()}
+        return Layer(**moved)
+
 
 @dataclass(frozen=True)
 class Head:
@@ -76,6 +82,9 @@ class Head:
 
 @dataclass(frozen=True)
 class DeviceWeights:
+    """places: the device of each layer, where they are not all on one. The embedding and the exit head are on the first
+    layer's, the final norm and the LM head on the last one's."""
+
     config: LlamaConfig
     format: str
     layers: tuple[Layer, ...]
@@ -83,36 +92,72 @@ class DeviceWeights:
     norm: Tensor  # [hidden]
     lm_head: Weight  # [vocabulary, hidden]; in the formats of one kind it shares the memory of a tied embedding
     head: Head | None = None
+    places: tuple[torch.device, ...] = ()
 
     @classmethod
-    def from_checkpoint(cls, checkpoint: Checkpoint, format: str, device: torch.device | str) -> "DeviceWeights":
+    def from_checkpoint(
+        cls,
+        checkpoint: Checkpoint,
+        format: str,
+        device: torch.device | str,
+        places: Sequence[torch.device] = (),
+    ) -> "DeviceWeights":
+        """places: the device of each layer, the first one's being `device`; none: all are there."""
         if isinstance(checkpoint, MadeCheckpoint):
-            return cls.random(checkpoint.config, format, device, seed=checkpoint.seed)
-        return cls.build(checkpoint.config, _mapped(checkpoint.tensors), format, device)
+            return cls.random(checkpoint.config, format, device, seed=checkpoint.seed, places=places)
+        return cls.build(checkpoint.config, _mapped(checkpoint.tensors), format, device, places)
 
     @classmethod
     def random(
-        cls, config: LlamaConfig, format: str, device: torch.device | str, *, seed: int = 0, scale: float = 0.02
+        cls,
+        config: LlamaConfig,
+        format: str,
+        device: torch.device | str,
+        *,
+        seed: int = 0,
+        scale: float = 0.02,
+        places: Sequence[torch.device] = (),
     ) -> "DeviceWeights":
         """Made on the device, for benchmarks: no checkpoint is read, and int8 matrices were never anything else."""
-        return cls.build(config, _Dice(model_shapes(config), device, seed, scale), format, device)
+        return cls.build(config, _Dice(model_shapes(config), device, seed, scale), format, device, places)
 
     @classmethod
-    def build(cls, config: LlamaConfig, source: Source, format: str, device: torch.device | str) -> "DeviceWeights":
+    def build(
+        cls,
+        config: LlamaConfig,
+        source: Source,
+        format: str,
+        device: torch.device | str,
+        places: Sequence[torch.device] = (),
+    ) -> "DeviceWeights":
         """Raises UsageError for an unknown format, PpsdError for a shape that the kernels do not do."""
         if format not in FORMATS:
             raise UsageError(f"dtype {format!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
         reason = refuses(config)
         if reason:
             raise PpsdError(f"the cuda backend cannot run this model: {reason}; use --backend torch")
-        loader = _Loader(source, format, device)
-        layers = tuple(loader.layer(f"model.layers.{i}.", config) for i in range(config.num_hidden_layers))
-        embedding = loader.plain("model.embed_tokens.weight")
+        loaders = [_Loader(source, format, place) for place in places or (device,) * config.num_hidden_layers]
+        layers = tuple(loader.layer(f"model.layers.{i}.", config) for i, loader in enumerate(loaders))
+        embedding = _Loader(source, format, device).plain("model.embed_tokens.weight")
         if not config.tie_word_embeddings:
-            lm_head = loader.matrix("lm_head.weight")
+            lm_head = loaders[-1].matrix("lm_head.weight")
         else:
-            lm_head = loader.packed(embedding)
-        return cls(config, format, layers, embedding, loader.plain("model.norm.weight"), lm_head)
+            lm_head = loaders[-1].packed(embedding.to(loaders[-1].device))
+        norm = loaders[-1].plain("model.norm.weight")
+        return cls(config, format, layers, embedding, norm, lm_head, places=tuple(places))
+
+    def spread(self, places: Sequence[torch.device]) -> "DeviceWeights":
+        """The same weights with each layer on its device; those that are there already stay what they are."""
+        if tuple(places) == self.places:
+            return self
+        before = self.places or (self.device,) * len(self.layers)
+        layers = tuple(
+            layer if old == new else layer.to(new) for layer, old, new in zip(self.layers, before, places, strict=True)
+        )
+        norm, lm_head = self.norm, self.lm_head
+        if before[-1] != places[-1]:
+            norm, lm_head = norm.to(places[-1]), lm_head.to(places[-1])
+        return replace(self, layers=layers, norm=norm, lm_head=lm_head, places=tuple(places))
 
     def with_head(self, file: HeadFile | None) -> "DeviceWeights":
         """The same weights (shared) with another exit head, or without one."""
@@ -138,14 +183,23 @@ class DeviceWeights:
         lm_head, ids = self.lm_head, None
         if draft_ids is not None:
             ids = torch.tensor(draft_ids, dtype=torch.int32, device=self.device)
-            chosen = ids.long()
+            chosen = ids.long().to(self.lm_head.values.device)
             scales = None if self.lm_head.scales is None else self.lm_head.scales[chosen].contiguous()
             lm_head = Weight(self.lm_head.values[chosen].contiguous(), scales)
+        if self.places and self.places[-1] != self.device:  # the exit head drafts on the first device
+            shared = draft_ids is None and self.config.tie_word_embeddings and self.format != "int8"
+            lm_head = Weight(self.embedding) if shared else lm_head.to(self.device)
         return replace(self, head=Head(info, layers, loader.plain("norm.weight"), lm_head, ids, heard, norm))
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.device
+        """That drafts: of the embedding and the exit head."""
+        return self.places[0] if self.places else self.embedding.device
+
+    @property
+    def hears(self) -> bool:
+        """Does the exit head hear of the last layer's hidden states?"""
+        return self.head is not None and self.head.feedback is not None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -192,7 +246,7 @@ class _Loader:
         """The matrices one below the other."""
         ready = getattr(self.source, "int8", None)
         if self.format == "int8" and ready is not None:
-            return _stacked([ready(name) for name in names])
+            return _stacked([ready(name).to(self.device) for name in names])
         return _stacked([self.packed(self.plain(name)) for name in names])
 
     def packed(self, matrix: Tensor) -> Weight:

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..backend import RunOptions, one_at_a_time
+from ..backend import RunOptions, check_ids, one_at_a_time
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
@@ -119,6 +119,7 @@ class TorchBackend:
                 self._retire()
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
+        check_ids(ids, last, self.model.config.vocab_size)
         self._retire()
         self._keep_common(ids, last)
         self._reserve(len(ids))

@@ -56,6 +56,62 @@ def test_what_the_cache_holds_is_foreseen():
     assert _native.Planner(asdict(c), 0.8).schedule()[4] < _native.Planner(asdict(dear), 0.8).schedule()[4]
 
 
+DEEPER = 0.2e-6  # seconds that a position of the text adds to each row of a pass
+
+
+def deep_costs(overlapped: bool = False) -> Costs:
+    """Attention costs by the row: behind 8000 positions a further row costs 1.7 ms, and not 0.1."""
+    c = costs(overlapped=overlapped)
+    deeper = {"step_deeper": 0.1 * DEEPER, "verify_deeper": tuple(DEEPER * n for n in range(1, 17))}
+    beside = replace(c.overlapped, **deeper) if c.overlapped else None
+    return Costs(replace(c.turns, **deeper), beside)
+
+
+@pytest.mark.parametrize("context", [128, 1000, 8000])
+def test_a_longer_text_makes_rows_dearer(context):
+    plan, more = planner(deep_costs()), context - 128
+    plan.begin(context)
+    assert plan.predict("plain", 0, 0.5) == pytest.approx(1 / (ROW + ONE + 1.1 * DEEPER * more))
+    for length in (1, 2, 6):
+        tokens = sum(0.5**k for k in range(length + 1))
+        steps = length * DRAFT + ROW + (length + 1) * 0.1 * DEEPER * more
+        seconds = steps + ONE + MORE * length + (length + 1) * DEEPER * more
+        assert plan.predict("turns", length, 0.5) == pytest.approx(tokens / seconds)
+
+
+def test_far_into_a_text_less_is_drafted_and_copied():
+    plan = _native.Planner(asdict(deep_costs()), 0.55, lookup=3, siblings=True)
+    *_, threshold, siblings = plan.schedule()
+    copies = plan.copy_threshold
+    assert plan.schedule()[2] > 0
+    for _ in range(3):  # as the text grows; what rounds take is no news
+        plan.after(2, 2, 1, 1.0, position=8000)
+    assert plan.copy_threshold > 3 * copies
+    assert plan.schedule()[2] == 0 or (plan.schedule()[4] > threshold and plan.schedule()[5] > siblings)
+    plan.begin(128)  # another answer
+    assert plan.copy_threshold == pytest.approx(copies, rel=0.5)
+
+
+def test_overlap_is_simulated_anew_for_a_longer_text():
+    plan = planner(deep_costs(overlapped=True))
+    before = plan.predict("overlap", 0, 0.8)
+    plan.begin(200)
+    assert plan.predict("overlap", 0, 0.8) == before  # not for so little
+    plan.begin(8000)
+    assert plan.predict("overlap", 0, 0.8) < 0.7 * before
+
+
+def test_copies_that_do_not_keep_their_promise_have_to_promise_more():
+    plan = _native.Planner(asdict(costs()), 0.4, lookup=3)
+    before = plan.copy_threshold
+    for _ in range(30):
+        plan.after(1, 1, 0, ROW + ONE, copied=1, chance=0.7)
+    assert plan.copy_threshold > 2 * before
+    for _ in range(200):
+        plan.after(2, 1, 1, ROW + ONE, copied=1, chance=0.7)
+    assert plan.copy_threshold < 1.2 * before
+
+
 @pytest.mark.parametrize("drafts", [0, 1, 5])
 def test_rounds_that_take_what_was_foreseen_leave_the_pace_alone(drafts):
     c = costs()

@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from ppsd_rt.sampling import SamplingParams
 
 sys.path.append(str(Path(__file__).parents[2]))
 import kernel_support  # noqa: F401  (mends the interpreter)
+from device_guard import DeviceGuard
 
 PROMPT = [72, 101, 108]
 PARAMS = SamplingParams(max_tokens=5, ignore_eos=True)
@@ -42,14 +44,14 @@ class Call(ctypes.Structure):
 
 
 class FakeRecorder(graphs.Recorder):
-    def __init__(self, device):
-        super().__init__(device)
+    def __init__(self):
+        super().__init__()
         self.calls = []
 
     def warm_up(self, steps):
         pass
 
-    def record(self, step, priority, stage):
+    def record(self, step, priority, stage, device):
         def run(_):
             try:
                 with interpreter:
@@ -68,25 +70,28 @@ class NoRecorder(graphs.Recorder):
         raise RuntimeError("no room for a graph\nand more that nobody reads")
 
 
-def engine_of(folder, recorder=FakeRecorder, serial=False):
+def engine_of(folder, recorder=FakeRecorder, serial=False, **options):
     os.environ["PPSD_CUDA_SERIAL"] = str(int(serial))
     cuda_backend.Recorder = recorder
-    engine = Engine.from_pretrained(folder, exit_head="norm:1", backend="cuda", device="cpu")
+    options = {"exit_head": "norm:1", "device": "cpu", **options}
+    engine = Engine.from_pretrained(folder, backend="cuda", **options)
     engine.backend._eager = False
     return engine
 
 
-def answer(engine, schedule, trace=False):
+def answer(engine, schedule, trace=False, params=PARAMS):
     fake.fake_cuda_clear_log()
-    completion = engine.generate(PROMPT, PARAMS, schedule, RunOptions(trace=trace)).run()
+    completion = engine.generate(PROMPT, params, schedule, RunOptions(trace=trace)).run()
     log = (Call * 10000)()
-    streams = {call.stream for call in log[: fake.fake_cuda_log(log, 10000)] if call.function == b"cuGraphLaunch"}
+    calls = log[: fake.fake_cuda_log(log, 10000)]
+    streams = {call.stream for call in calls if call.function == b"cuGraphLaunch"}
     assert fake.fake_cuda_misuse() == b"", fake.fake_cuda_misuse()
     return {
         "ids": completion.ids,
         "judged": completion.statistics.judged,
         "launches": engine.backend.facts()["launches"],
         "streams": len(streams),
+        "copies": sum(call.function == b"cuMemcpyPeerAsync" for call in calls),
         "spans": engine.backend.spans(),
         "explained": engine.backend.explain(),
     }
@@ -101,6 +106,37 @@ def answers(folder):
     engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these
     result["auto"] = answer(engine, "auto")
     result["elastic, serial"] = answer(engine_of(folder, serial=True), "elastic")
+    return result
+
+
+def devices(folder):
+    """Answers of one device and of several, whose memory is parted: kernels may not touch another one's."""
+    guard = DeviceGuard()
+    guard.install()
+    greedy = SamplingParams(max_tokens=4, ignore_eos=True)
+    sampled = replace(greedy, temperature=0.9, seed=3)
+    penalised = replace(greedy, repetition_penalty=1.4)  # of a text that repeats itself
+    head = str(Path(folder) / "feedback.safetensors")
+    cases = {
+        "one, sampled": ("cpu", 1, "plain", sampled),
+        "one, penalised": ("cpu", 1, "plain", penalised),
+        "one in two stages, sampled": ("cpu:0,cpu:0", (2, 1), "elastic:first_chunk=1", sampled),
+        "draft apart, eesd, sampled": ("cpu:0,cpu:1", (1, 2), "eesd:length=2,stop_rule=survival", sampled),
+        "shared, ppsd, penalised": ("cpu:0,cpu:1", (2, 1), "ppsd", penalised),
+        "shared, auto, sampled": ("cpu:0,cpu:1", (2, 1), "auto", sampled),
+        "three, plain, penalised": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "plain", penalised),
+        "three, ppsd, sampled, feedback": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "ppsd", sampled),
+    }
+    result = {}
+    for name, (device, stages, schedule, params) in cases.items():
+        options = {"exit_head": head} if name.endswith("feedback") else {}
+        engine = engine_of(folder, device=device, stages=stages, **options)
+        table = StageCosts(0.1, 0.11, (1.0,) * 16)
+        engine.backend._costs = Costs(table, table)
+        guard.launches.clear()
+        result[name] = answer(engine, schedule, trace=schedule == "ppsd", params=params)
+        result[name]["devices"] = len(guard.launches)
+        engine.backend._drop_stages()
     return result
 
 

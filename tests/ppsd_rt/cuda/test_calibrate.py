@@ -35,10 +35,12 @@ class Lanes:
 def costs_of(slower):
     stages = SimpleNamespace(
         begin=lambda *arguments, **options: None,
+        devices=[torch.device("cpu")],
         weights=SimpleNamespace(config=SimpleNamespace(vocab_size=100)),
         state=torch.zeros(1, dtype=torch.int32),
     )
-    return calibrate.calibrate(stages, SimpleNamespace(lanes=Lanes(slower), row=ROW, draft=DRAFT, verify=[PASS]))
+    graphs = SimpleNamespace(apart=False, lanes=Lanes(slower), row=ROW, draft=DRAFT, verify=[PASS])
+    return calibrate.calibrate(stages, graphs)
 
 
 def test_tables_from_measured_rows():
@@ -57,3 +59,39 @@ def test_overlap_that_only_shares_the_bandwidth_shows_in_the_table():
 
 def test_there_is_room_for_what_is_measured():
     assert calibrate.most_positions() > calibrate.CONTEXT + 6 * sum(calibrate.MEASURED_ROWS)
+
+
+class Apart:
+    """Graphs on two GPUs: of a pass, 4 on the one that drafts, 6 on the other."""
+
+    apart = True
+    row, draft, verify = ROW, DRAFT, [PASS, PASS + 1]
+
+    def __init__(self, shared, slower):
+        self.drafts_beside_a_stage, self.lanes = shared, self
+        self.slower = slower
+
+    def timeline(self, launches):
+        if launches[-1] == (0, PASS):
+            return [*((i * 1.5 * self.slower, (i + 1) * 1.5 * self.slower) for i in range(len(launches) - 1)), (0, 8.0)]
+        ends = [sum(SECONDS[graph] for _, graph in launches[: i + 1]) for i in range(len(launches))]
+        return list(zip([0.0, *ends], ends, strict=False))
+
+    def pass_apart(self, window, first=0):
+        return [4.0, 6.0][first:]
+
+
+def test_legs_of_a_pass_on_several_devices():
+    stages = SimpleNamespace(
+        begin=lambda *arguments, **options: None,
+        weights=SimpleNamespace(config=SimpleNamespace(vocab_size=100)),
+        devices=[torch.device("cpu", 0), torch.device("cpu", 1)],
+    )
+    apart = calibrate.calibrate(stages, Apart(False, 1.0))
+    assert (apart.turns.row_step, apart.turns.draft_step, apart.turns.verify) == (1.0, 1.5, (10.0,) * MAX_ROWS)
+    assert apart.overlapped == apart.turns
+    # Four tenths of a pass are beside drafts, where both take twice as long.
+    shared = calibrate.calibrate(stages, Apart(True, 2.0))
+    assert shared.turns == apart.turns
+    assert shared.overlapped.draft_step == pytest.approx(1.4 * 1.5)
+    assert shared.overlapped.verify[0] == pytest.approx(1.4 * 10)

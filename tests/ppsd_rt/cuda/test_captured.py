@@ -14,13 +14,16 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from support import write_model
+from support import loud_head, write_model
+
+from ppsd_rt.models.checkpoint import Checkpoint
 
 PROGRAM = Path(__file__).parent / "captured.py"
 
 
 def run(what, folder, driver):
     variables = {**os.environ, "PPSD_CUDA_DRIVER": str(driver), "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
+    variables["PPSD_FAKE_CUDA_DEVICES"] = "3"
     done = subprocess.run([sys.executable, PROGRAM, what, folder], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -30,6 +33,15 @@ def run(what, folder, driver):
 def folder(tmp_path_factory):
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
     return write_model(tmp_path_factory.mktemp("models") / "small", num_key_value_heads=1, **shape)
+
+
+@pytest.fixture(scope="module")
+def three_layers(tmp_path_factory):
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    folder = write_model(tmp_path_factory.mktemp("models") / "three", num_key_value_heads=1, **shape)
+    head = loud_head(Checkpoint(folder).hash, exit_layer=1, num_key_value_heads=1, **shape)
+    head.save(folder / "feedback.safetensors")
+    return folder
 
 
 def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
@@ -49,6 +61,21 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     assert tracks == {0, 1}
     assert all(begin <= end for _, _, _, begin, end in result["elastic"]["spans"])
     assert "overlap efficiency" in result["elastic"]["explained"]
+
+
+def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driver):
+    result, errors = run("devices", three_layers, fake_driver)
+    assert errors == ""
+    plain = {kind: result[f"one, {kind}"]["ids"] for kind in ("sampled", "penalised")}
+    for name, answer in result.items():
+        several = not name.startswith("one")
+        assert answer["ids"] == next(ids for kind, ids in plain.items() if kind in name), name
+        assert answer["launches"] == "captured"
+        assert (answer["copies"] > 0) == several, name
+        assert answer["devices"] == (3 if "three" in name else 2 if several else 1), name
+        assert (answer["judged"] > 0) == ("plain" not in name and name not in map("one, {}".format, plain)), name
+    kinds = {span[0] for span in result["three, ppsd, sampled, feedback"]["spans"]}
+    assert {"draft", "take", "verify", "verdict"} <= kinds
 
 
 def test_a_lost_gpu_keeps_what_was_committed(folder, fake_driver):

@@ -5,10 +5,12 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from support import write_model
+from support import loud_head, write_model
 
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.sampling import SamplingParams
 from ppsd_rt.trace import occupancy
 
@@ -26,7 +28,11 @@ PROMPT = list(range(40, 90))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     shape = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 6}
-    return write_model(tmp_path_factory.mktemp("models") / "medium", max_position_embeddings=2048, **shape)
+    folder = write_model(tmp_path_factory.mktemp("models") / "medium", max_position_embeddings=2048, **shape)
+    loud_head(Checkpoint(folder).hash, exit_layer=2, max_position_embeddings=2048, **shape).save(
+        folder / "feedback.safetensors"
+    )
+    return folder
 
 
 @pytest.fixture(scope="module", params=["bfloat16", "int8"])
@@ -101,3 +107,65 @@ def test_an_answer_that_is_left_half_way(engine):
             pass
         generation.close()
         assert engine.generate(PROMPT, GREEDY, schedule).run().ids == plain
+
+
+# As many devices as there are; one that is named twice has two stages, and its own path: no copies.
+DEVICES = ["cuda:0,cuda:0", "cuda:0,cuda:1", "cuda:0,cuda:1,cuda:0", "cuda:0,cuda:1,cuda:2"]
+
+
+def skip_without(devices):
+    needed = 1 + max(int(name[5:]) for name in devices.split(","))
+    if torch.cuda.device_count() < needed:
+        pytest.skip(f"needs {needed} CUDA GPUs")
+
+
+@pytest.mark.parametrize("exit_head", ["norm:2", "feedback"])
+@pytest.mark.parametrize("devices", DEVICES)
+def test_several_devices_give_the_bits_of_one(folder, engine, devices, exit_head):
+    """The same random drafts in every schedule; a feedback head hears across devices."""
+    skip_without(devices)
+    if exit_head == "feedback":
+        exit_head = folder / "feedback.safetensors"
+    dtype = engine.backend.dtype
+    for sizes in {2: [(2, 4), (5, 1)], 3: [(2, 2, 2), (3, 1, 2)]}[devices.count(",") + 1]:
+        spread = Engine.from_pretrained(
+            folder, exit_head=exit_head, backend="cuda", device=devices, stages=sizes, dtype=dtype
+        )
+        for params in (GREEDY, SAMPLED):
+            plain = engine.generate(PROMPT, params, "plain").run().ids
+            for schedule in ("plain", "eesd", "ppsd", "elastic", "auto"):
+                assert spread.generate(PROMPT, params, schedule).run().ids == plain, (sizes, schedule)
+        assert spread.backend.facts()["launches"] == "captured"
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_the_split_is_measured_where_none_is_given(folder, engine, devices):
+    skip_without(devices)
+    spread = Engine.from_pretrained(
+        folder, exit_head="norm:2", backend="cuda", device=devices, dtype=engine.backend.dtype
+    )
+    assert all(seconds > 0 for seconds in spread.backend.facts()["measured_layer_us"])
+    plain = engine.generate(PROMPT, GREEDY, "plain").run().ids
+    assert spread.generate(PROMPT, GREEDY, "elastic").run().ids == plain
+    assert spread.generate([*PROMPT, 7] * 5, GREEDY, "ppsd").run().ids == (
+        engine.generate([*PROMPT, 7] * 5, GREEDY, "plain").run().ids
+    )
+
+
+@pytest.mark.parametrize("devices", DEVICES[1:])
+def test_several_devices_without_graphs(folder, engine, devices, monkeypatch):
+    skip_without(devices)
+    monkeypatch.setenv("PPSD_CUDA_EAGER", "1")
+    parts = devices.count(",") + 1
+    spread = Engine.from_pretrained(
+        folder, exit_head="norm:2", backend="cuda", device=devices, stages=[2] * 3 if parts == 3 else [3, 3],
+        dtype=engine.backend.dtype,
+    )  # fmt: skip
+    plain = engine.generate(PROMPT, SAMPLED, "plain").run().ids
+    assert spread.generate(PROMPT, SAMPLED, "elastic").run().ids == plain
+
+
+def test_a_device_that_is_not_there_is_named(folder):
+    missing = f"cuda:{torch.cuda.device_count()}"
+    with pytest.raises(PpsdError, match=rf"there is no GPU {torch.cuda.device_count()}"):
+        Engine.from_pretrained(folder, backend="cuda", device=f"cuda:0,{missing}")

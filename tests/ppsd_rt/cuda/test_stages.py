@@ -7,97 +7,19 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE
-from support import tiny_model
+from stage_support import PROMPT, VOCAB, head_of, model_of, plain_of, records_of, text_of, told, weights_of
 
 import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.stages import DeviceStages
-from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.errors import UsageError
-from ppsd_rt.models.exit_head import ExitHead
-from ppsd_rt.models.head_file import HeadInfo
-from ppsd_rt.protocol import Limits
-from ppsd_rt.reference.pipeline import Pipeline, Ticks
-from ppsd_rt.reference.sampler import Sampler
 from ppsd_rt.reference.stage import DraftStage, VerifyStage
 from ppsd_rt.sampling import SamplingParams
-from ppsd_rt.schedule import PLAIN
 from ppsd_rt.triton_kernels.state import (
     RECORD_ACCEPTED,
-    RECORD_COMMITTED,
-    RECORD_IDS,
     RECORD_JUDGED,
-    RECORD_POSITION,
-    RECORD_ROWS,
-    RECORD_SEQUENCE,
     START,
 )
-
-VOCAB = 64
-PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8]  # more than a pass has rows
-
-
-def model_of(**changes):
-    shape = {
-        "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2,
-        "num_key_value_heads": 1, "vocab_size": VOCAB, "bos_token_id": 1, "eos_token_id": 2,
-    }  # fmt: skip
-    return tiny_model(**{**shape, **changes})
-
-
-def head_of(model, kind, exit_layer=1):
-    head = ExitHead.from_model(model, HeadInfo(kind, exit_layer, "tiny", "0"))
-    if head.feedback is not None:
-        generator = torch.Generator().manual_seed(3)
-        for name, parameter in head.feedback.named_parameters():
-            if name != "norm.weight":
-                parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    return head
-
-
-def weights_of(model, kind=None, exit_layer=1, draft_ids=None, format="float32"):
-    weights = DeviceWeights.build(model.config, lambda name: model.state_dict()[name], format, DEVICE)
-    if kind is None:
-        return weights
-    head = head_of(model, kind, exit_layer)
-    parameters = dict(head.named_parameters())
-    return weights._with(lambda name: parameters[name], head.info, draft_ids)
-
-
-def plain_of(model, prompt, params, end):
-    """The text as the torch reference decodes it plainly."""
-    draft, verify = DraftStage(model, None), VerifyStage(model, 0)
-    draft.reserve(end)
-    verify.reserve(end)
-    pipeline = Pipeline(draft, verify, PLAIN, Sampler(params), Limits(end), Ticks())
-    for _ in pipeline.run(prompt):
-        pass
-    return pipeline.tokens
-
-
-def records_of(stages, first):
-    """Of the verdicts from number `first` on, in order."""
-    rows = {row[RECORD_SEQUENCE]: row for row in stages.ring.tolist() if row[RECORD_SEQUENCE] >= first}
-    assert sorted(rows) == list(range(first, first + len(rows)))
-    return [rows[number] for number in sorted(rows)]
-
-
-def told(records, prompt):
-    """The text that the records tell of."""
-    text = list(prompt)
-    for record in records:
-        count = record[RECORD_COMMITTED]
-        if count:
-            assert record[RECORD_POSITION] == len(text)
-            assert record[RECORD_ACCEPTED] <= record[RECORD_JUDGED] <= record[RECORD_ROWS]
-            text += record[RECORD_IDS : RECORD_IDS + count]
-    return text
-
-
-def text_of(stages):
-    return stages.text[: stages.state[START].item() + 1].tolist()
-
 
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, seed=2**33 + 7)

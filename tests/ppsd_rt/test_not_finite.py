@@ -1,0 +1,118 @@
+"""Weights and logits that are no numbers end in one line: no crash, no endless loop, no answer made of garbage."""
+
+import pytest
+import torch
+from support import loud_head, tiny_head, tiny_model, write_model
+
+from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError, _native
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import read_info
+
+SAMPLINGS = [SamplingParams(max_tokens=8), SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9)]
+
+
+def damaged(folder, name, value):
+    model = tiny_model()
+    model.get_parameter(name).data.flatten()[5] = value
+    return write_model(folder, model)
+
+
+@pytest.mark.parametrize("isa", _native.usable_isas())
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("model.layers.2.mlp.down_proj.weight", "layer 2"), ("model.layers.1.input_layernorm.weight", "layer 1"),
+     ("model.norm.weight", "the final norm"), ("lm_head.weight", "the LM head")],
+)  # fmt: skip
+def test_weights_that_are_not_finite_are_refused(tmp_path, monkeypatch, isa, dtype, name, where):
+    monkeypatch.setenv("PPSD_ISA", isa)
+    for value in (torch.nan, torch.inf, -torch.inf):
+        folder = damaged(tmp_path / str(value), name, value)
+        with pytest.raises(PpsdError, match=rf"{where}: a weight is NaN or infinite"):
+            Engine.from_pretrained(folder, backend="cpu", dtype=dtype)
+
+
+def test_exit_heads_that_are_not_finite_are_refused(tmp_path):
+    folder = write_model(tmp_path / "model")
+    for name in ("norm.weight", "layers.0.mlp.up_proj.weight", "feedback.2.weight", "feedback.norm.weight"):
+        head = loud_head(Checkpoint(folder).hash)
+        head.get_parameter(name).data.flatten()[0] = torch.nan
+        head.save(tmp_path / "head.safetensors")
+        with pytest.raises(PpsdError, match="exit head.*a weight is NaN or infinite"):
+            Engine.from_pretrained(folder, exit_head=str(tmp_path / "head.safetensors"), backend="cpu")
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("schedule", ["plain", "eesd", "elastic"])
+def test_layers_that_overflow_end_the_answer(tmp_path, schedule, params):
+    model = tiny_model()
+    model.model.layers[3].mlp.down_proj.weight.data.fill_(3e38)
+    folder = write_model(tmp_path / "model", model)
+    engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="float32")
+    with pytest.raises(PpsdError, match="output is not a number"):
+        engine.generate([1, 2, 3], params, schedule).run()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+@pytest.mark.parametrize("schedule", ["plain", "elastic"])
+def test_embeddings_that_are_not_finite_end_the_answer(tmp_path, schedule, dtype):
+    model = tiny_model(tie_word_embeddings=False)
+    model.model.embed_tokens.weight.data[7, 3] = torch.nan
+    folder = write_model(tmp_path, model, tie_word_embeddings=False)
+    engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype=dtype)
+    assert engine.generate([1, 2, 3], SAMPLINGS[0], "plain").run().ids
+    with pytest.raises(PpsdError, match="embedding of token 7 is NaN"):
+        engine.generate([1, 7, 3], SAMPLINGS[0], schedule).run()
+
+
+@pytest.mark.parametrize("params", SAMPLINGS, ids=["greedy", "sampled"])
+def test_an_exit_head_that_overflows_is_wrong_and_harmless(tmp_path, params):
+    folder = write_model(tmp_path / "model")
+    head = tiny_head(tiny_model(), hash=Checkpoint(folder).hash)
+    head.norm.weight.data.fill_(3e38)
+    head.layers[0].mlp.down_proj.weight.data.mul_(1e6)
+    head.save(tmp_path / "head.safetensors")
+    engine = Engine.from_pretrained(
+        folder, exit_head=str(tmp_path / "head.safetensors"), backend="cpu", dtype="float32"
+    )
+    plain = engine.generate([1, 2, 3], params, "plain").run().ids
+    for schedule in ("eesd", "eesd:stop_rule=calibrated", "eesd:siblings=0.05", "elastic", "auto"):
+        assert engine.generate([1, 2, 3], params, schedule).run().ids == plain
+
+
+@pytest.mark.parametrize(
+    "acceptance", ['{"held_out_greedy": NaN}', '{"held_out_greedy": 1e300}', '{"held_out_greedy": "x"}']
+)
+def test_an_acceptance_that_is_none_is_not_believed(tmp_path, monkeypatch, acceptance):
+    folder = write_model(tmp_path / "model")
+    path = tmp_path / "head.safetensors"
+    with_acceptance(monkeypatch, acceptance)
+    tiny_head(tiny_model(), hash=Checkpoint(folder).hash).save(path)
+    engine = Engine.from_pretrained(folder, exit_head=str(path), backend="cpu")
+    assert len(engine.generate([1, 2], SamplingParams(max_tokens=20, ignore_eos=True), "auto").run().ids) == 20
+
+
+def test_an_acceptance_that_is_a_list_is_damage(tmp_path, monkeypatch):
+    with_acceptance(monkeypatch, "[]")
+    tiny_head(tiny_model()).save(tmp_path / "head.safetensors")
+    with pytest.raises(PpsdError, match="metadata is damaged"):
+        read_info(tmp_path / "head.safetensors")
+
+
+def with_acceptance(monkeypatch, text):
+    from ppsd_rt.models import head_file
+
+    save = head_file.save
+    monkeypatch.setattr(
+        head_file, "save", lambda path, tensors, metadata: save(path, tensors, {**metadata, "acceptance": text})
+    )
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize(
+    ("ids", "last"), [([1, 2], 0), ([1, 2], 3), ([], 1), ([1, 259], 1), ([-1, 2], 1), ([999999], 1)]
+)
+def test_logits_of_what_is_not_there_are_refused(tmp_path, backend, ids, last):
+    engine = Engine.from_pretrained(write_model(tmp_path / "model"), backend=backend)
+    with pytest.raises(UsageError):
+        engine.backend.logits(ids, last)
