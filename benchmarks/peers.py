@@ -231,13 +231,13 @@ def _quality(
     """Every engine against the first one."""
     pieces = windows(ids, args.window)
     first, *others = workers
-    right, found = evaluate({f"{w.engine}:{w.format}": w.logits for w in others}, first.logits, pieces)
+    right, found, whole = evaluate({f"{w.engine}:{w.format}": w.logits for w in others}, first.logits, pieces)
     assert right is not None
     rows = [{"engine": first.engine, "format": first.format, **right.as_dict()}]
     for worker, quality in zip(others, found.values(), strict=True):
         rows.append({"engine": worker.engine, "format": worker.format, **quality.as_dict(right)})
     summary = {"window": args.window, "against": f"{first.engine}:{first.format}", "results": rows}
-    return Report(f"quality against {first.engine} {first.format}", QUALITY_COLUMNS, rows, facts, summary), True
+    return Report(f"quality against {first.engine} {first.format}", QUALITY_COLUMNS, rows, facts, summary), whole
 
 
 def at_hand(names: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[str]]:

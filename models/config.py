@@ -49,10 +49,6 @@ class LlamaConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     @property
-    def queries_per_kv_head(self) -> int:
-        return self.num_attention_heads // self.num_key_value_heads
-
-    @property
     def kv_values(self) -> int:
         """Numbers that a row has in the KV caches of all layers together."""
         return 2 * self.num_hidden_layers * self.num_key_value_heads * self.head_dim

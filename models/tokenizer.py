@@ -23,9 +23,10 @@ from typing import Any
 
 import tokenizers
 
-from ..errors import PpsdError, UsageError
+from ..errors import PpsdError
 from .chat_template import ChatTemplate, special_tokens, token_content
 from .files import one_line, read_json_object
+from .unicode import check_unicode
 
 _METASPACE = "▁"
 _DAMAGED = "the file is damaged or incomplete: download it again"
@@ -86,13 +87,7 @@ class Tokenizer(ABC):
         has it already. Raises UsageError for text that is not valid Unicode (a lone surrogate), and PpsdError when the
         tokenizer itself fails.
         """
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise UsageError(
-                f"the text is not valid Unicode: character {error.start} is a lone surrogate "
-                f"(U+{ord(text[error.start]):04X}); give it as UTF-8"
-            ) from error
+        check_unicode(text)
         return self._encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

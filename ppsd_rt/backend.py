@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from .arguments import whole_number
 from .errors import PpsdError, UsageError
 from .models.checkpoint import Checkpoint
 from .models.head_file import HeadFile, HeadInfo
@@ -102,6 +103,7 @@ def make_backend(
     if name not in NAMES:
         raise UsageError(f"backend {name!r} is unknown; backends are {', '.join(NAMES)}")
     check_machine(device, threads)
+    threads = None if threads is None else whole_number("threads", threads)
     several = "," in device
     if name == "auto":
         name = "cuda" if several else _pick(checkpoint, dtype, device)
@@ -123,9 +125,10 @@ def make_backend(
 
 
 def check_machine(device: str, threads: int | None) -> None:
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?|cuda(:\d+)?(,cuda(:\d+)?)+|cpu:\d+(,cpu:\d+)+", device):
+    known = r"auto|cpu|cuda(:\d+)?|cuda(:\d+)?(,cuda(:\d+)?)+|cpu:\d+(,cpu:\d+)+"
+    if not isinstance(device, str) or not re.fullmatch(known, device):
         raise UsageError(f"device {device!r} is unknown; write auto, cpu, cuda, cuda:N or cuda:N,cuda:M")
-    if threads is not None and not 1 <= threads <= MAX_THREADS:
+    if threads is not None and not 1 <= whole_number("threads", threads) <= MAX_THREADS:
         raise UsageError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
 
 

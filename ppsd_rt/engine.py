@@ -1,10 +1,12 @@
 """The engine: a model, its exit head and a backend, and `generate`."""
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
+from .arguments import whole_number
 from .backend import Backend, RunOptions, make_backend
 from .errors import PpsdError, UsageError
 from .find_head import find_head
@@ -13,13 +15,14 @@ from .models.checkpoint import Checkpoint
 from .models.head_file import HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
+from .models.unicode import check_unicode
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
 from .schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .statistics import Statistics
 from .text import StopStrings
 
-Prompt = str | Sequence[Mapping[str, str]] | Sequence[int]
+Prompt = str | Iterable[Mapping[str, str]] | Iterable[int]
 
 
 @dataclass(frozen=True)
@@ -94,23 +97,33 @@ class Engine:
 
     @property
     def head(self) -> HeadInfo | None:
+        """Kind, exit layer and origin of the exit head that drafts; None: there is none, only copies are drafted."""
         return self.backend.head
 
     def use_head(self, exit_head: str | Path | None) -> None:
-        """Change the exit head; see `from_pretrained`."""
+        """Change the exit head; `exit_head` as in `from_pretrained`. Ends the answer in the making, if there is one.
+
+        Raises UsageError for a name that means nothing, and PpsdError for a file that is missing, damaged or was
+        trained for another model.
+        """
         self.backend.use_head(find_head(str(exit_head), self.checkpoint))
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids."""
+        """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids.
+
+        Raises UsageError for what is none of these, is empty, holds ids outside the vocabulary or text that is not
+        Unicode, or leaves no room for an answer in the model's context; PpsdError where the model has no chat template,
+        or one that refuses the messages.
+        """
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
-        elif all(isinstance(item, int) for item in prompt):
-            ids = list(prompt)  # type: ignore[arg-type]
+        elif isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
+            kind = type(prompt).__name__
+            raise UsageError(f"the prompt must be a text, a list of messages or a list of token ids, not {kind}")
         else:
-            template = self.tokenizer.chat_template
-            if template is None:
-                raise PpsdError(f"{self.name} has no chat template; give it plain text (--raw)")
-            ids = self.tokenizer.encode(template.render(prompt), add_special_tokens=False)  # type: ignore[arg-type]
+            items: list[Any] = list(prompt)
+            messages = any(isinstance(item, str | Mapping) for item in items)
+            ids = self._encode_messages(items) if messages else [whole_number("a prompt id", item) for item in items]
         if not ids:
             raise UsageError("the prompt is empty")
         if not all(0 <= id < self.config.vocab_size for id in ids):
@@ -119,6 +132,15 @@ class Engine:
         if len(ids) >= context:
             raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
         return ids
+
+    def _encode_messages(self, messages: list[Any]) -> list[int]:
+        template = self.tokenizer.chat_template
+        if template is None:
+            raise PpsdError(f"{self.name} has no chat template; give it plain text (--raw)")
+        text = template.render(messages)
+        for number, message in enumerate(messages, 1):
+            check_unicode(message["content"], f"message {number}")
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def generate(
         self,
@@ -131,10 +153,18 @@ class Engine:
 
         schedule: a text as for `--schedule`. `auto` measures this machine and is then never slower than `plain`. With a
         repetition penalty no siblings are verified.
-        One answer at a time per engine.
+        One answer at a time per engine: the one before ends when this one's first token is asked for.
+
+        Raises, before anything is decoded, what `encode` raises for the prompt; UsageError for arguments of another
+        type, a schedule that is not understood or that this backend cannot run; PpsdError for a schedule that drafts
+        where there is no exit head.
         """
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
+        if not isinstance(schedule, Schedule | Auto):
+            raise UsageError(f"schedule must be a Schedule or a text such as 'auto', not {schedule!r}")
+        if params is not None and not isinstance(params, SamplingParams):
+            raise UsageError(f"params must be SamplingParams(...), not {params!r}")
         if isinstance(schedule, Auto) and self.head is None:
             schedule = copying(PLAIN, schedule.lookup if self.backend.copies else 0)
         if isinstance(schedule, Schedule) and schedule.lookup and not self.backend.copies:
@@ -196,11 +226,16 @@ class Generation:
         )
 
     def __iter__(self) -> Iterator[Token]:
+        """Every token as soon as it is committed, several at once where drafts were right; goes on where it stopped.
+
+        Raises PpsdError when the answer cannot go on: another one has begun on this engine, or a rank was lost.
+        """
         for event in self.events():
             if isinstance(event, Committed):
                 yield from event.tokens
 
     def run(self) -> Completion:
+        """Decode to the end, and give all of the answer. Raises as iterating does; `completion` has what there is."""
         for _ in self.events():
             pass
         return self.completion

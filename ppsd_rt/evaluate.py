@@ -64,6 +64,11 @@ class Quality:
                 self.divergences += (np.exp(theirs) * (theirs - mine)).sum(axis=1).tolist()
                 self.agreements += (theirs.argmax(axis=1) == mine.argmax(axis=1)).tolist()
 
+    def cut(self, targets: int) -> None:
+        """Forget what came behind so many."""
+        for seen in (self.losses, self.divergences, self.agreements):
+            del seen[targets:]
+
     @property
     def perplexity(self) -> float:
         return exp(float(np.mean(self.losses)))
@@ -91,15 +96,27 @@ def evaluate(
     against: Model | None,
     pieces: Sequence[Window],
     advance: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Quality | None, dict[str, Quality]]:
-    """The quality of `against` and of each model, all of them over the same windows."""
+) -> tuple[Quality | None, dict[str, Quality], bool]:
+    """The quality of `against` and of each model, all of them over the same windows, and whether these are all.
+
+    Ctrl-C ends it behind the last window that all have seen; before the first one it is not caught.
+    """
     right = Quality() if against else None
     found = {name: Quality() for name in models}
-    for place, piece in enumerate(pieces):
-        true = against(piece.ids, len(piece.targets)) if against else None
-        if right is not None and true is not None:
-            right.add(true, piece.targets)
-        for name, model in models.items():
-            found[name].add(model(piece.ids, len(piece.targets)), piece.targets, true)
-        advance(place + 1, len(pieces))
-    return right, found
+    seen = 0
+    try:
+        for place, piece in enumerate(pieces):
+            true = against(piece.ids, len(piece.targets)) if against else None
+            if right is not None and true is not None:
+                right.add(true, piece.targets)
+            for name, model in models.items():
+                found[name].add(model(piece.ids, len(piece.targets)), piece.targets, true)
+            seen += len(piece.targets)
+            advance(place + 1, len(pieces))
+    except KeyboardInterrupt:
+        if not seen:
+            raise
+        for quality in (*found.values(), *([right] if right else [])):
+            quality.cut(seen)
+        return right, found, False
+    return right, found, True

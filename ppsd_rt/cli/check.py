@@ -11,6 +11,7 @@ from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
 from ..schedule import PLAIN, Auto, Schedule, parse_schedule
+from .bench import interrupted
 from .common import (
     NamedPrompt,
     as_chat,
@@ -89,6 +90,8 @@ def run(args: argparse.Namespace) -> int:
     samplings = _chosen(args.sampling, SAMPLINGS)
     schedules = {text: parse_schedule(text) for text in (args.schedules.split("/") if args.schedules else SCHEDULES)}
     default = not args.schedules
+    if args.engine is None and all(schedule == PLAIN for schedule in schedules.values()):
+        raise UsageError("plain is what schedules are compared with: name others, as in --schedules eesd/elastic")
     prompts = first_of_each_family(read_prompts(args.prompts), args.limit)
     engine = load_engine(args)
     if default:
@@ -102,15 +105,22 @@ def run(args: argparse.Namespace) -> int:
         plain = load_one_process(args)
         schedules = {"plain over ranks": PLAIN, **schedules}
     tallies: dict[tuple[str, str], Tally] = {}
+    whole = True
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("checking", total=len(prompts) * len(samplings) * (1 + len(schedules)))
-        for tally, difference in _check(engine, plain, prompts, samplings, schedules, args):
-            tallies[tally.sampling, tally.schedule] = tally
-            progress.advance(task)
-            if difference:
-                note(f"DIFFERENT {difference}")
-    return _report(list(tallies.values()), args)
+        try:
+            for tally, difference in _check(engine, plain, prompts, samplings, schedules, args):
+                tallies[tally.sampling, tally.schedule] = tally
+                progress.advance(task)
+                if difference:
+                    note(f"DIFFERENT {difference}")
+        except KeyboardInterrupt:
+            if not tallies:
+                raise
+            whole = False
+    status = _report(list(tallies.values()), args, whole)
+    return status if whole else interrupted()
 
 
 def _fits(engine: Engine, schedule: Schedule | Auto) -> bool:
@@ -139,6 +149,7 @@ def _check(
             for name, schedule in {"plain": PLAIN, **schedules}.items():
                 completion = (reference if name == "plain" else engine).generate(ids, params, schedule).run()
                 plain = completion.ids if name == "plain" else plain
+                difference = _difference(reference, ids, plain, completion.ids, prompt.id, sampling, name)
                 tally, stats = tallies[sampling, name], completion.statistics
                 tally.answers += 1
                 tally.tokens += stats.tokens
@@ -146,7 +157,6 @@ def _check(
                 tally.judged += stats.judged
                 tally.rounds += stats.rounds
                 tally.seconds += stats.decode_seconds
-                difference = _difference(reference, ids, plain, completion.ids, prompt.id, sampling, name)
                 if difference:
                     tally.differences.append(difference)
                 yield tally, difference
@@ -170,7 +180,7 @@ def _difference(
     return Difference(id, sampling, schedule, place, a, b, *values)
 
 
-def _report(tallies: list[Tally], args: argparse.Namespace) -> int:
+def _report(tallies: list[Tally], args: argparse.Namespace, whole: bool) -> int:
     differences = [difference for tally in tallies for difference in tally.differences]
     answers = sum(tally.answers for tally in tallies if tally.schedule != "plain")
     plain = {tally.sampling: tally for tally in tallies if tally.schedule == "plain"}
@@ -188,7 +198,8 @@ def _report(tallies: list[Tally], args: argparse.Namespace) -> int:
         for t in tallies
     ]
     if args.json:
-        print_json({"answers": answers, "differences": [str(d) for d in differences], "rows": rows})
+        found = {"answers": answers, "differences": [str(d) for d in differences]}
+        print_json({**found, "interrupted": not whole, "rows": rows})
     else:
         columns = list(rows[0])
         table("", [c.replace("_", " ") for c in columns], [[_shown(row[c]) for c in columns] for row in rows])

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from codecs import lookup
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,6 +13,7 @@ from typing import Any
 from ..engine import Engine, Prompt
 from ..errors import UsageError
 from ..models.files import one_line
+from ..models.unicode import check_unicode
 from ..sampling import SamplingParams
 from ..statistics import Statistics
 
@@ -65,12 +67,32 @@ def as_chat(engine: Engine, text: str, raw: bool, system: str | None = None) -> 
     """The prompt as the model wants it: as a user's turn where the model has a chat template, unless `raw`."""
     if not text.strip():
         raise UsageError("the prompt is empty")
+    check_text(text)
     if raw or engine.tokenizer.chat_template is None:
         if system is not None:
             raise UsageError("--system needs a model with a chat template, and no --raw")
         return text
     messages = [{"role": "user", "content": text}]
-    return messages if system is None else [{"role": "system", "content": system}, *messages]
+    if system is not None:
+        check_text(system, "--system")
+        messages = [{"role": "system", "content": system}, *messages]
+    return messages
+
+
+def check_text(text: str, name: str = "the text") -> None:
+    """UsageError for text with bytes that Python could not read, which may be the locale's fault and not the text's."""
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and any("\udc80" <= character <= "\udcff" for character in text):
+        raise UsageError(f"{name} is not {encoding}, which your locale asks for: for UTF-8 set LC_ALL=C.UTF-8")
+    check_unicode(text, name)
+
+
+def not_readable(error: UnicodeDecodeError) -> UsageError:
+    """Of standard input."""
+    encoding = lookup(error.encoding).name
+    mend = "give it as UTF-8" if encoding == "utf-8" else "for UTF-8 set LC_ALL=C.UTF-8 and no PYTHONIOENCODING"
+    place = f"byte 0x{error.object[error.start]:02x}: {error.reason}"
+    return UsageError(f"standard input is not text in {encoding} ({place}); {mend}")
 
 
 def evaluation_text(path: str | None = None) -> str:

@@ -62,8 +62,12 @@ def run(args: argparse.Namespace) -> None:
         raise
     for file in job.save(path):
         info = read_info(file)
-        known, right = info.acceptance["draft_vocabulary_coverage"], info.acceptance["held_out_greedy"]
-        print(f"{file}: exit layer {info.exit_layer}, held-out acceptance {right:.3f}, vocabulary covers {known:.3f}")
+        right, known = (_share(info.acceptance.get(n)) for n in ("held_out_greedy", "draft_vocabulary_coverage"))
+        print(f"{file}: exit layer {info.exit_layer}, held-out acceptance {right}, vocabulary covers {known}")
+
+
+def _share(value: float | None) -> str:
+    return "unknown (no held-out answer is greedy: sample more --tokens)" if value is None else f"{value:.3f}"
 
 
 def _show(steps: Iterable[distillation.Progress], layers: tuple[int, ...]) -> None:

@@ -7,7 +7,7 @@ from ..bench.report import Column, Report
 from ..engine import Engine
 from ..errors import UsageError
 from ..evaluate import evaluate, windows
-from .bench import print_report, run_facts
+from .bench import interrupted, print_report, run_facts
 from .common import evaluation_text
 from .progress import progress_bar
 
@@ -34,15 +34,15 @@ def run(args: argparse.Namespace) -> int:
     engines = {name: _engine(args, name) for name in args.dtype}
     with progress_bar("evaluating") as advance:
         models = {name: engine.backend.logits for name, engine in engines.items()}
-        right, found = evaluate(models, against.backend.logits, pieces, advance)
+        right, found, whole = evaluate(models, against.backend.logits, pieces, advance)
     assert right is not None
     rows = [{**_labels(against), **right.as_dict()}]
     rows += [{**_labels(engines[name]), **quality.as_dict(right)} for name, quality in found.items()]
     facts = run_facts("eval", args.model)
     facts |= {"text": args.text or "eval.txt of the package", "window": args.window, "against": args.against}
     title = f"quality against {against.backend.name} {against.backend.dtype}"
-    print_report(Report(title, COLUMNS, rows, facts, {"results": rows}), args.output)
-    return 0
+    print_report(Report(title, COLUMNS, rows, facts, {"interrupted": not whole, "results": rows}), args.output)
+    return 0 if whole else interrupted()
 
 
 def _engine(args: argparse.Namespace, name: str) -> Engine:

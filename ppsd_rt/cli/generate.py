@@ -11,7 +11,17 @@ from ..sampling import SamplingParams
 from ..schedule import PLAIN, Auto, Schedule, parse_schedule
 from ..statistics import Statistics
 from ..trace import TraceFile, occupancy
-from .common import as_chat, load_engine, note, print_json, read_prompts, sampling_params, statistics_line
+from .common import (
+    as_chat,
+    check_text,
+    load_engine,
+    not_readable,
+    note,
+    print_json,
+    read_prompts,
+    sampling_params,
+    statistics_line,
+)
 from .main import INTERRUPTED
 
 
@@ -32,7 +42,8 @@ def _run(
     trace: TraceFile | None,
 ) -> int:
     engine = load_engine(args)
-    if engine.head is None and isinstance(schedule, Auto) and not args.json:
+    drafts = args.engine is None or args.parallel == "pipeline"  # tensor parallelism does not, whatever head there is
+    if drafts and engine.head is None and isinstance(schedule, Auto) and not args.json:
         how = "only repetitions are drafted" if engine.backend.copies and schedule.lookup else "decoding plainly"
         note(f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one; or try --exit-head norm:E)")
     if args.chat:
@@ -85,7 +96,7 @@ def _read_all() -> str:
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
-        raise UsageError(f"standard input is not text in {error.encoding}: {error.reason}") from None
+        raise not_readable(error) from None
     except OSError as error:
         raise UsageError(f"standard input cannot be read: {error.strerror}") from None
 
@@ -105,7 +116,16 @@ def _answer(
         if spans and not args.json:
             note(str(occupancy(spans)))
     completion = generation.completion
-    compared = _compare(engine, completion, generation.params) if args.compare and finished else None
+    compared: Statistics | None = None
+    problem: PpsdError | None = None
+    if args.compare and finished:
+        try:
+            compared = _compare(engine, completion, generation.params)
+        except KeyboardInterrupt:
+            finished = False
+            note("ppsd-run: interrupted; the answer is whole, the comparison is missing")
+        except PpsdError as error:
+            problem = error  # what has been decoded is printed first
     if args.json:
         print_json(_as_json(completion, id, compared))
     else:
@@ -115,10 +135,13 @@ def _answer(
             engine.backend.explain()
             or "nothing to explain: --schedule auto plans, and only where there is an exit head"
         )
+    if problem is not None:
+        raise problem
     return finished
 
 
 def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace) -> bool:
+    printed = 0  # characters
     try:
         if args.json:
             generation.run()
@@ -129,11 +152,12 @@ def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace
         else:
             for token in generation:
                 print(token.text, end="", flush=True)
+                printed += len(token.text)
             print(flush=True)  # before the statistics, which go another way
     except KeyboardInterrupt:
         generation.close()
-        if not args.json:
-            print()
+        if not args.json:  # with what was held back: the statistics, and a chat's history, count it
+            print("" if args.show_drafts else generation.completion.text[printed:], flush=True)
         return False
     return True
 
@@ -184,21 +208,39 @@ def _chat(
     if sys.stdin.isatty():
         note("/reset forgets the conversation; Ctrl-C stops an answer; Ctrl-D ends")
         import readline  # noqa: F401 (gives input() history and editing)
-    while (text := _read_turn()) is not None:
-        if text == "/reset":
-            messages = list(system)
-        elif text:
-            messages.append({"role": "user", "content": text})
-            generation = engine.generate(messages, params, schedule, _options(args))
-            _answer(engine, generation, args, None, trace)
-            messages.append({"role": "assistant", "content": generation.completion.text})
-    return 0
+    if args.system is not None:
+        check_text(args.system, "--system")
+    whole = True
+    while True:
+        try:
+            text = _read_turn()
+            if text is None:
+                break
+            if text == "/reset":
+                messages = list(system)
+            if text in ("", "/reset"):
+                continue
+            check_text(text)
+            asked = [*messages, {"role": "user", "content": text}]
+            generation = engine.generate(asked, params, schedule, _options(args))
+        except PpsdError as error:
+            note(f"ppsd-run: {error} (this turn was dropped; /reset forgets the conversation)")
+            whole = False
+            continue
+        _answer(engine, generation, args, None, trace)
+        messages = [*asked, {"role": "assistant", "content": generation.completion.text}]
+    return 0 if whole or sys.stdin.isatty() else 2
 
 
 def _read_turn() -> str | None:
+    """The next line; None at the end. UsageError for one that is not text: the next call goes on behind it."""
     try:
-        return input("> " if sys.stdin.isatty() else "").strip()
+        if sys.stdin.isatty():
+            return input("> ").strip()
+        # As bytes: a text stream that meets a bad byte loses all that it has read ahead.
+        line = sys.stdin.buffer.readline()
+        return line.decode(sys.stdin.encoding, sys.stdin.errors or "strict").strip() if line else None
     except EOFError:
         return None
     except UnicodeDecodeError as error:
-        raise UsageError(f"standard input is not text in {error.encoding}: {error.reason}") from None
+        raise not_readable(error) from None

@@ -1,32 +1,49 @@
 """`ppsd-run`: finds the command, runs it, and turns errors into one line and an exit status."""
 
-import argparse
-import io
 import os
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from ..errors import PpsdError, UsageError
-from ..ranks.world import World, find_world
-from .parser import COMMANDS, parse
+
+# Everything else is imported by `_start`: Ctrl-C is answered in one line there, and here with a traceback.
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+
+    from ..ranks.world import World
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: "Sequence[str] | None" = None) -> int:
     """Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
     # Before torch is loaded. A waiting OpenMP thread that spins takes the core that another one needs: a parallel
     # region took 8 ms instead of 0.1 ms on a machine with two cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # A half-used tokenizers thread pool would only print a warning when a subprocess (pip) is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return _status_of(lambda: _start(sys.argv[1:] if argv is None else argv))
+
+
+def _start(argv: "Sequence[str]") -> int:
+    import io
+
+    from ..ranks.world import find_world
+    from .parser import parse
+
+    if sys.stdout is None:
+        raise UsageError("standard output is closed: there is nowhere to write to")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 must not end an answer
-    return _status_of(lambda: _run(parse(sys.argv[1:] if argv is None else argv), find_world()))
+    status = _run(parse(argv), find_world())
+    sys.stdout.flush()  # on Python's own way out, a full disk would change no status
+    return status
 
 
-def _run(args: argparse.Namespace, world: World | None) -> int:
+def _run(args: "argparse.Namespace", world: "World | None") -> int:
+    from .parser import COMMANDS
+
     args.engine = None
     if world is None:
         return COMMANDS[args.command].load()(args) or 0
@@ -37,11 +54,13 @@ def _run(args: argparse.Namespace, world: World | None) -> int:
     try:
         status = _status_of(lambda: (COMMANDS[args.command].load()(args) or 0) if join_ranks(args, world) else 0)
     except Exception:  # a bug; the other ranks see this one leave
+        import traceback
+
         traceback.print_exc()
     return leave(args.engine, status)
 
 
-def _status_of(work: Callable[[], int]) -> int:
+def _status_of(work: "Callable[[], int]") -> int:
     try:
         return work()
     except PpsdError as error:

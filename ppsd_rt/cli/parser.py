@@ -31,6 +31,10 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
+    def _print_message(self, message: str, file: object = None) -> None:
+        """Help and version, on standard output: argparse itself takes no notice of a disk that is full."""
+        print(message, end="", flush=True)
+
 
 class _Help(argparse.RawDescriptionHelpFormatter):
     """Shows defaults where there are some to show."""
@@ -41,7 +45,8 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         text = action.help or ""
         shown = action.default not in (None, False, argparse.SUPPRESS, "", 0) and "%(default)" not in text
-        shown = shown and not isinstance(action.default, list)  # the help of such options says it in its own words
+        # Of lists, and of what ends in brackets, the help says it in its own words.
+        shown = shown and not isinstance(action.default, list) and not text.endswith("]")
         return f"{text} [%(default)s]" if shown and action.option_strings else text
 
 
@@ -78,8 +83,8 @@ def model_options(parser: Parser) -> None:
         type=_stages,
         default=1,
         metavar="N",
-        help="cut verification into N stages (cpu, cuda); over ranks or several devices: A,B,... layers for each of "
-        "them [as is best]",
+        help="cut verification into N stages (cpu, cuda); over ranks or several devices A,B,...: layers for each of "
+        "them, else as is best",
     )
     group = parser.add_argument_group("ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
     group.add_argument("--parallel", default="pipeline", help="pipeline, or tp: tensor-parallel, a baseline")
@@ -94,7 +99,7 @@ def schedule_options(parser: Parser) -> None:
         metavar="NAME",
         default="auto",
         help="auto (the best on this machine, never slower than plain), plain, eesd, ppsd or elastic, with changes as "
-        "in eesd:length=4,stop_rule=confidence=0.5; stop rules: fixed, confidence, beta, calibrated, survival [auto]",
+        "in eesd:length=4,stop_rule=confidence=0.5; stop rules: fixed, confidence, beta, calibrated, survival",
     )
 
 

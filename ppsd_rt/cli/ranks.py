@@ -7,6 +7,7 @@ from ..ranks.options import RankOptions
 from ..ranks.world import World
 
 OVER_RANKS = ("generate", "check", "info")
+SILENCES = (0.5, 3600.0)  # seconds; a sign of life comes every quarter of a second
 
 
 def join_ranks(args: argparse.Namespace, world: World) -> bool:
@@ -28,8 +29,13 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
         raise UsageError(
             f"over {world_size} ranks there are {world_size} stages; --stages A,B,... says how many layers"
         )
-    if args.rank_timeout <= 0 or args.link_ms < 0:
-        raise UsageError("--rank-timeout is above 0, --link-ms at least 0")
+    least, most = SILENCES
+    if not least <= args.rank_timeout <= most:
+        raise UsageError(f"--rank-timeout is from {least:g} to {most:g} seconds, not {args.rank_timeout:g}")
+    if not 0 <= args.link_ms / 1000 <= args.rank_timeout / 2:  # a message on its way must not be taken for silence
+        raise UsageError(
+            f"--link-ms is from 0 to half of --rank-timeout, {500 * args.rank_timeout:g}, not {args.link_ms:g}"
+        )
     return RankOptions(
         model=args.model,
         exit_head=args.exit_head,

@@ -4,7 +4,6 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ..bench.plot import Line, Panel, svg
@@ -12,15 +11,16 @@ from ..bench.report import Column, Report
 from ..bench.timeline import LEGEND, column_seconds, draw
 from ..closed_forms import closed_form
 from ..errors import PpsdError, UsageError
+from ..output_file import OutputFile
 from ..schedule import Auto, Schedule, parse_schedule
 from ..simulate import Costs, Simulation, simulate
 from ..split import LayerCosts
 from ..stage_costs import ModelCosts, costs_of_stages, growth, measured
 from ..trace import TraceFile
 from ..utilisation import utilisation
-from .bench import print_report, run_facts
+from .bench import interrupted, print_report, run_facts
 from .common import load_engine, note
-from .simulate_options import SCHEDULES
+from .simulate_options import MOST_LAYERS, MOST_PASSES, MOST_STAGES, SCHEDULES
 
 _COLUMNS = (
     Column("stages", "stages"),
@@ -64,7 +64,7 @@ class Case:
         return self.pipeline.stages, self.link_ms, self.acceptance
 
 
-def run(args: argparse.Namespace) -> None:
+def run(args: argparse.Namespace) -> int:
     schedules = _schedules(args.schedule or SCHEDULES)
     if not 0 <= args.seed < 2**64:
         raise UsageError(f"--seed must be from 0 to 2**64 - 1, not {args.seed}")
@@ -72,21 +72,44 @@ def run(args: argparse.Namespace) -> None:
         raise UsageError(f"--columns must be from 0 to 10000, not {args.columns}")
     model = _model(args)
     pipelines = _pipelines(args, model)
+    _check_work(args.tokens, pipelines)
     cases = list(_cases(args, pipelines, schedules))
+    plot = OutputFile(args.plot, "plot") if args.plot else None
     with TraceFile(args.trace) if args.trace else nullcontext() as trace:
-        rows, first = [], []
+        rows: list[dict[str, Any]] = []
+        first: list[tuple[Case, Simulation]] = []
+        whole = _simulate(args, cases, rows, first, trace)
+    if not rows:
+        raise KeyboardInterrupt
+    if args.output == "table" and args.columns:
+        _timelines(first, args.columns)
+    print_report(_report(args, pipelines, model, rows, whole), args.output)
+    if plot:
+        plot.finish(_plot(rows))
+        note(f"plot: {args.plot}")
+    return 0 if whole else interrupted()
+
+
+def _simulate(
+    args: argparse.Namespace,
+    cases: Sequence[Case],
+    rows: list[dict[str, Any]],
+    first: list[tuple[Case, Simulation]],
+    trace: TraceFile | None,
+) -> bool:
+    """Fill `rows`, and `first` with the first combination's answers; False if Ctrl-C ended it early."""
+    try:
         for case in cases:
             simulation = simulate(case.schedule, case.costs, case.acceptance, args.tokens, args.seed, trace=True)
-            rows.append(_row(case, simulation))
+            row = _row(case, simulation)
             if case.cell == cases[0].cell:
                 first.append((case, simulation))
                 if trace:
                     trace.add(simulation.spans, case.name)
-    if args.plot:
-        _plot(args.plot, rows)
-    if args.output == "table" and args.columns:
-        _timelines(first, args.columns)
-    print_report(_report(args, pipelines, model, rows), args.output)
+            rows.append(row)
+    except KeyboardInterrupt:
+        return False
+    return True
 
 
 # -- what to simulate --------------------------------------------------------------------------------------------------
@@ -131,6 +154,8 @@ def _model(args: argparse.Namespace) -> ModelCosts | None:
     lm_head = args.lm_head_ms or 0.0
     if args.layer_ms:
         _exclude(args, "layer_ms", ("layers", "token_ms"))
+        if len(args.layer_ms) > MOST_LAYERS:
+            raise UsageError(f"--layer-ms takes at most {MOST_LAYERS} layers, not {len(args.layer_ms)}")
         layers = args.layer_ms
     else:
         token = 20.0 if args.token_ms is None else args.token_ms
@@ -165,6 +190,16 @@ def _pipelines(args: argparse.Namespace, model: ModelCosts | None) -> list[Pipel
         return Pipeline(len(split.sizes), lambda links: model.costs(split, links, link_row), split.sizes)
 
     return [pipeline(stages) for stages in ([args.split] if args.split else args.stages or [4])]
+
+
+def _check_work(tokens: int, pipelines: Sequence[Pipeline]) -> None:
+    stages = max(pipeline.stages for pipeline in pipelines)
+    if stages > MOST_STAGES:
+        raise UsageError(f"a pipeline of {stages} stages is more than the {MOST_STAGES} that can be simulated")
+    if tokens * stages > MOST_PASSES:
+        raise UsageError(
+            f"{tokens} tokens through {stages} stages are too many: at most --tokens {MOST_PASSES // stages}"
+        )
 
 
 def _plain_pipelines(args: argparse.Namespace, link_row: float) -> list[Pipeline]:
@@ -230,7 +265,11 @@ def _row(case: Case, simulation: Simulation) -> dict[str, Any]:
 
 
 def _report(
-    args: argparse.Namespace, pipelines: Sequence[Pipeline], model: ModelCosts | None, rows: Sequence[dict[str, Any]]
+    args: argparse.Namespace,
+    pipelines: Sequence[Pipeline],
+    model: ModelCosts | None,
+    rows: Sequence[dict[str, Any]],
+    whole: bool,
 ) -> Report:
     facts = run_facts("simulate", args.model if args.measured else "none")
     facts |= {"tokens": args.tokens, "seed": args.seed, "pipelines": [_describe(pipeline) for pipeline in pipelines]}
@@ -249,7 +288,7 @@ def _report(
         cells[cell] = max(cells.get(cell, row), row, key=lambda r: r["tokens_per_second"])
     keys = ("stages", "link_ms", "acceptance", "schedule", "speedup")
     best = [{key: row[key] for key in keys} for row in cells.values()]
-    return Report("simulated", _COLUMNS, rows, facts, {"fastest": best})
+    return Report("simulated", _COLUMNS, rows, facts, {"interrupted": not whole, "fastest": best})
 
 
 def _describe(pipeline: Pipeline) -> dict[str, Any]:
@@ -282,8 +321,8 @@ def _timelines(first: Sequence[tuple[Case, Simulation]], columns: int) -> None:
     print()
 
 
-def _plot(path: str, rows: Sequence[dict[str, Any]]) -> None:
-    """x: what has the most values; a panel for every combination of the other two."""
+def _plot(rows: Sequence[dict[str, Any]]) -> str:
+    """SVG. x: what has the most values; a panel for every combination of the other two."""
     values = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _AXES}
     x = max(_AXES, key=lambda key: len(values[key]))
     down, across = [key for key in reversed(_AXES) if key != x]
@@ -291,14 +330,11 @@ def _plot(path: str, rows: Sequence[dict[str, Any]]) -> None:
     for row_value in values[down]:
         for column_value in values[across]:
             chosen = [row for row in rows if (row[down], row[across]) == (row_value, column_value)]
+            if not chosen:  # interrupted before
+                continue
             title = f"{_AXES[across]} {column_value:g}; {_AXES[down]} {row_value:g}"
             panels.append(Panel(title, _lines(chosen, x)))
-    text = svg("Speed-up over plain pipelined decoding", _AXES[x], "times plain", panels, len(values[across]))
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write the plot to {path}: {error.strerror}") from None
-    note(f"plot: {path}")
+    return svg("Speed-up over plain pipelined decoding", _AXES[x], "times plain", panels, len(values[across]))
 
 
 def _lines(rows: Sequence[dict[str, Any]], x: str) -> list[Line]:

@@ -1,7 +1,7 @@
 """Options of `ppsd-run simulate`."""
 
 import argparse
-from math import isfinite
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .bench_options import format_option, list_of, positive
@@ -12,14 +12,40 @@ if TYPE_CHECKING:
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic")
 
 
-def not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not (isfinite(value) and value >= 0):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return value
+MOST_STAGES = 256
+MOST_LAYERS = 128  # best cuts of so many take seconds to find
+MOST_TOKENS = 1_000_000
+MOST_PASSES = 2_000_000  # tokens times stages of one case: some seconds, and some GB for the timeline
+
+
+def zero_or(least: float, most: float) -> Callable[[str], float]:
+    """For argparse: a number that arithmetic in float64 has room for."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not (value == 0 or least <= value <= most):
+            raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor a number from {least:g} to {most:g}")
+        return value
+
+    return parse
+
+
+milliseconds = zero_or(1e-6, 1e9)
+
+
+def at_most(most: int) -> Callable[[str], int]:
+    """For argparse: a number from 1 on."""
+
+    def parse(text: str) -> int:
+        value = positive(text)
+        if value > most:
+            raise argparse.ArgumentTypeError(f"{text!r} is more than {most}")
+        return value
+
+    return parse
 
 
 def probability(text: str) -> float:
@@ -34,7 +60,7 @@ def probability(text: str) -> float:
 
 def each(text: str) -> list[float]:
     """Numbers that each stand for one thing; doubles stay."""
-    return list(map(not_negative, text.split(",")))
+    return list(map(milliseconds, text.split(",")))
 
 
 def each_count(text: str) -> list[int]:
@@ -45,7 +71,7 @@ def simulate_options(parser: "Parser") -> None:
     group = parser.add_argument_group("what to simulate (lists: every combination)")
     group.add_argument(
         "--stages",
-        type=list_of(positive),
+        type=list_of(at_most(MOST_STAGES)),
         metavar="N,N,...",
         help="devices in the pipeline, the first of them drafts [4]",
     )
@@ -53,7 +79,7 @@ def simulate_options(parser: "Parser") -> None:
         "--acceptance", type=list_of(probability), default=[0.8], metavar="P,P,...", help="of a draft token [0.8]"
     )
     group.add_argument(
-        "--link-ms", type=list_of(not_negative), default=[0.0], metavar="T,T,...", help="delay of every link [0]"
+        "--link-ms", type=list_of(milliseconds), default=[0.0], metavar="T,T,...", help="delay of every link [0]"
     )
     group.add_argument(
         "--schedule",
@@ -61,28 +87,32 @@ def simulate_options(parser: "Parser") -> None:
         metavar="NAME",
         help=f"as for generating, without auto; may be given several times [{', '.join(SCHEDULES)}]",
     )
-    group.add_argument("-n", "--tokens", type=positive, default=2000, metavar="N", help="to decode in each case")
+    group.add_argument(
+        "-n", "--tokens", type=at_most(MOST_TOKENS), default=2000, metavar="N", help="to decode in each case"
+    )
     group.add_argument("--seed", type=int, default=0, metavar="S", help="of which drafts are right [0]")
     group = parser.add_argument_group("costs of the stages (milliseconds for one row)")
-    group.add_argument("--token-ms", type=not_negative, metavar="T", help="a plain token through the whole model [20]")
+    group.add_argument("--token-ms", type=milliseconds, metavar="T", help="a plain token through the whole model [20]")
     group.add_argument("--stage-ms", type=each, metavar="T,T,...", help="each stage instead, the draft stage first")
-    group.add_argument("--layers", type=positive, metavar="L", help="cut L equal layers into stages, as is best")
+    group.add_argument(
+        "--layers", type=at_most(MOST_LAYERS), metavar="L", help="cut L equal layers into stages, as is best"
+    )
     group.add_argument("--layer-ms", type=each, metavar="T,T,...", help="the same with each layer's time")
     group.add_argument("--split", type=each_count, metavar="A,B,...", help="layers in each stage, instead of --stages")
     group.add_argument("--exit-layer", type=positive, metavar="E", help="where stage 1 ends [where the split is best]")
     group.add_argument(
-        "--lm-head-ms", type=not_negative, metavar="T", help="with layers: LM head, ends the last stage [0]"
+        "--lm-head-ms", type=milliseconds, metavar="T", help="with layers: LM head, ends the last stage [0]"
     )
-    group.add_argument("--head-ms", type=not_negative, metavar="T", help="exit head, each time a draft is drawn [0]")
+    group.add_argument("--head-ms", type=milliseconds, metavar="T", help="exit head, each time a draft is drawn [0]")
     group.add_argument(
         "--row-share",
-        type=not_negative,
+        type=zero_or(1e-9, 1000.0),
         metavar="X",
         help="every further row of a pass adds this share of the first: 0 where reading the weights is all [0]",
     )
-    group.add_argument("--bandwidth", type=not_negative, metavar="GBIT", help="of a link, Gbit/s [without limit]")
+    group.add_argument("--bandwidth", type=zero_or(1e-6, 1e9), metavar="GBIT", help="of a link, Gbit/s [without limit]")
     group.add_argument(
-        "--row-bytes", type=positive, metavar="N", help="of a hidden state [the measured model's, 4 a value]"
+        "--row-bytes", type=at_most(10**12), metavar="N", help="of a hidden state [the measured model's, 4 a value]"
     )
     group = parser.add_argument_group("measured costs: every stage is a machine like this one")
     group.add_argument("--measured", action="store_true", help="calibrate the model's layers and heads here (cpu)")

@@ -143,7 +143,8 @@ class Distillation:
             losses = tuple(self.trainer.learn(plan[self.trainer.step]))
             step = self.trainer.step
             if step % PEEK_STEPS == 0 or step == len(plan):
-                acceptance = tuple(shares[-1] for shares in self.trainer.accept(held_out[:PEEK_TEXTS]))
+                shares = self.trainer.accept(held_out[:PEEK_TEXTS]) if held_out else []
+                acceptance = tuple(of_head[-1] for of_head in shares)
                 self._log(step=step, losses=losses, peek_acceptance=acceptance)
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self._save()
@@ -151,21 +152,23 @@ class Distillation:
             yield Progress("training", step, len(plan), losses, acceptance)
         self._save()
         vocabularies = [self._draft_ids(size) for size in self.settings.draft_vocabularies]
-        self.acceptance = self.trainer.accept(held_out, vocabularies)
+        shares = self.trainer.accept(held_out, vocabularies)
+        self.acceptance = [[share if held_out else None for share in of_head] for of_head in shares]
         self.coverage = [_coverage(held_out, ids) for ids in vocabularies]
         self._log(step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out))
 
     def save(self, path: Callable[[int, int], Path]) -> list[Path]:
         """Write every head, cut to every draft vocabulary, to path(exit layer, size) -> the files.
 
-        Each says what it was made from, and how well it foresees held-out text.
+        Each says what it was made from, and how well it foresees held-out text, if some of that was greedy.
         """
         written = []
         for head, shares in zip(self.trainer.heads, self.acceptance, strict=True):
             for size, share, coverage in zip(self.settings.draft_vocabularies, shares, self.coverage, strict=True):
                 recipe = {**asdict(self.settings), "steps": self.trainer.step}
-                facts = {"held_out_greedy": round(share, 4), "draft_vocabulary_coverage": round(coverage, 4)}
-                head.info = replace(head.info, recipe=recipe, acceptance=facts)
+                facts = {"held_out_greedy": share, "draft_vocabulary_coverage": coverage}
+                known = {name: round(value, 4) for name, value in facts.items() if value is not None}
+                head.info = replace(head.info, recipe=recipe, acceptance=known)
                 written.append(path(head.info.exit_layer, size))
                 head.save(written[-1], draft_ids=self._draft_ids(size))
         return written
@@ -205,11 +208,18 @@ class Distillation:
     def _load(self) -> None:
         path = self.folder / "training.pt"
         if path.exists():
-            state: dict[str, Any] = torch.load(path, map_location=self.trainer.device, weights_only=True)
-            for head, parameters in zip(self.trainer.heads, state["heads"], strict=True):
-                head.load_state_dict(parameters)
-            self.trainer.optimizer.load_state_dict(state["optimizer"])
-            self.trainer.step = state["step"]
+            try:
+                state: dict[str, Any] = torch.load(path, map_location=self.trainer.device, weights_only=True)
+                for head, parameters in zip(self.trainer.heads, state["heads"], strict=True):
+                    head.load_state_dict(parameters)
+                self.trainer.optimizer.load_state_dict(state["optimizer"])
+                self.trainer.step = state["step"]
+            except MemoryError:
+                raise
+            except Exception:  # torch and pickle raise of every kind
+                raise PpsdError(
+                    f"{path} is damaged: delete it, and --resume trains from the beginning, on the text that is there"
+                ) from None
 
     def _log(self, **facts: object) -> None:
         with open(self.folder / "log.jsonl", "a", encoding="utf-8") as file:
@@ -236,10 +246,12 @@ def _claim(path: Path, wanted: dict[str, Any], at_least: str = "") -> bool:
     return True
 
 
-def _coverage(texts: Sequence[Text], draft_ids: Sequence[int] | None) -> float:
-    """Share of the answers' tokens that the draft vocabulary can draft at all."""
+def _coverage(texts: Sequence[Text], draft_ids: Sequence[int] | None) -> float | None:
+    """Share of the answers' tokens that the draft vocabulary can draft at all; None: there are none."""
     if draft_ids is None:
         return 1.0
+    if not texts:
+        return None
     known = torch.tensor(sorted(draft_ids))
     answers = torch.cat([text.ids[text.answer :] for text in texts])
     return float(torch.isin(answers, known).float().mean())

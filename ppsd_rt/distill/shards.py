@@ -172,6 +172,17 @@ def _write_shard(plan: Plan, number: int, writers: Writers) -> Iterator[int]:
 
 
 def read_shard(folder: Path, number: int) -> list[Text]:
+    """PpsdError for a damaged one: sampling it anew gives the same text, and its states, again."""
+    try:
+        return _read_shard(folder, number)
+    except (PpsdError, KeyError, ValueError, RuntimeError):
+        path = shard_path(folder, number)
+        raise PpsdError(
+            f"{path} or the states beside it are damaged: delete {path.name}, and --resume samples it anew"
+        ) from None
+
+
+def _read_shard(folder: Path, number: int) -> list[Text]:
     tensors = read_file(shard_path(folder, number), integers=True)
     lengths = tensors["lengths"].tolist()
     texts = torch.from_numpy(tensors["ids"]).long().split(lengths)

@@ -19,7 +19,7 @@ LLAMA3 = {
 
 def test_reads_shapes_and_constants():
     config = LlamaConfig.from_dict(tiny_config(num_key_value_heads=1, head_dim=32, rope_theta=5e5, eos_token_id=[3, 4]))
-    assert (config.num_key_value_heads, config.head_dim, config.queries_per_kv_head) == (1, 32, 4)
+    assert (config.num_key_value_heads, config.head_dim) == (1, 32)
     assert (config.rope_theta, config.eos_token_ids, config.rope_scaling) == (5e5, (3, 4), None)
 
 

@@ -570,7 +570,7 @@ def test_vocabulary_lookups(any_tokenizer: Tokenizer) -> None:
 
 
 def test_lone_surrogate(any_tokenizer: Tokenizer) -> None:
-    with pytest.raises(UsageError, match=r"character 2 is a lone surrogate \(U\+D83D\)"):
+    with pytest.raises(UsageError, match=r"character 3 is a lone surrogate \(U\+D83D\)"):
         any_tokenizer.encode("ab\ud83d")
 
 

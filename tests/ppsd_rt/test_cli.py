@@ -1,5 +1,6 @@
 """`ppsd-run` as a user meets it: what it prints, its exit status, and one line for everything that goes wrong."""
 
+import itertools
 import json
 import os
 import pty
@@ -7,13 +8,19 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from support import tiny_head, tiny_model, write_model
 
+from ppsd_rt import Engine, PpsdError, UsageError
+from ppsd_rt.cli import generate
 from ppsd_rt.cli import main as cli
-from ppsd_rt.cli.parser import COMMANDS
+from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
+from ppsd_rt.cli.parser import COMMANDS, parse
+from ppsd_rt.cli.ranks import rank_options
+from ppsd_rt.engine import Generation
 from ppsd_rt.models.checkpoint import Checkpoint
 
 OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop
@@ -59,7 +66,25 @@ def test_help_names_every_command_and_option(capsys):
 def test_every_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main([command, "--help"])
-    assert "example: ppsd-run" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "example: ppsd-run" in text
+    assert not re.search(r"\]\s+\[[^\]]*\]$", text.partition("\n\n")[2], re.MULTILINE)  # a default that is shown twice
+
+
+@pytest.mark.parametrize("module", ["argparse", "ppsd_rt.ranks.world", "ppsd_rt.cli.parser", "ppsd_rt.cli.generate"])
+def test_an_interruption_while_it_starts_is_one_line(module):
+    code = """
+import sys
+class Interrupted:
+    def find_spec(name, *_):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted)
+from ppsd_rt.cli.main import main
+sys.exit(main(["hello"]))
+"""
+    result = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "\nppsd-run: interrupted\n")
 
 
 def test_help_does_not_wait_for_torch():
@@ -90,6 +115,74 @@ def test_answer_and_statistics(run, head):
         r"eesd, cpu float32, \d+ threads? \| [\d.]+x plain decoding \([\d.]+ tokens/s\)$",
         err.strip(),
     )
+
+
+def test_an_interrupted_comparison_keeps_the_answer(run, interrupt):
+    interrupt(generate, "_compare", after=0)
+    status, out, err = run("hello", "--json", "--compare", "-n", 5)
+    assert status == 130
+    answer = json.loads(out)
+    assert (len(answer["ids"]), "plain" in answer["stats"]) == (5, False)
+    assert "interrupted; the answer is whole" in err
+    status, out, err = run("hello", "--compare", "-n", 5)
+    assert status == 130
+    assert "5 tokens |" in err.splitlines()[-1]
+
+
+def test_an_answer_that_differs_from_plain_decoding_is_printed(run, monkeypatch):
+    def differs(engine, completion, params):
+        raise PpsdError("it differs")
+
+    monkeypatch.setattr(generate, "_compare", differs)
+    status, out, err = run("hello", "--json", "--compare", "-n", 5)
+    assert (status, len(json.loads(out)["ids"])) == (1, 5)
+    assert err.splitlines()[-1] == "ppsd-run: it differs"
+
+
+def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
+    """The text might still have become the beginning of a stop string."""
+    text = json.loads(run("abc", "--json", "-n", 6, "--raw", "-t", 1)[1])["text"]
+    events = Generation.events
+
+    def six(generation):
+        yield from itertools.islice(events(generation), 6)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Generation, "events", six)
+    options = ("--raw", "-t", 1, "-n", 40, "--schedule", "plain", "--stop", text[-2:] + "\0")
+    status, out, err = run("abc", *options)
+    assert (status, out) == (130, text + "\n")
+    assert "6 tokens |" in err
+
+
+def test_over_ranks_tensor_parallelism_asks_for_no_exit_head(folder, capsys):
+    engine = Engine.from_pretrained(folder, exit_head="none", dtype="float32", threads=1)
+    for parallel, said in (("tp", False), ("pipeline", True)):
+        args = parse(["hello", "-n", "2", "--parallel", parallel])
+        args.engine = engine
+        assert generate.run(args) == 0
+        assert ("no exit head" in capsys.readouterr().err) == said
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rank-timeout", "nan"], "--rank-timeout"),
+        (["--rank-timeout", "inf"], "--rank-timeout"),
+        (["--rank-timeout", "1e30"], "--rank-timeout"),
+        (["--rank-timeout", "0"], "--rank-timeout"),
+        (["--link-ms", "nan"], "--link-ms"),
+        (["--link-ms", "-1"], "--link-ms"),
+        (["--link-ms", "1e18"], "--link-ms"),
+        (["--link-ms", "5000"], "2000"),
+        (["--link-ms", "500", "--rank-timeout", "0.9"], "450"),
+    ],
+)
+def test_times_of_ranks_are_bounded(options, words):
+    with pytest.raises(UsageError, match=words):
+        rank_options(parse(["hello", *options]))
+    allowed = rank_options(parse(["hello", "--link-ms", "2000", "--rank-timeout", "5"]))
+    assert (allowed.link_delay, allowed.silence) == (2, 5)
 
 
 def test_text_is_the_same_with_every_schedule(run, head):
@@ -162,6 +255,53 @@ def test_conversation_keeps_its_history(folder, head):
     assert first_turns[0] == first_turns[2 if len(first_turns) == 4 else -2]  # after /reset: the same answer again
 
 
+def test_a_turn_that_cannot_be_answered_is_dropped_and_the_conversation_goes_on(folder):
+    command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "--exit-head", "norm:2", "-n", "4"]
+    turns = [b"one", b"x" * 600, b"h\xe5", b"two"]
+    for environment in ({}, {"PYTHONIOENCODING": "utf-8:strict"}):
+        result = subprocess.run(
+            command, input=b"\n".join(turns), capture_output=True, env={**os.environ, **environment}
+        )
+        errors = result.stderr.decode()
+        assert result.returncode == 2
+        assert len(re.findall(r"^4 tokens", errors, re.MULTILINE)) == 2
+        dropped = [line for line in errors.splitlines() if line.startswith("ppsd-run: ")]
+        assert len(dropped) == 2
+        assert all("/reset" in line for line in dropped)
+        assert "context of 512" in dropped[0]
+        assert "UTF-8" in dropped[1]
+    # The history is that of the turns that were answered.
+    plain = subprocess.run(command, input=b"one\ntwo\n", capture_output=True)
+    assert (plain.returncode, plain.stdout) == (0, result.stdout)
+
+
+def test_an_interrupted_check_reports_what_was_checked(run, head, tmp_path, interrupt):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
+    args = ("check", "--prompts", path, "-n", 8, "--exit-head", head, "--schedules", "eesd/elastic")
+    for output in ([], ["--json"]):
+        interrupt(Engine, "generate", after=5)
+        status, out, err = run(*args, *output)
+        assert status == 130
+        assert err.splitlines()[-1].startswith("ppsd-run: interrupted")
+    result = json.loads(out)
+    assert result["interrupted"]
+    assert result["answers"] == sum(r["answers"] for r in result["rows"] if r["schedule"] != "plain") == 3
+    interrupt(Engine, "generate", after=0)
+    assert run(*args)[:2] == (130, "")
+
+
+def test_check_refuses_to_compare_plain_with_itself(run):
+    status, out, err = run("check", "--schedules", "plain", "-n", 4)
+    assert (status, out) == (2, "")
+    assert "plain is what schedules are compared with" in err
+
+
+def test_the_documentation_counts_the_schedules_of_check():
+    page = Path(__file__).parents[2] / "docs" / "exactness.md"
+    assert f"x {len(SAMPLINGS)} sampling settings x {len(SCHEDULES)} schedules" in page.read_text(encoding="utf-8")
+
+
 def test_check_finds_no_difference(run, head, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
@@ -213,6 +353,8 @@ def test_info(run, head):
         (["x", "--model", "smolm2-135m"], 1, "smollm2-135m"),
         (["x", "--temperature", "hot"], 2, "--temperature"),
         (["x", "--temperature", "-1"], 2, "temperature"),
+        (["x", "--temperature", "1e-38"], 2, "temperature"),
+        (["x", "--repetition-penalty", "1e-300"], 2, "repetition_penalty"),
         (["x", "--max-tokens", "0"], 2, "max_tokens"),
         (["x", "--top-p", "2"], 2, "top_p"),
         (["x", "--schedule", "warp"], 2, "warp"),
@@ -315,7 +457,10 @@ def test_extreme_values_are_taken_or_refused(run, head, backend):
         ["--top-k", 2**40],
         ["--seed", 2**64 - 1],
         ["--max-tokens", 2**70],
-        ["--repetition-penalty", "1e300"],
+        ["--repetition-penalty", "100"],
+        ["--repetition-penalty", "0.01"],
+        ["--temperature", "1e-6"],
+        ["--temperature", "1e300"],
     ):
         status, _, err = run("x" * 450, "-n", 3, "--raw", "--exit-head", head, "--backend", backend, *option)
         assert (status, len(err.splitlines())) == (0, 1)
@@ -328,6 +473,8 @@ def test_standard_input_that_is_closed_or_no_text(folder):
         f"{command} --chat <&-",
         f"printf '\\xe5' | PYTHONUTF8=0 {command}",
         f"{command} </dev/null",
+        f"{command} x >&-",
+        f"{command} --help >&-",
     ):
         result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
         assert (result.returncode, result.stdout) == (2, "")
@@ -349,9 +496,34 @@ def test_standard_output_that_is_closed_or_full(folder, tmp_path):
         assert result.returncode == 1
         assert result.stderr.splitlines()[-1].startswith("ppsd-run: No space left")
         assert "Traceback" not in result.stderr
+        for what in ("--help", f"info --model {folder}"):
+            line = f"{sys.executable} -m ppsd_rt {what} >/dev/full"
+            result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+            assert (result.returncode, result.stderr) == (1, "ppsd-run: No space left on device\n")
+        result = subprocess.run(["bash", "-c", f"{command} x --trace /dev/full"], capture_output=True, text=True)
+        assert result.returncode == 1
+        assert (
+            result.stderr.splitlines()[-1] == "ppsd-run: cannot write the trace to /dev/full: No space left on device"
+        )
     ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
     result = subprocess.run(["bash", "-c", f"{command} x -t 1 -n 60"], capture_output=True, text=True, env=ascii_only)
     assert result.returncode == 0
+
+
+def test_text_that_is_not_utf_8_is_told_from_a_locale_that_is_not(folder):
+    """Characters are counted in what the user wrote, not in what the template makes of it."""
+    command = f"{sys.executable} -m ppsd_rt --model {folder} --exit-head none -n 2"
+    no_locale = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
+    for line, words in (
+        (f"{command} $'h\\xe5'", "character 2 is a lone surrogate (U+DCE5); give it as UTF-8"),
+        (f"{command} hi --system $'h\\xe5'", "--system is not valid Unicode: character 2"),
+        (f"{no_locale} {command} $'h\\xc3\\xa5'", "LC_ALL=C.UTF-8"),
+        (f"printf 'h\\xc3\\xa5' | {no_locale} {command}", "LC_ALL=C.UTF-8"),
+        (f"printf 'h\\xc3\\xa5' | PYTHONIOENCODING=ascii:strict {command}", "LC_ALL=C.UTF-8"),
+    ):
+        result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert words in result.stderr.splitlines()[-1]
 
 
 def test_the_default_model_without_network_or_cache(tmp_path):

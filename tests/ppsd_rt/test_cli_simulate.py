@@ -1,6 +1,7 @@
 """`ppsd-run simulate`: what it sweeps, prints, draws and refuses."""
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ from ppsd_rt import planner
 from ppsd_rt.bench.plot import ticks
 from ppsd_rt.bench.timeline import column_seconds, draw
 from ppsd_rt.cli import main as cli
+from ppsd_rt.cli import simulate as simulate_command
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.schedule import MAX_ROWS
 from ppsd_rt.stage_costs import measured
@@ -198,6 +200,39 @@ def test_the_plot_is_svg(run, tmp_path, sweep, panels, axis):
         assert 0 < float(circle.get("cy")) < height
 
 
+def test_times_of_every_size_fit_in_a_timeline(run):
+    """Each of the last stage's passes takes 1e15 columns."""
+    status, out, err = run("--stage-ms", "1e-6,1e9", "-n", 10, "--columns", 30)
+    assert (status, err) == (0, "")
+    [plain, *_] = [line for line in out.splitlines() if line.startswith("verify 1 |")]
+    assert plain[len("verify 1 |") :].strip().rstrip("=") == "1"
+    assert len(plain) == len("verify 1 |") + 30
+
+
+def test_an_interruption_leaves_what_was_simulated(run, tmp_path, interrupt):
+    interrupt(simulate_command, "simulate", after=3)
+    path = tmp_path / "plot.svg"
+    status, out, err = run("--acceptance", "0.5,0.9", "--stages", "2,3", "-n", 50, "-o", "json", "--plot", path)
+    assert status == 130
+    result = json.loads(out.splitlines()[-1])
+    assert [row["schedule"].partition(":")[0] for row in result["rows"]] == ["plain", "eesd", "ppsd"]
+    assert result["interrupted"]
+    assert "interrupted" in err.splitlines()[-1]
+    assert path.read_text().startswith("<svg")
+    interrupt(simulate_command, "simulate", after=0)
+    assert run("-n", 50)[:2] == (130, "")
+
+
+def test_a_plot_that_cannot_be_written_is_told_first_and_loses_nothing(run, interrupt):
+    interrupt(simulate_command, "simulate", after=0)  # it must not come to that
+    assert run("--plot", "/nowhere/at/all")[0] == 2
+    interrupt(simulate_command, "simulate", after=100)
+    if os.path.exists("/dev/full"):
+        status, out, err = run("--plot", "/dev/full", "-n", 50, "-o", "json")
+        assert (status, err) == (1, "ppsd-run: cannot write the plot to /dev/full: No space left on device\n")
+        assert len(json.loads(out)["rows"]) == 4
+
+
 def test_every_schedule_has_a_line_of_its_own(run, tmp_path):
     names = ["elastic:first_chunk=0,max_chunk=2", "elastic:first_chunk=0,max_chunk=4", "ppsd"]
     path = tmp_path / "plot.svg"
@@ -263,9 +298,18 @@ def test_a_measured_model(rows, run, tmp_path, monkeypatch):
         (("--stages", "x"), "--stages"),
         (("--acceptance", "1.5"), "probability"),
         (("--acceptance", ""), "probability"),
-        (("--link-ms", "-1"), "not a number from 0"),
-        (("--link-ms", "nan"), "not a number from 0"),
-        (("--token-ms", "inf"), "not a number from 0"),
+        (("--link-ms", "-1"), "neither 0 nor a number"),
+        (("--link-ms", "nan"), "neither 0 nor a number"),
+        (("--token-ms", "inf"), "neither 0 nor a number"),
+        (("--token-ms", "1e-320"), "neither 0 nor a number"),
+        (("--stage-ms", "1e308,1e308"), "neither 0 nor a number"),
+        (("--row-share", "1e308"), "neither 0 nor a number"),
+        (("--tokens", "99999999999"), "is more than"),
+        (("--tokens", "900000"), "too many"),
+        (("--stages", "1000000"), "is more than"),
+        (("--stage-ms", ",".join(["1"] * 300)), "300 stages"),
+        (("--layers", "100000"), "is more than"),
+        (("--layer-ms", ",".join(["1"] * 300)), "at most 128 layers"),
         (("--token-ms", "0"), "costs of nothing"),
         (("--stage-ms", "1"), "at least one verification stage"),
         (("--stage-ms", "1,2", "--stages", "2"), "do not go together"),

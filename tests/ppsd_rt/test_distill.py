@@ -353,6 +353,41 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
 
 
+def test_damaged_files_say_what_to_delete(job, monkeypatch):
+    monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
+    work = job("work")
+    play(work.sample())
+    play(work.train(), count=2)
+    for path, words in (
+        (work.folder / "training.pt", "delete it, and --resume trains from the beginning"),
+        (shards.shard_path(work.folder, 1), "delete text-00001.safetensors, and --resume samples it anew"),
+        (shards.states_path(work.folder, 0), "delete text-00000.safetensors, and --resume samples it anew"),
+    ):
+        whole = path.read_bytes()
+        for damaged in (whole[:-100], whole[: len(whole) // 2], b""):
+            path.write_bytes(damaged)
+            with pytest.raises(PpsdError) as caught:
+                play(job("work", resume=True).train(), count=1)
+            assert str(path.parent) in str(caught.value)
+            assert words in str(caught.value)
+            assert "\n" not in str(caught.value)
+        path.write_bytes(whole)
+    again = job("work", resume=True)
+    assert play(again.train(), count=1).done == 3  # nothing that was not damaged is lost
+
+
+def test_a_head_is_written_where_no_held_out_answer_is_greedy(job, tmp_path, monkeypatch):
+    def read_shard(folder, number):
+        return [replace(text, greedy=number > 0) for text in shards.read_shard(folder, number)]
+
+    monkeypatch.setattr(distillation, "read_shard", read_shard)
+    work = job("work", draft_vocabularies=(128, 0), tokens=4800)
+    play(work.sample())
+    assert play(work.train()).acceptance == ()
+    path, *_ = work.save(lambda layer, size: tmp_path / f"{layer}-{size}.safetensors")
+    assert HeadFile.load(path, work.checkpoint).info.acceptance == {}  # `auto` takes what it takes for unknown heads
+
+
 def test_an_earlier_run_is_not_overwritten_or_mixed(job):
     job("work")
     with pytest.raises(PpsdError, match="--resume"):

@@ -1,7 +1,9 @@
 """The engine with a tiny model: prompts in, streams out, endings, and what is refused."""
 
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from support import EOS, SPECIAL, VOCAB, tiny_head, tiny_model, write_model
@@ -26,6 +28,7 @@ SCHEDULES = [
     "eesd:siblings=0.0001",
     "eesd:length=3,lookup=1,siblings=0.0001",
 ]
+UNREADABLE = [{"role": "user", "content": "h\udce5"}]
 FREE = {"ignore_eos": True, "max_tokens": 60}
 SAMPLINGS = [
     SamplingParams(**FREE),
@@ -111,6 +114,20 @@ def test_prompt_as_text_messages_or_ids(engine):
     assert engine.encode(messages) == ids == engine.encode(ids)
     assert engine.encode("hi") == engine.tokenizer.encode("hi")
     assert engine.generate(messages, SAMPLINGS[0]).run().ids == engine.generate(ids, SAMPLINGS[0]).run().ids
+
+
+def test_prompts_of_numpy_torch_and_iterators(engine):
+    ids = engine.encode("hello")
+    for prompt in (np.array(ids), tuple(np.int32(id) for id in ids), torch.tensor(ids), iter(ids)):
+        assert engine.encode(prompt) == ids
+    messages = [{"role": "user", "content": "hi"}]
+    assert engine.encode(iter(messages)) == engine.encode(messages)
+
+
+def test_one_stop_string_is_not_its_letters(engine):
+    text = engine.generate("stop", SAMPLINGS[1], "plain").run().text
+    params = replace(SAMPLINGS[1], stop=text[-3:])
+    assert engine.generate("stop", params).run().text == text[: text.index(text[-3:])]
 
 
 def test_a_shared_beginning_is_not_computed_again_and_changes_nothing(engine, folder):
@@ -255,6 +272,20 @@ def test_refusals_are_one_line(engine, folder):
         (UsageError, "empty", lambda: engine.generate([], params)),
         (UsageError, "outside the vocabulary", lambda: engine.generate([VOCAB], params)),
         (UsageError, "context of 512", lambda: engine.generate([1] * 512, params)),
+        (UsageError, "the prompt must be a text.* not NoneType", lambda: engine.generate(None, params)),
+        (UsageError, "the prompt must be a text.* not bytes", lambda: engine.generate(b"hi", params)),
+        (UsageError, "the prompt must be a text.* not dict", lambda: engine.generate({"role": "user"}, params)),
+        (UsageError, "a prompt id must be a whole number, not True", lambda: engine.generate([True, False], params)),
+        (UsageError, "a prompt id must be a whole number, not 1.5", lambda: engine.generate([1, 1.5], params)),
+        (UsageError, "message 1 must be an object", lambda: engine.generate(["hi"], params)),
+        (UsageError, "message 1 is not valid Unicode: character 2", lambda: engine.generate(UNREADABLE, params)),
+        (UsageError, "the text is not valid Unicode: character 1", lambda: engine.generate("\ud800", params)),
+        (UsageError, "empty", lambda: engine.generate(iter(()), params)),
+        (UsageError, "params must be SamplingParams", lambda: engine.generate("a", {"max_tokens": 3})),
+        (UsageError, "schedule must be", lambda: engine.generate("a", params, None)),
+        (UsageError, "threads must be a whole number", lambda: Engine.from_pretrained(folder, threads="2")),
+        (UsageError, "threads must be a whole number", lambda: Engine.from_pretrained(folder, threads=1.5)),
+        (UsageError, "device None", lambda: Engine.from_pretrained(folder, device=None)),
         (UsageError, "fast", lambda: engine.generate("a", params, "fast")),
         (PpsdError, "no exit head", lambda: without.generate("a", params, "eesd")),
         (PpsdError, "no exit head", lambda: without.generate("a", params, "eesd:lookup=3")),

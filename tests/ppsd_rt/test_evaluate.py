@@ -10,6 +10,7 @@ from support import VOCAB, write_model
 from ppsd_rt import Engine, UsageError
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.common import evaluation_text
+from ppsd_rt.cpu_backend import CpuBackend
 from ppsd_rt.evaluate import Quality, evaluate, windows
 
 
@@ -64,9 +65,10 @@ def test_a_model_is_as_good_as_itself():
     def model(ids, last):
         return np.random.default_rng(list(ids)).normal(size=(last, 50)).astype(np.float32)
 
-    right, found = evaluate(
+    right, found, whole = evaluate(
         {"same": model, "flat": lambda ids, n: np.zeros((n, 50), "f4")}, model, windows([*range(40)], 16)
     )
+    assert whole
     assert found["same"].as_dict(right)["perplexity_ratio"] == 1
     assert found["same"].as_dict(right)["divergence"] == 0
     assert found["same"].as_dict(right)["top1_agreement"] == 1
@@ -74,11 +76,46 @@ def test_a_model_is_as_good_as_itself():
     assert found["flat"].as_dict(right)["divergence"] > 0.1
 
 
+def test_an_interruption_leaves_the_windows_that_all_have_seen():
+    pieces = windows([*range(40)], 16)
+    calls = []
+
+    def model(ids, last):
+        calls.append(ids)
+        if len(calls) == 2 * 2 + 2:  # a model's third window, which the right one has seen by then
+            raise KeyboardInterrupt
+        return np.random.default_rng(list(ids)).normal(size=(last, 50)).astype(np.float32)
+
+    right, found, whole = evaluate({"same": model}, model, pieces)
+    seen = sum(len(piece.targets) for piece in pieces[:2])
+    assert not whole
+    assert right.as_dict()["tokens"] == found["same"].as_dict(right)["tokens"] == seen
+    assert found["same"].as_dict(right)["perplexity_ratio"] == 1
+    calls[:] = [0] * 4  # in the first window
+    with pytest.raises(KeyboardInterrupt):
+        evaluate({"same": model}, model, pieces)
+
+
 def test_the_text_that_comes_with_it():
     text = evaluation_text()
     assert len(text.split()) > 1200
     assert "def merge" in text
     assert "œufs" in text
+
+
+def test_an_interruption_of_the_command_leaves_a_table(folder, capsys, interrupt):
+    args = ["eval", "--model", str(folder), "--window", "24", "--threads", "1", "--dtype", "int8", "-o", "json"]
+    interrupt(CpuBackend, "logits", after=5)
+    assert cli.main(args) == 130
+    out, err = capsys.readouterr()
+    last = json.loads(out.splitlines()[-1])
+    assert last["interrupted"]
+    assert [row["dtype"] for row in last["results"]] == ["float32", "int8"]
+    assert len({row["tokens"] for row in last["results"]}) == 1
+    assert "interrupted" in err.splitlines()[-1]
+    interrupt(CpuBackend, "logits", after=1)
+    assert cli.main(args) == 130
+    assert capsys.readouterr().out == ""
 
 
 def test_eval(folder, capsys, tmp_path):

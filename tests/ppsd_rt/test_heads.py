@@ -1,13 +1,14 @@
 """`ppsd-run heads`: what it says of a head is what the engine does with it; the plot's lines are the planner's."""
 
 import json
+import os
 
 import pytest
 from support import loud_head, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.bench.heads import HeadMeasure, _needed, measure_head, speeds_plot
-from ppsd_rt.cli.common import NamedPrompt
+from ppsd_rt.cli.common import NamedPrompt, first_of_each_family, read_prompts
 from ppsd_rt.cli.main import main
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.planner import Costs, StageCosts
@@ -52,7 +53,8 @@ def test_figures_are_those_of_the_answers(folder, tmp_path):
     engine = Engine.from_pretrained(folder, exit_head=path, backend="cpu", dtype="float32", threads=1)
     prompts = [NamedPrompt("1", "abc", "x"), NamedPrompt("2", "hello", "y")]
     seen, schedule = [], "eesd:length=3,stop_rule=fixed"
-    measure = measure_head(engine, "loud", prompts, 40, 3, seen.append)
+    measure, whole = measure_head(engine, "loud", prompts, 40, 3, seen.append)
+    assert whole
     accepted = judged = 0
     for prompt in prompts:
         messages = [{"role": "user", "content": prompt.prompt}]
@@ -63,6 +65,34 @@ def test_figures_are_those_of_the_answers(folder, tmp_path):
     assert len(measure.survival) == 3
     assert measure.survival == sorted(measure.survival, reverse=True)
     assert seen == [0, 1]
+
+
+def test_an_interruption_leaves_what_was_measured(folder, tmp_path, capsys, interrupt):
+    options = ["--model", str(folder), "--dtype", "float32", "--threads", "1", "--limit", "2", "-n", "8"]
+    command = ["heads", "norm:2", "norm:3", "norm:1", *options, "-o", "json"]
+    prompts = len(first_of_each_family(read_prompts(None), 2))
+    interrupt(Engine, "generate", after=2 * prompts + 3)  # each prompt greedily and warm; in the second of norm:3
+    assert main(command) == 130
+    out, err = capsys.readouterr()
+    last = json.loads(out.splitlines()[-1])
+    assert last["interrupted"]
+    assert [result["name"] for result in last["results"]] == ["norm:2", "norm:3"]
+    assert "interrupted" in err.splitlines()[-1]
+    interrupt(Engine, "generate", after=0)
+    assert main(command) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_a_plot_that_cannot_be_written_is_told_first_and_loses_nothing(folder, capsys, interrupt):
+    options = ["--model", str(folder), "--dtype", "float32", "--threads", "1", "--limit", "1", "-n", "4", "-o", "json"]
+    if os.path.exists("/dev/full"):
+        assert main(["heads", "norm:2", *options, "--plot", "/dev/full"]) == 1
+        out, err = capsys.readouterr()
+        assert json.loads(out.splitlines()[-1])["best"] == "norm:2"
+        assert err == "ppsd-run: cannot write the plot to /dev/full: No space left on device\n"
+    interrupt(Engine, "generate", after=0)  # it must not come to that
+    assert main(["heads", "norm:2", *options, "--plot", "/nowhere/x.svg"]) == 2
+    assert "/nowhere/x.svg" in capsys.readouterr().err
 
 
 def test_command(folder, tmp_path, capsys):

@@ -1,5 +1,6 @@
 """Filters against transformers, the sampled distribution against the softmax, the coupling of draft and truth."""
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -127,6 +128,12 @@ def test_confidence_is_the_probability_of_the_choice():
     "options",
     [
         {"max_tokens": 0},
+        {"max_tokens": "5"},
+        {"max_tokens": True},
+        {"seed": 1.5},
+        {"top_k": None},
+        {"temperature": "0"},
+        {"temperature": 1e-38},
         {"temperature": -1},
         {"temperature": float("inf")},
         {"temperature": float("nan")},
@@ -135,11 +142,35 @@ def test_confidence_is_the_probability_of_the_choice():
         {"top_p": 1.1},
         {"min_p": -0.1},
         {"repetition_penalty": 0},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 101},
         {"seed": -1},
         {"seed": 2**64},
         {"stop": ("",)},
+        {"stop": ""},
+        {"stop": b"end"},
+        {"stop": 3},
+        {"stop_token_ids": ("5",)},
+        {"stop_token_ids": 5},
     ],
 )
 def test_bad_values_are_named(options):
-    with pytest.raises(UsageError, match=next(iter(options)).replace("stop", "stop strings")):
+    with pytest.raises(UsageError, match={"stop": "stop strings"}.get(name := next(iter(options)), name)):
         SamplingParams(**options)
+
+
+def test_a_stop_string_may_stand_alone_and_numbers_may_be_numpys():
+    params = SamplingParams(
+        max_tokens=np.int32(5),
+        temperature=np.float32(0.5),
+        top_p=1,
+        seed=np.uint64(2**63),
+        stop="metropolis",
+        stop_token_ids=np.array([1, 2]),
+    )
+    assert params == SamplingParams(
+        max_tokens=5, temperature=0.5, seed=2**63, stop=("metropolis",), stop_token_ids=(1, 2)
+    )
+    assert all(type(value) is int for value in (params.max_tokens, params.seed, *params.stop_token_ids))
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
+    assert SamplingParams(temperature=1e-6).temperature == 1e-6

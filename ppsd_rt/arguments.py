@@ -1,0 +1,27 @@
+"""What callers may give for a number: Python's own and numpy's, but no truth values and no digits as text."""
+
+from numbers import Real
+from operator import index
+from typing import Any
+
+from .errors import UsageError
+
+
+def whole_number(name: str, value: Any) -> int:
+    """`value` as an int. UsageError, which begins with `name`, for all that is none, truth values among them."""
+    try:
+        if not isinstance(value, bool):
+            return index(value)
+    except TypeError:  # numpy's truth values refuse by themselves
+        pass
+    raise UsageError(f"{name} must be a whole number, not {value!r}")
+
+
+def real_number(name: str, value: Any) -> float:
+    """`value` as a float, NaN and infinities included. UsageError for all that is no number."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        raise UsageError(f"{name} must be a number, not {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise UsageError(f"{name} is too large: {value!r}") from None
