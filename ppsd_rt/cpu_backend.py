@@ -136,8 +136,8 @@ class CpuBackend:
         self._model = model
         self._engine = _native.Engine(model, self._threads, cuts)
         self._costs: Costs | None = None
-        # by the oracle's acceptance, lookup, and whether drafts may have siblings
-        self._planners: dict[tuple[float | None, int, bool], _native.Planner] = {}
+        # by whether tokens are sampled, the oracle's acceptance, lookup, and whether drafts may have siblings
+        self._planners: dict[tuple[bool, float | None, int, bool], _native.Planner] = {}
         self._planned: _native.Planner | None = None
 
     def rounds(
@@ -226,13 +226,16 @@ class CpuBackend:
         return explain(self._planned, self.costs()) if self._planned else ""
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
-        """The planner goes on from answer to answer; what an oracle feigns stays apart, without copies and siblings."""
+        """The planner goes on from answer to answer; sampled ones, which are harder to foresee, have their own. What an
+        oracle feigns stays apart, without copies and siblings.
+        """
         assert self._head is not None
         costs = self.costs()
         siblings = schedule.siblings and params.repetition_penalty == 1.0
-        key = (oracle.acceptance, 0, False) if oracle else (None, schedule.lookup, siblings)
+        what = (oracle.acceptance, 0, False) if oracle else (None, schedule.lookup, siblings)
+        key = (params.temperature > 0, *what)
         if key not in self._planners:
-            self._planners[key] = _native.Planner(asdict(costs), prior(self._head), *key[1:])
+            self._planners[key] = _native.Planner(asdict(costs), prior(self._head), *what[1:])
         self._planned = self._planners[key]
         return self._planned
 

@@ -17,7 +17,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int kContext = Costs::kContext;         // rows before those that are timed
 constexpr int kDeep = 1024;                       // the same, to learn what a longer text costs
 constexpr int kDeepRows[] = {1, 4, 16};
-constexpr int kDeepRepeats = 4;
+constexpr int kDeepRepeats = 5;
 constexpr int kRows[] = {1, 2, 3, 4, 6, 8, 12, 16};   // those between are interpolated
 constexpr int kMoreDrafts = 3;                    // of a round, behind the first one
 constexpr int kPlainSteps = 3;                    // behind each other
@@ -134,6 +134,7 @@ Costs::Stages measure_turns(CpuEngine* engine, double seconds) {
 // What each row of the text beyond kContext adds to a pass, into `stages`; and to a step, by its share of the layers.
 void measure_depth(CpuEngine* engine, Costs::Stages* stages) {
   Bench bench(engine);
+  for (const auto& stage : engine->verify()) stage->fill();
   std::array<std::vector<double>, kMaxRows + 1> near, deep;
   for (int repeat = 0; repeat < kDeepRepeats; ++repeat)
     for (const int rows : kDeepRows) {

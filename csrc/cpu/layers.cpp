@@ -100,6 +100,10 @@ void LayerStack::reserve(int capacity) {
   capacity_ = capacity;
 }
 
+void LayerStack::fill() {
+  if (capacity_ > 0) std::memset(kv_memory_.as<>(), 0x3C, kv_memory_.bytes());   // 0.0115 in either format
+}
+
 void LayerStack::begin_pass() {
   for (Shares& shares : shares_) shares.reset();
   cancelled_.store(false, std::memory_order_relaxed);

@@ -22,6 +22,7 @@ class LayerStack {
 
   void reserve(int capacity);   // rows of cache for each text; what it holds stays
   void followed_by(const Matrix* matrix) { next_ = matrix; }   // is read behind the last layer
+  void fill();                  // the cache, with made-up numbers: to measure what is read from memory that is really there
   int capacity() const { return capacity_; }
   int size() const { return int(layers_.size()); }
 

@@ -87,6 +87,7 @@ class CpuVerifyStage final : public VerifyStage {
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);
   void pretend(int length) { length_ = length; }
+  void fill() { layers_.fill(); }
 
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;

@@ -123,7 +123,8 @@ class CudaBackend:
             self._weights = self._base.with_head(file)
         self._draft_vocabulary = draft_vocabulary
         self._costs: Costs | None = None
-        self._planners: dict[float | None, _native.Planner] = {}  # by the oracle's acceptance, None without one
+        # by whether tokens are sampled, and the oracle's acceptance (None without one)
+        self._planners: dict[tuple[bool, float | None], _native.Planner] = {}
         self._planned: _native.Planner | None = None
 
     def rounds(
@@ -138,7 +139,8 @@ class CudaBackend:
         try:
             with self._starting:
                 self._end()
-                planner = self._plan(options.oracle.acceptance if options.oracle else None, schedule)
+                acceptance = options.oracle.acceptance if options.oracle else None
+                planner = self._plan(params.temperature > 0, acceptance, schedule)
                 answer = self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
             whole = False
             for event in answer.events():
@@ -282,15 +284,16 @@ class CudaBackend:
         )
         return _Answer(map(to_event, session), session, perf_counter() - begun)
 
-    def _plan(self, acceptance: float | None, schedule: Schedule | Auto) -> _native.Planner | None:
-        """The planner goes on from answer to answer; what an oracle feigns stays apart."""
+    def _plan(self, sampled: bool, acceptance: float | None, schedule: Schedule | Auto) -> _native.Planner | None:
+        """The planner goes on from answer to answer; what an oracle feigns stays apart, and what is sampled."""
         if not isinstance(schedule, Auto):
             return None
         assert self.head is not None
         costs = self.costs()
-        if acceptance not in self._planners:
-            self._planners[acceptance] = _native.Planner(asdict(costs), prior(self.head))
-        self._planned = self._planners[acceptance]
+        key = (sampled, acceptance)
+        if key not in self._planners:
+            self._planners[key] = _native.Planner(asdict(costs), prior(self.head))
+        self._planned = self._planners[key]
         return self._planned
 
     def _end(self) -> None:

@@ -321,6 +321,16 @@ def test_a_cache_that_cannot_be_written_only_costs_time(folder, tmp_path, monkey
     assert len(load(folder).generate("hello", FREE, "auto").run().ids) == 200
 
 
+def test_sampled_answers_are_learned_from_apart(folder, cache):
+    engine = load(folder)
+    planned = []
+    for params in (FREE, replace(FREE, temperature=1.0), FREE, replace(FREE, temperature=0.5)):
+        engine.generate("hello", params, "auto").run()
+        planned.append(engine.backend._planned)
+    assert planned[0] is planned[2] is not planned[1]
+    assert planned[1] is planned[3]
+
+
 def test_answers_after_a_calibration_are_right(folder, cache):
     """It runs made-up rows through the stages: none of them may be taken for a prompt's."""
     engine = load(folder)
