@@ -152,7 +152,8 @@ int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, con
     const bool enough = sampling_.top_k > 0     ? int(candidates.size()) >= sampling_.top_k
                         : sampling_.top_p < 1.0f ? covered >= double(sampling_.top_p) * total
                                                  : std::exp(-margin) < sampling_.min_p;
-    if (enough || int(candidates.size()) == n || std::isinf(margin)) return choose_among(scratch, position, sampling_.top_k > 0 ? 0.0 : total);
+    if (enough || int(candidates.size()) == n || std::isinf(margin))
+      return choose_among(scratch, position, sampling_.top_k > 0 ? 0.0 : total);
   }
 }
 

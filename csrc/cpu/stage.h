@@ -50,7 +50,6 @@ class CpuDraftStage final : public DraftStage {
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);   // a new answer that shares the first `kept` rows
-  void pretend(int length) { length_ = head_length_ = length; }   // to time what comes behind rows that nobody has computed
   void set_oracle(const Oracle& oracle) { oracle_ = oracle; }
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
@@ -86,6 +85,7 @@ class CpuVerifyStage final : public VerifyStage {
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);
+  // To time what comes behind rows that nobody has computed.
   void pretend(int length) { length_ = length; }
   void fill() { layers_.fill(); }
 

@@ -82,12 +82,15 @@ void Planner::begin(int context) {
 void Planner::move_to(int context) {
   costs_.turns = measured_costs_.turns.behind(context);
   if (!costs_.can_overlap) return;
-  costs_.overlapped = measured_costs_.overlapped.behind(context);
-  if (simulated_at_ > 0 && context < 2 * simulated_at_ && 2 * context > simulated_at_) return;
-  simulated_at_ = std::max(context, 1);
-  overlap_.clear();
-  for (int i = 0; i <= kGrid; ++i)
-    overlap_.push_back(simulate_(schedule_of(Mode::kOverlap, 0, 0.0), costs_, double(i) / kGrid));
+  size_t doubled = 0;
+  while (context >= (2 * Costs::kContext << doubled)) ++doubled;
+  if (doubled >= simulated_.size()) simulated_.resize(doubled + 1);
+  if (simulated_[doubled].empty()) {
+    costs_.overlapped = measured_costs_.overlapped.behind(Costs::kContext << doubled);
+    for (int i = 0; i <= kGrid; ++i)
+      simulated_[doubled].push_back(simulate_(schedule_of(Mode::kOverlap, 0, 0.0), costs_, double(i) / kGrid));
+  }
+  overlap_ = simulated_[doubled];
 }
 
 // -- predictions -------------------------------------------------------------------------------------------------------

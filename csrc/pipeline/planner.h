@@ -100,13 +100,15 @@ class Planner {
   const Costs measured_costs_;
   const Simulate simulate_;
   Costs costs_;                                // at the present length of the text
-  int simulated_at_ = 0;                       // the length for which overlap_ was simulated
   const int lookup_;
   const bool siblings_;
   double accepted_, rejected_;                 // verdicts, older ones counting less
   double rescued_ = 0.0;                       // of the rounds of drafts, older ones counting less
   double promised_, kept_;                     // of judged copies: the sum of their chances, and how many were right
-  std::vector<double> overlap_;                // simulated tokens per second, acceptance 0, 1 / n, ..., 1
+  // Simulated tokens per second at acceptance 0, 1 / n, ..., 1: for texts of kContext rows, of twice as many, and so on;
+  // each when it is first wanted.
+  std::vector<std::vector<double>> simulated_;
+  std::vector<double> overlap_;                // that of the present length
   double pace_ = 1.0;                          // measured over predicted seconds, of all modes
   std::array<double, 3> bias_{1, 1, 1};        // by mode: the same, over plain decoding's; plain decoding's stays 1
   std::array<double, 3> recent_{1, 1, 1};      // by mode: measured over predicted seconds of its last rounds
