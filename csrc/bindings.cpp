@@ -75,7 +75,8 @@ Format format_of(const std::string& name) {
   if (name == "float32") return Format::kFp32;
   if (name == "bfloat16") return Format::kBf16;
   if (name == "int8") return Format::kInt8;
-  throw std::runtime_error("format " + name + " is unknown; formats are float32, bfloat16, int8");
+  if (name == "int4") return Format::kInt4;
+  throw std::runtime_error("format " + name + " is unknown; formats are float32, bfloat16, int8, int4");
 }
 
 // What goes wrong in there, with a name to it.
@@ -112,7 +113,7 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
   const py::gil_scoped_release release;
   Team team(threads, {});
   const Packer packer(*model->kernels, model->format, shape, &team);
-  size_t bytes = lm_head ? packer.matrix_bytes(shape.vocab_size, shape.hidden_size) : 0;
+  size_t bytes = lm_head ? packer.lm_head_bytes(shape.vocab_size) : 0;
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
   model->memory.emplace_back(bytes);
   model->packed_bytes = bytes;
@@ -161,7 +162,7 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
   const py::gil_scoped_release release;
   Team team(threads, {});
   const Packer packer(*model->kernels, model->format, shape, &team);
-  size_t bytes = draft_ids.empty() ? 0 : packer.matrix_bytes(int(draft_ids.size()), shape.hidden_size);
+  size_t bytes = draft_ids.empty() ? 0 : packer.lm_head_bytes(int(draft_ids.size()));
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
   bytes += distances.size() * packer.matrix_bytes(shape.hidden_size, shape.hidden_size);
   model->memory.emplace_back(bytes);

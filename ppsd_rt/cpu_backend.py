@@ -23,7 +23,7 @@ from .sampling import SamplingParams
 from .schedule import Auto, Schedule
 from .stop_rules import describe_stop_rule
 
-FORMATS = ("float32", "bfloat16", "int8")
+FORMATS = ("float32", "bfloat16", "int8", "int4")
 DEFAULT_FORMAT = "int8"
 _MOST_ROWS = 2**31 - 64  # that positions can count
 

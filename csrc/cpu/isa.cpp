@@ -62,7 +62,8 @@ const Kernels& pick_kernels() {
   throw std::runtime_error("PPSD_ISA=" + std::string(wanted) + " is not one that this machine can run: " + names);
 }
 
-Activations Activations::at(uint8_t* memory, Format format, int rows, int width) {
+Activations Activations::at(uint8_t* memory, Format weights, int rows, int width) {
+  const Format format = activations_of(weights);
   Activations out;
   out.format = format;
   out.width = width;

@@ -12,19 +12,28 @@
 
 namespace ppsd {
 
-enum class Format { kFp32, kBf16, kInt8 };   // of weights and of the activations that meet them
+enum class Format { kFp32, kBf16, kInt8, kInt4 };   // of weights; and of the activations that meet them, but for kInt4
 enum class Stored { kFp32, kFp16, kBf16 };   // of a checkpoint's tensors, and of the KV cache (fp32, bf16)
 
 constexpr int kPanel = 16;    // outputs that are computed together: the lanes of a register
-constexpr int kBlock = 32;    // inputs that share a scale in int8
+constexpr int kBlock = 32;    // inputs that share a scale in int8 and int4
 constexpr int kSpan = 64;     // positions of an attention block
 constexpr int kSiblings = 32; // positions, one after the other, that siblings are kept of
 constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
+
+// What the sixteen values of int4 stand for, times the scale of their block (which has the sign that makes the block's
+// largest weight -127): dense in the middle, where most weights are. They are the levels with the least squared error on the
+// default model's weights (k-means in one dimension); as int8, so that one shuffle makes int8 of them.
+constexpr int8_t kLevels[16] = {-127, -99, -79, -63, -48, -35, -22, -9, 2, 14, 26, 40, 55, 70, 86, 110};
+
+// What rows of activations are made, to meet weights of a format.
+constexpr Format activations_of(Format weights) { return weights == Format::kInt4 ? Format::kInt8 : weights; }
 
 // A packed matrix [outputs, inputs]: panels of 16 outputs, each one contiguous stretch of memory.
 //   fp32: [inputs][16] float
 //   bf16: [inputs / 2][16][2] bfloat16
 //   int8: [inputs / 32][16] fp16 scales, then [inputs / 32][8][16][4] int8
+//   int4: the same scales, then [inputs / 32][4][16][4] bytes: input i of a block in the low half, i + 16 in the high one
 struct Matrix {
   Format format = Format::kFp32;
   int outputs = 0, inputs = 0;
@@ -37,6 +46,7 @@ struct Matrix {
       case Format::kFp32: return n * kPanel * 4;
       case Format::kBf16: return n * kPanel * 2;
       case Format::kInt8: return scale_bytes() + n * kPanel;
+      case Format::kInt4: return scale_bytes() + n * kPanel / 2;
     }
     return 0;
   }
@@ -50,7 +60,7 @@ constexpr int kPassRows = 64;   // the most rows that share a pass over the weig
 // Rows of activations in the format that the weights want, in words of four bytes (one float, two bfloat16 or four
 // int8). The rows lie side by side, so that a kernel finds those of one word beside each other: [words][rows].
 struct Activations {
-  Format format = Format::kFp32;
+  Format format = Format::kFp32;   // never kInt4
   int width = 0, rows = 0;
   uint32_t* words = nullptr;
   float* scales = nullptr;         // int8: [width / 32][rows]
@@ -59,11 +69,13 @@ struct Activations {
   static int words_of(Format format, int width) {
     return format == Format::kFp32 ? width : format == Format::kBf16 ? width / 2 : width / 4;
   }
-  static size_t bytes(Format format, int rows, int width) {
+  // For weights of this format.
+  static size_t bytes(Format weights, int rows, int width) {
+    const Format format = activations_of(weights);
     const size_t words = size_t(rows) * words_of(format, width);
     return words * 4 + (format == Format::kInt8 ? size_t(rows) * width / kBlock * 8 : 0);
   }
-  static Activations at(uint8_t* memory, Format format, int rows, int width);
+  static Activations at(uint8_t* memory, Format weights, int rows, int width);
 };
 
 // One row of a checkpoint's tensor; a null row packs as zeros.
@@ -205,7 +217,7 @@ struct LogitsPhase {
 
 struct Kernels {
   const char* name;
-  int weight_offset;             // added to int8 weights
+  int weight_offset;             // added to integer weights
   // Panels [begin, end) of `out` from the rows of a checkpoint's tensor (one SourceRow for each output). False: one of the
   // weights is no finite number.
   bool (*pack)(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end);

@@ -153,6 +153,65 @@ void convert(const float* x, int rows, const Activations& out) {
 
 // -- packing -----------------------------------------------------------------------------------------------------------
 
+// For every whole number from -127 to 127, plus 127: the nearest of kLevels (the lower one of two), and its index.
+struct NearestLevel {
+  float level[255];
+  uint8_t index[255];
+
+  NearestLevel() {
+    for (int x = -127, i = 0; x <= 127; ++x) {
+      while (i < 15 && std::abs(x - kLevels[i + 1]) < std::abs(x - kLevels[i])) ++i;
+      level[x + 127] = kLevels[i];
+      index[x + 127] = uint8_t(i);
+    }
+  }
+};
+
+// A block's 32 weights, divided by the scale, as whole numbers from -127 to 127.
+inline void to_whole(V first, V second, float scale, int32_t* whole) {
+  const V inverse = Simd::set1(scale != 0.0f ? 1.0f / scale : 0.0f), most = Simd::set1(127.0f), least = Simd::set1(-127.0f);
+  Simd::storei(whole, Simd::to_int(Simd::min(Simd::max(Simd::mul(first, inverse), least), most)));
+  Simd::storei(whole + 16, Simd::to_int(Simd::min(Simd::max(Simd::mul(second, inverse), least), most)));
+}
+
+// Some scales are tried: the levels that the weights go to under each, then the scale that fits these levels best. The one
+// with the least squared error is kept.
+inline float scale_int4(V first, V second, const NearestLevel& nearest) {
+  float x[kBlock];
+  Simd::store(x, first);
+  Simd::store(x + 16, second);
+  float largest = 0.0f;
+  for (float each : x)
+    if (std::fabs(each) > std::fabs(largest)) largest = each;
+  float best = 0.0f, most_explained = 0.0f;   // of the sum of squares
+  for (float factor : {0.85f, 0.95f, 1.05f}) {
+    int32_t whole[kBlock];
+    float levels[kBlock];
+    to_whole(first, second, largest * factor / -127.0f, whole);
+    for (int i = 0; i < kBlock; ++i) levels[i] = nearest.level[whole[i] + 127];
+    const V a = Simd::load(levels), c = Simd::load(levels + 16);
+    const float product = Simd::sum_lanes(Simd::fma(first, a, Simd::mul(second, c)));
+    const float square = Simd::sum_lanes(Simd::fma(a, a, Simd::mul(c, c)));   // no level is 0, so neither is this
+    const float explained = product / square * product;
+    if (explained > most_explained) best = product / square, most_explained = explained;
+  }
+  return best;
+}
+
+inline void pack_block_int4(const Matrix& out, uint8_t* panel, int b, int l, V first, V second) {
+  static const NearestLevel nearest;
+  const float scale = std::max(-65504.0f, std::min(scale_int4(first, second, nearest), 65504.0f));
+  const uint16_t half = float_to_half(scale);
+  reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
+  int32_t whole[kBlock];
+  to_whole(first, second, half_to_float(half), whole);
+  uint8_t* weights = panel + out.scale_bytes() + size_t(b) * kBlock * kPanel / 2;
+  for (int i = 0; i < kBlock / 2; ++i) {
+    const uint8_t low = nearest.index[whole[i] + 127], high = nearest.index[whole[i + 16] + 127];
+    weights[(i / 4) * 64 + l * 4 + i % 4] = uint8_t(low | high << 4);
+  }
+}
+
 bool pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) {
   uint8_t* panel = out.panel(p);
   V nothing = Simd::zero();   // stays so, as long as all weights are finite
@@ -164,7 +223,9 @@ bool pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) 
       const V first = row ? load_stored(row, stored, b * kBlock) : Simd::zero();
       const V second = row ? load_stored(row, stored, b * kBlock + 16) : Simd::zero();
       nothing = Simd::add(nothing, Simd::add(Simd::sub(first, first), Simd::sub(second, second)));
-      if (out.format == Format::kInt8) {
+      if (out.format == Format::kInt4) {
+        pack_block_int4(out, panel, b, l, first, second);
+      } else if (out.format == Format::kInt8) {
         const float largest = Simd::max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
         const uint16_t half = float_to_half(std::min(largest / 127.0f, 65504.0f));
         reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
@@ -206,7 +267,11 @@ void unpack(const Matrix& in, int output, float* row) {
   const int l = output % kPanel;
   for (int i = 0; i < in.inputs; ++i) {
     const int b = i / kBlock, k = i % kBlock;
-    if (in.format == Format::kInt8) {
+    if (in.format == Format::kInt4) {
+      const uint8_t byte = panel[in.scale_bytes() + size_t(b) * kBlock * kPanel / 2 + (k % 16 / 4) * 64 + l * 4 + k % 4];
+      const float scale = half_to_float(reinterpret_cast<const uint16_t*>(panel)[b * kPanel + l]);
+      row[i] = scale * float(kLevels[k < 16 ? byte & 15 : byte >> 4]);
+    } else if (in.format == Format::kInt8) {
       const uint8_t byte = panel[in.scale_bytes() + size_t(b) * kBlock * kPanel + (k / 4) * 64 + l * 4 + k % 4];
       const float scale = half_to_float(reinterpret_cast<const uint16_t*>(panel)[b * kPanel + l]);
       row[i] = scale * float(int8_t(byte - Simd::kWeightOffset));
@@ -236,6 +301,17 @@ inline void ask(const Ahead& ahead, int block) {
   for (int at = 0; at < ahead.step; at += 64) Simd::prefetch(ahead.from + size_t(block) * ahead.step + at);
 }
 
+// The integer sums of a block, chains put together, times the scales of weights and rows.
+template <int R, int C>
+inline void add_scaled(I (&dot)[R][C], V weight_scale, const float* scales, V (&sum)[R]) {
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) {
+    PPSD_UNROLL
+    for (int c = 1; c < C; ++c) dot[i][0] = Simd::addi(dot[i][0], dot[i][c]);
+    sum[i] = Simd::fma(Simd::to_float(dot[i][0]), Simd::mul(weight_scale, Simd::set1(scales[i])), sum[i]);
+  }
+}
+
 template <int R>
 inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
   constexpr int kChains = R == 1 ? 4 : R <= 3 ? 2 : 1;
@@ -257,14 +333,44 @@ inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const
       PPSD_UNROLL
       for (int c = 0; c < kChains; ++c, x += in.rows, weights += 4 * kPanel)
         PPSD_UNROLL
-        for (int i = 0; i < R; ++i) dot[i][c] = Simd::dot4(dot[i][c], weights, Simd::four(x + i));
-    const V weight_scale = Simd::load_f16(weight_scales);
+        for (int i = 0; i < R; ++i) dot[i][c] = Simd::dot4(dot[i][c], Simd::bytes(weights), Simd::four(x + i));
+    add_scaled(dot, Simd::load_f16(weight_scales), scales, sum);
+    weight_scales += kPanel;
+    scales += in.rows;
+    corrections += in.rows;
+  }
+}
+
+// As dot_int8: the halves of 64 bytes are two words of int8 once the levels are looked up.
+template <int R>
+inline void dot_int4(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
+  constexpr int kChains = R <= 3 ? 2 : 1;
+  const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(w.panel(p));
+  const uint8_t* weights = w.panel(p) + w.scale_bytes();
+  const uint32_t* x = in.words + r;
+  const size_t high = size_t(kBlock / 8) * in.rows;   // from the word that meets the low halves to that of the high ones
+  const float* scales = in.scales + r;
+  const int32_t* corrections = in.corrections + r;
+  const Simd::Levels levels = Simd::levels(kLevels);
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = Simd::zero();
+  for (int b = 0; b < w.inputs / kBlock; ++b, x += high) {
+    ask(ahead, b);
+    I dot[R][kChains];
     PPSD_UNROLL
-    for (int i = 0; i < R; ++i) {
+    for (int i = 0; i < R; ++i)
       PPSD_UNROLL
-      for (int c = 1; c < kChains; ++c) dot[i][0] = Simd::addi(dot[i][0], dot[i][c]);
-      sum[i] = Simd::fma(Simd::to_float(dot[i][0]), Simd::mul(weight_scale, Simd::set1(scales[i])), sum[i]);
+      for (int c = 0; c < kChains; ++c) dot[i][c] = Simd::seti(c == 0 ? corrections[i] : 0);
+    PPSD_UNROLL
+    for (int g = 0; g < kBlock / 8; ++g, x += in.rows, weights += 4 * kPanel) {
+      const auto halves = Simd::halves(weights, levels);
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) dot[i][0] = Simd::dot4(dot[i][0], halves.low, Simd::four(x + i));
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i)
+        dot[i][kChains - 1] = Simd::dot4(dot[i][kChains - 1], halves.high, Simd::four(x + high + i));
     }
+    add_scaled(dot, Simd::load_f16(weight_scales), scales, sum);
     weight_scales += kPanel;
     scales += in.rows;
     corrections += in.rows;
@@ -317,6 +423,7 @@ template <Format F, int R, class Use>
 inline void dot_and_use(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, Use&& use) {
   V sum[R];
   if constexpr (F == Format::kInt8) dot_int8<R>(w, p, in, r, ahead, sum);
+  else if constexpr (F == Format::kInt4) dot_int4<R>(w, p, in, r, ahead, sum);
   else if constexpr (F == Format::kBf16) dot_bf16<R>(w, p, in, r, ahead, sum);
   else dot_fp32<R>(w, p, in, r, ahead, sum);
   for (int i = 0; i < R; ++i) use(r + i, p, sum[i]);
@@ -349,6 +456,7 @@ template <class Use>
 inline void multiply(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
   switch (w.format) {
     case Format::kInt8: return multiply_as<Format::kInt8>(w, in, next, begin, end, use);
+    case Format::kInt4: return multiply_as<Format::kInt4>(w, in, next, begin, end, use);
     case Format::kBf16: return multiply_as<Format::kBf16>(w, in, next, begin, end, use);
     case Format::kFp32: return multiply_as<Format::kFp32>(w, in, next, begin, end, use);
   }

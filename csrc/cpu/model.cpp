@@ -49,9 +49,11 @@ std::vector<SourceRow> interleaved(const Tensor& gate, const Tensor& up) {
 
 }  // namespace
 
-size_t Packer::matrix_bytes(int outputs, int inputs) const {
-  return aligned(Matrix{format_, outputs, inputs, nullptr}.bytes());
+size_t Packer::bytes_as(Format format, int outputs, int inputs) {
+  return aligned(Matrix{format, outputs, inputs, nullptr}.bytes());
 }
+
+size_t Packer::lm_head_bytes(int outputs) const { return bytes_as(lm_head_format(), outputs, shape_.hidden_size); }
 
 size_t Packer::layer_bytes(const LayerTensors& layer) const {
   size_t bytes = matrix_bytes(shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size) +
@@ -69,38 +71,38 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory) const {
   append_rotary(t.q, shape_.head_dim, &qkv);
   append_rotary(t.k, shape_.head_dim, &qkv);
   for (const SourceRow& row : rows_of(t.v)) qkv.push_back(row);
-  out.qkv = pack(shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size, qkv, t.q.stored, memory);
+  out.qkv = pack(format_, shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size, qkv, t.q.stored, memory);
   if (t.q_bias.present()) {
     append_rotary(t.q_bias, shape_.head_dim, &out.qkv_bias);
     append_rotary(t.k_bias, shape_.head_dim, &out.qkv_bias);
     for (float x : vector(t.v_bias)) out.qkv_bias.push_back(x);
   }
-  out.o = pack(shape_.hidden_size, shape_.q_outputs(), rows_of(t.o), t.o.stored, memory);
+  out.o = pack(format_, shape_.hidden_size, shape_.q_outputs(), rows_of(t.o), t.o.stored, memory);
   if (t.o_bias.present()) out.o_bias = vector(t.o_bias);
   if (t.gate.present()) {
     out.post_norm = vector(t.post_norm);
-    out.gate_up = pack(2 * shape_.intermediate_size, shape_.hidden_size, interleaved(t.gate, t.up), t.gate.stored, memory);
-    out.down = pack(shape_.hidden_size, shape_.intermediate_size, rows_of(t.down), t.down.stored, memory);
+    out.gate_up = pack(format_, 2 * shape_.intermediate_size, shape_.hidden_size, interleaved(t.gate, t.up), t.gate.stored, memory);
+    out.down = pack(format_, shape_.hidden_size, shape_.intermediate_size, rows_of(t.down), t.down.stored, memory);
   }
   for (const Tensor* tensor : {&t.q, &t.k, &t.v, &t.o, &t.gate, &t.up, &t.down}) release_pages(*tensor);
   return out;
 }
 
 Matrix Packer::matrix(const Tensor& tensor, uint8_t** memory) const {
-  return pack(int(tensor.rows), int(tensor.columns), rows_of(tensor), tensor.stored, memory);
+  return pack(format_, int(tensor.rows), int(tensor.columns), rows_of(tensor), tensor.stored, memory);
 }
 
 Matrix Packer::lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const {
   std::vector<SourceRow> rows;
   for (int id : ids) rows.push_back({tensor.row(id)});
   if (ids.empty()) rows = rows_of(tensor);
-  return pack(int(rows.size()), int(tensor.columns), rows, tensor.stored, memory, &tensor);
+  return pack(lm_head_format(), int(rows.size()), int(tensor.columns), rows, tensor.stored, memory, &tensor);
 }
 
-Matrix Packer::pack(int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory,
-                    const Tensor* large) const {
-  const Matrix matrix{format_, outputs, inputs, *memory};
-  *memory += matrix_bytes(outputs, inputs);
+Matrix Packer::pack(Format format, int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored,
+                    uint8_t** memory, const Tensor* large) const {
+  const Matrix matrix{format, outputs, inputs, *memory};
+  *memory += bytes_as(format, outputs, inputs);
   constexpr int kPanels = 512;
   std::atomic<bool> finite{true};
   for (int first = 0; first < matrix.panels(); first += kPanels) {

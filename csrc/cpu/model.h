@@ -61,15 +61,19 @@ class Packer {
       : kernels_(kernels), format_(format), shape_(shape), team_(team) {}
 
   size_t layer_bytes(const LayerTensors& layer) const;
-  size_t matrix_bytes(int outputs, int inputs) const;
+  size_t matrix_bytes(int outputs, int inputs) const { return bytes_as(format_, outputs, inputs); }
   PackedLayer layer(const LayerTensors& tensors, uint8_t** memory) const;
   Matrix matrix(const Tensor& tensor, uint8_t** memory) const;
+  // With int4 it stays int8: of all matrices it bears the least.
+  size_t lm_head_bytes(int outputs) const;
   Matrix lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const;   // no ids: all rows
   static std::vector<float> vector(const Tensor& tensor);
 
  private:
+  Format lm_head_format() const { return format_ == Format::kInt4 ? Format::kInt8 : format_; }
+  static size_t bytes_as(Format format, int outputs, int inputs);
   // large: the one tensor that all rows are of, if its pages are to be dropped while packing goes on
-  Matrix pack(int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory,
+  Matrix pack(Format format, int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory,
               const Tensor* large = nullptr) const;
 
   const Kernels& kernels_;

@@ -118,9 +118,28 @@ struct Simd {
   static V swap_halves(V v) { return {v.b, v.a}; }
 
   static __m256i four(const uint32_t* word) { return _mm256_set1_epi32(int(*word)); }
-  static I dot4(I acc, const uint8_t* weights, __m256i four) {
-    return {dot4(acc.a, _mm256_load_si256((const __m256i*)weights), four),
-            dot4(acc.b, _mm256_load_si256((const __m256i*)(weights + 32)), four)};
+  // Weights [16][4]: as int8, or of int4's low and high halves.
+  struct W {
+    __m256i a, b;
+  };
+  using Levels = __m256i;
+  struct Halves {
+    W low, high;
+  };
+  static W bytes(const uint8_t* weights) {
+    return {_mm256_load_si256((const __m256i*)weights), _mm256_load_si256((const __m256i*)(weights + 32))};
+  }
+  static Levels levels(const int8_t* sixteen) {
+    const __m128i offset = _mm_set1_epi8(int8_t(kWeightOffset));
+    return _mm256_broadcastsi128_si256(_mm_add_epi8(_mm_loadu_si128((const __m128i*)sixteen), offset));
+  }
+  static Halves halves(const uint8_t* weights, Levels levels) {
+    const W both = bytes(weights);
+    return {{low_half(both.a, levels), low_half(both.b, levels)},
+            {low_half(_mm256_srli_epi16(both.a, 4), levels), low_half(_mm256_srli_epi16(both.b, 4), levels)}};
+  }
+  static I dot4(I acc, const W& weights, __m256i four) {
+    return {dot4(acc.a, weights.a, four), dot4(acc.b, weights.b, four)};
   }
   struct Two {
     __m256 first, second;
@@ -154,6 +173,9 @@ struct Simd {
     const __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
     return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC00000), nan), 16);
+  }
+  static __m256i low_half(__m256i both, Levels levels) {
+    return _mm256_shuffle_epi8(levels, _mm256_and_si256(both, _mm256_set1_epi8(15)));
   }
 #ifdef PPSD_AVXVNNI
   static __m256i dot4(__m256i acc, __m256i w, __m256i x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }

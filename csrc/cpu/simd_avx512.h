@@ -86,10 +86,24 @@ struct Simd {
   // Four activations (signed), or two (bfloat16), for every lane.
   static I four(const uint32_t* word) { return _mm512_set1_epi32(int(*word)); }
   static I two(const uint32_t* word) { return _mm512_set1_epi32(int(*word)); }
-  // acc += four products for each lane: weights [16][4] (unsigned) with the same four activations.
-  static I dot4(I acc, const uint8_t* weights, I four) {
-    return _mm512_dpbusd_epi32(acc, _mm512_load_si512(weights), four);
+  // Weights [16][4]: as int8, or of int4's low and high halves.
+  using W = __m512i;
+  using Levels = __m512i;
+  struct Halves {
+    W low, high;
+  };
+  static W bytes(const uint8_t* weights) { return _mm512_load_si512(weights); }
+  static Levels levels(const int8_t* sixteen) {
+    const __m128i offset = _mm_set1_epi8(int8_t(kWeightOffset));
+    return _mm512_broadcast_i32x4(_mm_add_epi8(_mm_loadu_si128((const __m128i*)sixteen), offset));
   }
+  static Halves halves(const uint8_t* weights, Levels levels) {
+    const __m512i both = _mm512_load_si512(weights), mask = _mm512_set1_epi8(15);
+    return {_mm512_shuffle_epi8(levels, _mm512_and_si512(both, mask)),
+            _mm512_shuffle_epi8(levels, _mm512_and_si512(_mm512_srli_epi16(both, 4), mask))};
+  }
+  // acc += four products for each lane: weights (unsigned) with the same four activations.
+  static I dot4(I acc, W weights, I four) { return _mm512_dpbusd_epi32(acc, weights, four); }
   // acc += two products for each lane: weights [16][2] with the same two activations.
   static V dot2(V acc, const uint16_t* weights, I two) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)two);

@@ -184,8 +184,24 @@ struct Simd {
   static uint32_t two(const uint32_t* word) { return *word; }
   static void prefetch(const void*) {}
   static void prefetch_far(const void*) {}
-  static I dot4(I acc, const uint8_t* weights, const int8_t* activations) {
-    const int8_t* w = reinterpret_cast<const int8_t*>(weights);
+  // Weights [16][4]: as int8, or of int4's low and high halves.
+  struct Levels {
+    const int8_t* of;
+  };
+  struct Halves {
+    int8_t low[64], high[64];
+  };
+  static const int8_t* bytes(const uint8_t* weights) { return reinterpret_cast<const int8_t*>(weights); }
+  static Levels levels(const int8_t* sixteen) { return {sixteen}; }
+  static Halves halves(const uint8_t* weights, Levels levels) {
+    Halves out;
+    for (int i = 0; i < 64; ++i) {
+      out.low[i] = levels.of[weights[i] & 15];
+      out.high[i] = levels.of[weights[i] >> 4];
+    }
+    return out;
+  }
+  static I dot4(I acc, const int8_t* w, const int8_t* activations) {
     return each_i([&](int l) {
       int32_t sum = acc.x[l];
       for (int k = 0; k < 4; ++k) sum += int32_t(w[4 * l + k]) * activations[k];

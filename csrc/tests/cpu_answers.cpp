@@ -62,7 +62,7 @@ std::shared_ptr<CpuModel> tiny_model(const Kernels& kernels, Format format, Tiny
   for (int id = 0; id < shape.vocab_size; id += 2) model->draft_ids.push_back(id);
   Team team(2, {});
   const Packer packer(kernels, format, shape, &team);
-  size_t bytes = 2 * packer.matrix_bytes(shape.vocab_size, shape.hidden_size);
+  size_t bytes = 2 * packer.lm_head_bytes(shape.vocab_size);
   for (const auto* stack : {&layers, &exit_layers})
     for (const LayerTensors& layer : *stack) bytes += packer.layer_bytes(layer);
   model->memory.emplace_back(bytes);
@@ -121,7 +121,7 @@ int64_t cpu_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
   int64_t answers = 0;
   do {
     for (const Kernels* kernels : usable_kernels())
-      for (Format format : {Format::kInt8, Format::kBf16, Format::kFp32}) {
+      for (Format format : {Format::kInt4, Format::kInt8, Format::kBf16, Format::kFp32}) {
         const std::string where = std::string("CPU library, ") + kernels->name + ", format " +
                                   std::to_string(int(format)) + ", answer " + std::to_string(answers);
         TinyWeights weights(shape, random());
