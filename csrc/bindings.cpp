@@ -6,9 +6,11 @@
 #include <pybind11/stl.h>
 
 #include <map>
+#include <optional>
 
 #include "cpu/batch.h"
 #include "cpu/calibrate.h"
+#include "cpu/importance.h"
 #include "cpu/measure.h"
 #include "cpu/session.h"
 #include "pipeline/planner.h"
@@ -79,18 +81,27 @@ Format format_of(const std::string& name) {
   throw std::runtime_error("format " + name + " is unknown; formats are float32, bfloat16, int8, int4");
 }
 
-// What goes wrong in there, with a name to it.
-template <class Work>
-auto named(const std::string& what, Work&& work) -> decltype(work()) {
-  try {
-    return work();
-  } catch (const std::runtime_error& error) {
-    throw std::runtime_error(what + ": " + error.what());
-  }
+std::string layer_prefix(int layer) { return "model.layers." + std::to_string(layer) + "."; }
+
+using FloatArray = py::array_t<float, py::array::c_style>;
+
+// How much each input of each layer's matrices matters: [layers][InputOffsets::width], of these token ids as a text.
+FloatArray importance_of(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
+                         const std::vector<int>& ids, int threads) {
+  const Tensor embedding = tensor_of(arrays, "model.embed_tokens.weight", shape.vocab_size, shape.hidden_size);
+  std::vector<LayerTensors> layers;
+  for (int i = 0; i < shape.num_layers; ++i) layers.push_back(layer_of(arrays, layer_prefix(i), shape, true));
+  FloatArray out({shape.num_layers, InputOffsets(shape).width});
+  float* to = out.mutable_data();
+  const py::gil_scoped_release release;
+  measure_importance(pick_kernels(), shape, layers, embedding, frequencies, ids, threads, to);
+  return out;
 }
 
+// importance: null; or as importance_of gives it
 PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
-                   const std::string& format, const std::string& kv, int threads, int first, int last, bool lm_head) {
+                   const std::string& format, const std::string& kv, int threads, int first, int last, bool lm_head,
+                   const std::optional<FloatArray>& importance) {
   auto model = std::make_shared<CpuModel>();
   model->kernels = &pick_kernels();
   model->shape = shape;
@@ -107,8 +118,13 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
   if (first < 0 || first > last || last > shape.num_layers) throw std::runtime_error("there are no such layers");
   std::vector<LayerTensors> layers;
   for (int i = first; i < last; ++i)
-    layers.push_back(layer_of(arrays, "model.layers." + std::to_string(i) + ".", shape, true));
+    layers.push_back(layer_of(arrays, layer_prefix(i), shape, true));
   const Tensor norm = tensor_of(arrays, "model.norm.weight", shape.hidden_size, 1);
+  const int width = InputOffsets(shape).width;
+  if (importance && (importance->ndim() != 2 || importance->shape(0) != shape.num_layers || importance->shape(1) != width))
+    throw std::runtime_error("the importance of the inputs is that of a model of another shape");
+  const float* weights = importance ? importance->data() : nullptr;
+  const auto of_layer = [&](int i) { return weights ? weights + size_t(i) * width : nullptr; };
 
   const py::gil_scoped_release release;
   Team team(threads, {});
@@ -120,7 +136,7 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
   uint8_t* memory = model->memory.back().as<>();
   model->layers.resize(size_t(shape.num_layers));
   for (int i = first; i < last; ++i)
-    model->layers[i] = named("layer " + std::to_string(i), [&] { return packer.layer(layers[i - first], &memory); });
+    model->layers[i] = named("layer " + std::to_string(i), [&] { return packer.layer(layers[i - first], &memory, of_layer(i)); });
   model->head.norm = named("the final norm", [&] { return Packer::vector(norm); });
   if (lm_head) model->head.lm_head = named("the LM head", [&] { return packer.lm_head(head, {}, &memory); });
   return {std::move(model), arrays};
@@ -487,9 +503,12 @@ PYBIND11_MODULE(_native, m) {
            py::arg("num_layers"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
            py::arg("rms_norm_eps"));
 
+  m.def("importance", &importance_of, py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("ids"),
+        py::arg("threads"));
   py::class_<PyModel>(m, "Model")
       .def(py::init(&make_model), py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("format"),
-           py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true)
+           py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true,
+           py::arg("importance") = py::none())
       .def("with_exit_head", &with_exit_head, py::arg("exit_layer"), py::arg("tensors"), py::arg("draft_ids"),
            py::arg("threads"))
       .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })

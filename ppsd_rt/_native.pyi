@@ -30,6 +30,14 @@ class ModelShape:
         rms_norm_eps: float,
     ) -> None: ...
 
+def importance(
+    shape: ModelShape,
+    tensors: Mapping[str, npt.NDArray[Any]],
+    frequencies: Sequence[float],
+    ids: Sequence[int],
+    threads: int,
+) -> npt.NDArray[np.float32]: ...
+
 class Model:
     def __init__(
         self,
@@ -42,6 +50,7 @@ class Model:
         first: int = ...,
         last: int = ...,
         lm_head: bool = ...,
+        importance: npt.NDArray[np.float32] | None = ...,
     ) -> None: ...
     def with_exit_head(
         self, exit_layer: int, tensors: Mapping[str, npt.NDArray[Any]], draft_ids: Sequence[int], threads: int

@@ -13,6 +13,7 @@ from . import _native
 from .backend import Oracle, RunOptions, check_ids, one_at_a_time
 from .default_threads import default_threads
 from .errors import PpsdError, UsageError
+from .importance import importance_for
 from .models.checkpoint import Checkpoint
 from .models.config import LlamaConfig
 from .models.head_file import HeadFile, HeadInfo
@@ -98,7 +99,10 @@ class CpuBackend:
         self._kv_bytes = config.kv_values * (4 if kv == "float32" else 2)  # of a row, in all layers
         frequencies = inverse_frequencies(config).tolist()
         try:
-            self._base = _native.Model(shape, checkpoint.tensors, frequencies, self._dtype, kv, self._threads)
+            importance = importance_for(self._dtype, checkpoint, shape, self._threads)
+            self._base = _native.Model(
+                shape, checkpoint.tensors, frequencies, self._dtype, kv, self._threads, importance=importance
+            )
         except (MemoryError, RuntimeError) as error:
             raise PpsdError(
                 f"cannot pack {checkpoint.folder} as {self._dtype}: {error or 'not enough memory'}"

@@ -5,7 +5,9 @@
 // attention goes through blocks of absolute positions.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -38,9 +40,11 @@ struct Matrix {
   Format format = Format::kFp32;
   int outputs = 0, inputs = 0;
   uint8_t* data = nullptr;
+  int wide_from = INT_MAX;   // int4: the panels from here on are int8
 
   int panels() const { return (outputs + kPanel - 1) / kPanel; }
-  size_t panel_bytes() const {
+  Format format_of(int panel) const { return panel < wide_from ? format : Format::kInt8; }
+  size_t panel_bytes(Format format) const {
     const size_t n = size_t(inputs);
     switch (format) {
       case Format::kFp32: return n * kPanel * 4;
@@ -51,8 +55,12 @@ struct Matrix {
     return 0;
   }
   size_t scale_bytes() const { return (size_t(inputs) / kBlock * kPanel * 2 + 63) / 64 * 64; }
-  size_t bytes() const { return panel_bytes() * panels(); }
-  uint8_t* panel(int p) const { return data + panel_bytes() * p; }
+  size_t bytes() const { return offset(panels()); }
+  size_t offset(int p) const {
+    const size_t wide = size_t(std::max(p - wide_from, 0));
+    return panel_bytes(format) * (size_t(p) - wide) + (wide > 0 ? panel_bytes(Format::kInt8) * wide : 0);
+  }
+  uint8_t* panel(int p) const { return data + offset(p); }
 };
 
 constexpr int kPassRows = 64;   // the most rows that share a pass over the weights
@@ -81,6 +89,13 @@ struct Activations {
 // One row of a checkpoint's tensor; a null row packs as zeros.
 struct SourceRow {
   const void* data = nullptr;
+};
+
+// What becomes a Matrix: a row for each output, and how much an error in the weights of each input matters (null: all alike).
+struct Source {
+  const SourceRow* rows;
+  Stored stored;
+  const float* importance;   // [inputs]; int4 looks at it
 };
 
 struct KvCache {
@@ -218,9 +233,8 @@ struct LogitsPhase {
 struct Kernels {
   const char* name;
   int weight_offset;             // added to integer weights
-  // Panels [begin, end) of `out` from the rows of a checkpoint's tensor (one SourceRow for each output). False: one of the
-  // weights is no finite number.
-  bool (*pack)(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end);
+  // Panels [begin, end) of `out`. False: one of the weights is no finite number.
+  bool (*pack)(const Matrix& out, const Source& source, int begin, int end);
   void (*unpack)(const Matrix& in, int output, float* row);
   // RMSNorm of x [rows][width], times weight, in the activations' format.
   void (*normalize)(const float* x, int rows, const float* weight, float eps, const Activations& out);

@@ -175,8 +175,10 @@ inline void to_whole(V first, V second, float scale, int32_t* whole) {
 }
 
 // Some scales are tried: the levels that the weights go to under each, then the scale that fits these levels best. The one
-// with the least squared error is kept.
-inline float scale_int4(V first, V second, const NearestLevel& nearest) {
+// with the least squared error is kept, errors weighed by the importance of the inputs (null: all alike).
+inline float scale_int4(V first, V second, const float* importance, const NearestLevel& nearest) {
+  const V one = Simd::set1(1.0f);
+  const V heavy = importance ? Simd::load(importance) : one, heavy_second = importance ? Simd::load(importance + 16) : one;
   float x[kBlock];
   Simd::store(x, first);
   Simd::store(x + 16, second);
@@ -190,17 +192,19 @@ inline float scale_int4(V first, V second, const NearestLevel& nearest) {
     to_whole(first, second, largest * factor / -127.0f, whole);
     for (int i = 0; i < kBlock; ++i) levels[i] = nearest.level[whole[i] + 127];
     const V a = Simd::load(levels), c = Simd::load(levels + 16);
-    const float product = Simd::sum_lanes(Simd::fma(first, a, Simd::mul(second, c)));
-    const float square = Simd::sum_lanes(Simd::fma(a, a, Simd::mul(c, c)));   // no level is 0, so neither is this
+    const V weighed = Simd::mul(heavy, a), weighed_second = Simd::mul(heavy_second, c);
+    const float product = Simd::sum_lanes(Simd::fma(first, weighed, Simd::mul(second, weighed_second)));
+    const float square = Simd::sum_lanes(Simd::fma(a, weighed, Simd::mul(c, weighed_second)));   // no level is 0
     const float explained = product / square * product;
     if (explained > most_explained) best = product / square, most_explained = explained;
   }
   return best;
 }
 
-inline void pack_block_int4(const Matrix& out, uint8_t* panel, int b, int l, V first, V second) {
+inline void pack_block_int4(const Matrix& out, uint8_t* panel, int b, int l, V first, V second, const float* importance) {
   static const NearestLevel nearest;
-  const float scale = std::max(-65504.0f, std::min(scale_int4(first, second, nearest), 65504.0f));
+  const float* here = importance ? importance + b * kBlock : nullptr;
+  const float scale = std::max(-65504.0f, std::min(scale_int4(first, second, here, nearest), 65504.0f));
   const uint16_t half = float_to_half(scale);
   reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
   int32_t whole[kBlock];
@@ -212,20 +216,22 @@ inline void pack_block_int4(const Matrix& out, uint8_t* panel, int b, int l, V f
   }
 }
 
-bool pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) {
+bool pack_panel(const Matrix& out, const Source& source, int p) {
+  const Format format = out.format_of(p);
+  const Stored stored = source.stored;
   uint8_t* panel = out.panel(p);
   V nothing = Simd::zero();   // stays so, as long as all weights are finite
   for (int l = 0; l < kPanel; ++l) {
     const int output = p * kPanel + l;
-    const void* row = output < out.outputs ? rows[output].data : nullptr;
+    const void* row = output < out.outputs ? source.rows[output].data : nullptr;
     float block[kBlock];
     for (int b = 0; b < out.inputs / kBlock; ++b) {
       const V first = row ? load_stored(row, stored, b * kBlock) : Simd::zero();
       const V second = row ? load_stored(row, stored, b * kBlock + 16) : Simd::zero();
       nothing = Simd::add(nothing, Simd::add(Simd::sub(first, first), Simd::sub(second, second)));
-      if (out.format == Format::kInt4) {
-        pack_block_int4(out, panel, b, l, first, second);
-      } else if (out.format == Format::kInt8) {
+      if (format == Format::kInt4) {
+        pack_block_int4(out, panel, b, l, first, second, source.importance);
+      } else if (format == Format::kInt8) {
         const float largest = Simd::max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
         const uint16_t half = float_to_half(std::min(largest / 127.0f, 65504.0f));
         reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
@@ -239,7 +245,7 @@ bool pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) 
         uint8_t* weights = panel + out.scale_bytes() + size_t(b) * kBlock * kPanel;
         for (int i = 0; i < kBlock; ++i)
           weights[(i / 4) * 64 + l * 4 + i % 4] = uint8_t(values[i] + Simd::kWeightOffset);
-      } else if (out.format == Format::kBf16) {
+      } else if (format == Format::kBf16) {
         uint16_t values[kBlock];
         Simd::store_bf16(values, first);
         Simd::store_bf16(values + 16, second);
@@ -256,26 +262,27 @@ bool pack_panel(const Matrix& out, const SourceRow* rows, Stored stored, int p) 
   return Simd::sum_lanes(nothing) == 0.0f;
 }
 
-bool pack(const Matrix& out, const SourceRow* rows, Stored stored, int begin, int end) {
+bool pack(const Matrix& out, const Source& source, int begin, int end) {
   bool finite = true;
-  for (int p = begin; p < end; ++p) finite = pack_panel(out, rows, stored, p) && finite;
+  for (int p = begin; p < end; ++p) finite = pack_panel(out, source, p) && finite;
   return finite;
 }
 
 void unpack(const Matrix& in, int output, float* row) {
+  const Format format = in.format_of(output / kPanel);
   const uint8_t* panel = in.panel(output / kPanel);
   const int l = output % kPanel;
   for (int i = 0; i < in.inputs; ++i) {
     const int b = i / kBlock, k = i % kBlock;
-    if (in.format == Format::kInt4) {
+    if (format == Format::kInt4) {
       const uint8_t byte = panel[in.scale_bytes() + size_t(b) * kBlock * kPanel / 2 + (k % 16 / 4) * 64 + l * 4 + k % 4];
       const float scale = half_to_float(reinterpret_cast<const uint16_t*>(panel)[b * kPanel + l]);
       row[i] = scale * float(kLevels[k < 16 ? byte & 15 : byte >> 4]);
-    } else if (in.format == Format::kInt8) {
+    } else if (format == Format::kInt8) {
       const uint8_t byte = panel[in.scale_bytes() + size_t(b) * kBlock * kPanel + (k / 4) * 64 + l * 4 + k % 4];
       const float scale = half_to_float(reinterpret_cast<const uint16_t*>(panel)[b * kPanel + l]);
       row[i] = scale * float(int8_t(byte - Simd::kWeightOffset));
-    } else if (in.format == Format::kBf16) {
+    } else if (format == Format::kBf16) {
       const uint32_t bits = uint32_t(reinterpret_cast<const uint16_t*>(panel)[(i / 2) * 32 + l * 2 + i % 2]) << 16;
       std::memcpy(&row[i], &bits, 4);
     } else {
@@ -442,7 +449,7 @@ template <Format F, class Use>
 inline void multiply_as(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
   constexpr int kMost = Simd::kRows;
   const int groups = (in.rows + kMost - 1) / kMost, blocks = w.inputs / kBlock;
-  const size_t share = w.panel_bytes() / groups;
+  const size_t share = w.panel_bytes(F) / groups;
   for (int p = begin; p < end; ++p) {
     Ahead ahead{p + 1 == next.end && next.then ? next.then : w.panel(p + 1), int((share / blocks + 63) / 64 * 64)};
     int r = 0;
@@ -456,7 +463,11 @@ template <class Use>
 inline void multiply(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
   switch (w.format) {
     case Format::kInt8: return multiply_as<Format::kInt8>(w, in, next, begin, end, use);
-    case Format::kInt4: return multiply_as<Format::kInt4>(w, in, next, begin, end, use);
+    case Format::kInt4: {
+      const int wide = std::clamp(w.wide_from, begin, end);
+      multiply_as<Format::kInt4>(w, in, next, begin, wide, use);
+      return multiply_as<Format::kInt8>(w, in, next, wide, end, use);
+    }
     case Format::kBf16: return multiply_as<Format::kBf16>(w, in, next, begin, end, use);
     case Format::kFp32: return multiply_as<Format::kFp32>(w, in, next, begin, end, use);
   }

@@ -15,6 +15,16 @@ constexpr int kSwigluPanels = 4; // the same, of gate and up
 // What a member reads behind attention, as much of it as stays in its own cache until then.
 constexpr int64_t kReadAhead = 256 << 10;
 
+// Adds the squares of int8 activations to `squares` [width].
+void add_squares(const Activations& in, float* squares) {
+  for (int i = 0; i < in.width; ++i)
+    for (int r = 0; r < in.rows; ++r) {
+      const int8_t whole = reinterpret_cast<const int8_t*>(in.words + size_t(i / 4) * in.rows + r)[i % 4];
+      const float value = float(whole) * in.scales[size_t(i / kBlock) * in.rows + r];
+      squares[i] += value * value;
+    }
+}
+
 // A matrix, and the panels of it that a member takes at the least.
 struct Shared {
   const Matrix* matrix;
@@ -100,6 +110,11 @@ void LayerStack::reserve(int capacity) {
   capacity_ = capacity;
 }
 
+void LayerStack::observe(float* squares) {
+  squares_ = squares;
+  std::fill_n(squares, layers_.size() * size_t(InputOffsets(shape_).width), 0.0f);
+}
+
 void LayerStack::fill() {
   if (capacity_ > 0) std::memset(kv_memory_.as<>(), 0x3C, kv_memory_.bytes());   // 0.0115 in either format
 }
@@ -162,11 +177,17 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
   const Activations narrow = Activations::at(memory, format_, rows, hidden);
   const Activations heads = Activations::at(memory, format_, rows, shape_.q_outputs());
   const Activations mlp = Activations::at(mlp_.as<>(), format_, rows, inner);
+  const InputOffsets inputs(shape_);
   for (size_t number = 0; number < layers_.size(); ++number) {
     const PackedLayer& layer = *layers_[number];
     const KvCache* cache = &caches_[number * texts_];
 
+    const auto observe = [&](const Activations& in, int offset) {
+      if (squares_ != nullptr && member == 0) add_squares(in, squares_ + number * inputs.width + offset);
+    };
+
     kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, narrow);
+    observe(narrow, inputs.qkv);
     const bool last = number + 1 == layers_.size();
     const Shared in{&layer.qkv}, out{&layer.o}, up{&layer.gate_up, kSwigluPanels}, down_to{&layer.down},
         after{last ? next_ : &layers_[number + 1]->qkv};
@@ -195,15 +216,18 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
     }
 
     kernels_.convert(mixed_.data(), rows, heads);
+    observe(heads, inputs.o);
     const float* o_bias = layer.o_bias.empty() ? nullptr : layer.o_bias.data();
     const AddPhase output{&layer.o, o_bias, &heads, rows, x, then(out, layer.has_mlp() ? up : after)};
     share(layer.o.panels(), kTogether, [&](int begin, int end) { kernels_.add(output, begin, end); });
 
     if (layer.has_mlp()) {
       kernels_.normalize(x, rows, layer.post_norm.data(), shape_.rms_norm_eps, narrow);
+      observe(narrow, inputs.gate_up);
       const SwigluPhase gate_up{&layer.gate_up, &narrow, rows, &mlp, then(up, down_to)};
       share(inner / kBlock, 1, [&](int begin, int end) { kernels_.swiglu(gate_up, begin, end); });
 
+      observe(mlp, inputs.down);
       const AddPhase down{&layer.down, nullptr, &mlp, rows, x, then(down_to, after)};
       // Member 0's answer is there for all behind the barrier, and is not changed before every member has passed more.
       if (member == 0 && cancelled && cancelled()) cancelled_.store(true, std::memory_order_relaxed);

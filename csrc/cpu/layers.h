@@ -22,6 +22,8 @@ class LayerStack {
 
   void reserve(int capacity);   // rows of cache for each text; what it holds stays
   void followed_by(const Matrix* matrix) { next_ = matrix; }   // is read behind the last layer
+  // From now on member 0 adds up the squares of what goes into the matrices, in [layers][InputOffsets::width], 0 at first.
+  void observe(float* squares);
   void fill();                  // the cache, with made-up numbers: to measure what is read from memory that is really there
   int capacity() const { return capacity_; }
   int size() const { return int(layers_.size()); }
@@ -48,6 +50,7 @@ class LayerStack {
   const std::vector<const PackedLayer*> layers_;
   const int texts_;
   const Matrix* next_ = nullptr;
+  float* squares_ = nullptr;   // null, but in measure_importance
   int capacity_ = 0;
   Memory kv_memory_;
   std::vector<KvCache> caches_;                  // [layers][texts]

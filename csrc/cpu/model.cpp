@@ -49,14 +49,20 @@ std::vector<SourceRow> interleaved(const Tensor& gate, const Tensor& up) {
 
 }  // namespace
 
-size_t Packer::bytes_as(Format format, int outputs, int inputs) {
-  return aligned(Matrix{format, outputs, inputs, nullptr}.bytes());
+size_t Packer::matrix_bytes(int outputs, int inputs) const { return aligned(Matrix{format_, outputs, inputs}.bytes()); }
+
+size_t Packer::lm_head_bytes(int outputs) const {
+  return aligned(Matrix{lm_head_format(), outputs, shape_.hidden_size}.bytes());
 }
 
-size_t Packer::lm_head_bytes(int outputs) const { return bytes_as(lm_head_format(), outputs, shape_.hidden_size); }
+Matrix Packer::qkv_matrix() const {
+  Matrix matrix{format_, shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size};
+  if (format_ == Format::kInt4) matrix.wide_from = shape_.q_outputs() / kPanel;
+  return matrix;
+}
 
 size_t Packer::layer_bytes(const LayerTensors& layer) const {
-  size_t bytes = matrix_bytes(shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size) +
+  size_t bytes = aligned(qkv_matrix().bytes()) +
                  matrix_bytes(shape_.hidden_size, shape_.q_outputs());
   if (layer.gate.present())
     bytes += matrix_bytes(2 * shape_.intermediate_size, shape_.hidden_size) +
@@ -64,45 +70,50 @@ size_t Packer::layer_bytes(const LayerTensors& layer) const {
   return bytes;
 }
 
-PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory) const {
+PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* importance) const {
   PackedLayer out;
+  const InputOffsets at(shape_);
+  const auto source = [&](const std::vector<SourceRow>& rows, const Tensor& tensor, int offset) {
+    return Source{rows.data(), tensor.stored, importance ? importance + offset : nullptr};
+  };
   out.input_norm = vector(t.input_norm);
   std::vector<SourceRow> qkv;
   append_rotary(t.q, shape_.head_dim, &qkv);
   append_rotary(t.k, shape_.head_dim, &qkv);
   for (const SourceRow& row : rows_of(t.v)) qkv.push_back(row);
-  out.qkv = pack(format_, shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size, qkv, t.q.stored, memory);
+  out.qkv = pack(qkv_matrix(), source(qkv, t.q, at.qkv), memory);
   if (t.q_bias.present()) {
     append_rotary(t.q_bias, shape_.head_dim, &out.qkv_bias);
     append_rotary(t.k_bias, shape_.head_dim, &out.qkv_bias);
     for (float x : vector(t.v_bias)) out.qkv_bias.push_back(x);
   }
-  out.o = pack(format_, shape_.hidden_size, shape_.q_outputs(), rows_of(t.o), t.o.stored, memory);
+  out.o = pack({format_, shape_.hidden_size, shape_.q_outputs()}, source(rows_of(t.o), t.o, at.o), memory);
   if (t.o_bias.present()) out.o_bias = vector(t.o_bias);
   if (t.gate.present()) {
     out.post_norm = vector(t.post_norm);
-    out.gate_up = pack(format_, 2 * shape_.intermediate_size, shape_.hidden_size, interleaved(t.gate, t.up), t.gate.stored, memory);
-    out.down = pack(format_, shape_.hidden_size, shape_.intermediate_size, rows_of(t.down), t.down.stored, memory);
+    const int inner = shape_.intermediate_size, hidden = shape_.hidden_size;
+    out.gate_up = pack({format_, 2 * inner, hidden}, source(interleaved(t.gate, t.up), t.gate, at.gate_up), memory);
+    out.down = pack({format_, hidden, inner}, source(rows_of(t.down), t.down, at.down), memory);
   }
   for (const Tensor* tensor : {&t.q, &t.k, &t.v, &t.o, &t.gate, &t.up, &t.down}) release_pages(*tensor);
   return out;
 }
 
 Matrix Packer::matrix(const Tensor& tensor, uint8_t** memory) const {
-  return pack(format_, int(tensor.rows), int(tensor.columns), rows_of(tensor), tensor.stored, memory);
+  const std::vector<SourceRow> rows = rows_of(tensor);
+  return pack({format_, int(tensor.rows), int(tensor.columns)}, {rows.data(), tensor.stored, nullptr}, memory);
 }
 
 Matrix Packer::lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const {
   std::vector<SourceRow> rows;
   for (int id : ids) rows.push_back({tensor.row(id)});
   if (ids.empty()) rows = rows_of(tensor);
-  return pack(lm_head_format(), int(rows.size()), int(tensor.columns), rows, tensor.stored, memory, &tensor);
+  return pack({lm_head_format(), int(rows.size()), int(tensor.columns)}, {rows.data(), tensor.stored, nullptr}, memory, &tensor);
 }
 
-Matrix Packer::pack(Format format, int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored,
-                    uint8_t** memory, const Tensor* large) const {
-  const Matrix matrix{format, outputs, inputs, *memory};
-  *memory += bytes_as(format, outputs, inputs);
+Matrix Packer::pack(Matrix matrix, const Source& source, uint8_t** memory, const Tensor* large) const {
+  matrix.data = *memory;
+  *memory += aligned(matrix.bytes());
   constexpr int kPanels = 512;
   std::atomic<bool> finite{true};
   for (int first = 0; first < matrix.panels(); first += kPanels) {
@@ -110,7 +121,7 @@ Matrix Packer::pack(Format format, int outputs, int inputs, const std::vector<So
     Shares shares(team_->size());
     team_->run([&](int member) {
       team_->share(shares, member, count, 8, [&](int begin, int end) {
-        if (!kernels_.pack(matrix, rows.data(), stored, first + begin, first + end)) finite = false;
+        if (!kernels_.pack(matrix, source, first + begin, first + end)) finite = false;
       });
     });
     if (large != nullptr) release_pages(*large);

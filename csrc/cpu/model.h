@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -44,6 +45,14 @@ struct PackedLayer {
   bool has_mlp() const { return gate_up.data != nullptr; }
 };
 
+// Where in a row of all inputs of a layer's matrices, one after the other, those of each begin: [width].
+struct InputOffsets {
+  int qkv = 0, o, gate_up, down, width;
+
+  explicit InputOffsets(const ModelShape& s)
+      : o(s.hidden_size), gate_up(o + s.q_outputs()), down(gate_up + s.hidden_size), width(down + s.intermediate_size) {}
+};
+
 struct PackedHead {   // a norm and (part of) the LM head
   std::vector<float> norm;
   Matrix lm_head;
@@ -61,8 +70,9 @@ class Packer {
       : kernels_(kernels), format_(format), shape_(shape), team_(team) {}
 
   size_t layer_bytes(const LayerTensors& layer) const;
-  size_t matrix_bytes(int outputs, int inputs) const { return bytes_as(format_, outputs, inputs); }
-  PackedLayer layer(const LayerTensors& tensors, uint8_t** memory) const;
+  size_t matrix_bytes(int outputs, int inputs) const;
+  // importance: of the layer's inputs (see InputOffsets), or null
+  PackedLayer layer(const LayerTensors& tensors, uint8_t** memory, const float* importance = nullptr) const;
   Matrix matrix(const Tensor& tensor, uint8_t** memory) const;
   // With int4 it stays int8: of all matrices it bears the least.
   size_t lm_head_bytes(int outputs) const;
@@ -71,16 +81,26 @@ class Packer {
 
  private:
   Format lm_head_format() const { return format_ == Format::kInt4 ? Format::kInt8 : format_; }
-  static size_t bytes_as(Format format, int outputs, int inputs);
-  // large: the one tensor that all rows are of, if its pages are to be dropped while packing goes on
-  Matrix pack(Format format, int outputs, int inputs, const std::vector<SourceRow>& rows, Stored stored, uint8_t** memory,
-              const Tensor* large = nullptr) const;
+  Matrix qkv_matrix() const;   // with int4, keys and values stay int8: few weights, and much of the error
+  // `matrix` with its memory, filled. large: the one tensor that all rows are of, if its pages are to be dropped while
+  // packing goes on
+  Matrix pack(Matrix matrix, const Source& source, uint8_t** memory, const Tensor* large = nullptr) const;
 
   const Kernels& kernels_;
   const Format format_;
   const ModelShape shape_;
   Team* team_;
 };
+
+// Runs work(); what goes wrong in there gets a name.
+template <class Work>
+auto named(const std::string& what, Work&& work) -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::runtime_error& error) {
+    throw std::runtime_error(what + ": " + error.what());
+  }
+}
 
 // Drops the pages of a mapped tensor from this process: they are packed now, and are read from the file again if need be.
 void release_pages(const Tensor& tensor);

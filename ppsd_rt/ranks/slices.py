@@ -9,6 +9,7 @@ from itertools import accumulate
 from .. import _native
 from ..cpu_backend import refuses
 from ..errors import PpsdError
+from ..importance import importance_for
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
 from ..models.rotary import inverse_frequencies
@@ -40,7 +41,16 @@ def pack_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, thread
     frequencies = inverse_frequencies(config).tolist()
     try:
         return _native.Model(
-            shape, checkpoint.tensors, frequencies, dtype, kv, threads, first=first, last=last, lm_head=lm_head
+            shape,
+            checkpoint.tensors,
+            frequencies,
+            dtype,
+            kv,
+            threads,
+            first=first,
+            last=last,
+            lm_head=lm_head,
+            importance=importance_for(dtype, checkpoint, shape, threads),
         )
     except (MemoryError, RuntimeError) as error:
         raise PpsdError(f"cannot pack layers {first} to {last}: {error or 'not enough memory'}") from None
