@@ -129,7 +129,7 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
   const py::gil_scoped_release release;
   Team team(threads, {});
   const Packer packer(*model->kernels, model->format, shape, &team);
-  size_t bytes = lm_head ? packer.lm_head_bytes(shape.vocab_size) : 0;
+  size_t bytes = lm_head ? packer.lm_head_bytes() : 0;
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
   model->memory.emplace_back(bytes);
   model->packed_bytes = bytes;
@@ -138,13 +138,13 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
   for (int i = first; i < last; ++i)
     model->layers[i] = named("layer " + std::to_string(i), [&] { return packer.layer(layers[i - first], &memory, of_layer(i)); });
   model->head.norm = named("the final norm", [&] { return Packer::vector(norm); });
-  if (lm_head) model->head.lm_head = named("the LM head", [&] { return packer.lm_head(head, {}, &memory); });
+  if (lm_head) model->head.lm_head = named("the LM head", [&] { return packer.lm_head(head, &memory); });
   return {std::move(model), arrays};
 }
 
 // The same model with an exit head; the weights of the model itself are shared.
 PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arrays, const std::vector<int>& draft_ids,
-                       int threads) {
+                       const std::string& format, int threads) {
   auto model = std::make_shared<CpuModel>();
   const CpuModel& from = *base.model;
   model->kernels = from.kernels;
@@ -158,6 +158,7 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
   model->packed_bytes = from.packed_bytes;
   model->base = base.model;
   model->exit_layer = exit_layer;
+  model->exit_format = format_of(format);
   model->draft_ids = draft_ids;
   const ModelShape& shape = from.shape;
   std::vector<LayerTensors> layers;
@@ -177,8 +178,8 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
 
   const py::gil_scoped_release release;
   Team team(threads, {});
-  const Packer packer(*model->kernels, model->format, shape, &team);
-  size_t bytes = draft_ids.empty() ? 0 : packer.lm_head_bytes(int(draft_ids.size()));
+  const Packer packer(*model->kernels, model->exit_format, shape, &team);
+  size_t bytes = draft_ids.empty() ? 0 : packer.matrix_bytes(int(draft_ids.size()), shape.hidden_size);
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
   bytes += distances.size() * packer.matrix_bytes(shape.hidden_size, shape.hidden_size);
   model->memory.emplace_back(bytes);
@@ -188,7 +189,7 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
   if (!distances.empty()) model->exit_feedback.norm = Packer::vector(feedback_norm);
   for (const Tensor& distance : distances) model->exit_feedback.distances.push_back(packer.matrix(distance, &memory));
   model->exit_head.norm = Packer::vector(norm);
-  model->exit_head.lm_head = draft_ids.empty() ? from.head.lm_head : packer.lm_head(lm_head, draft_ids, &memory);
+  model->exit_head.lm_head = draft_ids.empty() ? from.head.lm_head : packer.draft_head(lm_head, draft_ids, &memory);
   return {std::move(model), base.arrays};
 }
 
@@ -510,7 +511,7 @@ PYBIND11_MODULE(_native, m) {
            py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true,
            py::arg("importance") = py::none())
       .def("with_exit_head", &with_exit_head, py::arg("exit_layer"), py::arg("tensors"), py::arg("draft_ids"),
-           py::arg("threads"))
+           py::arg("format"), py::arg("threads"))
       .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })
       .def_property_readonly("isa", [](const PyModel& model) { return std::string(model.model->kernels->name); });
 

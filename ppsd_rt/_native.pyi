@@ -53,7 +53,12 @@ class Model:
         importance: npt.NDArray[np.float32] | None = ...,
     ) -> None: ...
     def with_exit_head(
-        self, exit_layer: int, tensors: Mapping[str, npt.NDArray[Any]], draft_ids: Sequence[int], threads: int
+        self,
+        exit_layer: int,
+        tensors: Mapping[str, npt.NDArray[Any]],
+        draft_ids: Sequence[int],
+        format: str,
+        threads: int,
     ) -> Model: ...
     @property
     def packed_bytes(self) -> int: ...

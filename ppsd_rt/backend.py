@@ -92,7 +92,13 @@ class Backend(Protocol):
 
 
 def make_backend(
-    name: str, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None, stages: int | Sequence[int] = 1
+    name: str,
+    checkpoint: Checkpoint,
+    dtype: str,
+    device: str,
+    threads: int | None,
+    stages: int | Sequence[int] = 1,
+    head_dtype: str = "auto",
 ) -> Backend:
     """`auto`: the C++ backend on a CPU; on a GPU the Triton kernels where they can run, else torch, which also does
     what the others cannot.
@@ -109,6 +115,8 @@ def make_backend(
         name = "cuda" if several else _pick(checkpoint, dtype, device)
     if several and name != "cuda":
         raise UsageError(f"the {name} backend runs on one device; several need --backend cuda")
+    if head_dtype != "auto" and name != "cpu":
+        raise UsageError(f"the {name} backend has the exit head in the model's dtype; head_dtype needs --backend cpu")
     if name == "cuda":
         from .cuda.errors import import_backend
 
@@ -121,7 +129,7 @@ def make_backend(
         return TorchBackend(checkpoint, dtype, device, threads)
     from .cpu_backend import CpuBackend
 
-    return CpuBackend(checkpoint, dtype, device, threads, stages)
+    return CpuBackend(checkpoint, dtype, device, threads, stages, head_dtype)
 
 
 def check_machine(device: str, threads: int | None) -> None:
@@ -135,6 +143,8 @@ def check_machine(device: str, threads: int | None) -> None:
 def _pick(checkpoint: Checkpoint, dtype: str, device: str) -> str:
     from .cpu_backend import refuses
 
+    if dtype == "int4" and not device.startswith("cuda"):
+        return "cpu"
     if device.startswith("cuda") or _sees_a_gpu(device):
         if dtype not in ("auto", "bfloat16", "int8") or refuses(checkpoint.config) is not None:
             return "torch"

@@ -71,12 +71,16 @@ class CpuBackend:
         device: str,
         threads: int | None,
         stages: int | Sequence[int] = 1,
+        head_dtype: str = "auto",
     ) -> None:
         if device not in ("auto", "cpu"):
             raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
         self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
         if self._dtype not in FORMATS:
             raise UsageError(f"dtype {dtype!r} is unknown to the cpu backend; dtypes are auto, {', '.join(FORMATS)}")
+        self._head_dtype = self._dtype if head_dtype == "auto" else head_dtype
+        if self._head_dtype not in FORMATS:
+            raise UsageError(f"head_dtype {head_dtype!r} is unknown; dtypes are auto, {', '.join(FORMATS)}")
         reason = refuses(checkpoint.config)
         if reason:
             raise PpsdError(f"the cpu backend cannot run this model: {reason}; use --backend torch")
@@ -118,6 +122,10 @@ class CpuBackend:
         return self._dtype
 
     @property
+    def head_dtype(self) -> str:
+        return self._head_dtype
+
+    @property
     def threads(self) -> int:
         return self._threads
 
@@ -133,7 +141,9 @@ class CpuBackend:
         if file is not None:
             draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
             try:
-                model = model.with_exit_head(file.info.exit_layer, dict(file.tensors), draft_ids, self._threads)
+                model = model.with_exit_head(
+                    file.info.exit_layer, dict(file.tensors), draft_ids, self._head_dtype, self._threads
+                )
             except (MemoryError, RuntimeError) as error:
                 raise PpsdError(f"cannot pack the exit head: {error or 'not enough memory'}") from None
         self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
@@ -218,8 +228,9 @@ class CpuBackend:
         if self._head is None:
             raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
         if self._costs is None or again:
+            dtypes = self._dtype, self._head_dtype
             path = costs_path(
-                self._checkpoint.hash, self._head, self._draft_vocabulary, self._dtype, self._threads, self._model.isa
+                self._checkpoint.hash, self._head, self._draft_vocabulary, dtypes, self._threads, self._model.isa
             )
             self._costs = costs_here(path, lambda: calibrate(self._engine), again)
             self._planners.clear()

@@ -80,6 +80,7 @@ class Engine:
         dtype: str = "auto",
         threads: int | None = None,
         stages: int | Sequence[int] = 1,
+        head_dtype: str = "auto",
     ) -> "Engine":
         """Load a model by any of the names that `models.resolve` knows.
 
@@ -87,10 +88,11 @@ class Engine:
         model's own norm and LM head after layer E (`norm:E:V`: of which it draws the first V ids only).
         stages: how many stages the verification layers are cut into (or at which layers), for PPSD on many cores.
         device: also `cuda:0,cuda:1`: some layers on each; `stages` then says how many (1: as is best, as measured).
+        head_dtype: what the cpu backend packs the exit head as (auto: as the model); it changes drafts, never answers.
         Raises PpsdError with one line that says what to do.
         """
         checkpoint, tokenizer = open_model(str(model), backend)
-        made = make_backend(backend, checkpoint, dtype, device, threads, stages)
+        made = make_backend(backend, checkpoint, dtype, device, threads, stages, head_dtype)
         engine = cls(checkpoint, tokenizer, made, str(model))
         engine.use_head(exit_head)
         return engine

@@ -145,11 +145,13 @@ def _keep(path: Path, moments: Sequence[Costs]) -> None:
         pass
 
 
-def costs_path(model_hash: str, head: HeadInfo, draft_vocabulary: int, dtype: str, threads: int, isa: str) -> Path:
-    """One file for each machine, build, model, kind of head, format and thread count."""
+def costs_path(
+    model_hash: str, head: HeadInfo, draft_vocabulary: int, dtypes: Sequence[str], threads: int, isa: str
+) -> Path:
+    """One file for each machine, build, model, kind of head, formats (of both) and thread count."""
     build = Path(_native.__file__).stat()
     machine = [platform.node(), _cpu(), _native.usable_cores(), isa]
-    what = [build.st_size, build.st_mtime_ns, *machine, model_hash, dtype, threads]
+    what = [build.st_size, build.st_mtime_ns, *machine, model_hash, *dtypes, threads]
     key = json.dumps([*what, head.kind, head.exit_layer, draft_vocabulary])
     return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 

@@ -51,8 +51,8 @@ std::vector<SourceRow> interleaved(const Tensor& gate, const Tensor& up) {
 
 size_t Packer::matrix_bytes(int outputs, int inputs) const { return aligned(Matrix{format_, outputs, inputs}.bytes()); }
 
-size_t Packer::lm_head_bytes(int outputs) const {
-  return aligned(Matrix{lm_head_format(), outputs, shape_.hidden_size}.bytes());
+size_t Packer::lm_head_bytes() const {
+  return aligned(Matrix{lm_head_format(), shape_.vocab_size, shape_.hidden_size}.bytes());
 }
 
 Matrix Packer::qkv_matrix() const {
@@ -104,11 +104,17 @@ Matrix Packer::matrix(const Tensor& tensor, uint8_t** memory) const {
   return pack({format_, int(tensor.rows), int(tensor.columns)}, {rows.data(), tensor.stored, nullptr}, memory);
 }
 
-Matrix Packer::lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const {
+Matrix Packer::lm_head(const Tensor& tensor, uint8_t** memory) const {
+  const std::vector<SourceRow> rows = rows_of(tensor);
+  const Matrix matrix{lm_head_format(), int(tensor.rows), int(tensor.columns)};
+  return pack(matrix, {rows.data(), tensor.stored, nullptr}, memory, &tensor);
+}
+
+Matrix Packer::draft_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const {
   std::vector<SourceRow> rows;
   for (int id : ids) rows.push_back({tensor.row(id)});
-  if (ids.empty()) rows = rows_of(tensor);
-  return pack({lm_head_format(), int(rows.size()), int(tensor.columns)}, {rows.data(), tensor.stored, nullptr}, memory, &tensor);
+  const Matrix matrix{format_, int(rows.size()), int(tensor.columns)};
+  return pack(matrix, {rows.data(), tensor.stored, nullptr}, memory, &tensor);
 }
 
 Matrix Packer::pack(Matrix matrix, const Source& source, uint8_t** memory, const Tensor* large) const {

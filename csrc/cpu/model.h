@@ -74,9 +74,10 @@ class Packer {
   // importance: of the layer's inputs (see InputOffsets), or null
   PackedLayer layer(const LayerTensors& tensors, uint8_t** memory, const float* importance = nullptr) const;
   Matrix matrix(const Tensor& tensor, uint8_t** memory) const;
-  // With int4 it stays int8: of all matrices it bears the least.
-  size_t lm_head_bytes(int outputs) const;
-  Matrix lm_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const;   // no ids: all rows
+  // The LM head chooses what is said: with int4 it stays int8. (Drafts are only proposed.)
+  size_t lm_head_bytes() const;
+  Matrix lm_head(const Tensor& tensor, uint8_t** memory) const;
+  Matrix draft_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const;   // of these rows
   static std::vector<float> vector(const Tensor& tensor);
 
  private:

@@ -47,7 +47,7 @@ std::vector<int> chosen_by(const Chunk& chunk, int first) {
 CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
     : model_(model),
       early_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, 0, model.exit_layer), members),
-      late_(*model.kernels, model.shape, model.format, model.kv,
+      late_(*model.kernels, model.shape, model.exit_format, model.kv,
             pointers(model.exit_layers, 0, int(model.exit_layers.size())), members),
       feedback_(*model.kernels, model.shape, model.exit_feedback, members),
       sampler_(*model.kernels, model.shape.vocab_size, members),

@@ -20,6 +20,7 @@ struct CpuModel {
   PackedHead head;                     // the final norm, and the whole LM head
   // The exit head; without one nothing is drafted, and all layers verify.
   int exit_layer = 0;
+  Format exit_format = Format::kFp32;
   std::vector<PackedLayer> exit_layers;
   PackedFeedback exit_feedback;
   PackedHead exit_head;                // its matrix may be `head`'s

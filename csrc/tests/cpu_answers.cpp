@@ -62,7 +62,7 @@ std::shared_ptr<CpuModel> tiny_model(const Kernels& kernels, Format format, Tiny
   for (int id = 0; id < shape.vocab_size; id += 2) model->draft_ids.push_back(id);
   Team team(2, {});
   const Packer packer(kernels, format, shape, &team);
-  size_t bytes = 2 * packer.lm_head_bytes(shape.vocab_size);
+  size_t bytes = 2 * packer.lm_head_bytes();
   for (const auto* stack : {&layers, &exit_layers})
     for (const LayerTensors& layer : *stack) bytes += packer.layer_bytes(layer);
   model->memory.emplace_back(bytes);
@@ -70,9 +70,10 @@ std::shared_ptr<CpuModel> tiny_model(const Kernels& kernels, Format format, Tiny
   for (const LayerTensors& layer : layers) model->layers.push_back(packer.layer(layer, &memory));
   for (const LayerTensors& layer : exit_layers) model->exit_layers.push_back(packer.layer(layer, &memory));
   model->exit_layer = 2;
+  model->exit_format = format;
   model->head.norm = model->exit_head.norm = Packer::vector(weights->vector(shape.hidden_size));
-  model->head.lm_head = packer.lm_head(model->embedding, {}, &memory);
-  model->exit_head.lm_head = packer.lm_head(model->embedding, model->draft_ids, &memory);
+  model->head.lm_head = packer.lm_head(model->embedding, &memory);
+  model->exit_head.lm_head = packer.draft_head(model->embedding, model->draft_ids, &memory);
   return model;
 }
 

@@ -24,6 +24,7 @@ COLUMNS = (
     Column("kind", "kind"),
     Column("exit_layer", "exit"),
     Column("vocabulary", "vocabulary"),
+    Column("dtype", "dtype"),
     Column("acceptance", "acceptance", 3),
     Column("by_position", "1st / 2nd / .. draft"),
     Column("warm", f"T = {WARM}", 3),
@@ -42,6 +43,7 @@ class HeadMeasure:
     kind: str
     exit_layer: int
     vocabulary: int
+    dtype: str
     acceptance: float
     warm: float
     by_position: list[float]
@@ -77,7 +79,7 @@ class HeadMeasure:
 
     def as_dict(self) -> dict[str, Any]:
         figures = {"draft_cost": self.draft_cost, "length": self.length, "per_pass": self.per_pass, "speed": self.speed}
-        names = ("name", "kind", "exit_layer", "vocabulary", "acceptance", "warm", "by_position", "by_family")
+        names = ("name", "kind", "exit_layer", "vocabulary", "dtype", "acceptance", "warm", "by_position", "by_family")
         return {name: getattr(self, name) for name in names} | figures
 
 
@@ -126,6 +128,7 @@ def measure_head(
         kind=head.kind,
         exit_layer=head.exit_layer,
         vocabulary=backend.draft_vocabulary,
+        dtype=backend.head_dtype,
         acceptance=greedy.acceptance or 0.0,
         warm=warm.acceptance or 0.0,
         by_position=_given_all_before(greedy),

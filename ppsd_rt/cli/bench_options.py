@@ -150,7 +150,10 @@ def heads_options(parser: "Parser") -> None:
     group.add_argument("--plot", metavar="FILE.svg", help="acceptance against cost, with lines of equal speed")
     group = parser.add_argument_group("model and machine")
     group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or int8")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 or int4")
+    group.add_argument(
+        "--head-dtype", type=words, default=["auto"], metavar="A,B,...", help="of the heads [auto: as the model]"
+    )
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
     format_option(parser.add_argument_group("output"))
 
@@ -160,9 +163,9 @@ def eval_options(parser: "Parser") -> None:
     group.add_argument(
         "--dtype",
         type=words,
-        default=["bfloat16", "int8"],
+        default=["bfloat16", "int8", "int4"],
         metavar="A,B,...",
-        help="number formats, each as FORMAT or BACKEND:FORMAT [bfloat16,int8]",
+        help="number formats, each as FORMAT or BACKEND:FORMAT [bfloat16,int8,int4]",
     )
     group.add_argument("--against", default="float32", metavar="FORMAT", help="what is taken for right")
     group.add_argument("--text", metavar="FILE", help="a text of some thousand tokens [the one that comes with it]")

@@ -76,7 +76,9 @@ def model_options(parser: Parser) -> None:
     group.add_argument(
         "--device", default="auto", help="auto, cpu, cuda, cuda:N, or several GPUs with some layers each: cuda:0,cuda:1"
     )
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 (cpu, cuda), float16 (torch)")
+    group.add_argument(
+        "--dtype", default="auto", help="auto, float32, bfloat16, int8 (cpu, cuda), int4 (cpu), float16 (torch)"
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads [one for each core]")
     group.add_argument(
         "--stages",

@@ -118,7 +118,7 @@ def simulate_options(parser: "Parser") -> None:
     group.add_argument("--measured", action="store_true", help="calibrate the model's layers and heads here (cpu)")
     group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
     group.add_argument("--exit-head", default="auto", metavar="HEAD", help="as for generating")
-    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or int8")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 or int4")
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
     group = parser.add_argument_group("output")
     format_option(group)

@@ -182,7 +182,7 @@ class CudaBackend:
         if self._costs is None or again:
             stages = self._ready(calibrate.most_positions())
             path = costs_path(
-                self._checkpoint.hash, head, self._draft_vocabulary, self._dtype, len(stages.slices), self._machine()
+                self._checkpoint.hash, head, self._draft_vocabulary, [self._dtype], len(stages.slices), self._machine()
             )
 
             def measure() -> Costs:

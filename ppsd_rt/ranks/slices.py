@@ -61,9 +61,9 @@ def draft_slice(checkpoint: Checkpoint, head: HeadFile | None, size: int, dtype:
     whole = head is not None and head.draft_ids is None  # it reads the model's LM head
     model = pack_slice(checkpoint, 0, size, dtype, threads, lm_head=whole)
     if head is None:
-        return model.with_exit_head(size, {"norm.weight": checkpoint.tensors["model.norm.weight"]}, [], threads)
+        return model.with_exit_head(size, {"norm.weight": checkpoint.tensors["model.norm.weight"]}, [], dtype, threads)
     draft_ids = [] if head.draft_ids is None else head.draft_ids.tolist()
-    return model.with_exit_head(size, dict(head.tensors), draft_ids, threads)
+    return model.with_exit_head(size, dict(head.tensors), draft_ids, dtype, threads)
 
 
 def verify_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, threads: int) -> _native.Model:
