@@ -1,6 +1,6 @@
 """How much an error in each input of each matrix matters: int4 rounds weights so that the errors that matter are small.
 
-It takes one pass of a short text through the layers (the mean square of every input: `llama.cpp` calls it the importance
+It takes one pass of a short text through the layers (the mean square of every input: llama.cpp calls it the importance
 matrix), once for each model; it is kept in the cache.
 """
 

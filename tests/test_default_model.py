@@ -23,7 +23,9 @@ def exact(request, default_model):
     return Engine.from_pretrained(default_model, dtype="float32", backend=request.param, threads=1)
 
 
-@pytest.fixture(scope="module", params=[("torch", "bfloat16"), ("cpu", "bfloat16"), ("cpu", "int8")], ids="-".join)
+@pytest.fixture(
+    scope="module", params=[("torch", "bfloat16"), ("cpu", "bfloat16"), ("cpu", "int8"), ("cpu", "int4")], ids="-".join
+)
 def fast(request, default_model):
     backend, dtype = request.param
     return Engine.from_pretrained(default_model, dtype=dtype, backend=backend, threads=2)

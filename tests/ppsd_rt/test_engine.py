@@ -42,7 +42,14 @@ def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("engine") / "model")
 
 
-BACKENDS = [("torch", "float32"), ("torch", "bfloat16"), ("cpu", "float32"), ("cpu", "bfloat16"), ("cpu", "int8")]
+BACKENDS = [
+    ("torch", "float32"),
+    ("torch", "bfloat16"),
+    ("cpu", "float32"),
+    ("cpu", "bfloat16"),
+    ("cpu", "int8"),
+    ("cpu", "int4"),
+]
 
 
 @pytest.fixture(scope="module", params=BACKENDS, ids="-".join)

@@ -17,7 +17,7 @@ COSTS = Costs(StageCosts(0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(16))
 
 
 def measure_of(survival):
-    return HeadMeasure("a", "layer", 2, 64, 0.5, 0.4, [], {}, survival, COSTS)
+    return HeadMeasure("a", "layer", 2, 64, "int8", 0.5, 0.4, [], {}, survival, COSTS)
 
 
 def test_speed_is_tokens_over_seconds_at_the_best_length():

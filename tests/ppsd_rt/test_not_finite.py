@@ -18,7 +18,7 @@ def damaged(folder, name, value):
 
 
 @pytest.mark.parametrize("isa", _native.usable_isas())
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["int4", "int8", "bfloat16", "float32"])
 @pytest.mark.parametrize(
     ("name", "where"),
     [("model.layers.2.mlp.down_proj.weight", "layer 2"), ("model.layers.1.input_layernorm.weight", "layer 1"),

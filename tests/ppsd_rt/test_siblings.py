@@ -36,7 +36,13 @@ def load(folder, backend="cpu", dtype="float32", threads=1, head="norm:3", **opt
 
 @pytest.fixture(
     scope="module",
-    params=[("torch", "float32", 1), ("cpu", "float32", 2), ("cpu", "bfloat16", 1), ("cpu", "int8", 2)],
+    params=[
+        ("torch", "float32", 1),
+        ("cpu", "float32", 2),
+        ("cpu", "bfloat16", 1),
+        ("cpu", "int8", 2),
+        ("cpu", "int4", 2),
+    ],
     ids=lambda p: f"{p[0]}-{p[1]}-{p[2]}",
 )
 def engine(request, folder):
