@@ -44,10 +44,20 @@ from ppsd_rt.models.resolve import resolve_model
 from ppsd_rt.models.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
-ENGINES = "ppsd-rt:int8,llama.cpp:Q8_0,ppsd-rt:bfloat16,llama.cpp:BF16,transformers:bfloat16"
-QUALITY = "ppsd-rt:float32,ppsd-rt:bfloat16,ppsd-rt:int8,llama.cpp:F32,llama.cpp:BF16,llama.cpp:Q8_0"
+ENGINES = (
+    "ppsd-rt:int8,llama.cpp:Q8_0,ppsd-rt:int4,llama.cpp:IQ4_NL,ppsd-rt:bfloat16,llama.cpp:BF16,transformers:bfloat16"
+)
+QUALITY = (
+    "ppsd-rt:float32,ppsd-rt:bfloat16,ppsd-rt:int8,ppsd-rt:int4,"
+    "llama.cpp:F32,llama.cpp:BF16,llama.cpp:Q8_0,llama.cpp:IQ4_NL,llama.cpp:Q4_K_M,llama.cpp:Q4_0"
+)
 # What is compared with what: ppsd-rt's format -> the peers' formats that keep as many bits.
-ALIKE = {"int8": ("Q8_0", "int8"), "bfloat16": ("BF16", "F16", "bfloat16", "float16"), "float32": ("F32", "float32")}
+ALIKE = {
+    "int4": ("IQ4_NL", "Q4_K_M", "Q4_0"),
+    "int8": ("Q8_0", "int8"),
+    "bfloat16": ("BF16", "F16", "bfloat16", "float16"),
+    "float32": ("F32", "float32"),
+}
 
 COLUMNS = (
     Column("engine", "engine"),
