@@ -71,35 +71,46 @@ class Rope {
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
-// Layers [first, last) of a model, waiting for rows.
-class CpuStation {
+// A verification stage that waits for rows. What holds the stage makes `station_`.
+class RankStation {
+ public:
+  virtual ~RankStation() = default;
+  void post(const Words& message) { station_->post(message.data(), size_t(message.size())); }
+  void announce(uint64_t epoch, int64_t sent) { station_->announce(epoch, sent); }
+  int work(Words out, int milliseconds) {
+    int32_t* place = place_for(out, station_->most_messages(), hidden_);
+    const py::gil_scoped_release release;
+    return station_->work(place, milliseconds);
+  }
+  void close() { station_->close(); }
+  double busy_seconds() const { return station_->busy_seconds(); }
+  py::tuple counts() const {
+    const Station::Counts counts = station_->counts();
+    return py::make_tuple(counts.passes, counts.rows, counts.dropped_passes, counts.seconds);
+  }
+
+ protected:
+  explicit RankStation(int hidden) : hidden_(hidden) {}
+  const int hidden_;
+  std::unique_ptr<Station> station_;
+};
+
+// Layers [first, last) of a model.
+class CpuStation final : public RankStation {
  public:
   CpuStation(const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay)
-      : model_(model),
-        hidden_(model.model->shape.hidden_size),
+      : RankStation(model.model->shape.hidden_size),
+        model_(model),
         team_(threads, std::move(cores)),
         stage_(*model.model, first, last, threads),
         rope_(*model.model),
-        last_(last == model.model->shape.num_layers),
-        station_(&stage_, hidden_, last_, kPassRows,
-                 [this](int keep, int end, const int32_t* settings) { begin(keep, end, sampling_of(settings)); }, delay) {
+        last_(last == model.model->shape.num_layers) {
+    const auto begin = [this](int keep, int end, const int32_t* settings) { this->begin(keep, end, sampling_of(settings)); };
+    station_ = std::make_unique<Station>(&stage_, hidden_, last_, kPassRows, begin, delay);
     stage_.use(&team_);
   }
 
-  void post(const Words& message) { station_.post(message.data(), size_t(message.size())); }
-  void announce(uint64_t epoch, int64_t sent) { station_.announce(epoch, sent); }
-  int work(Words out, int milliseconds) {
-    int32_t* place = place_for(out, station_.most_messages(), hidden_);
-    const py::gil_scoped_release release;
-    return station_.work(place, milliseconds);
-  }
   void pin() { team_.pin_caller(); }
-  void close() { station_.close(); }
-  double busy_seconds() const { return station_.busy_seconds(); }
-  py::tuple counts() const {
-    const Station::Counts counts = station_.counts();
-    return py::make_tuple(counts.passes, counts.rows, counts.dropped_passes, counts.seconds);
-  }
 
   // Seconds of a pass over so many rows behind `context` others, the choice of tokens included. Not while it works.
   double time_pass(int rows, int context) {
@@ -132,36 +143,54 @@ class CpuStation {
   }
 
   const PyModel model_;
-  const int hidden_;
   Team team_;
   CpuVerifyStage stage_;
   Rope rope_;
   const bool last_;
-  Station station_;
 };
 
-// Layers [0, exit layer) and the exit head; one Remote for each answer.
-class CpuDrafter {
+// The stage in front of the exit head, with the head; one Remote for each answer.
+class RankDrafter {
  public:
-  CpuDrafter(const PyModel& model, std::vector<int> cores, int threads)
-      : model_(model), team_(threads, std::move(cores)), stage_(*model.model, threads), rope_(*model.model) {
-    stage_.use(&team_);
-  }
+  virtual ~RankDrafter() = default;
+  virtual void pin() = 0;
+  virtual int length() const = 0;
 
   std::unique_ptr<Remote> start(const std::vector<int>& prompt, int keep, const Sampling& sampling, const Schedule& schedule,
                                 const Limits& limits, uint64_t epoch, bool report_drafts, const Oracle& oracle) {
-    if (keep > stage_.length()) throw std::runtime_error("there are not so many rows to keep");
-    begin(keep, limits.end, sampling);
-    stage_.set_oracle(oracle);
-    auto remote = std::make_unique<Remote>(&stage_, model_.model->shape.hidden_size, kPassRows, schedule, limits,
-                                           sampling.seed, epoch, report_drafts,
-                                           !model_.model->exit_feedback.distances.empty());
+    if (keep > length()) throw std::runtime_error("there are not so many rows to keep");
+    begin(keep, limits.end, sampling, oracle);
+    auto remote =
+        std::make_unique<Remote>(stage(), hidden_, kPassRows, schedule, limits, sampling.seed, epoch, report_drafts, hears_);
     remote->begin(prompt, keep, settings_of(sampling, limits.end));
     return remote;
   }
-  void pin() { team_.pin_caller(); }
-  int hidden() const { return model_.model->shape.hidden_size; }
-  int length() const { return stage_.length(); }
+  int hidden() const { return hidden_; }
+
+ protected:
+  // hears: its head is of a kind that hears of verified rows
+  RankDrafter(int hidden, bool hears) : hidden_(hidden), hears_(hears) {}
+  virtual void begin(int keep, int end, const Sampling& sampling, const Oracle& oracle) = 0;
+  virtual DraftStage* stage() = 0;
+
+ private:
+  const int hidden_;
+  const bool hears_;
+};
+
+class CpuDrafter final : public RankDrafter {
+ public:
+  CpuDrafter(const PyModel& model, std::vector<int> cores, int threads)
+      : RankDrafter(model.model->shape.hidden_size, !model.model->exit_feedback.distances.empty()),
+        model_(model),
+        team_(threads, std::move(cores)),
+        stage_(*model.model, threads),
+        rope_(*model.model) {
+    stage_.use(&team_);
+  }
+
+  void pin() override { team_.pin_caller(); }
+  int length() const override { return stage_.length(); }
 
   // Seconds of a row through the early layers behind `context` others; draw: and of the exit head.
   double time_step(bool draw, int context) {
@@ -182,9 +211,11 @@ class CpuDrafter {
   }
 
  private:
-  void begin(int keep, int end, const Sampling& sampling) {
+  DraftStage* stage() override { return &stage_; }
+  void begin(int keep, int end, const Sampling& sampling, const Oracle& oracle) override {
     reserve(end);
     stage_.begin(sampling, keep);
+    stage_.set_oracle(oracle);
   }
   void reserve(int rows) {
     const int capacity = std::max(rows, rope_.capacity());
@@ -195,6 +226,119 @@ class CpuDrafter {
   Team team_;
   CpuDraftStage stage_;
   Rope rope_;
+};
+
+// -- stages in Python (ppsd_rt/ranks/torch_stages.py says what they do) ------------------------------------------------
+
+using Rows = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+py::dict values_of(const Sampling& s) {
+  py::dict values;
+  values["temperature"] = s.temperature, values["top_k"] = s.top_k, values["top_p"] = s.top_p, values["min_p"] = s.min_p;
+  values["repetition_penalty"] = s.repetition_penalty, values["seed"] = s.seed;
+  return values;
+}
+
+Rows rows_of(const std::vector<float>& hidden, int rows) {
+  return Rows({py::ssize_t(rows), py::ssize_t(hidden.size()) / std::max(rows, 1)}, hidden.data());
+}
+
+// [rows][hidden], as a stage gave them.
+void take_rows(const py::object& from, int rows, int hidden, std::vector<float>* to) {
+  const auto array = Rows::ensure(from);
+  if (!array || array.ndim() != 2 || array.shape(0) != rows || array.shape(1) != hidden)
+    throw std::runtime_error("a stage gave other rows than those it was asked for");
+  to->assign(array.data(), array.data() + array.size());
+}
+
+py::object ask(const Cancelled& cancelled) {   // for as long as the call takes
+  return cancelled ? py::cpp_function([&cancelled] { return cancelled(); }) : py::object(py::none());
+}
+
+class PythonVerifyStage final : public VerifyStage {
+ public:
+  PythonVerifyStage(py::object stage, int hidden) : stage_(std::move(stage)), hidden_(hidden) {}
+
+  void begin(int keep, int end, const Sampling& sampling) {
+    const py::gil_scoped_acquire lock;
+    stage_.attr("begin")(keep, end, values_of(sampling));
+  }
+  bool run(Chunk* chunk, const Cancelled& cancelled) override {
+    const py::gil_scoped_acquire lock;
+    const py::object out = stage_.attr("run")(chunk->start, chunk->ids, rows_of(chunk->hidden, chunk->rows()), ask(cancelled));
+    if (out.is_none()) return false;
+    take_rows(out, chunk->rows(), hidden_, &chunk->hidden);
+    return true;
+  }
+  std::vector<int> choose(const Chunk&, int last) override {
+    const py::gil_scoped_acquire lock;
+    return stage_.attr("choose")(last).cast<std::vector<int>>();
+  }
+
+ private:
+  const py::object stage_;
+  const int hidden_;
+};
+
+class PythonStation : public RankStation {
+ public:
+  PythonStation(py::object stage, int hidden, bool last, double delay) : RankStation(hidden), stage_(std::move(stage), hidden) {
+    const auto begin = [this](int keep, int end, const int32_t* settings) { stage_.begin(keep, end, sampling_of(settings)); };
+    station_ = std::make_unique<Station>(&stage_, hidden, last, kPassRows, begin, delay);
+  }
+
+ private:
+  PythonVerifyStage stage_;
+};
+
+class PythonDraftStage final : public DraftStage {
+ public:
+  PythonDraftStage(py::object stage, int hidden) : stage_(std::move(stage)), hidden_(hidden) {}
+
+  void begin(int keep, int end, const Sampling& sampling) {
+    heard_.reset();
+    stage_.attr("begin")(keep, end, values_of(sampling));
+  }
+  int length() const { return stage_.attr("length").cast<int>(); }
+  bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override {
+    const py::gil_scoped_acquire lock;
+    if (step.feedback && step.feedback != heard_) {
+      heard_ = step.feedback;
+      stage_.attr("learn")(heard_->position, rows_of(heard_->hidden, 1));
+    }
+    const py::object drawn = stage_.attr("step")(step.start, step.ids, draft != nullptr, ask(cancelled));
+    if (drawn.is_none()) return false;
+    if (draft != nullptr) {
+      const auto [token, confidence] = drawn.cast<std::tuple<int, double>>();
+      *draft = {token, confidence, 0, -1, 0.0};
+    }
+    return true;
+  }
+  void export_hidden(Chunk* chunk) override {
+    const py::gil_scoped_acquire lock;
+    take_rows(stage_.attr("exported")(chunk->start, chunk->rows()), chunk->rows(), hidden_, &chunk->hidden);
+  }
+
+ private:
+  const py::object stage_;
+  const int hidden_;
+  std::shared_ptr<const Feedback> heard_;
+};
+
+class PythonDrafter : public RankDrafter {
+ public:
+  PythonDrafter(py::object stage, int hidden, bool hears) : RankDrafter(hidden, hears), stage_(std::move(stage), hidden) {}
+  void pin() override {}
+  int length() const override { return stage_.length(); }
+
+ private:
+  DraftStage* stage() override { return &stage_; }
+  void begin(int keep, int end, const Sampling& sampling, const Oracle& oracle) override {
+    if (!oracle.truth.empty()) throw std::runtime_error("the torch stages draft by no oracle");
+    stage_.begin(keep, end, sampling);
+  }
+
+  PythonDraftStage stage_;
 };
 
 // An answer, seen from the rank that drafts.
@@ -241,11 +385,11 @@ struct PyRemote {
 
 // A share of every layer; arrays are [rows][hidden], `part` is written.
 struct PyShares {
-  using Rows = py::array_t<float, py::array::c_style>;
+  using Part = py::array_t<float, py::array::c_style>;   // also written to: never a copy
 
   explicit PyShares(const PyModel& model) : model(model), shares(*model.model) {}
   void reserve(int capacity) { shares.reserve(capacity); }
-  void attention(int layer, const Rows& x, int start, Rows part) {
+  void attention(int layer, const Part& x, int start, Part part) {
     check(x, part);
     const float* from = x.data();
     float* to = part.mutable_data();
@@ -253,7 +397,7 @@ struct PyShares {
     const py::gil_scoped_release release;
     shares.attention(layer, from, rows, start, to);
   }
-  void mlp(int layer, const Rows& x, Rows part) {
+  void mlp(int layer, const Part& x, Part part) {
     check(x, part);
     const float* from = x.data();
     float* to = part.mutable_data();
@@ -261,14 +405,14 @@ struct PyShares {
     const py::gil_scoped_release release;
     shares.mlp(layer, from, rows, to);
   }
-  std::pair<float, int> best(const Rows& x) {
+  std::pair<float, int> best(const Part& x) {
     if (x.size() != model.model->shape.hidden_size) throw std::runtime_error("one row is wanted");
     const float* from = x.data();
     const py::gil_scoped_release release;
     const Candidate candidate = shares.best(from);
     return {candidate.score, candidate.id};
   }
-  void check(const Rows& x, const Rows& part) const {
+  void check(const Part& x, const Part& part) const {
     const bool fits = x.ndim() == 2 && x.shape(1) == model.model->shape.hidden_size && x.shape(0) <= kPassRows &&
                       part.ndim() == 2 && part.shape(0) == x.shape(0) && part.shape(1) == x.shape(1);
     if (!fits) throw std::runtime_error("rows and their part are [up to 64][hidden]");
@@ -298,26 +442,29 @@ void bind_ranks(py::module_& m) {
     std::this_thread::sleep_until(Clock::time_point(std::chrono::nanoseconds(clock)));
   });
 
-  py::class_<CpuStation>(m, "Station")
+  py::class_<RankStation>(m, "RankStation")
+      .def("post", &RankStation::post, py::arg("message"))
+      .def("announce", &RankStation::announce, py::arg("epoch"), py::arg("sent"), py::call_guard<py::gil_scoped_release>())
+      .def("work", &RankStation::work, py::arg("out"), py::arg("milliseconds"))
+      .def("close", &RankStation::close)
+      .def("busy_seconds", &RankStation::busy_seconds)
+      .def("counts", &RankStation::counts);
+
+  py::class_<CpuStation, RankStation>(m, "Station")
       .def(py::init<const PyModel&, int, int, std::vector<int>, int, double>(), py::arg("model"), py::arg("first"),
            py::arg("last"), py::arg("cores"), py::arg("threads"), py::arg("delay"))
-      .def("post", &CpuStation::post, py::arg("message"))
-      .def("announce", &CpuStation::announce, py::arg("epoch"), py::arg("sent"), py::call_guard<py::gil_scoped_release>())
-      .def("work", &CpuStation::work, py::arg("out"), py::arg("milliseconds"))
       .def("pin", &CpuStation::pin)
-      .def("close", &CpuStation::close)
-      .def("busy_seconds", &CpuStation::busy_seconds)
-      .def("counts", &CpuStation::counts)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
-  py::class_<CpuDrafter>(m, "Drafter")
-      .def(py::init<const PyModel&, std::vector<int>, int>(), py::arg("model"), py::arg("cores"), py::arg("threads"))
-      .def("pin", &CpuDrafter::pin)
-      .def("length", &CpuDrafter::length)
-      .def("time_step", &CpuDrafter::time_step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>())
+  py::class_<PythonStation, RankStation>(m, "PythonStation")
+      .def(py::init<py::object, int, bool, double>(), py::arg("stage"), py::arg("hidden"), py::arg("last"), py::arg("delay"));
+
+  py::class_<RankDrafter>(m, "RankDrafter")
+      .def("pin", &RankDrafter::pin)
+      .def("length", &RankDrafter::length)
       .def(
           "start",
-          [](CpuDrafter& drafter, const std::vector<int>& prompt, int keep, const py::dict& sampling,
+          [](RankDrafter& drafter, const std::vector<int>& prompt, int keep, const py::dict& sampling,
              const py::dict& schedule, const Limits& limits, uint64_t epoch, bool report_drafts, const py::object& oracle) {
             Sampling s;
             s.temperature = sampling["temperature"].cast<float>();
@@ -336,6 +483,13 @@ void bind_ranks(py::module_& m) {
           },
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("keep"), py::arg("sampling"), py::arg("schedule"),
           py::arg("limits"), py::arg("epoch"), py::arg("report_drafts") = false, py::arg("oracle") = py::none());
+
+  py::class_<CpuDrafter, RankDrafter>(m, "Drafter")
+      .def(py::init<const PyModel&, std::vector<int>, int>(), py::arg("model"), py::arg("cores"), py::arg("threads"))
+      .def("time_step", &CpuDrafter::time_step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
+
+  py::class_<PythonDrafter, RankDrafter>(m, "PythonDrafter")
+      .def(py::init<py::object, int, bool>(), py::arg("stage"), py::arg("hidden"), py::arg("hears"));
 
   py::class_<PyShares>(m, "LayerShares")
       .def(py::init<const PyModel&>(), py::arg("model"))

@@ -126,12 +126,20 @@ class LlamaForCausalLM(nn.Module):
 
     @classmethod
     def from_checkpoint(
-        cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str = "cpu"
+        cls,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        prefixes: tuple[str, ...] = ("",),
     ) -> "LlamaForCausalLM":
-        """The module tree with a checkpoint's weights. Those whose dtype is already right stay mapped from the file."""
+        """The module tree with a checkpoint's weights. Those whose dtype is already right stay mapped from the file.
+
+        prefixes: of the names of the weights that are wanted; the others stay on the device `meta`.
+        """
         with torch.device("meta"):
             model = cls(checkpoint.config)
-        state = {name: from_numpy(array).to(device, dtype) for name, array in checkpoint.tensors.items()}
+        wanted = {name: array for name, array in checkpoint.tensors.items() if name.startswith(prefixes)}
+        state = {name: from_numpy(array).to(device, dtype) for name, array in wanted.items()}
         model.load_state_dict(state, strict=False, assign=True)  # strict but for a tied LM head: Checkpoint has checked
         model.tie()
         return model.eval().requires_grad_(False)

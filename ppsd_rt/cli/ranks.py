@@ -21,9 +21,15 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
 
 
 def rank_options(args: argparse.Namespace) -> RankOptions:
-    for option, allowed in (("backend", ("auto", "cpu")), ("device", ("auto", "cpu"))):
-        if getattr(args, option) not in allowed:
-            raise UsageError(f"ranks run C++ stages on a CPU: --{option} takes {' or '.join(allowed)} there")
+    if args.backend not in ("auto", "cpu", "torch"):
+        raise UsageError("ranks run C++ stages on CPUs or torch stages: --backend takes auto, cpu or torch there")
+    on_torch = args.backend == "torch"
+    if args.device not in (("auto", "cpu", "cuda") if on_torch else ("auto", "cpu")):
+        raise UsageError(
+            "torch stages over ranks run on CPUs or on a GPU for each rank: --device takes auto, cpu or cuda there"
+            if on_torch
+            else "ranks run C++ stages on a CPU: --device takes auto or cpu there, with --backend torch also cuda"
+        )
     sizes = args.stages if isinstance(args.stages, tuple) else None
     if isinstance(args.stages, int) and args.stages not in (1, world_size := _size()):
         raise UsageError(
@@ -39,6 +45,8 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
     return RankOptions(
         model=args.model,
         exit_head=args.exit_head,
+        backend="torch" if on_torch else "cpu",
+        device=args.device,
         dtype=args.dtype,
         threads=args.threads,
         sizes=sizes,

@@ -26,6 +26,7 @@ from .control import Control, Kind, Words, numbers_of
 from .costs import RankCosts, displacer, time_drafts
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
+from .slices import RankDrafter, Slices
 from .stage import DEPTH, lengths
 
 _LOADING = 600.0  # seconds for the other ranks to pack their slices
@@ -34,7 +35,7 @@ _PAUSE = 0.002  # between two messages whose way is measured: about a stage's pa
 
 
 class RanksBackend:
-    """Stages of this many layers each; `lead` is what rank 0 holds of the model."""
+    """Stages of this many layers each; `slices` has made `drafter`, which is what rank 0 holds of the model."""
 
     name = "ranks"
     copies, siblings = True, False
@@ -44,16 +45,15 @@ class RanksBackend:
         self,
         groups: dict[int, Any],
         control: Control,
-        drafter: _native.Drafter,
-        model: _native.Model,
+        drafter: RankDrafter,
+        slices: Slices,
         head: HeadInfo | None,
-        dtype: str,
         sizes: Sequence[int],
         vocab_size: int,
         hidden: int,
         threads: int,
     ) -> None:
-        self._control, self._drafter, self._model, self._head, self._dtype = control, drafter, model, head, dtype
+        self._control, self._drafter, self._slices, self._head = control, drafter, slices, head
         self.sizes, self._vocab_size, self._hidden, self._threads = tuple(sizes), vocab_size, hidden, threads
         world = control.world
         words = _native.wire_words(hidden)
@@ -89,7 +89,7 @@ class RanksBackend:
 
     @property
     def dtype(self) -> str:
-        return self._dtype
+        return self._slices.dtype
 
     @property
     def threads(self) -> int:
@@ -170,7 +170,7 @@ class RanksBackend:
         return []
 
     def facts(self) -> dict[str, Any]:
-        return {"isa": self._model.isa, "ranks": self._control.world.size, "layers": list(self.sizes)}
+        return {**self._slices.facts(), "ranks": self._control.world.size, "layers": list(self.sizes)}
 
     def explain(self) -> str:
         return self._chooser.explain() if self._chooser else ""
@@ -185,7 +185,7 @@ class RanksBackend:
             others = range(1, self._control.world.size)
             link = self._link()
             neighbours = self._control.world.local_size - 1
-            row, draft = time_drafts(self._drafter.time_step, displace=displacer(self._model.packed_bytes * neighbours))
+            row, draft = time_drafts(self._drafter.time_step, displace=displacer(self._slices.bytes * neighbours))
             alone = []
             for rank in others:
                 self._control.tell(rank, Kind.MEASURE, 0)
@@ -210,7 +210,7 @@ class RanksBackend:
             self._control.tell(rank, Kind.REPORT)
         others = self._collect(self._control.world.last)
         steps, seconds = self._steps
-        return [report_of(self._model.packed_bytes, steps, steps, seconds), *(others[rank] for rank in sorted(others))]
+        return [report_of(self._slices.bytes, steps, steps, seconds), *(others[rank] for rank in sorted(others))]
 
     def _step_and_message(self, draw: bool, context: int) -> float:
         """A step beside the other ranks' passes, and messages, as come with it: their threads want the same cores."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__, _native
-from ..cpu_backend import DEFAULT_FORMAT, FORMATS
 from ..errors import PpsdError, UsageError
 from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
@@ -17,7 +16,7 @@ from .control import Control
 from .handshake import WAIT, exchange, read
 from .links import CONTROL, open_groups, open_store
 from .options import PARALLEL, RankOptions
-from .slices import cores_of, draft_slice, layers_of, verify_slice
+from .slices import RankStation, Slices, cores_of, layers_of, slices_for
 from .split import check_sizes, pack_sizes, solve, unpack_sizes
 from .stage import serve
 from .world import World
@@ -32,21 +31,20 @@ def join(world: World, options: RankOptions) -> "Engine | None":
     opened, problem = _open(world, options)
     sys.setswitchinterval(0.0005)  # of the interpreter lock: threads here have microseconds of work for it
     store = open_store(world.rank, world.size, WAIT)
-    facts = {"error": str(problem)} if problem or not opened else _facts(*opened, options)
+    facts = {"error": str(problem)} if problem or not opened else _facts(opened[0], opened[1], opened[2].dtype, options)
     exchange(store, world.rank, world.size, facts)
     if not opened:
         raise problem or PpsdError("this rank cannot take part")
-    checkpoint, head, dtype = opened
-    threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
+    checkpoint, head, slices, threads = opened
     if world.drafts:
         sizes = options.sizes or ()
         if not sizes and options.parallel == "pipeline":
-            sizes = solve(checkpoint, head, world.size, dtype, threads)
+            sizes = solve(checkpoint, head, world.size, slices)
         store.set("ppsd/sizes", pack_sizes(sizes))
     else:
         sizes = unpack_sizes(read(store, "ppsd/sizes", 0, WAIT))
     groups = open_groups(store, world.rank, world.size)
-    station: list[_native.Station] = []
+    station: list[RankStation] = []
     control = Control(
         groups[CONTROL],
         world,
@@ -56,7 +54,7 @@ def join(world: World, options: RankOptions) -> "Engine | None":
     )
     control.start()
     try:
-        return _play(control, groups, checkpoint, head, dtype, sizes, threads, cores, options, station)
+        return _play(control, groups, checkpoint, head, slices, sizes, threads, options, station)
     except PpsdError as error:
         control.fail(f"rank {world.rank}: {error}")
         raise PpsdError(control.failure or str(error)) from None
@@ -72,22 +70,20 @@ def _play(
     groups: dict[int, Any],
     checkpoint: Checkpoint,
     head: HeadFile | None,
-    dtype: str,
+    slices: Slices,
     sizes: tuple[int, ...],
     threads: int,
-    cores: list[int],
     options: RankOptions,
-    station: list[_native.Station],
+    station: list[RankStation],
 ) -> "Engine | None":
     """Load the slice; then serve, or give the engine."""
     if options.parallel == "tp":
-        return _play_tp(control, checkpoint, dtype, options)
+        return _play_tp(control, checkpoint, slices.dtype, options)
     first, last = layers_of(sizes, control.world.rank)
     hidden, vocabulary = checkpoint.config.hidden_size, checkpoint.config.vocab_size
     if not control.world.drafts:
-        model = verify_slice(checkpoint, first, last, dtype, threads)
-        station.append(_native.Station(model, first, last, cores, threads, options.link_delay))
-        serve(groups, control, station[0], hidden, model.packed_bytes)
+        station.append(slices.station(checkpoint, first, last, options.link_delay))
+        serve(groups, control, station[0], hidden, slices.bytes)
         return None
 
     from ..engine import Engine
@@ -95,10 +91,9 @@ def _play(
     from .backend import RanksBackend
 
     tokenizer = load_tokenizer(checkpoint.folder, vocabulary)
-    model = draft_slice(checkpoint, head, last, dtype, threads)
-    drafter = _native.Drafter(model, cores, threads)
+    drafter = slices.drafter(checkpoint, head, last)
     info = head.info if head else None
-    backend = RanksBackend(groups, control, drafter, model, info, dtype, sizes, vocabulary, hidden, threads)
+    backend = RanksBackend(groups, control, drafter, slices, info, sizes, vocabulary, hidden, threads)
     backend.open()
     return Engine(checkpoint, tokenizer, backend, options.model)
 
@@ -133,29 +128,32 @@ def leave(engine: "Engine | None", status: int) -> NoReturn:
 
 def _open(
     world: World, options: RankOptions
-) -> tuple[tuple[Checkpoint, HeadFile | None, str] | None, PpsdError | None]:
+) -> tuple[tuple[Checkpoint, HeadFile | None, Slices, int] | None, PpsdError | None]:
     """What this rank is about to run, or why it cannot: the others are told before anyone ends."""
     try:
         if options.parallel not in PARALLEL:
             raise UsageError(f"--parallel takes {' or '.join(PARALLEL)}, not {options.parallel!r}")
-        dtype = DEFAULT_FORMAT if options.dtype == "auto" else options.dtype
-        if dtype not in FORMATS:
-            raise UsageError(f"dtype {dtype!r} is unknown to ranks; dtypes are auto, {', '.join(FORMATS)}")
+        if options.parallel == "tp" and options.backend == "torch":
+            raise UsageError("--parallel tp runs C++ shares on a CPU: leave --backend torch out")
+        threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
+        slices = slices_for(options.backend, options.device, options.dtype, threads, cores, world.local_rank)
         checkpoint = Checkpoint(Path(resolve_model(options.model)))
         head = find_head(options.exit_head, checkpoint) if options.parallel == "pipeline" else None
         if options.sizes:
             check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
-        return (checkpoint, head, dtype), None
+        return (checkpoint, head, slices, threads), None
     except PpsdError as error:
         return None, error
 
 
 def _facts(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, options: RankOptions) -> dict[str, str]:
+    """What all ranks must agree on."""
     return {
         "version": __version__,
         "wire": str(_native.WIRE_VERSION),
         "model": checkpoint.hash,
         "exit head": head_hash(head) if head else "",
+        "backend": options.backend,
         "format": dtype,
         "schedule": options.schedule,
         "parallel": options.parallel,

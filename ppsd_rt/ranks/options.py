@@ -12,6 +12,8 @@ class RankOptions:
 
     model: str = "smollm2-135m"
     exit_head: str = "auto"
+    backend: str = "cpu"
+    device: str = "auto"
     dtype: str = "auto"
     threads: int | None = None
     sizes: tuple[int, ...] | None = None

@@ -1,18 +1,22 @@
-"""What each rank holds: its layers and heads, packed for the C++ stages, and nothing else.
+"""What each rank holds: its layers and heads, in the form that its backend wants, and nothing else.
 
 The checkpoint's file is mapped by every rank; only the pages of the slice are read, and given back once packed.
 """
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from .. import _native
-from ..cpu_backend import refuses
-from ..errors import PpsdError
+from ..cpu_backend import DEFAULT_FORMAT, FORMATS, refuses
+from ..errors import PpsdError, UsageError
 from ..importance import importance_for
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
 from ..models.rotary import inverse_frequencies
+
+if TYPE_CHECKING:
+    from .torch_stages import TorchDrafter, TorchStation
 
 
 def layers_of(sizes: Sequence[int], rank: int) -> tuple[int, int]:
@@ -69,6 +73,61 @@ def draft_slice(checkpoint: Checkpoint, head: HeadFile | None, size: int, dtype:
 def verify_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, threads: int) -> _native.Model:
     whole = last == checkpoint.config.num_hidden_layers
     return pack_slice(checkpoint, first, last, dtype, threads, lm_head=whole)
+
+
+RankStation: TypeAlias = "_native.Station | TorchStation"
+RankDrafter: TypeAlias = "_native.Drafter | TorchDrafter"
+
+
+class Slices(Protocol):
+    """Makes a rank's stages. dtype: of the weights. bytes: of what `drafter` or `station` has loaded so far."""
+
+    bytes: int
+
+    @property
+    def dtype(self) -> str: ...
+    def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter: ...
+    def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation: ...
+    def facts(self) -> dict[str, Any]: ...
+
+
+class CpuSlices:
+    """C++ stages on threads of their own."""
+
+    def __init__(self, dtype: str, threads: int, cores: list[int]) -> None:
+        self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
+        if self._dtype not in FORMATS:
+            raise UsageError(f"dtype {dtype!r} is unknown to ranks; dtypes are auto, {', '.join(FORMATS)}")
+        self._threads, self._cores, self.bytes, self._isa = threads, cores, 0, ""
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype
+
+    def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter:
+        model = self._made(draft_slice(checkpoint, head, size, self.dtype, self._threads))
+        return _native.Drafter(model, self._cores, self._threads)
+
+    def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation:
+        model = self._made(verify_slice(checkpoint, first, last, self.dtype, self._threads))
+        return _native.Station(model, first, last, self._cores, self._threads, delay)
+
+    def facts(self) -> dict[str, Any]:
+        return {"isa": self._isa}
+
+    def _made(self, model: _native.Model) -> _native.Model:
+        self.bytes += model.packed_bytes
+        self._isa = model.isa
+        return model
+
+
+def slices_for(backend: str, device: str, dtype: str, threads: int, cores: list[int], local_rank: int) -> Slices:
+    """Raises PpsdError where this rank cannot run that backend."""
+    if backend != "torch":
+        return CpuSlices(dtype, threads, cores)
+    from .torch_stages import TorchSlices
+
+    return TorchSlices(device, dtype, threads, cores, local_rank)
 
 
 def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:

@@ -5,13 +5,12 @@ from statistics import median
 
 import numpy as np
 
-from .. import _native
 from ..errors import UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
 from ..split import LayerCosts, best_split
 from .costs import CONTEXT, displacer
-from .slices import pack_slice
+from .slices import RankStation, Slices
 
 _REPEATS = 12
 
@@ -26,7 +25,7 @@ def check_sizes(sizes: Sequence[int], ranks: int, layers: int, head: HeadFile | 
         )
 
 
-def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, dtype: str, threads: int) -> tuple[int, ...]:
+def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, slices: Slices) -> tuple[int, ...]:
     """The best split for ranks that are all machines like this one."""
     layers = checkpoint.config.num_hidden_layers
     if not 2 <= ranks <= layers:
@@ -36,18 +35,17 @@ def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, dtype: str,
         return exit_layer, layers - exit_layer
     if exit_layer is not None and layers - exit_layer < ranks - 1:
         raise UsageError(f"{layers - exit_layer} layers behind the exit head do not go to {ranks - 1} ranks")
-    return best_split(measure(checkpoint, head, dtype, threads), ranks, exit_layer).sizes
+    return best_split(measure(checkpoint, head, slices), ranks, exit_layer).sizes
 
 
-def measure(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, threads: int) -> LayerCosts:
+def measure(checkpoint: Checkpoint, head: HeadFile | None, slices: Slices) -> LayerCosts:
     """Seconds for one row. Every layer is taken to cost what the last one does, and an exit head what its layers and
     its share of the LM head would."""
     config = checkpoint.config
     count = config.num_hidden_layers
-    model = pack_slice(checkpoint, count - 2, count, dtype, threads, lm_head=True)
-    displace = displacer(model.packed_bytes * count / 2)  # as all other layers would
-    one = _time(_native.Station(model, count - 2, count - 1, [], threads, 0.0), displace)
-    two = _time(_native.Station(model, count - 1, count, [], threads, 0.0), displace)
+    middle, last = (slices.station(checkpoint, layer, layer + 1, 0.0) for layer in (count - 2, count - 1))
+    displace = displacer(slices.bytes * count / 2)  # as all other layers would
+    one, two = _time(middle, displace), _time(last, displace)
     lm_head = max(two - one, 0.0)
     exit_head = 0.0
     if head is not None:
@@ -57,7 +55,7 @@ def measure(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, threads: 
     return LayerCosts((one,) * count, exit_head, lm_head)
 
 
-def _time(station: _native.Station, displace: Callable[[], object]) -> float:
+def _time(station: RankStation, displace: Callable[[], object]) -> float:
     times = []
     for _ in range(_REPEATS):
         displace()

@@ -10,11 +10,12 @@ from .control import Control, Kind, Words
 from .costs import displacer, time_passes
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
+from .slices import RankStation
 
 DEPTH = 24  # receives posted in advance: more than a window of drafts
 
 
-def serve(groups: dict[int, Any], control: Control, station: _native.Station, hidden: int, packed_bytes: int) -> None:
+def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden: int, packed_bytes: int) -> None:
     """Raises PpsdError when the pipeline ends otherwise than by rank 0's word."""
     world, questions = control.world, deque[Callable[[], None]]()
     rank, last = world.rank, world.rank == world.last

@@ -56,6 +56,10 @@ class Block:
         return slice(self.low - self.first, self.high - self.first)
 
 
+class Void(Exception):
+    """What is being computed is wanted no more."""
+
+
 class Stage:
     """Consecutive layers with their KV cache: rows [0, length) have passed through."""
 
@@ -69,6 +73,7 @@ class Stage:
         self._keys = self._values = like.new_zeros(len(self.layers), config.num_key_value_heads, 0, config.head_dim)
         self._rope = Rope(config, 0)
         self._siblings: dict[int, tuple[Tensor, Tensor]] = {}  # their keys and values, by position
+        self._cancelled: Callable[[], bool] | None = None
 
     def reserve(self, capacity: int) -> None:
         """Make room for at least `capacity` rows; what the cache holds stays."""
@@ -87,6 +92,14 @@ class Stage:
         x = in_blocks(self.rows, self.length, x, self._through_layers) if self.layers else x
         self.length += len(x)
         return x
+
+    def run_while(self, x: Tensor, cancelled: Callable[[], bool] | None) -> Tensor:
+        """`run`, which raises Void where `cancelled` says so in front of a layer."""
+        self._cancelled = cancelled
+        try:
+            return self.run(x)
+        finally:
+            self._cancelled = None
 
     def rollback(self, length: int) -> None:
         """Forget the rows from `length` on. Nothing is copied: later rows overwrite them."""
@@ -119,6 +132,8 @@ class Stage:
         positions = torch.arange(block.first, block.first + len(x), device=x.device)
         hidden = torch.arange(span, device=x.device) > positions[:, None]  # [rows, span]: later than the query
         for number, layer in enumerate(self.layers):
+            if self._cancelled is not None and self._cancelled():
+                raise Void
             x = layer(x, self._attend(number, block, span, hidden))
         return x
 
@@ -144,10 +159,10 @@ class Stage:
 class DraftStage(Stage):
     """Layers [0, E), the exit head, and the exit hidden states that verification starts from."""
 
-    def __init__(self, model: LlamaForCausalLM, head: ExitHead | None) -> None:
-        """Without a head there are no early layers either: the hidden states are the embeddings."""
+    def __init__(self, model: LlamaForCausalLM, head: ExitHead | None, layers: int = 0) -> None:
+        """layers: how many there are where no head says so; none: the hidden states are the embeddings."""
         config, like = model.config, model.model.embed_tokens.weight
-        super().__init__(model.model.layers[: head.info.exit_layer if head else 0], config, like)
+        super().__init__(model.model.layers[: head.info.exit_layer if head else layers], config, like)
         self._embed = model.model.embed_tokens
         self._head = head
         self._head_stage = Stage(head.layers if head else [], config, like)
@@ -167,11 +182,11 @@ class DraftStage(Stage):
             grown[: len(self._exit_hidden)] = self._exit_hidden
             self._exit_hidden = grown
 
-    def run_tokens(self, ids: Sequence[int]) -> None:
-        """Early layers over the tokens at positions [length, length + len(ids))."""
+    def run_tokens(self, ids: Sequence[int], cancelled: Callable[[], bool] | None = None) -> None:
+        """Early layers over the tokens at positions [length, length + len(ids)). cancelled: see `run_while`."""
         start = self.length
         x = self._embed(torch.tensor(ids, device=self._exit_hidden.device))  # [count, hidden]
-        self._exit_hidden[start : start + len(ids)] = self.run(x)
+        self._exit_hidden[start : start + len(ids)] = self.run_while(x, cancelled)
 
     def exit_hidden(self, start: int, count: int) -> Tensor:
         return self._exit_hidden[start : start + count]
@@ -219,23 +234,27 @@ class DraftStage(Stage):
 
 
 class VerifyStage(Stage):
-    """Layers [E, L), the final norm and the LM head."""
+    """Layers [E, L), the final norm and the LM head; or some of these layers."""
 
-    def __init__(self, model: LlamaForCausalLM, first_layer: int) -> None:
-        super().__init__(model.model.layers[first_layer:], model.config, model.model.embed_tokens.weight)
+    def __init__(
+        self, model: LlamaForCausalLM, first_layer: int, last_layer: int | None = None, like: Tensor | None = None
+    ) -> None:
+        like = model.model.embed_tokens.weight if like is None else like
+        super().__init__(model.model.layers[first_layer:last_layer], model.config, like)
         self._model = model
-        self._last = model.model.embed_tokens.weight.new_zeros(0, model.config.hidden_size)
+        self._last = like.new_zeros(0, model.config.hidden_size)
 
     def logits(self, exit_hidden: Tensor, last: int) -> Tensor:
         """Verify rows exit_hidden [count, hidden] at positions [length, ..) -> logits of the `last` rows [last, V]."""
         x = self.run(exit_hidden)[-last:]
-        return self._choices(x, self.length - last)
+        return self.choices(x, self.length - last)
 
     def sibling_logits(self, exit_hidden: Tensor, position: int) -> Tensor:
         """The same for a row exit_hidden [1, hidden] beside the one at `position` -> [1, V]."""
-        return self._choices(self.run_beside(exit_hidden, position), position)
+        return self.choices(self.run_beside(exit_hidden, position), position)
 
-    def _choices(self, x: Tensor, start: int) -> Tensor:
+    def choices(self, x: Tensor, start: int) -> Tensor:
+        """The rows x [count, hidden] from position `start` on, as the last layer left them -> logits [count, V]."""
         self._last = x
         return in_blocks(self.rows, start, x, lambda rows, _: self._model.lm_head(self._model.model.norm(rows)))
 

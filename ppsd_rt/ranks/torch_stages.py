@@ -1,0 +1,220 @@
+"""Torch stages over ranks: what a rank holds when it runs `--backend torch`, on a CPU or on a GPU of its own.
+
+The stages are those of ppsd_rt/reference/stage.py; csrc/bindings_ranks.cpp calls them, a pass at a time. Rows come and
+go as float32 arrays of the host, which hold bfloat16 and float16 exactly.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from .. import _native
+from ..models.checkpoint import Checkpoint
+from ..models.exit_head import ExitHead
+from ..models.head_file import HeadFile
+from ..models.llama import LlamaForCausalLM
+from ..reference.backend import pick_device, pick_dtype
+from ..reference.sampler import Sampler, confidence
+from ..reference.stage import DraftStage, VerifyStage, Void
+from ..sampling import SamplingParams
+from ..schedule import MAX_ROWS
+
+Rows = npt.NDArray[np.float32]  # [rows, hidden]
+
+
+def torch_slice(
+    checkpoint: Checkpoint,
+    layers: tuple[int, int],
+    embeds: bool,
+    chooses: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LlamaForCausalLM:
+    """The module tree with the weights of layers [first, last) alone. embeds: and the embedding; chooses: and the final
+    norm and the LM head. The rest stays on the device `meta`."""
+    prefixes = [f"model.layers.{layer}." for layer in range(*layers)]
+    tied = checkpoint.config.tie_word_embeddings
+    if embeds or (chooses and tied):
+        prefixes.append("model.embed_tokens.")
+    if chooses:
+        prefixes += ["model.norm.", "lm_head."]
+    return LlamaForCausalLM.from_checkpoint(checkpoint, dtype, device, tuple(prefixes))
+
+
+def weight_bytes(model: LlamaForCausalLM) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.device.type != "meta")
+
+
+class _Text:
+    """The ids of the rows that a stage holds, and how the next tokens are chosen."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.sampler = Sampler(SamplingParams())
+
+    def begin(self, keep: int, sampling: Mapping[str, Any]) -> None:
+        del self.ids[keep:]
+        self.sampler = Sampler(SamplingParams(**sampling))
+
+    def extend(self, start: int, ids: Sequence[int]) -> None:
+        self.ids[start:] = ids
+
+
+class _Verify:
+    """As csrc/bindings_ranks.cpp asks a verification stage."""
+
+    def __init__(self, model: LlamaForCausalLM, first: int, last: int) -> None:
+        like = next(model.model.layers[first].parameters())
+        self._stage = VerifyStage(model, first, last, like)
+        self._text, self._like, self._out = _Text(), like, like.new_zeros(0)
+
+    def begin(self, keep: int, end: int, sampling: Mapping[str, Any]) -> None:
+        self._stage.reserve(end)
+        self._stage.rollback(keep)
+        self._text.begin(keep, sampling)
+
+    def run(self, start: int, ids: Sequence[int], hidden: Rows, cancelled: Callable[[], bool] | None) -> Rows | None:
+        """None: it became void on the way."""
+        self._stage.rollback(start)
+        self._text.extend(start, ids)
+        rows = torch.from_numpy(hidden).to(self._like.device, self._like.dtype)
+        try:
+            with torch.inference_mode():
+                self._out = self._stage.run_while(rows, cancelled)
+                return self._out.float().cpu().numpy()
+        except Void:
+            return None
+
+    def choose(self, last: int) -> list[int]:
+        """The model's own token behind each of the last rows that ran."""
+        first = self._stage.length - last
+        with torch.inference_mode():
+            logits = self._stage.choices(self._out[-last:], first)
+            choose, ids = self._text.sampler.choose, self._text.ids
+            return [choose(row, place, ids[:place]) for place, row in enumerate(logits, first + 1)]
+
+
+class TorchStation(_native.PythonStation):
+    """Layers [first, last) and, behind the last of all, the LM head."""
+
+    def __init__(self, model: LlamaForCausalLM, first: int, last: int, delay: float) -> None:
+        self._last = last == model.config.num_hidden_layers
+        self._hidden = model.config.hidden_size
+        self._verify = _Verify(model, first, last)
+        super().__init__(self._verify, self._hidden, self._last, delay)
+
+    def pin(self) -> None:
+        """Torch's threads go where the process may."""
+
+    def time_pass(self, rows: int, context: int) -> float:
+        """Seconds of a pass over so many rows behind `context` others, the choice of tokens included."""
+        self._verify.begin(0, context + MAX_ROWS, {})
+        self._run(0, context)
+        begun = perf_counter()
+        self._run(context, rows)
+        if self._last:
+            self._verify.choose(min(rows, MAX_ROWS))
+        return perf_counter() - begun
+
+    def _run(self, start: int, rows: int) -> None:
+        hidden = np.linspace(-0.5, 0.5, rows * self._hidden, dtype=np.float32).reshape(rows, -1)
+        self._verify.run(start, [0] * rows, hidden, None)
+
+
+class _Draft:
+    """As csrc/bindings_ranks.cpp asks a draft stage."""
+
+    def __init__(self, model: LlamaForCausalLM, head: ExitHead | None, layers: int) -> None:
+        self._stage = DraftStage(model, head, layers)
+        self._text, self._like = _Text(), model.model.embed_tokens.weight
+
+    @property
+    def length(self) -> int:
+        return self._stage.length
+
+    def begin(self, keep: int, end: int, sampling: Mapping[str, Any]) -> None:
+        self._stage.reserve(end)
+        self._stage.rollback(keep)
+        self._text.begin(keep, sampling)
+
+    def learn(self, position: int, hidden: Rows) -> None:
+        self._stage.learn(position, torch.from_numpy(hidden)[0].to(self._like.device, self._like.dtype))
+
+    def step(
+        self, start: int, ids: Sequence[int], draw: bool, cancelled: Callable[[], bool] | None
+    ) -> tuple[int, float] | None:
+        """(draft token, the head's own probability of it), 0s where none is drawn; None: it became void on the way."""
+        self._stage.rollback(start)
+        self._text.extend(start, ids)
+        try:
+            with torch.inference_mode():
+                if ids:
+                    self._stage.run_tokens(ids, cancelled)
+                if not draw:
+                    return 0, 0.0
+                logits, own_ids = self._stage.draft_logits(), self._stage.draft_ids
+                token = self._text.sampler.choose(logits, self.length, self._text.ids, own_ids)
+                return token, confidence(logits, token, own_ids)
+        except Void:
+            return None
+
+    def exported(self, start: int, count: int) -> Rows:
+        return self._stage.exit_hidden(start, count).float().cpu().numpy()
+
+
+class TorchDrafter(_native.PythonDrafter):
+    """Layers [0, size), and the exit head behind them; without one nothing is drafted."""
+
+    def __init__(self, model: LlamaForCausalLM, file: HeadFile | None, size: int) -> None:
+        head = ExitHead.from_file(file, model) if file else None
+        self._draft = _Draft(model, head, size)
+        self._draws = head is not None
+        super().__init__(self._draft, model.config.hidden_size, head is not None and head.feedback is not None)
+
+    def time_step(self, draw: bool, context: int) -> float:
+        """Seconds of a row through the early layers behind `context` others; draw: and of the exit head."""
+        self._draft.begin(0, context + MAX_ROWS, {})
+        self._draft.step(0, [0] * context, self._draws, None)
+        begun = perf_counter()
+        self._draft.step(context, [0], draw and self._draws, None)
+        if not draw:
+            self._draft.exported(context, 1)  # waits for a GPU
+        return perf_counter() - begun
+
+
+class TorchSlices:
+    """Torch stages: on the GPU that has this rank's number among the host's ranks, or on a CPU."""
+
+    def __init__(self, device: str, dtype: str, threads: int, cores: list[int], local_rank: int) -> None:
+        on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        if on_gpu and (count := torch.cuda.device_count()):
+            device = f"cuda:{local_rank % count}"
+        self._device = pick_device(device)
+        self._dtype = pick_dtype(dtype, self._device)
+        self.bytes = 0
+        torch.set_num_threads(threads)
+        if cores:
+            os.sched_setaffinity(0, cores)  # of this thread, and of those that torch starts from it
+
+    @property
+    def dtype(self) -> str:
+        return str(self._dtype).removeprefix("torch.")
+
+    def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> TorchDrafter:
+        model = torch_slice(checkpoint, (0, size), True, head is not None, self._dtype, self._device)
+        self.bytes += weight_bytes(model)
+        return TorchDrafter(model, head, size)
+
+    def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> TorchStation:
+        chooses = last == checkpoint.config.num_hidden_layers
+        model = torch_slice(checkpoint, (first, last), False, chooses, self._dtype, self._device)
+        self.bytes += weight_bytes(model)
+        return TorchStation(model, first, last, delay)
+
+    def facts(self) -> dict[str, Any]:
+        return {"device": str(self._device)}
