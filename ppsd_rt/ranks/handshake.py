@@ -11,7 +11,19 @@ from typing import Any
 from ..errors import PpsdError
 
 # Fields of a rank's facts, in this order. `error`: why this rank cannot take part; empty where it can.
-FIELDS = ("error", "version", "wire", "model", "exit head", "format", "schedule", "parallel", "stages", "link delay")
+FIELDS = (
+    "error",
+    "version",
+    "wire",
+    "model",
+    "exit head",
+    "backend",
+    "format",
+    "schedule",
+    "parallel",
+    "stages",
+    "link delay",
+)
 _BYTES = 192
 SIZE = len(FIELDS) * _BYTES
 WAIT = 60.0  # seconds for the others to come

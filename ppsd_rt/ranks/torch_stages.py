@@ -73,6 +73,10 @@ class _Verify:
         self._stage = VerifyStage(model, first, last, like)
         self._text, self._like, self._out = _Text(), like, like.new_zeros(0)
 
+    @property
+    def length(self) -> int:
+        return self._stage.length
+
     def begin(self, keep: int, end: int, sampling: Mapping[str, Any]) -> None:
         self._stage.reserve(end)
         self._stage.rollback(keep)
@@ -113,8 +117,10 @@ class TorchStation(_native.PythonStation):
 
     def time_pass(self, rows: int, context: int) -> float:
         """Seconds of a pass over so many rows behind `context` others, the choice of tokens included."""
-        self._verify.begin(0, context + MAX_ROWS, {})
-        self._run(0, context)
+        keep = context if self._verify.length >= context else 0
+        self._verify.begin(keep, context + MAX_ROWS, {})
+        if not keep:
+            self._run(0, context)
         begun = perf_counter()
         self._run(context, rows)
         if self._last:
@@ -178,8 +184,10 @@ class TorchDrafter(_native.PythonDrafter):
 
     def time_step(self, draw: bool, context: int) -> float:
         """Seconds of a row through the early layers behind `context` others; draw: and of the exit head."""
-        self._draft.begin(0, context + MAX_ROWS, {})
-        self._draft.step(0, [0] * context, self._draws, None)
+        keep = context if self._draft.length >= context else 0
+        self._draft.begin(keep, context + MAX_ROWS, {})
+        if not keep:
+            self._draft.step(0, [0] * context, self._draws, None)
         begun = perf_counter()
         self._draft.step(context, [0], draw and self._draws, None)
         if not draw:

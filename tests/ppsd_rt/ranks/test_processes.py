@@ -31,12 +31,13 @@ def options(folder):
     return ["-m", str(folder), "--exit-head", "norm:1", "--raw"]
 
 
-def test_check_over_ranks_finds_no_difference(folder, tmp_path):
+@pytest.mark.parametrize("machine", [["--dtype", "int8"], ["--dtype", "int4"], ["--backend", "torch"]], ids=" ".join)
+def test_check_over_ranks_finds_no_difference(folder, tmp_path, machine):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "a", "prompt": "Once upon a time"}\n{"id": "b", "prompt": "Once upon a hill"}\n')
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
     command = [*ranks, "-m", "ppsd_rt", "check", *options(folder), "--prompts", str(prompts), "-n", "24", "--json"]
-    command += ["--schedules", "eesd/ppsd/elastic/auto", "--sampling", "greedy,penalty", "--stages", "1,2,1"]
+    command += ["--schedules", "eesd/ppsd/elastic/auto", "--sampling", "greedy,penalty", "--stages", "1,2,1", *machine]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
@@ -55,6 +56,17 @@ def test_ranks_that_differ_end_with_the_same_line(folder, tmp_path, kill_ranks):
     assert len(set(lines)) == 1
     assert lines[0].startswith("ppsd-run: rank 2 has format float32, rank 0 has int8")
     assert running.output() == ""
+
+
+def test_ranks_of_other_backends_end_with_the_same_line(folder, tmp_path, kill_ranks):
+    running = kill_ranks.Ranks(2, [*options(folder), "hello"], tmp_path, {1: ["--backend", "torch"]})
+    try:
+        assert running.wait(60) == [1] * 2
+    finally:
+        running.close()
+    assert all(line.startswith("ppsd-run: rank 1 has backend torch, rank 0 has cpu") for line in running.lines()), (
+        running.lines()
+    )
 
 
 def test_a_rank_without_the_model_tells_the_others(folder, tmp_path, kill_ranks):

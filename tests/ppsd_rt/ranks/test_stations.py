@@ -7,12 +7,12 @@ import pytest
 import torch
 from support import loud_head, write_model
 
-from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt import Engine, SamplingParams, UsageError, _native
 from ppsd_rt.cpu_backend import native_schedule, to_event
 from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.protocol import Round
-from ppsd_rt.ranks.slices import draft_slice, layers_of, verify_slice
+from ppsd_rt.ranks.slices import layers_of, slices_for
 from ppsd_rt.ranks.stage import lengths
 from ppsd_rt.schedule import parse_schedule
 
@@ -38,16 +38,16 @@ def engine(folder):
 class Pipeline:
     """Threads in place of ranks; a message goes from hand to hand."""
 
-    def __init__(self, folder, sizes, delay=0.0, head=None, format="int8"):
+    def __init__(self, folder, sizes, delay=0.0, head=None, format="int8", backend="cpu"):
         checkpoint = Checkpoint(folder)
         self.hidden = checkpoint.config.hidden_size
         head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
-        self.drafter = _native.Drafter(draft_slice(checkpoint, head, sizes[0], format, 1), [], 1)
+        self.slices = [slices_for(backend, "cpu", format, 1, [], rank) for rank in range(len(sizes))]
+        self.drafter = self.slices[0].drafter(checkpoint, head, sizes[0])
         self.stations = []
         for rank in range(1, len(sizes)):
             first, last = layers_of(sizes, rank)
-            model = verify_slice(checkpoint, first, last, format, 1)
-            self.stations.append(_native.Station(model, first, last, [], 1, delay))
+            self.stations.append(self.slices[rank].station(checkpoint, first, last, delay))
         self.epoch, self.answer, self.failures = 1, None, []
         self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(len(self.stations))]
         for thread in self.threads:
@@ -113,6 +113,12 @@ class Pipeline:
             for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
                 self.stations[0].post(message[:words])
 
+    @staticmethod
+    def choosing(engine):
+        """Bytes of the final norm and the LM head."""
+        model = engine.backend.model
+        return model.lm_head.weight.nbytes + model.model.norm.weight.nbytes
+
     def close(self):
         for station in self.stations:
             station.close()
@@ -137,17 +143,18 @@ def ids_of(rounds):
     return tuple(id for round in rounds if isinstance(round, Round) for id in round.committed)
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("sizes", [(2, 4), (2, 1, 3)], ids=str)
-def test_verdicts_bring_home_what_a_feedback_head_hears(folder, pipeline, tmp_path, sizes):
+def test_verdicts_bring_home_what_a_feedback_head_hears(folder, pipeline, tmp_path, sizes, backend):
     """In turns the drafts are those of one process: the head has heard the same."""
     path, params = tmp_path / "head.safetensors", SamplingParams(max_tokens=60, ignore_eos=True)
     schedule = "eesd:length=3,stop_rule=fixed"
     drafts = []
     for strength in (0.5, 0.0):
         loud_head(Checkpoint(folder).hash, strength, num_hidden_layers=LAYERS).save(path, torch.float32)
-        engine = Engine.from_pretrained(folder, exit_head=path, backend="cpu", dtype="float32", threads=1)
+        engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, dtype="float32", threads=1)
         one = [event.round for event in engine.generate(PROMPT, params, schedule).events()]
-        several = pipeline(sizes, head=path, format="float32").run(PROMPT, params, schedule)
+        several = pipeline(sizes, head=path, format="float32", backend=backend).run(PROMPT, params, schedule)
         assert ids_of(several) == ids_of(one)
         judged = [[[draft.token for draft in round.judged] for round in rounds] for rounds in (one, several)]
         assert judged[0] == judged[1]
@@ -166,8 +173,37 @@ def test_every_schedule_gives_the_tokens_of_one_process(engine, pipeline, sizes)
             assert ids_of(stages.run(prompt, params, schedule)) == plain, (schedule, changes)
 
 
-def test_rows_of_an_earlier_answer_are_kept(engine, pipeline):
-    stages = pipeline((2, 2, 2))
+@pytest.mark.parametrize("format", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_torch_stages_give_the_tokens_of_one_process(tmp_path, tied, format):
+    """Every rank has its layers only; norms and biases too."""
+    shape = {"num_hidden_layers": LAYERS, "tie_word_embeddings": tied, "attention_bias": True}
+    folder = write_model(tmp_path / "model", **shape)
+    path = tmp_path / "head.safetensors"
+    loud_head(Checkpoint(folder).hash, **shape).save(path)
+    engine = Engine.from_pretrained(folder, exit_head=path, backend="torch", dtype=format, threads=1)
+    for sizes, head in (((2, 1, 3), path), ((3, 3), "none")):
+        stages = Pipeline(folder, sizes, head=head, format=format, backend="torch")
+        whole = sum(parameter.nbytes for parameter in engine.backend.model.model.layers[0].parameters())
+        try:
+            assert stages.slices[1].bytes - whole * sizes[1] in (
+                (0,) if len(sizes) == 3 else (stages.choosing(engine),)
+            )
+            for place, changes in enumerate(SAMPLINGS):
+                params = SamplingParams(max_tokens=30, ignore_eos=True, **changes)
+                prompt = PROMPT[: 20 + 28 * place]
+                plain = engine.generate(prompt, params, "plain").run().ids
+                for schedule in ("plain", "eesd", "elastic") if head == path else ("plain",):
+                    assert ids_of(stages.run(prompt, params, schedule)) == plain, (schedule, changes)
+        finally:
+            stages.close()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_rows_of_an_earlier_answer_are_kept(folder, pipeline, backend):
+    format = "int8" if backend == "cpu" else "float32"
+    engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, dtype=format, threads=1)
+    stages = pipeline((2, 2, 2), backend=backend, format=format)
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     first = ids_of(stages.run(PROMPT, params, "elastic"))
     more = [*PROMPT, *first, 7, 8, 9]
@@ -265,10 +301,72 @@ def test_a_verdict_on_another_row_is_refused(pipeline):
     answer.cancel()
 
 
-def test_timing_a_stage_leaves_it_fit_for_an_answer(engine, pipeline):
-    stages = pipeline((2, 4))
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, pipeline, backend):
+    format = "int8" if backend == "cpu" else "float32"
+    engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, dtype=format, threads=1)
+    stages = pipeline((2, 4), backend=backend, format=format)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     for _ in range(2):  # behind a short answer, and behind one that is longer than the timed context
         assert stages.drafter.time_step(True, 128) > 0
         assert stages.stations[0].time_pass(16, 128) > 0
         assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
+
+
+def test_a_torch_stage_whose_rows_are_void_ends_at_a_layer(folder):
+    """And says so, to whom asked for them: the rows of a later message take their place."""
+    from ppsd_rt.ranks.torch_stages import TorchStation, _Verify, torch_slice
+
+    model = torch_slice(Checkpoint(folder), (2, 6), False, True, torch.float32, torch.device("cpu"))
+    assert model.model.embed_tokens.weight.device.type == "cpu"  # it is tied to the LM head
+    assert model.model.layers[1].mlp.up_proj.weight.device.type == "meta"
+    verify, asked = _Verify(model, 2, 6), []
+    sampling = {"temperature": 0.0, "seed": 0}
+    verify.begin(0, 64, sampling)
+    rows = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
+
+    def cancelled():
+        asked.append(1)
+        return len(asked) == 3
+
+    assert verify.run(0, [1, 2, 3, 4, 5], rows, cancelled) is None
+    assert len(asked) == 3  # in front of the third of its layers
+    verify.run(0, [1, 2, 3, 4, 5], rows, lambda: False)
+    fresh = _Verify(model, 2, 6)
+    fresh.begin(0, 64, sampling)
+    fresh.run(0, [1, 2, 3, 4, 5], rows, None)
+    assert verify.choose(5) == fresh.choose(5)
+    assert isinstance(TorchStation(model, 2, 6, 0.0), _native.RankStation)
+
+
+def test_torch_ranks_say_what_they_cannot_do(folder, pipeline):
+    stages = pipeline((2, 4), backend="torch", format="float32")
+    with pytest.raises(RuntimeError, match="draft by no oracle"):
+        stages.drafter.start(
+            PROMPT,
+            0,
+            {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": 0},
+            native_schedule(parse_schedule("eesd")),
+            _native.Limits(len(PROMPT) + 6, []),
+            1,
+            oracle=((1,) * 90, 1.0, 0),
+        )
+    with pytest.raises(UsageError, match="dtype 'int8' is unknown to the torch backend"):
+        slices_for("torch", "cpu", "int8", 1, [], 0)
+
+
+def test_a_python_stage_that_fails_ends_its_rank(folder):
+    class Wrong:
+        def begin(self, keep, end, sampling):
+            pass
+
+        def run(self, start, ids, hidden, cancelled):
+            return hidden[:-1]
+
+    station = _native.PythonStation(Wrong(), 64, False, 0.0)
+    out = np.zeros((_native.WIRE_MESSAGES, _native.wire_words(64)), np.int32)
+    message = out[0].copy()
+    message[:8] = (0x50535000 + _native.WIRE_VERSION, _native.WIRE_ROWS, 1, 0, 0, 2, 2, 0)
+    station.post(message[: _native.WIRE_WORDS + 2 * 64])
+    with pytest.raises(RuntimeError, match="gave other rows than those it was asked for"):
+        station.work(out, 50)
