@@ -39,6 +39,10 @@ def load_one_process(args: argparse.Namespace) -> Engine:
             "--stages A,B,... says how many layers each rank or each device has: start ranks with torchrun, or name "
             "several devices"
         )
+    if not over_ranks and getattr(args, "parallel", "pipeline") != "pipeline":
+        raise UsageError(
+            f"--parallel {args.parallel} is for ranks: start them with torchrun --nproc-per-node N -m ppsd_rt ..."
+        )
     return Engine.from_pretrained(
         args.model,
         exit_head=args.exit_head,

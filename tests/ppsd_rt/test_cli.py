@@ -164,6 +164,12 @@ def test_over_ranks_tensor_parallelism_asks_for_no_exit_head(folder, capsys):
         assert ("no exit head" in capsys.readouterr().err) == said
 
 
+def test_tensor_parallelism_needs_ranks(run):
+    status, out, err = run("hello", "--parallel", "tp")
+    assert (status, out) == (2, "")
+    assert err.startswith("ppsd-run: --parallel tp is for ranks: start them with torchrun")
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
