@@ -153,45 +153,36 @@ void convert(const float* x, int rows, const Activations& out) {
 
 // -- packing -----------------------------------------------------------------------------------------------------------
 
-// For every whole number from -127 to 127, plus 127: the nearest of kLevels (the lower one of two), and its index.
-struct NearestLevel {
-  float level[255];
-  uint8_t index[255];
-
-  NearestLevel() {
-    for (int x = -127, i = 0; x <= 127; ++x) {
-      while (i < 15 && std::abs(x - kLevels[i + 1]) < std::abs(x - kLevels[i])) ++i;
-      level[x + 127] = kLevels[i];
-      index[x + 127] = uint8_t(i);
-    }
+// How many of the borders between kLevels lie below each lane, and the level that is nearest to it.
+inline I nearest_index(V x) {
+  I index = Simd::seti(0);
+  for (int i = 0; i < 15; ++i) {
+    const auto above = Simd::less(Simd::set1(0.5f * float(kLevels[i] + kLevels[i + 1])), x);
+    index = Simd::addi(index, Simd::select_i(above, Simd::seti(1), Simd::seti(0)));
   }
-};
-
-// A block's 32 weights, divided by the scale, as whole numbers from -127 to 127.
-inline void to_whole(V first, V second, float scale, int32_t* whole) {
-  const V inverse = Simd::set1(scale != 0.0f ? 1.0f / scale : 0.0f), most = Simd::set1(127.0f), least = Simd::set1(-127.0f);
-  Simd::storei(whole, Simd::to_int(Simd::min(Simd::max(Simd::mul(first, inverse), least), most)));
-  Simd::storei(whole + 16, Simd::to_int(Simd::min(Simd::max(Simd::mul(second, inverse), least), most)));
+  return index;
+}
+inline V nearest_level(V x) {
+  V level = Simd::set1(kLevels[0]);
+  for (int i = 0; i < 15; ++i) {
+    const auto above = Simd::less(Simd::set1(0.5f * float(kLevels[i] + kLevels[i + 1])), x);
+    level = Simd::add(level, Simd::select(above, Simd::set1(float(kLevels[i + 1] - kLevels[i])), Simd::zero()));
+  }
+  return level;
 }
 
 // Some scales are tried: the levels that the weights go to under each, then the scale that fits these levels best. The one
 // with the least squared error is kept, errors weighed by the importance of the inputs (null: all alike).
-inline float scale_int4(V first, V second, const float* importance, const NearestLevel& nearest) {
+inline float scale_int4(V first, V second, const float* importance) {
   const V one = Simd::set1(1.0f);
   const V heavy = importance ? Simd::load(importance) : one, heavy_second = importance ? Simd::load(importance + 16) : one;
-  float x[kBlock];
-  Simd::store(x, first);
-  Simd::store(x + 16, second);
-  float largest = 0.0f;
-  for (float each : x)
-    if (std::fabs(each) > std::fabs(largest)) largest = each;
+  const float most = Simd::max_lanes(Simd::max(first, second));
+  const float least = -Simd::max_lanes(Simd::max(Simd::sub(Simd::zero(), first), Simd::sub(Simd::zero(), second)));
+  const float largest = -least > most ? least : most;
   float best = 0.0f, most_explained = 0.0f;   // of the sum of squares
   for (float factor : {0.85f, 0.95f, 1.05f}) {
-    int32_t whole[kBlock];
-    float levels[kBlock];
-    to_whole(first, second, largest * factor / -127.0f, whole);
-    for (int i = 0; i < kBlock; ++i) levels[i] = nearest.level[whole[i] + 127];
-    const V a = Simd::load(levels), c = Simd::load(levels + 16);
+    const V inverse = Simd::set1(-127.0f / (largest * factor));
+    const V a = nearest_level(Simd::mul(first, inverse)), c = nearest_level(Simd::mul(second, inverse));
     const V weighed = Simd::mul(heavy, a), weighed_second = Simd::mul(heavy_second, c);
     const float product = Simd::sum_lanes(Simd::fma(first, weighed, Simd::mul(second, weighed_second)));
     const float square = Simd::sum_lanes(Simd::fma(a, weighed, Simd::mul(c, weighed_second)));   // no level is 0
@@ -202,18 +193,16 @@ inline float scale_int4(V first, V second, const float* importance, const Neares
 }
 
 inline void pack_block_int4(const Matrix& out, uint8_t* panel, int b, int l, V first, V second, const float* importance) {
-  static const NearestLevel nearest;
-  const float* here = importance ? importance + b * kBlock : nullptr;
-  const float scale = std::max(-65504.0f, std::min(scale_int4(first, second, here, nearest), 65504.0f));
-  const uint16_t half = float_to_half(scale);
+  const float wanted = scale_int4(first, second, importance ? importance + b * kBlock : nullptr);
+  const uint16_t half = float_to_half(std::max(-65504.0f, std::min(wanted, 65504.0f)));
   reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
-  int32_t whole[kBlock];
-  to_whole(first, second, half_to_float(half), whole);
+  const float scale = half_to_float(half);
+  const V inverse = Simd::set1(scale != 0.0f ? 1.0f / scale : 0.0f);
+  const I low = nearest_index(Simd::mul(first, inverse)), high = nearest_index(Simd::mul(second, inverse));
+  int32_t bytes[kBlock / 2];
+  Simd::storei(bytes, Simd::bit_or(low, Simd::shift_left(high, 4)));
   uint8_t* weights = panel + out.scale_bytes() + size_t(b) * kBlock * kPanel / 2;
-  for (int i = 0; i < kBlock / 2; ++i) {
-    const uint8_t low = nearest.index[whole[i] + 127], high = nearest.index[whole[i + 16] + 127];
-    weights[(i / 4) * 64 + l * 4 + i % 4] = uint8_t(low | high << 4);
-  }
+  for (int i = 0; i < kBlock / 2; ++i) weights[(i / 4) * 64 + l * 4 + i % 4] = uint8_t(bytes[i]);
 }
 
 bool pack_panel(const Matrix& out, const Source& source, int p) {
