@@ -12,6 +12,10 @@
 #include <cstdint>
 #include <vector>
 
+// For what the kernels' files call of this header: an out-of-line copy, compiled for one machine, is not kept apart from those of
+// other files, and the linker might give it to all.
+#define PPSD_INLINE [[gnu::always_inline]] inline
+
 namespace ppsd {
 
 enum class Format { kFp32, kBf16, kInt8, kInt4 };   // of weights; and of the activations that meet them, but for kInt4
@@ -29,7 +33,7 @@ constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head 
 constexpr int8_t kLevels[16] = {-127, -99, -79, -63, -48, -35, -22, -9, 2, 14, 26, 40, 55, 70, 86, 110};
 
 // What rows of activations are made, to meet weights of a format.
-constexpr Format activations_of(Format weights) { return weights == Format::kInt4 ? Format::kInt8 : weights; }
+PPSD_INLINE constexpr Format activations_of(Format weights) { return weights == Format::kInt4 ? Format::kInt8 : weights; }
 
 // A packed matrix [outputs, inputs]: panels of 16 outputs, each one contiguous stretch of memory.
 //   fp32: [inputs][16] float
@@ -42,9 +46,9 @@ struct Matrix {
   uint8_t* data = nullptr;
   int wide_from = INT_MAX;   // int4: the panels from here on are int8
 
-  int panels() const { return (outputs + kPanel - 1) / kPanel; }
-  Format format_of(int panel) const { return panel < wide_from ? format : Format::kInt8; }
-  size_t panel_bytes(Format format) const {
+  PPSD_INLINE int panels() const { return (outputs + kPanel - 1) / kPanel; }
+  PPSD_INLINE Format format_of(int panel) const { return panel < wide_from ? format : Format::kInt8; }
+  PPSD_INLINE size_t panel_bytes(Format format) const {
     const size_t n = size_t(inputs);
     switch (format) {
       case Format::kFp32: return n * kPanel * 4;
@@ -54,13 +58,13 @@ struct Matrix {
     }
     return 0;
   }
-  size_t scale_bytes() const { return (size_t(inputs) / kBlock * kPanel * 2 + 63) / 64 * 64; }
+  PPSD_INLINE size_t scale_bytes() const { return (size_t(inputs) / kBlock * kPanel * 2 + 63) / 64 * 64; }
   size_t bytes() const { return offset(panels()); }
-  size_t offset(int p) const {
+  PPSD_INLINE size_t offset(int p) const {
     const size_t wide = size_t(std::max(p - wide_from, 0));
     return panel_bytes(format) * (size_t(p) - wide) + (wide > 0 ? panel_bytes(Format::kInt8) * wide : 0);
   }
-  uint8_t* panel(int p) const { return data + offset(p); }
+  PPSD_INLINE uint8_t* panel(int p) const { return data + offset(p); }
 };
 
 constexpr int kPassRows = 64;   // the most rows that share a pass over the weights
@@ -165,9 +169,9 @@ struct AttendPhase {
   ReadAhead* ahead = nullptr;           // this member's
 
   // A unit of work: some of the queries that read one KV head, row by row.
-  int group() const { return heads / cache->kv_heads; }
-  int parts() const { return (rows * group() + kAttendTogether - 1) / kAttendTogether; }
-  int units() const { return cache->kv_heads * parts(); }
+  PPSD_INLINE int group() const { return heads / cache->kv_heads; }
+  PPSD_INLINE int parts() const { return (rows * group() + kAttendTogether - 1) / kAttendTogether; }
+  PPSD_INLINE int units() const { return cache->kv_heads * parts(); }
 };
 
 struct AddPhase {                // x += input W^T (+ bias)

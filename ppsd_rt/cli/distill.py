@@ -47,7 +47,9 @@ def run(args: argparse.Namespace) -> None:
         begin=hashlib.sha256(Path(args.begin).read_bytes()).hexdigest()[:16] if args.begin else "",
         train=TrainSettings(learning_rate=args.learning_rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
     )
-    model = TorchBackend(checkpoint, "auto" if args.dtype == "int8" else args.dtype, args.device, args.threads).model
+    model = TorchBackend(
+        checkpoint, "auto" if args.dtype in ("int8", "int4") else args.dtype, args.device, args.threads
+    ).model
     work = Path(args.work or f"{Path(args.out).with_suffix('')}-work")
     text = Path(args.text) if args.text else None
     judges = [prompt.prompt for prompt in read_prompts(args.judged_by)]

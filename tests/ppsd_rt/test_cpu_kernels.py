@@ -2,6 +2,10 @@
 
 import multiprocessing
 import os
+import platform
+import shutil
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -115,3 +119,19 @@ def test_busy_cores_change_no_bit(folders):
 def test_an_unknown_instruction_set_is_refused(folders, monkeypatch):
     with pytest.raises(Exception, match="PPSD_ISA"):
         load(folders["grouped"], "int8", isa="mmx", monkeypatch=monkeypatch)
+
+
+def test_no_code_for_one_machine_reaches_others(tmp_path):
+    """A function that the linker shares among files must not be compiled in a file for one instruction set: it might
+    take that copy for all of them."""
+    source = Path(__file__).parents[2] / "csrc" / "cpu" / "kernels_avx2.cpp"
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    if not (compiler and shutil.which("nm") and source.exists()) or platform.machine() not in ("x86_64", "AMD64"):
+        pytest.skip("there is no C++ compiler for x86, no nm or no source here")
+    made = tmp_path / "kernels.o"
+    flags = ["-O3", "-std=c++17", "-fPIC", "-mavx2", "-mfma", "-mf16c"]
+    subprocess.run([compiler, *flags, "-c", str(source), "-o", str(made)], check=True)
+    symbols = subprocess.run(["nm", "-C", str(made)], check=True, capture_output=True, text=True).stdout.splitlines()
+    shared = [line for line in symbols if line[17:18] in ("W", "u")]  # behind the address: their kind
+    assert "avx2_kernels" in "".join(symbols)
+    assert shared == []
