@@ -121,7 +121,9 @@ def work(args: argparse.Namespace) -> None:
     """As a rank, or as the one process: prints the result behind MEASURED."""
     world = find_world()
     if world is None:
-        engine = Engine.from_pretrained(args.model, exit_head=args.head, backend="cpu", threads=args.threads)
+        engine = Engine.from_pretrained(
+            args.model, exit_head=args.head, backend="cpu", dtype=args.dtype, threads=args.threads
+        )
         print(MEASURED, json.dumps(measure(engine, args, None)))
         return
     from ppsd_rt.ranks.launch import join, leave
@@ -130,6 +132,7 @@ def work(args: argparse.Namespace) -> None:
     options = RankOptions(
         model=args.model,
         exit_head=args.head,
+        dtype=args.dtype,
         threads=args.threads,
         sizes=None if args.stages is None else tuple(args.stages),
         schedule="",
@@ -150,7 +153,7 @@ def work(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace, ranks: int, **changes: Any) -> dict[str, Any]:
     values = {**vars(args), **changes}
-    options = ["--worker", "-m", args.model, "--head", args.head]
+    options = ["--worker", "-m", args.model, "--head", args.head, "--dtype", args.dtype]
     options += [
         "-n",
         str(args.tokens),
@@ -273,6 +276,7 @@ def main() -> int:
     parser.add_argument("-r", "--repeats", type=int, default=4)
     parser.add_argument("--seeds", type=int, default=2, help="of the oracle")
     parser.add_argument("-t", "--threads", type=int)
+    parser.add_argument("--dtype", default="int8", help="float32, bfloat16, int8 or int4 [int8]")
     parser.add_argument("--parallel", default="pipeline")
     parser.add_argument("--one-process", action="store_true", help="also one process with as many threads as ranks")
     parser.add_argument("--tp", action="store_true", help="also tensor-parallel over as many ranks (plain decoding)")

@@ -84,8 +84,8 @@ def test_heads_with_layers_of_their_own(folder, tmp_path, kind):
 
 
 def test_stream_and_events_tell_the_same_story(engine):
-    tokens = list(engine.generate("xyz", SAMPLINGS[0], "elastic"))
-    generation = engine.generate("xyz", SAMPLINGS[0], "elastic", RunOptions(report_drafts=True))
+    tokens = list(engine.generate("abc", SAMPLINGS[0], "elastic"))
+    generation = engine.generate("abc", SAMPLINGS[0], "elastic", RunOptions(report_drafts=True))
     events = list(generation.events())
     committed = [token for event in events if isinstance(event, Committed) for token in event.tokens]
     assert tokens == committed
