@@ -86,7 +86,9 @@ def test_importance_is_the_mean_square_of_the_inputs(tmp_path):
     assert all(np.array_equal(measured[0], other) for other in measured)
     assert measured[0].shape == (2, 64 + 64 + 64 + 96)
 
-    backend = Engine.from_pretrained(checkpoint.folder, exit_head="none", backend="torch", dtype="float32").backend
+    backend = Engine.from_pretrained(
+        checkpoint.folder, exit_head="none", backend="torch", device="cpu", dtype="float32"
+    ).backend
     squares = {}
 
     def observe(name):

@@ -152,7 +152,9 @@ def test_verdicts_bring_home_what_a_feedback_head_hears(folder, pipeline, tmp_pa
     drafts = []
     for strength in (0.5, 0.0):
         loud_head(Checkpoint(folder).hash, strength, num_hidden_layers=LAYERS).save(path, torch.float32)
-        engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, dtype="float32", threads=1)
+        engine = Engine.from_pretrained(
+            folder, exit_head=path, backend=backend, device="cpu", dtype="float32", threads=1
+        )
         one = [event.round for event in engine.generate(PROMPT, params, schedule).events()]
         several = pipeline(sizes, head=path, format="float32", backend=backend).run(PROMPT, params, schedule)
         assert ids_of(several) == ids_of(one)
@@ -181,7 +183,7 @@ def test_torch_stages_give_the_tokens_of_one_process(tmp_path, tied, format):
     folder = write_model(tmp_path / "model", **shape)
     path = tmp_path / "head.safetensors"
     loud_head(Checkpoint(folder).hash, **shape).save(path)
-    engine = Engine.from_pretrained(folder, exit_head=path, backend="torch", dtype=format, threads=1)
+    engine = Engine.from_pretrained(folder, exit_head=path, backend="torch", device="cpu", dtype=format, threads=1)
     for sizes, head in (((2, 1, 3), path), ((3, 3), "none")):
         stages = Pipeline(folder, sizes, head=head, format=format, backend="torch")
         whole = sum(parameter.nbytes for parameter in engine.backend.model.model.layers[0].parameters())
@@ -202,7 +204,7 @@ def test_torch_stages_give_the_tokens_of_one_process(tmp_path, tied, format):
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_rows_of_an_earlier_answer_are_kept(folder, pipeline, backend):
     format = "int8" if backend == "cpu" else "float32"
-    engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, dtype=format, threads=1)
+    engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, device="cpu", dtype=format, threads=1)
     stages = pipeline((2, 2, 2), backend=backend, format=format)
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     first = ids_of(stages.run(PROMPT, params, "elastic"))
@@ -304,7 +306,7 @@ def test_a_verdict_on_another_row_is_refused(pipeline):
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, pipeline, backend):
     format = "int8" if backend == "cpu" else "float32"
-    engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, dtype=format, threads=1)
+    engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, device="cpu", dtype=format, threads=1)
     stages = pipeline((2, 4), backend=backend, format=format)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     for _ in range(2):  # behind a short answer, and behind one that is longer than the timed context
