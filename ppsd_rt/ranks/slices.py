@@ -80,7 +80,7 @@ RankDrafter: TypeAlias = "_native.Drafter | TorchDrafter"
 
 
 class Slices(Protocol):
-    """Makes a rank's stages. dtype: of the weights. bytes: of what `drafter` or `station` has loaded so far."""
+    """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last."""
 
     bytes: int
 
@@ -116,7 +116,7 @@ class CpuSlices:
         return {"isa": self._isa}
 
     def _made(self, model: _native.Model) -> _native.Model:
-        self.bytes += model.packed_bytes
+        self.bytes = model.packed_bytes
         self._isa = model.isa
         return model
 

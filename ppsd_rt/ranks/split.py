@@ -43,8 +43,9 @@ def measure(checkpoint: Checkpoint, head: HeadFile | None, slices: Slices) -> La
     its share of the LM head would."""
     config = checkpoint.config
     count = config.num_hidden_layers
-    middle, last = (slices.station(checkpoint, layer, layer + 1, 0.0) for layer in (count - 2, count - 1))
-    displace = displacer(slices.bytes * count / 2)  # as all other layers would
+    middle = slices.station(checkpoint, count - 2, count - 1, 0.0)
+    displace = displacer(slices.bytes * count)  # as all layers would
+    last = slices.station(checkpoint, count - 1, count, 0.0)
     one, two = _time(middle, displace), _time(last, displace)
     lm_head = max(two - one, 0.0)
     exit_head = 0.0

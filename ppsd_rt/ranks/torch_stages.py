@@ -215,13 +215,13 @@ class TorchSlices:
 
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> TorchDrafter:
         model = torch_slice(checkpoint, (0, size), True, head is not None, self._dtype, self._device)
-        self.bytes += weight_bytes(model)
+        self.bytes = weight_bytes(model)
         return TorchDrafter(model, head, size)
 
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> TorchStation:
         chooses = last == checkpoint.config.num_hidden_layers
         model = torch_slice(checkpoint, (first, last), False, chooses, self._dtype, self._device)
-        self.bytes += weight_bytes(model)
+        self.bytes = weight_bytes(model)
         return TorchStation(model, first, last, delay)
 
     def facts(self) -> dict[str, Any]:
