@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <vector>
 
-// For what the kernels' files call of this header: an out-of-line copy, compiled for one machine, is not kept apart from those of
-// other files, and the linker might give it to all.
+// For what the kernels' files call of this header: an out-of-line copy, compiled for one machine, is not kept apart from
+// those of other files, and the linker might give it to all.
 #define PPSD_INLINE [[gnu::always_inline]] inline
 
 namespace ppsd {

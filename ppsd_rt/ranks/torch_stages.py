@@ -20,7 +20,7 @@ from ..models.head_file import HeadFile
 from ..models.llama import LlamaForCausalLM
 from ..reference.backend import pick_device, pick_dtype
 from ..reference.sampler import Sampler, confidence
-from ..reference.stage import DraftStage, VerifyStage, Void
+from ..reference.stage import DraftStage, Stage, VerifyStage, Void
 from ..sampling import SamplingParams
 from ..schedule import MAX_ROWS
 
@@ -50,57 +50,60 @@ def weight_bytes(model: LlamaForCausalLM) -> int:
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.device.type != "meta")
 
 
-class _Text:
-    """The ids of the rows that a stage holds, and how the next tokens are chosen."""
+class _Held:
+    """The rows of a text that a stage holds, their ids, and how the next tokens are chosen."""
 
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self.sampler = Sampler(SamplingParams())
+    def __init__(self, stage: Stage, like: torch.Tensor) -> None:
+        """`like` gives the dtype and the device."""
+        self._rows, self._like = stage, like
+        self._ids: list[int] = []
+        self._sampler = Sampler(SamplingParams())
 
-    def begin(self, keep: int, sampling: Mapping[str, Any]) -> None:
-        del self.ids[keep:]
-        self.sampler = Sampler(SamplingParams(**sampling))
+    @property
+    def length(self) -> int:
+        return self._rows.length
 
-    def extend(self, start: int, ids: Sequence[int]) -> None:
-        self.ids[start:] = ids
+    def begin(self, keep: int, end: int, sampling: Mapping[str, Any]) -> None:
+        """An answer of at most `end` rows, of which `keep` are there already."""
+        self._rows.reserve(end)
+        self._rows.rollback(keep)
+        del self._ids[keep:]
+        self._sampler = Sampler(SamplingParams(**sampling))
+
+    def _go_on(self, start: int, ids: Sequence[int]) -> None:
+        self._rows.rollback(start)
+        self._ids[start:] = ids
+
+    def _to_device(self, rows: Rows) -> torch.Tensor:
+        return torch.from_numpy(rows).to(self._like.device, self._like.dtype)
 
 
-class _Verify:
+class _Verify(_Held):
     """As csrc/bindings_ranks.cpp asks a verification stage."""
 
     def __init__(self, model: LlamaForCausalLM, first: int, last: int) -> None:
         like = next(model.model.layers[first].parameters())
         self._stage = VerifyStage(model, first, last, like)
-        self._text, self._like, self._out = _Text(), like, like.new_zeros(0)
-
-    @property
-    def length(self) -> int:
-        return self._stage.length
-
-    def begin(self, keep: int, end: int, sampling: Mapping[str, Any]) -> None:
-        self._stage.reserve(end)
-        self._stage.rollback(keep)
-        self._text.begin(keep, sampling)
+        self._out = like.new_zeros(0)
+        super().__init__(self._stage, like)
 
     def run(self, start: int, ids: Sequence[int], hidden: Rows, cancelled: Callable[[], bool] | None) -> Rows | None:
         """None: it became void on the way."""
-        self._stage.rollback(start)
-        self._text.extend(start, ids)
-        rows = torch.from_numpy(hidden).to(self._like.device, self._like.dtype)
+        self._go_on(start, ids)
         try:
             with torch.inference_mode():
-                self._out = self._stage.run_while(rows, cancelled)
+                self._out = self._stage.run_while(self._to_device(hidden), cancelled)
                 return self._out.float().cpu().numpy()
         except Void:
             return None
 
     def choose(self, last: int) -> list[int]:
         """The model's own token behind each of the last rows that ran."""
-        first = self._stage.length - last
+        first = self.length - last
         with torch.inference_mode():
             logits = self._stage.choices(self._out[-last:], first)
-            choose, ids = self._text.sampler.choose, self._text.ids
-            return [choose(row, place, ids[:place]) for place, row in enumerate(logits, first + 1)]
+            choose = self._sampler.choose
+            return [choose(row, place, self._ids[:place]) for place, row in enumerate(logits, first + 1)]
 
 
 class TorchStation(_native.PythonStation):
@@ -132,31 +135,22 @@ class TorchStation(_native.PythonStation):
         self._verify.run(start, [0] * rows, hidden, None)
 
 
-class _Draft:
+class _Draft(_Held):
     """As csrc/bindings_ranks.cpp asks a draft stage."""
 
     def __init__(self, model: LlamaForCausalLM, head: ExitHead | None, layers: int) -> None:
         self._stage = DraftStage(model, head, layers)
-        self._text, self._like = _Text(), model.model.embed_tokens.weight
-
-    @property
-    def length(self) -> int:
-        return self._stage.length
-
-    def begin(self, keep: int, end: int, sampling: Mapping[str, Any]) -> None:
-        self._stage.reserve(end)
-        self._stage.rollback(keep)
-        self._text.begin(keep, sampling)
+        super().__init__(self._stage, model.model.embed_tokens.weight)
 
     def learn(self, position: int, hidden: Rows) -> None:
-        self._stage.learn(position, torch.from_numpy(hidden)[0].to(self._like.device, self._like.dtype))
+        """What the last layer made of the newest verified row [1, hidden]."""
+        self._stage.learn(position, self._to_device(hidden)[0])
 
     def step(
         self, start: int, ids: Sequence[int], draw: bool, cancelled: Callable[[], bool] | None
     ) -> tuple[int, float] | None:
         """(draft token, the head's own probability of it), 0s where none is drawn; None: it became void on the way."""
-        self._stage.rollback(start)
-        self._text.extend(start, ids)
+        self._go_on(start, ids)
         try:
             with torch.inference_mode():
                 if ids:
@@ -164,7 +158,7 @@ class _Draft:
                 if not draw:
                     return 0, 0.0
                 logits, own_ids = self._stage.draft_logits(), self._stage.draft_ids
-                token = self._text.sampler.choose(logits, self.length, self._text.ids, own_ids)
+                token = self._sampler.choose(logits, self.length, self._ids, own_ids)
                 return token, confidence(logits, token, own_ids)
         except Void:
             return None

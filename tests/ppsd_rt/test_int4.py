@@ -40,11 +40,16 @@ def cache(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("isa", _native.usable_isas())
 def test_weights_on_the_levels_are_kept(tmp_path, isa, monkeypatch):
-    """Times a power of two, and of either sign: then the scales are exact, and int4 says what int8 says."""
+    """Times a power of two, and of either sign: then the scales are exact, and int4 says what int8 says.
+
+    Keys, values and the LM head are int8 in both, whatever they are.
+    """
     monkeypatch.setenv("PPSD_ISA", isa)
     model = tiny_model(**SHAPE)
     generator = torch.Generator().manual_seed(3)
-    for _, weight in linears(model):
+    for name, weight in linears(model):
+        if "k_proj" in name or "v_proj" in name:
+            continue
         blocks = LEVELS[torch.randint(0, 16, (weight.numel() // 32, 32), generator=generator)]
         blocks[:, 7] = -127
         signs = 1 - 2 * torch.randint(0, 2, (len(blocks), 1), generator=generator)
