@@ -106,7 +106,9 @@ PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::v
   model->kernels = &pick_kernels();
   model->shape = shape;
   model->format = format_of(format);
-  model->kv = kv == "float32" ? Stored::kFp32 : Stored::kBf16;
+  model->kv = kv == "float32" ? Stored::kFp32 : kv == "int8" ? Stored::kInt8 : Stored::kBf16;
+  if (model->kv == Stored::kInt8 && !KvCache::takes_int8(shape.head_dim))
+    throw std::runtime_error("an int8 KV cache needs a head_dim that is a multiple of 32 and 256 at most");
   model->frequencies = frequencies;
   if (shape.hidden_size % kBlock || shape.intermediate_size % kBlock || shape.q_outputs() % kBlock || shape.head_dim % kPanel)
     throw std::runtime_error("the cpu backend needs hidden and intermediate sizes that are multiples of 32 and a head_dim "

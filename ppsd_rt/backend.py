@@ -99,6 +99,7 @@ def make_backend(
     threads: int | None,
     stages: int | Sequence[int] = 1,
     head_dtype: str = "auto",
+    kv_dtype: str = "auto",
 ) -> Backend:
     """`auto`: the C++ backend on a CPU; on a GPU the Triton kernels where they can run, else torch, which also does
     what the others cannot.
@@ -117,6 +118,8 @@ def make_backend(
         raise UsageError(f"the {name} backend runs on one device; several need --backend cuda")
     if head_dtype != "auto" and name != "cpu":
         raise UsageError(f"the {name} backend has the exit head in the model's dtype; head_dtype needs --backend cpu")
+    if kv_dtype != "auto" and name != "cpu":
+        raise UsageError(f"the {name} backend has the KV cache in the model's dtype; kv_dtype needs --backend cpu")
     if name == "cuda":
         from .cuda.errors import import_backend
 
@@ -129,7 +132,7 @@ def make_backend(
         return TorchBackend(checkpoint, dtype, device, threads)
     from .cpu_backend import CpuBackend
 
-    return CpuBackend(checkpoint, dtype, device, threads, stages, head_dtype)
+    return CpuBackend(checkpoint, dtype, device, threads, stages, head_dtype, kv_dtype)
 
 
 def check_machine(device: str, threads: int | None) -> None:

@@ -26,6 +26,7 @@ from .stop_rules import describe_stop_rule
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 DEFAULT_FORMAT = "int8"
+KV_FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125}  # bytes of a value, its part of the scales included
 _MOST_ROWS = 2**31 - 64  # that positions can count
 
 
@@ -40,6 +41,20 @@ def refuses(config: LlamaConfig) -> str | None:
         if value % step:
             return f"{name} {value} is not a multiple of {step}"
     return None
+
+
+def kv_format(dtype: str, head_dim: int, wanted: str = "auto") -> str:
+    """What keys and values are kept as beside weights of `dtype`."""
+    if wanted not in ("auto", *KV_FORMATS):
+        raise UsageError(f"kv_dtype {wanted!r} is unknown; dtypes are auto, {', '.join(KV_FORMATS)}")
+    fits = head_dim % 32 == 0 and head_dim <= 256
+    if wanted == "int8" and not fits:
+        raise UsageError(f"an int8 KV cache needs a head_dim that is a multiple of 32 up to 256, not {head_dim}")
+    if wanted != "auto":
+        return wanted
+    if dtype in ("float32", "bfloat16"):
+        return dtype
+    return "int8" if fits else "bfloat16"
 
 
 def cut_layers(first: int, last: int, stages: int | Sequence[int]) -> list[int]:
@@ -72,6 +87,7 @@ class CpuBackend:
         threads: int | None,
         stages: int | Sequence[int] = 1,
         head_dtype: str = "auto",
+        kv_dtype: str = "auto",
     ) -> None:
         if device not in ("auto", "cpu"):
             raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
@@ -99,8 +115,8 @@ class CpuBackend:
             head_dim=config.head_dim,
             rms_norm_eps=config.rms_norm_eps,
         )
-        kv = "float32" if self._dtype == "float32" else "bfloat16"
-        self._kv_bytes = config.kv_values * (4 if kv == "float32" else 2)  # of a row, in all layers
+        self._kv_dtype = kv = kv_format(self._dtype, config.head_dim, kv_dtype)
+        self._kv_bytes = config.kv_values * KV_FORMATS[kv]  # of a row, in all layers
         frequencies = inverse_frequencies(config).tolist()
         try:
             importance = importance_for(self._dtype, checkpoint, shape, self._threads)
@@ -124,6 +140,10 @@ class CpuBackend:
     @property
     def head_dtype(self) -> str:
         return self._head_dtype
+
+    @property
+    def kv_dtype(self) -> str:
+        return self._kv_dtype
 
     @property
     def threads(self) -> int:
@@ -201,7 +221,7 @@ class CpuBackend:
         return self._engine.logits(list(ids), last)
 
     def bytes_per_token(self, context: int) -> int:
-        return self._base.packed_bytes + self._kv_bytes * context
+        return self._base.packed_bytes + round(self._kv_bytes * context)
 
     def another_engine(self, threads: int) -> _native.Engine:
         """For measurements: the same packed weights, with `threads` threads."""
@@ -228,7 +248,7 @@ class CpuBackend:
         if self._head is None:
             raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
         if self._costs is None or again:
-            dtypes = self._dtype, self._head_dtype
+            dtypes = self._dtype, self._head_dtype, self._kv_dtype
             path = costs_path(
                 self._checkpoint.hash, self._head, self._draft_vocabulary, dtypes, self._threads, self._model.isa
             )

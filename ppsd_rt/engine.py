@@ -81,6 +81,7 @@ class Engine:
         threads: int | None = None,
         stages: int | Sequence[int] = 1,
         head_dtype: str = "auto",
+        kv_dtype: str = "auto",
     ) -> "Engine":
         """Load a model by any of the names that `models.resolve` knows.
 
@@ -89,10 +90,12 @@ class Engine:
         stages: how many stages the verification layers are cut into (or at which layers), for PPSD on many cores.
         device: also `cuda:0,cuda:1`: some layers on each; `stages` then says how many (1: as is best, as measured).
         head_dtype: what the cpu backend packs the exit head as (auto: as the model); it changes drafts, never answers.
+        kv_dtype: what the cpu backend keeps keys and values as: float32, bfloat16 or int8 (auto: as the model, of int8
+        and int4 as int8 where head_dim is a multiple of 32); it is part of the format, and changes answers as that does.
         Raises PpsdError with one line that says what to do.
         """
         checkpoint, tokenizer = open_model(str(model), backend)
-        made = make_backend(backend, checkpoint, dtype, device, threads, stages, head_dtype)
+        made = make_backend(backend, checkpoint, dtype, device, threads, stages, head_dtype, kv_dtype)
         engine = cls(checkpoint, tokenizer, made, str(model))
         engine.use_head(exit_head)
         return engine

@@ -148,7 +148,7 @@ def _keep(path: Path, moments: Sequence[Costs]) -> None:
 def costs_path(
     model_hash: str, head: HeadInfo, draft_vocabulary: int, dtypes: Sequence[str], threads: int, isa: str
 ) -> Path:
-    """One file for each machine, build, model, kind of head, formats (of both) and thread count."""
+    """One file for each machine, build, model, kind of head, formats (of both and of the KV cache) and thread count."""
     build = Path(_native.__file__).stat()
     machine = [platform.node(), _cpu(), _native.usable_cores(), isa]
     what = [build.st_size, build.st_mtime_ns, *machine, model_hash, *dtypes, threads]

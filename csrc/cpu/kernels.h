@@ -19,12 +19,13 @@
 namespace ppsd {
 
 enum class Format { kFp32, kBf16, kInt8, kInt4 };   // of weights; and of the activations that meet them, but for kInt4
-enum class Stored { kFp32, kFp16, kBf16 };   // of a checkpoint's tensors, and of the KV cache (fp32, bf16)
+enum class Stored { kFp32, kFp16, kBf16, kInt8 };   // of a checkpoint's tensors, and of the KV cache (fp32, bf16, int8)
 
 constexpr int kPanel = 16;    // outputs that are computed together: the lanes of a register
 constexpr int kBlock = 32;    // inputs that share a scale in int8 and int4
 constexpr int kSpan = 64;     // positions of an attention block
 constexpr int kSiblings = 32; // positions, one after the other, that siblings are kept of
+constexpr int kMostHeadDim = 256;   // that an int8 KV cache takes
 constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
 
 // What the sixteen values of int4 stand for, times the scale of their block (which has the sign that makes the block's
@@ -107,9 +108,20 @@ struct KvCache {
   int kv_heads = 0, head_dim = 0, capacity = 0;   // capacity: a multiple of kSpan
   uint8_t* keys = nullptr;     // [kv heads][capacity / 16][head_dim][16]: channels in rotary order, see rope_channel
   uint8_t* values = nullptr;   // [kv heads][capacity][head_dim]
+  // int8: keys [kv heads][capacity / 16] panels of [head_dim / 4][16][4] int8 and [head_dim / 32][16] float scales;
+  //       values the same panels of [4][head_dim][4] int8 (four positions side by side) and the same scales
 
   static size_t bytes(Stored stored, int kv_heads, int head_dim, int capacity) {   // of keys, and of values
+    if (stored == Stored::kInt8) return size_t(kv_heads) * (capacity * panel_bytes(head_dim) / kPanel);
     return size_t(kv_heads) * capacity * head_dim * (stored == Stored::kFp32 ? 4 : 2);
+  }
+  // Which heads may be kept so: blocks are of 32 channels, and a query's are kept on the stack.
+  static bool takes_int8(int head_dim) { return head_dim % kBlock == 0 && head_dim <= kMostHeadDim; }
+
+  // int8: 16 positions of a head.
+  PPSD_INLINE static size_t panel_bytes(int head_dim) { return size_t(kPanel) * (head_dim + head_dim / kBlock * 4); }
+  PPSD_INLINE uint8_t* panel(uint8_t* of, int head, int position) const {
+    return of + (size_t(head) * (capacity / kPanel) + position / kPanel) * panel_bytes(head_dim);
   }
 };
 
@@ -120,7 +132,8 @@ struct Siblings {
   const int* positions = nullptr;   // [rows], none twice
   const int* order = nullptr;       // [all rows of the pass]: by position
   Stored stored = Stored::kFp32;
-  uint8_t* keys = nullptr;          // [kSiblings][kv heads][head_dim], by position modulo kSiblings; channels as in the cache
+  uint8_t* keys = nullptr;          // [kSiblings][kv heads][head_dim], by position modulo kSiblings; channels as in the cache;
+                                    // int8: [head_dim] int8 and [head_dim / 32] float scales
   uint8_t* values = nullptr;        // the same
 
   static size_t bytes(Stored stored, int kv_heads, int head_dim) {   // of keys, and of values

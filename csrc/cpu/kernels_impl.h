@@ -44,6 +44,16 @@ inline V exp(V x) {
   return Simd::select(Simd::less(x, low), Simd::zero(), Simd::mul(p, Simd::bits_to_float(exponent)));
 }
 
+// 2^x for x <= 0, to be rounded to a few bits: relative error below 3e-6; 0 below -60 and for -inf. (Numbers that are almost
+// too small for a float would cost a hundred times as much to multiply.)
+inline V exp2_rough(V x) {
+  const V low = Simd::set1(-60.0f), clamped = Simd::max(low, x);
+  const V n = Simd::round(clamped), f = Simd::sub(clamped, n);
+  V p = Simd::set1(0.009582853f);   // the least maximum of the error that this degree has on [-1/2, 1/2], with p(0) = 1
+  for (float c : {0.055906426f, 0.24024099f, 0.69312418f, 1.0f}) p = Simd::fma(p, f, Simd::set1(c));
+  return Simd::select(Simd::less(x, low), Simd::zero(), Simd::scale2(p, n));
+}
+
 // Natural logarithm of x > 0 (normal). Polynomial of Cephes (logf).
 inline V log(V x) {
   const I bits = Simd::float_to_bits(x);
@@ -95,7 +105,7 @@ inline V load_stored(const void* row, Stored stored, int i) {
   switch (stored) {
     case Stored::kFp16: return Simd::load_f16(static_cast<const uint16_t*>(row) + i);
     case Stored::kBf16: return Simd::load_bf16(static_cast<const uint16_t*>(row) + i);
-    case Stored::kFp32: break;
+    case Stored::kFp32: case Stored::kInt8: break;
   }
   return Simd::load(static_cast<const float*>(row) + i);
 }
@@ -462,6 +472,14 @@ inline void multiply(const Matrix& w, const Activations& in, const ReadThen& nex
   }
 }
 
+}  // namespace
+}  // namespace ppsd
+
+#include "cache_int8.h"
+
+namespace ppsd {
+namespace {
+
 // -- phases of a layer -------------------------------------------------------------------------------------------------
 
 inline void put_key(const KvCache& cache, int head, int position, int channel, V k) {
@@ -486,35 +504,63 @@ inline void put_value(const KvCache& cache, int head, int position, int channel,
   else Simd::store_bf16(reinterpret_cast<uint16_t*>(cache.values) + at, v);
 }
 
-inline void put_aside(uint8_t* to, Stored stored, size_t at, V x) {
-  if (stored == Stored::kFp32) Simd::store(reinterpret_cast<float*>(to) + at, x);
-  else Simd::store_bf16(reinterpret_cast<uint16_t*>(to) + at, x);
+// Of a key or a value of a sibling, apart.
+inline size_t row_bytes(Stored stored, int head_dim) {
+  return stored == Stored::kFp32 ? size_t(head_dim) * 4 : stored == Stored::kInt8 ? KvCache::panel_bytes(head_dim) / kPanel : size_t(head_dim) * 2;
 }
 
+inline void put_aside(uint8_t* slot, Stored stored, int channel, V x) {
+  if (stored == Stored::kFp32) Simd::store(reinterpret_cast<float*>(slot) + channel, x);
+  else Simd::store_bf16(reinterpret_cast<uint16_t*>(slot) + channel, x);
+}
+
+// Where the keys and values of a pass go. An int8 cache takes two panels of outputs together, a block: the first one waits.
+struct Keep {
+  const QkvPhase& phase;
+  const int of_text;
+  V waiting[kPassRows];
+
+  explicit Keep(const QkvPhase& p) : phase(p), of_text(p.rows - (p.siblings ? p.siblings->rows : 0)) {}
+
+  int position(int r) const {
+    if (phase.positions) return phase.positions[r];
+    return r < of_text ? phase.start + r : phase.siblings->positions[r - of_text];
+  }
+  void put(bool value, int r, int kv_head, int channel, V x) {
+    const KvCache& cache = phase.cache[phase.positions ? r : 0];
+    uint8_t* aside = nullptr;
+    if (r >= of_text) {
+      const size_t slot = size_t(position(r) % kSiblings) * cache.kv_heads + kv_head;
+      aside = (value ? phase.siblings->values : phase.siblings->keys) + slot * row_bytes(cache.stored, cache.head_dim);
+    }
+    if (cache.stored != Stored::kInt8) {
+      if (aside) put_aside(aside, cache.stored, channel, x);
+      else if (value) put_value(cache, kv_head, position(r), channel, x);
+      else put_key(cache, kv_head, position(r), channel, x);
+    } else if (channel % kBlock == 0) {
+      waiting[r] = x;
+    } else {
+      const Bytes bytes = to_bytes(waiting[r], x);
+      channel -= kPanel;
+      if (aside) put_aside_bytes(aside, cache.head_dim, channel, bytes);
+      else if (value) put_value_bytes(cache, kv_head, position(r), channel, bytes);
+      else put_key_bytes(cache, kv_head, position(r), channel, bytes);
+    }
+  }
+};
+
 void qkv(const QkvPhase& phase, int begin, int end) {
-  const int head_dim = phase.cache->head_dim, panels_per_head = head_dim / kPanel;
-  const Siblings* siblings = phase.siblings;
-  const int of_text = phase.rows - (siblings ? siblings->rows : 0);
+  const KvCache& shape = *phase.cache;
+  const int head_dim = shape.head_dim, panels_per_head = head_dim / kPanel;
   const V scale = Simd::set1(1.0f / std::sqrt(float(head_dim)));
+  Keep keep(phase);
   multiply(*phase.weights, *phase.input, phase.next, begin, end, [&](int r, int p, V y) {
     if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
     const int head = p / panels_per_head, channel = p % panels_per_head * kPanel;
-    const bool aside = r >= of_text;
-    const int position = phase.positions ? phase.positions[r] : aside ? siblings->positions[r - of_text] : phase.start + r;
-    const KvCache& cache = phase.cache[phase.positions ? r : 0];
-    const auto slot = [&](int kv_head) {
-      return (size_t(position % kSiblings) * cache.kv_heads + kv_head) * head_dim + channel;
-    };
-    if (const int kv_head = head - phase.heads - cache.kv_heads; kv_head >= 0) {
-      if (aside) return put_aside(siblings->values, siblings->stored, slot(kv_head), y);
-      return put_value(cache, kv_head, position, channel, y);
-    }
-    const float* rope = phase.rope + (size_t(position) * head_dim + channel) * 2;
+    if (const int kv_head = head - phase.heads - shape.kv_heads; kv_head >= 0) return keep.put(true, r, kv_head, channel, y);
+    const float* rope = phase.rope + (size_t(keep.position(r)) * head_dim + channel) * 2;
     y = Simd::fma(Simd::swap_halves(y), Simd::load(rope + kPanel), Simd::mul(y, Simd::load(rope)));
-    if (const int kv_head = head - phase.heads; kv_head >= 0) {
-      if (aside) return put_aside(siblings->keys, siblings->stored, slot(kv_head), y);
-      return put_key(cache, kv_head, position, channel, y);
-    }
+    if (const int kv_head = head - phase.heads; kv_head >= 0) return keep.put(false, r, kv_head, channel, y);
     Simd::store(phase.queries + (size_t(r) * phase.heads + head) * head_dim + channel, Simd::mul(y, scale));
   });
 }
@@ -536,6 +582,12 @@ inline void ask_one(ReadAhead* ahead) {
   ahead->begin += 64;
 }
 
+inline void ask_some(ReadAhead* ahead, int lines) {
+  for (int i = 0; i < lines; ++i) ask_one(ahead);
+}
+
+struct QueryBytes;
+
 // What one row of one head asks of the positions up to its own: online softmax (Milakov and Gimelshein, arXiv
 // 1805.02867), span after span.
 struct Query {
@@ -544,6 +596,7 @@ struct Query {
   int position;
   float largest, total;          // of the scores so far, and of their exponentials
   const uint8_t *key, *value;    // null; or of a sibling, to be taken at its position for what the cache holds there
+  const QueryBytes* bytes;       // q for a cache of int8
 };
 
 // Panels whose sums stay in registers beside each other, for each of Q queries.
@@ -615,12 +668,55 @@ inline float score_own(const Query& query, int head_dim) {
   return scores[0];
 }
 
+// Of scores [query][position of the span] the weights, by `power`, which is of the base that the scores are in; and how much
+// what was mixed before shrinks: of all queries at once, in the lanes of one register.
+template <int Q, class Power>
+inline void soften(Query* queries, int first, int count, Power&& power, float (&weights)[Q][kSpan], float (&shrink)[16]) {
+  constexpr int kPanels = kSpan / kPanel;
+  alignas(64) static const int32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  const I lanes = Simd::loadi(kLanes);
+  float sums[Q];
+  for (int i = 0; i < Q; ++i) {
+    V scores[kPanels], best = Simd::set1(-kInfinity), sum = Simd::zero();
+    PPSD_UNROLL
+    for (int j = 0; j < kPanels; ++j) {
+      scores[j] = j * kPanel < count ? Simd::load(weights[i] + j * kPanel) : Simd::zero();
+      if (queries[i].position < first + kSpan - 1) {
+        const I position = Simd::addi(lanes, Simd::seti(first + j * kPanel));
+        const auto later = Simd::less_i(Simd::seti(queries[i].position), position);
+        scores[j] = Simd::select(later, Simd::set1(-kInfinity), scores[j]);
+      }
+      best = Simd::max(best, scores[j]);
+    }
+    const float top = std::max(queries[i].largest, Simd::max_lanes(best));
+    PPSD_UNROLL
+    for (int j = 0; j < kPanels; ++j) {
+      const V w = power(Simd::sub(scores[j], Simd::set1(top)));
+      Simd::store(weights[i] + j * kPanel, w);
+      sum = Simd::add(sum, w);
+    }
+    sums[i] = Simd::sum_lanes(sum);
+    shrink[i] = queries[i].largest - top;   // -inf for the first span, which gives 0
+    queries[i].largest = top;
+  }
+  Simd::store(shrink, power(Simd::load(shrink)));
+  for (int i = 0; i < Q; ++i) queries[i].total = queries[i].total * shrink[i] + sums[i];
+}
+
+}  // namespace
+}  // namespace ppsd
+
+#include "attention_int8.h"
+
+namespace ppsd {
+namespace {
+
 // Q queries of one KV head over one span of positions. Queries that the span lies behind of are not passed in, so every
 // query sees the same spans in the same order, whatever other queries it shares them with. (What lies behind the last of
 // them is left out, or weighs exactly nothing.)
 template <int Q, Stored S>
 void attend_span(const KvCache& cache, int kv_head, int span, Query* queries, ReadAhead* ahead) {
-  constexpr int J = panels_together(Q), kPanels = kSpan / kPanel;
+  constexpr int J = panels_together(Q);
   const int head_dim = cache.head_dim, first = span * kSpan;
   const size_t at = (size_t(kv_head) * cache.capacity + first) * head_dim;   // of the span's keys, and of its values
   const int count = std::min(queries[Q - 1].position - first + 1, kSpan);
@@ -630,32 +726,8 @@ void attend_span(const KvCache& cache, int kv_head, int span, Query* queries, Re
   for (int i = 0; i < Q; ++i)
     if (own(i)) weights[i][queries[i].position - first] = score_own<S>(queries[i], head_dim);
 
-  alignas(64) static const int32_t kLanes[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  const I lanes = Simd::loadi(kLanes);
-  float sums[Q], shrink[16] = {};   // shrink: all at once, in the lanes of one register
-  for (int i = 0; i < Q; ++i) {
-    V scores[kPanels], best = Simd::set1(-kInfinity), sum = Simd::zero();
-    PPSD_UNROLL
-    for (int j = 0; j < kPanels; ++j) {
-      const I position = Simd::addi(lanes, Simd::seti(first + j * kPanel));
-      const auto later = Simd::less_i(Simd::seti(queries[i].position), position);
-      const V score = j * kPanel < count ? Simd::load(weights[i] + j * kPanel) : Simd::zero();
-      scores[j] = Simd::select(later, Simd::set1(-kInfinity), score);
-      best = Simd::max(best, scores[j]);
-    }
-    const float top = std::max(queries[i].largest, Simd::max_lanes(best));
-    PPSD_UNROLL
-    for (int j = 0; j < kPanels; ++j) {
-      const V w = exp(Simd::sub(scores[j], Simd::set1(top)));
-      Simd::store(weights[i] + j * kPanel, w);
-      sum = Simd::add(sum, w);
-    }
-    sums[i] = Simd::sum_lanes(sum);
-    shrink[i] = queries[i].largest - top;   // -inf for the first span, and exp(-inf) = 0
-    queries[i].largest = top;
-  }
-  Simd::store(shrink, exp(Simd::load(shrink)));
-  for (int i = 0; i < Q; ++i) queries[i].total = queries[i].total * shrink[i] + sums[i];
+  float shrink[16] = {};
+  soften<Q>(queries, first, count, [](V x) { return exp(x); }, weights, shrink);
 
   // A sibling's own value comes last of all that it sees, as it would from the cache.
   float own_weights[Q] = {};
@@ -677,7 +749,8 @@ inline void attend_some(const KvCache& cache, int kv_head, int span, Query* quer
   if constexpr (Q > 1) {
     if (count < Q) return attend_some<Q - 1, S>(cache, kv_head, span, queries, count, ahead);
   }
-  attend_span<Q, S>(cache, kv_head, span, queries, ahead);
+  if constexpr (S == Stored::kInt8) attend_span_bytes<Q>(cache, kv_head, span, queries, ahead);
+  else attend_span<Q, S>(cache, kv_head, span, queries, ahead);
 }
 
 template <Stored S>
@@ -690,14 +763,19 @@ void attend_unit(const AttendPhase& phase, int unit) {
   const Siblings* siblings = phase.siblings;
   const int of_text = phase.rows - (siblings ? siblings->rows : 0);
   Query queries[kAttendTogether];
+  [[maybe_unused]] QueryBytes bytes[S == Stored::kInt8 ? kAttendTogether : 1];
   for (int i = 0; i < count; ++i) {
     const int place = (begin + i) / group, row = siblings ? siblings->order[place] : place;
     const int head = kv_head * group + (begin + i) % group;
     const size_t at = (size_t(row) * phase.heads + head) * head_dim;
-    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f, nullptr, nullptr};
+    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f, nullptr, nullptr, nullptr};
+    if constexpr (S == Stored::kInt8) {
+      make_query(queries[i].q, head_dim, &bytes[i]);
+      queries[i].bytes = &bytes[i];
+    }
     if (row >= of_text) {
       const int position = siblings->positions[row - of_text];
-      const size_t slot = (size_t(position % kSiblings) * cache.kv_heads + kv_head) * head_dim * (S == Stored::kFp32 ? 4 : 2);
+      const size_t slot = (size_t(position % kSiblings) * cache.kv_heads + kv_head) * row_bytes(S, head_dim);
       queries[i].position = position;
       queries[i].key = siblings->keys + slot;
       queries[i].value = siblings->values + slot;
@@ -718,8 +796,11 @@ void attend_unit(const AttendPhase& phase, int unit) {
 
 void attend(const AttendPhase& phase, int begin, int end) {
   for (int unit = begin; unit < end; ++unit) {
-    if (phase.cache->stored == Stored::kFp32) attend_unit<Stored::kFp32>(phase, unit);
-    else attend_unit<Stored::kBf16>(phase, unit);
+    switch (phase.cache->stored) {
+      case Stored::kFp32: attend_unit<Stored::kFp32>(phase, unit); break;
+      case Stored::kInt8: attend_unit<Stored::kInt8>(phase, unit); break;
+      default: attend_unit<Stored::kBf16>(phase, unit);
+    }
   }
 }
 

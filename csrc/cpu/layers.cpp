@@ -25,6 +25,22 @@ void add_squares(const Activations& in, float* squares) {
     }
 }
 
+// A sibling's key and value, kept apart, into an int8 cache.
+void adopt_bytes(const KvCache& cache, int head, int position, const uint8_t* key, const uint8_t* value, int offset) {
+  const int lane = position % kPanel, head_dim = cache.head_dim;
+  uint8_t* keys = cache.panel(cache.keys, head, position);
+  uint8_t* values = cache.panel(cache.values, head, position);
+  for (int c = 0; c < head_dim; ++c) {
+    keys[c / 4 * 4 * kPanel + lane * 4 + c % 4] = uint8_t(key[c] + offset);   // as the kernels want it
+    values[(lane / 4 * head_dim + c) * 4 + lane % 4] = value[c];
+  }
+  for (int b = 0; b < head_dim / kBlock; ++b) {
+    const size_t to = size_t(kPanel) * head_dim + (b * kPanel + lane) * sizeof(float), from = head_dim + b * sizeof(float);
+    std::memcpy(keys + to, key + from, sizeof(float));
+    std::memcpy(values + to, value + from, sizeof(float));
+  }
+}
+
 // A matrix, and the panels of it that a member takes at the least.
 struct Shared {
   const Matrix* matrix;
@@ -116,7 +132,7 @@ void LayerStack::observe(float* squares) {
 }
 
 void LayerStack::fill() {
-  if (capacity_ > 0) std::memset(kv_memory_.as<>(), 0x3C, kv_memory_.bytes());   // 0.0115 in either format
+  if (capacity_ > 0) std::memset(kv_memory_.as<>(), 0x3C, kv_memory_.bytes());   // 0.0115 in any format
 }
 
 void LayerStack::begin_pass() {
@@ -142,12 +158,16 @@ Siblings LayerStack::siblings_of(size_t layer) const {
 }
 
 void LayerStack::adopt(int position) {
-  const size_t width = kv_ == Stored::kFp32 ? 4 : 2, row = shape_.head_dim * width;
+  const size_t width = kv_ == Stored::kFp32 ? 4 : 2, row = Siblings::bytes(kv_, 1, shape_.head_dim) / kSiblings;
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const Siblings from = siblings_of(layer);
     const KvCache& to = caches_[layer];
     for (int head = 0; head < to.kv_heads; ++head) {
       const size_t slot = (size_t(position % kSiblings) * to.kv_heads + head) * row;
+      if (kv_ == Stored::kInt8) {
+        adopt_bytes(to, head, position, from.keys + slot, from.values + slot, kernels_.weight_offset);
+        continue;
+      }
       const size_t at = size_t(head) * to.capacity + position;   // keys: channel by channel of the panel that it is in
       std::memcpy(to.values + at * row, from.values + slot, row);
       uint8_t* key = to.keys + at / kPanel * kPanel * row + position % kPanel * width;

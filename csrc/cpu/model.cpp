@@ -142,6 +142,7 @@ std::vector<float> Packer::vector(const Tensor& tensor) {
       case Stored::kFp32: out[i] = static_cast<const float*>(tensor.data)[i]; break;
       case Stored::kFp16: out[i] = half_to_float(static_cast<const uint16_t*>(tensor.data)[i]); break;
       case Stored::kBf16: out[i] = bf16_to_float(static_cast<const uint16_t*>(tensor.data)[i]); break;
+      case Stored::kInt8: break;   // of a KV cache alone
     }
   if (!std::all_of(out.begin(), out.end(), [](float x) { return std::isfinite(x); })) throw std::runtime_error(kNotFinite);
   return out;

@@ -52,6 +52,10 @@ struct Simd {
     return {_mm256_round_ps(x.a, mode), _mm256_round_ps(x.b, mode)};
   }
 
+  static V scale2(V a, V n) {   // a * 2^n, n a whole number from -126 to 127
+    return mul(a, bits_to_float(shift_left(addi(to_int(n), seti(127)), 23)));
+  }
+
   static I seti(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
   static I loadi(const int32_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 8))};
@@ -105,6 +109,10 @@ struct Simd {
     const __m256i packed = _mm256_packus_epi32(to_bf16(v.a), to_bf16(v.b));   // within 128-bit lanes
     _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xD8));
   }
+  static void store_u8(uint8_t* p, I v) {   // of 0 to 255
+    const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xD8);
+    _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+  }
   static void store_i8(int8_t* p, I v) {
     const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(v.a, v.b), 0xD8);
     _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
@@ -140,6 +148,15 @@ struct Simd {
   }
   static I dot4(I acc, const W& weights, __m256i four) {
     return {dot4(acc.a, weights.a, four), dot4(acc.b, weights.b, four)};
+  }
+  // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
+#ifdef PPSD_AVXVNNI
+  static constexpr int kMostShare = 255;
+#else
+  static constexpr int kMostShare = 127;   // no pair of products leaves 16 bits
+#endif
+  static I take4(I acc, const W& values, __m256i four) {
+    return {take4(acc.a, values.a, four), take4(acc.b, values.b, four)};
   }
   struct Two {
     __m256 first, second;
@@ -179,11 +196,15 @@ struct Simd {
   }
 #ifdef PPSD_AVXVNNI
   static __m256i dot4(__m256i acc, __m256i w, __m256i x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+  static __m256i take4(__m256i acc, __m256i values, __m256i four) { return _mm256_dpbusd_avx_epi32(acc, four, values); }
 #else
   static __m256i dot4(__m256i acc, __m256i w, __m256i x) {
     // Weights and activations are within +-127, so that no pair of products leaves 16 bits.
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+  }
+  static __m256i take4(__m256i acc, __m256i values, __m256i four) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(four, values), _mm256_set1_epi16(1)));
   }
 #endif
   static __m256 dot2(__m256 acc, __m256i w, __m256 first, __m256 second) {

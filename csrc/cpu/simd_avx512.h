@@ -33,6 +33,8 @@ struct Simd {
   static V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
   static V round(V a) { return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
+  static V scale2(V a, V n) { return _mm512_scalef_ps(a, n); }   // a * 2^n, n a whole number from -126 to 127
+
   static I seti(int32_t x) { return _mm512_set1_epi32(x); }
   static I loadi(const int32_t* p) { return _mm512_loadu_si512(p); }
   static void storei(int32_t* p, I v) { _mm512_storeu_si512(p, v); }
@@ -68,6 +70,7 @@ struct Simd {
   }
   static void store_bf16(uint16_t* p, V v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
   static void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v)); }
+  static void store_u8(uint8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }   // of 0 to 255
 
   // All lanes put together; floats are added in the same tree everywhere: lane l + 8 to lane l, then l + 4, l + 2, l + 1.
   static float sum_lanes(V v) {
@@ -104,6 +107,9 @@ struct Simd {
   }
   // acc += four products for each lane: weights (unsigned) with the same four activations.
   static I dot4(I acc, W weights, I four) { return _mm512_dpbusd_epi32(acc, weights, four); }
+  // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
+  static constexpr int kMostShare = 255;
+  static I take4(I acc, W values, I four) { return _mm512_dpbusd_epi32(acc, four, values); }
   // acc += two products for each lane: weights [16][2] with the same two activations.
   static V dot2(V acc, const uint16_t* weights, I two) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)two);

@@ -87,6 +87,10 @@ struct Simd {
     return each([&](int l) { return std::nearbyint(a.x[l]); });
   }
 
+  static V scale2(V a, V n) {   // a * 2^n, n a whole number from -126 to 127
+    return mul(a, bits_to_float(shift_left(addi(to_int(n), seti(127)), 23)));
+  }
+
   static I seti(int32_t x) {
     return each_i([&](int) { return x; });
   }
@@ -171,6 +175,10 @@ struct Simd {
     for (int l = 0; l < 16; ++l) p[l] = int8_t(v.x[l] < -128 ? -128 : v.x[l] > 127 ? 127 : v.x[l]);
   }
 
+  static void store_u8(uint8_t* p, I v) {   // of 0 to 255
+    for (int l = 0; l < 16; ++l) p[l] = uint8_t(v.x[l]);
+  }
+
   // All lanes put together; floats are added in the same tree everywhere: lane l + 8 to lane l, then l + 4, l + 2, l + 1.
   static float sum_lanes(V v) {
     for (int width = 8; width > 0; width /= 2)
@@ -218,6 +226,15 @@ struct Simd {
     return each_i([&](int l) {
       int32_t sum = acc.x[l];
       for (int k = 0; k < 4; ++k) sum += int32_t(w[4 * l + k]) * activations[k];
+      return sum;
+    });
+  }
+  // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
+  static constexpr int kMostShare = 255;
+  static I take4(I acc, const int8_t* values, const int8_t* shares) {
+    return each_i([&](int l) {
+      int32_t sum = acc.x[l];
+      for (int k = 0; k < 4; ++k) sum += int32_t(values[4 * l + k]) * uint8_t(shares[k]);
       return sum;
     });
   }

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from .. import _native
-from ..cpu_backend import DEFAULT_FORMAT, FORMATS, refuses
+from ..cpu_backend import DEFAULT_FORMAT, FORMATS, kv_format, refuses
 from ..errors import PpsdError, UsageError
 from ..importance import importance_for
 from ..models.checkpoint import Checkpoint
@@ -41,7 +41,7 @@ def pack_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, thread
         head_dim=config.head_dim,
         rms_norm_eps=config.rms_norm_eps,
     )
-    kv = "float32" if dtype == "float32" else "bfloat16"
+    kv = kv_format(dtype, config.head_dim)
     frequencies = inverse_frequencies(config).tolist()
     try:
         return _native.Model(

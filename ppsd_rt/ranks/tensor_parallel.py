@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from .. import _native
 from ..backend import RunOptions
+from ..cpu_backend import kv_format
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Array, Checkpoint, as_float32
 from ..models.config import LlamaConfig
@@ -78,7 +79,7 @@ def pack_share(checkpoint: Checkpoint, rank: int, ranks: int, dtype: str) -> tup
         head_dim=wide,
         rms_norm_eps=config.rms_norm_eps,
     )
-    kv = "float32" if dtype == "float32" else "bfloat16"
+    kv = kv_format(dtype, wide)
     try:
         model = _native.Model(shape, tensors, inverse_frequencies(config).tolist(), dtype, kv, 1)
     except (MemoryError, RuntimeError) as error:
