@@ -279,6 +279,7 @@ class CpuBackend:
             "isa": self._model.isa,
             "usable_isas": _native.usable_isas(),
             "cores": _native.usable_cores(),
+            "kv_dtype": self._kv_dtype,
             "packed_megabytes": round(self._model.packed_bytes / 1e6, 1),
             "pinning": self._engine.pin_problem or "ok",
         }

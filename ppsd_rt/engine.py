@@ -90,8 +90,8 @@ class Engine:
         stages: how many stages the verification layers are cut into (or at which layers), for PPSD on many cores.
         device: also `cuda:0,cuda:1`: some layers on each; `stages` then says how many (1: as is best, as measured).
         head_dtype: what the cpu backend packs the exit head as (auto: as the model); it changes drafts, never answers.
-        kv_dtype: what the cpu backend keeps keys and values as: float32, bfloat16 or int8 (auto: as the model, of int8
-        and int4 as int8 where head_dim is a multiple of 32); it is part of the format, and changes answers as that does.
+        kv_dtype: what the cpu backend keeps keys and values as: float32, bfloat16 or int8 (auto: as the weights are, of
+        int4 as int8; bfloat16 where head_dim is no multiple of 32). It is part of the format: it may change answers.
         Raises PpsdError with one line that says what to do.
         """
         checkpoint, tokenizer = open_model(str(model), backend)

@@ -53,7 +53,7 @@ std::shared_ptr<CpuModel> tiny_model(const Kernels& kernels, Format format, Tiny
   model->kernels = &kernels;
   model->shape = shape;
   model->format = format;
-  model->kv = format == Format::kFp32 ? Stored::kFp32 : Stored::kBf16;
+  model->kv = format == Format::kFp32 ? Stored::kFp32 : format == Format::kBf16 ? Stored::kBf16 : Stored::kInt8;
   for (int i = 0; i < shape.head_dim / 2; ++i)
     model->frequencies.push_back(std::pow(10000.0f, -2.0f * float(i) / float(shape.head_dim)));
   model->embedding = weights->matrix(shape.vocab_size, shape.hidden_size);
@@ -117,7 +117,7 @@ Sampling random_sampling(Random& random) {
 int64_t cpu_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
   ModelShape shape;
   shape.vocab_size = 259, shape.hidden_size = 64, shape.intermediate_size = 96, shape.num_layers = 5;
-  shape.num_heads = 4, shape.num_kv_heads = 2, shape.head_dim = 16, shape.rms_norm_eps = 1e-5f;
+  shape.num_heads = 4, shape.num_kv_heads = 2, shape.head_dim = 32, shape.rms_norm_eps = 1e-5f;
   Random random(seed);
   int64_t answers = 0;
   do {

@@ -21,6 +21,8 @@ SHAPES = {
     "narrow heads": {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16},
     "wide heads": {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 80},
     "seven to a key head": {"num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 48},  # 6 go together
+    "seven, and wide": {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 64, "hidden_size": 96},
+    "three blocks": {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 96},
     "odd panels": {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160},
 }
 IDS = [(7 * i * i + 3 * i) % 250 for i in range(150)]  # more than two attention blocks of 64

@@ -26,8 +26,16 @@ SAMPLINGS = {
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return write_model(tmp_path_factory.mktemp("siblings") / "model")
+def folders(tmp_path_factory):
+    """By the width of heads: those of 32 have an int8 KV cache."""
+    made = tmp_path_factory.mktemp("siblings")
+    wide = {"num_attention_heads": 6, "head_dim": 32}
+    return {16: write_model(made / "model"), 32: write_model(made / "wide", **wide)}
+
+
+@pytest.fixture(scope="module")
+def folder(folders):
+    return folders[16]
 
 
 def load(folder, backend="cpu", dtype="float32", threads=1, head="norm:3", **options):
@@ -41,12 +49,16 @@ def load(folder, backend="cpu", dtype="float32", threads=1, head="norm:3", **opt
         ("cpu", "float32", 2),
         ("cpu", "bfloat16", 1),
         ("cpu", "int8", 2),
-        ("cpu", "int4", 2),
+        ("cpu", "int8", 2, 32),
+        ("cpu", "int4", 2, 32),
     ],
-    ids=lambda p: f"{p[0]}-{p[1]}-{p[2]}",
+    ids=lambda p: "-".join(map(str, p)),
 )
-def engine(request, folder):
-    return load(folder, *request.param)
+def engine(request, folders):
+    backend, dtype, threads, *width = request.param
+    made = load(folders[width[0] if width else 16], backend, dtype, threads)
+    assert getattr(made.backend, "kv_dtype", dtype) == ("int8" if width else "bfloat16" if dtype == "int8" else dtype)
+    return made
 
 
 def free(params, count):
