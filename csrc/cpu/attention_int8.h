@@ -138,8 +138,9 @@ inline void mix_bytes(const KvCache& cache, const uint8_t* values, int count, in
       float* mixed = queries[i].mixed + c + p * kPanel;
       V whole = Simd::to_float(sum[i][p]);
       if (taken[i].own > 0.0f) {
+        const int8_t* own = reinterpret_cast<const int8_t*>(queries[i].value) + c + p * kPanel;
         float value[kPanel];
-        for (int l = 0; l < kPanel; ++l) value[l] = float(reinterpret_cast<const int8_t*>(queries[i].value)[c + p * kPanel + l]);
+        for (int l = 0; l < kPanel; ++l) value[l] = float(own[l]);
         whole = Simd::fma(Simd::load(value), Simd::set1(taken[i].own), whole);
       }
       const V before = Simd::mul(Simd::load(mixed), Simd::set1(shrink[i]));

@@ -506,7 +506,8 @@ inline void put_value(const KvCache& cache, int head, int position, int channel,
 
 // Of a key or a value of a sibling, apart.
 inline size_t row_bytes(Stored stored, int head_dim) {
-  return stored == Stored::kFp32 ? size_t(head_dim) * 4 : stored == Stored::kInt8 ? KvCache::panel_bytes(head_dim) / kPanel : size_t(head_dim) * 2;
+  if (stored == Stored::kInt8) return KvCache::panel_bytes(head_dim) / kPanel;
+  return size_t(head_dim) * (stored == Stored::kFp32 ? 4 : 2);
 }
 
 inline void put_aside(uint8_t* slot, Stored stored, int channel, V x) {
