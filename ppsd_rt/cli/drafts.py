@@ -13,27 +13,41 @@ DRAFT_STYLE = "magenta italic"
 def show_drafts(engine: Engine, generation: Generation, console: Console | None = None) -> None:
     """Print the answer: drafts in magenta until the verdict; then accepted ones green, copies yellow, others red.
 
-    Only the unfinished line is redrawn; finished lines scroll away as they are.
+    Only the unfinished line is redrawn; finished lines scroll away as they are. Where the answer breaks off, what had
+    been held back of it follows, without colour.
     """
     console = console or Console()
     legend = [(name, style) for name, style in {"draft": DRAFT_STYLE, **STYLES}.items()]
     console.print(Text("  ").join(Text(name, style) for name, style in legend))
-    line = Text()
+    line, shown = Text(), 0  # characters of the answer that line, and those before it, have
     ids: list[int] = []  # the last committed id, then the draft tokens that stand
     with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
-        for event in generation.events():
-            if isinstance(event, Committed):
-                ids = [] if event.round.corrected else ids[1 + len(event.tokens) :]
-                ids.insert(0, event.tokens[-1].id)
-                for token in event.tokens:
-                    line.append(token.text, STYLES[token.origin])
-                *finished, line = line.split("\n", allow_blank=True) or [Text()]
-                for whole in finished:
-                    live.console.print(whole)
-            else:
-                ids.append(event.token)
-            live.update(line + Text(_draft_text(engine, ids), DRAFT_STYLE), refresh=True)
-        live.update(line, refresh=True)
+        try:
+            for event in generation.events():
+                if isinstance(event, Committed):
+                    ids = [] if event.round.corrected else ids[1 + len(event.tokens) :]
+                    ids.insert(0, event.tokens[-1].id)
+                    for token in event.tokens:
+                        line.append(token.text, STYLES[token.origin])
+                        shown += len(token.text)
+                    line = _print_finished(live, line)
+                else:
+                    ids.append(event.token)
+                live.update(line + Text(_draft_text(engine, ids), DRAFT_STYLE), refresh=True)
+        except BaseException:
+            generation.close()
+            line = _print_finished(live, line.append(generation.completion.text[shown:]))
+            raise
+        finally:
+            live.update(line, refresh=True)
+
+
+def _print_finished(live: Live, line: Text) -> Text:
+    """Print all lines but the last, which may go on."""
+    *finished, last = line.split("\n", allow_blank=True) or [Text()]
+    for whole in finished:
+        live.console.print(whole)
+    return last
 
 
 def _draft_text(engine: Engine, ids: list[int]) -> str:

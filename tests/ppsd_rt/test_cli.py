@@ -1,5 +1,6 @@
 """`ppsd-run` as a user meets it: what it prints, its exit status, and one line for everything that goes wrong."""
 
+import io
 import itertools
 import json
 import os
@@ -8,19 +9,22 @@ import re
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 from support import tiny_head, tiny_model, write_model
 
-from ppsd_rt import Engine, PpsdError, UsageError
+from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
 from ppsd_rt.cli import generate
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
+from ppsd_rt.cli.drafts import show_drafts
 from ppsd_rt.cli.parser import COMMANDS, parse
 from ppsd_rt.cli.ranks import rank_options
-from ppsd_rt.engine import Generation
+from ppsd_rt.engine import Committed, Generation
 from ppsd_rt.models.checkpoint import Checkpoint
 
 OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop
@@ -574,6 +578,29 @@ def test_drafts_are_shown_in_colour(folder):
     for colour in ("\x1b[3;35m", "\x1b[32m", "\x1b[31m"):  # draft, accepted, corrected
         assert colour in text
     assert "12 tokens" in text
+
+
+def test_drafts_that_are_interrupted_end_with_what_was_held_back(folder):
+    """Text that may be the beginning of a stop string waits; at Ctrl-C it belongs to the answer."""
+    engine = Engine.from_pretrained(folder, exit_head="norm:3", backend="cpu", dtype="float32", threads=1)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    begin = engine.generate("abc", params, "plain").run().text[:12]
+    generation = engine.generate("abc", replace(params, stop=(begin + "never",)), "eesd:length=2,stop_rule=fixed")
+    events = generation.events()
+
+    def interrupted():
+        for event in events:
+            yield event
+            if isinstance(event, Committed):
+                raise KeyboardInterrupt
+
+    generation.events = interrupted
+    written = io.StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        show_drafts(engine, generation, Console(file=written, width=100))
+    held = generation.completion.text
+    assert held and begin.startswith(held)
+    assert held.splitlines()[-1].strip() in written.getvalue().splitlines()[-1]
 
 
 def test_interrupt_prints_what_there_is_and_the_statistics(folder):
