@@ -23,6 +23,8 @@ namespace {
 using Words = py::array_t<int32_t, py::array::c_style>;
 using Clock = std::chrono::steady_clock;
 
+constexpr int kPromptWord = 8;   // of an answer's settings
+
 // Messages of `out`, [messages][words each].
 int32_t* place_for(Words& out, int messages, int hidden) {
   if (out.ndim() != 2 || out.shape(0) < messages || size_t(out.shape(1)) != wire_words(kMaxRows, hidden))
@@ -31,14 +33,15 @@ int32_t* place_for(Words& out, int messages, int hidden) {
   return out.mutable_data();
 }
 
-// The settings of an answer in the words of its first message.
-std::vector<int32_t> settings_of(const Sampling& sampling, int end) {
+// The settings of an answer in the words of its first message. prompt: its tokens.
+std::vector<int32_t> settings_of(const Sampling& sampling, int end, int prompt) {
   std::vector<int32_t> words(kWireSettings);
   const float floats[] = {sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty};
   words[0] = end;
   std::memcpy(&words[1], floats, sizeof floats);
   words[5] = sampling.top_k;
   std::memcpy(&words[6], &sampling.seed, 8);
+  words[kPromptWord] = prompt;
   return words;
 }
 
@@ -159,10 +162,10 @@ class RankDrafter {
   std::unique_ptr<Remote> start(const std::vector<int>& prompt, int keep, const Sampling& sampling, const Schedule& schedule,
                                 const Limits& limits, uint64_t epoch, bool report_drafts, const Oracle& oracle) {
     if (keep > length()) throw std::runtime_error("there are not so many rows to keep");
-    begin(keep, limits.end, sampling, oracle);
+    begin(keep, limits.end, int(prompt.size()), sampling, oracle);
     auto remote =
         std::make_unique<Remote>(stage(), hidden_, kPassRows, schedule, limits, sampling.seed, epoch, report_drafts, hears_);
-    remote->begin(prompt, keep, settings_of(sampling, limits.end));
+    remote->begin(prompt, keep, settings_of(sampling, limits.end, int(prompt.size())));
     return remote;
   }
   int hidden() const { return hidden_; }
@@ -170,7 +173,7 @@ class RankDrafter {
  protected:
   // hears: its head is of a kind that hears of verified rows
   RankDrafter(int hidden, bool hears) : hidden_(hidden), hears_(hears) {}
-  virtual void begin(int keep, int end, const Sampling& sampling, const Oracle& oracle) = 0;
+  virtual void begin(int keep, int end, int prompt, const Sampling& sampling, const Oracle& oracle) = 0;
   virtual DraftStage* stage() = 0;
 
  private:
@@ -212,7 +215,7 @@ class CpuDrafter final : public RankDrafter {
 
  private:
   DraftStage* stage() override { return &stage_; }
-  void begin(int keep, int end, const Sampling& sampling, const Oracle& oracle) override {
+  void begin(int keep, int end, int, const Sampling& sampling, const Oracle& oracle) override {
     reserve(end);
     stage_.begin(sampling, keep);
     stage_.set_oracle(oracle);
@@ -228,7 +231,7 @@ class CpuDrafter final : public RankDrafter {
   Rope rope_;
 };
 
-// -- stages in Python (ppsd_rt/ranks/torch_stages.py says what they do) ------------------------------------------------
+// -- stages in Python (ppsd_rt/ranks/torch_stages.py and cuda_stages.py say what they do) ------------------------------------------------
 
 using Rows = py::array_t<float, py::array::c_style | py::array::forcecast>;
 
@@ -259,9 +262,9 @@ class PythonVerifyStage final : public VerifyStage {
  public:
   PythonVerifyStage(py::object stage, int hidden) : stage_(std::move(stage)), hidden_(hidden) {}
 
-  void begin(int keep, int end, const Sampling& sampling) {
+  void begin(int keep, int end, int prompt, const Sampling& sampling) {
     const py::gil_scoped_acquire lock;
-    stage_.attr("begin")(keep, end, values_of(sampling));
+    stage_.attr("begin")(keep, end, prompt, values_of(sampling));
   }
   bool run(Chunk* chunk, const Cancelled& cancelled) override {
     const py::gil_scoped_acquire lock;
@@ -283,7 +286,9 @@ class PythonVerifyStage final : public VerifyStage {
 class PythonStation : public RankStation {
  public:
   PythonStation(py::object stage, int hidden, bool last, double delay) : RankStation(hidden), stage_(std::move(stage), hidden) {
-    const auto begin = [this](int keep, int end, const int32_t* settings) { stage_.begin(keep, end, sampling_of(settings)); };
+    const auto begin = [this](int keep, int end, const int32_t* settings) {
+      stage_.begin(keep, end, settings[kPromptWord], sampling_of(settings));
+    };
     station_ = std::make_unique<Station>(&stage_, hidden, last, kPassRows, begin, delay);
   }
 
@@ -293,11 +298,13 @@ class PythonStation : public RankStation {
 
 class PythonDraftStage final : public DraftStage {
  public:
-  PythonDraftStage(py::object stage, int hidden) : stage_(std::move(stage)), hidden_(hidden) {}
+  PythonDraftStage(py::object stage, int hidden, int vocab_size)
+      : stage_(std::move(stage)), hidden_(hidden), vocab_size_(vocab_size) {}
 
-  void begin(int keep, int end, const Sampling& sampling) {
+  void begin(int keep, int end, int prompt, const Sampling& sampling, const Oracle& oracle) {
     heard_.reset();
-    stage_.attr("begin")(keep, end, values_of(sampling));
+    oracle_ = oracle;
+    stage_.attr("begin")(keep, end, prompt, values_of(sampling));
   }
   int length() const { return stage_.attr("length").cast<int>(); }
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override {
@@ -310,7 +317,7 @@ class PythonDraftStage final : public DraftStage {
     if (drawn.is_none()) return false;
     if (draft != nullptr) {
       const auto [token, confidence] = drawn.cast<std::tuple<int, double>>();
-      *draft = {token, confidence, 0, -1, 0.0};
+      *draft = foreseen(oracle_, {token, confidence, 0, -1, 0.0}, step.start + int(step.ids.size()), vocab_size_);
     }
     return true;
   }
@@ -321,21 +328,22 @@ class PythonDraftStage final : public DraftStage {
 
  private:
   const py::object stage_;
-  const int hidden_;
+  const int hidden_, vocab_size_;
+  Oracle oracle_;
   std::shared_ptr<const Feedback> heard_;
 };
 
 class PythonDrafter : public RankDrafter {
  public:
-  PythonDrafter(py::object stage, int hidden, bool hears) : RankDrafter(hidden, hears), stage_(std::move(stage), hidden) {}
+  PythonDrafter(py::object stage, int hidden, int vocab_size, bool hears)
+      : RankDrafter(hidden, hears), stage_(std::move(stage), hidden, vocab_size) {}
   void pin() override {}
   int length() const override { return stage_.length(); }
 
  private:
   DraftStage* stage() override { return &stage_; }
-  void begin(int keep, int end, const Sampling& sampling, const Oracle& oracle) override {
-    if (!oracle.truth.empty()) throw std::runtime_error("the torch stages draft by no oracle");
-    stage_.begin(keep, end, sampling);
+  void begin(int keep, int end, int prompt, const Sampling& sampling, const Oracle& oracle) override {
+    stage_.begin(keep, end, prompt, sampling, oracle);
   }
 
   PythonDraftStage stage_;
@@ -489,7 +497,8 @@ void bind_ranks(py::module_& m) {
       .def("time_step", &CpuDrafter::time_step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
   py::class_<PythonDrafter, RankDrafter>(m, "PythonDrafter")
-      .def(py::init<py::object, int, bool>(), py::arg("stage"), py::arg("hidden"), py::arg("hears"));
+      .def(py::init<py::object, int, int, bool>(), py::arg("stage"), py::arg("hidden"), py::arg("vocab_size"),
+           py::arg("hears"));
 
   py::class_<PyShares>(m, "LayerShares")
       .def(py::init<const PyModel&>(), py::arg("model"))

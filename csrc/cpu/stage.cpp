@@ -139,7 +139,7 @@ bool CpuDraftStage::run_rows(const int* ids, int rows, const DraftStep& step, Dr
     head_length_ += behind;
   }
   choose(draft, step.sibling_bar);
-  *draft = foreseen(*draft);
+  *draft = foreseen(oracle_, *draft, length_, model_.shape.vocab_size);
   return true;
 }
 
@@ -160,12 +160,11 @@ void CpuDraftStage::choose(Draft* draft, double sibling_bar) {
   draft->sibling_confidence = sampler_.confidence(0, draft->sibling, ids, outputs);
 }
 
-// With an oracle, its token in the place of the head's.
-Draft CpuDraftStage::foreseen(Draft draft) const {
-  if (length_ >= int(oracle_.truth.size())) return draft;
-  const int truth = oracle_.truth[length_];
-  draft.token = coin(oracle_.seed, length_) < oracle_.acceptance ? truth : (truth + 1) % model_.shape.vocab_size;
-  draft.confidence = oracle_.acceptance;
+Draft foreseen(const Oracle& oracle, Draft draft, int position, int vocab_size) {
+  if (position >= int(oracle.truth.size())) return draft;
+  const int truth = oracle.truth[position];
+  draft.token = coin(oracle.seed, position) < oracle.acceptance ? truth : (truth + 1) % vocab_size;
+  draft.confidence = oracle.acceptance;
   draft.sibling = -1;
   return draft;
 }

@@ -42,6 +42,7 @@ struct Oracle {
   double acceptance = 1.0;
   uint64_t seed = 0;
 };
+Draft foreseen(const Oracle& oracle, Draft draft, int position, int vocab_size);   // the oracle's, where it has one
 
 class CpuDraftStage final : public DraftStage {
  public:
@@ -60,7 +61,6 @@ class CpuDraftStage final : public DraftStage {
  private:
   bool run_rows(const int* ids, int rows, const DraftStep& step, Draft* draft, const Cancelled& cancelled);
   void choose(Draft* draft, double sibling_bar);
-  Draft foreseen(Draft draft) const;
   float* sibling_exit(int position) { return sibling_exits_.data() + size_t(position % kSiblings) * model_.shape.hidden_size; }
 
   const CpuModel& model_;

@@ -7,6 +7,7 @@ from ..ranks.options import RankOptions
 from ..ranks.world import World
 
 OVER_RANKS = ("generate", "check", "info")
+DEVICES = {"cpu": ("auto", "cpu"), "torch": ("auto", "cpu", "cuda"), "cuda": ("auto", "cpu", "cuda")}
 SILENCES = (0.5, 3600.0)  # seconds; a sign of life comes every quarter of a second
 
 
@@ -21,14 +22,13 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
 
 
 def rank_options(args: argparse.Namespace) -> RankOptions:
-    if args.backend not in ("auto", "cpu", "torch"):
-        raise UsageError("ranks run C++ stages on CPUs or torch stages: --backend takes auto, cpu or torch there")
-    on_torch = args.backend == "torch"
-    if args.device not in (("auto", "cpu", "cuda") if on_torch else ("auto", "cpu")):
+    backend = "cpu" if args.backend == "auto" else args.backend
+    if backend not in DEVICES:
+        raise UsageError(f"--backend {backend!r} is unknown to ranks; they run auto, {', '.join(DEVICES)}")
+    if args.device not in DEVICES[backend]:
         raise UsageError(
-            "torch stages over ranks run on CPUs or on a GPU for each rank: --device takes auto, cpu or cuda there"
-            if on_torch
-            else "ranks run C++ stages on a CPU: --device takes auto or cpu there, with --backend torch also cuda"
+            f"with --backend {backend} ranks take --device {' or '.join(DEVICES[backend])}, not {args.device}; a rank "
+            "takes the GPU that has its number among its host's ranks"
         )
     sizes = args.stages if isinstance(args.stages, tuple) else None
     if isinstance(args.stages, int) and args.stages not in (1, world_size := _size()):
@@ -45,7 +45,7 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
     return RankOptions(
         model=args.model,
         exit_head=args.exit_head,
-        backend="torch" if on_torch else "cpu",
+        backend=backend,
         device=args.device,
         dtype=args.dtype,
         threads=args.threads,

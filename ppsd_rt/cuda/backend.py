@@ -5,7 +5,6 @@ text only what verdicts tell. Where they cannot be captured, and in Triton's int
 one kernel after the other (eager.py): slower, and the same answer.
 """
 
-import os
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -68,9 +67,9 @@ class CudaBackend:
             raise PpsdError(f"the cuda backend cannot run this model: {reason}; use --backend torch")
         self._config, self._cuts = checkpoint.config, stages
         self._checkpoint = checkpoint
-        self._serial, self._eager = _switch("PPSD_CUDA_SERIAL"), not on_gpu or _switch("PPSD_CUDA_EAGER")
-        capable = on_gpu and all(torch.cuda.get_device_capability(each) >= (9, 0) for each in devices)
-        self._pdl = capable and not _switch("PPSD_NO_PDL")
+        self._serial = errors.switch("PPSD_CUDA_SERIAL")
+        self._eager = not on_gpu or errors.switch("PPSD_CUDA_EAGER")
+        self._pdl = errors.launches_dependently(devices)
         self._told = False
         self._measured: list[Measured] = []  # of each device, where the best split is to be found
         self._spread: Spread | None = None
@@ -348,8 +347,8 @@ class CudaBackend:
         switches = (self._eager, self._pdl, *([str(self._spread)] if self._spread else []))
         return f"{torch.cuda.get_device_name(self._device)} {torch.__version__} {switches}"
 
-    def _out_of_memory(self, what: str, needed: dict[torch.device, int]) -> "_OutOfMemory":
-        return _OutOfMemory(what, needed, errors.smaller(self._dtype))
+    def _out_of_memory(self, what: str, needed: dict[torch.device, int]) -> errors.OutOfMemory:
+        return errors.OutOfMemory(what, needed, errors.smaller(self._dtype))
 
     # -- several devices -----------------------------------------------------------------------------------------------
 
@@ -408,31 +407,9 @@ class _Answer:
             self._events.close()
 
 
-class _OutOfMemory:
-    """Turns torch's error into a line that says how much was needed."""
-
-    def __init__(self, what: str, needed: dict[torch.device, int], remedy: str) -> None:
-        """needed: bytes, on each device."""
-        self.what, self.needed, self.remedy = what, needed, remedy
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
-        if isinstance(error, torch.cuda.OutOfMemoryError):
-            memory = {device: torch.cuda.mem_get_info(device) for device in self.needed}
-            device = max(memory, key=lambda device: self.needed[device] - memory[device][0])
-            what = f"{self.what} on {device}" if len(memory) > 1 else self.what
-            raise PpsdError(errors.no_memory(what, self.needed[device], *memory[device], self.remedy)) from None
-
-
 def _by_confidence(schedule: Schedule) -> bool:
     return not isinstance(schedule.stop_rule, (FixedLength, BetaThompson))
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def _switch(name: str) -> bool:
-    return os.environ.get(name, "0") not in ("", "0")

@@ -89,6 +89,13 @@ class Site:
         self.handed = [hidden(border) for border in range(1, stages)]
         self.keys, self.values = [cache(layer) for layer in range(every)], [cache(layer) for layer in range(every)]
 
+    def keep(self, old: "Site", rows: int) -> None:
+        """The first rows of what has become too small."""
+        for to, source in ((self.exit_hidden, old.exit_hidden), (self.last_hidden, old.last_hidden)):
+            to[:rows] = source[:rows]
+        for to, source in zip([*self.keys, *self.values], [*old.keys, *old.values], strict=True):
+            to[:, :rows] = source[:, :rows]
+
 
 class Buffers(Site):
     """Of one model for one answer at a time, on the device that drafts.
@@ -136,10 +143,11 @@ def needed_bytes(weights: DeviceWeights, capacity: int, cuts: Sequence[int] = ()
     home, places = weights.device, weights.places or (weights.device,) * len(weights.layers)
     stages = Counter([home, *(places[low] for low in (weights.exit_layer, *cuts))])
     layers = Counter([*places, *[home] * (len(weights.head.layers) if weights.head else 0)])
-    return {device: _bytes_of_site(weights, capacity, stages[device], layers[device]) for device in stages}
+    return {device: bytes_of_site(weights, capacity, stages[device], layers[device]) for device in stages}
 
 
-def _bytes_of_site(weights: DeviceWeights, capacity: int, stages: int, layers: int) -> int:
+def bytes_of_site(weights: DeviceWeights, capacity: int, stages: int, layers: int) -> int:
+    """Of a device with so many stages, the draft stage being one, and layers, the exit head's own among them."""
     config = weights.config
     capacity = whole_splits(capacity)
     cache = 2 * layers * config.num_key_value_heads * config.head_dim * weights.dtype.itemsize

@@ -74,6 +74,17 @@ def pick_devices(names: str) -> list[torch.device]:
     return [pick_device(name) for name in names.split(",")]
 
 
+def launches_dependently(devices: Sequence[torch.device]) -> bool:
+    """Programmatic dependent launches, from Hopper on."""
+    capable = all(d.type == "cuda" and torch.cuda.get_device_capability(d) >= (9, 0) for d in devices)
+    return capable and not switch("PPSD_NO_PDL")
+
+
+def switch(name: str) -> bool:
+    """Of the environment."""
+    return os.environ.get(name, "0") not in ("", "0")
+
+
 def unusable(name: str) -> str | None:
     """Why `pick_device` would refuse, or None: for `--backend auto`."""
     try:
@@ -111,7 +122,7 @@ def part_bytes(config: LlamaConfig, dtype: str, layers: int, *, first: bool, las
 
 def check_memory(config: LlamaConfig, dtype: str, device: torch.device) -> None:
     """Before minutes of loading: do the weights fit?"""
-    _check_free(f"the weights as {dtype}", weight_bytes(config, dtype), device, smaller(dtype))
+    check_free(f"the weights as {dtype}", weight_bytes(config, dtype), device, smaller(dtype))
 
 
 def parts_bytes(
@@ -139,10 +150,11 @@ def check_parts(config: LlamaConfig, dtype: str, devices: Sequence[torch.device]
     for device, bytes in parts_bytes(config, dtype, devices, sizes).items():
         layers = sum(size for other, size in zip(devices, sizes, strict=True) if other == device)
         remedy = f"change --stages, or {smaller(dtype)}"
-        _check_free(f"{layers} layers as {dtype} on {device}", bytes, device, remedy)
+        check_free(f"{layers} layers as {dtype} on {device}", bytes, device, remedy)
 
 
-def _check_free(what: str, needed: int, device: torch.device, remedy: str) -> None:
+def check_free(what: str, needed: int, device: torch.device, remedy: str) -> None:
+    """Raises PpsdError if the device has no such memory left."""
     if device.type != "cuda":
         return
     free, total = torch.cuda.mem_get_info(device)
@@ -155,6 +167,24 @@ def no_memory(what: str, needed: int, free: int, total: int, remedy: str) -> str
         f"{what}: {needed / 2**30:.1f} GiB are needed, but of the GPU's {total / 2**30:.1f} GiB only "
         f"{free / 2**30:.1f} are free; {remedy}"
     )
+
+
+class OutOfMemory:
+    """Turns torch's error into a line that says how much was needed."""
+
+    def __init__(self, what: str, needed: dict[torch.device, int], remedy: str) -> None:
+        """needed: bytes, on each device."""
+        self.what, self.needed, self.remedy = what, needed, remedy
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> None:
+        if isinstance(error, torch.cuda.OutOfMemoryError):
+            memory = {device: torch.cuda.mem_get_info(device) for device in self.needed}
+            device = max(memory, key=lambda device: self.needed[device] - memory[device][0])
+            what = f"{self.what} on {device}" if len(memory) > 1 else self.what
+            raise PpsdError(no_memory(what, self.needed[device], *memory[device], self.remedy)) from None
 
 
 def smaller(dtype: str) -> str:

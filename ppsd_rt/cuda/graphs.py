@@ -17,7 +17,8 @@ Priorities: kernels keep the priority of the stream that they were captured on. 
 stages want the same multiprocessors: a token is committed by a verdict, and drafts are only guesses.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -88,7 +89,7 @@ class StageGraphs:
         self._recorder, self._stages = recorder, stages
         early = [stages.early_step, *([stages.draft_step] if stages.weights.head is not None else [])]
         legs = [(partial(stages.launch, number), leg.device) for number, leg in enumerate(stages.legs)]
-        try:
+        with _capturing(recorder):
             recorder.warm_up([*((step, stages.home) for step in early), *legs])
             handles = [recorder.record(step, _LOW, -1, stages.home) for step in early]
             self.verify = [recorder.record(step, _HIGH, number, device) for number, (step, device) in enumerate(legs)]
@@ -98,9 +99,6 @@ class StageGraphs:
                 self.lanes.upload(exec, -1)
             for number, exec in enumerate(self.verify):
                 self.lanes.upload(exec, number)
-        except (RuntimeError, TritonError) as error:  # of torch (its out-of-memory error too), the driver; the compiler
-            recorder.close()
-            raise CaptureFailed(str(error).strip().splitlines()[0]) from None
 
     def close(self) -> None:
         self._recorder.close()
@@ -148,3 +146,34 @@ class StageGraphs:
             "drawn": drawn,
             "draft_records": draft_records,
         }
+
+
+class PartGraphs:
+    """Steps of a part of a model (parts.py), captured, and the stream that they are launched on."""
+
+    def __init__(self, steps: Sequence[Step], device: torch.device, recorder: Recorder) -> None:
+        """Raises CaptureFailed."""
+        self._recorder, self._device = recorder, device
+        with _capturing(recorder):
+            recorder.warm_up([(step, device) for step in steps])
+            self._handles = [recorder.record(step, _HIGH, -1, device) for step in steps]
+            self._lanes = _native.GraphLanes(device.index or 0, [])
+            for exec in self._handles:
+                self._lanes.upload(exec, -1)
+
+    def launch(self, number: int) -> None:
+        """Behind all that torch has begun on the device; returns when it has ended."""
+        synchronise([self._device])
+        self._lanes.timeline([(-1, self._handles[number])])
+
+    def close(self) -> None:
+        self._recorder.close()
+
+
+@contextmanager
+def _capturing(recorder: Recorder) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, TritonError) as error:  # of torch (its out-of-memory error too), the driver; the compiler
+        recorder.close()
+        raise CaptureFailed(str(error).strip().splitlines()[0]) from None

@@ -20,50 +20,73 @@ ROWS = 1024  # at a time: what stands between the layers takes little memory
 
 
 class PromptPass:
-    """Launched eagerly; its buffers are made for the longest pass so far, on each device that has layers."""
+    """Launched eagerly, on each device that has layers."""
 
     def __init__(self, weights: DeviceWeights, buffers: Buffers, sites: Sequence[Site]) -> None:
         """sites: of each layer, those of the exit head are at home."""
         self.weights, self.buffers = weights, buffers
-        self._sites = [*sites, *[buffers] * (len(weights.head.layers) if weights.head else 0)]
-        self._between: dict[torch.device, Between] = {}
+        self._sites = sites
+        self._layers = {site.device: PromptLayers(weights, site) for site in (buffers, *sites)}
 
     def run(self, start: int, end: int) -> None:
         """Rows [start, end): the KV cache of every layer and of the exit head's, and the exit hidden states."""
-        rows = min(ROWS, end - start)
-        for device in {site.device for site in self._sites}:
-            if device not in self._between or rows > len(self._between[device].x):
-                self._between[device] = Between(self.weights, rows, device)
+        for layers in self._layers.values():
+            layers.reserve(min(ROWS, end - start))
         for first in range(start, end, ROWS):
             self._rows(first, min(first + ROWS, end))
 
     def _rows(self, start: int, end: int) -> None:
         b, weights = self.buffers, self.weights
-        x = b.exit_hidden[start:end]
-        x.copy_(weights.embedding[b.text[start:end].long()])
-        for number, layer in enumerate(weights.layers[: weights.exit_layer]):
-            self._layer(layer, number, x, start)
-        heads = weights.head.layers if weights.head else ()
-        for number, layer in enumerate(heads, len(weights.layers)):
-            if number < len(weights.layers) + len(heads) - 1:
-                x = self._between[b.device].x[: end - start].copy_(x)
-                self._layer(layer, number, x, start)
-            else:  # what the rows become behind the last one is asked of new rows only
-                with devices.on(b.device):
-                    self._qkv(layer, number, x, start)
+        self._layers[b.device].early(start, end, weights.exit_layer)
         x, at = b.exit_hidden[start:end], None
         for number in range(weights.exit_layer, len(weights.layers)):
             if self._sites[number].device != at:
                 at = self._sites[number].device
-                x = self._between[at].x[: end - start].copy_(x)
-            self._layer(weights.layers[number], number, x, start)
+                x = self._layers[at].taken(x)
+            self._layers[at].layer(weights.layers[number], number, x, start)
         for site in {self._sites[len(weights.layers) - 1], b} if weights.hears else ():
             site.last_hidden[start:end] = x
 
+
+class PromptLayers:
+    """A device's layers; its buffers are made for the longest pass so far."""
+
+    def __init__(self, weights: DeviceWeights, site: Site) -> None:
+        self.weights, self.site = weights, site
+        self._between = Between(weights, 0, site.device)
+
+    def reserve(self, rows: int) -> None:
+        if rows > len(self._between.x):
+            self._between = Between(self.weights, rows, self.site.device)
+
+    def taken(self, x: Tensor) -> Tensor:
+        """A copy of rows [rows, hidden] that may be overwritten, here."""
+        return self._between.x[: len(x)].copy_(x)
+
+    def early(self, start: int, end: int, layers: int) -> None:
+        """The text's rows [start, end) through layers [0, layers) and the exit head's own."""
+        weights, site = self.weights, self.site
+        exits = site.exit_hidden[start:end]
+        exits.copy_(weights.embedding[site.text[start:end].long()])
+        for number, layer in enumerate(weights.layers[:layers]):
+            self.layer(layer, number, exits, start)
+        heads, x = weights.head.layers if weights.head else (), exits
+        for number, layer in enumerate(heads, len(weights.layers)):
+            if number < len(weights.layers) + len(heads) - 1:
+                x = self.taken(x)
+                self.layer(layer, number, x, start)
+            else:  # what the rows become behind the last one is asked of new rows only
+                with devices.on(site.device):
+                    self._qkv(layer, number, x, start)
+
+    def layer(self, layer: Layer, number: int, x: Tensor, start: int) -> None:
+        """x [rows, hidden] at positions start.. -> x"""
+        with devices.on(self.site.device):
+            self._layer(layer, number, x, start)
+
     def _qkv(self, layer: Layer, number: int, x: Tensor, start: int) -> Tensor:
         """-> queries [rows, heads, head_dim]."""
-        site, config = self._sites[number], self.weights.config
-        between = self._between[site.device]
+        site, config, between = self.site, self.weights.config, self._between
         normed = between.normed[: len(x)]
         queries = between.queries[: len(x)].view(len(x), config.num_attention_heads, config.head_dim)
         normalise(x, layer.norm, config.rms_norm_eps, normed)
@@ -72,12 +95,7 @@ class PromptPass:
         return queries
 
     def _layer(self, layer: Layer, number: int, x: Tensor, start: int) -> None:
-        with devices.on(self._sites[number].device):
-            self._whole_layer(layer, number, x, start)
-
-    def _whole_layer(self, layer: Layer, number: int, x: Tensor, start: int) -> None:
-        site = self._sites[number]
-        between, rows = self._between[site.device], len(x)
+        site, between, rows = self.site, self._between, len(x)
         normed, mixed, inner = between.normed[:rows], between.mixed[:rows], between.inner[:rows]
         queries = self._qkv(layer, number, x, start)
         prompt_attention(queries, site.keys[number], site.values[number], mixed.view_as(queries), start)

@@ -26,12 +26,7 @@ from torch import Tensor
 from ..backend import Oracle
 from ..errors import UsageError
 from ..sampling import SamplingParams
-from ..triton_kernels.attention import attention
-from ..triton_kernels.embedding import embedding
-from ..triton_kernels.feedback import feedback
-from ..triton_kernels.heads import heads, sampling_words
-from ..triton_kernels.linear import linear
-from ..triton_kernels.qkv import qkv
+from ..triton_kernels.heads import sampling_words
 from ..triton_kernels.state import (
     DRAFTED,
     DRAWN,
@@ -49,13 +44,13 @@ from ..triton_kernels.state import (
     TOKEN,
     WORDS,
 )
-from ..triton_kernels.swiglu import swiglu
 from ..triton_kernels.verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 from . import devices
 from .buffers import NEVER, Buffers, Site, Work
 from .devices import Copy, Leg, Window, synonyms
+from .launches import decoder_layer, early_layers, exit_head, lm_head
 from .prompt import PromptPass
-from .weights import DeviceWeights, Layer
+from .weights import DeviceWeights
 
 
 class DeviceStages:
@@ -287,22 +282,10 @@ class DeviceStages:
         return logits[:rows]
 
     def _draft_step(self) -> None:
-        b, work, head = self.buffers, self._draft, self.weights.head
-        assert head is not None, "drafting needs an exit head"
+        b, work = self.buffers, self._draft
         begin_draft(b.early, b.head, b.state, pdl=self.pdl)
         self._early_layers()
-        x = b.exit_hidden
-        if head.feedback is not None:
-            assert head.feedback_norm is not None
-            feedback(x, b.last_hidden, head.feedback_norm, self._eps, head.feedback, work.x, b.head, pdl=self.pdl)
-            x = work.x
-        for number, layer in enumerate(head.layers, len(self.weights.layers)):
-            x = self._layer(layer, number, x, work.x, b.head, work, b)
-        assert work.scratch is not None
-        heads(
-            x, head.norm, self._eps, head.lm_head, b.sampling, work.scratch, work.choices, work.chances, b.head,
-            draft_ids=head.draft_ids, text=b.text, first_seen=b.first_seen, pdl=self.pdl,
-        )  # fmt: skip
+        exit_head(self.weights, b.head, work, b, pdl=self.pdl)
         drafted(
             b.text, work.choices, work.chances, b.confidences, b.truth, b.early, b.head, b.state, b.drafts,
             vocabulary=self.weights.config.vocab_size, pdl=self.pdl,
@@ -342,10 +325,8 @@ class DeviceStages:
         verdict(b.text, b.choices, b.confidences, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
 
     def _early_layers(self) -> None:
-        b, work = self.buffers, self._draft
-        embedding(b.text, self.weights.embedding, b.exit_hidden, b.early, pdl=self.pdl)
-        for number, layer in enumerate(self.weights.layers[: self.weights.exit_layer]):
-            self._layer(layer, number, b.exit_hidden, b.exit_hidden, b.early, work, b)
+        b = self.buffers
+        early_layers(self.weights, self.weights.exit_layer, b.early, self._draft, b, pdl=self.pdl)
 
     def _late_layers(self, stage: int, words: Tensor) -> None:
         """From where the rows before stand, each at its position, to work.x or the border to the next stage."""
@@ -353,7 +334,8 @@ class DeviceStages:
         x = self._border(site, stage)
         for number in range(low, high):
             last = self._leaves(stage) if number == high - 1 else None
-            self._layer(self.weights.layers[number], number, x, work.x, words, work, site, last)
+            layer = self.weights.layers[number]
+            decoder_layer(self.weights, layer, number, x, work.x, words, work, site, last, pdl=self.pdl)
             x = work.x
 
     def _border(self, site: Site, stage: int) -> Tensor:
@@ -366,41 +348,8 @@ class DeviceStages:
         return None if last and not self.weights.hears else self._border(self._sites[self._devices[stage]], stage + 1)
 
     def _lm_head(self, words: Tensor, logits: Tensor | None) -> None:
-        work, weights, site = self._late[-1], self.weights, self._sites[self._devices[-1]]
-        assert work.scratch is not None
-        left = self._leaves(len(self.slices) - 1)
-        heads(
-            work.x if left is None else left, weights.norm, self._eps, weights.lm_head, site.sampling, work.scratch,
-            work.choices, work.chances, words, text=site.text, first_seen=site.first_seen, logits=logits, pdl=self.pdl,
-        )  # fmt: skip
-
-    def _layer(
-        self,
-        layer: Layer,
-        number: int,
-        x: Tensor,
-        out: Tensor,
-        words: Tensor,
-        work: Work,
-        b: Site,
-        last: Tensor | None = None,
-    ) -> Tensor:
-        """x -> out, and from there, behind the MLP, to `last` where that is not the same."""
-        keys, values = b.keys[number], b.values[number]
-        qkv(
-            x, layer.norm, self._eps, layer.qkv, layer.qkv_bias, b.cosines, b.sines, work.queries, keys, values, words,
-            pdl=self.pdl,
-        )  # fmt: skip
-        attention(work.queries, keys, values, work.partials, work.mixed.view_as(work.queries), words, pdl=self.pdl)
-        linear(
-            work.mixed, layer.out, out, words, bias=layer.out_bias, residual=x, partial=work.sums, pdl=self.pdl
-        )  # fmt: skip
-        if layer.gate_up is None or layer.down is None or layer.post_norm is None:
-            return out
-        swiglu(out, layer.post_norm, self._eps, layer.gate_up, work.inner, words, pdl=self.pdl)
-        last = out if last is None else last
-        linear(work.inner, layer.down, last, words, residual=out, partial=work.sums, pdl=self.pdl)
-        return last
+        work, site, left = self._late[-1], self._sites[self._devices[-1]], self._leaves(len(self.slices) - 1)
+        lm_head(self.weights, work.x if left is None else left, words, work, site, logits, pdl=self.pdl)
 
     def _words(self, values: dict[int, int]) -> Tensor:
         words = torch.zeros(WORDS, dtype=torch.int32)
@@ -417,7 +366,3 @@ class DeviceStages:
 
     def _is_last(self) -> list[bool]:
         return [stage == len(self.slices) - 1 for stage in range(len(self.slices))]
-
-    @property
-    def _eps(self) -> float:
-        return self.weights.config.rms_norm_eps

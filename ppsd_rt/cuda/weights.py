@@ -131,11 +131,7 @@ class DeviceWeights:
         places: Sequence[torch.device] = (),
     ) -> "DeviceWeights":
         """Raises UsageError for an unknown format, PpsdError for a shape that the kernels do not do."""
-        if format not in FORMATS:
-            raise UsageError(f"dtype {format!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
-        reason = refuses(config)
-        if reason:
-            raise PpsdError(f"the cuda backend cannot run this model: {reason}; use --backend torch")
+        _check(config, format)
         loaders = [_Loader(source, format, place) for place in places or (device,) * config.num_hidden_layers]
         layers = tuple(loader.layer(f"model.layers.{i}.", config) for i, loader in enumerate(loaders))
         embedding = _Loader(source, format, device).plain("model.embed_tokens.weight")
@@ -145,6 +141,38 @@ class DeviceWeights:
             lm_head = loaders[-1].packed(embedding.to(loaders[-1].device))
         norm = loaders[-1].plain("model.norm.weight")
         return cls(config, format, layers, embedding, norm, lm_head, places=tuple(places))
+
+    @classmethod
+    def part(
+        cls,
+        checkpoint: Checkpoint,
+        format: str,
+        device: torch.device,
+        layers: tuple[int, int],
+        *,
+        embeds: bool,
+        chooses: bool,
+    ) -> "DeviceWeights":
+        """Layers [first, last) alone, as if there were no others; what is elsewhere has no rows.
+
+        embeds: and the embedding. chooses: and the final norm and the LM head.
+        """
+        _check(checkpoint.config, format)
+        config = replace(checkpoint.config, num_hidden_layers=layers[1] - layers[0])
+        loader = _Loader(_mapped(checkpoint.tensors), format, device)
+        stack = tuple(loader.layer(f"model.layers.{i}.", config) for i in range(*layers))
+        nothing = torch.empty(0, config.hidden_size, dtype=loader.dtype, device=device)
+        tied = config.tie_word_embeddings
+        table = loader.plain("model.embed_tokens.weight") if embeds or (chooses and tied) else nothing
+        norm, lm_head = nothing, Weight(nothing)
+        if chooses:
+            norm = loader.plain("model.norm.weight")
+            lm_head = loader.packed(table) if tied else loader.matrix("lm_head.weight")
+        return cls(config, format, stack, table if embeds else nothing, norm, lm_head)
+
+    def without_lm_head(self) -> "DeviceWeights":
+        """The exit head may have one of its own."""
+        return replace(self, lm_head=Weight(self.embedding[:0]))
 
     def spread(self, places: Sequence[torch.device]) -> "DeviceWeights":
         """The same weights with each layer on its device; those that are there already stay what they are."""
@@ -224,6 +252,14 @@ class DeviceWeights:
         layers, heard = chain(self.layers[: self.exit_layer], self.head.layers), self.head.feedback
         of_one = 0 if heard is None else weight_bytes(heard) // DISTANCES
         return sum(layer.bytes for layer in layers) + weight_bytes(self.head.lm_head) + of_one
+
+
+def _check(config: LlamaConfig, format: str) -> None:
+    if format not in FORMATS:
+        raise UsageError(f"dtype {format!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
+    reason = refuses(config)
+    if reason:
+        raise PpsdError(f"the cuda backend cannot run this model: {reason}; use --backend torch")
 
 
 def weight_bytes(weight: Weight | None) -> int:

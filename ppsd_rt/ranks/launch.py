@@ -133,8 +133,8 @@ def _open(
     try:
         if options.parallel not in PARALLEL:
             raise UsageError(f"--parallel takes {' or '.join(PARALLEL)}, not {options.parallel!r}")
-        if options.parallel == "tp" and options.backend == "torch":
-            raise UsageError("--parallel tp runs C++ shares on a CPU: leave --backend torch out")
+        if options.parallel == "tp" and options.backend != "cpu":
+            raise UsageError(f"--parallel tp runs C++ shares on a CPU: leave --backend {options.backend} out")
         threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
         slices = slices_for(options.backend, options.device, options.dtype, threads, cores, world.local_rank)
         checkpoint = Checkpoint(Path(resolve_model(options.model)))

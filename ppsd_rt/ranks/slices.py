@@ -16,7 +16,7 @@ from ..models.head_file import HeadFile
 from ..models.rotary import inverse_frequencies
 
 if TYPE_CHECKING:
-    from .torch_stages import TorchDrafter, TorchStation
+    from .python_stages import PythonDrafter, PythonStation
 
 
 def layers_of(sizes: Sequence[int], rank: int) -> tuple[int, int]:
@@ -75,8 +75,8 @@ def verify_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, thre
     return pack_slice(checkpoint, first, last, dtype, threads, lm_head=whole)
 
 
-RankStation: TypeAlias = "_native.Station | TorchStation"
-RankDrafter: TypeAlias = "_native.Drafter | TorchDrafter"
+RankStation: TypeAlias = "_native.Station | PythonStation"
+RankDrafter: TypeAlias = "_native.Drafter | PythonDrafter"
 
 
 class Slices(Protocol):
@@ -123,11 +123,18 @@ class CpuSlices:
 
 def slices_for(backend: str, device: str, dtype: str, threads: int, cores: list[int], local_rank: int) -> Slices:
     """Raises PpsdError where this rank cannot run that backend."""
-    if backend != "torch":
-        return CpuSlices(dtype, threads, cores)
-    from .torch_stages import TorchSlices
+    if backend == "cuda":
+        from ..cuda.errors import check_triton
 
-    return TorchSlices(device, dtype, threads, cores, local_rank)
+        check_triton()
+        from .cuda_stages import CudaSlices
+
+        return CudaSlices(device, dtype, local_rank)
+    if backend == "torch":
+        from .torch_stages import TorchSlices
+
+        return TorchSlices(device, dtype, threads, cores, local_rank)
+    return CpuSlices(dtype, threads, cores)
 
 
 def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:

@@ -88,4 +88,4 @@ def _explain(control: Control, to: int, error: Exception) -> None:
     elif "onnection" in str(error) or "gloo" in str(error):
         control.lost(to, error)
     else:
-        control.fail(f"rank {control.world.rank}: {error}")
+        control.fail(f"rank {control.world.rank}: {str(error).strip().splitlines()[0]}")

@@ -1,19 +1,14 @@
 """Torch stages over ranks: what a rank holds when it runs `--backend torch`, on a CPU or on a GPU of its own.
 
-The stages are those of ppsd_rt/reference/stage.py; csrc/bindings_ranks.cpp calls them, a pass at a time. Rows come and
-go as float32 arrays of the host, which hold bfloat16 and float16 exactly.
+The stages are those of ppsd_rt/reference/stage.py.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from time import perf_counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
-from .. import _native
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
 from ..models.head_file import HeadFile
@@ -22,9 +17,7 @@ from ..reference.backend import pick_device, pick_dtype
 from ..reference.sampler import Sampler, confidence
 from ..reference.stage import DraftStage, Stage, VerifyStage, Void
 from ..sampling import SamplingParams
-from ..schedule import MAX_ROWS
-
-Rows = npt.NDArray[np.float32]  # [rows, hidden]
+from .python_stages import Cancelled, PythonDrafter, PythonStation, Rows
 
 
 def torch_slice(
@@ -63,8 +56,8 @@ class _Held:
     def length(self) -> int:
         return self._rows.length
 
-    def begin(self, keep: int, end: int, sampling: Mapping[str, Any]) -> None:
-        """An answer of at most `end` rows, of which `keep` are there already."""
+    def begin(self, keep: int, end: int, prompt: int, sampling: Mapping[str, Any]) -> None:
+        """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt`."""
         self._rows.reserve(end)
         self._rows.rollback(keep)
         del self._ids[keep:]
@@ -78,8 +71,8 @@ class _Held:
         return torch.from_numpy(rows).to(self._like.device, self._like.dtype)
 
 
-class _Verify(_Held):
-    """As csrc/bindings_ranks.cpp asks a verification stage."""
+class TorchVerify(_Held):
+    """Layers [first, last) and, behind the last of all, the LM head."""
 
     def __init__(self, model: LlamaForCausalLM, first: int, last: int) -> None:
         like = next(model.model.layers[first].parameters())
@@ -87,7 +80,7 @@ class _Verify(_Held):
         self._out = like.new_zeros(0)
         super().__init__(self._stage, like)
 
-    def run(self, start: int, ids: Sequence[int], hidden: Rows, cancelled: Callable[[], bool] | None) -> Rows | None:
+    def run(self, start: int, ids: Sequence[int], hidden: Rows, cancelled: Cancelled) -> Rows | None:
         """None: it became void on the way."""
         self._go_on(start, ids)
         try:
@@ -106,37 +99,8 @@ class _Verify(_Held):
             return [choose(row, place, self._ids[:place]) for place, row in enumerate(logits, first + 1)]
 
 
-class TorchStation(_native.PythonStation):
-    """Layers [first, last) and, behind the last of all, the LM head."""
-
-    def __init__(self, model: LlamaForCausalLM, first: int, last: int, delay: float) -> None:
-        self._last = last == model.config.num_hidden_layers
-        self._hidden = model.config.hidden_size
-        self._verify = _Verify(model, first, last)
-        super().__init__(self._verify, self._hidden, self._last, delay)
-
-    def pin(self) -> None:
-        """Torch's threads go where the process may."""
-
-    def time_pass(self, rows: int, context: int) -> float:
-        """Seconds of a pass over so many rows behind `context` others, the choice of tokens included."""
-        keep = context if self._verify.length >= context else 0
-        self._verify.begin(keep, context + MAX_ROWS, {})
-        if not keep:
-            self._run(0, context)
-        begun = perf_counter()
-        self._run(context, rows)
-        if self._last:
-            self._verify.choose(min(rows, MAX_ROWS))
-        return perf_counter() - begun
-
-    def _run(self, start: int, rows: int) -> None:
-        hidden = np.linspace(-0.5, 0.5, rows * self._hidden, dtype=np.float32).reshape(rows, -1)
-        self._verify.run(start, [0] * rows, hidden, None)
-
-
-class _Draft(_Held):
-    """As csrc/bindings_ranks.cpp asks a draft stage."""
+class TorchDraft(_Held):
+    """Layers [0, layers), and the exit head behind them; without one nothing is drafted."""
 
     def __init__(self, model: LlamaForCausalLM, head: ExitHead | None, layers: int) -> None:
         self._stage = DraftStage(model, head, layers)
@@ -146,9 +110,7 @@ class _Draft(_Held):
         """What the last layer made of the newest verified row [1, hidden]."""
         self._stage.learn(position, self._to_device(hidden)[0])
 
-    def step(
-        self, start: int, ids: Sequence[int], draw: bool, cancelled: Callable[[], bool] | None
-    ) -> tuple[int, float] | None:
+    def step(self, start: int, ids: Sequence[int], draw: bool, cancelled: Cancelled) -> tuple[int, float] | None:
         """(draft token, the head's own probability of it), 0s where none is drawn; None: it became void on the way."""
         self._go_on(start, ids)
         try:
@@ -165,28 +127,6 @@ class _Draft(_Held):
 
     def exported(self, start: int, count: int) -> Rows:
         return self._stage.exit_hidden(start, count).float().cpu().numpy()
-
-
-class TorchDrafter(_native.PythonDrafter):
-    """Layers [0, size), and the exit head behind them; without one nothing is drafted."""
-
-    def __init__(self, model: LlamaForCausalLM, file: HeadFile | None, size: int) -> None:
-        head = ExitHead.from_file(file, model) if file else None
-        self._draft = _Draft(model, head, size)
-        self._draws = head is not None
-        super().__init__(self._draft, model.config.hidden_size, head is not None and head.feedback is not None)
-
-    def time_step(self, draw: bool, context: int) -> float:
-        """Seconds of a row through the early layers behind `context` others; draw: and of the exit head."""
-        keep = context if self._draft.length >= context else 0
-        self._draft.begin(keep, context + MAX_ROWS, {})
-        if not keep:
-            self._draft.step(0, [0] * context, self._draws, None)
-        begun = perf_counter()
-        self._draft.step(context, [0], draw and self._draws, None)
-        if not draw:
-            self._draft.exported(context, 1)  # waits for a GPU
-        return perf_counter() - begun
 
 
 class TorchSlices:
@@ -207,16 +147,19 @@ class TorchSlices:
     def dtype(self) -> str:
         return str(self._dtype).removeprefix("torch.")
 
-    def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> TorchDrafter:
+    def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> PythonDrafter:
         model = torch_slice(checkpoint, (0, size), True, head is not None, self._dtype, self._device)
         self.bytes = weight_bytes(model)
-        return TorchDrafter(model, head, size)
+        config, own = model.config, ExitHead.from_file(head, model) if head else None
+        hears = own is not None and own.feedback is not None
+        stage = TorchDraft(model, own, size)
+        return PythonDrafter(stage, config.hidden_size, config.vocab_size, own is not None, hears)
 
-    def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> TorchStation:
+    def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> PythonStation:
         chooses = last == checkpoint.config.num_hidden_layers
         model = torch_slice(checkpoint, (first, last), False, chooses, self._dtype, self._device)
         self.bytes = weight_bytes(model)
-        return TorchStation(model, first, last, delay)
+        return PythonStation(TorchVerify(model, first, last), model.config.hidden_size, chooses, delay)
 
     def facts(self) -> dict[str, Any]:
         return {"device": str(self._device)}

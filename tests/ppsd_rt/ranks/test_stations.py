@@ -5,14 +5,13 @@ import threading
 import numpy as np
 import pytest
 import torch
+from rank_support import Pipeline, ids_of
 from support import loud_head, write_model
 
 from ppsd_rt import Engine, SamplingParams, UsageError, _native
 from ppsd_rt.cpu_backend import native_schedule, to_event
-from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.protocol import Round
-from ppsd_rt.ranks.slices import layers_of, slices_for
+from ppsd_rt.ranks.slices import slices_for
 from ppsd_rt.ranks.stage import lengths
 from ppsd_rt.schedule import parse_schedule
 
@@ -35,97 +34,6 @@ def engine(folder):
     return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=1)
 
 
-class Pipeline:
-    """Threads in place of ranks; a message goes from hand to hand."""
-
-    def __init__(self, folder, sizes, delay=0.0, head=None, format="int8", backend="cpu"):
-        checkpoint = Checkpoint(folder)
-        self.hidden = checkpoint.config.hidden_size
-        head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
-        self.slices = [slices_for(backend, "cpu", format, 1, [], rank) for rank in range(len(sizes))]
-        self.drafter = self.slices[0].drafter(checkpoint, head, sizes[0])
-        self.stations = []
-        for rank in range(1, len(sizes)):
-            first, last = layers_of(sizes, rank)
-            self.stations.append(self.slices[rank].station(checkpoint, first, last, delay))
-        self.epoch, self.answer, self.failures = 1, None, []
-        self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(len(self.stations))]
-        for thread in self.threads:
-            thread.start()
-
-    def buffers(self):
-        return np.zeros((_native.WIRE_MESSAGES, _native.wire_words(self.hidden)), np.int32)
-
-    def _serve(self, place):
-        out = self.buffers()
-        try:
-            while (written := self.stations[place].work(out, 50)) >= 0:
-                for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
-                    if place + 1 < len(self.stations):
-                        self.stations[place + 1].post(message[:words])
-                    else:
-                        self.land(message[:words])
-        except RuntimeError as error:
-            self.failures.append(error)
-
-    def land(self, verdict):
-        void, _ = self.answer.land(verdict)
-        if void:
-            self.announce(self.answer.epoch)
-
-    def announce(self, epoch):
-        for station in self.stations:
-            station.announce(epoch, _native.wire_clock())
-
-    def start(self, prompt, params, schedule, keep=0, end=None):
-        sampling = {
-            name: getattr(params, name)
-            for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-        }
-        limits = _native.Limits(end or len(prompt) + params.max_tokens, [])
-        self.answer = self.drafter.start(
-            prompt, keep, sampling, native_schedule(parse_schedule(schedule)), limits, self.epoch
-        )
-        return self.answer
-
-    def run(self, prompt, params, schedule, keep=0):
-        answer = self.start(prompt, params, schedule, keep)
-        drafting = threading.Thread(target=self._draft, args=(answer,))
-        drafting.start()
-        rounds = []
-        while not self.failures:
-            try:
-                item = answer.next(50)
-            except StopIteration:
-                break
-            if item is not None:
-                rounds.append(to_event(item))
-        answer.cancel()
-        drafting.join()
-        self.epoch = answer.epoch + 1
-        self.announce(self.epoch)
-        assert not self.failures
-        return rounds
-
-    def _draft(self, answer):
-        out = self.buffers()
-        while (written := answer.work(out)) >= 0:
-            for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
-                self.stations[0].post(message[:words])
-
-    @staticmethod
-    def choosing(engine):
-        """Bytes of the final norm and the LM head."""
-        model = engine.backend.model
-        return model.lm_head.weight.nbytes + model.model.norm.weight.nbytes
-
-    def close(self):
-        for station in self.stations:
-            station.close()
-        for thread in self.threads:
-            thread.join()
-
-
 @pytest.fixture
 def pipeline(folder):
     made = []
@@ -137,10 +45,6 @@ def pipeline(folder):
     yield make
     for each in made:
         each.close()
-
-
-def ids_of(rounds):
-    return tuple(id for round in rounds if isinstance(round, Round) for id in round.committed)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
@@ -317,14 +221,14 @@ def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, pipeline, backend):
 
 def test_a_torch_stage_whose_rows_are_void_ends_at_a_layer(folder):
     """And says so, to whom asked for them: the rows of a later message take their place."""
-    from ppsd_rt.ranks.torch_stages import TorchStation, _Verify, torch_slice
+    from ppsd_rt.ranks.torch_stages import TorchVerify, torch_slice
 
     model = torch_slice(Checkpoint(folder), (2, 6), False, True, torch.float32, torch.device("cpu"))
     assert model.model.embed_tokens.weight.device.type == "cpu"  # it is tied to the LM head
     assert model.model.layers[1].mlp.up_proj.weight.device.type == "meta"
-    verify, asked = _Verify(model, 2, 6), []
+    verify, asked = TorchVerify(model, 2, 6), []
     sampling = {"temperature": 0.0, "seed": 0}
-    verify.begin(0, 64, sampling)
+    verify.begin(0, 64, 5, sampling)
     rows = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
 
     def cancelled():
@@ -334,32 +238,30 @@ def test_a_torch_stage_whose_rows_are_void_ends_at_a_layer(folder):
     assert verify.run(0, [1, 2, 3, 4, 5], rows, cancelled) is None
     assert len(asked) == 3  # in front of the third of its layers
     verify.run(0, [1, 2, 3, 4, 5], rows, lambda: False)
-    fresh = _Verify(model, 2, 6)
-    fresh.begin(0, 64, sampling)
+    fresh = TorchVerify(model, 2, 6)
+    fresh.begin(0, 64, 5, sampling)
     fresh.run(0, [1, 2, 3, 4, 5], rows, None)
     assert verify.choose(5) == fresh.choose(5)
-    assert isinstance(TorchStation(model, 2, 6, 0.0), _native.RankStation)
 
 
-def test_torch_ranks_say_what_they_cannot_do(folder, pipeline):
-    stages = pipeline((2, 4), backend="torch", format="float32")
-    with pytest.raises(RuntimeError, match="draft by no oracle"):
-        stages.drafter.start(
-            PROMPT,
-            0,
-            {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": 0},
-            native_schedule(parse_schedule("eesd")),
-            _native.Limits(len(PROMPT) + 6, []),
-            1,
-            oracle=((1,) * 90, 1.0, 0),
-        )
+def test_torch_ranks_draft_by_an_oracle(pipeline):
+    stages, params = pipeline((2, 4), backend="torch", format="float32"), SamplingParams(max_tokens=9, ignore_eos=True)
+    stages.run(PROMPT, params, "plain")
+    truth = tuple(stages.answer.tokens)
+    for acceptance, accepted in ((1.0, 3), (0.0, 0)):
+        rounds = stages.run(PROMPT, params, "eesd:length=3,stop_rule=fixed", oracle=(truth, acceptance, 0))
+        assert tuple(stages.answer.tokens) == truth
+        assert [round.accepted for round in rounds[1:3]] == [accepted] * 2
+
+
+def test_torch_ranks_say_what_they_cannot_do():
     with pytest.raises(UsageError, match="dtype 'int8' is unknown to the torch backend"):
         slices_for("torch", "cpu", "int8", 1, [], 0)
 
 
 def test_a_python_stage_that_fails_ends_its_rank(folder):
     class Wrong:
-        def begin(self, keep, end, sampling):
+        def begin(self, keep, end, prompt, sampling):
             pass
 
         def run(self, start, ids, hidden, cancelled):

@@ -1,0 +1,82 @@
+"""What stages launch: kernel after kernel over the rows that a pass's words tell of (triton_kernels/state.py).
+
+Whoever runs a row, a draft step, a verification stage, another process, launches these with the same weights: so it
+gets the same bits. Nothing is allocated here and nothing is read on the host: all of it can be captured.
+"""
+
+from torch import Tensor
+
+from ..triton_kernels.attention import attention
+from ..triton_kernels.embedding import embedding
+from ..triton_kernels.feedback import feedback
+from ..triton_kernels.heads import heads
+from ..triton_kernels.linear import linear
+from ..triton_kernels.qkv import qkv
+from ..triton_kernels.swiglu import swiglu
+from .buffers import Site, Work
+from .weights import DeviceWeights, Layer
+
+
+def decoder_layer(
+    weights: DeviceWeights,
+    layer: Layer,
+    number: int,
+    x: Tensor,
+    out: Tensor,
+    words: Tensor,
+    work: Work,
+    site: Site,
+    last: Tensor | None = None,
+    *,
+    pdl: bool,
+) -> Tensor:
+    """x -> out, and from there, behind the MLP, to `last` where that is not the same. number: of its KV cache."""
+    keys, values, eps = site.keys[number], site.values[number], weights.config.rms_norm_eps
+    qkv(
+        x, layer.norm, eps, layer.qkv, layer.qkv_bias, site.cosines, site.sines, work.queries, keys, values, words,
+        pdl=pdl,
+    )  # fmt: skip
+    attention(work.queries, keys, values, work.partials, work.mixed.view_as(work.queries), words, pdl=pdl)
+    linear(work.mixed, layer.out, out, words, bias=layer.out_bias, residual=x, partial=work.sums, pdl=pdl)
+    if layer.gate_up is None or layer.down is None or layer.post_norm is None:
+        return out
+    swiglu(out, layer.post_norm, eps, layer.gate_up, work.inner, words, pdl=pdl)
+    last = out if last is None else last
+    linear(work.inner, layer.down, last, words, residual=out, partial=work.sums, pdl=pdl)
+    return last
+
+
+def early_layers(weights: DeviceWeights, layers: int, words: Tensor, work: Work, site: Site, *, pdl: bool) -> None:
+    """Tokens of the text through layers [0, layers), to the exit hidden states."""
+    x = site.exit_hidden
+    embedding(site.text, weights.embedding, x, words, pdl=pdl)
+    for number, layer in enumerate(weights.layers[:layers]):
+        decoder_layer(weights, layer, number, x, x, words, work, site, pdl=pdl)
+
+
+def exit_head(weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, pdl: bool) -> None:
+    """Exit hidden states -> work.choices and work.chances: draft tokens and their confidences."""
+    head, x, eps = weights.head, site.exit_hidden, weights.config.rms_norm_eps
+    assert head is not None, "drafting needs an exit head"
+    assert work.scratch is not None
+    if head.feedback is not None:
+        assert head.feedback_norm is not None
+        feedback(x, site.last_hidden, head.feedback_norm, eps, head.feedback, work.x, words, pdl=pdl)
+        x = work.x
+    for number, layer in enumerate(head.layers, len(weights.layers)):
+        x = decoder_layer(weights, layer, number, x, work.x, words, work, site, pdl=pdl)
+    heads(
+        x, head.norm, eps, head.lm_head, site.sampling, work.scratch, work.choices, work.chances, words,
+        draft_ids=head.draft_ids, text=site.text, first_seen=site.first_seen, pdl=pdl,
+    )  # fmt: skip
+
+
+def lm_head(
+    weights: DeviceWeights, x: Tensor, words: Tensor, work: Work, site: Site, logits: Tensor | None = None, *, pdl: bool
+) -> None:
+    """x, behind the last layer -> work.choices: the model's own tokens. logits [16, vocabulary]: where they go too."""
+    assert work.scratch is not None
+    heads(
+        x, weights.norm, weights.config.rms_norm_eps, weights.lm_head, site.sampling, work.scratch, work.choices,
+        work.chances, words, text=site.text, first_seen=site.first_seen, logits=logits, pdl=pdl,
+    )  # fmt: skip

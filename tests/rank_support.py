@@ -1,0 +1,109 @@
+"""A draft stage and verification stations wired in one process, without a network."""
+
+import threading
+
+import numpy as np
+
+from ppsd_rt import _native
+from ppsd_rt.cpu_backend import native_schedule, to_event
+from ppsd_rt.find_head import find_head
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.protocol import Round
+from ppsd_rt.ranks.slices import layers_of, slices_for
+from ppsd_rt.ranks.stage import lengths
+from ppsd_rt.schedule import parse_schedule
+
+
+class Pipeline:
+    """Threads in place of ranks; a message goes from hand to hand."""
+
+    def __init__(self, folder, sizes, delay=0.0, head=None, format="int8", backend="cpu", device="cpu"):
+        checkpoint = Checkpoint(folder)
+        self.hidden = checkpoint.config.hidden_size
+        head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
+        self.slices = [slices_for(backend, device, format, 1, [], rank) for rank in range(len(sizes))]
+        self.drafter = self.slices[0].drafter(checkpoint, head, sizes[0])
+        self.stations = []
+        for rank in range(1, len(sizes)):
+            first, last = layers_of(sizes, rank)
+            self.stations.append(self.slices[rank].station(checkpoint, first, last, delay))
+        self.epoch, self.answer, self.failures = 1, None, []
+        self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(len(self.stations))]
+        for thread in self.threads:
+            thread.start()
+
+    def buffers(self):
+        return np.zeros((_native.WIRE_MESSAGES, _native.wire_words(self.hidden)), np.int32)
+
+    def _serve(self, place):
+        out = self.buffers()
+        try:
+            while (written := self.stations[place].work(out, 50)) >= 0:
+                for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
+                    if place + 1 < len(self.stations):
+                        self.stations[place + 1].post(message[:words])
+                    else:
+                        self.land(message[:words])
+        except RuntimeError as error:
+            self.failures.append(error)
+
+    def land(self, verdict):
+        void, _ = self.answer.land(verdict)
+        if void:
+            self.announce(self.answer.epoch)
+
+    def announce(self, epoch):
+        for station in self.stations:
+            station.announce(epoch, _native.wire_clock())
+
+    def start(self, prompt, params, schedule, keep=0, end=None, oracle=None):
+        sampling = {
+            name: getattr(params, name)
+            for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
+        }
+        limits = _native.Limits(end or len(prompt) + params.max_tokens, [])
+        self.answer = self.drafter.start(
+            prompt, keep, sampling, native_schedule(parse_schedule(schedule)), limits, self.epoch, oracle=oracle
+        )
+        return self.answer
+
+    def run(self, prompt, params, schedule, keep=0, oracle=None):
+        answer = self.start(prompt, params, schedule, keep, oracle=oracle)
+        drafting = threading.Thread(target=self._draft, args=(answer,))
+        drafting.start()
+        rounds = []
+        while not self.failures:
+            try:
+                item = answer.next(50)
+            except StopIteration:
+                break
+            if item is not None:
+                rounds.append(to_event(item))
+        answer.cancel()
+        drafting.join()
+        self.epoch = answer.epoch + 1
+        self.announce(self.epoch)
+        assert not self.failures
+        return rounds
+
+    def _draft(self, answer):
+        out = self.buffers()
+        while (written := answer.work(out)) >= 0:
+            for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
+                self.stations[0].post(message[:words])
+
+    @staticmethod
+    def choosing(engine):
+        """Bytes of the final norm and the LM head."""
+        model = engine.backend.model
+        return model.lm_head.weight.nbytes + model.model.norm.weight.nbytes
+
+    def close(self):
+        for station in self.stations:
+            station.close()
+        for thread in self.threads:
+            thread.join()
+
+
+def ids_of(rounds):
+    return tuple(id for round in rounds if isinstance(round, Round) for id in round.committed)
