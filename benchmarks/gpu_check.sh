@@ -93,6 +93,21 @@ part answers-8b-4k 60 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 
     --schedule elastic --schedule eesd:length=5,stop_rule=fixed
 part kernels-1b 40 $run bench kernels --device cuda --rows 1,16 -r 5 -m random:llama-3.2-1b --output json
 part tests-backend 90 $tests -m "not slow" --ignore tests/ppsd_rt/cuda/test_on_gpu.py tests/ppsd_rt/cuda
+ranks() {   # two processes with layers of their own on one GPU, every answer against one process
+    PYTHONPATH=$site:tests "$python" -P - "$work/model" <<'PYTHON' || return
+import sys
+from pathlib import Path
+from support import write_model
+shape = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
+write_model(Path(sys.argv[1]), num_hidden_layers=30, max_position_embeddings=4096, **shape)
+PYTHON
+    PYTHONSAFEPATH=1 "$python" -m torch.distributed.run --standalone --nproc-per-node 2 -m ppsd_rt check -m "$work/model" \
+        --exit-head norm:6 --backend "${RANKS_BACKEND:-cuda}" --raw -n 64 --limit 1 --schedules eesd/ppsd/elastic --json |
+        "$python" -c 'import json, sys; r = json.load(sys.stdin); print(json.dumps({k: r[k] for k in ("answers", "differences")}))'
+}
+export -f ranks
+export work
+part ranks 100 bash -c ranks
 part racecheck 90 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2
 part answers-13b 60 $generate -m random:llama-2-13b --exit-head norm:5 --oracle 0.8 $schedules
 part answers-70b-int8 90 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 --oracle 0.8 -n 64 \

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..cuda.launches import decoder_layer
 from ..cuda.stages import DeviceStages
 from ..cuda.weights import DeviceWeights, weight_bytes
 from ..errors import UsageError
@@ -217,7 +218,7 @@ class DeviceBench:
         def ours() -> None:
             b, work, x = stages.buffers, stages._late[-1], stages.buffers.exit_hidden
             for number, layer in enumerate(weights.layers):
-                x = stages._layer(layer, number, x, work.x, words, work, b)
+                x = decoder_layer(weights, layer, number, x, work.x, words, work, b, pdl=stages.pdl)
             assert b.sampling is not None
             stages._lm_head(words, None)
 

@@ -52,6 +52,11 @@ class How:
 class Part:
     """What both kinds share: the rows that are held, the words of a pass, buffers that grow, and the captured steps."""
 
+    # Made by the first `begin`, and anew when they have become too small.
+    site: Site
+    work: Work
+    prompt_layers: PromptLayers
+
     def __init__(self, weights: DeviceWeights, how: How) -> None:
         self.weights, self.how = weights, how
         self.device = weights.layers[0].norm.device

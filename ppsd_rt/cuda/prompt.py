@@ -38,12 +38,12 @@ class PromptPass:
     def _rows(self, start: int, end: int) -> None:
         b, weights = self.buffers, self.weights
         self._layers[b.device].early(start, end, weights.exit_layer)
-        x, at = b.exit_hidden[start:end], None
+        x, at = b.exit_hidden[start:end], b.device
         for number in range(weights.exit_layer, len(weights.layers)):
-            if self._sites[number].device != at:
-                at = self._sites[number].device
-                x = self._layers[at].taken(x)
-            self._layers[at].layer(weights.layers[number], number, x, start)
+            layers = self._layers[self._sites[number].device]
+            if number == weights.exit_layer or layers.site.device != at:
+                x, at = layers.taken(x), layers.site.device
+            layers.layer(weights.layers[number], number, x, start)
         for site in {self._sites[len(weights.layers) - 1], b} if weights.hears else ():
             site.last_hidden[start:end] = x
 
