@@ -1,11 +1,14 @@
 """What the tests of the Triton kernels share. They run on a GPU where there is one, else in Triton's interpreter."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 import triton
 from support import tiny_config
 from torch import Tensor
+from triton.language import core as language
 from triton.runtime import interpreter
 
 from ppsd_rt.models.config import LlamaConfig
@@ -77,6 +80,60 @@ def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
+# The interpreter spends most of its time on types: it makes those of every shape, and of the tuple that the shape is,
+# for every value anew, and looks at few of them. So they are made once, or when they are asked for.
+
+block_types: dict[tuple[object, ...], dict[str, object]] = {}
+shapes: dict[tuple[int, ...], tuple[object, object]] = {}
+np_dtypes: dict[str, np.dtype] = {}
+
+
+def block_type(self, element_ty, shape, made=language.block_type.__init__):
+    if element_ty.is_ptr():
+        made(self, element_ty, shape)
+        return
+    key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
+    if key not in block_types:
+        made(self, element_ty, shape)
+        block_types[key] = dict(vars(self))
+    vars(self).update(block_types[key])
+
+
+def tensor(self, handle, type):
+    key = tuple(getattr(size, "value", size) for size in type.shape) if type.is_block() else ()
+    if key not in shapes:
+        shapes[key] = language.tuple([language.constexpr(size) for size in key]), language.constexpr(math.prod(key))
+    self.handle, self.type, self.dtype = handle, type, type.scalar
+    self.shape, self.numel = shapes[key]
+
+
+def tuple_of_values(self, args, type=None, made=language.tuple.__init__):
+    if type is None:
+        self.values = list(args)  # its type comes when it is asked for
+    else:
+        made(self, args, type)
+
+
+def tuple_attribute(self, name, found=language.tuple.__getattr__):
+    if name != "type":
+        return found(self, name)
+    self.type = language._type_for_tuple_values(self.values)
+    return self.type
+
+
+def np_dtype(type, made=interpreter._get_np_dtype):
+    if type.is_ptr():
+        return made(type)
+    if type.name not in np_dtypes:
+        np_dtypes[type.name] = made(type)
+    return np_dtypes[type.name]
+
+
+language.block_type.__init__ = block_type
+language.tensor.__init__ = tensor
+language.tuple.__init__ = tuple_of_values
+language.tuple.__getattr__ = tuple_attribute
+interpreter._get_np_dtype = np_dtype
 interpreter._patch_lang_tensor = patch_tensor
 interpreter.InterpreterBuilder.create_dot = dot_row_by_row
 interpreter.InterpretedFunction.__call__ = device_function
