@@ -91,6 +91,11 @@ class Backend(Protocol):
         """What `ppsd-run info` should say of it."""
 
 
+def kv_dtype_of(backend: Backend) -> str:
+    """What it keeps keys and values as."""
+    return str(backend.facts().get("kv_dtype", backend.dtype))
+
+
 def make_backend(
     name: str,
     checkpoint: Checkpoint,

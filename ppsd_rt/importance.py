@@ -19,6 +19,7 @@ from .models.rotary import inverse_frequencies
 from .models.tokenizer import load_tokenizer
 
 ROWS = 512  # of the text; twice as many changed nothing
+_MEASURE = 1  # how it is measured: to be raised with every change of that, or of the text
 _TEXT = Path(__file__).parent / "data" / "starters.json"  # beginnings of texts of many kinds, in several languages
 
 Importance = npt.NDArray[np.float32]
@@ -32,7 +33,7 @@ def importance_for(dtype: str, checkpoint: Checkpoint, shape: _native.ModelShape
     if dtype != "int4":
         return None
     config = checkpoint.config
-    path = cache_dir() / "importance" / f"{checkpoint.hash}.npy"
+    path = cache_dir() / "importance" / f"{checkpoint.hash}-{_MEASURE}.npy"
     width = 2 * config.hidden_size + config.num_attention_heads * config.head_dim + config.intermediate_size
     known = _known(path)
     if known is not None and known.shape == (config.num_hidden_layers, width):

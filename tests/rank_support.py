@@ -17,11 +17,11 @@ from ppsd_rt.schedule import parse_schedule
 class Pipeline:
     """Threads in place of ranks; a message goes from hand to hand."""
 
-    def __init__(self, folder, sizes, delay=0.0, head=None, format="int8", backend="cpu", device="cpu"):
+    def __init__(self, folder, sizes, delay=0.0, head=None, format="int8", kv="auto", backend="cpu", device="cpu"):
         checkpoint = Checkpoint(folder)
         self.hidden = checkpoint.config.hidden_size
         head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
-        self.slices = [slices_for(backend, device, format, 1, [], rank) for rank in range(len(sizes))]
+        self.slices = [slices_for(backend, device, (format, kv), 1, [], rank) for rank in range(len(sizes))]
         self.drafter = self.slices[0].drafter(checkpoint, head, sizes[0])
         self.stations = []
         for rank in range(1, len(sizes)):

@@ -13,7 +13,7 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from ..backend import Oracle, RunOptions
+from ..backend import Oracle, RunOptions, kv_dtype_of
 from ..engine import Engine
 from ..errors import UsageError
 from ..sampling import SamplingParams
@@ -27,6 +27,7 @@ COLUMNS = (
     Column("schedule", "schedule"),
     Column("oracle", "oracle", 2),
     Column("dtype", "dtype"),
+    Column("kv_dtype", "KV"),
     Column("threads", "threads"),
     Column("workload", "prompt"),
     Column("max_tokens", "tokens"),
@@ -227,6 +228,7 @@ def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]
         "backend": backend.name,
         "device": backend.device,
         "dtype": backend.dtype,
+        "kv_dtype": kv_dtype_of(backend),
         "threads": backend.threads,
         "workload": setting.workload.name,
         "prompts": prompts,
@@ -280,7 +282,7 @@ def _limits(case: Case, decode: Spread | None, bandwidth: Bandwidth | None) -> d
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A line of the summary: medians, without what can be read off the others."""
-    labels = ("schedule", "oracle", "dtype", "threads", "workload", "max_tokens")
+    labels = ("schedule", "oracle", "dtype", "kv_dtype", "threads", "workload", "max_tokens")
     speeds = (
         "prompt_tokens_per_second",
         "decode_tokens_per_second",

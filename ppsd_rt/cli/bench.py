@@ -111,8 +111,9 @@ def _generate(args: argparse.Namespace) -> tuple[Report, bool]:
             device=args.device,
             dtype=dtype,
             threads=threads,
+            kv_dtype=kv_dtype,
         )
-        for dtype, threads in product(args.dtype, _threads(args))
+        for dtype, kv_dtype, threads in product(args.dtype, args.kv_dtype, _threads(args))
     ]
     if args.schedule is None and (engines[0].head is not None or engines[0].backend.copies):
         schedules = {"auto": AUTO}

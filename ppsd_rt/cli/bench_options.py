@@ -109,10 +109,17 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
         help=f"draft the right token with probability P instead; {_OFF}: the exit head's own drafts [{_OFF}]",
     )
     group.add_argument("--dtype", type=words, default=["auto"], metavar="A,B,...", help="number formats [auto]")
+    kv_option(group)
     group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy [0]")
     group.add_argument("--seed", type=int, default=0, metavar="S", help="of the sampling [0]")
+
+
+def kv_option(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--kv-dtype", type=words, default=["auto"], metavar="A,B,...", help="of the KV cache, with each of these [auto]"
+    )
 
 
 def _model_options(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +174,7 @@ def eval_options(parser: "Parser") -> None:
         metavar="A,B,...",
         help="number formats, each as FORMAT or BACKEND:FORMAT [bfloat16,int8,int4]",
     )
+    kv_option(group)
     group.add_argument("--against", default="float32", metavar="FORMAT", help="what is taken for right")
     group.add_argument("--text", metavar="FILE", help="a text of some thousand tokens [the one that comes with it]")
     group.add_argument("--window", type=positive, default=512, metavar="N", help="tokens that the model sees at a time")

@@ -51,6 +51,7 @@ def load_one_process(args: argparse.Namespace) -> Engine:
         dtype=args.dtype,
         threads=args.threads,
         stages=1 if over_ranks else args.stages,
+        kv_dtype=args.kv_dtype,
     )
 
 

@@ -1,8 +1,10 @@
 """`ppsd-run eval`: perplexity of number formats, and their distance from float32."""
 
 import argparse
+from itertools import product
 from typing import Any
 
+from ..backend import kv_dtype_of
 from ..bench.report import Column, Report
 from ..engine import Engine
 from ..errors import UsageError
@@ -13,6 +15,7 @@ from .progress import progress_bar
 
 COLUMNS = (
     Column("dtype", "dtype"),
+    Column("kv_dtype", "KV"),
     Column("backend", "backend"),
     Column("tokens", "tokens"),
     Column("perplexity", "perplexity", 3),
@@ -31,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if args.window > context:
         raise UsageError(f"a window of {args.window} tokens does not fit the context of {context}")
     pieces = windows(against.tokenizer.encode(text), args.window)
-    engines = {name: _engine(args, name) for name in args.dtype}
+    engines = {f"{name} {kv}": _engine(args, name, kv) for name, kv in product(args.dtype, args.kv_dtype)}
     with progress_bar("evaluating") as advance:
         models = {name: engine.backend.logits for name, engine in engines.items()}
         right, found, whole = evaluate(models, against.backend.logits, pieces, advance)
@@ -45,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if whole else interrupted()
 
 
-def _engine(args: argparse.Namespace, name: str) -> Engine:
+def _engine(args: argparse.Namespace, name: str, kv_dtype: str = "auto") -> Engine:
     """name: FORMAT, or BACKEND:FORMAT."""
     backend, separator, dtype = name.rpartition(":")
     return Engine.from_pretrained(
@@ -55,8 +58,10 @@ def _engine(args: argparse.Namespace, name: str) -> Engine:
         device=args.device,
         dtype=dtype,
         threads=args.threads,
+        kv_dtype=kv_dtype,
     )
 
 
 def _labels(engine: Engine) -> dict[str, Any]:
-    return {"dtype": engine.backend.dtype, "backend": engine.backend.name}
+    backend = engine.backend
+    return {"dtype": backend.dtype, "kv_dtype": kv_dtype_of(backend), "backend": backend.name}

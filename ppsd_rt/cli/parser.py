@@ -79,6 +79,11 @@ def model_options(parser: Parser) -> None:
     group.add_argument(
         "--dtype", default="auto", help="auto, float32, bfloat16, int8 (cpu, cuda), int4 (cpu), float16 (torch)"
     )
+    group.add_argument(
+        "--kv-dtype",
+        default="auto",
+        help="of the KV cache (cpu): auto (as the weights; int4: int8), float32, bfloat16, int8",
+    )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads [one for each core]")
     group.add_argument(
         "--stages",

@@ -48,6 +48,7 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
         backend=backend,
         device=args.device,
         dtype=args.dtype,
+        kv_dtype=args.kv_dtype,
         threads=args.threads,
         sizes=sizes,
         schedule=getattr(args, "schedule", None) or getattr(args, "schedules", None) or "",

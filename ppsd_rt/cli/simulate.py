@@ -167,7 +167,8 @@ def _model(args: argparse.Namespace) -> ModelCosts | None:
 
 
 def _calibrated(args: argparse.Namespace) -> ModelCosts:
-    args.backend, args.device, args.stages, stages = "cpu", "auto", 1, args.stages  # as load_engine takes them
+    args.backend, args.device, args.kv_dtype = "cpu", "auto", "auto"  # as load_engine takes them
+    args.stages, stages = 1, args.stages
     engine = load_engine(args)
     args.stages = stages
     if engine.head is None:

@@ -133,10 +133,13 @@ def _open(
     try:
         if options.parallel not in PARALLEL:
             raise UsageError(f"--parallel takes {' or '.join(PARALLEL)}, not {options.parallel!r}")
+        if options.parallel == "tp" and options.kv_dtype != "auto":
+            raise UsageError("--parallel tp keeps its KV cache as is best beside the weights: leave --kv-dtype out")
         if options.parallel == "tp" and options.backend != "cpu":
             raise UsageError(f"--parallel tp runs C++ shares on a CPU: leave --backend {options.backend} out")
         threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
-        slices = slices_for(options.backend, options.device, options.dtype, threads, cores, world.local_rank)
+        formats = options.dtype, options.kv_dtype
+        slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
         checkpoint = Checkpoint(Path(resolve_model(options.model)))
         head = find_head(options.exit_head, checkpoint) if options.parallel == "pipeline" else None
         if options.sizes:
@@ -155,6 +158,7 @@ def _facts(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, options: R
         "exit head": head_hash(head) if head else "",
         "backend": options.backend,
         "format": dtype,
+        "KV cache": options.kv_dtype,
         "schedule": options.schedule,
         "parallel": options.parallel,
         "stages": ",".join(map(str, options.sizes)) if options.sizes else "auto",

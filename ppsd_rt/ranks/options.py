@@ -15,6 +15,7 @@ class RankOptions:
     backend: str = "cpu"
     device: str = "auto"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
     threads: int | None = None
     sizes: tuple[int, ...] | None = None
     schedule: str = "auto"

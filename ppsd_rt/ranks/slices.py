@@ -19,14 +19,20 @@ if TYPE_CHECKING:
     from .python_stages import PythonDrafter, PythonStation
 
 
+Formats: TypeAlias = tuple[str, str]  # of the weights, and of the KV cache
+
+
 def layers_of(sizes: Sequence[int], rank: int) -> tuple[int, int]:
     """[first, last) of a rank."""
     ends = list(accumulate(sizes))
     return ends[rank] - sizes[rank], ends[rank]
 
 
-def pack_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, threads: int, lm_head: bool) -> _native.Model:
+def pack_slice(
+    checkpoint: Checkpoint, first: int, last: int, formats: Formats, threads: int, lm_head: bool
+) -> _native.Model:
     """Layers [first, last), and the LM head if wanted. Raises PpsdError where they cannot be packed."""
+    dtype, kv_dtype = formats
     config = checkpoint.config
     reason = refuses(config)
     if reason:
@@ -41,7 +47,7 @@ def pack_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, thread
         head_dim=config.head_dim,
         rms_norm_eps=config.rms_norm_eps,
     )
-    kv = kv_format(dtype, config.head_dim)
+    kv = kv_format(dtype, config.head_dim, kv_dtype)
     frequencies = inverse_frequencies(config).tolist()
     try:
         return _native.Model(
@@ -60,19 +66,21 @@ def pack_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, thread
         raise PpsdError(f"cannot pack layers {first} to {last}: {error or 'not enough memory'}") from None
 
 
-def draft_slice(checkpoint: Checkpoint, head: HeadFile | None, size: int, dtype: str, threads: int) -> _native.Model:
+def draft_slice(
+    checkpoint: Checkpoint, head: HeadFile | None, size: int, formats: Formats, threads: int
+) -> _native.Model:
     """Layers [0, size) and the exit head behind them; without one, nothing can be drafted."""
     whole = head is not None and head.draft_ids is None  # it reads the model's LM head
-    model = pack_slice(checkpoint, 0, size, dtype, threads, lm_head=whole)
+    model, dtype = pack_slice(checkpoint, 0, size, formats, threads, lm_head=whole), formats[0]
     if head is None:
         return model.with_exit_head(size, {"norm.weight": checkpoint.tensors["model.norm.weight"]}, [], dtype, threads)
     draft_ids = [] if head.draft_ids is None else head.draft_ids.tolist()
     return model.with_exit_head(size, dict(head.tensors), draft_ids, dtype, threads)
 
 
-def verify_slice(checkpoint: Checkpoint, first: int, last: int, dtype: str, threads: int) -> _native.Model:
+def verify_slice(checkpoint: Checkpoint, first: int, last: int, formats: Formats, threads: int) -> _native.Model:
     whole = last == checkpoint.config.num_hidden_layers
-    return pack_slice(checkpoint, first, last, dtype, threads, lm_head=whole)
+    return pack_slice(checkpoint, first, last, formats, threads, lm_head=whole)
 
 
 RankStation: TypeAlias = "_native.Station | PythonStation"
@@ -94,7 +102,8 @@ class Slices(Protocol):
 class CpuSlices:
     """C++ stages on threads of their own."""
 
-    def __init__(self, dtype: str, threads: int, cores: list[int]) -> None:
+    def __init__(self, formats: Formats, threads: int, cores: list[int]) -> None:
+        dtype, self._kv_dtype = formats
         self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
         if self._dtype not in FORMATS:
             raise UsageError(f"dtype {dtype!r} is unknown to ranks; dtypes are auto, {', '.join(FORMATS)}")
@@ -105,12 +114,16 @@ class CpuSlices:
         return self._dtype
 
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter:
-        model = self._made(draft_slice(checkpoint, head, size, self.dtype, self._threads))
+        model = self._made(draft_slice(checkpoint, head, size, self._formats, self._threads))
         return _native.Drafter(model, self._cores, self._threads)
 
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation:
-        model = self._made(verify_slice(checkpoint, first, last, self.dtype, self._threads))
+        model = self._made(verify_slice(checkpoint, first, last, self._formats, self._threads))
         return _native.Station(model, first, last, self._cores, self._threads, delay)
+
+    @property
+    def _formats(self) -> Formats:
+        return self._dtype, self._kv_dtype
 
     def facts(self) -> dict[str, Any]:
         return {"isa": self._isa}
@@ -121,8 +134,11 @@ class CpuSlices:
         return model
 
 
-def slices_for(backend: str, device: str, dtype: str, threads: int, cores: list[int], local_rank: int) -> Slices:
+def slices_for(backend: str, device: str, formats: Formats, threads: int, cores: list[int], local_rank: int) -> Slices:
     """Raises PpsdError where this rank cannot run that backend."""
+    dtype, kv_dtype = formats
+    if backend != "cpu" and kv_dtype != "auto":
+        raise UsageError(f"the {backend} backend has the KV cache in the model's dtype; leave --kv-dtype out")
     if backend == "cuda":
         from ..cuda.errors import check_triton
 
@@ -134,7 +150,7 @@ def slices_for(backend: str, device: str, dtype: str, threads: int, cores: list[
         from .torch_stages import TorchSlices
 
         return TorchSlices(device, dtype, threads, cores, local_rank)
-    return CpuSlices(dtype, threads, cores)
+    return CpuSlices(formats, threads, cores)
 
 
 def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:

@@ -181,8 +181,8 @@ def test_what_fails_on_the_device_is_one_line(folder, monkeypatch):
 
 def test_what_ranks_refuse(folder):
     with pytest.raises(UsageError, match="dtype 'float16' is unknown to the cuda backend"):
-        slices_for("cuda", DEVICE, "float16", 1, [], 0)
-    slices = slices_for("cuda", DEVICE, "auto", 1, [], 1)
+        slices_for("cuda", DEVICE, ("float16", "auto"), 1, [], 0)
+    slices = slices_for("cuda", DEVICE, ("auto", "auto"), 1, [], 1)
     assert slices.dtype == ("bfloat16" if DEVICE == "cuda" else "float32")
     assert slices.facts()["launches"] == ("captured" if DEVICE == "cuda" else "one by one")
 

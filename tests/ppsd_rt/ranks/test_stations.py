@@ -254,9 +254,23 @@ def test_torch_ranks_draft_by_an_oracle(pipeline):
         assert [round.accepted for round in rounds[1:3]] == [accepted] * 2
 
 
+@pytest.mark.parametrize("kv", ["float32", "bfloat16", "int8"])
+def test_ranks_keep_keys_and_values_as_they_are_told(tmp_path, kv):
+    folder = write_model(tmp_path / "model", num_hidden_layers=LAYERS, head_dim=32)
+    engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="int8", kv_dtype=kv, threads=1)
+    stages = Pipeline(folder, (2, 1, 3), kv=kv)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, temperature=1.0, seed=2)
+    try:
+        assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
+    finally:
+        stages.close()
+
+
 def test_torch_ranks_say_what_they_cannot_do():
+    with pytest.raises(UsageError, match="KV cache in the model's dtype"):
+        slices_for("torch", "cpu", ("float32", "int8"), 1, [], 0)
     with pytest.raises(UsageError, match="dtype 'int8' is unknown to the torch backend"):
-        slices_for("torch", "cpu", "int8", 1, [], 0)
+        slices_for("torch", "cpu", ("int8", "auto"), 1, [], 0)
 
 
 def test_a_python_stage_that_fails_ends_its_rank(folder):
