@@ -163,7 +163,8 @@ class PartGraphs:
 
     def launch(self, number: int) -> None:
         """Behind all that torch has begun on the device; returns when it has ended."""
-        synchronise([self._device])
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
         self._lanes.timeline([(-1, self._handles[number])])
 
     def close(self) -> None:

@@ -39,7 +39,6 @@ class RanksBackend:
 
     name = "ranks"
     copies, siblings = True, False
-    device = "cpu"
 
     def __init__(
         self,
@@ -86,6 +85,11 @@ class RanksBackend:
         self._control.stop()
 
     # -- what an engine asks -------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> str:
+        """Of rank 0."""
+        return str(self._slices.facts().get("device", "cpu"))
 
     @property
     def dtype(self) -> str:

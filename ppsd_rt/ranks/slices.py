@@ -107,18 +107,19 @@ class CpuSlices:
         self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
         if self._dtype not in FORMATS:
             raise UsageError(f"dtype {dtype!r} is unknown to ranks; dtypes are auto, {', '.join(FORMATS)}")
-        self._threads, self._cores, self.bytes, self._isa = threads, cores, 0, ""
+        self._threads, self._cores, self.bytes = threads, cores, 0
+        self._made_of: dict[str, str] = {}
 
     @property
     def dtype(self) -> str:
         return self._dtype
 
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter:
-        model = self._made(draft_slice(checkpoint, head, size, self._formats, self._threads))
+        model = self._made(checkpoint, draft_slice(checkpoint, head, size, self._formats, self._threads))
         return _native.Drafter(model, self._cores, self._threads)
 
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation:
-        model = self._made(verify_slice(checkpoint, first, last, self._formats, self._threads))
+        model = self._made(checkpoint, verify_slice(checkpoint, first, last, self._formats, self._threads))
         return _native.Station(model, first, last, self._cores, self._threads, delay)
 
     @property
@@ -126,11 +127,12 @@ class CpuSlices:
         return self._dtype, self._kv_dtype
 
     def facts(self) -> dict[str, Any]:
-        return {"isa": self._isa}
+        return dict(self._made_of)
 
-    def _made(self, model: _native.Model) -> _native.Model:
+    def _made(self, checkpoint: Checkpoint, model: _native.Model) -> _native.Model:
         self.bytes = model.packed_bytes
-        self._isa = model.isa
+        kv = kv_format(self._dtype, checkpoint.config.head_dim, self._kv_dtype)
+        self._made_of = {"isa": model.isa, "kv_dtype": kv}
         return model
 
 

@@ -88,4 +88,5 @@ def _explain(control: Control, to: int, error: Exception) -> None:
     elif "onnection" in str(error) or "gloo" in str(error):
         control.lost(to, error)
     else:
-        control.fail(f"rank {control.world.rank}: {str(error).strip().splitlines()[0]}")
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        control.fail(f"rank {control.world.rank}: {lines[0]}")
