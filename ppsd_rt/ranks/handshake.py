@@ -19,6 +19,7 @@ FIELDS = (
     "exit head",
     "backend",
     "format",
+    "KV cache",
     "schedule",
     "parallel",
     "stages",

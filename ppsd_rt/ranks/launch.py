@@ -12,9 +12,10 @@ from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
 from ..models.resolve import resolve_model
+from .connect import connect
 from .control import Control
 from .handshake import WAIT, exchange, read
-from .links import CONTROL, open_groups, open_store
+from .links import CONTROL, open_store
 from .options import PARALLEL, RankOptions
 from .slices import RankStation, Slices, cores_of, layers_of, slices_for
 from .split import check_sizes, pack_sizes, solve, unpack_sizes
@@ -43,7 +44,7 @@ def join(world: World, options: RankOptions) -> "Engine | None":
         store.set("ppsd/sizes", pack_sizes(sizes))
     else:
         sizes = unpack_sizes(read(store, "ppsd/sizes", 0, WAIT))
-    groups = open_groups(store, world.rank, world.size)
+    groups = connect(store, world)
     station: list[RankStation] = []
     control = Control(
         groups[CONTROL],

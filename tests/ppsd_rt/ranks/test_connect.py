@@ -1,0 +1,124 @@
+"""Ranks on several hosts, here network namespaces: the interface that connects them, and what is said if none does."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from support import write_model
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.ranks.connect import INTERFACE, address_towards, choose_interface, interface_of
+from ppsd_rt.ranks.world import World
+
+ON_TWO_HOSTS = World(rank=0, size=2, local_rank=0, local_size=1)
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks Linux for its interfaces")
+
+
+@linux
+def test_interfaces_are_found_by_their_addresses():
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.9") is None
+    assert interface_of("2001:db8::9") is None
+    assert address_towards("127.0.0.1") == "127.0.0.1"
+    assert address_towards("no-such-host.invalid") is None
+
+
+def test_an_interface_is_chosen_for_several_hosts_only():
+    for world, before in ((World(0, 2, 0, 2), {}), (ON_TWO_HOSTS, {INTERFACE: "eth7"})):
+        environment = {**before, "MASTER_ADDR": "127.0.0.1"}
+        choose_interface(world, environment)
+        assert environment == {**before, "MASTER_ADDR": "127.0.0.1"}
+    environment = {"MASTER_ADDR": "localhost"}  # as a host may call itself
+    choose_interface(ON_TWO_HOSTS, environment)
+    assert environment.get(INTERFACE) != "lo"
+
+
+class Hosts:
+    """Two network namespaces with host names of their own, which stand for no address, and a cable between them."""
+
+    def __init__(self, name):
+        self.names = [f"{name}{number}" for number in range(2)]
+        for host in self.names:
+            self.ip("netns", "add", host)
+            self.ip("-n", host, "link", "set", "lo", "up")
+        self.ip("link", "add", self.names[0], "type", "veth", "peer", "name", self.names[1])
+        for number, host in enumerate(self.names, 1):
+            self.ip("link", "set", host, "netns", host)
+            self.ip("-n", host, "addr", "add", f"10.77.{os.getpid() % 250}.{number}/24", "dev", host)
+            self.ip("-n", host, "link", "set", host, "up")
+
+    def ip(self, *words):
+        subprocess.run(["ip", *words], check=True, capture_output=True)
+
+    def run(self, options, **variables):
+        """A rank on each -> of each its status, what it printed, and what ppsd-run said."""
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        torchrun += ["--master-addr", f"10.77.{os.getpid() % 250}.1", "--master-port", "29577"]
+        running = []
+        for number, host in enumerate(self.names):
+            inside = ["ip", "netns", "exec", host, "unshare", "-u", "sh", "-c", f'hostname {host}; exec "$@"', "sh"]
+            command = [*inside, *torchrun, "--node-rank", str(number), "-m", "ppsd_rt", *options]
+            environment = {**os.environ, **variables}
+            running.append(
+                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+            )
+        done = [process.communicate(timeout=120) for process in running]
+        said = [[line for line in error.splitlines() if line.startswith("ppsd-run:")] for _, error in done]
+        return [(p.returncode, out, lines) for p, (out, _), lines in zip(running, done, said, strict=True)]
+
+    def close(self):
+        for host in self.names:
+            subprocess.run(["ip", "netns", "del", host], capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def hosts():
+    missing = [tool for tool in ("ip", "unshare", "hostname") if shutil.which(tool) is None]
+    if missing:
+        pytest.skip(f"two hosts are made with {', '.join(missing)}, which this machine has not")
+    hosts = None
+    try:
+        hosts = Hosts(f"p{os.getpid() % 100000}h")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no network namespaces here: {error.stderr.decode().strip()}")
+    yield hosts
+    hosts.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("hosts") / "model", num_hidden_layers=4, max_position_embeddings=512)
+
+
+def options(folder):
+    return [
+        "-m",
+        str(folder),
+        "--exit-head",
+        "norm:1",
+        "--raw",
+        "-n",
+        "20",
+        "--schedule",
+        "elastic",
+        "hello",
+    ]
+
+
+def test_two_hosts_find_each_other(hosts, folder):
+    (status, text, said), other = hosts.run(options(folder))
+    assert (status, said, other[0], other[2]) == (0, [], 0, [])
+    engine = Engine.from_pretrained(folder, exit_head="none", threads=1)
+    assert text.strip() == engine.generate("hello", SamplingParams(max_tokens=20), "plain").run().text.strip()
+
+
+def test_hosts_that_cannot_connect_say_how_to_mend_it(hosts, folder):
+    for status, text, said in hosts.run(options(folder), **{INTERFACE: "lo"}):
+        assert (status, text) == (1, "")
+        assert len(said) == 1
+        assert (
+            "cannot connect to all other ranks through the network interface lo: Gloo connectFullMesh failed" in said[0]
+        )
+        assert said[0].endswith(f"{INTERFACE} names another interface, and their ports must not be blocked")
