@@ -38,6 +38,10 @@ class CudaSlices:
     def dtype(self) -> str:
         return self._dtype
 
+    @property
+    def kind(self) -> str:
+        return torch.cuda.get_device_name(self._device) if self._device.type == "cuda" else "interpreter"
+
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> PythonDrafter:
         weights = self._part(checkpoint, (0, size), embeds=True, chooses=head is not None)
         if head is not None:

@@ -32,7 +32,7 @@ def join(world: World, options: RankOptions) -> "Engine | None":
     opened, problem = _open(world, options)
     sys.setswitchinterval(0.0005)  # of the interpreter lock: threads here have microseconds of work for it
     store = open_store(world.rank, world.size, WAIT)
-    facts = {"error": str(problem)} if problem or not opened else _facts(opened[0], opened[1], opened[2].dtype, options)
+    facts = {"error": str(problem)} if problem or not opened else _facts(*opened[:3], options)
     exchange(store, world.rank, world.size, facts)
     if not opened:
         raise problem or PpsdError("this rank cannot take part")
@@ -150,7 +150,7 @@ def _open(
         return None, error
 
 
-def _facts(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, options: RankOptions) -> dict[str, str]:
+def _facts(checkpoint: Checkpoint, head: HeadFile | None, slices: Slices, options: RankOptions) -> dict[str, str]:
     """What all ranks must agree on."""
     return {
         "version": __version__,
@@ -158,12 +158,13 @@ def _facts(checkpoint: Checkpoint, head: HeadFile | None, dtype: str, options: R
         "model": checkpoint.hash,
         "exit head": head_hash(head) if head else "",
         "backend": options.backend,
-        "format": dtype,
+        "format": slices.dtype,
         "KV cache": options.kv_dtype,
         "schedule": options.schedule,
         "parallel": options.parallel,
         "stages": ",".join(map(str, options.sizes)) if options.sizes else "auto",
         "link delay": f"{options.link_delay:g} s",
+        "kind of device": "any" if options.sizes or options.parallel == "tp" else slices.kind,
     }
 
 

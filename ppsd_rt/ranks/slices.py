@@ -88,12 +88,17 @@ RankDrafter: TypeAlias = "_native.Drafter | PythonDrafter"
 
 
 class Slices(Protocol):
-    """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last."""
+    """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last.
+
+    kind: of the device; two that round alike are of one kind.
+    """
 
     bytes: int
 
     @property
     def dtype(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter: ...
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation: ...
     def facts(self) -> dict[str, Any]: ...
@@ -113,6 +118,10 @@ class CpuSlices:
     @property
     def dtype(self) -> str:
         return self._dtype
+
+    @property
+    def kind(self) -> str:
+        return _native.isa()
 
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter:
         model = self._made(checkpoint, draft_slice(checkpoint, head, size, self._formats, self._threads))

@@ -147,6 +147,11 @@ class TorchSlices:
     def dtype(self) -> str:
         return str(self._dtype).removeprefix("torch.")
 
+    @property
+    def kind(self) -> str:
+        on_gpu = self._device.type == "cuda"
+        return torch.cuda.get_device_name(self._device) if on_gpu else torch.backends.cpu.get_cpu_capability()
+
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> PythonDrafter:
         model = torch_slice(checkpoint, (0, size), True, head is not None, self._dtype, self._device)
         self.bytes = weight_bytes(model)

@@ -41,6 +41,14 @@ def test_any_difference_is_named_with_its_rank(field):
     assert difference([FACTS, FACTS]) is None
 
 
+def test_devices_that_round_differently_need_a_split():
+    """What is measured may split the model otherwise the next time."""
+    line = difference([FACTS | {"kind of device": "avx512"}, FACTS | {"kind of device": "avx2"}])
+    assert line
+    assert line.startswith("rank 1 has kind of device avx2, rank 0 has avx512: they round differently")
+    assert line.endswith("give it with --stages")
+
+
 def test_a_rank_that_cannot_take_part_says_why():
     line = difference([FACTS, {"error": "no such model"}, FACTS | {"model": "other"}])
     assert line == "rank 1: no such model"
