@@ -213,7 +213,9 @@ def _report(
         "bandwidth": bandwidth.as_dict() if bandwidth else None,
         "results": [_short(row) for row in rows],
     }
-    return Report("answers, every schedule against plain decoding in the same repeat", COLUMNS, rows, facts, summary)
+    several = len({row["kv_dtype"] for row in rows}) > 1  # else the table has no room for it
+    columns = [column for column in COLUMNS if several or column.key != "kv_dtype"]
+    return Report("answers, every schedule against plain decoding in the same repeat", columns, rows, facts, summary)
 
 
 def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]:
