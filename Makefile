@@ -16,7 +16,7 @@ run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with spec
 
 test: $(VENV)/development  ## all tests that need neither network (beyond package installs) nor GPU
 	$(BIN)/ppsd-run pull
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .
