@@ -107,6 +107,7 @@ def options(folder):
     ]
 
 
+@pytest.mark.slow
 def test_two_hosts_find_each_other(hosts, folder):
     (status, text, said), other = hosts.run(options(folder))
     assert (status, said, other[0], other[2]) == (0, [], 0, [])
@@ -114,6 +115,7 @@ def test_two_hosts_find_each_other(hosts, folder):
     assert text.strip() == engine.generate("hello", SamplingParams(max_tokens=20), "plain").run().text.strip()
 
 
+@pytest.mark.slow
 def test_hosts_that_cannot_connect_say_how_to_mend_it(hosts, folder):
     for status, text, said in hosts.run(options(folder), **{INTERFACE: "lo"}):
         assert (status, text) == (1, "")

@@ -61,6 +61,7 @@ def stages(folder, head):
     stages.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedules", "sampling"),
     [
@@ -76,6 +77,7 @@ def test_every_schedule_gives_the_tokens_of_one_process(engine, stages, schedule
         assert ids_of(stages.run(PROMPT, params, schedule)) == plain, schedule
 
 
+@pytest.mark.slow
 def test_drafts_are_those_of_one_process(engine, stages):
     """The exit head has seen the same rows, and heard the same."""
     params = SamplingParams(max_tokens=6, ignore_eos=True, temperature=1.0, seed=3)
@@ -87,6 +89,7 @@ def test_drafts_are_those_of_one_process(engine, stages):
     assert len({token for round in judged[0] for token in round}) > 3
 
 
+@pytest.mark.slow
 def test_a_later_answer_keeps_the_rows_of_prompts(engine, stages):
     """And only those: what decoding made has gone through other kernels."""
     params = SamplingParams(max_tokens=2, ignore_eos=True)
@@ -187,6 +190,7 @@ def test_what_ranks_refuse(folder):
     assert slices.facts()["launches"] == ("captured" if DEVICE == "cuda" else "one by one")
 
 
+@pytest.mark.slow
 def test_timing_a_stage_leaves_it_fit_for_an_answer(engine, stages):
     params = SamplingParams(max_tokens=2, ignore_eos=True)
     assert stages.drafter.time_step(True, 20) > 0
