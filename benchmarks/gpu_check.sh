@@ -88,6 +88,7 @@ part kernels-8b-8k 25 $run bench kernels --device cuda --rows 1,16 -r 5 -m rando
     --kernels attention --output json
 part baseline-1b 90 $python benchmarks/gpu_baseline.py -m random:llama-3.2-1b
 part idle-135m 40 $python benchmarks/gpu_idle.py -m random:smollm2-135m --exit-head norm:6:8192
+part loop-135m 60 $python benchmarks/gpu_loop.py -m random:smollm2-135m --exit-head norm:6:8192
 part memcheck 110 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4
 part answers-8b-4k 60 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000 -r 1 \
     --schedule elastic --schedule eesd:length=5,stop_rule=fixed

@@ -53,6 +53,12 @@ def idle_share(results: Results) -> float | None:
     return next((run["idle_share"] for run in of(results, "idle-135m", "runs") if not run["in_turns"]), None)
 
 
+def loop_gain(results: Results) -> float | None:
+    """Rounds as one graph against rounds that the host launches: the best of the schedules that draft."""
+    rows = of(results, "loop-135m", "results")
+    return max((row["ratio"] for row in rows if row["schedule"] != "plain"), default=None)
+
+
 def differing(results: Results) -> float | None:
     """Answers that were not plain decoding's, of all that were measured."""
     rows = [row for name in results if name.startswith("answers-") for row in of(results, name, "results")]
@@ -104,6 +110,7 @@ CHECKS: list[Check] = [
     ),
     ("against torch.compile and graphs, 1B shape", ">= 1.3", against_torch, above(1.3)),
     ("GPU idle, overlapped rounds", "< 3 %", idle_share, lambda value: value < 0.03),
+    ("rounds in one graph / launched by the host", "(no target)", loop_gain, above(1.0)),
     (
         "attention at 4k, 8B shape, of copy bandwidth", ">= 0.70",
         lambda r: kernel(r, "kernels-8b-4k", "bandwidth_share", kernel="attention", rows=1), above(0.70),

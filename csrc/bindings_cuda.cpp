@@ -2,6 +2,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings.h"
+#include "cuda/loop.h"
 #include "cuda/session.h"
 
 namespace py = pybind11;
@@ -50,6 +51,7 @@ Graphs graphs_of(const py::dict& values) {
   graphs.sequence = values["sequence"].cast<int32_t>();
   graphs.drawn = values["drawn"].cast<int32_t>();
   graphs.draft_records = values["draft_records"].cast<bool>();
+  graphs.rounds = handle_of<GraphExec>(values["rounds"].cast<uint64_t>());
   return graphs;
 }
 
@@ -58,6 +60,7 @@ const char* name_of(Step::Kind kind) {
     case Step::Kind::kDraft: return "draft";
     case Step::Kind::kRow: return "row";
     case Step::Kind::kVerify: return "verify";
+    case Step::Kind::kRounds: return "rounds";
     case Step::Kind::kWait: break;
   }
   return "wait";
@@ -96,6 +99,17 @@ void bind_cuda(py::module_& m) {
     return uint64_t(reinterpret_cast<uintptr_t>(exec));
   }, py::arg("graph"));
   m.def("cuda_destroy_graph", [](uint64_t exec) { driver().cuGraphExecDestroy(handle_of<GraphExec>(exec)); }, py::arg("exec"));
+
+  m.attr("ROUNDS_A_LAUNCH") = Plan::kRoundsALaunch;
+  m.attr("SET_CONDITION_CODE") = kSetConditionCode;
+  py::class_<Loop>(m, "GraphLoop")
+      .def(py::init([](int device, const std::vector<uint64_t>& body, uint64_t open, uint64_t again, uint64_t word) {
+             std::vector<Graph> round;
+             for (uint64_t graph : body) round.push_back(handle_of<Graph>(graph));
+             return std::make_unique<Loop>(device, round, handle_of<Graph>(open), handle_of<Graph>(again), Address(word));
+           }),
+           py::kw_only(), py::arg("device"), py::arg("body"), py::arg("open"), py::arg("again"), py::arg("word"))
+      .def_property_readonly("exec", [](const Loop& loop) { return uint64_t(reinterpret_cast<uintptr_t>(loop.exec())); });
 
   py::class_<Lanes, std::shared_ptr<Lanes>>(m, "GraphLanes")
       .def(py::init([](int draft_device, const std::vector<int>& verify_devices) {

@@ -37,7 +37,8 @@ from .linear import INT8_BLOCK, Weight, linear, tiling
 from .prompt_attention import prompt_attention
 from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from .qkv import qkv
-from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, RING_WORDS, WORDS
+from .rounds import open_rounds, round_ended
+from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, MAX_STOPS, RING_WORDS, WORDS
 from .swiglu import swiglu
 from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 
@@ -217,6 +218,8 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
         fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
         verdict(text, choices, confidences, text, state, state, words(64, RING_WORDS), pdl=pdl)
+        open_rounds(text, words(MAX_STOPS), state, rounds=8, pdl=pdl)
+        round_ended(text, words(MAX_STOPS), state, pdl=pdl)
     return list(dict.fromkeys(launches))
 
 

@@ -61,7 +61,7 @@ GraphCarrier::GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule
                            bool report_drafts, AfterRound after_round, Trace* trace)
     : lanes_(lanes),
       graphs_(std::move(graphs)),
-      plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots)),
+      plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots), graphs_.rounds != nullptr),
       report_drafts_(report_drafts),
       after_round_(std::move(after_round)),
       trace_(trace),
@@ -142,6 +142,7 @@ bool GraphCarrier::queue() {
     const Step step = plan_.next(done_);
     if (step.kind == Step::Kind::kWait) return queued;
     if (step.kind == Step::Kind::kVerify) launch_pass(step);
+    else if (step.kind == Step::Kind::kRounds) launch_rounds(step);
     else launch_draft(step);
     queued = true;
   }
@@ -209,6 +210,17 @@ void GraphCarrier::launch_pass(const Step& step) {
     check(cu.cuEventRecord(lanes_->stage_done[size_t(leg)]->at(pass), lane.stream), "recording an event");
     if (leg + 1 == legs) pass_streams_[size_t(pass % Lanes::kPassSlots)] = lane.stream;
   }
+}
+
+// On one device, in the order of its stream; the event is that of the last pass.
+void GraphCarrier::launch_rounds(const Step& step) {
+  const int64_t pass = plan_.passes_launched() - 1;
+  const Lane& lane = pass_lane(0);
+  enter(lane);
+  wait_for(lane, step);
+  launch(lane, graphs_.rounds, "rounds", kVerifyTrack, pass);
+  check(driver().cuEventRecord(lanes_->stage_done.back()->at(pass), lane.stream), "recording an event");
+  pass_streams_[size_t(pass % Lanes::kPassSlots)] = lane.stream;
 }
 
 void GraphCarrier::copy(const Lane& lane, const Copy& what, const Step& step) {

@@ -34,6 +34,7 @@ struct Graphs {
   std::vector<GraphExec> verify;                 // a pass: its legs (ppsd_rt/cuda/devices.py), one for each stage,
   bool take_apart = false, verdict_apart = false;   // and before them the taking of rows, behind them the verdict
   std::vector<std::vector<Copy>> copies;         // before each leg; within one device none is needed, and none made
+  GraphExec rounds = nullptr;                    // a loop (loop.h) of rounds of this answer's schedule; null: none
   Ring verdicts, drafts;
   int32_t sequence = 0, drawn = 0;               // numbers of the last records
   bool draft_records = false;                    // do draft steps leave records?
@@ -69,6 +70,7 @@ class GraphCarrier final : public Carrier {
   bool queue();                      // whatever the plan allows; true if there was something
   void launch_draft(const Step& step);
   void launch_pass(const Step& step);
+  void launch_rounds(const Step& step);
   void wait_for(const Lane& lane, const Step& step);
   void enter(const Lane& lane);
   bool collect();                    // verdicts and drafts that have come; true if there were any

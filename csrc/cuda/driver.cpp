@@ -23,10 +23,6 @@ void* open_library() {
   return library;
 }
 
-std::string version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
 [[noreturn]] void too_old(const std::string& what) {
   throw DriverError(Fault::kTooOld, "the NVIDIA driver is too old: " + what + "; CUDA " +
                                         version_text(kNeededVersion) + " or newer is needed");
@@ -37,16 +33,23 @@ std::unique_ptr<Driver> load() {
   const auto get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
   if (get == nullptr) too_old("it has no cuGetProcAddress_v2");
   auto loaded = std::make_unique<Driver>();
-  const auto find = [&](const char* name) {
+  const auto look_for = [&](const char* name, int version) {
     void* function = nullptr;
     int status = 0;
-    if (get(name, &function, kNeededVersion, 0, &status) != kSuccess || function == nullptr)
-      too_old("it has no " + std::string(name));
+    return get(name, &function, version, 0, &status) == kSuccess ? function : nullptr;
+  };
+  const auto find = [&](const char* name) {
+    void* function = look_for(name, kNeededVersion);
+    if (function == nullptr) too_old("it has no " + std::string(name));
     return function;
   };
 #define PPSD_CUDA_FIND(name, arguments) loaded->name = reinterpret_cast<decltype(loaded->name)>(find(#name));
   PPSD_CUDA_FUNCTIONS(PPSD_CUDA_FIND)
 #undef PPSD_CUDA_FIND
+#define PPSD_CUDA_LOOK_FOR(name, arguments) \
+  loaded->name = reinterpret_cast<decltype(loaded->name)>(look_for(#name, kLoopVersion));
+  PPSD_CUDA_LOOP_FUNCTIONS(PPSD_CUDA_LOOK_FOR)
+#undef PPSD_CUDA_LOOK_FOR
   const Result started = loaded->cuInit(0);
   if (started != kSuccess) {
     const char* name = nullptr;
@@ -56,13 +59,22 @@ std::unique_ptr<Driver> load() {
     throw DriverError(none ? Fault::kNoDevice : Fault::kNoDriver,
                       none ? "the NVIDIA driver sees no GPU (" + why + ")" : "the NVIDIA driver does not start (" + why + ")");
   }
-  int version = 0;
-  if (loaded->cuDriverGetVersion(&version) == kSuccess && version < kNeededVersion)
-    too_old("it speaks CUDA " + version_text(version));
+  if (loaded->cuDriverGetVersion(&loaded->version) == kSuccess && loaded->version < kNeededVersion)
+    too_old("it speaks CUDA " + version_text(loaded->version));
   return loaded;
 }
 
 }  // namespace
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+bool Driver::has_loops() const {
+#define PPSD_CUDA_HAS(name, arguments) &&name != nullptr
+  return version >= kLoopVersion PPSD_CUDA_LOOP_FUNCTIONS(PPSD_CUDA_HAS);
+#undef PPSD_CUDA_HAS
+}
 
 const Driver& driver() {
   static std::mutex mutex;

@@ -6,12 +6,16 @@
 
 namespace ppsd::cuda {
 
-Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages)
+Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, bool loops)
     : schedule_(schedule),
       limits_(limits),
       controller_(Controller::make(schedule.stop_rule, seed)),
       seed_(seed),
-      stages_(stages) {}
+      stages_(stages),
+      loops_(loops) {
+  if (loops && (schedule.overlap || schedule.stop_rule.kind != StopRule::Kind::kFixed))
+    throw std::invalid_argument("rounds in a loop all have the same number of drafts, and none beside a pass");
+}
 
 Round Plan::begin(const std::vector<int>& prompt, int keep, int first) {
   tokens_ = prompt;
@@ -29,7 +33,7 @@ Step Plan::next(int64_t drafts_done) {
   if (finished_) return {};
   if (pending_ && !open_ && flights_.empty()) adopt_pending();
   if (pending_ && !open_) return {};
-  return schedule_.overlap ? next_overlapped(drafts_done) : next_in_turns();
+  return loops_ ? next_rounds() : schedule_.overlap ? next_overlapped(drafts_done) : next_in_turns();
 }
 
 Step Plan::draft(Step::Kind kind) { return {kind, launched_++ - 1, schedule_.overlap ? -1 : passes_ - 1, 0, 0}; }
@@ -80,6 +84,16 @@ Step Plan::next_in_turns() {
   open_ = false;
   asked_ = launched_;
   return pass(launched_ - 1, kMaxRows);
+}
+
+// One launch runs and one waits behind it. One that has nothing left to do does nothing.
+Step Plan::next_rounds() {
+  const int in_flight = passes_in_flight();
+  if (in_flight > kRoundsALaunch || limits_.end - int(tokens_.size()) <= in_flight) return {};
+  Step step{Step::Kind::kRounds, launched_ - 1, passes_ - 1, int(tokens_.size()) - 1, kMaxRows * kRoundsALaunch};
+  flights_.insert(flights_.end(), kRoundsALaunch, kMaxRows);
+  passes_ += kRoundsALaunch;
+  return step;
 }
 
 // -- with overlap ------------------------------------------------------------------------------------------------------

@@ -68,6 +68,7 @@ class CudaBackend:
         self._config, self._cuts = checkpoint.config, stages
         self._checkpoint = checkpoint
         self._serial = errors.switch("PPSD_CUDA_SERIAL")
+        self._loops = errors.switch("PPSD_CUDA_LOOP")
         self._eager = not on_gpu or errors.switch("PPSD_CUDA_EAGER")
         self._pdl = errors.launches_dependently(devices)
         self._told = False
@@ -207,7 +208,7 @@ class CudaBackend:
 
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
-            "launches": "one by one" if self._eager else "captured",
+            "launches": "one by one" if self._eager else "captured, in loops" if self._loops else "captured",
             "dependent_launches": self._pdl,
         }
         if self._spread is not None:
@@ -245,7 +246,10 @@ class CudaBackend:
         most, lookahead = (
             (MAX_CHUNK, MAX_CHUNK) if isinstance(schedule, Auto) else (schedule.max_chunk, schedule.lookahead)
         )
-        stages.begin(prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle)
+        stages.begin(
+            prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle,
+            stops=limits.stop_ids,
+        )  # fmt: skip
         self._tokens = list(prompt)
         kept = min(keep, len(prompt) - 1)
         records = options.report_drafts or isinstance(schedule, Auto) or _by_confidence(schedule)
@@ -273,7 +277,13 @@ class CudaBackend:
             return _Answer(events, None, perf_counter() - begun)
         session = _native.GraphSession(
             lanes=self._graphs.lanes,
-            graphs=self._graphs.as_dict(stages, draft_records=records, sequence=sequence, drawn=drawn),
+            graphs=self._graphs.as_dict(
+                stages,
+                draft_records=records,
+                sequence=sequence,
+                drawn=drawn,
+                rounds=0 if records or isinstance(schedule, Auto) else self._rounds(self._graphs, schedule),
+            ),
             prompt=list(prompt),
             keep=kept,
             first=record[RECORD_IDS],
@@ -282,6 +292,18 @@ class CudaBackend:
             **arguments,
         )
         return _Answer(map(to_event, session), session, perf_counter() - begun)
+
+    def _rounds(self, graphs: StageGraphs, schedule: Schedule) -> int:
+        """The loop that runs rounds of this schedule, or 0: the host launches each."""
+        fixed = isinstance(schedule.stop_rule, FixedLength) and not schedule.overlap
+        if not self._loops or graphs.apart or not fixed or (schedule.lookahead > 0 and schedule.first_chunk == 0):
+            return 0
+        try:
+            return graphs.loop(min(schedule.first_chunk, schedule.lookahead))
+        except CaptureFailed as error:
+            self._loops = False
+            print(f"ppsd-rt: rounds cannot be one graph ({error}); the host launches each", file=sys.stderr)
+            return 0
 
     def _plan(self, sampled: bool, acceptance: float | None, schedule: Schedule | Auto) -> _native.Planner | None:
         """The planner goes on from answer to answer; what an oracle feigns stays apart, and what is sampled."""

@@ -78,6 +78,26 @@ def test_eager_launches_and_one_stream_give_the_same_bits(folder, engine, monkey
             assert other.generate(PROMPT, GREEDY, "elastic").run().ids == ids, switch
 
 
+def test_rounds_in_loops(folder, engine, monkeypatch, capfd):
+    """A graph with a WHILE node gives the bits of rounds that the host launches, and ends where the text does."""
+    monkeypatch.setenv("PPSD_CUDA_LOOP", "1")
+    loops = Engine.from_pretrained(folder, exit_head="norm:2", backend="cuda", dtype=engine.backend.dtype)
+    for params in (GREEDY, SAMPLED):
+        plain = engine.generate(PROMPT, params, "plain").run().ids
+        for schedule in ("plain", "eesd:length=1,stop_rule=fixed", "eesd:length=5,stop_rule=fixed", "elastic", "auto"):
+            for _ in range(2):
+                assert loops.generate(PROMPT, params, schedule).run().ids == plain, schedule
+        oracle = RunOptions(oracle=Oracle((*PROMPT, *plain), 0.8))
+        drafted = loops.generate(PROMPT, params, "eesd:length=5,stop_rule=fixed", oracle).run()
+        assert drafted.ids == plain
+        assert drafted.statistics.tokens_per_round > 2
+    traced = loops.generate(PROMPT, GREEDY, "eesd:length=5,stop_rule=fixed", RunOptions(trace=True)).run()
+    assert traced.ids == engine.generate(PROMPT, GREEDY, "plain").run().ids
+    assert {span[0] for span in loops.backend.spans()} == {"rounds"}
+    assert loops.backend.facts()["launches"] == "captured, in loops"
+    assert "rounds cannot be one graph" not in capfd.readouterr().err
+
+
 def test_times_from_the_gpu(engine):
     completion = engine.generate(PROMPT, GREEDY, "elastic", RunOptions(trace=True)).run()
     spans = engine.backend.spans()
