@@ -9,7 +9,7 @@ version=0.3.36
 
 if [ ! -d llama.cpp/source ]; then
     mkdir -p llama.cpp
-    "$python" -m pip download --quiet --no-deps --no-binary :all: --dest llama.cpp "llama-cpp-python==$version"
+    "$python" -m pip download --quiet --no-deps --no-binary llama-cpp-python --dest llama.cpp "llama-cpp-python==$version"
     tar -C llama.cpp -xzf llama.cpp/llama_cpp_python-$version.tar.gz
     mv llama.cpp/llama_cpp_python-$version/vendor/llama.cpp llama.cpp/source
     rm -r llama.cpp/llama_cpp_python-$version llama.cpp/llama_cpp_python-$version.tar.gz
