@@ -14,8 +14,14 @@ if [ ! -d llama.cpp/source ]; then
     mv llama.cpp/llama_cpp_python-$version/vendor/llama.cpp llama.cpp/source
     rm -r llama.cpp/llama_cpp_python-$version llama.cpp/llama_cpp_python-$version.tar.gz
 fi
+# On a Xeon with AMX (Sapphire Rapids) a build of 0.3.36 that uses it ends in a segmentation fault at the first token.
+without=()
+if grep -q amx_int8 /proc/cpuinfo 2> /dev/null; then
+    amx="-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
+    without=("-DCMAKE_C_FLAGS=$amx" "-DCMAKE_CXX_FLAGS=$amx")
+fi
 cmake -S llama.cpp/source -B llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON \
     -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
-    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF
+    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF "${without[@]}"
 cmake --build llama.cpp/build --target llama --parallel "${JOBS:-$(nproc)}"
 ls -l llama.cpp/build/bin/libllama.so
