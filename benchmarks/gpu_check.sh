@@ -90,7 +90,7 @@ part baseline-1b 90 $python benchmarks/gpu_baseline.py -m random:llama-3.2-1b
 part idle-135m 40 $python benchmarks/gpu_idle.py -m random:smollm2-135m --exit-head norm:6:8192
 part loop-135m 60 $python benchmarks/gpu_loop.py -m random:smollm2-135m --exit-head norm:6:8192
 part memcheck 110 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4
-part answers-8b-4k 60 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000 -r 1 \
+part answers-8b-far 80 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000,8000 -r 1 \
     --schedule elastic --schedule eesd:length=5,stop_rule=fixed
 part kernels-1b 40 $run bench kernels --device cuda --rows 1,16 -r 5 -m random:llama-3.2-1b --output json
 part tests-backend 90 $tests -m "not slow" --ignore tests/ppsd_rt/cuda/test_on_gpu.py tests/ppsd_rt/cuda
@@ -110,10 +110,10 @@ export -f ranks
 export work
 part ranks 100 bash -c ranks
 part racecheck 90 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2
-part answers-13b 60 $generate -m random:llama-2-13b --exit-head norm:5 --oracle 0.8 $schedules
-part answers-70b-int8 90 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 --oracle 0.8 -n 64 \
-    --schedule elastic --schedule eesd:length=5,stop_rule=fixed
+part answers-13b 90 $generate -m random:llama-2-13b --exit-head norm:5 -r 1 $oracle $schedules
+part answers-70b-int8 120 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 -n 64 -r 1 $oracle $schedules
 part baseline-135m 60 $python benchmarks/gpu_baseline.py -m random:smollm2-135m
+part baseline-8b 90 $python benchmarks/gpu_baseline.py -m random:llama-3.1-8b
 part tests-all 120 $python -P -m pytest -q -n 8 -p no:cacheprovider -m "not slow" --ignore tests/triton_kernels/test_on_gpu.py \
     tests/triton_kernels
 
