@@ -74,10 +74,10 @@ sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-san
 
 # A GPU takes turns between processes, and every process compiles what it launches: two at once, one file each.
 tests="$python -P -m pytest -q -p no:cacheprovider -n 2 --dist loadfile"
-part tests-captured 150 $tests tests/ppsd_rt/cuda/test_on_gpu.py
+part tests-captured 240 $tests tests/ppsd_rt/cuda/test_on_gpu.py
 part tests-kernels 150 $python -P -m pytest -q -n 8 -p no:cacheprovider tests/triton_kernels/test_on_gpu.py
-part answers-135m 60 $generate -m random:smollm2-135m --exit-head norm:6:8192 $oracle $schedules
-part answers-8b 80 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
+part answers-135m 90 $generate -m random:smollm2-135m --exit-head norm:6:8192 $oracle $schedules
+part answers-8b 110 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
 part answers-1b 60 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
 part kernels-135m 45 $run bench kernels --device cuda --rows 1,16 -r 7 -m random:smollm2-135m \
     --exit-head norm:6:8192 --output json
@@ -95,6 +95,7 @@ part answers-8b-far 80 $generate -m random:llama-3.1-8b --exit-head norm:4:16384
 part kernels-1b 40 $run bench kernels --device cuda --rows 1,16 -r 5 -m random:llama-3.2-1b --output json
 part tests-backend 90 $tests -m "not slow" --ignore tests/ppsd_rt/cuda/test_on_gpu.py tests/ppsd_rt/cuda
 ranks() {   # two processes with layers of their own on one GPU, every answer against one process
+    set -o pipefail
     PYTHONPATH=$site:tests "$python" -P - "$work/model" <<'PYTHON' || return
 import sys
 from pathlib import Path
@@ -102,7 +103,7 @@ from support import write_model
 shape = {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3}
 write_model(Path(sys.argv[1]), num_hidden_layers=30, max_position_embeddings=4096, **shape)
 PYTHON
-    PYTHONSAFEPATH=1 "$python" -m torch.distributed.run --standalone --nproc-per-node 2 -m ppsd_rt check -m "$work/model" \
+    PYTHONSAFEPATH=1 "$python" -m torch.distributed.run --standalone --local-addr 127.0.0.1 --nproc-per-node 2 -m ppsd_rt check -m "$work/model" \
         --exit-head norm:6 --backend "${RANKS_BACKEND:-cuda}" --raw -n 64 --limit 1 --schedules eesd/ppsd/elastic --json |
         "$python" -c 'import json, sys; r = json.load(sys.stdin); print(json.dumps({k: r[k] for k in ("answers", "differences")}))'
 }

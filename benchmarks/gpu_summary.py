@@ -87,6 +87,7 @@ CHECKS: list[Check] = [
     ("kernels: row invariance, error, exactness", "exit status 0", passed("tests-kernels"), below(0)),
     ("captured stages, streams, mapped memory", "exit status 0", passed("tests-captured"), below(0)),
     ("backend in general", "exit status 0", passed("tests-backend"), below(0)),
+    ("two ranks: the answers of one process", "exit status 0", passed("ranks"), below(0)),
     ("answers that are not plain decoding's", "0", differing, below(0)),
     ("compute-sanitizer: memory", "exit status 0", passed("memcheck"), below(0)),
     ("compute-sanitizer: races", "exit status 0", passed("racecheck"), below(0)),

@@ -44,7 +44,7 @@ class Pipeline:
                         self.stations[place + 1].post(message[:words])
                     else:
                         self.land(message[:words])
-        except RuntimeError as error:
+        except Exception as error:  # whatever it is, run() must not wait for ever
             self.failures.append(error)
 
     def land(self, verdict):
@@ -88,9 +88,12 @@ class Pipeline:
 
     def _draft(self, answer):
         out = self.buffers()
-        while (written := answer.work(out)) >= 0:
-            for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
-                self.stations[0].post(message[:words])
+        try:
+            while (written := answer.work(out)) >= 0:
+                for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
+                    self.stations[0].post(message[:words])
+        except Exception as error:
+            self.failures.append(error)
 
     @staticmethod
     def choosing(engine):

@@ -339,7 +339,9 @@ void GraphCarrier::drain() {
     Patience patience;
     for (;;) {
       enter(lane);
-      const Result result = driver().cuStreamQuery(lane.stream);
+      Result result = driver().cuStreamQuery(lane.stream);
+      // A loop has been seen to go on where a query said that it had ended (by others, on WSL2); waiting knows better.
+      if (result == kSuccess && graphs_.rounds != nullptr) result = driver().cuStreamSynchronize(lane.stream);
       if (result == kSuccess) break;
       if (result != kNotReady) {
         lost_ = true;

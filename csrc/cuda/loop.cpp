@@ -58,8 +58,8 @@ void Loop::make(const std::vector<Graph>& body, Graph open, Graph again, Address
   GraphNode last = nullptr;
   for (Graph part : body) last = add_child(round, last, part);
   add_setting(round, add_child(round, last, again), condition, word);
-  constexpr unsigned long long kUseNodePriority = 8;   // kernels keep the priority that they were captured with
-  check(cu.cuGraphInstantiateWithFlags(&exec_, graph_, kUseNodePriority), "instantiating a loop");
+  // Priorities do not matter: nothing runs beside a loop.
+  check(cu.cuGraphInstantiateWithFlags(&exec_, graph_, 0), "instantiating a loop");
 }
 
 GraphNode Loop::add(Graph graph, GraphNode before, NodeParams* params) const {

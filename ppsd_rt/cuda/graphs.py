@@ -68,9 +68,13 @@ class Recorder:
                 self._pools[stage] = torch.cuda.graph_pool_handle()
             graph = torch.cuda.CUDAGraph(keep_graph=True)
             stream = torch.cuda.Stream(priority=priority)
-            # Other threads may go on using CUDA meanwhile.
-            with torch.cuda.graph(graph, pool=self._pools[stage], stream=stream, capture_error_mode="thread_local"):
-                step()
+            before = torch.cuda.current_stream()
+            try:
+                # Other threads may go on using CUDA meanwhile.
+                with torch.cuda.graph(graph, pool=self._pools[stage], stream=stream, capture_error_mode="thread_local"):
+                    step()
+            finally:
+                torch.cuda.set_stream(before)  # torch leaves its own behind where a capture fails
             if hasattr(graph, "raw_cuda_graph_exec"):  # torch 2.8 has not
                 graph.instantiate()
                 self._kept.append((graph, None))

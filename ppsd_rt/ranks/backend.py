@@ -269,6 +269,8 @@ class RanksBackend:
                     if written < 0:
                         break
                     self._sender.send(lengths(out, written, self._hidden))
+            except PpsdError as error:  # of its own stage
+                self._control.fail(f"rank 0: {error}")
             except Exception as error:
                 self._control.lost(1, error)
                 self._control.fail(f"rank 0: {error}")

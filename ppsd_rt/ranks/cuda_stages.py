@@ -9,7 +9,7 @@ import torch
 
 from ..cuda import errors
 from ..cuda.graphs import Recorder
-from ..cuda.parts import DraftPart, How, VerifyPart
+from ..cuda.parts import DraftPart, How, Part, VerifyPart
 from ..cuda.weights import FORMATS, DeviceWeights, weight_bytes
 from ..errors import UsageError
 from ..models.checkpoint import Checkpoint
@@ -32,6 +32,7 @@ class CudaSlices:
             raise UsageError(f"dtype {dtype!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
         eager = not on_gpu or errors.switch("PPSD_CUDA_EAGER")
         self._how = How(errors.launches_dependently([self._device]), None if eager else Recorder)
+        self._made: Part | None = None
         self.bytes = 0
 
     @property
@@ -53,19 +54,20 @@ class CudaSlices:
         if own is not None:
             self.bytes += sum(layer.bytes for layer in own.layers) + weight_bytes(own.feedback)
             self.bytes += weight_bytes(own.lm_head) if own.draft_ids is not None else 0
-        part = DraftPart(weights, self._how)
+        part = self._made = DraftPart(weights, self._how)
         return PythonDrafter(part, config.hidden_size, config.vocab_size, own is not None, weights.hears)
 
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> PythonStation:
         chooses = last == checkpoint.config.num_hidden_layers
         weights = self._part(checkpoint, (first, last), embeds=False, chooses=chooses)
         self.bytes = weights.bytes
-        part = VerifyPart(weights, chooses, self._how)
+        part = self._made = VerifyPart(weights, chooses, self._how)
         return PythonStation(part, weights.config.hidden_size, chooses, delay)
 
     def facts(self) -> dict[str, Any]:
-        launches = "one by one" if self._how.recorder is None else "captured"
-        return {"device": str(self._device), "launches": launches, "dependent_launches": self._how.pdl}
+        how = self._made.how if self._made else self._how  # a part that cannot be captured has changed its own
+        launches = "one by one" if how.recorder is None else "captured"
+        return {"device": str(self._device), "launches": launches, "dependent_launches": how.pdl}
 
     def _part(self, checkpoint: Checkpoint, layers: tuple[int, int], *, embeds: bool, chooses: bool) -> DeviceWeights:
         config, count = checkpoint.config, layers[1] - layers[0]

@@ -19,13 +19,13 @@ def summary(folder):
 
 def test_nothing_measured(tmp_path):
     lines, result = summary(tmp_path)
-    assert len(lines) == 24
+    assert len(lines) == 25
     assert set(lines.values()) == {"not measured"}
     assert result["parts"] == {}
 
 
 def test_targets_are_met_or_missed(tmp_path):
-    parts = {"tests-kernels": 0, "memcheck": 9, "racecheck": 127, "answers-8b-far": 124, "answers-135m": 0}
+    parts = {"tests-kernels": 0, "ranks": 1, "memcheck": 9, "racecheck": 127, "answers-8b-far": 124, "answers-135m": 0}
     (tmp_path / "parts").write_text("".join(f"{name} {status} 7\n" for name, status in parts.items()))
     answers = [
         {"schedule": "plain", "decode_tokens_per_second": 2500.0, "ratio": 1.0},
@@ -54,6 +54,7 @@ def test_targets_are_met_or_missed(tmp_path):
     lines, result = summary(tmp_path)
     expected = {
         "kernels: row invariance, error, exactness": "met",
+        "two ranks: the answers of one process": "missed",
         "compute-sanitizer: memory": "missed",
         "compute-sanitizer: races": "not measured",
         "answers that are not plain decoding's": "missed",

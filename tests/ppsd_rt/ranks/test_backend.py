@@ -1,0 +1,61 @@
+"""The threads of rank 0's backend, without ranks."""
+
+import threading
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.ranks.backend import RanksBackend
+
+
+class End(BaseException):
+    """Of the thread that drafts, which otherwise goes on with the process."""
+
+
+class Control:
+    def __init__(self):
+        self.said = []
+
+    def fail(self, line):
+        self.said.append(line)
+
+    def lost(self, rank, error):
+        self.said.append(f"rank {rank} has died")
+
+
+@pytest.mark.parametrize(
+    ("error", "first"),
+    [
+        (PpsdError("the GPU is out of memory"), "rank 0: the GPU is out of memory"),
+        (RuntimeError("Connection closed by peer"), "rank 1 has died"),
+    ],
+    ids=["its own stage", "a connection"],
+)
+def test_what_ends_drafting_is_said(error, first):
+    def work(out):
+        raise error
+
+    backend = object.__new__(RanksBackend)
+    backend._control, done = Control(), threading.Event()
+    backend._drafter = SimpleNamespace(pin=lambda: None)
+    backend._sender = SimpleNamespace(buffers=lambda: None)
+    items = [(SimpleNamespace(work=work), done)]
+
+    def get():
+        if not items:
+            raise End
+        return items.pop()
+
+    backend._answers = SimpleNamespace(get=get)
+
+    def draft():
+        with suppress(End):
+            backend._draft()
+
+    thread = threading.Thread(target=draft)
+    thread.start()
+    thread.join(10)
+    assert done.is_set(), "whoever waits for the answer's end waits for ever"
+    assert backend._control.said[0] == first
