@@ -128,8 +128,8 @@ struct Captured {
 
   // As the backend does: the prompt, then one plain step for the first token.
   int begin(const std::vector<int>& prompt, const Limits& limits, const Schedule& schedule, bool planned) {
-    device.begin(prompt, limits.end, planned ? kMaxChunk : schedule.max_chunk, planned ? kMaxChunk : schedule.lookahead, graphs.rounds == nullptr,
-                 limits.stop_ids);
+    device.begin(prompt, limits.end, planned ? kMaxChunk : schedule.max_chunk, planned ? kMaxChunk : schedule.lookahead,
+                 graphs.rounds == nullptr, limits.stop_ids);
     device.draft_step(false);
     const auto hand = [&](size_t leg) {   // the copies, by hand
       for (const Copy& copy : graphs.copies[leg])
@@ -367,13 +367,16 @@ void loops() {
     const int sequence = captured.device.sequence();
     const auto calls = log_of(&captured, schedule, 60, &text);
     check(text == captured.model.plain({1, 2, 3}, 60), "a token differs from plain decoding", where);
-    const auto launches = std::count_if(calls.begin(), calls.end(), [](const FakeCudaCall& call) { return std::string(call.function) == "cuGraphLaunch"; });
+    const auto launches = std::count_if(calls.begin(), calls.end(), [](const FakeCudaCall& call) {
+      return std::string(call.function) == "cuGraphLaunch";
+    });
     const int rounds = captured.device.sequence() - sequence;   // a record each; the prompt's is one of them
     check(rounds <= 60 && (drafts > 0 || rounds == 60), "rounds behind the end of the text", where);
     check(launches <= (rounds - 1 + Plan::kRoundsALaunch - 1) / Plan::kRoundsALaunch + 1, "more launches than loops need", where);
     expect_good_manners(where);
   }
-  for (const auto& [function, result] : {std::make_pair("cuGraphAddNode", 801), {"cuModuleLoadData", 218}, {"cuGraphInstantiateWithFlags", 1}}) {
+  for (const auto& [function, result] :
+       {std::make_pair("cuGraphAddNode", 801), {"cuModuleLoadData", 218}, {"cuGraphInstantiateWithFlags", 1}}) {
     Captured captured(7, 1000, {0}, 0.7, true);
     levers().fake_cuda_fail(function, 1, result);
     bool told = false;
