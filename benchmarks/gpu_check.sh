@@ -8,7 +8,8 @@
 # Needs a python3 with torch 2.8 or newer, Triton 3.6, numpy, pytest with pytest-xdist, cmake and pybind11. Where the
 # machine reaches no package index, put what it lacks into .whl/ beforehand (gguf, if anything; for python 3.12:
 # `python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl gguf hypothesis pytest-timeout`):
-# it is installed from there. No model is needed: all shapes are filled with random weights.
+# it is installed from there. No model is needed: all shapes are filled with random weights. MODEL=folder, of the default
+# model (and `tokenizers`), answers development prompts with it and the head that ships, too.
 # ONLY=name,name runs some of the parts. What was built stays in build/gpu for the next call.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -78,6 +79,10 @@ part tests-captured 240 $tests tests/ppsd_rt/cuda/test_on_gpu.py
 part tests-kernels 150 $python -P -m pytest -q -n 8 -p no:cacheprovider tests/triton_kernels/test_on_gpu.py
 part answers-135m 90 $generate -m random:smollm2-135m --exit-head norm:6:8192 $oracle $schedules
 part answers-8b 110 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
+if [ -n "${MODEL:-}" ]; then
+    part answers-default 60 $run bench generate --backend cuda --device cuda -m "$MODEL" --prompts --limit 2 -n 128 -r 3 \
+        --schedule auto --schedule eesd --schedule elastic --output json
+fi
 part answers-1b 60 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
 part kernels-135m 45 $run bench kernels --device cuda --rows 1,16 -r 7 -m random:smollm2-135m \
     --exit-head norm:6:8192 --output json

@@ -33,6 +33,11 @@ def kernel(results: Results, name: str, figure: str, **labels: Any) -> float | N
     return row[figure] if row else None
 
 
+def default_model(results: Results) -> float | None:
+    row = find(results, "answers-default", "results", schedule="auto")
+    return row["ratio"] if row else None
+
+
 def rows_cost(results: Results, name: str) -> float | None:
     one, many = (kernel(results, name, "microseconds", kernel="pass", rows=rows) for rows in (1, 16))
     return many / one if one and many else None
@@ -103,6 +108,7 @@ CHECKS: list[Check] = [
     ),
     ("default shape, oracle 0.8, best / plain", ">= 2.3", lambda r: best_ratio(r, "answers-135m", 0.8), above(2.3)),
     ("default shape: overlap / in turns", "> 1", overlap_gain, lambda value: value > 1),
+    ("default model, its own head, auto / plain", "(no target)", default_model, above(1.0)),
     ("8B shape, oracle 0.8, exit 4, best / plain", ">= 2.0", lambda r: best_ratio(r, "answers-8b", 0.8), above(2.0)),
     ("13B shape, oracle 0.8, best / plain", "(no target)", lambda r: best_ratio(r, "answers-13b", 0.8), above(1.0)),
     (

@@ -72,7 +72,9 @@ class LlamaCpp:
         self.llama = Llama(self.library, Path(model), context, threads)
 
     def about(self) -> dict[str, Any]:
-        return {"library": str(self.library), "system_info": self.llama.system_info}
+        here = Path(__file__).resolve().parent  # not where this machine has it
+        library = self.library.relative_to(here) if self.library.is_relative_to(here) else self.library.name
+        return {"library": str(library), "system_info": self.llama.system_info}
 
     def answer(self, prompt: list[int], tokens: int) -> Answer:
         self.llama.forget()

@@ -19,7 +19,7 @@ def summary(folder):
 
 def test_nothing_measured(tmp_path):
     lines, result = summary(tmp_path)
-    assert len(lines) == 25
+    assert len(lines) == 26
     assert set(lines.values()) == {"not measured"}
     assert result["parts"] == {}
 
@@ -46,6 +46,7 @@ def test_targets_are_met_or_missed(tmp_path):
         "answers-135m": {"results": answers}, "kernels-135m": {"results": kernels}, "idle-135m": {"runs": runs},
         "answers-1b": {"results": [{"schedule": "plain", "decode_tokens_per_second": 1300.0}]},
         "baseline-1b": {"milliseconds_per_token": 0.9},
+        "answers-default": {"results": [{"schedule": "eesd", "ratio": 1.3}, {"schedule": "auto", "ratio": 1.2}]},
         "loop-135m": {"results": [{"schedule": "plain", "ratio": 1.2}, {"schedule": "eesd:length=4", "ratio": 0.97}]},
     }  # fmt: skip
     for name, value in files.items():
@@ -66,6 +67,7 @@ def test_targets_are_met_or_missed(tmp_path):
         "default shape, oracle 0.8, best / plain": "met",
         "default shape: overlap / in turns": "met",
         "against torch.compile and graphs, 1B shape": "missed",
+        "default model, its own head, auto / plain": "met",
         "GPU idle, overlapped rounds": "met",
         "rounds in one graph / launched by the host": "missed",
         "answers at 4k, 8k equal plain decoding's": "not measured",
