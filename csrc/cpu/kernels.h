@@ -10,6 +10,7 @@
 #include <climits>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 // For what the kernels' files call of this header: an out-of-line copy, compiled for one machine, is not kept apart from
@@ -219,6 +220,8 @@ struct Candidate {
   }
 };
 
+constexpr Candidate kNoCandidate{-std::numeric_limits<float>::infinity(), std::numeric_limits<int>::max()};
+
 // Into a heap of the `most` best, whose front is the worst of them. (Not in the kernels' files: what the compiler makes of
 // a standard container there may be for another machine, and the linker keeps only one copy.)
 void keep_best(std::vector<Candidate>* top, int most, const Candidate& candidate);
@@ -265,6 +268,8 @@ struct Kernels {
   void (*soft_sum)(const float* x, int n, float scale, float* max, float* sum);
   // Gumbel noise of `ids` [n] at a position
   void (*gumbel)(uint64_t seed, int position, const int* ids, int n, float* out);
+  // The best of scores [n] over the temperature, with noise, of ids [n] (null: 0, 1, ..); kNoCandidate where none is a number.
+  Candidate (*choose)(const float* scores, const int* ids, int n, float inverse_temperature, uint64_t seed, int position);
   // Reads [data, data + bytes), bytes a multiple of 1024: the machine's own speed, to measure the others by.
   uint64_t (*stream)(const uint8_t* data, size_t bytes);
 };

@@ -134,13 +134,15 @@ int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, con
   }
   if (sampling_.temperature == 0.0f) return id_of(int(std::max_element(scores, scores + n) - scores));
 
-  // Few ids matter: those within a margin of the best, and ever more of them until the filters have what they need.
   const float inverse = 1.0f / sampling_.temperature;
+  const bool filtered = sampling_.top_k > 0 || sampling_.top_p < 1.0f || sampling_.min_p > 0.0f;
+  if (!filtered) return kernels_.choose(scores, draft_ids, n, inverse, sampling_.seed, position).id;
+
+  // Few ids matter: those within a margin of the best, and ever more of them until the filters have what they need.
   float max, total;   // total: of exp((score - max) / T) over all ids
   kernels_.soft_sum(scores, n, inverse, &max, &total);
   auto& candidates = scratch.candidates;
-  const bool filtered = sampling_.top_k > 0 || sampling_.top_p < 1.0f || sampling_.min_p > 0.0f;
-  for (float margin = filtered ? 8.0f : std::numeric_limits<float>::infinity();; margin *= 2.0f) {
+  for (float margin = 8.0f;; margin *= 2.0f) {
     candidates.clear();
     double covered = 0.0;
     const float bar = max - margin * sampling_.temperature;
