@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from support import write_model
 
-from ppsd_rt import Engine, _native
+from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cpu_backend import FORMATS
+from ppsd_rt.noise import gumbel
 
 SHAPES = {
     "grouped": {},
@@ -77,6 +78,22 @@ def test_rows_do_not_depend_on_their_company(folders, shape, dtype, isa, monkeyp
     fresh = load(folders[shape], dtype, isa=isa, monkeypatch=monkeypatch).logits(IDS, len(IDS))
     for end, logits in alone.items():
         assert np.array_equal(fresh[end - 1], logits), end
+
+
+@pytest.mark.parametrize("schedule", ["plain", "eesd:length=3"])
+@pytest.mark.parametrize("temperature", [0.003, 0.1, 1.0, 40.0])
+def test_a_token_is_the_best_of_all_noisy_scores(folders, isa, temperature, schedule, monkeypatch):
+    """The kernels work out the noise only of ids that it can lift to the top: of few where it is cold, of all where not."""
+    monkeypatch.setenv("PPSD_ISA", isa)
+    head = "none" if schedule == "plain" else "norm:1"
+    engine = Engine.from_pretrained(folders["odd panels"], exit_head=head, backend="cpu", dtype="float32", threads=2)
+    params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=temperature, seed=2**40 + 7)
+    answer = engine.generate(IDS[:9], params, schedule).run().ids
+    scores = engine.backend.logits([*IDS[:9], *answer], len(answer) + 1)[:-1] / temperature
+    ids = np.arange(scores.shape[1])
+    best = scores + np.stack([gumbel(params.seed, position, ids) for position in range(9, 9 + len(answer))])
+    chosen = best[np.arange(len(answer)), list(answer)]
+    assert (chosen >= best.max(-1) - 1e-5 - 1e-6 * np.abs(scores).max()).all()
 
 
 @pytest.mark.parametrize("dtype", FORMATS)
