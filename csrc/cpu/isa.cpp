@@ -8,6 +8,10 @@
 #if defined(PPSD_X86_KERNELS)
 #include <cpuid.h>
 #endif
+#if defined(PPSD_AMX_KERNELS)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace ppsd {
 namespace {
@@ -16,13 +20,14 @@ namespace {
 // Asked of the processor itself: __builtin_cpu_supports needs a run-time library that not every compiler brings along,
 // and GCC 12 has no name for AVX-VNNI.
 struct Features {
-  bool avx2 = false, avxvnni = false, avx512 = false;
+  bool avx2 = false, avxvnni = false, avx512 = false, amx = false;
 
   Features() {
     unsigned a, b, c, d;
     if (!__get_cpuid(1, &a, &b, &c, &d)) return;
     const bool saved = bit(c, 27), fma = bit(c, 12), f16c = bit(c, 29);
     if (!saved || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+    const bool tiles = bit(d, 22) && bit(d, 24) && bit(d, 25);   // bfloat16, the registers, int8
     unsigned state, high;   // which registers the system keeps when it switches threads
     asm volatile("xgetbv" : "=a"(state), "=d"(high) : "c"(0));
     unsigned more = 0, unused;
@@ -31,6 +36,16 @@ struct Features {
     avxvnni = avx2 && bit(more, 4);
     const bool foundation = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);   // F, DQ, BW, VL
     avx512 = avx2 && (state & 0xE6) == 0xE6 && foundation && bit(c, 11) && bit(more, 5);   // VNNI, BF16
+    amx = avx512 && tiles && (state & 0x60000) == 0x60000 && permitted();
+  }
+  // Linux lets a process use the tile registers only once it has asked.
+  static bool permitted() {
+#if defined(PPSD_AMX_KERNELS)
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
   }
   static bool bit(unsigned word, int at) { return (word >> at) & 1; }
 };
@@ -42,6 +57,9 @@ std::vector<const Kernels*> usable_kernels() {   // best first
   std::vector<const Kernels*> usable;
 #if defined(PPSD_X86_KERNELS)
   const Features has;
+#if defined(PPSD_AMX_KERNELS)
+  if (has.amx) usable.push_back(&amx_kernels());
+#endif
   if (has.avx512) usable.push_back(&avx512_kernels());
   if (has.avxvnni) usable.push_back(&avxvnni_kernels());
   if (has.avx2) usable.push_back(&avx2_kernels());
@@ -62,12 +80,13 @@ const Kernels& pick_kernels() {
   throw std::runtime_error("PPSD_ISA=" + std::string(wanted) + " is not one that this machine can run: " + names);
 }
 
-Activations Activations::at(uint8_t* memory, Format weights, int rows, int width) {
+Activations Activations::at(const Kernels& kernels, uint8_t* memory, Format weights, int rows, int width) {
   const Format format = activations_of(weights);
   Activations out;
   out.format = format;
   out.width = width;
   out.rows = rows;
+  out.row_major = kernels.row_major(format);
   out.words = reinterpret_cast<uint32_t*>(memory);
   if (format == Format::kInt8) {
     out.scales = reinterpret_cast<float*>(out.words + size_t(rows) * words_of(format, width));

@@ -71,11 +71,15 @@ struct Matrix {
 
 constexpr int kPassRows = 64;   // the most rows that share a pass over the weights
 
+struct Kernels;
+
 // Rows of activations in the format that the weights want, in words of four bytes (one float, two bfloat16 or four
-// int8). The rows lie side by side, so that a kernel finds those of one word beside each other: [words][rows].
+// int8). The rows lie side by side, so that a kernel finds those of one word beside each other: [words][rows]. Or one behind
+// the other, [rows][words], where the kernels want that format so.
 struct Activations {
   Format format = Format::kFp32;   // never kInt4
   int width = 0, rows = 0;
+  bool row_major = false;          // one behind the other
   uint32_t* words = nullptr;
   float* scales = nullptr;         // int8: [width / 32][rows]
   int32_t* corrections = nullptr;  // int8: [width / 32][rows], what unsigned weights add too much
@@ -89,7 +93,10 @@ struct Activations {
     const size_t words = size_t(rows) * words_of(format, width);
     return words * 4 + (format == Format::kInt8 ? size_t(rows) * width / kBlock * 8 : 0);
   }
-  static Activations at(uint8_t* memory, Format weights, int rows, int width);
+  static Activations at(const Kernels& kernels, uint8_t* memory, Format weights, int rows, int width);
+  const uint32_t* word(int r, int w) const {
+    return words + (row_major ? size_t(r) * words_of(format, width) + w : size_t(w) * rows + r);
+  }
 };
 
 // One row of a checkpoint's tensor; a null row packs as zeros.
@@ -253,6 +260,7 @@ struct LogitsPhase {
 struct Kernels {
   const char* name;
   int weight_offset;             // added to integer weights
+  bool (*row_major)(Format activations);   // how they are to lie
   // Panels [begin, end) of `out`. False: one of the weights is no finite number.
   bool (*pack)(const Matrix& out, const Source& source, int begin, int end);
   void (*unpack)(const Matrix& in, int output, float* row);
@@ -274,6 +282,7 @@ struct Kernels {
   uint64_t (*stream)(const uint8_t* data, size_t bytes);
 };
 
+const Kernels& amx_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avxvnni_kernels();
 const Kernels& avx2_kernels();

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 #include <utility>
 
 #include "../pipeline/noise.h"
@@ -147,19 +148,32 @@ inline V gumbel_bound(V u) {
 
 constexpr float kMostNoise = 23.0f;   // gumbel_noise(2^-33) = 22.87
 
-// Sixteen scores over the temperature, with noise, against the best so far. Nearly always it is plain that none is better,
-// before the noise is known to the last digit, or at all.
+// A little less than the score to beat, whatever was rounded on the way to either.
+inline float below(float score) { return score - (0.01f + 1e-6f * std::fabs(score)); }
+
+// Whether one of sixteen scores can be better than the best so far, with the most noise that there is (temperature 0: none).
+inline bool may_win(V scores, float inverse_temperature, const Candidate& best) {
+  if (inverse_temperature == 0.0f) return Simd::any(Simd::less(Simd::set1(best.score), scores));
+  return Simd::any(Simd::less(Simd::set1(below(best.score) - kMostNoise), Simd::mul(scores, Simd::set1(inverse_temperature))));
+}
+
+// The best of the first `count` of sixteen scores, if it is better than the best so far.
+inline void choose_best(V scores, const int32_t* ids, int count, Candidate* best) {
+  float some[16];
+  Simd::store(some, scores);
+  for (int l = 0; l < count; ++l)
+    if (const Candidate candidate{some[l], ids[l]}; candidate < *best) *best = candidate;
+}
+
+// Sixteen scores over the temperature, with noise, against the best so far. Nearly always it is plain that none is better
+// before the noise is known to the last digit.
 inline void choose_noisy(V scores, float inverse_temperature, const Noise& noise, const int32_t* ids, int count,
                          Candidate* best) {
-  const V inverse = Simd::set1(inverse_temperature), scaled = Simd::mul(scores, inverse);
-  const float sure = best->score - (0.01f + 1e-6f * std::fabs(best->score));   // whatever was rounded
-  if (!Simd::any(Simd::less(Simd::set1(sure - kMostNoise), scaled))) return;
+  const V inverse = Simd::set1(inverse_temperature);
   const V u = uniform(noise.words(Simd::loadi(ids)));
-  if (!Simd::any(Simd::less(Simd::set1(sure), Simd::add(scaled, gumbel_bound(u))))) return;
-  float noisy[16];
-  Simd::store(noisy, Simd::fma(scores, inverse, gumbel_noise(u)));
-  for (int l = 0; l < count; ++l)
-    if (const Candidate candidate{noisy[l], ids[l]}; candidate < *best) *best = candidate;
+  const V at_most = Simd::add(Simd::mul(scores, inverse), gumbel_bound(u));
+  if (!Simd::any(Simd::less(Simd::set1(below(best->score)), at_most))) return;
+  choose_best(Simd::fma(scores, inverse, gumbel_noise(u)), ids, count, best);
 }
 
 inline V load_stored(const void* row, Stored stored, int i) {
@@ -194,6 +208,10 @@ inline void put_block(const Activations& out, int r, int b, V first, V second) {
     const size_t at = size_t(b) * out.rows + r;
     out.scales[at] = largest / 127.0f;
     out.corrections[at] = -Simd::kWeightOffset * Simd::sum_lanes(Simd::addi(a, c));
+  }
+  if (out.row_major) {
+    std::memcpy(out.words + (size_t(r) * (out.width / kBlock) + b) * count, words, size_t(count) * 4);
+    return;
   }
   uint32_t* to = out.words + size_t(b) * count * out.rows + r;
   if (out.rows == 1) std::memcpy(to, words, size_t(count) * 4);
@@ -505,8 +523,29 @@ inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int r
   }
 }
 
+}  // namespace
+}  // namespace ppsd
+
+#if defined(PPSD_AMX)
+#include "tiles.h"
+#endif
+
+namespace ppsd {
+namespace {
+
+bool row_major([[maybe_unused]] Format activations) {
+#if defined(PPSD_AMX)
+  return activations == Format::kBf16;
+#else
+  return false;
+#endif
+}
+
 template <Format F, class Use>
 inline void multiply_as(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
+#if defined(PPSD_AMX)
+  if constexpr (F == Format::kBf16) return multiply_in_tiles(w, in, next, begin, end, use);
+#endif
   constexpr int kMost = Simd::kRows;
   const int groups = (in.rows + kMost - 1) / kMost, blocks = w.inputs / kBlock;
   const size_t share = w.panel_bytes(F) / groups;
@@ -901,6 +940,21 @@ inline V penalise(const LogitsPhase& phase, int position, const int32_t* ids, V 
   return Simd::select(seen, lower, y);
 }
 
+inline void store_scores(const LogitsPhase& phase, int r, int index, int count, V y) {
+  float* out = phase.logits + size_t(r) * phase.weights->outputs + index;
+  if (count == kPanel) return Simd::store(out, y);
+  float scores[16];
+  Simd::store(scores, y);
+  std::copy(scores, scores + count, out);
+}
+
+inline void choose_top(V scores, const int32_t* ids, int count, int most, std::vector<Candidate>* top) {
+  if (int(top->size()) >= most && !Simd::any(Simd::less(Simd::set1(top->front().score), scores))) return;
+  float some[16];
+  Simd::store(some, scores);
+  for (int l = 0; l < count; ++l) keep_best(top, most, {some[l], ids[l]});
+}
+
 void logits(const LogitsPhase& phase, int begin, int end) {
   const int outputs = phase.weights->outputs;
   Noise noise[kPassRows];
@@ -908,41 +962,21 @@ void logits(const LogitsPhase& phase, int begin, int end) {
     noise[r] = Noise(phase.each ? phase.each[r].seed : phase.seed, phase.positions[r]);
   multiply(*phase.weights, *phase.input, {}, begin, end, [&](int r, int p, V y) {
     const int index = p * kPanel, count = std::min(kPanel, outputs - index);
-    const int position = phase.positions[r];
+    if (phase.choice == Choice::kStore) return store_scores(phase, r, index, count, y);
+    // Few panels hold anything new: most are done after one comparison.
     const float inverse_temperature = phase.each ? phase.each[r].inverse_temperature : phase.inverse_temperature;
+    const auto beaten = [&] { return phase.choice == Choice::kBest && !may_win(y, inverse_temperature, phase.best[r]); };
+    if (!phase.first_seen && beaten()) return;
     int32_t ids[16];
     for (int l = 0; l < 16; ++l) {
       const int i = std::min(index + l, outputs - 1);
       ids[l] = phase.draft_ids ? phase.draft_ids[i] : i;
     }
-    if (phase.first_seen) y = penalise(phase, position, ids, y);
-    if (phase.choice == Choice::kBest && inverse_temperature > 0.0f)
-      return choose_noisy(y, inverse_temperature, noise[r], ids, count, &phase.best[r]);
-    if (phase.choice != Choice::kStore) {
-      // Few panels hold anything new: most are done after one comparison.
-      std::vector<Candidate>* top = phase.choice == Choice::kTop ? &phase.top[r] : nullptr;
-      const bool full = top && int(top->size()) >= phase.top_k;
-      const float bar = top ? (full ? top->front().score : -kInfinity) : phase.best[r].score;
-      if (full || !top) {
-        if (!Simd::any(Simd::less(Simd::set1(bar), y))) return;
-      }
-      float scores[16];
-      Simd::store(scores, y);
-      for (int l = 0; l < count; ++l) {
-        const Candidate candidate{scores[l], ids[l]};
-        if (top) keep_best(top, phase.top_k, candidate);
-        else if (candidate < phase.best[r]) phase.best[r] = candidate;
-      }
-      return;
-    }
-    float* out = phase.logits + size_t(r) * outputs + index;
-    if (count == kPanel) {
-      Simd::store(out, y);
-    } else {
-      float scores[16];
-      Simd::store(scores, y);
-      std::copy(scores, scores + count, out);
-    }
+    if (phase.first_seen) y = penalise(phase, phase.positions[r], ids, y);
+    if (phase.first_seen && beaten()) return;
+    if (phase.choice == Choice::kTop) choose_top(y, ids, count, phase.top_k, &phase.top[r]);
+    else if (inverse_temperature == 0.0f) choose_best(y, ids, count, &phase.best[r]);
+    else choose_noisy(y, inverse_temperature, noise[r], ids, count, &phase.best[r]);
   });
 }
 
@@ -983,7 +1017,8 @@ Candidate choose(const float* scores, const int* ids, int n, float inverse_tempe
       some_scores[l] = scores[at];
       some[l] = ids ? ids[at] : at;
     }
-    choose_noisy(Simd::load(some_scores), inverse_temperature, noise, some, std::min(16, n - i), &best);
+    const V y = Simd::load(some_scores);
+    if (may_win(y, inverse_temperature, best)) choose_noisy(y, inverse_temperature, noise, some, std::min(16, n - i), &best);
   }
   return best;
 }
@@ -998,7 +1033,7 @@ uint64_t stream(const uint8_t* data, size_t bytes) {
 }
 
 Kernels table(const char* name) {
-  return {name, Simd::kWeightOffset, pack, unpack, normalize, convert, qkv, attend, add, swiglu, logits, soft_sum, gumbel, choose, stream};
+  return {name, Simd::kWeightOffset, row_major, pack, unpack, normalize, convert, qkv, attend, add, swiglu, logits, soft_sum, gumbel, choose, stream};
 }
 
 }  // namespace

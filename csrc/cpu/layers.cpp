@@ -19,7 +19,7 @@ constexpr int64_t kReadAhead = 256 << 10;
 void add_squares(const Activations& in, float* squares) {
   for (int i = 0; i < in.width; ++i)
     for (int r = 0; r < in.rows; ++r) {
-      const int8_t whole = reinterpret_cast<const int8_t*>(in.words + size_t(i / 4) * in.rows + r)[i % 4];
+      const int8_t whole = reinterpret_cast<const int8_t*>(in.word(r, i / 4))[i % 4];
       const float value = float(whole) * in.scales[size_t(i / kBlock) * in.rows + r];
       squares[i] += value * value;
     }
@@ -194,9 +194,9 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
     team.share(shares_[phase++], member, count, step, work);
     team.barrier();
   };
-  const Activations narrow = Activations::at(memory, format_, rows, hidden);
-  const Activations heads = Activations::at(memory, format_, rows, shape_.q_outputs());
-  const Activations mlp = Activations::at(mlp_.as<>(), format_, rows, inner);
+  const Activations narrow = Activations::at(kernels_, memory, format_, rows, hidden);
+  const Activations heads = Activations::at(kernels_, memory, format_, rows, shape_.q_outputs());
+  const Activations mlp = Activations::at(kernels_, mlp_.as<>(), format_, rows, inner);
   const InputOffsets inputs(shape_);
   for (size_t number = 0; number < layers_.size(); ++number) {
     const PackedLayer& layer = *layers_[number];
@@ -266,7 +266,7 @@ FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, co
 
 void FeedbackStack::pass(Team& team, int member, const float* state, int distance, float* x) {
   const Matrix& matrix = feedback_.distances[distance - 1];
-  const Activations input = Activations::at(inputs_[member].as<>(), matrix.format, 1, matrix.inputs);
+  const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, 1, matrix.inputs);
   kernels_.normalize(state, 1, feedback_.norm.data(), eps_, input);
   const AddPhase phase{&matrix, nullptr, &input, 1, x};
   team.share(shares_, member, matrix.panels(), kTogether, [&](int begin, int end) { kernels_.add(phase, begin, end); });
@@ -298,7 +298,7 @@ void HeadStack::pass_side_by_side(Team& team, int member, const float* x, int ro
 
 void HeadStack::run(Team& team, int member, const float* x, int rows, LogitsPhase phase) {
   const Matrix& matrix = head_.lm_head;
-  const Activations input = Activations::at(inputs_[member].as<>(), matrix.format, rows, matrix.inputs);
+  const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, rows, matrix.inputs);
   kernels_.normalize(x, rows, head_.norm.data(), eps_, input);
   phase.weights = &matrix;
   phase.input = &input;

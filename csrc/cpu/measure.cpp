@@ -65,9 +65,9 @@ class Sweep {
     for (int i = 0; i < rows; ++i) positions_.push_back(start_ + i + 1);
     kv_bytes_ = double(2 * one) / capacity * (context + rows);
     k_.convert(x_.data(), rows, narrow());
-    k_.convert(x_.data(), rows, Activations::at(heads_.as<>(), model.format, rows, s_.q_outputs()));
+    k_.convert(x_.data(), rows, Activations::at(k_, heads_.as<>(), model.format, rows, s_.q_outputs()));
     std::vector<float> wide(size_t(rows) * s_.intermediate_size, 0.5f);
-    k_.convert(wide.data(), rows, Activations::at(mlp_.as<>(), model.format, rows, s_.intermediate_size));
+    k_.convert(wide.data(), rows, Activations::at(k_, mlp_.as<>(), model.format, rows, s_.intermediate_size));
   }
 
   void begin() {
@@ -96,8 +96,8 @@ class Sweep {
 
   // On every member; false if there is no such kernel.
   bool run(const std::string& name, Team& team, int member) {
-    const Activations in = narrow(), heads = Activations::at(heads_.as<>(), model_.format, rows_, s_.q_outputs());
-    const Activations mlp = Activations::at(mlp_.as<>(), model_.format, rows_, s_.intermediate_size);
+    const Activations in = narrow(), heads = Activations::at(k_, heads_.as<>(), model_.format, rows_, s_.q_outputs());
+    const Activations mlp = Activations::at(k_, mlp_.as<>(), model_.format, rows_, s_.intermediate_size);
     int phase = 0;
     const auto share = [&](int count, int step, auto&& work) {
       team.share(shares_[phase++], member, count, step, work);
@@ -167,7 +167,7 @@ class Sweep {
   }
 
  private:
-  Activations narrow() const { return Activations::at(narrow_.as<>(), model_.format, rows_, s_.hidden_size); }
+  Activations narrow() const { return Activations::at(k_, narrow_.as<>(), model_.format, rows_, s_.hidden_size); }
 
   const CpuModel& model_;
   const Kernels& k_;

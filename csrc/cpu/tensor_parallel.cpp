@@ -31,8 +31,8 @@ void LayerShares::reserve(int capacity) {
 void LayerShares::attention(int layer, const float* x, int rows, int start, float* part) {
   const ModelShape& s = model_.shape;
   const PackedLayer& weights = model_.layers[layer];
-  const Activations narrow = Activations::at(narrow_.as<>(), model_.format, rows, s.hidden_size);
-  const Activations heads = Activations::at(heads_.as<>(), model_.format, rows, s.q_outputs());
+  const Activations narrow = Activations::at(kernels_, narrow_.as<>(), model_.format, rows, s.hidden_size);
+  const Activations heads = Activations::at(kernels_, heads_.as<>(), model_.format, rows, s.q_outputs());
   kernels_.normalize(x, rows, weights.input_norm.data(), s.rms_norm_eps, narrow);
   const float* bias = weights.qkv_bias.empty() ? nullptr : weights.qkv_bias.data();
   const QkvPhase qkv{&weights.qkv, bias, &narrow, rows, start, s.num_heads, rope_.data(), queries_.data(), &caches_[layer], nullptr};
@@ -48,8 +48,8 @@ void LayerShares::attention(int layer, const float* x, int rows, int start, floa
 void LayerShares::mlp(int layer, const float* x, int rows, float* part) {
   const ModelShape& s = model_.shape;
   const PackedLayer& weights = model_.layers[layer];
-  const Activations narrow = Activations::at(narrow_.as<>(), model_.format, rows, s.hidden_size);
-  const Activations inner = Activations::at(mlp_.as<>(), model_.format, rows, s.intermediate_size);
+  const Activations narrow = Activations::at(kernels_, narrow_.as<>(), model_.format, rows, s.hidden_size);
+  const Activations inner = Activations::at(kernels_, mlp_.as<>(), model_.format, rows, s.intermediate_size);
   kernels_.normalize(x, rows, weights.post_norm.data(), s.rms_norm_eps, narrow);
   kernels_.swiglu({&weights.gate_up, &narrow, rows, &inner}, 0, s.intermediate_size / kBlock);
   std::fill_n(part, size_t(rows) * s.hidden_size, 0.0f);
@@ -58,7 +58,7 @@ void LayerShares::mlp(int layer, const float* x, int rows, float* part) {
 
 Candidate LayerShares::best(const float* x) {
   const int position = 0;   // greedy: no noise depends on it
-  const Activations narrow = Activations::at(narrow_.as<>(), model_.format, 1, model_.shape.hidden_size);
+  const Activations narrow = Activations::at(kernels_, narrow_.as<>(), model_.format, 1, model_.shape.hidden_size);
   kernels_.normalize(x, 1, model_.head.norm.data(), model_.shape.rms_norm_eps, narrow);
   Candidate best{std::numeric_limits<float>::lowest(), std::numeric_limits<int>::max()};
   LogitsPhase phase{};
