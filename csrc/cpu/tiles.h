@@ -5,8 +5,8 @@
 // of other instruction sets (of even and of odd inputs apart, 32 inputs at a time), but in the same one for any number of
 // rows: so it multiplies single rows too, though these wait for memory anyway.
 //
-// Int8 stays with the dot instruction: its sums must leave the tiles every 32 inputs, to be scaled, and that costs what the
-// tiles save (64 rows, a prompt of 512 tokens: 1.03 times as fast; 40 rows: 0.90).
+// Int8 stays with the dot instruction: its sums must leave the tiles every 32 inputs, to be scaled, and that costs most of what
+// the tiles save (a prompt of 512 tokens was 1.03 times as fast, one of 40 tokens 0.90).
 #pragma once
 
 namespace ppsd {
