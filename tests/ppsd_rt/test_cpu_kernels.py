@@ -83,7 +83,7 @@ def test_rows_do_not_depend_on_their_company(folders, shape, dtype, isa, monkeyp
 @pytest.mark.parametrize("schedule", ["plain", "eesd:length=3"])
 @pytest.mark.parametrize("temperature", [0.003, 0.1, 1.0, 40.0])
 def test_a_token_is_the_best_of_all_noisy_scores(folders, isa, temperature, schedule, monkeypatch):
-    """The kernels work out the noise only of ids that it can lift to the top: of few where it is cold, of all where not."""
+    """Noise is worked out only for ids that it can lift to the top: few where it is cold, all where it is not."""
     monkeypatch.setenv("PPSD_ISA", isa)
     head = "none" if schedule == "plain" else "norm:1"
     engine = Engine.from_pretrained(folders["odd panels"], exit_head=head, backend="cpu", dtype="float32", threads=2)
