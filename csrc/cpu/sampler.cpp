@@ -53,7 +53,7 @@ void Sampler::begin_rows(std::vector<int> positions, int outputs, bool store) {
   else choice_ = filters_all ? Choice::kStore : Choice::kBest;
   if (choice_ == Choice::kStore && logits_.size() < rows * outputs) logits_.resize(rows * outputs);
   for (Scratch& scratch : scratch_) {
-    scratch.best.assign(rows, {kLowest, kNever});
+    scratch.best.assign(rows, kNoCandidate);
     if (choice_ == Choice::kTop) {
       scratch.top.resize(std::max(scratch.top.size(), rows));
       for (auto& top : scratch.top) {
@@ -186,7 +186,7 @@ int Sampler::choose_among(Scratch& scratch, int position, double total) {
   scratch.noise_ids.resize(count);
   for (int i = 0; i < count; ++i) scratch.noise_ids[i] = candidates[i].id;
   kernels_.gumbel(sampling_.seed, position, scratch.noise_ids.data(), count, scratch.noise.data());
-  Candidate chosen{kLowest, kNever};
+  Candidate chosen = kNoCandidate;
   for (int i = 0; i < count; ++i) {
     const Candidate noisy{candidates[i].score * float(inverse) + scratch.noise[i], candidates[i].id};
     if (noisy < chosen) chosen = noisy;

@@ -66,7 +66,7 @@ def test_lower_formats_are_near_float32(folders, shape, isa, dtype, kl, monkeypa
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rows_do_not_depend_on_their_company(folders, shape, dtype, isa, monkeypatch):
-    """1 to 16 rows in a pass, at places that straddle the attention blocks; then the whole text in passes of 64."""
+    """1 to 16 rows in a pass, at places that straddle the attention blocks; passes of 64 rows; of 17 to 63."""
     backend = load(folders[shape], dtype, isa=isa, monkeypatch=monkeypatch)
     alone = {end: backend.logits(IDS[:end], 1)[0] for end in (1, 2, 16, 63, 64, 65, 66, 80, 128, 129, 130, 150)}
     for rows in range(1, 17):
@@ -78,6 +78,8 @@ def test_rows_do_not_depend_on_their_company(folders, shape, dtype, isa, monkeyp
     fresh = load(folders[shape], dtype, isa=isa, monkeypatch=monkeypatch).logits(IDS, len(IDS))
     for end, logits in alone.items():
         assert np.array_equal(fresh[end - 1], logits), end
+    for rows in (17, 31, 32, 33, 40, 48, 49, 63):  # groups of 16, all but full and just begun
+        assert np.array_equal(backend.logits(IDS, rows), fresh[-rows:]), rows
 
 
 @pytest.mark.parametrize("schedule", ["plain", "eesd:length=3"])
