@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
@@ -375,16 +376,33 @@ void unpack(const Matrix& in, int output, float* row) {
 // it is made of several chains, because one chain of additions would wait for each of them. (Within a block of int8 the
 // sum is of integers, so there the number of chains does not matter.)
 //
-// Meanwhile the weights of the next panel are asked for, evenly over all row groups of this one: so memory is as busy
-// while a panel is used again from the cache as it is while it is read.
+// Meanwhile the weights that come next are asked for, evenly over all row groups of a panel: so memory is as busy
+// while a panel is used again from the cache as it is while it is read. A processor follows what is read within a page (of
+// 4096 bytes, whatever pages the system has) and no further, so that one stream of reading does not fill the way to memory: it
+// is asked from several pages by turns. Reading a window of them asks for the next window.
+constexpr uintptr_t kStreams = 4, kPage = 4096, kWindow = kStreams * kPage, kTurn = kStreams * 64;
+
 struct Ahead {
-  const uint8_t* from;   // this row group's share
-  int step;              // bytes for each block of 32 inputs
+  uintptr_t from;              // what this row group stands for of the panel that is read, in turns
+  int turns;                   // for each block of 32 inputs
+  const uint8_t *end, *then;   // at `then` is what is read behind `end`
 };
 
-inline void ask(const Ahead& ahead, int block) {
-  for (int at = 0; at < ahead.step; at += 64) Simd::prefetch(ahead.from + size_t(block) * ahead.step + at);
+inline void ask_turns(const Ahead& ahead, int first, int count) {
+  for (uintptr_t at = ahead.from + first * kTurn, end = at + count * kTurn; at < end; at += kTurn) {
+    const uintptr_t within = at % kWindow;
+    const uint8_t* next = reinterpret_cast<const uint8_t*>(at - within + kWindow + within / kStreams);
+    if (next + (kWindow - kPage) < ahead.end) {
+      PPSD_UNROLL
+      for (uintptr_t page = 0; page < kStreams; ++page) Simd::prefetch(next + page * kPage);
+    } else {
+      for (uintptr_t page = 0; page < kStreams; ++page, next += kPage)
+        Simd::prefetch(next < ahead.end ? next : ahead.then + (next - ahead.end));
+    }
+  }
 }
+
+inline void ask(const Ahead& ahead, int block) { ask_turns(ahead, block * ahead.turns, ahead.turns); }
 
 // The integer sums of a block, chains put together, times the scales of weights and rows.
 template <int R, int C>
@@ -549,11 +567,20 @@ inline void multiply_as(const Matrix& w, const Activations& in, const ReadThen& 
   constexpr int kMost = Simd::kRows;
   const int groups = (in.rows + kMost - 1) / kMost, blocks = w.inputs / kBlock;
   const size_t share = w.panel_bytes(F) / groups;
+  const bool leads_on = next.then && begin < next.end;
+  const uint8_t* const stop = w.panel(leads_on ? next.end : w.panels());
   for (int p = begin; p < end; ++p) {
-    Ahead ahead{p + 1 == next.end && next.then ? next.then : w.panel(p + 1), int((share / blocks + 63) / 64 * 64)};
+    uintptr_t from = reinterpret_cast<uintptr_t>(w.panel(p));
+    const auto ahead = [&] {
+      const uintptr_t begin = from & ~(kTurn - 1), end = (from += share) & ~(kTurn - 1);
+      const int turns = int((end - begin) / kTurn), each = turns / blocks;
+      const Ahead ahead{begin, each, stop, leads_on ? next.then : stop};
+      ask_turns(ahead, each * blocks, turns - each * blocks);
+      return ahead;
+    };
     int r = 0;
-    for (; in.rows - r >= kMost; r += kMost, ahead.from += share) dot_and_use<F, kMost>(w, p, in, r, ahead, use);
-    few_rows<F, kMost>(w, p, in, r, in.rows - r, ahead, use);
+    for (; in.rows - r >= kMost; r += kMost) dot_and_use<F, kMost>(w, p, in, r, ahead(), use);
+    few_rows<F, kMost>(w, p, in, r, in.rows - r, ahead(), use);
   }
 }
 
@@ -1026,8 +1053,14 @@ Candidate choose(const float* scores, const int* ids, int n, float inverse_tempe
 uint64_t stream(const uint8_t* data, size_t bytes) {
   I sum[16];
   for (I& s : sum) s = Simd::seti(0);
-  for (size_t at = 0; at < bytes; at += 1024)
-    for (int i = 0; i < 16; ++i) sum[i] = Simd::bit_xor(sum[i], Simd::loadi(reinterpret_cast<const int32_t*>(data + at + 64 * i)));
+  const auto take = [&](I& into, size_t at) {
+    into = Simd::bit_xor(into, Simd::loadi(reinterpret_cast<const int32_t*>(data + at)));
+  };
+  size_t from = 0;   // windows of pages by turns, and the rest one line after the other
+  for (; from + kWindow <= bytes; from += kWindow)
+    for (size_t at = 0; at < kPage; at += 64)
+      for (size_t page = 0; page < kStreams; ++page) take(sum[at / 64 % 2 * kStreams + page], from + page * kPage + at);
+  for (; from < bytes; from += 64) take(sum[from / 64 % 16], from);
   for (int i = 1; i < 16; ++i) sum[0] = Simd::bit_xor(sum[0], sum[i]);
   return uint64_t(Simd::sum_lanes(sum[0]));
 }

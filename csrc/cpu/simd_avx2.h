@@ -170,8 +170,8 @@ struct Simd {
     return {dot2(acc.a, _mm256_load_si256((const __m256i*)weights), two.first, two.second),
             dot2(acc.b, _mm256_load_si256((const __m256i*)(weights + 16)), two.first, two.second)};
   }
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-  static void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+  static void prefetch(const void* p) { ppsd::prefetch(p); }
+  static void prefetch_far(const void* p) { ppsd::prefetch_far(p); }
 
  private:
   static void mul_wide(__m256i a, __m256i b, __m256i* high, __m256i* low) {

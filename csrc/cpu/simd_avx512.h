@@ -116,8 +116,8 @@ struct Simd {
   }
   // Ask for a line of memory, for now or for later (it need not be in the first cache); an address behind the end of all
   // does no harm.
-  static void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-  static void prefetch_far(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+  static void prefetch(const void* p) { ppsd::prefetch(p); }
+  static void prefetch_far(const void* p) { ppsd::prefetch_far(p); }
 };
 
 }  // namespace
