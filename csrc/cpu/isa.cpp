@@ -20,7 +20,7 @@ namespace {
 // Asked of the processor itself: __builtin_cpu_supports needs a run-time library that not every compiler brings along,
 // and GCC 12 has no name for AVX-VNNI.
 struct Features {
-  bool avx2 = false, avxvnni = false, avx512 = false, amx = false;
+  bool avx2 = false, avxvnni = false, avx512vnni = false, avx512 = false, amx = false;
 
   Features() {
     unsigned a, b, c, d;
@@ -35,7 +35,8 @@ struct Features {
     avx2 = (state & 0x06) == 0x06 && bit(b, 5) && fma && f16c;
     avxvnni = avx2 && bit(more, 4);
     const bool foundation = bit(b, 16) && bit(b, 17) && bit(b, 30) && bit(b, 31);   // F, DQ, BW, VL
-    avx512 = avx2 && (state & 0xE6) == 0xE6 && foundation && bit(c, 11) && bit(more, 5);   // VNNI, BF16
+    avx512vnni = avx2 && (state & 0xE6) == 0xE6 && foundation && bit(c, 11);
+    avx512 = avx512vnni && bit(more, 5);   // BF16
     amx = avx512 && tiles && (state & 0x60000) == 0x60000 && permitted();
   }
   // Linux lets a process use the tile registers only once it has asked.
@@ -61,6 +62,7 @@ std::vector<const Kernels*> usable_kernels() {   // best first
   if (has.amx) usable.push_back(&amx_kernels());
 #endif
   if (has.avx512) usable.push_back(&avx512_kernels());
+  if (has.avx512vnni) usable.push_back(&avx512vnni_kernels());
   if (has.avxvnni) usable.push_back(&avxvnni_kernels());
   if (has.avx2) usable.push_back(&avx2_kernels());
 #endif

@@ -284,6 +284,7 @@ struct Kernels {
 
 const Kernels& amx_kernels();
 const Kernels& avx512_kernels();
+const Kernels& avx512vnni_kernels();
 const Kernels& avxvnni_kernels();
 const Kernels& avx2_kernels();
 const Kernels& portable_kernels();

@@ -1,4 +1,4 @@
-// Sixteen lanes on AVX-512 (F, BW, DQ, VL, VNNI, BF16).
+// Sixteen lanes on AVX-512 (F, BW, DQ, VL, VNNI), with its dot instruction for bfloat16 where the compiler may use that.
 #pragma once
 
 #include <immintrin.h>
@@ -68,7 +68,7 @@ struct Simd {
   static V load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
   }
-  static void store_bf16(uint16_t* p, V v) { _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(v)); }
+  static void store_bf16(uint16_t* p, V v) { _mm256_storeu_si256((__m256i*)p, to_bf16(v)); }
   static void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v)); }
   static void store_u8(uint8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }   // of 0 to 255
 
@@ -86,9 +86,8 @@ struct Simd {
   // Lanes 0-7 and 8-15 change places.
   static V swap_halves(V v) { return _mm512_shuffle_f32x4(v, v, 0x4E); }
 
-  // Four activations (signed), or two (bfloat16), for every lane.
+  // Four activations (signed) for every lane.
   static I four(const uint32_t* word) { return _mm512_set1_epi32(int(*word)); }
-  static I two(const uint32_t* word) { return _mm512_set1_epi32(int(*word)); }
   // Weights [16][4]: as int8, or of int4's low and high halves.
   using W = __m512i;
   using Levels = __m512i;
@@ -110,14 +109,46 @@ struct Simd {
   // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
   static constexpr int kMostShare = 255;
   static I take4(I acc, W values, I four) { return _mm512_dpbusd_epi32(acc, four, values); }
-  // acc += two products for each lane: weights [16][2] with the same two activations.
+  // Two activations (bfloat16) for every lane, and acc += two products for each lane: weights [16][2] with the same two.
+#ifdef __AVX512BF16__
+  static I two(const uint32_t* word) { return _mm512_set1_epi32(int(*word)); }
   static V dot2(V acc, const uint16_t* weights, I two) {
     return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)two);
   }
+#else
+  struct Two {
+    V first, second;
+  };
+  static Two two(const uint32_t* word) {
+    return {_mm512_castsi512_ps(_mm512_set1_epi32(int(*word << 16))),
+            _mm512_castsi512_ps(_mm512_set1_epi32(int(*word & 0xFFFF0000u)))};
+  }
+  // The first products, then the second ones, as two fused steps.
+  static V dot2(V acc, const uint16_t* weights, const Two& two) {
+    const __m512i both = _mm512_load_si512(weights);
+    const V low = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
+    const V high = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xFFFF0000u))));
+    return fma(high, two.second, fma(low, two.first, acc));
+  }
+#endif
   // Ask for a line of memory, for now or for later (it need not be in the first cache); an address behind the end of all
   // does no harm.
   static void prefetch(const void* p) { ppsd::prefetch(p); }
   static void prefetch_far(const void* p) { ppsd::prefetch_far(p); }
+
+ private:
+#ifdef __AVX512BF16__
+  static __m256i to_bf16(V x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+#else
+  static __m256i to_bf16(V x) {   // to nearest even; NaN stays NaN
+    const __m512i bits = _mm512_castps_si512(x);
+    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const __m512i rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+    const __m512i whole =
+        _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), rounded, _mm512_set1_epi32(0x7FC00000));
+    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(whole, 16));
+  }
+#endif
 };
 
 }  // namespace
