@@ -4,7 +4,7 @@ import argparse
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from ..distill import run as distillation
 from ..distill.train import TrainSettings
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
-from ..models.head_file import HeadFile, read_info
+from ..models.head_file import HeadFile, HeadInfo, read_info
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
 from ..reference.backend import TorchBackend, pick_device
@@ -27,17 +27,18 @@ def run(args: argparse.Namespace) -> None:
     check_machine(args.device, args.threads)
     if "," in args.device:
         raise UsageError("distillation runs on one device; --device names one")
+    kinds = _kinds(args.kind)
     layers = _layers(args.exit_layer)
     sizes = _sizes(args.draft_vocabulary)
-    path = _path(args.out, len(layers) > 1, len(sizes) > 1)
-    _check_writable(path(0, 0).parent)
+    path = _path(args.out, len(kinds) > 1, len(layers) > 1, len(sizes) > 1)
+    _check_writable(Path(args.out).parent)
     folder = resolve_model(args.model)
     checkpoint = Checkpoint(folder)
     tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
     begin = HeadFile.load(Path(args.begin), checkpoint) if args.begin else None
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
-        kind=args.kind,
+        kinds=kinds,
         exit_layers=layers,
         tokens=args.tokens,
         draft_vocabularies=tuple(size if size < checkpoint.config.vocab_size else 0 for size in sizes),
@@ -57,22 +58,23 @@ def run(args: argparse.Namespace) -> None:
     job = distillation.Distillation(checkpoint, model, tokenizer, settings, work, text, judges, workers, begin)
     job.prepare(args.resume)
     try:
-        _show(job.sample(), layers)
-        _show(job.train(), layers)
+        _show(job.sample(), job.infos)
+        _show(job.train(), job.infos)
     except KeyboardInterrupt:
         note(f"interrupted; the same command with --resume goes on from {work}")
         raise
     for file in job.save(path):
         info = read_info(file)
         right, known = (_share(info.acceptance.get(n)) for n in ("held_out_greedy", "draft_vocabulary_coverage"))
-        print(f"{file}: exit layer {info.exit_layer}, held-out acceptance {right}, vocabulary covers {known}")
+        head = f"{info.kind} behind layer {info.exit_layer}"
+        print(f"{file}: {head}, held-out acceptance {right}, vocabulary covers {known}")
 
 
 def _share(value: float | None) -> str:
     return "unknown (no held-out answer is greedy: sample more --tokens)" if value is None else f"{value:.3f}"
 
 
-def _show(steps: Iterable[distillation.Progress], layers: tuple[int, ...]) -> None:
+def _show(steps: Iterable[distillation.Progress], heads: Sequence[HeadInfo]) -> None:
     """A progress bar: tokens or steps, and the loss and the held-out acceptance of every head."""
     columns = (
         TextColumn("{task.description}"),
@@ -82,10 +84,12 @@ def _show(steps: Iterable[distillation.Progress], layers: tuple[int, ...]) -> No
         TimeRemainingColumn(),
         TextColumn("{task.fields[figures]}"),
     )
+    kinds = len({info.kind for info in heads}) > 1
+    names = [f"{info.kind} {info.exit_layer}" if kinds else str(info.exit_layer) for info in heads]
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task("", total=None, figures="")
         for step in steps:
-            figures = [f"{layer}: loss {loss:.3f}" for layer, loss in zip(layers, step.losses, strict=False)]
+            figures = [f"{name}: loss {loss:.3f}" for name, loss in zip(names, step.losses, strict=False)]
             figures = [
                 f"{text}, acceptance {acceptance:.3f}" if step.acceptance else text
                 for text, acceptance in zip(figures, step.acceptance or [0.0] * len(figures), strict=True)
@@ -100,6 +104,13 @@ def _format(args: argparse.Namespace, checkpoint: Checkpoint) -> str:
     if pick_device(args.device).type != "cpu" or refuses(checkpoint.config):
         return ""
     return DEFAULT_FORMAT if args.dtype == "auto" else str(args.dtype)
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    kinds = tuple(kind.strip() for kind in text.split(","))
+    if len(set(kinds)) != len(kinds):
+        raise UsageError(f"--kind {text} names a kind twice")
+    return kinds
 
 
 def _layers(text: str) -> tuple[int, ...]:
@@ -129,14 +140,17 @@ def _sizes(text: str) -> tuple[int, ...]:
         raise UsageError(f"--draft-vocabulary takes numbers of ids, as in 8192 or 4096,8192,0, not {text!r}") from None
 
 
-def _path(out: str, several_layers: bool, several_sizes: bool) -> Callable[[int, int], Path]:
-    """The file of a head: `out` itself for one; for several, with exit layer and draft vocabulary in its name."""
+def _path(out: str, several_kinds: bool, several_layers: bool, several_sizes: bool) -> Callable[[HeadInfo, int], Path]:
+    """The file of a head: `out` itself for one; for several, with kind, exit layer, draft vocabulary in its name."""
     path = Path(out)
     if path.suffix != ".safetensors":
         raise UsageError(f"--out must end in .safetensors, not {out!r}")
 
-    def name(layer: int, size: int) -> Path:
-        parts = [path.stem, *([str(layer)] if several_layers else []), *([f"v{size}"] if several_sizes else [])]
+    def name(info: HeadInfo, size: int) -> Path:
+        parts = [path.stem]
+        parts += [info.kind] if several_kinds else []
+        parts += [str(info.exit_layer)] if several_layers else []
+        parts += [f"v{size}"] if several_sizes else []
         return path.with_name("-".join(parts) + path.suffix)
 
     return name

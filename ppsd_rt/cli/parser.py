@@ -154,12 +154,12 @@ def _convert_options(parser: Parser) -> None:
 def _distill_options(parser: Parser) -> None:
     group = parser.add_argument_group("what to train")
     group.add_argument("--exit-layer", default="6", metavar="E[,E...]", help="one head for each, in one pass")
-    kinds = "feedback, two-layer-feedback, layer, two-layer or adapter: docs/exit-heads.md"
-    group.add_argument("--kind", default="feedback", help=kinds)
+    kinds = "one head of each, in the same pass: feedback, two-layer-feedback, layer, two-layer, adapter"
+    group.add_argument("--kind", default="feedback", metavar="KIND[,KIND...]", help=kinds)
     group.add_argument("--begin", metavar="HEAD", help="a head to go on from [the model's last layers]")
     group.add_argument("--draft-vocabulary", default="8192", metavar="N[,N...]", help="most frequent ids; 0: all")
     group.add_argument(
-        "--out", required=True, metavar="FILE.safetensors", help="with several layers: FILE-E.safetensors"
+        "--out", required=True, metavar="FILE.safetensors", help="with several heads: FILE-KIND-E-vN.safetensors"
     )
     group = parser.add_argument_group("data and training")
     group.add_argument("--tokens", type=int, default=2_000_000, metavar="N", help="to sample from the model")

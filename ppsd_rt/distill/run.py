@@ -35,8 +35,8 @@ class Settings:
     """What decides the outcome; a run can be resumed only with the same."""
 
     model_hash: str
-    kind: str
-    exit_layers: tuple[int, ...]  # ascending
+    kinds: tuple[str, ...]
+    exit_layers: tuple[int, ...]  # ascending; a head of each kind behind each
     tokens: int
     draft_vocabularies: tuple[int, ...]  # sizes, 0: all ids; the largest is trained with, a file is written for each
     slots: int
@@ -46,8 +46,9 @@ class Settings:
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS[1:]:
-            raise UsageError(f"head kind {self.kind!r} cannot be trained; kinds are {', '.join(KINDS[1:])}")
+        for kind in self.kinds:
+            if kind not in KINDS[1:]:
+                raise UsageError(f"head kind {kind!r} cannot be trained; kinds are {', '.join(KINDS[1:])}")
         if min(self.tokens, self.slots, self.train.epochs, self.train.batch_tokens) < 1:
             raise UsageError("--tokens, --slots, --epochs and --batch-tokens must be at least 1")
         if self.format and self.slots > MOST_NATIVE_SLOTS:
@@ -100,10 +101,15 @@ class Distillation:
         self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
         self.settings, self.folder, self.text = settings, folder, text or folder
         self.judges, self.workers, self.begin = judges, workers, begin
-        for layer in settings.exit_layers:
-            HeadInfo(settings.kind, layer, "", "").check(model.config)
-        if begin is not None:
-            begin.check_grows(settings.kind, model.config)
+        self.infos = [
+            HeadInfo(kind, layer, checkpoint.folder.name, settings.model_hash)
+            for kind in settings.kinds
+            for layer in settings.exit_layers
+        ]
+        for info in self.infos:
+            info.check(model.config)
+            if begin is not None:
+                begin.check_grows(info.kind, model.config)
         mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
         keep = (*settings.exit_layers, model.config.num_hidden_layers)
         self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep)
@@ -157,8 +163,8 @@ class Distillation:
         self.coverage = [_coverage(held_out, ids) for ids in vocabularies]
         self._log(step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out))
 
-    def save(self, path: Callable[[int, int], Path]) -> list[Path]:
-        """Write every head, cut to every draft vocabulary, to path(exit layer, size) -> the files.
+    def save(self, path: Callable[[HeadInfo, int], Path]) -> list[Path]:
+        """Write every head, cut to every draft vocabulary, to path(head, size) -> the files.
 
         Each says what it was made from, and how well it foresees held-out text, if some of that was greedy.
         """
@@ -169,7 +175,7 @@ class Distillation:
                 facts = {"held_out_greedy": share, "draft_vocabulary_coverage": coverage}
                 known = {name: round(value, 4) for name, value in facts.items() if value is not None}
                 head.info = replace(head.info, recipe=recipe, acceptance=known)
-                written.append(path(head.info.exit_layer, size))
+                written.append(path(head.info, size))
                 head.save(written[-1], draft_ids=self._draft_ids(size))
         return written
 
@@ -184,11 +190,9 @@ class Distillation:
         return sorted(self.frequent[:size]) if size else None
 
     def _fresh_heads(self) -> list[ExitHead]:
-        settings, name = self.settings, self.checkpoint.folder.name
-        infos = [HeadInfo(settings.kind, layer, name, settings.model_hash) for layer in settings.exit_layers]
-        sizes = settings.draft_vocabularies
+        sizes = self.settings.draft_vocabularies
         largest = None if 0 in sizes else self._draft_ids(max(sizes))
-        heads = [ExitHead.from_model(self.model, info, largest) for info in infos]
+        heads = [ExitHead.from_model(self.model, info, largest) for info in self.infos]
         for head in heads:
             if self.begin is not None:
                 head.begin_as(self.begin)

@@ -269,7 +269,7 @@ def job(folder, model, tokenizer, tmp_path, monkeypatch):
 
     def make(name, resume=False, text=None, begin=None, **changes):
         options = {
-            "kind": "layer",
+            "kinds": ("layer",),
             "exit_layers": (1, 2),
             "tokens": 9000,
             "draft_vocabularies": (128,),
@@ -292,9 +292,8 @@ def play(steps, count=None):
     return list(itertools.islice(steps, count))[-1]
 
 
-@pytest.mark.parametrize("kind", ["layer", "feedback"])
-def test_training_teaches(job, tmp_path, kind):
-    work = job("work", kind=kind, draft_vocabularies=(128, 64))
+def test_training_teaches(job, tmp_path):
+    work = job("work", kinds=("layer", "feedback"), draft_vocabularies=(128, 64))
     play(work.sample())
     last = play(work.train())
     assert last.done == last.total == work.trainer.step
@@ -304,11 +303,12 @@ def test_training_teaches(job, tmp_path, kind):
         assert after > before + 0.05
         assert fewer > before  # fewer ids may even do better: some mistakes cannot be made any more
     assert 1 >= work.coverage[0] > work.coverage[1] > 0.5
-    paths = work.save(lambda layer, size: tmp_path / f"{layer}-{size}.safetensors")
-    assert [path.stem for path in paths] == ["1-128", "1-64", "2-128", "2-64"]
-    for path, size, acceptance, coverage in zip(paths[2:], (128, 64), work.acceptance[1], work.coverage, strict=True):
+    paths = work.save(lambda head, size: tmp_path / f"{head.kind}-{head.exit_layer}-{size}.safetensors")
+    heads = ["layer-1", "layer-2", "feedback-1", "feedback-2"]
+    assert [path.stem for path in paths] == [f"{head}-{size}" for head in heads for size in (128, 64)]
+    for path, size, acceptance, coverage in zip(paths[6:], (128, 64), work.acceptance[3], work.coverage, strict=True):
         loaded = ExitHead.from_file(HeadFile.load(path, work.checkpoint), work.model)
-        assert (loaded.info.exit_layer, len(loaded.draft_ids)) == (2, size)
+        assert (loaded.info.kind, loaded.info.exit_layer, len(loaded.draft_ids)) == ("feedback", 2, size)
         assert loaded.info.recipe["seed"] == 5
         assert loaded.info.acceptance["held_out_greedy"] == pytest.approx(acceptance, abs=1e-4)
         assert loaded.info.acceptance["draft_vocabulary_coverage"] == pytest.approx(coverage, abs=1e-4)
@@ -317,12 +317,28 @@ def test_training_teaches(job, tmp_path, kind):
     assert log[-1]["acceptance"] == work.acceptance
 
 
+def test_heads_of_one_run_are_those_of_runs_of_their_own(model, talk):
+    def trained(*kinds):
+        heads = [ExitHead.from_model(model, HeadInfo(kind, 2, "tiny", "")) for kind in kinds]
+        trainer = Trainer(model, heads, texts, TrainSettings(), 2)
+        losses = [trainer.learn(range(len(texts))) for _ in range(2)]
+        return heads, list(zip(*losses, strict=True))
+
+    texts = [shards.Text(torch.tensor(c.ids), c.answer, c.temperature == 0) for c in talk.finished[:6]]
+    together, losses = trained("layer", "two-layer-feedback")
+    for head, loss in zip(together, losses, strict=True):
+        (alone,), own = trained(head.info.kind)
+        assert own == [loss] and loss[1] < loss[0]
+        for name, parameter in alone.named_parameters():
+            assert torch.equal(parameter, head.get_parameter(name))
+
+
 def test_training_goes_on_from_a_head(job, tmp_path):
-    first = job("first", kind="feedback", exit_layers=(2,))
+    first = job("first", kinds=("feedback",), exit_layers=(2,))
     play(first.sample())
     play(first.train())
-    (path,) = first.save(lambda layer, size: tmp_path / "head.safetensors")
-    second = job("second", kind="two-layer-feedback", exit_layers=(2,), text=first.folder, begin=path)
+    (path,) = first.save(lambda head, size: tmp_path / "head.safetensors")
+    second = job("second", kinds=("two-layer-feedback",), exit_layers=(2,), text=first.folder, begin=path)
     play(second.sample())
     play(second.train())
     held_out = shards.read_shard(first.folder, 0)
@@ -384,7 +400,7 @@ def test_a_head_is_written_where_no_held_out_answer_is_greedy(job, tmp_path, mon
     work = job("work", draft_vocabularies=(128, 0), tokens=4800)
     play(work.sample())
     assert play(work.train()).acceptance == ()
-    path, *_ = work.save(lambda layer, size: tmp_path / f"{layer}-{size}.safetensors")
+    path, *_ = work.save(lambda head, size: tmp_path / f"{head.exit_layer}-{size}.safetensors")
     assert HeadFile.load(path, work.checkpoint).info.acceptance == {}  # `auto` takes what it takes for unknown heads
 
 
@@ -397,7 +413,13 @@ def test_an_earlier_run_is_not_overwritten_or_mixed(job):
 
 
 def test_settings_are_checked(job):
-    for changes in ({"kind": "norm"}, {"tokens": 0}, {"slots": 0}, {"slots": 65}, {"draft_vocabularies": (-1,)}):
+    for changes in (
+        {"kinds": ("layer", "norm")},
+        {"tokens": 0},
+        {"slots": 0},
+        {"slots": 65},
+        {"draft_vocabularies": (-1,)},
+    ):
         with pytest.raises(UsageError):
             job("work", **changes)
     with pytest.raises(PpsdError, match="1 to 3"):
@@ -406,7 +428,20 @@ def test_settings_are_checked(job):
 
 def command(folder, tmp_path, *extra):
     options = ["--model", folder, "--out", tmp_path / "head.safetensors", "--dtype", "float32", "--threads", "2"]
-    options += ["--exit-layer", "2", "--tokens", "16000", "--slots", "16", "--draft-vocabulary", "64", "--epochs", "1"]
+    options += [
+        "--kind",
+        "adapter,feedback",
+        "--exit-layer",
+        "2",
+        "--tokens",
+        "16000",
+        "--slots",
+        "16",
+        "--draft-vocabulary",
+        "64",
+        "--epochs",
+        "1",
+    ]
     return [sys.executable, "-m", "ppsd_rt", "distill", *map(str, options), *extra]
 
 
@@ -423,6 +458,7 @@ def test_the_command_survives_an_interruption(folder, tmp_path):
     assert "Traceback" not in errors
     done = subprocess.run(command(folder, tmp_path, "--resume"), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"exit layer 2, held-out acceptance 0\.\d+", done.stdout)
-    head = HeadFile.load(tmp_path / "head.safetensors", Checkpoint(folder))
-    assert (head.info.kind, head.info.recipe["kind"]) == ("feedback", "feedback")
+    for kind in ("adapter", "feedback"):
+        assert re.search(rf"{kind} behind layer 2, held-out acceptance 0\.\d+", done.stdout)
+        head = HeadFile.load(tmp_path / f"head-{kind}.safetensors", Checkpoint(folder))
+        assert (head.info.kind, head.info.recipe["kinds"]) == (kind, ["adapter", "feedback"])
