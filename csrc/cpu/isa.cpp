@@ -82,6 +82,17 @@ const Kernels& pick_kernels() {
   throw std::runtime_error("PPSD_ISA=" + std::string(wanted) + " is not one that this machine can run: " + names);
 }
 
+static size_t words_of(const Kernels& kernels, Format activations, int rows, int width) {
+  const size_t values = size_t(rows) * width;
+  return activations == Format::kFp32 ? values : activations == Format::kBf16 ? values / 2 * kernels.bf16_words : values / 4;
+}
+
+size_t Activations::bytes(const Kernels& kernels, Format weights, int rows, int width) {
+  const Format format = activations_of(weights);
+  const size_t scales = format == Format::kInt8 ? size_t(rows) * width / kBlock * 8 : 0;   // and corrections
+  return words_of(kernels, format, rows, width) * 4 + scales;
+}
+
 Activations Activations::at(const Kernels& kernels, uint8_t* memory, Format weights, int rows, int width) {
   const Format format = activations_of(weights);
   Activations out;
@@ -91,7 +102,7 @@ Activations Activations::at(const Kernels& kernels, uint8_t* memory, Format weig
   out.row_major = kernels.row_major(format);
   out.words = reinterpret_cast<uint32_t*>(memory);
   if (format == Format::kInt8) {
-    out.scales = reinterpret_cast<float*>(out.words + size_t(rows) * words_of(format, width));
+    out.scales = reinterpret_cast<float*>(out.words + words_of(kernels, format, rows, width));
     out.corrections = reinterpret_cast<int32_t*>(out.scales + size_t(rows) * (width / kBlock));
   }
   return out;

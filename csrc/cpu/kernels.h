@@ -73,9 +73,10 @@ constexpr int kPassRows = 64;   // the most rows that share a pass over the weig
 
 struct Kernels;
 
-// Rows of activations in the format that the weights want, in words of four bytes (one float, two bfloat16 or four
-// int8). The rows lie side by side, so that a kernel finds those of one word beside each other: [words][rows]. Or one behind
-// the other, [rows][words], where the kernels want that format so.
+// Rows of activations in the format that the weights want, in words of four bytes (one float, two bfloat16 or four int8;
+// of bfloat16 one, as a float, where the kernels have no instruction for pairs). The rows lie side by side, so that a kernel finds
+// those of one word beside each other: [words][rows]. Or one behind the other, [rows][words], where the kernels want that
+// format so.
 struct Activations {
   Format format = Format::kFp32;   // never kInt4
   int width = 0, rows = 0;
@@ -84,19 +85,9 @@ struct Activations {
   float* scales = nullptr;         // int8: [width / 32][rows]
   int32_t* corrections = nullptr;  // int8: [width / 32][rows], what unsigned weights add too much
 
-  static int words_of(Format format, int width) {
-    return format == Format::kFp32 ? width : format == Format::kBf16 ? width / 2 : width / 4;
-  }
   // For weights of this format.
-  static size_t bytes(Format weights, int rows, int width) {
-    const Format format = activations_of(weights);
-    const size_t words = size_t(rows) * words_of(format, width);
-    return words * 4 + (format == Format::kInt8 ? size_t(rows) * width / kBlock * 8 : 0);
-  }
+  static size_t bytes(const Kernels& kernels, Format weights, int rows, int width);
   static Activations at(const Kernels& kernels, uint8_t* memory, Format weights, int rows, int width);
-  const uint32_t* word(int r, int w) const {
-    return words + (row_major ? size_t(r) * words_of(format, width) + w : size_t(w) * rows + r);
-  }
 };
 
 // One row of a checkpoint's tensor; a null row packs as zeros.
@@ -260,6 +251,7 @@ struct LogitsPhase {
 struct Kernels {
   const char* name;
   int weight_offset;             // added to integer weights
+  int bf16_words;                // that two activations in bfloat16 take
   bool (*row_major)(Format activations);   // how they are to lie
   // Panels [begin, end) of `out`. False: one of the weights is no finite number.
   bool (*pack)(const Matrix& out, const Source& source, int begin, int end);

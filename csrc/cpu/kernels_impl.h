@@ -196,9 +196,16 @@ inline void put_block(const Activations& out, int r, int b, V first, V second) {
     Simd::store(reinterpret_cast<float*>(words), first);
     Simd::store(reinterpret_cast<float*>(words) + 16, second);
   } else if (out.format == Format::kBf16) {
-    Simd::store_bf16(reinterpret_cast<uint16_t*>(words), first);
-    Simd::store_bf16(reinterpret_cast<uint16_t*>(words) + 16, second);
-    count /= 2;
+    alignas(64) uint16_t halves[kBlock];
+    Simd::store_bf16(halves, first);
+    Simd::store_bf16(halves + 16, second);
+    if constexpr (Simd::kBf16Words == 1) {
+      std::memcpy(words, halves, sizeof halves);
+      count /= 2;
+    } else {
+      Simd::store(reinterpret_cast<float*>(words), Simd::load_bf16(halves));
+      Simd::store(reinterpret_cast<float*>(words) + 16, Simd::load_bf16(halves + 16));
+    }
   } else {
     const float largest = Simd::max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
     const V inverse = Simd::set1(largest > 0.0f ? 127.0f / largest : 0.0f);
@@ -480,21 +487,22 @@ inline void dot_int4(const Matrix& w, int p, const Activations& in, int r, const
   }
 }
 
-// Even and odd words of a row are added in chains of their own.
+// Even and odd pairs of a row are added in chains of their own.
 template <int R>
 inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
   const uint16_t* weights = reinterpret_cast<const uint16_t*>(w.panel(p));
   const uint32_t* x = in.words + r;
+  const size_t pair = size_t(in.rows) * Simd::kBf16Words;
   V odd[R];
   PPSD_UNROLL
   for (int i = 0; i < R; ++i) sum[i] = odd[i] = Simd::zero();
   for (int b = 0; b < w.inputs / kBlock; ++b) {
     ask(ahead, b);
-    for (int k = 0; k < kBlock; k += 4, weights += 4 * kPanel, x += 2 * in.rows) {
+    for (int k = 0; k < kBlock; k += 4, weights += 4 * kPanel, x += 2 * pair) {
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) sum[i] = Simd::dot2(sum[i], weights, Simd::two(x + i));
+      for (int i = 0; i < R; ++i) sum[i] = Simd::dot2(sum[i], weights, x + i, in.rows);
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) odd[i] = Simd::dot2(odd[i], weights + 2 * kPanel, Simd::two(x + in.rows + i));
+      for (int i = 0; i < R; ++i) odd[i] = Simd::dot2(odd[i], weights + 2 * kPanel, x + pair + i, in.rows);
     }
   }
   PPSD_UNROLL
@@ -1066,7 +1074,7 @@ uint64_t stream(const uint8_t* data, size_t bytes) {
 }
 
 Kernels table(const char* name) {
-  return {name, Simd::kWeightOffset, row_major, pack, unpack, normalize, convert, qkv, attend, add, swiglu, logits, soft_sum, gumbel, choose, stream};
+  return {name, Simd::kWeightOffset, Simd::kBf16Words, row_major, pack, unpack, normalize, convert, qkv, attend, add, swiglu, logits, soft_sum, gumbel, choose, stream};
 }
 
 }  // namespace

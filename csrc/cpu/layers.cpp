@@ -19,7 +19,7 @@ constexpr int64_t kReadAhead = 256 << 10;
 void add_squares(const Activations& in, float* squares) {
   for (int i = 0; i < in.width; ++i)
     for (int r = 0; r < in.rows; ++r) {
-      const int8_t whole = reinterpret_cast<const int8_t*>(in.word(r, i / 4))[i % 4];
+      const int8_t whole = reinterpret_cast<const int8_t*>(in.words + size_t(i / 4) * in.rows + r)[i % 4];
       const float value = float(whole) * in.scales[size_t(i / kBlock) * in.rows + r];
       squares[i] += value * value;
     }
@@ -95,8 +95,8 @@ LayerStack::LayerStack(const Kernels& kernels, const ModelShape& shape, Format f
   mixed_.resize(queries_.size());
   const int widest = std::max(shape.hidden_size, shape.q_outputs());
   for (int member = 0; member < members; ++member)
-    inputs_.emplace_back(Activations::bytes(format, kPassRows, widest));
-  mlp_ = Memory(Activations::bytes(format, kPassRows, shape.intermediate_size));
+    inputs_.emplace_back(Activations::bytes(kernels, format, kPassRows, widest));
+  mlp_ = Memory(Activations::bytes(kernels, format, kPassRows, shape.intermediate_size));
   for (size_t i = 0; i < layers_.size() * kPhases; ++i) shares_.emplace_back(members);
   if (texts == 1 && !layers_.empty())
     sibling_memory_ = Memory(2 * layers_.size() * Siblings::bytes(kv, shape.num_kv_heads, shape.head_dim));
@@ -261,7 +261,7 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
 FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members)
     : kernels_(kernels), feedback_(feedback), eps_(shape.rms_norm_eps), shares_(members) {
   for (int member = 0; member < members && !feedback.distances.empty(); ++member)
-    inputs_.emplace_back(Activations::bytes(feedback.distances[0].format, 1, shape.hidden_size));
+    inputs_.emplace_back(Activations::bytes(kernels, feedback.distances[0].format, 1, shape.hidden_size));
 }
 
 void FeedbackStack::pass(Team& team, int member, const float* state, int distance, float* x) {
@@ -277,7 +277,7 @@ HeadStack::HeadStack(const Kernels& kernels, const ModelShape& shape, const Pack
                      const std::vector<int>& draft_ids, int members)
     : kernels_(kernels), head_(head), draft_ids_(draft_ids), eps_(shape.rms_norm_eps), shares_(members) {
   for (int member = 0; member < members; ++member)
-    inputs_.emplace_back(Activations::bytes(head.lm_head.format, kPassRows, shape.hidden_size));
+    inputs_.emplace_back(Activations::bytes(kernels, head.lm_head.format, kPassRows, shape.hidden_size));
 }
 
 void HeadStack::pass(Team& team, int member, const float* x, int rows, const Sampler& sampler) {

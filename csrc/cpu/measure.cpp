@@ -50,9 +50,9 @@ class Sweep {
         queries_(size_t(rows) * s_.q_outputs(), 0.1f),
         mixed_(queries_.size()),
         rope_(make_rope(model.frequencies, context + rows)),
-        narrow_(Activations::bytes(model.format, rows, s_.hidden_size)),
-        heads_(Activations::bytes(model.format, rows, s_.q_outputs())),
-        mlp_(Activations::bytes(model.format, rows, s_.intermediate_size)),
+        narrow_(Activations::bytes(k_, model.format, rows, s_.hidden_size)),
+        heads_(Activations::bytes(k_, model.format, rows, s_.q_outputs())),
+        mlp_(Activations::bytes(k_, model.format, rows, s_.intermediate_size)),
         best_(size_t(team.size()) * rows) {
     const int capacity = (context + rows + kSpan - 1) / kSpan * kSpan;
     const size_t one = KvCache::bytes(model.kv, s_.num_kv_heads, s_.head_dim, capacity);

@@ -158,17 +158,14 @@ struct Simd {
   static I take4(I acc, const W& values, __m256i four) {
     return {take4(acc.a, values.a, four), take4(acc.b, values.b, four)};
   }
-  struct Two {
-    __m256 first, second;
-  };
-  static Two two(const uint32_t* word) {
-    return {_mm256_castsi256_ps(_mm256_set1_epi32(int(*word << 16))),
-            _mm256_castsi256_ps(_mm256_set1_epi32(int(*word & 0xFFFF0000u)))};
-  }
-  // Products of the first and of the second element of each pair, one after the other, as two fused steps.
-  static V dot2(V acc, const uint16_t* weights, const Two& two) {
-    return {dot2(acc.a, _mm256_load_si256((const __m256i*)weights), two.first, two.second),
-            dot2(acc.b, _mm256_load_si256((const __m256i*)(weights + 16)), two.first, two.second)};
+  // acc += two products for each lane: weights [16][2] (bfloat16) with the same two activations, as floats in words that many
+  // apart: the first products, then the second ones, as fused steps.
+  static constexpr int kBf16Words = 2;
+  static V dot2(V acc, const uint16_t* weights, const uint32_t* two, int apart) {
+    const float* x = reinterpret_cast<const float*>(two);
+    const __m256 first = _mm256_broadcast_ss(x), second = _mm256_broadcast_ss(x + apart);
+    return {dot2(acc.a, _mm256_load_si256((const __m256i*)weights), first, second),
+            dot2(acc.b, _mm256_load_si256((const __m256i*)(weights + 16)), first, second)};
   }
   static void prefetch(const void* p) { ppsd::prefetch(p); }
   static void prefetch_far(const void* p) { ppsd::prefetch_far(p); }

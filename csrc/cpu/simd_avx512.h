@@ -109,26 +109,22 @@ struct Simd {
   // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
   static constexpr int kMostShare = 255;
   static I take4(I acc, W values, I four) { return _mm512_dpbusd_epi32(acc, four, values); }
-  // Two activations (bfloat16) for every lane, and acc += two products for each lane: weights [16][2] with the same two.
+  // acc += two products for each lane: weights [16][2] (bfloat16) with the same two activations: in one word, or as floats in two
+  // words, that many apart; then the first products are added and then the second ones, as fused steps.
 #ifdef __AVX512BF16__
-  static I two(const uint32_t* word) { return _mm512_set1_epi32(int(*word)); }
-  static V dot2(V acc, const uint16_t* weights, I two) {
-    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)two);
+  static constexpr int kBf16Words = 1;
+  static V dot2(V acc, const uint16_t* weights, const uint32_t* two, int) {
+    const __m512i both = _mm512_set1_epi32(int(*two));
+    return _mm512_dpbf16_ps(acc, (__m512bh)_mm512_load_si512(weights), (__m512bh)both);
   }
 #else
-  struct Two {
-    V first, second;
-  };
-  static Two two(const uint32_t* word) {
-    return {_mm512_castsi512_ps(_mm512_set1_epi32(int(*word << 16))),
-            _mm512_castsi512_ps(_mm512_set1_epi32(int(*word & 0xFFFF0000u)))};
-  }
-  // The first products, then the second ones, as two fused steps.
-  static V dot2(V acc, const uint16_t* weights, const Two& two) {
+  static constexpr int kBf16Words = 2;
+  static V dot2(V acc, const uint16_t* weights, const uint32_t* two, int apart) {
     const __m512i both = _mm512_load_si512(weights);
     const V low = _mm512_castsi512_ps(_mm512_slli_epi32(both, 16));
     const V high = _mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(int(0xFFFF0000u))));
-    return fma(high, two.second, fma(low, two.first, acc));
+    const float* x = reinterpret_cast<const float*>(two);
+    return fma(high, set1(x[apart]), fma(low, set1(x[0]), acc));
   }
 #endif
   // Ask for a line of memory, for now or for later (it need not be in the first cache); an address behind the end of all

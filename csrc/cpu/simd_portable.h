@@ -193,7 +193,6 @@ struct Simd {
   }
 
   static const int8_t* four(const uint32_t* word) { return reinterpret_cast<const int8_t*>(word); }
-  static uint32_t two(const uint32_t* word) { return *word; }
   static void prefetch(const void*) {}
   static void prefetch_far(const void*) {}
   // Weights [16][4]: as int8, or of int4's low and high halves.
@@ -238,8 +237,9 @@ struct Simd {
       return sum;
     });
   }
-  static V dot2(V acc, const uint16_t* weights, uint32_t activations) {
-    const float first = bf16_to_float(uint16_t(activations)), second = bf16_to_float(uint16_t(activations >> 16));
+  static constexpr int kBf16Words = 2;
+  static V dot2(V acc, const uint16_t* weights, const uint32_t* two, int apart) {
+    const float first = ppsd::bits_to_float(two[0]), second = ppsd::bits_to_float(two[apart]);
     return each([&](int l) {
       const float low = acc.x[l] + bf16_to_float(weights[2 * l]) * first;
       return low + bf16_to_float(weights[2 * l + 1]) * second;

@@ -8,9 +8,9 @@ namespace ppsd {
 LayerShares::LayerShares(const CpuModel& model)
     : model_(model),
       kernels_(*model.kernels),
-      narrow_(Activations::bytes(model.format, kPassRows, model.shape.hidden_size)),
-      heads_(Activations::bytes(model.format, kPassRows, model.shape.q_outputs())),
-      mlp_(Activations::bytes(model.format, kPassRows, model.shape.intermediate_size)),
+      narrow_(Activations::bytes(kernels_, model.format, kPassRows, model.shape.hidden_size)),
+      heads_(Activations::bytes(kernels_, model.format, kPassRows, model.shape.q_outputs())),
+      mlp_(Activations::bytes(kernels_, model.format, kPassRows, model.shape.intermediate_size)),
       queries_(size_t(kPassRows) * model.shape.q_outputs()),
       mixed_(queries_.size()) {}
 
