@@ -1074,7 +1074,8 @@ uint64_t stream(const uint8_t* data, size_t bytes) {
 }
 
 Kernels table(const char* name) {
-  return {name, Simd::kWeightOffset, Simd::kBf16Words, row_major, pack, unpack, normalize, convert, qkv, attend, add, swiglu, logits, soft_sum, gumbel, choose, stream};
+  return {name, Simd::kWeightOffset, Simd::kBf16Words, row_major, pack, unpack, normalize, convert,
+          qkv, attend, add, swiglu, logits, soft_sum, gumbel, choose, stream};
 }
 
 }  // namespace
