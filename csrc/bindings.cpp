@@ -547,6 +547,7 @@ PYBIND11_MODULE(_native, m) {
             py::dict out;
             out["turns"] = dict_of(costs.turns);
             out["overlapped"] = costs.can_overlap ? py::object(dict_of(costs.overlapped)) : py::none();
+            out["crowded"] = costs.crowded;
             return out;
           },
           py::arg("seconds"))

@@ -9,8 +9,9 @@ import json
 import os
 import platform
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -22,6 +23,8 @@ from .schedule import MAX_ROWS
 
 SECONDS = 0.35  # that a calibration takes, or a few passes of each kind
 MOMENTS = 3  # calibrations that are kept, each of another run
+CROWDED = 8  # the same, of those that a better one is waited for
+PATIENCE = 60.0  # seconds until it is tried once more; twice as many with each that was crowded
 UNKNOWN_ACCEPTANCE = 0.4  # of a head that does not say how good it is
 
 
@@ -63,10 +66,14 @@ class StageCosts:
 
 @dataclass(frozen=True)
 class Costs:
-    """turns: one stage after the other, each on all threads. overlapped: side by side, each on its own; None: no."""
+    """turns: one stage after the other, each on all threads. overlapped: side by side, each on its own; None: no.
+
+    crowded: others (programs, or the host's other machines) had so much of the cores that fewer threads worked.
+    """
 
     turns: StageCosts
     overlapped: StageCosts | None
+    crowded: bool = False
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Costs":
@@ -74,7 +81,8 @@ class Costs:
             v = {**v, "verify": tuple(v["verify"]), "verify_deeper": tuple(v["verify_deeper"])}
             return StageCosts(**{field.name: v[field.name] for field in fields(StageCosts)})
 
-        return cls(stages(values["turns"]), stages(values["overlapped"]) if values["overlapped"] else None)
+        overlapped = stages(values["overlapped"]) if values["overlapped"] else None
+        return cls(stages(values["turns"]), overlapped, values["crowded"])
 
     @property
     def plain_seconds(self) -> float:
@@ -90,19 +98,45 @@ def costs_here(path: Path, measure: Callable[[], Costs], again: bool = False) ->
     """What earlier runs have measured, and this one: it measures too while there are fewer than MOMENTS, or `again`.
 
     One moment may be a bad one (a busy neighbour doubles what costs arithmetic, and leaves what waits for memory), and
-    drafts would be judged by it for good. `again`: as measured now.
+    drafts would be judged by it for good. Crowded ones count only where there are no others, which later runs look for,
+    at ever longer intervals. `again`: as measured now.
     """
     moments = _known(path)
-    if not again and len(moments) >= MOMENTS:
-        return typical(moments)
+    if not again and not _wanted(moments):
+        return typical([moment.costs for moment in moments])
     now = measure()
-    moments = [*moments, now][-MOMENTS:]
-    _keep(path, moments)
-    return now if again else typical(moments)
+    moments = [*moments, Moment(now, time.time())]
+    calm = [moment for moment in moments if not moment.costs.crowded][-MOMENTS:]
+    crowded = [moment for moment in moments if moment.costs.crowded][-CROWDED:] if len(calm) < MOMENTS else []
+    _keep(path, [*crowded, *calm])
+    return now if again else typical([moment.costs for moment in (*crowded, *calm)])
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A calibration, and when it was: seconds since 1970."""
+
+    costs: Costs
+    at: float
+
+
+def _wanted(moments: Sequence[Moment]) -> bool:
+    """Whether one more would tell something."""
+    crowded = sum(moment.costs.crowded for moment in moments)
+    if len(moments) - crowded >= MOMENTS:
+        return False
+    waited = time.time() - max((moment.at for moment in moments), default=0.0)
+    return len(moments) < MOMENTS or not 0 <= waited < PATIENCE * 2**crowded
 
 
 def typical(moments: Sequence[Costs]) -> Costs:
-    """Of every cost, in shares of a plain token of its moment, the lower median; times that of the plain tokens."""
+    """Of every cost, in shares of a plain token of its moment, the lower median; times that of the plain tokens.
+
+    Of crowded moments only where there are no others: and they do not say what overlapping would bring, for what it is
+    compared with did not have its threads.
+    """
+    calm = [costs for costs in moments if not costs.crowded]
+    moments = calm or [replace(costs, overlapped=None) for costs in moments]
     plain = median_low([costs.plain_seconds for costs in moments])
 
     def between(all_stages: Sequence[StageCosts]) -> StageCosts:
@@ -121,25 +155,28 @@ def typical(moments: Sequence[Costs]) -> Costs:
 
     overlapped = [costs.overlapped for costs in moments if costs.overlapped]
     return Costs(
-        between([costs.turns for costs in moments]), between(overlapped) if len(overlapped) == len(moments) else None
+        between([costs.turns for costs in moments]),
+        between(overlapped) if len(overlapped) == len(moments) else None,
+        not calm,
     )
 
 
-def _known(path: Path) -> list[Costs]:
+def _known(path: Path) -> list[Moment]:
     """None of them where the file is not there or not whole."""
     try:
-        return [Costs.from_dict(moment) for moment in json.loads(path.read_text(encoding="utf-8"))]
+        moments = json.loads(path.read_text(encoding="utf-8"))
+        return [Moment(Costs.from_dict(moment["costs"]), float(moment["at"])) for moment in moments]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
 
-def _keep(path: Path, moments: Sequence[Costs]) -> None:
+def _keep(path: Path, moments: Sequence[Moment]) -> None:
     """For later runs. A cache that cannot be written only means measuring again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, unfinished = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump([asdict(costs) for costs in moments], file)
+            json.dump([asdict(moment) for moment in moments], file)
         os.replace(unfinished, path)
     except OSError:
         pass

@@ -86,14 +86,15 @@ def test_greedy_answers_equal_transformers(exact, peer):
 def test_every_schedule_gives_the_plain_answer(fast, number):
     """One prompt of each family, with a sampling setting each; `ppsd-run check` does all of both.
 
-    In torch, which takes minutes for them where the processor does not multiply bfloat16, every schedule meets two.
+    Torch takes minutes where the processor does not multiply bfloat16: every schedule meets two, with shorter answers.
     """
     assert fast.head is not None, "the default model comes with an exit head"
     ids = chat(fast, ONE_OF_EACH[number])
-    params = replace(list(SAMPLINGS.values())[number % len(SAMPLINGS)], max_tokens=24)
+    slow = fast.backend.name == "torch"
+    params = replace(list(SAMPLINGS.values())[number % len(SAMPLINGS)], max_tokens=12 if slow else 24)
     plain = fast.generate(ids, params, "plain").run()
     accepted = 0
-    for text in SCHEDULES[number % 3 :: 3] if fast.backend.name == "torch" else SCHEDULES:
+    for text in SCHEDULES[number % 3 :: 3] if slow else SCHEDULES:
         completion = fast.generate(ids, params, parse_schedule(text)).run()
         assert completion.ids == plain.ids, text
         assert completion.text == plain.text

@@ -22,6 +22,7 @@ constexpr int kRows[] = {1, 2, 3, 4, 6, 8, 12, 16};   // those between are inter
 constexpr int kMoreDrafts = 3;                    // of a round, behind the first one
 constexpr int kPlainSteps = 3;                    // behind each other
 constexpr int kDoubts = 3;                        // measurements more, where one cannot be
+constexpr double kShortHanded = 0.2;              // share of the rounds on fewer threads that tells of a crowded moment
 constexpr int kLeast = 3, kMost = 15;             // repeats of every kind; the latter if there is time
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
@@ -110,9 +111,10 @@ struct Times {
 
 // Rounds as they are decoded: what is in the cache at each step depends on those before it. Kinds of rounds take turns,
 // so that a slow moment of the machine hits all of them.
-Costs::Stages measure_turns(CpuEngine* engine, double seconds) {
+Costs::Stages measure_turns(CpuEngine* engine, double seconds, bool* crowded) {
   Bench bench(engine);
   Times times;
+  int rounds = 0, short_handed = 0;
   const auto begin = Clock::now();
   for (int repeat = 0; repeat < kLeast || (repeat < kMost && since(begin) < seconds); ++repeat)
     for (int rows : kRows) {
@@ -122,12 +124,15 @@ Costs::Stages measure_turns(CpuEngine* engine, double seconds) {
       times.draft_steps.push_back(more / kMoreDrafts);
       times.row_steps.push_back(bench.draft(false));
       times.passes[rows].push_back(bench.verify(rows));
+      rounds += 1;
+      short_handed += engine->shared_team().active() < engine->shared_team().size();
       if (rows != kRows[0]) continue;
       for (int plain = 0; plain < kPlainSteps; ++plain) {
         const double took = bench.draft(false) + bench.verify(1);
         if (plain > 0) times.plain_steps.push_back(took);   // the first one still finds what drafting has left
       }
     }
+  *crowded = short_handed > kShortHanded * rounds;
   return times.costs();
 }
 
@@ -191,9 +196,9 @@ Costs calibrate(CpuEngine* engine, double seconds) {
   Costs costs;
   costs.can_overlap = engine->threads() > 1 && engine->verify().size() == 1;
   std::async(std::launch::async, [&] {   // on a thread of its own: it gets pinned, and the caller's must not be
-    costs.turns = measure_turns(engine, 0.6 * seconds);
+    costs.turns = measure_turns(engine, 0.6 * seconds, &costs.crowded);
     for (int again = 0; again < kDoubts && !plausible(costs.turns); ++again)
-      costs.turns = measure_turns(engine, 0.6 * seconds);
+      costs.turns = measure_turns(engine, 0.6 * seconds, &costs.crowded);
     measure_depth(engine, &costs.turns);
     if (!costs.can_overlap) return;
     costs.overlapped = measure_overlapped(engine, 0.4 * seconds);

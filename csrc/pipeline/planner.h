@@ -47,6 +47,7 @@ struct Costs {
   Stages turns;                // one after the other, each on all threads
   Stages overlapped;           // each on its own threads, the others at work too
   bool can_overlap = false;
+  bool crowded = false;        // measured while others had so much of the cores that fewer threads worked
 
   double plain() const { return turns.plain_step(); }
 };

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from ..errors import PpsdError
 from ..planner import StageCosts
-from .common import load_engine, print_json, table
+from .common import load_engine, note, print_json, table
 
 
 def run(args: argparse.Namespace) -> None:
@@ -26,6 +26,8 @@ def run(args: argparse.Namespace) -> None:
     print(
         f"a plain token takes {1000 * costs.plain_seconds:.3f} ms; a draft {_share(costs.turns, costs.plain_seconds)}"
     )
+    if costs.crowded:
+        note("others had much of the cores meanwhile: auto goes by this only until it finds a calmer moment")
 
 
 def _rows(stages: list[StageCosts]) -> list[tuple[str, list[float]]]:

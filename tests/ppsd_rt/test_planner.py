@@ -271,7 +271,9 @@ def test_costs_are_measured_in_the_first_runs_and_kept(folder, cache, monkeypatc
     first = load(folder).backend.costs()
     (file,) = cache.iterdir()
     (moment,) = json.loads(file.read_text())
-    assert Costs.from_dict(moment).turns.verify == pytest.approx(first.turns.verify)
+    assert Costs.from_dict(moment["costs"]).turns.verify == pytest.approx(first.turns.verify)
+    file.write_text(json.dumps([{**moment, "costs": {**moment["costs"], "crowded": False}}]))
+    first = replace(first, crowded=False)
     calls = []
     monkeypatch.setattr("ppsd_rt.cpu_backend.calibrate", lambda engine: calls.append(engine) or first)
     for measured in (1, 2, 2):
@@ -285,6 +287,33 @@ def test_costs_are_measured_in_the_first_runs_and_kept(folder, cache, monkeypatc
     file.write_text('[{"turns": ')
     assert load(folder).backend.costs().turns.verify == pytest.approx(first.turns.verify)
     assert len(calls) == 4
+
+
+def test_a_crowded_moment_counts_until_there_is_a_calmer_one(tmp_path, monkeypatch):
+    """On fewer threads than later, turns cost what one of them takes, and overlapping seems to pay."""
+    calm = costs(overlapped=True)
+    crowded = replace(calm, turns=calm.overlapped, overlapped=calm.turns, crowded=True)
+    hour, measured = 3600.0, []
+
+    def goes_by(now, at):
+        monkeypatch.setattr("time.time", lambda: at)
+        found = planning.costs_here(tmp_path / "costs", lambda: measured.append(at) or now)
+        expected = crowded if found.crowded else calm
+        assert found.turns.verify == pytest.approx(expected.turns.verify)
+        assert (found.overlapped is None) == found.crowded  # which does not say what overlapping brings
+        return expected
+
+    for at in (0.0, 1.0, 2.0):
+        assert goes_by(crowded, at) is crowded  # there is nothing else
+    assert goes_by(calm, 3.0) is crowded and len(measured) == 3  # it has looked often enough for now
+    assert goes_by(crowded, hour) is crowded
+    assert goes_by(calm, hour + 60) is crowded and len(measured) == 4  # each time it waits longer
+    assert goes_by(calm, 2 * hour) is calm
+    assert goes_by(crowded, 3 * hour) is calm  # which counts no more
+    assert goes_by(calm, 5 * hour) is goes_by(calm, 24 * hour) is calm
+    for at in (25 * hour, 1e9):
+        assert goes_by(crowded, at) is calm and len(measured) == 8  # three calm ones will do
+    assert len(json.loads((tmp_path / "costs").read_text())) == planning.MOMENTS
 
 
 def test_one_bad_moment_decides_nothing():
