@@ -7,6 +7,7 @@ from typing import Any
 
 from peers import COLUMNS as PEERS
 from peers import QUALITY_COLUMNS
+from peers_prompts import COLUMNS as PEERS_PROMPTS
 
 from ppsd_rt.bench.generate import COLUMNS as GENERATE
 from ppsd_rt.bench.kernels import COLUMNS as KERNELS
@@ -18,7 +19,15 @@ from ppsd_rt.cli.eval import COLUMNS as EVAL
 def report(result: dict[str, Any]) -> Report:
     """As it was before it became JSON, without the columns that hold nothing."""
     rows = [{key: _value(value) for key, value in row.items()} for row in result["rows"]]
-    known = {"kernels": KERNELS, "generate": GENERATE, "eval": EVAL, "peers": PEERS}
+    known = {
+        "kernels": KERNELS,
+        "generate": GENERATE,
+        "eval": EVAL,
+        "peers": PEERS,
+        "peers-prompts": PEERS_PROMPTS,
+    }
+    if result["measurement"] not in known:
+        sys.exit(f"{result['measurement']} has no table; there are {', '.join(known)}")
     columns = (
         QUALITY_COLUMNS if "window" in result and result["measurement"] == "peers" else known[result["measurement"]]
     )

@@ -20,6 +20,7 @@ constexpr int kLastProbe = 64;                    // plain rounds before a draft
 constexpr int kPlainProbe = 48;                   // other rounds before a plain one
 constexpr double kWorthSwitching = 1.03;          // gain that makes up for a change of carriers
 constexpr int kStay = 32;                         // rounds between two of them
+constexpr int kLongestStay = 512;                 // overlapping rounds behind each other, in the end
 
 // Tokens of a round of `length` drafts.
 double tokens_per_round(double acceptance, int length) {
@@ -68,6 +69,7 @@ Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int
       rejected_(kPriorWeight - accepted_),
       promised_(kPromises),
       kept_(kPromises) {
+  overlapped_stay_ = kStay;
   const double extra = costs.turns.round(1, 2) - costs.plain();
   first_probe_ = int(std::clamp(extra / costs.plain() / kProbing, 4.0, 1000.0));
   probe_after_ = first_probe_;
@@ -193,7 +195,10 @@ void Planner::decide() {
   Prediction best = turns.tokens_per_second > plain.tokens_per_second ? turns : plain;
   const bool overlapping = mode_ == Mode::kOverlap;
   const double bar = overlapping ? 1.0 / kWorthSwitching : kWorthSwitching;
-  if (rounds_in_mode_ < kStay && measured_[0].rounds + measured_[1].rounds + measured_[2].rounds > 0) {
+  if (overlapping && rounds_in_mode_ >= overlapped_stay_) {
+    // Only beside other rounds it shows what overlapping is worth: costs side by side may come from another moment.
+    overlapped_stay_ = std::min(3 * overlapped_stay_, kLongestStay);
+  } else if (rounds_in_mode_ < kStay && measured_[0].rounds + measured_[1].rounds + measured_[2].rounds > 0) {
     if (overlapping) best = overlap;
   } else if (overlap.tokens_per_second > bar * best.tokens_per_second) {
     best = overlap;
@@ -207,7 +212,9 @@ void Planner::decide() {
   const Costs::Stages& c = costs_.turns;
   const auto row = [&c](int rows) { return (c.verify[rows] - c.verify[1]) / (rows - 1); };
   const double more = c.draft_step + row(std::min(best.length + 2, kMaxRows));   // about where it will end
-  const auto worth = [&](double seconds) { return std::clamp(seconds * best.tokens_per_second, 0.02, 0.98); };
+  const auto worth = [&](double seconds) {
+    return std::clamp(corrected(best.mode, seconds) * best.tokens_per_second, 0.02, 0.98);
+  };
   mode_ = best.mode;
   schedule_ = schedule_of(best.mode, probing_ ? 1 : kMaxChunk, worth(more / std::max(a, 0.05)));
   if (siblings_ && !probing_ && mode_ == Mode::kTurns) schedule_.siblings = worth(row(std::min(best.length + 2, kMaxRows)));

@@ -122,6 +122,7 @@ class Planner {
   Schedule schedule_;
   bool probing_ = false;                       // this round is not what seems best, but tells something
   int since_probe_ = 0, first_probe_, probe_after_, rounds_in_mode_ = 0;
+  int overlapped_stay_;                        // rounds, after which others are tried again
 };
 
 // The schedule that a mode stands for; threshold: of the survival stop rule.

@@ -146,14 +146,16 @@ class World:
     def __init__(self, plan: _native.Planner, costs: Costs, acceptance: float, seed: int = 0) -> None:
         self.plan, self.costs, self.acceptance = plan, costs, acceptance
         self.random = random.Random(seed)
-        self.seconds, self.tokens, self.pace, self.plain_rounds = 0.0, 0, 1.0, 0
+        self.seconds, self.tokens, self.pace, self.plain_rounds, self.overlapped = 0.0, 0, 1.0, 0, 0.0
 
     def decode(self, tokens: int) -> float:
         """Tokens per second."""
         begun, end = self.seconds, self.tokens + tokens
         while self.tokens < end:
             _, most, _, overlap, threshold, _ = self.plan.schedule()
-            assert not overlap
+            if overlap:
+                self.overlap()
+                continue
             drafts, alive = 0, 1.0
             while drafts < most and alive >= threshold:
                 drafts, alive = drafts + 1, alive * self.acceptance
@@ -168,6 +170,17 @@ class World:
             self.tokens += accepted + 1
             self.plan.after(accepted + 1, min(drafts, accepted + 1), accepted, seconds)
         return tokens / (self.seconds - begun)
+
+    def overlap(self) -> None:
+        accepted = 0
+        while accepted < 8 and self.random.random() < self.acceptance:
+            accepted += 1
+        speed = planner(self.costs).predict("overlap", 0, self.acceptance)
+        seconds = self.pace * (accepted + 1) / speed * self.random.uniform(0.97, 1.05)
+        self.seconds += seconds
+        self.overlapped += seconds
+        self.tokens += accepted + 1
+        self.plan.after(accepted + 1, accepted + 1, accepted, seconds)
 
 
 def best_fixed(costs: Costs, acceptance: float) -> float:
@@ -216,6 +229,31 @@ def test_costs_that_were_measured_wrong_are_found_out():
     world = World(planner(believed, prior=0.5), real, 0.5)
     world.decode(1500)
     assert world.decode(1000) > 0.95 / (1.01 * real.plain_seconds)
+
+
+@pytest.mark.parametrize("others", [1.0, 2.0])
+def test_overlapping_that_does_not_pay_is_left(others):
+    """Turns were measured while they had half of the cores (or all is twice as slow now): overlapping seems best."""
+    real = costs(overlapped=True, slow=1.8)
+    turns = real.turns
+    crowded = StageCosts(2 * turns.row_step, 2 * turns.draft_step, tuple(2 * s for s in turns.verify))
+    plan = planner(replace(real, turns=crowded), prior=0.6)
+    assert plan.schedule()[3]
+    world = World(plan, real, 0.6)
+    world.pace = others
+    world.decode(1000)
+    began, before = world.seconds, world.overlapped
+    assert world.decode(1500) > 0.93 * best_fixed(real, 0.6) / (1.01 * others)
+    assert world.overlapped - before < 0.1 * (world.seconds - began)
+
+
+def test_overlapping_that_pays_is_kept():
+    real = costs(overlapped=True, slow=1.0)
+    world = World(planner(real), real, 0.6)
+    overlap = planner(real).predict("overlap", 0, 0.6)
+    assert overlap > 1.1 * best_fixed(real, 0.6)
+    assert world.decode(300) > 0.9 * overlap
+    assert world.decode(2000) > 0.95 * overlap
 
 
 # -- with an engine ----------------------------------------------------------------------------------------------------
@@ -333,7 +371,8 @@ def test_one_bad_moment_decides_nothing():
 
 def test_measured_costs_are_plausible(folder, cache):
     engine = load(folder)
-    for stages in (engine.backend.costs().turns, engine.backend.costs().overlapped):
+    measured = planning.calibrate(engine.backend.another_engine(2))  # overlapped too, in whatever moment
+    for stages in (measured.turns, measured.overlapped):
         assert 0 < stages.row_step <= stages.draft_step
         assert len(stages.verify) == 16
         assert list(stages.verify) == sorted(stages.verify)
