@@ -16,21 +16,20 @@ from ppsd_rt.bench.spread import Spread
 from ppsd_rt.cli.eval import COLUMNS as EVAL
 
 
+KNOWN = {
+    "kernels": KERNELS,
+    "generate": GENERATE,
+    "eval": EVAL,
+    "peers": PEERS,
+    "peers-prompts": PEERS_PROMPTS,
+}
+
+
 def report(result: dict[str, Any]) -> Report:
     """As it was before it became JSON, without the columns that hold nothing."""
-    rows = [{key: _value(value) for key, value in row.items()} for row in result["rows"]]
-    known = {
-        "kernels": KERNELS,
-        "generate": GENERATE,
-        "eval": EVAL,
-        "peers": PEERS,
-        "peers-prompts": PEERS_PROMPTS,
-    }
-    if result["measurement"] not in known:
-        sys.exit(f"{result['measurement']} has no table; there are {', '.join(known)}")
-    columns = (
-        QUALITY_COLUMNS if "window" in result and result["measurement"] == "peers" else known[result["measurement"]]
-    )
+    rows = [{key: _value(value) for key, value in row.items()} for row in result.get("rows", result["results"])]
+    quality = "window" in result and result["measurement"] == "peers"
+    columns = QUALITY_COLUMNS if quality else KNOWN[result["measurement"]]
     used = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
     return Report(result["measurement"], used, rows, {})
 
@@ -42,6 +41,8 @@ def _value(value: Any) -> Any:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         result = json.loads(Path(name).read_text(encoding="utf-8"))
+        if result.get("measurement") not in KNOWN:
+            sys.exit(f"{name} is of no kind that has a table: {', '.join(KNOWN)}")
         machine = result["machine"]
         print(f"`{result['command']}`, {result['date']}, {machine['cpu']} ({machine['cores']} cores)\n")
         print(report(result).lines("md").rsplit("\n", 2)[0] + "\n")
