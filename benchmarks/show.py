@@ -15,7 +15,6 @@ from ppsd_rt.bench.report import Report
 from ppsd_rt.bench.spread import Spread
 from ppsd_rt.cli.eval import COLUMNS as EVAL
 
-
 KNOWN = {
     "kernels": KERNELS,
     "generate": GENERATE,
@@ -27,7 +26,10 @@ KNOWN = {
 
 def report(result: dict[str, Any]) -> Report:
     """As it was before it became JSON, without the columns that hold nothing."""
-    rows = [{key: _value(value) for key, value in row.items()} for row in result.get("rows", result["results"])]
+    rows = [
+        {key: _value(value) for key, value in row.items()}
+        for row in (result["rows"] if "rows" in result else result["results"])
+    ]
     quality = "window" in result and result["measurement"] == "peers"
     columns = QUALITY_COLUMNS if quality else KNOWN[result["measurement"]]
     used = [column for column in columns if any(row.get(column.key) is not None for row in rows)]
