@@ -159,7 +159,7 @@ def _distill_options(parser: Parser) -> None:
     group.add_argument("--begin", metavar="HEAD", help="a head to go on from [the model's last layers]")
     group.add_argument("--draft-vocabulary", default="8192", metavar="N[,N...]", help="most frequent ids; 0: all")
     group.add_argument(
-        "--out", required=True, metavar="FILE.safetensors", help="with several heads: FILE-KIND-E-vN.safetensors"
+        "--out", required=True, metavar="FILE.safetensors", help="several heads: FILE[-KIND][-E][-vN].safetensors"
     )
     group = parser.add_argument_group("data and training")
     group.add_argument("--tokens", type=int, default=2_000_000, metavar="N", help="to sample from the model")
