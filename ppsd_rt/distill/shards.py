@@ -5,11 +5,14 @@ text was written, and to compute them again would cost as much as the sampling d
 """
 
 import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +149,17 @@ _worker: dict[str, Any] = {}
 
 
 def _start_worker(how: NativeWriters, plan: Plan, counter: Any) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     _worker.update(writers=how.writers(plan), plan=plan, counter=counter)
+
+
+def _end_with_parent() -> None:
+    """A run that is killed cannot end its workers, and they would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
 
 
 def _write_in_worker(number: int) -> None:

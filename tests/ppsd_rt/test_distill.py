@@ -445,12 +445,24 @@ def command(folder, tmp_path, *extra):
     return [sys.executable, "-m", "ppsd_rt", "distill", *map(str, options), *extra]
 
 
+def sampling(folder, tmp_path):
+    """The command, with two processes that have begun to sample: they have its stderr, too."""
+    process = subprocess.Popen(command(folder, tmp_path), stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("head-work/text-*.safetensors")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return process
+
+
+def test_no_process_outlives_a_run_that_is_killed(folder, tmp_path):
+    with sampling(folder, tmp_path) as process:
+        process.kill()
+        process.communicate(timeout=60)  # ends once the last of them has
+
+
 def test_the_command_survives_an_interruption(folder, tmp_path):
     """Ctrl-C while two processes sample; --resume; the head that comes out is fit for its model."""
-    with subprocess.Popen(command(folder, tmp_path), stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 120
-        while not list(tmp_path.glob("head-work/text-*.safetensors")) and time.monotonic() < deadline:
-            time.sleep(0.05)
+    with sampling(folder, tmp_path) as process:
         process.send_signal(signal.SIGINT)
         errors = process.stderr.read()
         assert process.wait(timeout=60) == 130
