@@ -8,6 +8,11 @@
 #if defined(PPSD_X86_KERNELS)
 #include <cpuid.h>
 #endif
+#if defined(PPSD_ARM_KERNELS) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(PPSD_ARM_KERNELS) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 #if defined(PPSD_AMX_KERNELS)
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -52,6 +57,21 @@ struct Features {
 };
 #endif
 
+#if defined(PPSD_ARM_KERNELS)
+bool has_dot_product() {   // every AArch64 has NEON; its dot instruction came with Armv8.2
+#if defined(__linux__)
+  constexpr unsigned long kAsimdDp = 1ul << 20;
+  return (getauxval(AT_HWCAP) & kAsimdDp) != 0;
+#elif defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_DotProd", &has, &size, nullptr, 0) == 0 && has != 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 }  // namespace
 
 std::vector<const Kernels*> usable_kernels() {   // best first
@@ -65,6 +85,10 @@ std::vector<const Kernels*> usable_kernels() {   // best first
   if (has.avx512vnni) usable.push_back(&avx512vnni_kernels());
   if (has.avxvnni) usable.push_back(&avxvnni_kernels());
   if (has.avx2) usable.push_back(&avx2_kernels());
+#endif
+#if defined(PPSD_ARM_KERNELS)
+  if (has_dot_product()) usable.push_back(&dotprod_kernels());
+  usable.push_back(&neon_kernels());
 #endif
   usable.push_back(&portable_kernels());
   return usable;

@@ -279,6 +279,8 @@ const Kernels& avx512_kernels();
 const Kernels& avx512vnni_kernels();
 const Kernels& avxvnni_kernels();
 const Kernels& avx2_kernels();
+const Kernels& dotprod_kernels();
+const Kernels& neon_kernels();
 const Kernels& portable_kernels();
 
 // The best table for this machine, or the one that PPSD_ISA names. Throws std::runtime_error, one line.

@@ -7,10 +7,6 @@
 #include <cstring>
 #include <numeric>
 
-#if defined(__aarch64__)
-#include <arm_neon.h>
-#endif
-
 #include "half.h"
 
 namespace ppsd {
@@ -206,19 +202,10 @@ struct Simd {
   static Levels levels(const int8_t* sixteen) { return {sixteen}; }
   static Halves halves(const uint8_t* weights, Levels levels) {
     Halves out;
-#if defined(__aarch64__)   // which has an instruction for it that compilers do not find
-    const int8x16_t table = vld1q_s8(levels.of);
-    for (int i = 0; i < 64; i += 16) {
-      const uint8x16_t both = vld1q_u8(weights + i);
-      vst1q_s8(out.low + i, vqtbl1q_s8(table, vandq_u8(both, vdupq_n_u8(15))));
-      vst1q_s8(out.high + i, vqtbl1q_s8(table, vshrq_n_u8(both, 4)));
-    }
-#else
     for (int i = 0; i < 64; ++i) {
       out.low[i] = levels.of[weights[i] & 15];
       out.high[i] = levels.of[weights[i] >> 4];
     }
-#endif
     return out;
   }
   static I dot4(I acc, const int8_t* w, const int8_t* activations) {

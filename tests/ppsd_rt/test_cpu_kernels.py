@@ -26,6 +26,7 @@ SHAPES = {
     "three blocks": {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 96},
     "odd panels": {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160},
 }
+X86 = platform.machine() in ("x86_64", "AMD64")
 IDS = [(7 * i * i + 3 * i) % 250 for i in range(150)]  # more than two attention blocks of 64
 
 
@@ -145,14 +146,17 @@ def test_an_unknown_instruction_set_is_refused(folders, monkeypatch):
 def test_no_code_for_one_machine_reaches_others(tmp_path):
     """A function that the linker shares among files must not be compiled in a file for one instruction set: it might
     take that copy for all of them."""
-    source = Path(__file__).parents[2] / "csrc" / "cpu" / "kernels_avx2.cpp"
+    name, flags = ("avx2", ["-mavx2", "-mfma", "-mf16c"]) if X86 else ("dotprod", ["-march=armv8.2-a+dotprod"])
+    source = Path(__file__).parents[2] / "csrc" / "cpu" / f"kernels_{name}.cpp"
     compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if not (compiler and shutil.which("nm") and source.exists()) or platform.machine() not in ("x86_64", "AMD64"):
-        pytest.skip("there is no C++ compiler for x86, no nm or no source here")
+    if not (compiler and shutil.which("nm") and source.exists()) or not (
+        X86 or platform.machine() in ("aarch64", "arm64")
+    ):
+        pytest.skip("there is no C++ compiler for x86 or AArch64, no nm or no source here")
     made = tmp_path / "kernels.o"
-    flags = ["-O3", "-std=c++17", "-fPIC", "-mavx2", "-mfma", "-mf16c"]
+    flags += ["-O3", "-std=c++17", "-fPIC"]
     subprocess.run([compiler, *flags, "-c", str(source), "-o", str(made)], check=True)
     symbols = subprocess.run(["nm", "-C", str(made)], check=True, capture_output=True, text=True).stdout.splitlines()
     shared = [line for line in symbols if line[17:18] in ("W", "u")]  # behind the address: their kind
-    assert "avx2_kernels" in "".join(symbols)
+    assert f"{name}_kernels" in "".join(symbols)
     assert shared == []
