@@ -10,6 +10,7 @@
 
 #include "cpu/batch.h"
 #include "cpu/calibrate.h"
+#include "cpu/cores.h"
 #include "cpu/importance.h"
 #include "cpu/measure.h"
 #include "cpu/session.h"
@@ -482,8 +483,8 @@ PYBIND11_MODULE(_native, m) {
     for (const Kernels* kernels : usable_kernels()) names.push_back(kernels->name);
     return names;
   });
-  m.def("usable_cores", &usable_cores);
-  m.def("physical_cores", &physical_cores);
+  m.def("usable_cores", [](const std::string& system) { return usable_cores(system).order; }, py::arg("system") = kDevices);
+  m.def("best_cores", [](const std::string& system) { return usable_cores(system).best; }, py::arg("system") = kDevices);
   m.attr("PASS_ROWS") = kPassRows;
   m.def("read_bandwidth", &read_bandwidth, py::arg("threads"), py::arg("megabytes"), py::call_guard<py::gil_scoped_release>());
   m.def("kernel_names", &kernel_names);

@@ -1,4 +1,4 @@
-"""How many threads decode where nobody says: as many as have a core of their own."""
+"""How many threads decode where nobody says: as many as have a fast core of their own."""
 
 import math
 from collections.abc import Iterator
@@ -12,9 +12,10 @@ MOST = 16  # memory is the limit long before
 def default_threads() -> int:
     """One for each physical core that this process may use and, in a container, has the time of: from 1 to MOST.
 
-    Siblings of a core share what decoding waits for, and wait for each other at every barrier.
+    Siblings of a core share what decoding waits for, and all wait for the slowest at every barrier: so the efficiency
+    cores of a hybrid are left alone.
     """
-    return max(1, math.floor(min(_native.physical_cores(), cpu_quota(), MOST)))
+    return max(1, math.floor(min(_native.best_cores(), cpu_quota(), MOST)))
 
 
 def cpu_quota(proc: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")) -> float:

@@ -17,6 +17,7 @@ from statistics import median_low
 from typing import Any
 
 from . import _native
+from .cpu_name import cpu_name
 from .models.cache import cache_dir
 from .models.head_file import HeadInfo
 from .schedule import MAX_ROWS
@@ -187,7 +188,7 @@ def costs_path(
 ) -> Path:
     """One file for each machine, build, model, kind of head, formats (of both and of the KV cache) and thread count."""
     build = Path(_native.__file__).stat()
-    machine = [platform.node(), _cpu(), _native.usable_cores(), isa]
+    machine = [platform.node(), cpu_name(), _native.usable_cores(), isa]
     what = [build.st_size, build.st_mtime_ns, *machine, model_hash, *dtypes, threads]
     key = json.dumps([*what, head.kind, head.exit_layer, draft_vocabulary])
     return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
@@ -221,11 +222,3 @@ def explain(planner: _native.Planner, costs: Costs) -> str:
                 f"(predicted {tokens / predicted:.0f})"
             )
     return "\n".join(lines)
-
-
-def _cpu() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next((line for line in file if line.startswith("model name")), "")
-    except OSError:
-        return platform.processor()

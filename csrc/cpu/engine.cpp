@@ -1,13 +1,12 @@
 #include "engine.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <fstream>
 #include <new>
-#include <set>
 #include <stdexcept>
+
+#include "cores.h"
 
 namespace ppsd {
 namespace {
@@ -37,51 +36,16 @@ double machine_memory() { return double(sysconf(_SC_PHYS_PAGES)) * double(syscon
 
 }  // namespace
 
-namespace {
-
-// The cores that this process may use: one of each group of siblings, and the others.
-struct Cores {
-  std::vector<int> first, siblings;
-};
-
-Cores find_cores() {
-  std::vector<int> first, siblings;
-#if defined(__linux__)
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
-  std::set<std::string> seen;
-  for (int core = 0; core < CPU_SETSIZE; ++core) {
-    if (!CPU_ISSET(core, &set)) continue;
-    std::ifstream file("/sys/devices/system/cpu/cpu" + std::to_string(core) + "/topology/thread_siblings_list");
-    std::string list;
-    std::getline(file, list);
-    (list.empty() || seen.insert(list).second ? first : siblings).push_back(core);
-  }
-#endif
-  return {first, siblings};
-}
-
-}  // namespace
-
-std::vector<int> usable_cores() {
-  auto [cores, siblings] = find_cores();
-  cores.insert(cores.end(), siblings.begin(), siblings.end());
-  return cores;
-}
-
-int physical_cores() { return int(find_cores().first.size()); }
-
 CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, int threads, std::vector<int> cuts)
     : model_(std::move(model)),
       threads_(threads),
       // One thread alone has nobody to wait for: it goes where there is room.
-      shared_(threads, threads > 1 ? slice(usable_cores(), 0, threads) : std::vector<int>(), usable_cores()),
+      shared_(threads, threads > 1 ? slice(usable_cores().order, 0, threads) : std::vector<int>(), usable_cores().order),
       draft_(*model_, threads) {
   cuts.insert(cuts.begin(), model_->exit_layer);
   cuts.push_back(model_->shape.num_layers);
   const int stages = int(cuts.size()) - 1;
-  const std::vector<int> cores = usable_cores();
+  const std::vector<int> cores = usable_cores().order;
   draft_team_ = std::make_unique<Team>(1, slice(cores, 0, 1));
   int core = 1;
   for (int stage = 0; stage < stages; ++stage) {

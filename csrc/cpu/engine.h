@@ -69,9 +69,4 @@ class CpuEngine {
   std::vector<int> tokens_;   // what the stages' rows were computed from
 };
 
-// The cores that this process may use, one of each pair of siblings first.
-std::vector<int> usable_cores();
-// How many of them are not siblings of one before; 0 if the system does not say.
-int physical_cores();
-
 }  // namespace ppsd

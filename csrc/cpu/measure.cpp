@@ -5,6 +5,8 @@
 #include <chrono>
 #include <stdexcept>
 
+#include "cores.h"
+
 namespace ppsd {
 namespace {
 
@@ -17,7 +19,8 @@ double since(Clock::time_point begin) { return std::chrono::duration<double>(Clo
 double read_bandwidth(int threads, int megabytes) {
   const size_t each = (size_t(megabytes) << 20) / threads / 1024 * 1024;
   const Memory memory(each * threads);
-  Team team(threads, threads <= int(usable_cores().size()) ? usable_cores() : std::vector<int>());
+  const std::vector<int> cores = usable_cores().order;
+  Team team(threads, threads <= int(cores.size()) ? cores : std::vector<int>());
   team.keep_all();
   const Kernels& kernels = pick_kernels();
   std::vector<uint64_t> sums(size_t(threads) * 8);

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from .. import __version__
+from ..cpu_name import cpu_name
 from ..models.cache import cache_dir
 from .common import load_engine, print_json
 
@@ -63,14 +64,6 @@ def machine() -> dict[str, Any]:
         "torch": version("torch"),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
     }
-
-
-def _cpu_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()

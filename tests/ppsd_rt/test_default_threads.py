@@ -1,6 +1,7 @@
 """As many threads as have a core of their own, and the time of it."""
 
 import math
+import os
 
 import pytest
 
@@ -10,7 +11,7 @@ from ppsd_rt.default_threads import MOST, cpu_quota, default_threads
 
 def test_one_for_each_physical_core_that_may_be_used():
     assert 1 <= default_threads() <= min(len(_native.usable_cores()), MOST)
-    assert 1 <= _native.physical_cores() <= len(_native.usable_cores())
+    assert 1 <= _native.best_cores() <= len(_native.usable_cores())
 
 
 @pytest.mark.parametrize(
@@ -18,9 +19,42 @@ def test_one_for_each_physical_core_that_may_be_used():
     [(8, math.inf, 8), (64, math.inf, MOST), (8, 2.5, 2), (8, 0.5, 1), (2, 4.0, 2), (0, math.inf, 1)],
 )
 def test_the_least_of_cores_and_quota_counts(monkeypatch, cores, quota, threads):
-    monkeypatch.setattr(_native, "physical_cores", lambda: cores)
+    monkeypatch.setattr(_native, "best_cores", lambda: cores)
     monkeypatch.setattr("ppsd_rt.default_threads.cpu_quota", lambda: quota)
     assert default_threads() == threads
+
+
+@pytest.fixture
+def two_cores():
+    """Two cores, the only ones that this process may use meanwhile."""
+    before = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    if len(before) < 2:
+        pytest.skip("this process has no two cores")
+    two = sorted(before)[:2]
+    os.sched_setaffinity(0, two)
+    yield two
+    os.sched_setaffinity(0, before)
+
+
+@pytest.mark.parametrize(
+    ("files", "order", "best"),
+    [
+        ({}, "ab", 2),
+        ({"cpu_core/cpus": "{b}-{b},4000"}, "ba", 1),  # Intel: these are performance cores
+        ({"cpu_core/cpus": "4000-4003"}, "ab", 2),  # and we may use none of them
+        ({"system/cpu/cpu{a}/cpu_capacity": "446", "system/cpu/cpu{b}/cpu_capacity": "1024"}, "ba", 1),  # Arm
+        ({"system/cpu/cpu{a}/cpu_capacity": "900", "system/cpu/cpu{b}/cpu_capacity": "1024"}, "ab", 2),
+        ({f"system/cpu/cpu{{{x}}}/topology/thread_siblings_list": "{a},{b}" for x in "ab"}, "ab", 1),
+    ],
+)
+def test_slow_cores_and_siblings_come_last(tmp_path, two_cores, files, order, best):
+    names = dict(zip("ab", two_cores, strict=True))
+    for name, text in files.items():
+        path = tmp_path / name.format(**names)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text.format(**names) + "\n")
+    assert _native.usable_cores(str(tmp_path)) == [names[x] for x in order]
+    assert _native.best_cores(str(tmp_path)) == best
 
 
 @pytest.mark.parametrize(
