@@ -12,9 +12,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+
+#include "../pipeline/spin_pause.h"
 
 namespace ppsd {
 namespace {
@@ -24,14 +23,6 @@ using Clock = std::chrono::steady_clock;
 constexpr int kSpins = 2000;   // of a pause each: some tens of microseconds
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
-
-void relax() {
-#if defined(__x86_64__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 // Lets a thread run on these cores alone.
 bool pin_thread(pthread_t thread, const std::vector<int>& cores, std::string* problem) {
@@ -56,7 +47,7 @@ bool pin_thread(pthread_t thread, const std::vector<int>& cores, std::string* pr
 double Gate::wait_while(uint32_t old) {
   for (int i = 0; i < kSpins; ++i) {
     if (value() != old) return 0.0;
-    relax();
+    spin_pause();
   }
   const auto begin = Clock::now();
   sleepers_.fetch_add(1, std::memory_order_seq_cst);

@@ -6,9 +6,7 @@
 #include <thread>
 #include <utility>
 
-#if defined(__x86_64__) || defined(__i386__)
-#include <immintrin.h>
-#endif
+#include "../pipeline/spin_pause.h"
 
 namespace ppsd::cuda {
 namespace {
@@ -27,21 +25,13 @@ std::chrono::seconds patience() {
   return std::chrono::seconds(seconds > 0 ? seconds : 60);
 }
 
-inline void pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  _mm_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
 // Waiting without taking a core for long: a record is looked for every few nanoseconds, then whenever the system lets
 // us, then between short sleeps.
 class Patience {
  public:
   void wait() {
     ++turns_;
-    if (turns_ < spins()) pause();
+    if (turns_ < spins()) spin_pause();
     else if (turns_ < spins() + 100) std::this_thread::yield();
     else std::this_thread::sleep_for(turns_ < spins() + 2000 ? 20us : 200us);
   }
