@@ -141,7 +141,7 @@ bool Remote::land(const int32_t* message, size_t words, std::optional<Round>* ro
     begun_ = true;
   } else {
     std::vector<int> true_ids(message + kWireIds, message + kWireIds + header.count);
-    *round = scheduler_.land({header.epoch - first_epoch_, header.start, std::move(true_ids), std::move(hidden)});
+    *round = scheduler_.land({header.epoch - first_epoch_, header.start, std::move(true_ids), std::move(hidden), {}});
   }
   if (*round) report_locked(**round);
   const bool rolled_back = epoch() != header.epoch;

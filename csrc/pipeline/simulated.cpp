@@ -98,7 +98,7 @@ void Simulated::finish_chunk(int stage) {
     const double left = travel(stage + 1, chunk.rows());
     stations_[stage + 1].inbox.push_back({std::move(chunk), left});
   } else {
-    Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, chunk.rows()), {}};
+    Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, chunk.rows()), {}, {}};
     replies_.push_back({std::move(verdict), costs_.links.back()});
   }
 }
