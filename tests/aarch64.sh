@@ -3,8 +3,9 @@
 #
 #   tests/aarch64.sh FOLDER [PYTEST ARGUMENTS]      e.g. build/aarch64 tests/ppsd_rt/test_int4.py -k "neon or dotprod"
 #
-# For Debian 12, as root, in the development environment (.venv/bin on the PATH): it installs a cross compiler and the emulator, and unpacks Python for arm64 into FOLDER, which is
-# used again by the next run. The build takes two minutes, every test thirty to a hundred times as long as it should.
+# For Debian 12, as root, in the development environment (.venv/bin on the PATH): it installs a cross compiler and the
+# emulator, and unpacks Python for arm64 into FOLDER, which the next run uses again. The build takes two minutes, and every
+# test thirty to a hundred times as long as it should.
 set -euo pipefail
 [ $# -ge 1 ] || { sed -n '4,5s/^# *//p' "$0" >&2; exit 2; }
 mkdir -p "$1"
