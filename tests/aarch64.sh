@@ -24,11 +24,11 @@ if [ ! -e "$root/usr/bin/python3.11" ]; then
     {libpython3.11-dev,libc6,libgcc-s1,libstdc++6,zlib1g,libexpat1,libffi8,libssl3,libbz2-1.0,liblzma5,libuuid1,libgomp1}:arm64)
   for package in "$at"/packages/*.deb; do dpkg-deb -x "$package" "$root"; done
 fi
-if [ ! -e "$at/site/torch" ]; then   # 2.8 is the last torch that is built for these processors without CUDA
+if [ ! -e "$at/site/torch" ]; then   # torch 2.13 for these processors wants CUDA's libraries, 2.8 does not
   python3 -m pip install -q --target "$at/site" --no-deps --only-binary=:all: --python-version 3.11 \
     --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 --platform manylinux2014_aarch64 --platform any \
-    torch==2.8.0 numpy scipy safetensors gguf sentencepiece jinja2 markupsafe regex tokenizers typing_extensions sympy mpmath networkx filelock \
-    fsspec tqdm rich pygments markdown-it-py mdurl hypothesis sortedcontainers pytest pytest-timeout pluggy iniconfig packaging
+    torch==2.8.0 numpy scipy safetensors gguf sentencepiece jinja2 markupsafe regex tokenizers typing_extensions sympy \
+    mpmath networkx filelock fsspec tqdm rich pygments markdown-it-py mdurl hypothesis sortedcontainers pytest pytest-timeout pluggy iniconfig packaging
 fi
 cmake -S "$here" -B "$at/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
   -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_CXX_FLAGS="-idirafter $root/usr/include" \

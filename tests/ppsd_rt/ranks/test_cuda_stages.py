@@ -5,6 +5,9 @@ import threading
 import numpy as np
 import pytest
 import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
 from kernel_support import DEVICE
 from rank_support import Pipeline, ids_of
 from support import loud_head, write_model
