@@ -616,6 +616,7 @@ PYBIND11_MODULE(_native, m) {
            }),
            py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0, py::arg("siblings") = false)
       .def_property_readonly("acceptance", &Planner::acceptance)
+      .def_property_readonly("credit", &Planner::credit)
       .def("predictions",
            [](const Planner& planner) {
              py::list out;
@@ -632,10 +633,11 @@ PYBIND11_MODULE(_native, m) {
              return py::make_tuple(s.first_chunk, s.max_chunk, s.lookahead, s.overlap, s.stop_rule.threshold, s.siblings);
            })
       .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings,
-                       bool rescued, int position, double chance) {
+                       bool rescued, int position, double chance, int dropped) {
              Round round;
              round.position = position;
-             round.rows = judged + 1 + siblings;
+             round.rows = judged + dropped + 1 + siblings;
+             round.dropped = dropped;
              round.siblings = siblings;
              round.rescued = rescued;
              round.copied = copied;   // of the judged, the first ones
@@ -646,7 +648,7 @@ PYBIND11_MODULE(_native, m) {
              planner.after(round, seconds);
            }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
            py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = Costs::kContext,
-           py::arg("chance") = 0.5)
+           py::arg("chance") = 0.5, py::arg("dropped") = 0)
       .def("begin", &Planner::begin, py::arg("context"))
       .def_property_readonly("copy_threshold", [](const Planner& planner) { return planner.schedule().stop_rule.copy_threshold; })
       .def("measured", [](const Planner& planner) {

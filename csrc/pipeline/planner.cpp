@@ -8,7 +8,7 @@ namespace {
 
 using Mode = Prediction::Mode;
 
-constexpr double kPriorWeight = 3.0;    // verdicts that the prior counts as; it fades as they do
+constexpr double kPriorWeight = 2.0;    // verdicts that the prior counts as; it fades as they do
 constexpr double kMemory = 0.98;        // what a verdict counts after the next one: some fifty are remembered
 constexpr double kPromises = 6.0;       // copies that are taken to have kept what they promised, to begin with
 constexpr double kRecent = 0.2;         // share of a new round in what is recent
@@ -18,6 +18,12 @@ constexpr int kGrid = 20;               // acceptances that overlapped schedules
 constexpr double kProbing = 0.015;                // share of the time that drafts may cost that are only tried
 constexpr int kLastProbe = 64;                    // plain rounds before a draft is tried, at most if that is cheap
 constexpr int kPlainProbe = 48;                   // other rounds before a plain one
+constexpr double kAllowance = 0.02;               // share of an answer's plain steps that its drafts may lose
+constexpr int kAllowedAhead = 16;                 // tokens whose share may be spent before they are decoded
+constexpr double kCarried = 1.0;                  // plain steps at most that an answer inherits from those before it
+constexpr double kStake = 0.5;                    // share of what is left that a round may risk
+constexpr int kFirstRounds = 1;                   // plain ones, at the beginning: what drafts are compared with
+constexpr int kAcquainted = 8;                    // verdicts; until then a head is tried whenever that can be paid
 constexpr double kWorthSwitching = 1.03;          // gain that makes up for a change of carriers
 constexpr int kStay = 32;                         // rounds between two of them
 constexpr int kLongestStay = 512;                 // overlapping rounds behind each other, in the end
@@ -77,6 +83,8 @@ Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int
 }
 
 void Planner::begin(int context) {
+  credit_ = std::clamp(credit_, kAllowance * kAllowedAhead, kCarried);
+  tokens_ = 0;
   move_to(context);
   decide();
 }
@@ -112,9 +120,9 @@ Prediction Planner::predict_overlap(double acceptance) const {
   return {Mode::kOverlap, 0, 1.0 / corrected(Mode::kOverlap, 1.0 / speed)};
 }
 
-Prediction Planner::best_turns(double acceptance) const {
+Prediction Planner::best_turns(double acceptance, int most) const {
   Prediction best = predict_turns(1, acceptance);
-  for (int length = 2; length <= kMaxChunk; ++length) {
+  for (int length = 2; length <= most; ++length) {
     const Prediction other = predict_turns(length, acceptance);
     if (other.tokens_per_second > best.tokens_per_second) best = other;
   }
@@ -146,6 +154,7 @@ void Planner::learn(const Round& round, double seconds) {
       continue;
     }
     right = right || i < round.accepted;
+    ++verdicts_;
     accepted_ *= kMemory;
     rejected_ *= kMemory;
     (i < round.accepted ? accepted_ : rejected_) += 1.0;
@@ -168,6 +177,7 @@ void Planner::learn(const Round& round, double seconds) {
   measured.seconds += seconds;
   measured.predicted_seconds += expected;
   correct(seconds / expected);
+  account(int(round.committed.size()), expected);
 }
 
 void Planner::correct(double ratio) {
@@ -187,25 +197,62 @@ void Planner::correct(double ratio) {
     pace_ = recent_[mode] / bias_[mode];
 }
 
+// Rounds of plain decoding cost one step by definition, so that neither the machine's pace nor its noise counts.
+void Planner::account(int tokens, double seconds) {
+  const int ahead = std::clamp(kAllowedAhead - tokens_, 0, tokens);
+  tokens_ += tokens;
+  credit_ += tokens + kAllowance * (tokens - ahead) - bias_[int(mode_)] * seconds / costs_.plain();
+}
+
+// Can the account pay for a round of drafts that takes so long, and commits only what a plain one would?
+bool Planner::pays(double seconds, double credit) const { return seconds / costs_.plain() - 1.0 <= credit; }
+
+int Planner::affordable_drafts() const {
+  if (measured_[int(Mode::kPlain)].rounds < kFirstRounds) return 0;
+  int drafts = 0;
+  while (drafts < kMaxChunk) {
+    const int rows = std::min((siblings_ ? 2 : 1) * (drafts + 1) + 1, kMaxRows);
+    if (!pays(bias_[int(Mode::kTurns)] * costs_.turns.round(drafts + 1, rows), drafts == 0 ? credit_ : kStake * credit_)) break;
+    ++drafts;
+  }
+  return drafts;
+}
+
+// A pass over all rows that brings nothing, drafting beside it.
+bool Planner::may_overlap() const {
+  const Costs::Stages& c = costs_.overlapped;
+  return verdicts_ >= kAcquainted && pays(bias_[int(Mode::kOverlap)] * (c.draft_step + c.row_step + c.verify[kMaxRows]), credit_);
+}
+
+int Planner::affordable_copies() const {
+  int copies = 0;
+  while (copies < kMaxChunk && pays(costs_.turns.round(0, copies + 2), kStake * credit_)) ++copies;
+  return copies;
+}
+
 // -- deciding ----------------------------------------------------------------------------------------------------------
 
 void Planner::decide() {
   const double a = acceptance();
-  const Prediction plain = predict_plain(), turns = best_turns(a), overlap = predict_overlap(a);
-  Prediction best = turns.tokens_per_second > plain.tokens_per_second ? turns : plain;
+  const int most = affordable_drafts();
+  const Prediction plain = predict_plain(), turns = best_turns(a, most), overlap = predict_overlap(a);
+  Prediction best = most > 0 && turns.tokens_per_second > plain.tokens_per_second ? turns : plain;
   const bool overlapping = mode_ == Mode::kOverlap;
   const double bar = overlapping ? 1.0 / kWorthSwitching : kWorthSwitching;
-  if (overlapping && rounds_in_mode_ >= overlapped_stay_) {
+  if (overlapping && credit_ < 0.0) {
+    // It has cost more than it may.
+  } else if (overlapping && rounds_in_mode_ >= overlapped_stay_) {
     // Only beside other rounds it shows what overlapping is worth: costs side by side may come from another moment.
     overlapped_stay_ = std::min(3 * overlapped_stay_, kLongestStay);
   } else if (rounds_in_mode_ < kStay && measured_[0].rounds + measured_[1].rounds + measured_[2].rounds > 0) {
     if (overlapping) best = overlap;
-  } else if (overlap.tokens_per_second > bar * best.tokens_per_second) {
+  } else if (overlap.tokens_per_second > bar * best.tokens_per_second && (overlapping || may_overlap())) {
     best = overlap;
   }
   rounds_in_mode_ = (best.mode == Mode::kOverlap) == overlapping ? rounds_in_mode_ + 1 : 0;
 
-  probing_ = since_probe_++ >= (best.mode == Mode::kPlain ? probe_after_ : kPlainProbe) && best.mode != Mode::kOverlap;
+  const int wait = best.mode != Mode::kPlain ? kPlainProbe : verdicts_ < kAcquainted ? 0 : probe_after_;
+  probing_ = since_probe_++ >= wait && best.mode != Mode::kOverlap && most > 0;
   if (probing_) best = best.mode == Mode::kPlain ? predict_turns(1, a) : plain;
   // Drafting goes on while the chance that all drafts so far and the next one are right is worth what the next one
   // costs at the speed that is expected: the marginal rule of renewal rewards.
@@ -216,14 +263,15 @@ void Planner::decide() {
     return std::clamp(corrected(best.mode, seconds) * best.tokens_per_second, 0.02, 0.98);
   };
   mode_ = best.mode;
-  schedule_ = schedule_of(best.mode, probing_ ? 1 : kMaxChunk, worth(more / std::max(a, 0.05)));
+  schedule_ = schedule_of(best.mode, probing_ ? 1 : most, worth(more / std::max(a, 0.05)));
   if (siblings_ && !probing_ && mode_ == Mode::kTurns) schedule_.siblings = worth(row(std::min(best.length + 2, kMaxRows)));
   if (lookup_ > 0 && !probing_) {
-    schedule_.lookup = lookup_;
+    const int copies = mode_ == Mode::kPlain ? affordable_copies() : kMaxChunk;
+    if (copies > 0) schedule_.lookup = lookup_;
     // Matches say less of a sampled text than of a greedy one: a chance is worth what copies have kept of theirs.
     const double kept = std::clamp(kept_ / std::max(promised_, 1e-3), 0.2, 1.5);
     schedule_.stop_rule.copy_threshold = std::min(worth(row(kMaxRows / 2)) / kept, 0.98);
-    if (mode_ == Mode::kPlain) schedule_.max_chunk = kMaxChunk;   // copies are its only drafts
+    if (mode_ == Mode::kPlain) schedule_.max_chunk = copies;   // copies are its only drafts
   }
 }
 

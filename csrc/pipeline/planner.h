@@ -5,6 +5,11 @@
 // through the early layers and a pass over K + 1 rows. Overlapped schedules have no such closed form: the simulated
 // carrier is asked at a grid of acceptances, and again when the text is twice as long.
 //
+// Drafts have to earn what they cost. The planner keeps an account in plain steps: every committed token is worth one, every
+// round costs what it takes. What drafting may lose in all is 2 % of the tokens (and those of 16 tokens to begin with), so a
+// round drafts only as much as the account can pay if every draft is rejected. A head of unknown quality is thereby tried
+// at a bounded cost, whatever its file says of it; one that is right pays for longer drafts at once.
+//
 // What rounds really take corrects this in two ways. The machine's pace changes from moment to moment and is common to
 // all schedules; a schedule's bias is how much longer than predicted it takes than plain decoding does in the same
 // moments. So that there are such moments, plain rounds are strewn in while drafting, and drafts while decoding plainly.
@@ -70,13 +75,15 @@ class Planner {
   // siblings: of drafts that do not overlap verification may be verified.
   Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0, bool siblings = false);
 
-  // Before the first round of an answer: how long its prompt is.
+  // Before the first round of an answer: how long its prompt is. What earlier answers gained counts little for this one.
   void begin(int context);
   // After every round but the prompt's; seconds: since the round before. What to do next.
   const Schedule& after(const Round& round, double seconds);
   const Schedule& schedule() const { return schedule_; }
 
   double acceptance() const { return accepted_ / (accepted_ + rejected_); }
+  // Plain steps that drafts of this answer may still lose: what they have gained, and the share that is allowed.
+  double credit() const { return credit_; }
   const Costs& costs() const { return costs_; }
   Prediction predict_plain() const;
   Prediction predict_turns(int length, double acceptance) const;
@@ -94,8 +101,13 @@ class Planner {
   void move_to(int context);
   void learn(const Round& round, double seconds);
   void decide();
-  Prediction best_turns(double acceptance) const;
+  Prediction best_turns(double acceptance, int most) const;
   void correct(double ratio);
+  void account(int tokens, double seconds);
+  bool pays(double seconds, double credit) const;
+  int affordable_drafts() const;
+  bool may_overlap() const;
+  int affordable_copies() const;
   double corrected(Prediction::Mode mode, double seconds) const { return seconds * pace_ * bias_[int(mode)]; }
 
   const Costs measured_costs_;
@@ -105,6 +117,9 @@ class Planner {
   const bool siblings_;
   double accepted_, rejected_;                 // verdicts, older ones counting less
   double rescued_ = 0.0;                       // of the rounds of drafts, older ones counting less
+  int verdicts_ = 0;                           // on drafts of the exit head, in all
+  double credit_ = 0.0;
+  int tokens_ = 0;                             // of this answer
   double promised_, kept_;                     // of judged copies: the sum of their chances, and how many were right
   // Simulated tokens per second at acceptance 0, 1 / n, ..., 1: for texts of kContext rows, of twice as many, and so on;
   // each when it is first wanted.

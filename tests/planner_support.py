@@ -1,0 +1,77 @@
+"""Made-up stage costs, and rounds as they would come, for tests of the planner: no clock and no model."""
+
+import random
+from dataclasses import asdict
+
+from ppsd_rt import _native
+from ppsd_rt.planner import Costs, StageCosts
+
+ROW, DRAFT, ONE, MORE = 0.15e-3, 0.3e-3, 2.7e-3, 0.1e-3  # seconds, as on a laptop
+
+
+def costs(draft: float = DRAFT, overlapped: bool = False, slow: float = 2.0) -> Costs:
+    """Stages that cost a pass over n rows ONE + MORE * (n - 1); side by side each is `slow` times slower."""
+    verify = [ONE + MORE * n for n in range(16)]
+    turns = StageCosts(ROW, draft, tuple(verify))
+    beside = StageCosts(slow * ROW, slow * draft, tuple(slow * v for v in verify))
+    return Costs(turns, beside if overlapped else None)
+
+
+def planner(costs: Costs, prior: float = 0.4) -> _native.Planner:
+    return _native.Planner(asdict(costs), prior)
+
+
+class World:
+    """Rounds as they would come: every draft is right with chance `acceptance`, and time passes as the costs say."""
+
+    def __init__(
+        self,
+        plan: _native.Planner,
+        costs: Costs,
+        acceptance: float,
+        seed: int = 0,
+        noise: tuple[float, float] = (0.97, 1.05),
+    ) -> None:
+        self.plan, self.costs, self.acceptance, self.noise = plan, costs, acceptance, noise
+        self.random = random.Random(seed)
+        self.seconds, self.tokens, self.pace, self.plain_rounds, self.overlapped = 0.0, 0, 1.0, 0, 0.0
+
+    def decode(self, tokens: int) -> float:
+        """Tokens per second."""
+        begun, end = self.seconds, self.tokens + tokens
+        while self.tokens < end:
+            _, most, _, overlap, threshold, _ = self.plan.schedule()
+            if overlap:
+                self.overlap()
+                continue
+            drafts, alive = 0, 1.0
+            while drafts < most and alive >= threshold:
+                drafts, alive = drafts + 1, alive * self.acceptance
+            accepted = 0
+            while accepted < drafts and self.random.random() < self.acceptance:
+                accepted += 1
+            c = self.costs.turns
+            seconds = self.pace * (c.round(drafts) if drafts else c.plain_step)
+            seconds *= self.random.uniform(*self.noise)
+            self.plain_rounds += drafts == 0
+            self.seconds += seconds
+            self.tokens += accepted + 1
+            judged = min(drafts, accepted + 1)
+            self.plan.after(accepted + 1, judged, accepted, seconds, dropped=drafts - judged)
+        return tokens / (self.seconds - begun)
+
+    def overlap(self) -> None:
+        accepted = 0
+        while accepted < 8 and self.random.random() < self.acceptance:
+            accepted += 1
+        speed = planner(self.costs).predict("overlap", 0, self.acceptance)
+        seconds = self.pace * (accepted + 1) / speed * self.random.uniform(*self.noise)
+        self.seconds += seconds
+        self.overlapped += seconds
+        self.tokens += accepted + 1
+        self.plan.after(accepted + 1, accepted + 1, accepted, seconds)
+
+
+def best_fixed(costs: Costs, acceptance: float) -> float:
+    plan = planner(costs)
+    return max(plan.predict("plain", 0, 0), *(plan.predict("turns", k, acceptance) for k in range(1, 16)))
