@@ -14,7 +14,6 @@ constexpr double kPromises = 6.0;       // copies that are taken to have kept wh
 constexpr double kRecent = 0.2;         // share of a new round in what is recent
 constexpr double kBiasStep = 0.04;      // share of a new comparison in a bias
 constexpr int kSameMoment = 12;         // rounds after a change of mode in which the pace is still the one before it
-constexpr int kGrid = 20;               // acceptances that overlapped schedules are simulated at, from 0 to 1
 constexpr double kProbing = 0.015;                // share of the time that drafts may cost that are only tried
 constexpr int kLastProbe = 64;                    // plain rounds before a draft is tried, at most if that is cheap
 constexpr int kPlainProbe = 48;                   // other rounds before a plain one
@@ -92,15 +91,18 @@ void Planner::begin(int context) {
 void Planner::move_to(int context) {
   costs_.turns = measured_costs_.turns.behind(context);
   if (!costs_.can_overlap) return;
-  size_t doubled = 0;
-  while (context >= (2 * Costs::kContext << doubled)) ++doubled;
-  if (doubled >= simulated_.size()) simulated_.resize(doubled + 1);
-  if (simulated_[doubled].empty()) {
-    costs_.overlapped = measured_costs_.overlapped.behind(Costs::kContext << doubled);
-    for (int i = 0; i <= kGrid; ++i)
-      simulated_[doubled].push_back(simulate_(schedule_of(Mode::kOverlap, 0, 0.0), costs_, double(i) / kGrid));
-  }
-  overlap_ = simulated_[doubled];
+  doubled_ = 0;
+  while (context >= (2 * Costs::kContext << doubled_)) ++doubled_;
+  costs_.overlapped = measured_costs_.overlapped.behind(Costs::kContext << doubled_);
+  if (doubled_ >= simulated_.size()) simulated_.resize(doubled_ + 1);
+}
+
+// Tokens per second of overlapping at acceptance i / kGrid. One simulation takes a tenth of a plain step, so only those
+// run that are asked for.
+double Planner::simulated(int i) const {
+  double& speed = simulated_[doubled_][i];
+  if (speed == 0.0) speed = simulate_(schedule_of(Mode::kOverlap, 0, 0.0), costs_, double(i) / kGrid);
+  return speed;
 }
 
 // -- predictions -------------------------------------------------------------------------------------------------------
@@ -113,10 +115,10 @@ Prediction Planner::predict_turns(int length, double acceptance) const {
 }
 
 Prediction Planner::predict_overlap(double acceptance) const {
-  if (overlap_.empty()) return {Mode::kOverlap, 0, 0.0};
+  if (!costs_.can_overlap) return {Mode::kOverlap, 0, 0.0};
   const double at = acceptance * kGrid;
   const int i = std::min(int(at), kGrid - 1);
-  const double speed = overlap_[i] + (at - i) * (overlap_[i + 1] - overlap_[i]);
+  const double speed = simulated(i) + (at - i) * (simulated(i + 1) - simulated(i));
   return {Mode::kOverlap, 0, 1.0 / corrected(Mode::kOverlap, 1.0 / speed)};
 }
 
@@ -132,7 +134,7 @@ Prediction Planner::best_turns(double acceptance, int most) const {
 std::vector<Prediction> Planner::predictions() const {
   std::vector<Prediction> all{predict_plain()};
   for (int length = 1; length <= kMaxChunk; ++length) all.push_back(predict_turns(length, acceptance()));
-  if (!overlap_.empty()) all.push_back(predict_overlap(acceptance()));
+  if (costs_.can_overlap) all.push_back(predict_overlap(acceptance()));
   return all;
 }
 
@@ -221,7 +223,8 @@ int Planner::affordable_drafts() const {
 // A pass over all rows that brings nothing, drafting beside it.
 bool Planner::may_overlap() const {
   const Costs::Stages& c = costs_.overlapped;
-  return verdicts_ >= kAcquainted && pays(bias_[int(Mode::kOverlap)] * (c.draft_step + c.row_step + c.verify[kMaxRows]), credit_);
+  return costs_.can_overlap && verdicts_ >= kAcquainted &&
+         pays(bias_[int(Mode::kOverlap)] * (c.draft_step + c.row_step + c.verify[kMaxRows]), credit_);
 }
 
 int Planner::affordable_copies() const {
@@ -235,9 +238,10 @@ int Planner::affordable_copies() const {
 void Planner::decide() {
   const double a = acceptance();
   const int most = affordable_drafts();
-  const Prediction plain = predict_plain(), turns = best_turns(a, most), overlap = predict_overlap(a);
+  const Prediction plain = predict_plain(), turns = best_turns(a, most);
   Prediction best = most > 0 && turns.tokens_per_second > plain.tokens_per_second ? turns : plain;
   const bool overlapping = mode_ == Mode::kOverlap;
+  const Prediction overlap = overlapping || may_overlap() ? predict_overlap(a) : Prediction{};
   const double bar = overlapping ? 1.0 / kWorthSwitching : kWorthSwitching;
   if (overlapping && credit_ < 0.0) {
     // It has cost more than it may.
@@ -246,7 +250,7 @@ void Planner::decide() {
     overlapped_stay_ = std::min(3 * overlapped_stay_, kLongestStay);
   } else if (rounds_in_mode_ < kStay && measured_[0].rounds + measured_[1].rounds + measured_[2].rounds > 0) {
     if (overlapping) best = overlap;
-  } else if (overlap.tokens_per_second > bar * best.tokens_per_second && (overlapping || may_overlap())) {
+  } else if (overlap.tokens_per_second > bar * best.tokens_per_second) {
     best = overlap;
   }
   rounds_in_mode_ = (best.mode == Mode::kOverlap) == overlapping ? rounds_in_mode_ + 1 : 0;

@@ -99,6 +99,7 @@ class Planner {
 
  private:
   void move_to(int context);
+  double simulated(int i) const;
   void learn(const Round& round, double seconds);
   void decide();
   Prediction best_turns(double acceptance, int most) const;
@@ -121,10 +122,11 @@ class Planner {
   double credit_ = 0.0;
   int tokens_ = 0;                             // of this answer
   double promised_, kept_;                     // of judged copies: the sum of their chances, and how many were right
-  // Simulated tokens per second at acceptance 0, 1 / n, ..., 1: for texts of kContext rows, of twice as many, and so on;
-  // each when it is first wanted.
-  std::vector<std::vector<double>> simulated_;
-  std::vector<double> overlap_;                // that of the present length
+  // Tokens per second of overlapping at acceptance 0, 1 / kGrid, ..., 1 (0: not simulated yet): for texts of kContext
+  // rows, of twice as many, and so on.
+  static constexpr int kGrid = 20;
+  mutable std::vector<std::array<double, kGrid + 1>> simulated_;
+  size_t doubled_ = 0;                         // which of them is that of the present length
   double pace_ = 1.0;                          // measured over predicted seconds, of all modes
   std::array<double, 3> bias_{1, 1, 1};        // by mode: the same, over plain decoding's; plain decoding's stays 1
   std::array<double, 3> recent_{1, 1, 1};      // by mode: measured over predicted seconds of its last rounds
