@@ -41,7 +41,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The marker files say which set-up has been done; a change of the pins, the build or the C++ sources repeats it.
-$(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.*)
+$(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 

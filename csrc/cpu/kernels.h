@@ -1,4 +1,4 @@
-// The CPU kernels, one table of them for each instruction set; `kernels_impl.h` holds the one source of all.
+// The CPU kernels, one table of them for each instruction set; `kernels/table.h` is the one source of all.
 //
 // All are row-invariant: the bits of a row depend on that row alone, not on the number of rows, on the parts that the
 // work is cut into, or on the number of threads. Along K every output is one chain of additions in a fixed order;

@@ -147,7 +147,7 @@ def test_no_code_for_one_machine_reaches_others(tmp_path):
     """A function that the linker shares among files must not be compiled in a file for one instruction set: it might
     take that copy for all of them."""
     name, flags = ("avx2", ["-mavx2", "-mfma", "-mf16c"]) if X86 else ("dotprod", ["-march=armv8.2-a+dotprod"])
-    source = Path(__file__).parents[2] / "csrc" / "cpu" / f"kernels_{name}.cpp"
+    source = Path(__file__).parents[2] / "csrc" / "cpu" / "kernels" / f"{name}.cpp"
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if not (compiler and shutil.which("nm") and source.exists()) or not (
         X86 or platform.machine() in ("aarch64", "arm64")

@@ -1,6 +1,8 @@
-// What an int8 KV cache holds: keys and values in blocks of 32 channels, with a scale for each position. Included by
-// kernels_impl.h; `KvCache` says where everything lies.
+// What an int8 KV cache holds: keys and values in blocks of 32 channels, with a scale for each position.
+// `KvCache` says where everything lies.
 #pragma once
+
+#include "vector_math.h"
 
 namespace ppsd {
 namespace {

@@ -1,6 +1,6 @@
 // The kernels for one instruction set; CMakeLists.txt gives this file its compiler flags, and the macro that takes tiles.h.
 #include "simd_avx512.h"
-#include "kernels_impl.h"
+#include "table.h"
 
 namespace ppsd {
 

@@ -1,11 +1,11 @@
 // The kernels for one instruction set; CMakeLists.txt gives this file its compiler flags.
-#include "simd_neon.h"
-#include "kernels_impl.h"
+#include "simd_avx2.h"
+#include "table.h"
 
 namespace ppsd {
 
-const Kernels& dotprod_kernels() {
-  static const Kernels kernels = table("dotprod");
+const Kernels& avxvnni_kernels() {
+  static const Kernels kernels = table("avxvnni");
   return kernels;
 }
 

@@ -1,4 +1,4 @@
-// Matrices of bfloat16 times rows in the tile registers of AMX (Intel, Sapphire Rapids and later). Part of kernels_impl.h.
+// Matrices of bfloat16 times rows in the tile registers of AMX (Intel, Sapphire Rapids and later).
 //
 // Eight registers hold up to 16 rows of 64 bytes each. One instruction adds to [rows][16 outputs] the products of up to 16
 // rows with 32 inputs of a panel, which lie in memory as the unit wants them. Its sums are made in another order than those
@@ -8,6 +8,8 @@
 // Int8 stays with the dot instruction: its sums must leave the tiles every 32 inputs, to be scaled, and that costs most of what
 // the tiles save (a prompt of 512 tokens was 1.03 times as fast, one of 40 tokens 0.90).
 #pragma once
+
+#include "vector_math.h"
 
 namespace ppsd {
 namespace {

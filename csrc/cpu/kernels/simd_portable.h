@@ -7,7 +7,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "half.h"
+#include "../half.h"
 
 namespace ppsd {
 namespace {

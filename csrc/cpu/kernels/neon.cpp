@@ -1,11 +1,11 @@
 // The kernels for one instruction set; CMakeLists.txt gives this file its compiler flags.
-#include "simd_avx512.h"
-#include "kernels_impl.h"
+#include "simd_neon.h"
+#include "table.h"
 
 namespace ppsd {
 
-const Kernels& avx512vnni_kernels() {
-  static const Kernels kernels = table("avx512vnni");
+const Kernels& neon_kernels() {
+  static const Kernels kernels = table("neon");
   return kernels;
 }
 

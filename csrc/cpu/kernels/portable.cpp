@@ -1,6 +1,6 @@
 // The kernels for one instruction set; CMakeLists.txt gives this file its compiler flags.
 #include "simd_portable.h"
-#include "kernels_impl.h"
+#include "table.h"
 
 namespace ppsd {
 

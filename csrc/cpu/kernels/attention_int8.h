@@ -1,6 +1,9 @@
-// Attention to a KV cache of int8: products of integers, in blocks of 32 channels with a scale for each position. Included
-// by kernels_impl.h. Sums of integers are exact, so their order does not matter; scales come to them in a fixed order.
+// Attention to a KV cache of int8: products of integers, in blocks of 32 channels with a scale for each
+// position. Sums of integers are exact, so their order does not matter; scales come to them in a fixed order.
 #pragma once
+
+#include "cache_int8.h"
+#include "query.h"
 
 namespace ppsd {
 namespace {

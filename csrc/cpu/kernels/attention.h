@@ -1,0 +1,105 @@
+// Attention of all rows of a pass to the KV cache, span by span.
+#pragma once
+
+#include "attention_int8.h"
+#include "kv_cache.h"
+#include "query.h"
+
+namespace ppsd {
+namespace {
+
+// Q queries of one KV head over one span of positions. Queries that the span lies behind of are not passed in, so every
+// query sees the same spans in the same order, whatever other queries it shares them with. (What lies behind the last of
+// them is left out, or weighs exactly nothing.)
+template <int Q, Stored S>
+void attend_span(const KvCache& cache, int kv_head, int span, Query* queries, ReadAhead* ahead) {
+  constexpr int J = panels_together(Q);
+  const int head_dim = cache.head_dim, first = span * kSpan;
+  const size_t at = (size_t(kv_head) * cache.capacity + first) * head_dim;   // of the span's keys, and of its values
+  const int count = std::min(queries[Q - 1].position - first + 1, kSpan);
+  alignas(64) float weights[Q][kSpan];
+  for (int j = 0; j * kPanel < count; j += J) score<Q, J, S>(cache, at, j, queries, ahead, weights);
+  const auto own = [&](int i) { return queries[i].key != nullptr && queries[i].position < first + kSpan; };
+  for (int i = 0; i < Q; ++i)
+    if (own(i)) weights[i][queries[i].position - first] = score_own<S>(queries[i], head_dim);
+
+  float shrink[16] = {};
+  soften<Q>(queries, first, count, [](V x) { return exp(x); }, weights, shrink);
+
+  // A sibling's own value comes last of all that it sees, as it would from the cache.
+  float own_weights[Q] = {};
+  for (int i = 0; i < Q; ++i)
+    if (own(i)) own_weights[i] = std::exchange(weights[i][queries[i].position - first], 0.0f);
+
+  int c = 0;
+  for (; c + J * kPanel <= head_dim; c += J * kPanel) mix<Q, J, S>(cache, at, count, c, queries, ahead, weights, shrink);
+  for (; c < head_dim; c += kPanel) mix<Q, 1, S>(cache, at, count, c, queries, ahead, weights, shrink);
+  for (int i = 0; i < Q; ++i)
+    for (c = 0; own(i) && c < head_dim; c += kPanel) {
+      const V v = load_cached<S>(queries[i].value, c);
+      Simd::store(queries[i].mixed + c, Simd::fma(v, Simd::set1(own_weights[i]), Simd::load(queries[i].mixed + c)));
+    }
+}
+
+template <int Q, Stored S>
+inline void attend_some(const KvCache& cache, int kv_head, int span, Query* queries, int count, ReadAhead* ahead) {
+  if constexpr (Q > 1) {
+    if (count < Q) return attend_some<Q - 1, S>(cache, kv_head, span, queries, count, ahead);
+  }
+  if constexpr (S == Stored::kInt8) attend_span_bytes<Q>(cache, kv_head, span, queries, ahead);
+  else attend_span<Q, S>(cache, kv_head, span, queries, ahead);
+}
+
+template <Stored S>
+void attend_unit(const AttendPhase& phase, int unit) {
+  const KvCache& cache = *phase.cache;
+  const int head_dim = cache.head_dim, group = phase.group(), parts = phase.parts();
+  const int kv_head = unit / parts, part = unit % parts, all = phase.rows * group;
+  const int begin = part * all / parts, count = (part + 1) * all / parts - begin;
+  ReadAhead none, *ahead = phase.ahead ? phase.ahead : &none;
+  const Siblings* siblings = phase.siblings;
+  const int of_text = phase.rows - (siblings ? siblings->rows : 0);
+  Query queries[kAttendTogether];
+  [[maybe_unused]] QueryBytes bytes[S == Stored::kInt8 ? kAttendTogether : 1];
+  for (int i = 0; i < count; ++i) {
+    const int place = (begin + i) / group, row = siblings ? siblings->order[place] : place;
+    const int head = kv_head * group + (begin + i) % group;
+    const size_t at = (size_t(row) * phase.heads + head) * head_dim;
+    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f, nullptr, nullptr, nullptr};
+    if constexpr (S == Stored::kInt8) {
+      make_query(queries[i].q, head_dim, &bytes[i]);
+      queries[i].bytes = &bytes[i];
+    }
+    if (row >= of_text) {
+      const int position = siblings->positions[row - of_text];
+      const size_t slot = (size_t(position % kSiblings) * cache.kv_heads + kv_head) * row_bytes(S, head_dim);
+      queries[i].position = position;
+      queries[i].key = siblings->keys + slot;
+      queries[i].value = siblings->values + slot;
+    }
+    std::fill(queries[i].mixed, queries[i].mixed + head_dim, 0.0f);
+  }
+  // Queries are in order of their positions, so those that a span concerns are the last ones.
+  for (int span = 0, from = 0; span <= queries[count - 1].position / kSpan; ++span) {
+    while (queries[from].position < span * kSpan) ++from;
+    attend_some<kAttendTogether, S>(cache, kv_head, span, queries + from, count - from, ahead);
+  }
+  for (int i = 0; i < count; ++i) {
+    const V inverse = Simd::set1(1.0f / queries[i].total);
+    float* out = queries[i].mixed;
+    for (int c = 0; c < head_dim; c += kPanel) Simd::store(out + c, Simd::mul(Simd::load(out + c), inverse));
+  }
+}
+
+void attend(const AttendPhase& phase, int begin, int end) {
+  for (int unit = begin; unit < end; ++unit) {
+    switch (phase.cache->stored) {
+      case Stored::kFp32: attend_unit<Stored::kFp32>(phase, unit); break;
+      case Stored::kInt8: attend_unit<Stored::kInt8>(phase, unit); break;
+      default: attend_unit<Stored::kBf16>(phase, unit);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ppsd

@@ -1,0 +1,234 @@
+// A matrix in panels times rows: micro-kernels for each format, and the way through the panels.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "vector_math.h"
+#if defined(PPSD_AMX)
+#include "tiles.h"
+#endif
+
+namespace ppsd {
+namespace {
+
+// Micro-kernels: R rows with one panel, sum[r] of sixteen outputs each. A sum is made in the same order whatever R is;
+// it is made of several chains, because one chain of additions would wait for each of them. (Within a block of int8 the
+// sum is of integers, so there the number of chains does not matter.)
+//
+// Meanwhile the weights that come next are asked for, evenly over all row groups of a panel: so memory is as busy
+// while a panel is used again from the cache as it is while it is read. A processor follows what is read within a page (of
+// 4096 bytes, whatever pages the system has) and no further, so that one stream of reading does not fill the way to memory: it
+// is asked from several pages by turns. Reading a window of them asks for the next window.
+constexpr uintptr_t kStreams = 4, kPage = 4096, kWindow = kStreams * kPage, kTurn = kStreams * 64;
+
+struct Ahead {
+  uintptr_t from;              // what this row group stands for of the panel that is read, in turns
+  int turns;                   // for each block of 32 inputs
+  const uint8_t *end, *then;   // at `then` is what is read behind `end`
+};
+
+inline void ask_turns(const Ahead& ahead, int first, int count) {
+  for (uintptr_t at = ahead.from + first * kTurn, end = at + count * kTurn; at < end; at += kTurn) {
+    const uintptr_t within = at % kWindow;
+    const uint8_t* next = reinterpret_cast<const uint8_t*>(at - within + kWindow + within / kStreams);
+    if (next + (kWindow - kPage) < ahead.end) {
+      PPSD_UNROLL
+      for (uintptr_t page = 0; page < kStreams; ++page) Simd::prefetch(next + page * kPage);
+    } else {
+      for (uintptr_t page = 0; page < kStreams; ++page, next += kPage)
+        Simd::prefetch(next < ahead.end ? next : ahead.then + (next - ahead.end));
+    }
+  }
+}
+
+inline void ask(const Ahead& ahead, int block) { ask_turns(ahead, block * ahead.turns, ahead.turns); }
+
+// The integer sums of a block, chains put together, times the scales of weights and rows.
+template <int R, int C>
+inline void add_scaled(I (&dot)[R][C], V weight_scale, const float* scales, V (&sum)[R]) {
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) {
+    PPSD_UNROLL
+    for (int c = 1; c < C; ++c) dot[i][0] = Simd::addi(dot[i][0], dot[i][c]);
+    sum[i] = Simd::fma(Simd::to_float(dot[i][0]), Simd::mul(weight_scale, Simd::set1(scales[i])), sum[i]);
+  }
+}
+
+template <int R>
+inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
+  constexpr int kChains = R == 1 ? 4 : R <= 3 ? 2 : 1;
+  const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(w.panel(p));
+  const uint8_t* weights = w.panel(p) + w.scale_bytes();
+  const uint32_t* x = in.words + r;
+  const float* scales = in.scales + r;
+  const int32_t* corrections = in.corrections + r;
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = Simd::zero();
+  for (int b = 0; b < w.inputs / kBlock; ++b) {
+    ask(ahead, b);
+    I dot[R][kChains];
+    PPSD_UNROLL
+    for (int i = 0; i < R; ++i)
+      PPSD_UNROLL
+      for (int c = 0; c < kChains; ++c) dot[i][c] = Simd::seti(c == 0 ? corrections[i] : 0);
+    for (int g = 0; g < kBlock / 4; g += kChains)
+      PPSD_UNROLL
+      for (int c = 0; c < kChains; ++c, x += in.rows, weights += 4 * kPanel)
+        PPSD_UNROLL
+        for (int i = 0; i < R; ++i) dot[i][c] = Simd::dot4(dot[i][c], Simd::bytes(weights), Simd::four(x + i));
+    add_scaled(dot, Simd::load_f16(weight_scales), scales, sum);
+    weight_scales += kPanel;
+    scales += in.rows;
+    corrections += in.rows;
+  }
+}
+
+// As dot_int8: the halves of 64 bytes are two words of int8 once the levels are looked up.
+template <int R>
+inline void dot_int4(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
+  constexpr int kChains = R <= 3 ? 2 : 1;
+  const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(w.panel(p));
+  const uint8_t* weights = w.panel(p) + w.scale_bytes();
+  const uint32_t* x = in.words + r;
+  const size_t high = size_t(kBlock / 8) * in.rows;   // from the word that meets the low halves to that of the high ones
+  const float* scales = in.scales + r;
+  const int32_t* corrections = in.corrections + r;
+  const Simd::Levels levels = Simd::levels(kLevels);
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = Simd::zero();
+  for (int b = 0; b < w.inputs / kBlock; ++b, x += high) {
+    ask(ahead, b);
+    I dot[R][kChains];
+    PPSD_UNROLL
+    for (int i = 0; i < R; ++i)
+      PPSD_UNROLL
+      for (int c = 0; c < kChains; ++c) dot[i][c] = Simd::seti(c == 0 ? corrections[i] : 0);
+    PPSD_UNROLL
+    for (int g = 0; g < kBlock / 8; ++g, x += in.rows, weights += 4 * kPanel) {
+      const auto halves = Simd::halves(weights, levels);
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) dot[i][0] = Simd::dot4(dot[i][0], halves.low, Simd::four(x + i));
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i)
+        dot[i][kChains - 1] = Simd::dot4(dot[i][kChains - 1], halves.high, Simd::four(x + high + i));
+    }
+    add_scaled(dot, Simd::load_f16(weight_scales), scales, sum);
+    weight_scales += kPanel;
+    scales += in.rows;
+    corrections += in.rows;
+  }
+}
+
+// Even and odd pairs of a row are added in chains of their own.
+template <int R>
+inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
+  const uint16_t* weights = reinterpret_cast<const uint16_t*>(w.panel(p));
+  const uint32_t* x = in.words + r;
+  const size_t pair = size_t(in.rows) * Simd::kBf16Words;
+  V odd[R];
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = odd[i] = Simd::zero();
+  for (int b = 0; b < w.inputs / kBlock; ++b) {
+    ask(ahead, b);
+    for (int k = 0; k < kBlock; k += 4, weights += 4 * kPanel, x += 2 * pair) {
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) sum[i] = Simd::dot2(sum[i], weights, x + i, in.rows);
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) odd[i] = Simd::dot2(odd[i], weights + 2 * kPanel, x + pair + i, in.rows);
+    }
+  }
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = Simd::add(sum[i], odd[i]);
+}
+
+template <int R>
+inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
+  const float* weights = reinterpret_cast<const float*>(w.panel(p));
+  const float* x = reinterpret_cast<const float*>(in.words) + r;
+  V odd[R];
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = odd[i] = Simd::zero();
+  for (int b = 0; b < w.inputs / kBlock; ++b) {
+    ask(ahead, b);
+    for (int k = 0; k < kBlock; k += 2, weights += 2 * kPanel, x += 2 * in.rows) {
+      const V even_weights = Simd::load(weights), odd_weights = Simd::load(weights + kPanel);
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) sum[i] = Simd::fma(even_weights, Simd::set1(x[i]), sum[i]);
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) odd[i] = Simd::fma(odd_weights, Simd::set1(x[in.rows + i]), odd[i]);
+    }
+  }
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = Simd::add(sum[i], odd[i]);
+}
+
+template <Format F, int R, class Use>
+inline void dot_and_use(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, Use&& use) {
+  V sum[R];
+  if constexpr (F == Format::kInt8) dot_int8<R>(w, p, in, r, ahead, sum);
+  else if constexpr (F == Format::kInt4) dot_int4<R>(w, p, in, r, ahead, sum);
+  else if constexpr (F == Format::kBf16) dot_bf16<R>(w, p, in, r, ahead, sum);
+  else dot_fp32<R>(w, p, in, r, ahead, sum);
+  for (int i = 0; i < R; ++i) use(r + i, p, sum[i]);
+}
+
+// The last rows, fewer than Most of them.
+template <Format F, int Most, class Use>
+inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int rows, const Ahead& ahead, Use&& use) {
+  if constexpr (Most > 1) {
+    if (rows == Most - 1) dot_and_use<F, Most - 1>(w, p, in, r, ahead, use);
+    else few_rows<F, Most - 1>(w, p, in, r, rows, ahead, use);
+  }
+}
+
+bool row_major([[maybe_unused]] Format activations) {
+#if defined(PPSD_AMX)
+  return activations == Format::kBf16;
+#else
+  return false;
+#endif
+}
+
+template <Format F, class Use>
+inline void multiply_as(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
+#if defined(PPSD_AMX)
+  if constexpr (F == Format::kBf16) return multiply_in_tiles(w, in, next, begin, end, use);
+#endif
+  constexpr int kMost = Simd::kRows;
+  const int groups = (in.rows + kMost - 1) / kMost, blocks = w.inputs / kBlock;
+  const size_t share = w.panel_bytes(F) / groups;
+  const bool leads_on = next.then && begin < next.end;
+  const uint8_t* const stop = w.panel(leads_on ? next.end : w.panels());
+  for (int p = begin; p < end; ++p) {
+    uintptr_t from = reinterpret_cast<uintptr_t>(w.panel(p));
+    const auto ahead = [&] {
+      const uintptr_t begin = from & ~(kTurn - 1), end = (from += share) & ~(kTurn - 1);
+      const int turns = int((end - begin) / kTurn), each = turns / blocks;
+      const Ahead ahead{begin, each, stop, leads_on ? next.then : stop};
+      ask_turns(ahead, each * blocks, turns - each * blocks);
+      return ahead;
+    };
+    int r = 0;
+    for (; in.rows - r >= kMost; r += kMost) dot_and_use<F, kMost>(w, p, in, r, ahead(), use);
+    few_rows<F, kMost>(w, p, in, r, in.rows - r, ahead(), use);
+  }
+}
+
+// use(row, panel, sixteen outputs) for all rows and the panels [begin, end), weights read once.
+template <class Use>
+inline void multiply(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
+  switch (w.format) {
+    case Format::kInt8: return multiply_as<Format::kInt8>(w, in, next, begin, end, use);
+    case Format::kInt4: {
+      const int wide = std::clamp(w.wide_from, begin, end);
+      multiply_as<Format::kInt4>(w, in, next, begin, wide, use);
+      return multiply_as<Format::kInt8>(w, in, next, wide, end, use);
+    }
+    case Format::kBf16: return multiply_as<Format::kBf16>(w, in, next, begin, end, use);
+    case Format::kFp32: return multiply_as<Format::kFp32>(w, in, next, begin, end, use);
+  }
+}
+
+}  // namespace
+}  // namespace ppsd
