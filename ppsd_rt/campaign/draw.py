@@ -147,7 +147,7 @@ def _head(rng: Random, material: Material) -> tuple[str, int | None]:
     chance = rng.random()
     if chance < 0.05:
         return "none", None
-    if chance < 0.7 and material.exit_layer is not None:
+    if chance < 0.8 and material.exit_layer is not None:
         return "auto", material.exit_layer
     layer = _long(rng, 1, material.layers - 1)  # a draft after a late layer costs what a plain token does
     some = rng.choice(("", f":{_long(rng, 1, material.vocabulary)}"))
