@@ -88,7 +88,7 @@ class State:
             "answers": sum(outcome.answers for outcome in outcomes),
             "tokens": self.tokens,
             "plain_tokens": sum(outcome.plain_tokens for outcome in outcomes),
-            "seconds": round(sum(outcome.seconds for outcome in outcomes), 1),
+            "seconds": sum(outcome.seconds for outcome in outcomes),
             "by": {
                 dimension: {value: dict(zip(names, by[dimension][value], strict=True)) for value in _ordered(values)}
                 for dimension, values in by.items()
