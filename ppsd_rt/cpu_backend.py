@@ -1,6 +1,7 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
 from collections.abc import Generator, Sequence
+from copy import copy
 from dataclasses import asdict
 from itertools import pairwise
 from threading import Lock
@@ -227,6 +228,14 @@ class CpuBackend:
         """For measurements: the same packed weights, with `threads` threads."""
         return _native.Engine(self._model, threads)
 
+    def beside(self, threads: int) -> "CpuBackend":
+        """Another backend on the same packed weights, with threads and a KV cache of its own, without an exit head."""
+        other = copy(self)
+        other._threads, other._stages = threads, 1
+        other._starting, other._session, other._last = Lock(), None, None
+        other.use_head(None)
+        return other
+
     def batch(self, texts: int, capacity: int, keep: Sequence[int]) -> _native.Batch:
         """For sampling training text: `texts` texts of at most `capacity` tokens, side by side."""
         try:
@@ -255,6 +264,11 @@ class CpuBackend:
             self._costs = costs_here(path, lambda: calibrate(self._engine), again)
             self._planners.clear()
         return self._costs
+
+    def believe(self, costs: Costs) -> None:
+        """`auto` begins anew, with these costs in the place of measured ones."""
+        self._costs = costs
+        self._planners.clear()
 
     def explain(self) -> str:
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""

@@ -85,6 +85,12 @@ class Tally:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.tokens is not None or args.case is not None:
+        from .campaign import run_campaign
+
+        return run_campaign(args)
+    if args.state is not None or args.seed:
+        raise UsageError("--state and --seed are for campaigns: give --tokens N")
     if args.limit is not None and args.limit < 1:
         raise UsageError(f"--limit must be at least 1, not {args.limit}")
     samplings = _chosen(args.sampling, SAMPLINGS)

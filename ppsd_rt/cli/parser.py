@@ -190,6 +190,13 @@ def _check_options(parser: Parser) -> None:
     group.add_argument("--sampling", metavar="A,B,...", help="greedy, warm, nucleus, penalty [all four]")
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    group = parser.add_argument_group(
+        "campaign: random engines, prompts, sampling and schedules; options of the machine that are given stay as given"
+    )
+    group.add_argument("--tokens", type=int, metavar="N", help="until N tokens have been compared")
+    group.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same cases [0]")
+    group.add_argument("--state", metavar="FILE", help="what has been done, to go on with [in the cache folder]")
+    group.add_argument("--case", type=int, metavar="K", help="only case K, to see again what differed in it")
     model_options(parser)
 
 

@@ -1,0 +1,1 @@
+"""`ppsd-run check --tokens N`: random cases of speculative decoding, compared with plain decoding."""

@@ -1,0 +1,235 @@
+"""Runs a case: decodes its texts plainly on one engine, answers them with all schedules on another, and compares."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
+from time import perf_counter
+from typing import Any
+
+from ..backend import Oracle, RunOptions
+from ..bench.kernels import chosen_isa
+from ..cpu_backend import CpuBackend
+from ..engine import Committed, Completion, Engine, Generation
+from ..schedule import PLAIN, Auto, describe
+from ..stop_rules import describe_stop_rule
+from .draw import Answer, Case, Setup, Text
+
+_RANGES = ((0, "0"), (15, "1 to 15"), (127, "16 to 127"), (1023, "128 to 1023"))
+
+Tally = dict[str, dict[str, list[int]]]  # dimension -> value -> [answers, tokens, differences]
+
+
+@dataclass
+class Outcome:
+    """What a case gave. tokens: committed by answers that were not plain. plain_tokens: of those that they were
+    compared with. passes: verification passes by "drafts judged/accepted".
+    """
+
+    case: int
+    tokens: int = 0
+    plain_tokens: int = 0
+    answers: int = 0
+    seconds: float = 0.0
+    tally: Tally = field(default_factory=dict)
+    passes: dict[str, int] = field(default_factory=dict)
+    differences: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The engine under test, and the one that decodes plainly; use_head gives it a new, empty KV cache."""
+
+    tested: Engine
+    reference: Engine
+
+
+def load_pair(model: str, setup: Setup) -> Pair:
+    with chosen_isa(setup.isa):
+        tested = Engine.from_pretrained(
+            model,
+            exit_head=setup.exit_head,
+            backend="cpu",
+            dtype=setup.dtype,
+            threads=setup.threads,
+            stages=setup.stages,
+            head_dtype=setup.head_dtype,
+            kv_dtype=setup.kv_dtype,
+        )
+        assert isinstance(tested.backend, CpuBackend)
+        beside = tested.backend.beside(setup.reference_threads)
+    return Pair(tested, Engine(tested.checkpoint, tested.tokenizer, beside, tested.name))
+
+
+def run_case(case: Case, pair: Pair, tell: Callable[[str], None]) -> Outcome:
+    """tell: of every difference, at once."""
+    began = perf_counter()
+    outcome = Outcome(case.number)
+    if isinstance(pair.tested.backend, CpuBackend) and pair.tested.head is not None:
+        pair.tested.backend.believe(case.believed)
+    prompts: list[list[int]] = []
+    plain: list[Completion] = []
+    for text in case.texts:
+        prompts.append(_prompt(text, prompts, plain, pair.tested.config.max_position_embeddings))
+        pair.reference.use_head("none")
+        plain.append(pair.reference.generate(prompts[-1], text.params, PLAIN).run())
+        outcome.plain_tokens += len(plain[-1].ids)
+    held: list[int] = []  # the text whose rows the tested engine has
+    open: Generation | None = None  # abandoned, and left to the next answer to end
+    for answer in case.answers:
+        prompt, truth = prompts[answer.text], plain[answer.text]
+        abandoned = open is not None
+        done, open = _run(pair.tested, prompt, truth, case.texts[answer.text], answer, outcome.passes)
+        whole = done.finish_reason != "cancelled"
+        same = _same(done, truth, whole)
+        shared = sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1], zip(held, prompt, strict=False)))
+        values = _dimensions(case, answer, pair, prompt, shared, abandoned, whole)
+        for dimension, value in values:
+            if answer.kind != "plain" or dimension == "schedule":
+                counts = outcome.tally.setdefault(dimension, {}).setdefault(value, [0, 0, 0])
+                counts[0] += 1
+                counts[1] += len(done.ids)
+                counts[2] += not same
+        outcome.answers += 1
+        outcome.tokens += len(done.ids) * (answer.kind != "plain")
+        held = [*prompt, *done.ids]
+        if not same:
+            found = _difference(case, answer, pair, prompt, truth, done, dict(values))
+            outcome.differences.append(found)
+            tell(describe_difference(found))
+    outcome.seconds = perf_counter() - began
+    return outcome
+
+
+def _prompt(text: Text, prompts: list[list[int]], plain: list[Completion], context: int) -> list[int]:
+    """With room for an answer; at least one id."""
+    ids = list(text.ids)
+    if text.after is not None:
+        earlier, answer = prompts[text.after], plain[text.after].ids
+        if text.kept < 0:
+            ids = earlier[: len(earlier) // 2] + ids
+        else:
+            ids = [*earlier, *answer[: round(text.kept * len(answer))], *ids]
+    return ids if text.kind == "whole context" else ids[: context * 3 // 4]
+
+
+def _run(
+    engine: Engine, prompt: list[int], truth: Completion, text: Text, answer: Answer, passes: dict[str, int]
+) -> tuple[Completion, Generation | None]:
+    """The answer, and its generation if it was abandoned and not closed."""
+    oracle = None
+    if answer.acceptance is not None:
+        oracle = Oracle((*prompt, *truth.ids), answer.acceptance, answer.oracle_seed)
+    options = RunOptions(report_drafts=answer.events is not None, oracle=oracle)
+    generation = engine.generate(prompt, text.params, answer.schedule, options)
+    for number, event in enumerate(generation.events(), 1):
+        if isinstance(event, Committed) and not event.round.prompt:
+            key = f"{len(event.round.judged)}/{event.round.accepted}"
+            passes[key] = passes.get(key, 0) + 1
+        if number == answer.events:
+            break
+    done = generation.completion
+    if done.finish_reason != "cancelled":
+        return done, None
+    if answer.closed:
+        generation.close()
+        return done, None
+    return done, generation
+
+
+def _same(done: Completion, truth: Completion, whole: bool) -> bool:
+    if not whole:
+        return done.ids == truth.ids[: len(done.ids)] and len(done.ids) < len(truth.ids)
+    return (done.ids, done.text, done.finish_reason) == (truth.ids, truth.text, truth.finish_reason)
+
+
+def _dimensions(
+    case: Case, answer: Answer, pair: Pair, prompt: list[int], shared: int, abandoned: bool, whole: bool
+) -> list[tuple[str, str]]:
+    """What the answer is counted under; `filters` several times."""
+    backend, schedule, text = pair.tested.backend, answer.schedule, case.texts[answer.text]
+    setup, params = case.setup, text.params
+    engine = {
+        "isa": str(backend.facts().get("isa", "-")),
+        "format": backend.dtype,
+        "KV format": str(backend.facts().get("kv_dtype", backend.dtype)),
+        "threads": str(backend.threads),
+    }
+    if setup is not None:
+        engine |= {
+            "head format": setup.head_dtype,
+            "exit head": setup.exit_head.partition(":")[0],
+            "threads, plain": str(setup.reference_threads),
+            "stages": str(setup.stages),
+        }
+    fixed = None if isinstance(schedule, Auto) or answer.kind == "plain" else schedule
+    filters = [
+        name for name in ("top_k", "top_p", "min_p") if getattr(params, name) not in (0, 1.0) and params.temperature
+    ]
+    filters += ["repetition_penalty"] if params.repetition_penalty != 1 else []
+    filters += ["stop"] if params.stop else []
+    return [
+        ("schedule", answer.kind),
+        ("stop rule", describe_stop_rule(fixed.stop_rule).partition("=")[0] if fixed else "-"),
+        ("longest draft", str(fixed.max_chunk) if fixed else "-"),
+        ("copies", "yes" if schedule.lookup else "no"),
+        ("siblings", "yes" if schedule.siblings and params.repetition_penalty == 1 else "no"),
+        ("drafts", "exit head's" if answer.acceptance is None else "oracle's"),
+        ("sampling", "temperature" if params.temperature else "greedy"),
+        *[("filters", name) for name in filters or ["none"]],
+        *engine.items(),
+        ("prompt", text.kind),
+        ("prompt tokens", _range(len(prompt))),
+        ("prompt tokens held", _range(shared)),
+        ("answer", "whole" if whole else "abandoned"),
+        ("before it", "an open answer" if abandoned else "a closed answer"),
+    ]
+
+
+def _range(count: int) -> str:
+    return next((name for most, name in _RANGES if count <= most), "1024 or more")
+
+
+def _difference(
+    case: Case,
+    answer: Answer,
+    pair: Pair,
+    prompt: list[int],
+    truth: Completion,
+    done: Completion,
+    values: dict[str, str],
+) -> dict[str, Any]:
+    place = next(
+        (i for i, (a, b) in enumerate(zip(truth.ids, done.ids, strict=False)) if a != b),
+        min(len(truth.ids), len(done.ids)),
+    )
+    ids = [completion.ids[place] if place < len(completion.ids) else None for completion in (truth, done)]
+    logits = pair.reference.backend.logits([*prompt, *truth.ids[:place]])[-1]
+    return {
+        "case": case.number,
+        "answer": case.answers.index(answer),
+        "setup": asdict(case.setup) if case.setup else values,
+        "prompt": {"kind": values["prompt"], "tokens": len(prompt), "end": pair.tested.tokenizer.decode(prompt[-40:])},
+        "sampling": asdict(case.texts[answer.text].params),
+        "schedule": describe(answer.schedule),
+        "oracle": answer.acceptance,
+        "abandoned_after": answer.events,
+        "before": [describe(earlier.schedule) for earlier in case.answers[: case.answers.index(answer)]][-3:],
+        "position": place,
+        "ids": ids,
+        "logits": [None if id is None else float(logits[id]) for id in ids],
+        "finish": [truth.finish_reason, done.finish_reason],
+    }
+
+
+def describe_difference(found: dict[str, Any]) -> str:
+    """Two lines for people: where, and with what."""
+    (plain, id), (plain_logit, logit), (plain_finish, finish) = found["ids"], found["logits"], found["finish"]
+    prompt, setup = found["prompt"], ", ".join(f"{key} {value}" for key, value in found["setup"].items())
+    return (
+        f"case {found['case']}, answer {found['answer']}: {found['schedule']}, oracle {found['oracle']}: at token "
+        f"{found['position']} plain decoding gives {plain} (logit {plain_logit}, ends by {plain_finish}), this "
+        f"schedule {id} (logit {logit}, ends by {finish})\n"
+        f"  {setup}\n  {found['sampling']}\n"
+        f"  prompt: {prompt['kind']}, {prompt['tokens']} tokens, ending in {prompt['end']!r}\n"
+        f"  answers before it on this engine: {', '.join(found['before']) or 'none'}"
+    )
