@@ -128,16 +128,13 @@ def test_calibrations_that_no_run_has_written(tmp_path, clock):
         assert measured_again(path), json.dumps(content)[:2000]
 
 
-def test_moments_with_nothing_in_common_do_not_average_to_what_cannot_be(tmp_path, clock):
-    """Each of them could be, in another world."""
-    tiny = StageCosts(1e-12, 1e-12, (1e-12,) * 15 + (3600.0,), plain=1e-12)
-    huge = StageCosts(3600.0, 3600.0, (3600.0,) * MAX_ROWS, plain=3600.0)
-    moments = [Costs(stages, stages) for stages in (tiny, huge, tiny, huge)]
+def test_of_moments_with_nothing_in_common_the_newest_counts(tmp_path, clock):
+    """Each could be, but not a step that takes a 10^15th of the plain token of the one, in the other."""
+    odd = Costs(replace(STAGES, row_step=1e-12, plain=3600.0), None)
+    tiny = Costs(replace(STAGES, row_step=1e-12, plain=1e-12), None)
     path = tmp_path / "costs"
-    for first in moments:
-        for second in moments:
-            path.write_text(json.dumps([asdict(planner.Moment(costs, NOW)) for costs in (first, second)]))
-            planner.costs_here(path, lambda: MEASURED)
+    path.write_text(json.dumps([asdict(planner.Moment(odd, NOW))]))
+    assert planner.costs_here(path, lambda: tiny) == tiny
 
 
 def test_a_folder_that_is_not_empty_stays(tmp_path, clock):
