@@ -409,8 +409,39 @@ Costs costs_of(const py::dict& values) {
   costs.turns = stages_of(values["turns"]);
   costs.can_overlap = !values["overlapped"].is_none();
   if (costs.can_overlap) costs.overlapped = stages_of(values["overlapped"]);
+  check(costs);
   return costs;
 }
+
+py::dict dict_of(const Costs& costs) {
+  py::dict out;
+  out["turns"] = dict_of(costs.turns);
+  out["overlapped"] = costs.can_overlap ? py::object(dict_of(costs.overlapped)) : py::none();
+  out["crowded"] = costs.crowded;
+  return out;
+}
+
+// For tests: made-up stages and a made-up clock, the methods of a Python object.
+class PyBench : public Bench {
+ public:
+  explicit PyBench(const py::object& bench) : bench_(bench) {}
+  double now() override { return ask<double>("now"); }
+  double draft(bool draw) override { return ask<double>("draft", draw); }
+  double verify(int rows, int context) override { return ask<double>("verify", rows, context); }
+  bool short_handed() override { return ask<bool>("short_handed"); }
+  void work_on(int stage) override {
+    const py::gil_scoped_acquire acquire;
+    bench_.attr("work_on")(stage);
+  }
+
+ private:
+  template <class Answer, class... Values>
+  Answer ask(const char* name, Values... values) {
+    const py::gil_scoped_acquire acquire;
+    return bench_.attr(name)(values...).template cast<Answer>();
+  }
+  const py::object& bench_;
+};
 
 const char* name_of(Prediction::Mode mode) {
   return mode == Prediction::Mode::kPlain ? "plain" : mode == Prediction::Mode::kTurns ? "turns" : "overlap";
@@ -545,11 +576,7 @@ PYBIND11_MODULE(_native, m) {
               const py::gil_scoped_release release;
               costs = calibrate(engine.engine.get(), seconds);
             }
-            py::dict out;
-            out["turns"] = dict_of(costs.turns);
-            out["overlapped"] = costs.can_overlap ? py::object(dict_of(costs.overlapped)) : py::none();
-            out["crowded"] = costs.crowded;
-            return out;
+            return dict_of(costs);
           },
           py::arg("seconds"))
       .def(
@@ -677,6 +704,15 @@ PYBIND11_MODULE(_native, m) {
         py::arg("stages"), py::arg("per_stage"));
   m.def("toy_answer", [](uint64_t seed, int tokens) { return ToyModel{seed}.plain(Toy::prompt(), 1 + tokens); });
   bind_cuda(m);
+  m.def("calibrate", [](const py::object& bench, int threads, bool overlap, double step_share, double seconds) {
+    Costs costs;
+    {
+      const py::gil_scoped_release release;
+      PyBench made_up(bench);
+      costs = calibrate(&made_up, threads, overlap, step_share, seconds);
+    }
+    return dict_of(costs);
+  }, py::arg("bench"), py::arg("threads"), py::arg("overlap"), py::arg("step_share"), py::arg("seconds"));
   m.def("roster", &roster, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),
         py::arg("room"));
   m.def("stop_rule_draws", &stop_rule_draws, py::arg("schedule"), py::arg("seed"), py::arg("history"));

@@ -4,15 +4,15 @@ It takes one pass of a short text through the layers (the mean square of every i
 matrix), once for each model; it is kept in the cache.
 """
 
+import io
 import json
-import os
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _native
+from . import _native, cache_file
 from .models.cache import cache_dir
 from .models.checkpoint import Checkpoint
 from .models.rotary import inverse_frequencies
@@ -34,9 +34,14 @@ def importance_for(dtype: str, checkpoint: Checkpoint, shape: _native.ModelShape
         return None
     config = checkpoint.config
     path = cache_dir() / "importance" / f"{checkpoint.hash}-{_MEASURE}.npy"
-    width = 2 * config.hidden_size + config.num_attention_heads * config.head_dim + config.intermediate_size
-    known = _known(path)
-    if known is not None and known.shape == (config.num_hidden_layers, width):
+    inputs = (
+        config.hidden_size,
+        config.num_attention_heads * config.head_dim,
+        config.hidden_size,
+        config.intermediate_size,
+    )
+    known = _known(path, config.num_hidden_layers, inputs)
+    if known is not None:
         return known
     frequencies = inverse_frequencies(config).tolist()
     measured = _native.importance(shape, checkpoint.tensors, frequencies, _text(checkpoint), threads)
@@ -52,22 +57,30 @@ def _text(checkpoint: Checkpoint) -> list[int]:
     return ids[: min(ROWS, checkpoint.config.max_position_embeddings)]
 
 
-def _known(path: Path) -> Importance | None:
-    """None where the file is not there or not whole."""
-    try:
-        known = np.load(path, allow_pickle=False)
-        return known if known.dtype == np.float32 and np.isfinite(known).all() else None
-    except (OSError, ValueError, EOFError):
+def _known(path: Path, layers: int, inputs: Sequence[int]) -> Importance | None:
+    """inputs: how many each of a layer's matrices has. None where the file is not there, is damaged, or holds what is
+    never measured: inputs that matter less than a thousandth of what those of their matrix do on average."""
+    shape = layers, sum(inputs)
+    header = _header(shape)
+    size = len(header) + 4 * layers * sum(inputs)
+    content = cache_file.read(path, size)
+    if len(content) != size or not content.startswith(header):
         return None
+    known = np.frombuffer(content, "<f4", offset=len(header)).reshape(shape).astype(np.float32)
+    matrices = np.split(known, np.cumsum(inputs)[:-1], axis=1)
+    if not np.isfinite(known).all() or (known <= 0).any():
+        return None
+    if any((each.min(axis=1) < 0.9e-3 * each.mean(axis=1, dtype=np.float64)).any() for each in matrices):
+        return None
+    return known
 
 
 def _keep(path: Path, importance: Importance) -> None:
-    """For later runs. A cache that cannot be written only means measuring again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "wb") as file:
-            np.save(file, importance)
-        os.replace(unfinished, path)
-    except OSError:
-        pass
+    cache_file.write(path, _header(importance.shape) + importance.astype("<f4").tobytes())
+
+
+def _header(shape: tuple[int, ...]) -> bytes:
+    """Of a .npy file of 32-bit floats. It is compared, never read: numpy allocates what a header asks for."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return header.getvalue()

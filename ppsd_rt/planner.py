@@ -6,9 +6,7 @@ tokens and then verifying them, and of overlapping both, from these costs and th
 
 import hashlib
 import json
-import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,15 +14,17 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from . import _native
+from . import _native, cache_file
 from .cpu_name import cpu_name
 from .models.cache import cache_dir
 from .models.head_file import HeadInfo
 from .schedule import MAX_ROWS
+from .seconds import check_seconds, check_table
 
 SECONDS = 0.35  # that a calibration takes, or a few passes of each kind
 MOMENTS = 3  # calibrations that are kept, each of another run
 CROWDED = 8  # the same, of those that a better one is waited for
+_LARGEST = 1 << 20  # bytes of a file of them: more than there ever are
 PATIENCE = 60.0  # seconds until it is tried once more; twice as many with each that was crowded
 UNKNOWN_ACCEPTANCE = 0.4  # of a head that does not say how good it is
 
@@ -39,6 +39,8 @@ class StageCosts:
 
     All of it behind a text of 128 rows. step_deeper, verify_deeper[n - 1]: what each further row of it adds to a step,
     and to a pass over n rows.
+
+    Raises ValueError for what cannot have been measured.
     """
 
     row_step: float
@@ -48,6 +50,15 @@ class StageCosts:
     plain: float = 0.0
     step_deeper: float = 0.0
     verify_deeper: tuple[float, ...] = (0.0,) * MAX_ROWS
+
+    def __post_init__(self) -> None:
+        check_seconds("row_step", self.row_step)
+        check_seconds("draft_step", self.draft_step)
+        check_table("verify", self.verify)
+        check_seconds("first_draft", self.first_draft, least=0.0)
+        check_seconds("plain", self.plain, least=0.0)
+        check_seconds("step_deeper", self.step_deeper, least=0.0)
+        check_table("verify_deeper", self.verify_deeper, least=0.0)
 
     @property
     def plain_step(self) -> float:
@@ -78,11 +89,15 @@ class Costs:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Costs":
+        """As asdict gives it. Raises KeyError, TypeError or ValueError for anything else."""
+
         def stages(v: dict[str, Any]) -> StageCosts:
             v = {**v, "verify": tuple(v["verify"]), "verify_deeper": tuple(v["verify_deeper"])}
             return StageCosts(**{field.name: v[field.name] for field in fields(StageCosts)})
 
-        overlapped = stages(values["overlapped"]) if values["overlapped"] else None
+        overlapped = None if values["overlapped"] is None else stages(values["overlapped"])
+        if not isinstance(values["crowded"], bool):
+            raise TypeError("crowded is neither true nor false")
         return cls(stages(values["turns"]), overlapped, values["crowded"])
 
     @property
@@ -109,7 +124,7 @@ def costs_here(path: Path, measure: Callable[[], Costs], again: bool = False) ->
     moments = [*moments, Moment(now, time.time())]
     calm = [moment for moment in moments if not moment.costs.crowded][-MOMENTS:]
     crowded = [moment for moment in moments if moment.costs.crowded][-CROWDED:] if len(calm) < MOMENTS else []
-    _keep(path, [*crowded, *calm])
+    cache_file.write(path, json.dumps([asdict(moment) for moment in (*crowded, *calm)]).encode())
     return now if again else typical([moment.costs for moment in (*crowded, *calm)])
 
 
@@ -155,32 +170,28 @@ def typical(moments: Sequence[Costs]) -> Costs:
         )
 
     overlapped = [costs.overlapped for costs in moments if costs.overlapped]
-    return Costs(
-        between([costs.turns for costs in moments]),
-        between(overlapped) if len(overlapped) == len(moments) else None,
-        not calm,
-    )
+    try:
+        return Costs(
+            between([costs.turns for costs in moments]),
+            between(overlapped) if len(overlapped) == len(moments) else None,
+            not calm,
+        )
+    except ValueError:  # they have so little in common that what is between them cannot be: the newest then
+        return moments[-1]
 
 
 def _known(path: Path) -> list[Moment]:
-    """None of them where the file is not there or not whole."""
+    """None of them where the file is not there, is damaged, or holds what no run can have written."""
     try:
-        moments = json.loads(path.read_text(encoding="utf-8"))
-        return [Moment(Costs.from_dict(moment["costs"]), float(moment["at"])) for moment in moments]
-    except (OSError, ValueError, KeyError, TypeError):
+        moments = [_moment(values) for values in json.loads(cache_file.read(path, _LARGEST))]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return []
+    return moments if len(moments) <= MOMENTS + CROWDED else []
 
 
-def _keep(path: Path, moments: Sequence[Moment]) -> None:
-    """For later runs. A cache that cannot be written only means measuring again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, unfinished = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump([asdict(moment) for moment in moments], file)
-        os.replace(unfinished, path)
-    except OSError:
-        pass
+def _moment(values: dict[str, Any]) -> Moment:
+    check_seconds("at", values["at"], least=0.0, most=time.time())
+    return Moment(Costs.from_dict(values["costs"]), float(values["at"]))
 
 
 def costs_path(

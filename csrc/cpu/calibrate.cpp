@@ -5,6 +5,7 @@
 #include <future>
 #include <iterator>
 #include <stdexcept>
+#include <string>
 
 #include "../pipeline/simulated.h"
 #include "../pipeline/toy_stages.h"
@@ -13,6 +14,7 @@ namespace ppsd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using Passes = std::array<std::vector<double>, kMaxRows + 1>;   // seconds, by the number of rows
 
 constexpr int kContext = Costs::kContext;         // rows before those that are timed
 constexpr int kDeep = 1024;                       // the same, to learn what a longer text costs
@@ -24,20 +26,21 @@ constexpr int kPlainSteps = 3;                    // behind each other
 constexpr int kDoubts = 3;                        // measurements more, where one cannot be
 constexpr double kShortHanded = 0.2;              // share of the rounds on fewer threads that tells of a crowded moment
 constexpr int kLeast = 3, kMost = 15;             // repeats of every kind; the latter if there is time
+constexpr double kLeastCost = 1e-12, kMostCost = 3600.0;   // seconds: nothing that runs is outside, and sums stay finite
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 // What a pass costs when nothing disturbs it: the lower quartile. (A stolen core costs a whole time slice, and such
 // moments come in runs; they strike every schedule alike.)
 double quartile(std::vector<double> times) {
-  if (times.empty()) return 0.0;
+  if (times.empty()) throw std::logic_error("a calibration has ended before everything was measured");
   const auto at = times.begin() + long(times.size() / 4);
   std::nth_element(times.begin(), at, times.end());
   return *at;
 }
 
 // The times of one kind of pass at each number of rows, as a table: fewer rows never cost more.
-Costs::Table table_of(const std::array<std::vector<double>, kMaxRows + 1>& times) {
+Costs::Table table_of(const Passes& times) {
   Costs::Table table{};
   int known = kMaxRows;
   table[known] = quartile(times[known]);
@@ -49,10 +52,10 @@ Costs::Table table_of(const std::array<std::vector<double>, kMaxRows + 1>& times
   return table;
 }
 
-// Stages with the rows of a text, at whose end draft steps and passes are timed again and again.
-class Bench {
+// The stages of an engine that has no session; its thread is pinned, so it must not be the caller's.
+class EngineBench : public Bench {
  public:
-  explicit Bench(CpuEngine* engine) : engine_(engine) {
+  explicit EngineBench(CpuEngine* engine) : engine_(engine) {
     Request request;
     request.limits.end = kDeep + kMaxRows + 1;
     stages_ = engine->begin(request, 0);
@@ -70,9 +73,13 @@ class Bench {
     }
     draft(true);   // the exit head's own layers catch up with the context
   }
-  ~Bench() { engine_->remember({}); }   // these rows are nobody's text
+  ~EngineBench() override {
+    engine_->use_shared_team();
+    engine_->remember({});   // these rows are nobody's text
+  }
 
-  double draft(bool draw) {
+  double now() override { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
+  double draft(bool draw) override {
     DraftStep step;
     step.start = kContext;
     step.ids = {ids_[kContext]};
@@ -82,7 +89,7 @@ class Bench {
     stages_.draft->step(step, draw ? &draft : nullptr, nullptr);
     return since(begin);
   }
-  double verify(int rows, int context = kContext) {
+  double verify(int rows, int context) override {
     Chunk chunk = chunks_[rows];
     chunk.start = context;
     for (const auto& stage : engine_->verify()) stage->pretend(context);
@@ -91,6 +98,12 @@ class Bench {
     stages_.verify.back()->choose(chunk, rows);
     return since(begin);
   }
+  bool short_handed() override { return engine_->shared_team().active() < engine_->shared_team().size(); }
+  void lengthen() override {
+    for (const auto& stage : engine_->verify()) stage->fill();
+  }
+  void part() override { engine_->use_own_teams(); }
+  void work_on(int stage) override { engine_->pin_stage(stage); }
 
  private:
   CpuEngine* engine_;
@@ -100,52 +113,42 @@ class Bench {
   std::array<Chunk, kMaxRows + 1> chunks_;
 };
 
-struct Times {
-  std::vector<double> row_steps, draft_steps, first_drafts, plain_steps;
-  std::array<std::vector<double>, kMaxRows + 1> passes;
-
-  Costs::Stages costs() const {
-    return {quartile(row_steps), quartile(draft_steps), table_of(passes), quartile(first_drafts), quartile(plain_steps)};
-  }
-};
-
 // Rounds as they are decoded: what is in the cache at each step depends on those before it. Kinds of rounds take turns,
 // so that a slow moment of the machine hits all of them.
-Costs::Stages measure_turns(CpuEngine* engine, double seconds, bool* crowded) {
-  Bench bench(engine);
-  Times times;
+Costs::Stages measure_turns(Bench* bench, double seconds, bool* crowded) {
+  std::vector<double> row_steps, draft_steps, first_drafts, plain_steps;
+  Passes passes;
   int rounds = 0, short_handed = 0;
-  const auto begin = Clock::now();
-  for (int repeat = 0; repeat < kLeast || (repeat < kMost && since(begin) < seconds); ++repeat)
+  const double end = bench->now() + seconds;
+  for (int repeat = 0; repeat < kLeast || (repeat < kMost && bench->now() < end); ++repeat)
     for (int rows : kRows) {
-      times.first_drafts.push_back(bench.draft(true));
+      first_drafts.push_back(bench->draft(true));
       double more = 0.0;
-      for (int draft = 0; draft < kMoreDrafts; ++draft) more += bench.draft(true);
-      times.draft_steps.push_back(more / kMoreDrafts);
-      times.row_steps.push_back(bench.draft(false));
-      times.passes[rows].push_back(bench.verify(rows));
+      for (int draft = 0; draft < kMoreDrafts; ++draft) more += bench->draft(true);
+      draft_steps.push_back(more / kMoreDrafts);
+      row_steps.push_back(bench->draft(false));
+      passes[rows].push_back(bench->verify(rows, kContext));
       rounds += 1;
-      short_handed += engine->shared_team().active() < engine->shared_team().size();
+      short_handed += bench->short_handed();
       if (rows != kRows[0]) continue;
       for (int plain = 0; plain < kPlainSteps; ++plain) {
-        const double took = bench.draft(false) + bench.verify(1);
-        if (plain > 0) times.plain_steps.push_back(took);   // the first one still finds what drafting has left
+        const double took = bench->draft(false) + bench->verify(1, kContext);
+        if (plain > 0) plain_steps.push_back(took);   // the first one still finds what drafting has left
       }
     }
   *crowded = short_handed > kShortHanded * rounds;
-  return times.costs();
+  return {quartile(row_steps), quartile(draft_steps), table_of(passes), quartile(first_drafts), quartile(plain_steps)};
 }
 
 // What each row of the text beyond kContext adds to a pass, into `stages`; and to a step, by its share of the layers.
-void measure_depth(CpuEngine* engine, Costs::Stages* stages) {
-  Bench bench(engine);
-  for (const auto& stage : engine->verify()) stage->fill();
-  std::array<std::vector<double>, kMaxRows + 1> near, deep;
+void measure_depth(Bench* bench, double step_share, Costs::Stages* stages) {
+  bench->lengthen();
+  Passes near, deep;
   for (int repeat = 0; repeat < kDeepRepeats; ++repeat)
     for (const int rows : kDeepRows) {
-      bench.verify(1);   // what the cache holds is then the same for both
-      near[rows].push_back(bench.verify(rows));
-      deep[rows].push_back(bench.verify(rows, kDeep));
+      bench->verify(1, kContext);   // what the cache holds is then the same for both
+      near[rows].push_back(bench->verify(rows, kContext));
+      deep[rows].push_back(bench->verify(rows, kDeep));
     }
   int below = 0;
   for (const int rows : kDeepRows) {
@@ -155,32 +158,45 @@ void measure_depth(CpuEngine* engine, Costs::Stages* stages) {
       slopes[r] = slopes[below] + (slopes[rows] - slopes[below]) * (r - below) / (rows - below);
     below = rows;
   }
-  const CpuModel& model = engine->model();
-  const double late = model.shape.num_layers - model.exit_layer;
-  stages->step_deeper = stages->verify_deeper[1] * double(model.exit_layer + int(model.exit_layers.size())) / late;
+  stages->step_deeper = stages->verify_deeper[1] * step_share;
 }
 
-// Side by side, each on its own threads: drafting goes on for as long as there are passes to be timed.
-Costs::Stages measure_overlapped(CpuEngine* engine, double seconds) {
-  Bench bench(engine);
-  engine->use_own_teams();
-  Times times;
+// Side by side, each on its own threads. Both go on until both have been timed often enough: where cores are busy, either
+// thread may get none for as long as the other one needs for everything.
+Costs::Stages measure_overlapped(Bench* bench, double seconds) {
+  std::vector<double> row_steps, draft_steps;
+  Passes passes;
+  std::atomic<int> drafted{0};
   std::atomic<bool> over{false};
-  std::thread drafting([&] {
-    engine->pin_stage(0);
-    while (!over.load(std::memory_order_relaxed)) {
-      times.row_steps.push_back(bench.draft(false));
-      times.draft_steps.push_back(bench.draft(true));
+  bench->part();
+  std::future<void> drafting = std::async(std::launch::async, [&] {
+    bench->work_on(0);
+    while (!over.load()) {
+      row_steps.push_back(bench->draft(false));
+      draft_steps.push_back(bench->draft(true));
+      drafted.fetch_add(1);
     }
   });
-  engine->pin_stage(1);
-  const auto begin = Clock::now();
-  for (int repeat = 0; repeat < kLeast || (repeat < kMost && since(begin) < seconds); ++repeat)
-    for (int rows : kRows) times.passes[rows].push_back(bench.verify(rows));
+  struct End {   // before `drafting` waits for its thread, whatever has been thrown here
+    std::atomic<bool>* over;
+    ~End() { over->store(true); }
+  } end{&over};
+  const auto pass = [&](int rows) {
+    if (drafting.wait_for(std::chrono::seconds(0)) == std::future_status::ready) drafting.get();   // throws what it has thrown
+    return bench->verify(rows, kContext);
+  };
+  bench->work_on(1);
+  while (drafted.load() == 0) pass(1);   // not counted: nothing is beside them
+  const double until = bench->now() + seconds;
+  for (int repeat = 0; std::min(repeat, drafted.load()) < kLeast || (repeat < kMost && bench->now() < until); ++repeat)
+    for (int rows : kRows) passes[rows].push_back(pass(rows));
   over.store(true);
-  drafting.join();
-  engine->use_shared_team();
-  return times.costs();
+  drafting.get();
+  Costs::Stages stages;
+  stages.row_step = quartile(row_steps);
+  stages.draft_step = quartile(draft_steps);
+  stages.verify = table_of(passes);
+  return stages;
 }
 
 // A plain step is a row and its pass. Where the two were measured in moments as different as that, neither says much.
@@ -189,25 +205,59 @@ bool plausible(const Costs::Stages& stages) {
   return stages.plain < 1.5 * parts && parts < 1.5 * stages.plain;
 }
 
+// NaN is not between anything.
+void check(const char* name, double seconds, double least) {
+  if (!(seconds >= least && seconds <= kMostCost))
+    throw std::invalid_argument(std::string("a cost that cannot be: ") + name + " of " + std::to_string(seconds) + " s");
+}
+void check(const char* name, const Costs::Table& table, double least) {
+  for (int rows = 1; rows <= kMaxRows; ++rows) check(name, table[rows], rows == 1 ? least : std::max(least, table[rows - 1]));
+}
+void check(const Costs::Stages& stages) {
+  check("row_step", stages.row_step, kLeastCost);
+  check("draft_step", stages.draft_step, kLeastCost);
+  check("verify", stages.verify, kLeastCost);
+  check("first_draft", stages.first_draft, 0.0);
+  check("plain", stages.plain, 0.0);
+  check("step_deeper", stages.step_deeper, 0.0);
+  check("verify_deeper", stages.verify_deeper, 0.0);
+}
+
 }  // namespace
 
-Costs calibrate(CpuEngine* engine, double seconds) {
-  if (!engine->model().drafts()) throw std::runtime_error("there is nothing to calibrate without an exit head");
+void check(const Costs& costs) {
+  check(costs.turns);
+  if (costs.can_overlap) check(costs.overlapped);
+}
+
+Costs calibrate(Bench* bench, int threads, bool overlap, double step_share, double seconds) {
   Costs costs;
-  costs.can_overlap = engine->threads() > 1 && engine->verify().size() == 1;
-  std::async(std::launch::async, [&] {   // on a thread of its own: it gets pinned, and the caller's must not be
-    costs.turns = measure_turns(engine, 0.6 * seconds, &costs.crowded);
-    for (int again = 0; again < kDoubts && !plausible(costs.turns); ++again)
-      costs.turns = measure_turns(engine, 0.6 * seconds, &costs.crowded);
-    measure_depth(engine, &costs.turns);
-    if (!costs.can_overlap) return;
-    costs.overlapped = measure_overlapped(engine, 0.4 * seconds);
+  costs.can_overlap = overlap;
+  costs.turns = measure_turns(bench, 0.6 * seconds, &costs.crowded);
+  for (int again = 0; again < kDoubts && !plausible(costs.turns); ++again)
+    costs.turns = measure_turns(bench, 0.6 * seconds, &costs.crowded);
+  measure_depth(bench, step_share, &costs.turns);
+  if (costs.can_overlap) {
+    costs.overlapped = measure_overlapped(bench, 0.4 * seconds);
     // One stage has all threads but one then: what it computes takes so much longer.
     const double slower = costs.overlapped.verify[1] / costs.turns.verify[1];
-    costs.overlapped.step_deeper = costs.turns.step_deeper * engine->threads();
+    costs.overlapped.step_deeper = costs.turns.step_deeper * threads;
     for (int rows = 1; rows <= kMaxRows; ++rows) costs.overlapped.verify_deeper[rows] = costs.turns.verify_deeper[rows] * slower;
-  }).get();
+  }
+  check(costs);
   return costs;
+}
+
+Costs calibrate(CpuEngine* engine, double seconds) {
+  const CpuModel& model = engine->model();
+  if (!model.drafts()) throw std::runtime_error("there is nothing to calibrate without an exit head");
+  const bool overlap = engine->threads() > 1 && engine->verify().size() == 1;
+  const double late = model.shape.num_layers - model.exit_layer;
+  const double step_share = double(model.exit_layer + int(model.exit_layers.size())) / late;
+  return std::async(std::launch::async, [&] {   // on a thread of its own: it gets pinned, and the caller's must not be
+    EngineBench bench(engine);
+    return calibrate(&bench, engine->threads(), overlap, step_share, seconds);
+  }).get();
 }
 
 double simulate_overlap(const Schedule& schedule, const Costs& costs, double acceptance) {
@@ -218,7 +268,7 @@ double simulate_overlap(const Schedule& schedule, const Costs& costs, double acc
     simulated.step[rows] = rows * c.row_step;
     simulated.drawing_step[rows] = (rows - 1) * c.row_step + c.draft_step;
   }
-  simulated.drawing_step[0] = c.draft_step - c.row_step;
+  simulated.drawing_step[0] = std::max(c.draft_step - c.row_step, 0.0);
   simulated.verify = {c.verify};
   simulated.links = {0.0, 0.0};
   const ToyModel model{1};

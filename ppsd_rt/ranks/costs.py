@@ -9,6 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from ..schedule import MAX_ROWS
+from ..seconds import check_seconds, check_table
 from ..simulate import Costs, Table
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # those between are interpolated
@@ -21,12 +22,20 @@ _CACHE = 64 << 20  # bytes that displace what a cache holds, or most of it
 @dataclass(frozen=True)
 class RankCosts:
     """Seconds on each rank. row: one row through the draft stage; draft: the same and the exit head; verify: of each
-    other rank, passes over 1 to 16 rows; link: a message from one rank to the next, with the threads that it wakes."""
+    other rank, passes over 1 to 16 rows; link: a message from one rank to the next, with the threads that it wakes.
+    Raises ValueError for what cannot have been measured."""
 
     row: float
     draft: float
     verify: tuple[Table, ...]
     link: float
+
+    def __post_init__(self) -> None:
+        check_seconds("row", self.row)
+        check_seconds("draft", self.draft)
+        for table in self.verify:
+            check_table("verify", table)
+        check_seconds("link", self.link, least=0.0)
 
     def simulated(self, beside: "RankCosts | None" = None) -> Costs:
         """For the simulator. beside: the same, measured while all ranks were at work at once."""

@@ -5,12 +5,13 @@ prediction is the closed form of draft-then-verify at the acceptance of the answ
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from time import perf_counter
 from typing import ClassVar
 
 from ..protocol import Round
 from ..schedule import PLAIN, Schedule, copying
+from ..seconds import check_seconds
 from ..stop_rules import BetaThompson
 
 LENGTHS = (1, 2, 3, 4, 6, 8)
@@ -20,7 +21,8 @@ WORTH = 1.05  # predicted gain from which on drafting is tried
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds: one row through the draft stage without and with a draft, and a pass over 1 and over `MANY` rows."""
+    """Seconds: one row through the draft stage without and with a draft, and a pass over 1 and over `MANY` rows.
+    Raises ValueError for what cannot have been measured."""
 
     row_step: float
     draft_step: float
@@ -28,8 +30,13 @@ class Costs:
     verify_many: float
     MANY: ClassVar[int] = 8
 
+    def __post_init__(self) -> None:
+        for name, cost in asdict(self).items():
+            check_seconds(name, cost)
+
     def verify(self, rows: int) -> float:
-        return self.verify_one + (self.verify_many - self.verify_one) * (rows - 1) / (self.MANY - 1)
+        """More rows never take less, whatever the moments in which both were timed."""
+        return self.verify_one + max(self.verify_many - self.verify_one, 0.0) * (rows - 1) / (self.MANY - 1)
 
 
 @dataclass

@@ -129,12 +129,10 @@ def test_importance_is_measured_once(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(_native, "importance", lambda *args: calls.append(args) or real(*args))
     assert np.array_equal(importance_for("int4", checkpoint, shape_of(checkpoint), 2), first)
     assert not calls
-    for damage in (b"", file.read_bytes()[:-40], b"nonsense"):
-        file.write_bytes(damage)
+    file.write_bytes(file.read_bytes()[:-40])  # more of them: test_measured_caches.py
+    for _ in range(2):
         assert np.array_equal(importance_for("int4", checkpoint, shape_of(checkpoint), 2), first)
-    assert len(calls) == 3
-    np.save(file, first[:1])  # of another model
-    assert np.array_equal(importance_for("int4", checkpoint, shape_of(checkpoint), 1), first)
+        assert len(calls) == 1
     with pytest.raises(RuntimeError, match="of another shape"):
         _native.Model(shape_of(checkpoint), checkpoint.tensors, [1.0] * 8, "int4", "bfloat16", 1, importance=first[:1])
     monkeypatch.setenv("PPSD_CACHE", "/proc/none")  # cannot be written

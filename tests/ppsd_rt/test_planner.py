@@ -251,25 +251,21 @@ def test_auto_gives_the_plain_answer(folder, cache, monkeypatch, which, params):
 
 
 def test_costs_are_measured_in_the_first_runs_and_kept(folder, cache, monkeypatch):
-    first = load(folder).backend.costs()
-    (file,) = cache.iterdir()
-    (moment,) = json.loads(file.read_text())
-    assert Costs.from_dict(moment["costs"]).turns.verify == pytest.approx(first.turns.verify)
-    file.write_text(json.dumps([{**moment, "costs": {**moment["costs"], "crowded": False}}]))
-    first = replace(first, crowded=False)
-    calls = []
+    first, calls = costs(overlapped=True), []
     monkeypatch.setattr("ppsd_rt.cpu_backend.calibrate", lambda engine: calls.append(engine) or first)
-    for measured in (1, 2, 2):
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    for measured in (1, 2, 3, 3):
         engine = load(folder)
         for _ in range(2):
             assert engine.backend.costs().turns.verify == pytest.approx(first.turns.verify)
             assert len(calls) == measured
+    (file,) = cache.iterdir()
     assert engine.backend.costs(again=True) == first
-    assert len(calls) == 3
+    assert len(calls) == 4
     assert len(json.loads(file.read_text())) == planning.MOMENTS
     file.write_text('[{"turns": ')
     assert load(folder).backend.costs().turns.verify == pytest.approx(first.turns.verify)
-    assert len(calls) == 4
+    assert len(calls) == 5
 
 
 def test_a_crowded_moment_counts_until_there_is_a_calmer_one(tmp_path, monkeypatch):
@@ -314,18 +310,14 @@ def test_one_bad_moment_decides_nothing():
     assert planning.typical([good, replace(bad, overlapped=None)]).overlapped is None
 
 
-def test_measured_costs_are_plausible(folder, cache):
+def test_an_engine_is_measured(folder, cache):
+    """Whatever the moment: what cannot have been measured is refused where costs are made (test_calibrate.py)."""
     engine = load(folder)
-    measured = planning.calibrate(engine.backend.another_engine(2))  # overlapped too, in whatever moment
-    for stages in (measured.turns, measured.overlapped):
-        assert 0 < stages.row_step <= stages.draft_step
-        assert len(stages.verify) == 16
-        assert list(stages.verify) == sorted(stages.verify)
-        assert 0 < stages.verify[0] < 1
-    turns = engine.backend.costs().turns
-    assert 0 < turns.first_draft < 10 * turns.draft_step + 1e-3
-    assert 0 < turns.plain < 3 * (turns.row_step + turns.verify[0])
-    assert load(folder, threads=1).backend.costs().overlapped is None
+    assert planning.calibrate(engine.backend.another_engine(2)).overlapped is not None
+    costs = planning.calibrate(engine.backend.another_engine(1))
+    assert costs.overlapped is None
+    assert min(costs.turns.first_draft, costs.turns.plain) > 0  # not left to the others
+    assert engine.backend.costs().turns.row_step > 0
 
 
 def test_a_cache_that_cannot_be_written_only_costs_time(folder, tmp_path, monkeypatch):

@@ -50,6 +50,12 @@ def test_tables_from_measured_rows():
     assert costs.plain_seconds == pytest.approx(11.1)
 
 
+def test_a_gpu_that_stamps_the_same_time_twice_has_measured_nothing(monkeypatch):
+    monkeypatch.setitem(SECONDS, ROW, 0.0)
+    with pytest.raises(ValueError, match="a cost that cannot be: row_step"):
+        costs_of(1.0)
+
+
 def test_overlap_that_only_shares_the_bandwidth_shows_in_the_table():
     costs = costs_of(1.8)
     assert costs.overlapped.draft_step == pytest.approx(1.8 * costs.turns.draft_step)
