@@ -64,6 +64,7 @@ class _Answer:
         self.generation, self.expected = generation, expected
         self.ids: list[int] = []
         self.over = self.cut = False  # no more events; ended before its end
+        self.stale = False  # the exit head was changed since: it may refuse to go on, for whatever reason
 
     def advance(self, events: int) -> bool:
         """Whether this answer may still be going on. Its tokens are the expected ones, as far as it gets."""
@@ -72,7 +73,7 @@ class _Answer:
                 if isinstance(event, Committed):
                     self.ids += [token.id for token in event.tokens]
         except PpsdError as error:
-            if "this generation was ended" not in str(error):
+            if not self.stale and "this generation was ended" not in str(error):
                 raise
             self.over = self.cut = True
         self.check()
@@ -115,6 +116,8 @@ def _play(place: Place, steps: Sequence[tuple[Any, ...]]) -> str:
             answers.append(_Answer(generation, expected))
         elif what == "head":
             engine.use_head(rest[0])
+            for answer in answers:
+                answer.stale = True
         elif what == "logits":
             engine.backend.logits(TEXT[: rest[0]])
         elif rest[0] < len(answers):

@@ -37,12 +37,15 @@ from typing import Any
 import hypothesis
 import torch
 
+from .file_targets import FILES
 from .known import KNOWN
+from .mutations import PIPE
 from .oracle import ROOT, signature
 from .place import Place
 from .targets import TARGETS, examples
 
 CPU_SECONDS, WALL_SECONDS = 20.0, 30.0  # for one input, which takes some milliseconds; the latter where it only waits
+DIED = "the process died"
 SHRINKING = 20.0  # seconds that a slice may go over its time for a smaller input
 Report = Callable[..., None]
 
@@ -74,7 +77,8 @@ def _slice(place: Place, name: str, seed: int, seconds: float, known: set[str], 
             raise
         report("end", outcome)
 
-    for value in KNOWN.get(name, ()) if first else ():
+    pipe = [PIPE] if name in FILES else []
+    for value in [*KNOWN.get(name, ()), *pipe] if first else []:
         with _dropped():
             try_one(value)
     while True:
@@ -104,10 +108,10 @@ class _dropped:
 
 def _child(connection: Connection, folder: Path, name: str, *slice: Any) -> None:
     """The process of a slice. What it writes, or native code does, goes to a file."""
-    output = open(folder / "output", "wb", buffering=0)
+    output = (folder / "output").open("wb", buffering=0)
     os.dup2(output.fileno(), 1)
     os.dup2(output.fileno(), 2)
-    trace = open(folder / "trace", "w")
+    trace = (folder / "trace").open("w")
     faulthandler.enable(trace)
     faulthandler.register(signal.SIGUSR1, trace)
     with Place(folder).entered() as place:
@@ -191,18 +195,18 @@ class _Watched:
             if not self.over:
                 code = self.process.exitcode or 0
                 name = signal.Signals(-code).name if code < 0 else f"status {code}"
-                yield from self._lost(f"the process died ({name})")
+                yield from self._lost(f"{DIED} ({name})")
 
     def watch(self) -> Iterator[str]:
-        """Ends a child that takes too long over one input."""
+        """Ends a child that works too long on one input, or waits too long without working."""
         spent, waited = self._cpu_seconds() - self.cpu, time.monotonic() - self.began
-        if not self.over and (spent > CPU_SECONDS or waited > WALL_SECONDS):
-            what = "no end after" if spent > CPU_SECONDS else "waits for ever: after"
+        works = spent > CPU_SECONDS
+        if not self.over and (works or waited > WALL_SECONDS * (1 + spent)):
             os.kill(self.process.pid or 0, signal.SIGUSR1)
             time.sleep(0.5)
             self.process.kill()
             self.process.join()
-            yield from self._lost(f"{what} {CPU_SECONDS if spent > CPU_SECONDS else WALL_SECONDS:.0f} seconds")
+            yield from self._lost("works without end" if works else "waits without end")
 
     def _lost(self, what: str) -> Iterator[str]:
         self.over = True
@@ -211,7 +215,7 @@ class _Watched:
         product = f'{re.escape(str(ROOT))}/((?:ppsd_rt|models)/[^"]*)", line \\d+ in (\\S+)'
         place = re.search(product, trace)
         where = f" in {place[1]}:{place[2]}" if place else ""
-        if self.counts.fault(what + where, self.input or "before the first input", f"{output}\n{trace}"):
+        if self.counts.fault(what + where, self.input or repr("before the first input"), f"{output}\n{trace}"):
             yield what + where
 
     def close(self) -> None:
@@ -242,13 +246,55 @@ def run_campaign(names: list[str], minutes: float, seed: int, workers: int, fail
             if each.over:
                 each.close()
                 running.remove(each)
+    for name, each in counts.items():
+        for what, fault in each.faults.items():
+            if what.startswith(DIED) and isinstance(value := ast.literal_eval(fault.smallest), str | bytes | list):
+                fault.smallest = repr(_shrunk(name, value))
+                _write(failures, name, what, fault)
     return counts
+
+
+def _dies(name: str, value: Any) -> bool:
+    """Whether a process that tries this input is ended by a signal."""
+    with tempfile.TemporaryDirectory(prefix="ppsd-fuzz-") as folder:
+
+        def alone() -> None:
+            silence = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(silence, 1)
+            os.dup2(silence, 2)
+            with Place(Path(folder)).entered() as place, _dropped():
+                TARGETS[name][1](place, value)
+            os._exit(0)
+
+        process = multiprocessing.get_context("fork").Process(target=alone)
+        process.start()
+        process.join(WALL_SECONDS)
+        died = (process.exitcode or 0) < 0
+        process.kill()
+        process.join()
+        return died
+
+
+def _shrunk(name: str, value: Any, tries: int = 60) -> Any:
+    """What kills a process, with pieces left out that are not needed for that."""
+    size = len(value) // 2
+    while size:
+        at = 0
+        while at < len(value) and tries:
+            tries -= 1
+            candidate = value[:at] + value[at + size :]
+            if candidate and _dies(name, candidate):
+                value = candidate
+            else:
+                at += size
+        size //= 2
+    return value
 
 
 def _write(failures: Path, name: str, what: str, fault: Fault) -> None:
     failures.mkdir(parents=True, exist_ok=True)
     path = failures / f"{name}-{hashlib.sha256(what.encode()).hexdigest()[:8]}.txt"
-    if fault.count == 1:
+    if not path.exists():
         print(f"{name}: {what}\n    {path}", flush=True)
     path.write_text(f"{name}\n{fault.smallest}\n{what}\n\n{fault.trace}", encoding="utf-8", errors="backslashreplace")
 

@@ -283,3 +283,4 @@ TARGETS = {
     "calibration": (lambda place: json_files([moments(1), moments(3)]), calibration),
     "importance": (importance_files, importance),
 }
+FILES = set(TARGETS) - {"chat-template"}  # whose inputs are files as they are

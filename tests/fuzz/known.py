@@ -5,8 +5,11 @@ from typing import Any
 
 from support import TEMPLATE, VOCAB, tiny_config
 
-from .mutations import SPECIAL
+from ppsd_rt.ranks.handshake import pack
+
+from .mutations import PIPE, SPECIAL
 from .place import CORPUS, SHAPE, moments
+from .rank_targets import FACTS, wire_message
 
 HUGE = 10**400
 
@@ -36,6 +39,13 @@ DEEP = "[" * 100_000
 LIE = "{'descr': '<f4', 'fortran_order': False, 'shape': (3000000000, 3000), }\n"
 
 KNOWN: dict[str, list[Any]] = {
+    "calls": [
+        [("begin", 9, 40, schedule, 0, False), *first, ("head", "none"), ("run", 0)]
+        for schedule in ("eesd", "elastic", "auto")
+        for first in ([], [("advance", 0, 2)])
+    ],
+    "wire": [[wire_message(2, 1, 0, 3, 16, 3)]],
+    "handshake": [pack({**FACTS, "error": "no such\nmodel \x1b[31m"})],
     "config": [
         _config(num_hidden_layers=10_000_000),
         _config(model_type=["llama"]),
@@ -48,8 +58,8 @@ KNOWN: dict[str, list[Any]] = {
         _config(rope_scaling=_llama3(low_freq_factor=1.0, high_freq_factor=1.0 + 1e-16)),
         DEEP.encode(),
     ],
-    "tokenizer": [SPECIAL + b"zero", SPECIAL + b"pipe"],
-    "tokenizer-config": [SPECIAL + b"pipe", json.dumps({"chat_template": "{{ 'a' * 20000000000 }}"}).encode()],
+    "tokenizer": [SPECIAL + b"zero", PIPE],
+    "tokenizer-config": [PIPE, json.dumps({"chat_template": "{{ 'a' * 20000000000 }}"}).encode()],
     "chat-template": [TEMPLATE + piece for piece in (CORPUS / "template_pieces.txt").read_text().splitlines()],
     "weights": [_safetensors('{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}')],
     "calibration": [

@@ -1,4 +1,4 @@
-"""Where inputs are tried: a folder with a tiny model, an exit head, a GGUF file and the like, made once for a process."""
+"""Where inputs are tried: a folder with a tiny model, an exit head, a GGUF file and the like; one for a process."""
 
 import json
 import os
@@ -62,6 +62,7 @@ class Place:
             stack.enter_context(patch.dict(os.environ, environment))
             stack.enter_context(patch("tempfile.tempdir", str(self.case / "tmp")))
             stack.enter_context(patch("ppsd_rt.cpu_backend.calibrate", lambda engine: COSTS))
+            stack.enter_context(patch("ppsd_rt.cuda.errors.interpreted", lambda: False))  # as users have it
             stack.enter_context(patch("ppsd_rt.models.default_model._download_wheel", _no_network))
             os.chdir(self.case / "cwd")
             stack.callback(os.chdir, before)

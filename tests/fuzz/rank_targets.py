@@ -13,7 +13,7 @@ from ppsd_rt.ranks.world import World
 
 from .mutations import damaged
 from .oracle import check_line, judge
-from .place import Place
+from .place import SHAPE, Place
 
 FACTS = {field: f"some {field}" for field in FIELDS} | {"error": ""}
 
@@ -74,9 +74,8 @@ def control(place: Place, data: bytes) -> str:
     def use() -> None:
         for rank in (0, 1):
             ends = Control(_Group(), World(rank, 2, rank, 2), 4.0, 0.0)
-            heard = []
             for kind in (Kind.COSTS, Kind.REPORT, Kind.EPOCH, Kind.MEASURE):
-                ends.on(kind, lambda rank, value, message: heard.append((numbers_of(message), text_of(message))))
+                ends.on(kind, lambda rank, value, message: (numbers_of(message), text_of(message)))
             try:
                 ends._receivers[0]._take(np.frombuffer(data, np.int32).copy())
             except ProtocolError as error:
@@ -87,25 +86,26 @@ def control(place: Place, data: bytes) -> str:
     return judge(place.case, use, ())
 
 
+def wire_message(kind: int, epoch: int, start: int, count: int, limit: int, flags: int) -> bytes:
+    """One of the pipeline's (csrc/pipeline/wire.h), of `count` rows."""
+    hidden = SHAPE["hidden_size"]
+    data = np.zeros(32 + count * hidden, np.int32)
+    data[:2] = 0x50535000 + _native.WIRE_VERSION, kind
+    data[2:4].view(np.int64)[0] = epoch
+    data[4:8] = start, count, limit, flags
+    data[16 : 16 + count] = 5
+    data[32:].view(np.float32)[:] = 0.1
+    return data.tobytes()
+
+
 def wire_messages(place: Place) -> st.SearchStrategy[list[bytes]]:
     """The beginning of an answer and its first rows, as a drafting rank sends them; damaged."""
-    hidden = Checkpoint(place.model).config.hidden_size
-    words = _native.wire_words(hidden)
-
-    def message(kind: int, epoch: int, start: int, count: int, limit: int, flags: int) -> bytes:
-        data = np.zeros(32 + max(count, 0) * hidden, np.int32)
-        data[:2] = 0x50535000 + _native.WIRE_VERSION, kind
-        data[2:4].view(np.int64)[0] = epoch
-        data[4:8] = start, count, limit, flags
-        data[16 : 16 + count] = 5
-        data[32:].view(np.float32)[:] = 0.1
-        return data.tobytes()
-
+    most = 4 * _native.wire_words(SHAPE["hidden_size"])
     numbers = st.sampled_from((0, 1, 2, 15, 16, 17, 63, 64, 2**20, 2**31 - 1, -1, -(2**31)))
     epochs = st.sampled_from((0, 1, 2, 2**62, -1))
     odd = st.builds(
         lambda kind, epoch, start, limit, flags, rows: _set(
-            message(2, 1, 0, 1, 1, 0), kind, epoch, start, rows, limit, flags
+            wire_message(2, 1, 0, 1, 1, 0), kind, epoch, start, rows, limit, flags
         ),
         st.integers(0, 4),
         epochs,
@@ -114,9 +114,9 @@ def wire_messages(place: Place) -> st.SearchStrategy[list[bytes]]:
         numbers | st.integers(0, 15),
         numbers,
     )
-    begin, rows = message(1, 1, 0, 0, 40, 0), message(2, 1, 0, 3, 16, 3)
+    begin, rows = wire_message(1, 1, 0, 0, 40, 0), wire_message(2, 1, 0, 3, 16, 3)
     each = st.one_of(st.sampled_from((begin, rows)), damaged([begin, rows]), odd)
-    return st.lists(each.map(lambda data: data[: 4 * words]), min_size=1, max_size=4)
+    return st.lists(each.map(lambda data: data[:most]), min_size=1, max_size=4)
 
 
 def _set(data: bytes, kind: int, epoch: int, *header: int) -> bytes:

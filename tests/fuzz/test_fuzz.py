@@ -22,7 +22,7 @@ def test_a_few_inputs_are_answered_or_refused(place, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TARGETS)
 def test_inputs_are_answered_or_refused(place, name):
-    examples(place, name, 40, None, lambda value: TARGETS[name][1](place, value))
+    examples(place, name, 25, None, lambda value: TARGETS[name][1](place, value))
 
 
 @pytest.mark.slow

@@ -58,8 +58,10 @@ def device(place: Place, text: str) -> str:
 
 
 def exit_head_name(place: Place, text: str) -> str:
+    name = text.replace("{model}", str(place.model)).replace("{gguf}", str(place.gguf))
+
     def use() -> None:
-        place.engine.use_head(text.replace("{model}", str(place.model)).replace("{gguf}", str(place.gguf)))
+        place.engine.use_head(name)
         schedule = "plain" if place.engine.head is None else "eesd:length=2"
         place.engine.generate([5, 6, 7], SamplingParams(max_tokens=3), schedule).run()
 
