@@ -44,7 +44,7 @@ from .oracle import ROOT, signature
 from .place import Place
 from .targets import TARGETS, examples
 
-CPU_SECONDS, WALL_SECONDS = 20.0, 30.0  # for one input, which takes some milliseconds; the latter where it only waits
+CPU_SECONDS, WALL_SECONDS = 20.0, 10.0  # for one input, which takes some milliseconds; the latter where it only waits
 DIED = "the process died"
 SHRINKING = 20.0  # seconds that a slice may go over its time for a smaller input
 Report = Callable[..., None]
@@ -268,7 +268,7 @@ def _dies(name: str, value: Any) -> bool:
 
         process = multiprocessing.get_context("fork").Process(target=alone)
         process.start()
-        process.join(WALL_SECONDS)
+        process.join(CPU_SECONDS)
         died = (process.exitcode or 0) < 0
         process.kill()
         process.join()
