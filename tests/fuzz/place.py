@@ -83,6 +83,8 @@ class Place:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """What was changed below `case` is undone."""
+        assert self.head
+        assert self.gguf  # made by now, and so not undone
         good = {path: path.read_bytes() for path in self.case.rglob("*") if path.is_file()}
         folders = {path for path in self.case.rglob("*") if path.is_dir()}
         try:
