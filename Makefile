@@ -5,11 +5,12 @@ VENV   ?= .venv
 PYTHON ?= python3
 BIN    := $(VENV)/bin
 PROMPT ?= Why is the sky blue?
+MINUTES ?= 60
 
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test lint types sanitize check clean
+.PHONY: run test lint types sanitize fuzz check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	$(BIN)/ppsd-run --compare --max-tokens 128 "$(PROMPT)"
@@ -31,6 +32,10 @@ types: $(VENV)/development
 
 sanitize: $(VENV)/development  ## the C++ carriers and the CPU library under stress, under each sanitizer
 	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh
+
+fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz
+	@mkdir -p build
+	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES) --out build/fuzz.json
 
 check: lint types test
 

@@ -1,0 +1,109 @@
+"""Inputs that once did harm, or nearly: tried first, and by `make test-all`."""
+
+import json
+from typing import Any
+
+from support import TEMPLATE, VOCAB, tiny_config
+
+from ppsd_rt.ranks.handshake import pack
+
+from .mutations import PIPE, SPECIAL
+from .place import CORPUS, SHAPE, moments
+from .rank_targets import FACTS, wire_message
+
+HUGE = 10**400
+
+
+def _config(**changes: Any) -> bytes:
+    return json.dumps({**tiny_config(), **SHAPE, **changes}).encode()
+
+
+def _llama3(**changes: float) -> dict[str, Any]:
+    good = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+    return {"rope_type": "llama3", **good, **changes}
+
+
+def _moments(**changes: Any) -> bytes:
+    """A calibration cache with these in place of the turns' costs."""
+    damaged = moments(3)
+    for moment in damaged:
+        moment["costs"]["turns"].update(changes)
+    return json.dumps(damaged).encode()
+
+
+def _safetensors(header: str) -> bytes:
+    return len(header).to_bytes(8, "little") + header.encode()
+
+
+DEEP = "[" * 100_000
+LIE = "{'descr': '<f4', 'fortran_order': False, 'shape': (3000000000, 3000), }\n"
+
+KNOWN: dict[str, list[Any]] = {
+    "calls": [
+        [("begin", 9, 40, schedule, 0, False), *first, ("head", "none"), ("run", 0)]
+        for schedule in ("eesd", "elastic", "auto")
+        for first in ([], [("advance", 0, 2)])
+    ],
+    "wire": [[wire_message(2, 1, 0, 3, 16, 3)]],
+    "handshake": [pack({**FACTS, "error": "no such\nmodel \x1b[31m"})],
+    "config": [
+        _config(num_hidden_layers=10_000_000),
+        _config(model_type=["llama"]),
+        _config(model_type={"a": 1}),
+        *(_config(**{name: HUGE}) for name in ("rope_theta", "rms_norm_eps")),
+        *(_config(rope_scaling={"rope_type": "linear", "factor": factor}) for factor in (HUGE, 1e-300, 1e300)),
+        *(_config(rope_theta=theta) for theta in (1e-300, 1e300)),
+        _config(rope_scaling=_llama3(factor=1e-300)),
+        _config(rope_scaling=_llama3(low_freq_factor=1e-300, high_freq_factor=1e300)),
+        _config(rope_scaling=_llama3(low_freq_factor=1.0, high_freq_factor=1.0 + 1e-16)),
+        DEEP.encode(),
+    ],
+    "tokenizer": [SPECIAL + b"zero", PIPE],
+    "tokenizer-config": [PIPE, json.dumps({"chat_template": "{{ 'a' * 20000000000 }}"}).encode()],
+    "chat-template": [TEMPLATE + piece for piece in (CORPUS / "template_pieces.txt").read_text().splitlines()],
+    "weights": [_safetensors('{"a": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}, "a": 1}')],
+    "calibration": [
+        *(_moments(row_step=value) for value in (0, 0.0, "x", None, float("nan"), HUGE, -1.0, True)),
+        *(_moments(verify=value) for value in ([], [1e-3], [0.0] * 16, "abc", None, ["x"] * 16)),
+        _moments(row_step=0.0, draft_step=0.0, plain=0.0, verify=[0.0] * 16),
+        _moments(verify_deeper=[float("nan")] * 16),
+        *(text.encode() for text in (DEEP, "{}", "null", "[1]", "[]", "[{}]", '[{"costs": null}]')),
+    ],
+    "importance": [
+        b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode() + bytes(4096)
+        for header in (LIE, LIE.replace("(3000000000, 3000)", "(-1,)"), DEEP[:30_000], "{'descr': " + DEEP[:900])
+    ],
+    "exit-head": [
+        _safetensors(json.dumps({"__metadata__": {"format": "ppsd-exit-head-1", "recipe": DEEP, "acceptance": "{}"}}))
+    ],
+    "exit-head-name": ["norm:1:100000000000", "norm:" + "9" * 5000, "norm:1:" + "9" * 5000],
+    "schedule": [
+        *(f"{name}={'9' * digits}" for name in ("eesd:length", "auto:lookup", "plain:lookup") for digits in (20, 5000)),
+        "elastic:lookahead=3000000000",
+        "eesd:siblings=nan",
+    ],
+    "device": ["cuda:128", "cuda:" + "9" * 20, "cuda:" + "9" * 5000, "cpu:0," + "cpu:" + "9" * 5000],
+    "world": [
+        {"RANK": "2", "WORLD_SIZE": "2"},
+        {"RANK": "-1", "WORLD_SIZE": "2"},
+        {"RANK": "0", "WORLD_SIZE": "x"},
+        {"RANK": "0", "WORLD_SIZE": "9" * 5000},
+    ],
+    "prompts": [
+        b'{"id": "a\\nb", "prompt": ""}',
+        b'{"id": "a\\u0000b", "prompt": ""}',
+        b'{"id": "\\u001b[31m", "prompt": "\\ud800"}',
+        DEEP.encode(),
+    ],
+    "prompt": [DEEP, "[" + "9" * 400 + "]", "[-1]", f"[{VOCAB}]", "[true]", "[]", '""', "{}"],
+    "command-line": [
+        ["-m", "{model}", "--threads", "64", "-n", "2", "Hello"],
+        ["-m", "{model}", "--threads", "1024", "-n", "2", "Hello"],
+        ["-m", "{model}", "--threads", "1", "-n", "2", "--exit-head", "a\nb", "Hello"],
+        ["-m", "{missing}", "--threads", "1", "--trace", "{existing}", "Hello"],
+        ["heads", "none", "-m", "{model}", "--threads", "1", "--prompts", "{prompts}", "--plot", "{existing}"],
+        ["simulate", "--stages", "9", "--layers", "1,1", "--plot", "{existing}", "--trace", "{out}"],
+        ["info", "-m", "{model}", "--stages", "9" * 5000],
+        ["chatt"],
+    ],
+}
