@@ -20,7 +20,7 @@ import jinja2.parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import PpsdError, UsageError
-from .files import one_line, read_json_object
+from .files import one_line, read_json_object, read_text
 
 # A template copies each message once or a few times and adds some text of its own: more than this is a loop gone wrong.
 _OUTPUT_ALLOWANCE = 1 << 20
@@ -140,13 +140,9 @@ class ChatTemplate:
 
 def _read_jinja(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise PpsdError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
-    except UnicodeDecodeError as error:
-        raise PpsdError(f"{path} is not UTF-8 text ({one_line(error)}): mend it or download it again") from error
 
 
 def _read_template_key(path: Path) -> str | None:
