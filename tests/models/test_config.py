@@ -127,7 +127,8 @@ def test_everything_in_range_gives_frequencies_that_mean_something():
         if low < high:
             values = zip(FACTORS, (factor, low, high), strict=True)
             scalings.append({"type": "llama3", **dict(values), "original_max_position_embeddings": context})
-    scalings.append({**LLAMA3, "low_freq_factor": 4.0, "high_freq_factor": np.nextafter(4.0, 5.0).item()})
+    # So close that the rounding of the blend between them would be -46 933 at the first frequency.
+    scalings.append({**LLAMA3, "low_freq_factor": 1303.797306937706, "high_freq_factor": 1303.7973069399818})
     for theta, scaling in product(extremes("rope_theta"), scalings):
         raw = tiny_config(rope_theta=theta, rope_scaling=scaling, head_dim=64, max_position_embeddings=2**31 - 1)
         config = LlamaConfig.from_dict(raw)
