@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import PpsdError
+from .files import read_json_object
 
 # To be raised whenever what gguf_import.py puts into a folder changes: cached folders of another version are made anew.
 CONVERTER_VERSION = 1
@@ -60,9 +61,9 @@ def converted_folder(folder: Path, source: str, name: str, fetch: Callable[[Path
 
 def _is_whole(folder: Path, stamp: str) -> bool:
     try:
-        found = json.loads((folder / _STAMP).read_text(encoding="utf-8"))
+        found = read_json_object(folder / _STAMP)
         return found["stamp"] == stamp and found["files"].items() <= _file_sizes(folder).items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (PpsdError, OSError, KeyError, TypeError, AttributeError):
         return False
 
 

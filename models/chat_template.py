@@ -1,30 +1,34 @@
 """Chat templates: the Jinja programs with which model folders turn a list of messages into one prompt.
 
-A template comes with the weights and is foreign code, so it runs in Jinja's immutable sandbox, with the settings and
-helpers that `transformers` gives it. What goes wrong inside it ends as a one-line `PpsdError`.
+A template comes with the weights and is foreign code, so it runs in Jinja's immutable sandbox, metered (sandbox.py),
+with the settings and helpers that `transformers` gives it. What goes wrong inside it ends as a one-line `PpsdError`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import PpsdError, UsageError
-from .files import one_line, read_json_object
+from .files import one_line, read_json_object, read_text
+from .sandbox import MeteredEnvironment, TooMuchWork, charge, metered
 
 # A template copies each message once or a few times and adds some text of its own: more than this is a loop gone wrong.
 _OUTPUT_ALLOWANCE = 1 << 20
 _OUTPUT_PER_INPUT = 16
+# Of the sandbox's units: seconds at most for a short conversation, and a hundred times what templates of models take.
+_WORK_ALLOWANCE = 1 << 26
+_WORK_PER_INPUT = 256
+_WORK_PER_MESSAGE = 1 << 16
+_LONGEST_SOURCE = 1 << 18  # characters
 
 
 def special_tokens(folder: Path) -> dict[str, str]:
@@ -92,11 +96,13 @@ class ChatTemplate:
         `add_special_tokens=False`. The messages are not changed.
 
         Raises UsageError for messages of another shape, and PpsdError when the template cannot be compiled, refuses
-        the messages (`raise_exception`), fails, or does not stop writing: the output may have at most about a million
-        characters more than sixteen times the messages. A template that loops without writing is not cut off.
+        the messages (`raise_exception`), fails, or does not stop: the output may have at most about a million
+        characters more than sixteen times the messages, and the work has a limit of that kind, too (sandbox.py).
         """
         chat = _checked_messages(messages)
-        limit = _OUTPUT_ALLOWANCE + _OUTPUT_PER_INPUT * sum(len(message["content"]) for message in chat)
+        size = sum(len(message["content"]) for message in chat)
+        limit = _OUTPUT_ALLOWANCE + _OUTPUT_PER_INPUT * size
+        work = _WORK_ALLOWANCE + _WORK_PER_INPUT * size + _WORK_PER_MESSAGE * len(chat)
         variables = {
             **self.variables,
             "messages": chat,
@@ -107,11 +113,17 @@ class ChatTemplate:
         template = self._compiled
         pieces = []
         try:
-            for piece in template.generate(variables):
-                pieces.append(piece)
-                limit -= len(piece)
-                if limit < 0:
-                    break
+            with metered(work):
+                for piece in template.generate(variables):
+                    pieces.append(piece)
+                    limit -= len(piece)
+                    if limit < 0:
+                        break
+        except TooMuchWork:
+            raise PpsdError(
+                f"the chat template in {self.origin} computes without end or needs too much memory: "
+                "mend it, or give a plain prompt instead of messages"
+            ) from None
         except _Refused as error:
             raise PpsdError(f"the chat template in {self.origin} refuses the messages: {one_line(error)}") from error
         except Exception as error:  # foreign code may raise anything
@@ -129,7 +141,10 @@ class ChatTemplate:
     @cached_property
     def _compiled(self) -> jinja2.Template:
         try:
-            return _environment().from_string(self.source)
+            if len(self.source) > _LONGEST_SOURCE:
+                raise ValueError(f"it has {len(self.source)} characters, and {_LONGEST_SOURCE} are enough for all")
+            with metered(_WORK_ALLOWANCE):
+                return _environment().from_string(self.source)
         except Exception as error:  # besides TemplateSyntaxError: Python's own limits on nesting and recursion
             place = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
             raise PpsdError(
@@ -140,13 +155,9 @@ class ChatTemplate:
 
 def _read_jinja(path: Path) -> str | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise PpsdError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
-    except UnicodeDecodeError as error:
-        raise PpsdError(f"{path} is not UTF-8 text ({one_line(error)}): mend it or download it again") from error
 
 
 def _read_template_key(path: Path) -> str | None:
@@ -199,14 +210,13 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 @cache
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+def _environment() -> MeteredEnvironment:
+    return MeteredEnvironment(
+        {"raise_exception": _raise_exception, "strftime_now": _strftime_now},
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
     )
-    helpers: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    environment.globals.update(helpers)
-    environment.filters["tojson"] = _tojson
-    return environment
 
 
 def _raise_exception(message: object) -> NoReturn:
@@ -214,15 +224,5 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:
+    charge(256 * len(format))  # the most that time.strftime gives
     return datetime.now().strftime(format)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON as it is: Jinja's own filter escapes HTML, which no model was trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

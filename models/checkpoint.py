@@ -7,6 +7,7 @@ Nothing here needs torch; `llama.LlamaForCausalLM.from_checkpoint` and the C++ b
 import hashlib
 import json
 import mmap
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -20,7 +21,7 @@ from safetensors.numpy import save as serialize
 
 from ..errors import PpsdError
 from .config import LlamaConfig
-from .files import one_line, read_json_object
+from .files import one_line, parse_json, read_json_object
 from .shapes import check_shapes, model_shapes
 
 SINGLE_FILE = "model.safetensors"
@@ -88,7 +89,7 @@ def read_tensors(folder: Path) -> dict[str, Array]:
             raise PpsdError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: fetch or convert the weights")
         return read_file(folder / SINGLE_FILE)
 
-    weight_map = read_json_object(index).get("weight_map")
+    weight_map = read_json_object(index, unique=True).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise PpsdError(f"{index} has no weight_map of tensor names to file names; fetch the file again")
     tensors: dict[str, Array] = {}
@@ -111,17 +112,12 @@ def read_file(path: Path, *, integers: bool = False) -> dict[str, Array]:
     """Everything in one safetensors file: floats of 16 or 32 bits and, if asked for, int32."""
     supported: dict[str, type] = {**_FLOATS, "I32": np.int32} if integers else _FLOATS
     with _readable(path):
-        with safe_open(path, framework="np") as file:  # the library checks the header: offsets, sizes, overlaps
-            file.keys()
-        with open(path, "rb") as raw:
-            length = int.from_bytes(raw.read(8), "little")
-            header: dict[str, dict[str, Any]] = json.loads(raw.read(length))
-        header.pop("__metadata__", None)
-        data = (
-            np.memmap(path, np.uint8, "c", offset=8 + length) if path.stat().st_size > 8 + length else np.zeros(0, "u1")
-        )
+        header, start = _read_header(path)
+        data = np.memmap(path, np.uint8, "c", offset=start) if path.stat().st_size > start else np.zeros(0, "u1")
         tensors = {}
         for name, entry in header.items():
+            if name == "__metadata__":
+                continue
             if entry["dtype"] not in supported:
                 known = ", ".join(supported)
                 raise PpsdError(f"{path}: tensor {name} has dtype {entry['dtype']}; supported are {known}")
@@ -132,16 +128,28 @@ def read_file(path: Path, *, integers: bool = False) -> dict[str, Array]:
 
 def read_metadata(path: Path) -> dict[str, str]:
     """The free-form string pairs in the header of a safetensors file."""
-    with _readable(path), safe_open(path, framework="np") as file:
-        return dict(file.metadata() or {})
+    with _readable(path):
+        return _read_header(path)[0].get("__metadata__") or {}
+
+
+def _read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header's entries, and where the data begins."""
+    with safe_open(path, framework="np") as file:  # the library checks the header: offsets, sizes, overlaps
+        file.keys()
+    with open(path, "rb") as raw:
+        length = int.from_bytes(raw.read(8), "little")
+        return parse_json(raw.read(length), unique=True), 8 + length  # of a key that is there twice it takes the last
 
 
 @contextmanager
 def _readable(path: Path) -> Iterator[None]:
     """One clear line for whatever is wrong with a safetensors file."""
-    if path.is_dir():
-        raise PpsdError(f"{path} is a folder, not a safetensors file")
     try:
+        kind = path.stat().st_mode
+        if stat.S_ISDIR(kind):
+            raise PpsdError(f"{path} is a folder, not a safetensors file")
+        if not stat.S_ISREG(kind):  # to open a pipe would wait for ever
+            raise PpsdError(f"{path} is not a regular file: name a safetensors file")
         yield
     except PpsdError:
         raise

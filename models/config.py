@@ -6,10 +6,33 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PpsdError
-from .files import read_json_object
+from .files import one_line, read_json_object
 
 # model_type -> which projections carry a bias when the file itself does not say.
 _QKV_BIAS_BY_DEFAULT = {"llama": False, "mistral": False, "qwen2": True}
+
+# Far beyond every model there is, and little enough that a damaged file costs neither memory nor time.
+_MOST = {
+    "vocab_size": 1 << 24,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "num_hidden_layers": 4096,
+    "num_attention_heads": 1 << 14,
+    "num_key_value_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "max_position_embeddings": (1 << 31) - 1,
+    "original_max_position_embeddings": (1 << 31) - 1,
+}
+
+# Beyond every model, too. So the rotary frequencies theta^(-2i/d) / factor stay between 1e-21 and 1: in float32 none of
+# them vanishes, and the angle at the last position is finite. The epsilon's square root is not zero in float32.
+_RANGES = {
+    "rope_theta": (1.0, 1e15),
+    "rms_norm_eps": (1e-20, 1.0),
+    "factor": (1.0, 1e6),
+    "low_freq_factor": (1e-3, 1e6),
+    "high_freq_factor": (1e-3, 1e6),
+}
 
 
 @dataclass(frozen=True)
@@ -58,11 +81,10 @@ class LlamaConfig:
         """Read `config.json`, and the EOS ids of `generation_config.json` where that file exists."""
         raw = read_json_object(folder / "config.json")
         generation = folder / "generation_config.json"
-        if generation.exists():
-            eos = read_json_object(generation).get("eos_token_id")
-            if eos is not None:
-                ids = _id_tuple(eos, generation) + _id_tuple(raw.get("eos_token_id"), generation)
-                raw = {**raw, "eos_token_id": list(dict.fromkeys(ids))}
+        eos = read_json_object(generation, missing_ok=True).get("eos_token_id")
+        if eos is not None:
+            ids = _id_tuple(eos, generation) + _id_tuple(raw.get("eos_token_id"), generation)
+            raw = {**raw, "eos_token_id": list(dict.fromkeys(ids))}
         return cls.from_dict(raw, where=str(folder / "config.json"))
 
     @classmethod
@@ -70,9 +92,9 @@ class LlamaConfig:
         """Build from the parsed file. Raises PpsdError that names whatever is missing, malformed or not supported."""
         read = _Reader(raw, where)
         model_type = raw.get("model_type")
-        if model_type not in _QKV_BIAS_BY_DEFAULT:
+        if not isinstance(model_type, str) or model_type not in _QKV_BIAS_BY_DEFAULT:
             known = ", ".join(_QKV_BIAS_BY_DEFAULT)
-            raise PpsdError(f"{where}: model_type {model_type!r} is not supported; supported are {known}")
+            raise PpsdError(f"{where}: model_type {_shown(model_type)} is not supported; supported are {known}")
         _refuse_unsupported(raw, where)
 
         hidden_size = read.integer("hidden_size")
@@ -110,7 +132,7 @@ class LlamaConfig:
         for name, ids in (("bos_token_id", (self.bos_token_id,)), ("eos_token_id", self.eos_token_ids)):
             for token in ids:
                 if token is not None and not 0 <= token < self.vocab_size:
-                    raise PpsdError(f"{where}: {name} {token} is outside the vocabulary of {self.vocab_size}")
+                    raise PpsdError(f"{where}: {name} {_shown(token)} is outside the vocabulary of {self.vocab_size}")
 
 
 class _Reader:
@@ -128,29 +150,33 @@ class _Reader:
         return value
 
     def integer(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31:
-            raise PpsdError(f"{self.where}: {key} must be a positive integer, not {value!r}")
+        value, most = self._value(key, default), _MOST[key]
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+            raise PpsdError(f"{self.where}: {key} must be a whole number from 1 to {most}, not {_shown(value)}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        value = self._value(key, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-            raise PpsdError(f"{self.where}: {key} must be a positive number, not {value!r}")
+        value, (least, most) = self._value(key, default), _RANGES[key]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise PpsdError(f"{self.where}: {key} must be a number from {least:g} to {most:g}, not {_shown(value)}")
         return float(value)
 
     def boolean(self, key: str, default: bool) -> bool:
         value = self._value(key, default)
         if not isinstance(value, bool):
-            raise PpsdError(f"{self.where}: {key} must be true or false, not {value!r}")
+            raise PpsdError(f"{self.where}: {key} must be true or false, not {_shown(value)}")
         return value
+
+
+def _shown(value: object) -> str:
+    return one_line(repr(value))
 
 
 def _rope_section(raw: Mapping[str, Any], read: _Reader) -> _Reader:
     """The object that holds the rotary settings: newer files write `rope_parameters`, older ones `rope_scaling`."""
     section = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
     if not isinstance(section, dict):
-        raise PpsdError(f"{read.where}: rope_scaling must be an object, not {section!r}")
+        raise PpsdError(f"{read.where}: rope_scaling must be an object, not {_shown(section)}")
     return _Reader(section, f"{read.where}: rope_scaling")
 
 
@@ -172,7 +198,7 @@ def _rope_scaling(raw: Mapping[str, Any], read: _Reader) -> RopeScaling | None:
         if scaling.high_freq_factor <= scaling.low_freq_factor:
             raise PpsdError(f"{section.where}: high_freq_factor must be above low_freq_factor")
         return scaling
-    raise PpsdError(f"{section.where}: type {kind!r} is not supported; supported are default, linear and llama3")
+    raise PpsdError(f"{section.where}: type {_shown(kind)} is not supported; supported are default, linear and llama3")
 
 
 def _refuse_unsupported(raw: Mapping[str, Any], where: str) -> None:
@@ -187,11 +213,11 @@ def _refuse_unsupported(raw: Mapping[str, Any], where: str) -> None:
     }
     for key, supported in checks.items():
         if not supported:
-            raise PpsdError(f"{where}: {key} = {raw.get(key)!r} is not supported")
+            raise PpsdError(f"{where}: {key} = {_shown(raw.get(key))} is not supported")
 
 
 def _id_tuple(value: Any, where: object) -> tuple[int, ...]:
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise PpsdError(f"{where}: a token id must be an integer or a list of integers, not {value!r}")
+        raise PpsdError(f"{where}: a token id must be an integer or a list of integers, not {_shown(value)}")
     return tuple(ids)

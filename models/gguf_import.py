@@ -19,6 +19,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from ..errors import PpsdError, UsageError
+from .config import LlamaConfig
 from .gguf_file import GgufFile, GgufTensor, read_gguf
 from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
 
@@ -53,6 +54,7 @@ def convert_gguf(source: Path, target: Path, *, dtype: str = "float32", progress
         shape = _read_shape(gguf)
         weights = _plan_weights(gguf, shape)
         tokens = read_tokens(gguf, shape.vocabulary)
+        LlamaConfig.from_dict(_config(shape, tokens, dtype), str(source))  # says what is out of range
         tokenizer = build_tokenizer(gguf, tokens)
         _refuse_full_disk(target, weights, dtype)
 

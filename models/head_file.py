@@ -12,6 +12,7 @@ import numpy.typing as npt
 from ..errors import PpsdError, UsageError
 from .checkpoint import Array, Checkpoint, read_file, read_metadata, save
 from .config import LlamaConfig
+from .files import one_line, parse_json
 from .shapes import Shapes, check_shapes, layer_shapes
 
 FORMAT = "ppsd-exit-head-1"
@@ -78,6 +79,9 @@ class HeadFile:
         """The model's own final norm and LM head, applied early; of the latter the first `vocabulary` rows."""
         info = HeadInfo("norm", exit_layer, model.folder.name, model.hash)
         info.check(model.config)
+        most = model.config.vocab_size
+        if vocabulary is not None and not 1 <= vocabulary <= most:  # before a set of them is made
+            raise PpsdError(f"a draft vocabulary of {vocabulary} ids is out of range: this model has {most}")
         draft_ids = None if vocabulary is None else check_draft_ids(range(vocabulary), model.config)
         return cls(info, {"norm.weight": model.tensors["model.norm.weight"]}, draft_ids)
 
@@ -116,7 +120,7 @@ def read_info(path: Path) -> HeadInfo:
     if raw.get("format") != FORMAT:
         raise PpsdError(f"{path} is not an exit head of this version (format {raw.get('format')!r}, not {FORMAT!r})")
     try:
-        recipe, acceptance = json.loads(raw["recipe"]), json.loads(raw["acceptance"])
+        recipe, acceptance = parse_json(raw["recipe"]), parse_json(raw["acceptance"])
         if not (isinstance(recipe, dict) and isinstance(acceptance, dict)):
             raise ValueError("recipe and acceptance are JSON objects")
         return HeadInfo(
@@ -128,7 +132,9 @@ def read_info(path: Path) -> HeadInfo:
             acceptance=acceptance,
         )
     except (KeyError, ValueError) as error:
-        raise PpsdError(f"{path}: the exit head's metadata is damaged ({error}); fetch or train it again") from None
+        raise PpsdError(
+            f"{path}: the exit head's metadata is damaged ({one_line(error)}); fetch or train it again"
+        ) from None
 
 
 def find_shipped(model_hash: str) -> Path | None:

@@ -34,6 +34,8 @@ def resolve_model(name: str, *, offline: bool = False) -> Path:
             return _model_folder(path)
         if path.is_file():
             return _converted(path)
+        if name and path.exists():
+            raise PpsdError(f"{name} is neither a folder nor a regular file: give {_FORMS}")
     except OSError as error:
         raise PpsdError(f"{name} cannot be read: {error.strerror or error}") from None
     if _looks_like_a_path(name):

@@ -27,6 +27,7 @@ def _llama3(frequencies: Float32, scaling: RopeScaling) -> Float32:
     context = scaling.original_max_position_embeddings
     wavelengths = 2 * math.pi / frequencies
     blend = (context / wavelengths - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    blend = np.clip(blend, 0, 1)  # rounding, where the two factors are close to each other
     stretched = frequencies / scaling.factor
     between = (1 - blend) * stretched + blend * frequencies
     long, short = wavelengths > context / scaling.low_freq_factor, wavelengths < context / scaling.high_freq_factor

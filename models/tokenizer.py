@@ -25,10 +25,11 @@ import tokenizers
 
 from ..errors import PpsdError
 from .chat_template import ChatTemplate, special_tokens, token_content
-from .files import one_line, read_json_object
+from .files import one_line, read_bytes, read_json_object, read_text
 from .unicode import check_unicode
 
 _METASPACE = "▁"
+_MOST_BYTES = 1 << 28  # of tokenizer.json or tokenizer.model; vocabularies of 256 000 tokens take an eighth of it
 _DAMAGED = "the file is damaged or incomplete: download it again"
 
 # What a token stands for, given whether it is the first one of the text. None: no such token.
@@ -172,7 +173,7 @@ class _JsonTokenizer(Tokenizer):
 
     def __init__(self, path: Path) -> None:
         folder = path.parent
-        text = _read_text(path)
+        text = read_text(path, _MOST_BYTES)
         with _library_errors(f"cannot load {path}", _DAMAGED), _panic_reports_dropped():
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
             self._tokenizer.no_truncation()
@@ -233,7 +234,7 @@ class _SentencePieceTokenizer(Tokenizer):
     def __init__(self, path: Path) -> None:
         folder = path.parent
         options = _Options.read(folder / "tokenizer_config.json")
-        model = _read_bytes(path)
+        model = read_bytes(path, _MOST_BYTES)
         with _library_errors(f"cannot load {path}", f"{_DAMAGED}, or take the tokenizer.json of the same model"):
             self._whole = _processor(model)
             self._inner = self._whole if options.legacy else _processor(model + _NO_DUMMY_PREFIX)
@@ -425,20 +426,6 @@ def _eos_id(token_to_id: Callable[[str], int | None], token: str | None, path: P
             "correct it in tokenizer_config.json"
         )
     return id
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise PpsdError(f"cannot read {path}: {error.strerror or one_line(error)}") from error
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return _read_bytes(path).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise PpsdError(f"{path} is not UTF-8 text ({one_line(error)}): {_DAMAGED}") from error
 
 
 @contextmanager

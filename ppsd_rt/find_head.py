@@ -1,9 +1,12 @@
 """Exit heads by the names that users give them."""
 
+import os
+import re
 from pathlib import Path
 
 from .errors import UsageError
 from .models.checkpoint import Checkpoint
+from .models.files import one_line
 from .models.head_file import HeadFile, find_shipped
 
 
@@ -14,11 +17,11 @@ def find_head(name: str, checkpoint: Checkpoint) -> HeadFile | None:
         return HeadFile.load(path, checkpoint) if path else None
     if name in ("none", "None"):
         return None
-    if name.startswith("norm:") and not Path(name).exists():
-        layer, _, vocabulary = name[5:].partition(":")
-        if not layer.isdecimal() or not (vocabulary.isdecimal() or name.count(":") == 1):
-            raise UsageError(f"exit head {name!r} is not understood; write norm:LAYER, as in norm:6")
-        return HeadFile.norm(int(layer), checkpoint, int(vocabulary) if vocabulary else None)
+    if name.startswith("norm:") and not os.path.exists(name):
+        words = re.fullmatch(r"norm:(\d{1,18})(?::(\d{1,18}))?", name, re.ASCII)
+        if words is None:
+            raise UsageError(f"exit head {one_line(repr(name))} is not understood; write norm:LAYER, as in norm:6")
+        return HeadFile.norm(int(words[1]), checkpoint, int(words[2]) if words[2] else None)
     if not name:
         raise UsageError("the exit head's name is empty; write a file, auto, norm:LAYER or none")
     return HeadFile.load(Path(name), checkpoint)

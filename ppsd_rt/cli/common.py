@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..engine import Engine, Prompt
-from ..errors import UsageError
-from ..models.files import one_line
+from ..errors import PpsdError, UsageError
+from ..models.files import one_line, parse_json, read_text
 from ..models.unicode import check_unicode
 from ..sampling import SamplingParams
 from ..statistics import Statistics
+
+MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standard input
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,12 @@ def as_chat(engine: Engine, text: str, raw: bool, system: str | None = None) -> 
     return messages
 
 
+def note_plain(engine: Engine, raw: bool) -> None:
+    """Says that prompts are not put as a user's turn, which `raw` did not ask for."""
+    if not raw and engine.tokenizer.chat_template is None:
+        note(f"{engine.name} has no chat template: the prompt is continued as plain text (--raw: the same, unsaid)")
+
+
 def check_text(text: str, name: str = "the text") -> None:
     """UsageError for text with bytes that Python could not read, which may be the locale's fault and not the text's."""
     encoding = sys.getfilesystemencoding()
@@ -104,10 +112,17 @@ def evaluation_text(path: str | None = None) -> str:
     """A text to measure with; None: the one that comes with the package."""
     if path is None:
         return (files("ppsd_rt") / "data" / "eval.txt").read_text(encoding="utf-8")
+    return _given_text(path)
+
+
+def _given_text(path: str) -> str:
+    """A file that the user names, which may be a pipe. UsageError where it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
+        return read_text(Path(path), MOST_BYTES, pipe_ok=True).removeprefix("\ufeff")
+    except FileNotFoundError:
+        raise UsageError(f"{path} does not exist") from None
+    except PpsdError as error:
+        raise UsageError(str(error)) from None
 
 
 def read_prompts(path: str | None) -> list[NamedPrompt]:
@@ -115,11 +130,7 @@ def read_prompts(path: str | None) -> list[NamedPrompt]:
     if path is None:
         text = (files("ppsd_rt") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
     else:
-        try:
-            text = Path(path).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or one_line(error)
-            raise UsageError(f"cannot read the prompts of {path}: {reason}") from None
+        text = _given_text(path)
     prompts: dict[str, NamedPrompt] = {}
     for number, line in enumerate(text.split("\n"), 1):  # not splitlines: texts may hold other ends of lines
         if line.strip():
@@ -134,8 +145,8 @@ def read_prompts(path: str | None) -> list[NamedPrompt]:
 
 def _read_prompt(line: str, where: str) -> NamedPrompt:
     try:
-        item = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        item = parse_json(line)
+    except ValueError as error:
         raise UsageError(f"{where}: not JSON ({one_line(error)})") from None
     fits = isinstance(item, dict) and isinstance(item.get("id"), str | int) and isinstance(item.get("prompt"), str)
     if not fits:

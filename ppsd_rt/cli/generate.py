@@ -12,11 +12,13 @@ from ..schedule import PLAIN, Auto, Schedule, parse_schedule
 from ..statistics import Statistics
 from ..trace import TraceFile, occupancy
 from .common import (
+    MOST_BYTES,
     as_chat,
     check_text,
     load_engine,
     not_readable,
     note,
+    note_plain,
     print_json,
     read_prompts,
     sampling_params,
@@ -48,6 +50,7 @@ def _run(
         note(f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one; or try --exit-head norm:E)")
     if args.chat:
         return _chat(engine, params, schedule, args, trace)
+    note_plain(engine, args.raw)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
     for id, ids in encoded:
         generation = engine.generate(ids, params, schedule, _options(args))
@@ -94,11 +97,14 @@ def _prompts(args: argparse.Namespace) -> list[tuple[str | None, str]]:
 
 def _read_all() -> str:
     try:
-        return sys.stdin.read()
+        text = sys.stdin.read(MOST_BYTES + 1)
     except UnicodeDecodeError as error:
         raise not_readable(error) from None
     except OSError as error:
         raise UsageError(f"standard input cannot be read: {error.strerror}") from None
+    if len(text) > MOST_BYTES:
+        raise UsageError("standard input does not end: no prompt is that long")
+    return text
 
 
 def _answer(

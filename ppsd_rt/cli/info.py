@@ -4,7 +4,7 @@ import argparse
 import os
 import platform
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .. import __version__
@@ -61,9 +61,17 @@ def machine() -> dict[str, Any]:
     """What a benchmark result must say of where it was measured."""
     return {
         "ppsd_rt": __version__,
-        "torch": version("torch"),
+        "torch": _version("torch"),
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
     }
+
+
+def _version(package: str) -> str | None:
+    """None where it is not installed: the C++ backend needs no torch."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -14,7 +14,7 @@ import torch
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
-from ..models.files import read_json_object
+from ..models.files import one_line, read_json_object
 from ..models.head_file import KINDS, HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
@@ -235,10 +235,16 @@ def _claim(path: Path, wanted: dict[str, Any], at_least: str = "") -> bool:
     if path.exists():
         found = read_json_object(path)
         for key, value in wanted.items():
-            fits = set(value) <= set(found.get(key, [])) if key == at_least else found.get(key) == value
+            have = found.get(key)
+            fits = have == value or (
+                key == at_least
+                and isinstance(have, list)
+                and all(type(item) is int for item in have)
+                and set(value) <= set(have)
+            )
             if not fits:
                 raise PpsdError(
-                    f"{path.parent} was begun with {key} = {found.get(key)}, not {value}: "
+                    f"{path.parent} was begun with {key} = {one_line(have)}, not {value}: "
                     "resume with the same options, or choose another folder"
                 )
         return False

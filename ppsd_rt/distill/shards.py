@@ -196,12 +196,18 @@ def read_shard(folder: Path, number: int) -> list[Text]:
 
 def _read_shard(folder: Path, number: int) -> list[Text]:
     tensors = read_file(shard_path(folder, number), integers=True)
+    if any(tensor.dtype != np.int32 or tensor.ndim != 1 or (tensor < 0).any() for tensor in tensors.values()):
+        raise ValueError("lists of numbers from 0")
     lengths = tensors["lengths"].tolist()
+    if (tensors["answers"] > tensors["lengths"]).any():
+        raise ValueError("answers begin within their texts")
     texts = torch.from_numpy(tensors["ids"]).long().split(lengths)
     states: list[dict[int, States]] = [{} for _ in texts]
     if states_path(folder, number).exists():
         ends = np.cumsum(lengths)
         kept = read_file(states_path(folder, number))
+        if any(rows.dtype != np.uint16 or rows.ndim != 2 or len(rows) != sum(lengths) for rows in kept.values()):
+            raise ValueError("a row of bfloat16 for each token")
         for of_text, end, length in zip(states, ends, lengths, strict=True):
             of_text.update({int(layer): rows[end - length : end] for layer, rows in kept.items()})
     facts = zip(texts, *(tensors[name].tolist() for name in ("answers", "greedy", "families")), states, strict=True)

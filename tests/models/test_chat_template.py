@@ -7,11 +7,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.models import chat_template
 from ppsd_rt.models.chat_template import ChatTemplate
 
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy
@@ -359,6 +361,144 @@ def test_failures_are_one_line(source: str, complaint: str) -> None:
     assert "some/file" in message
     assert "\n" not in message
     assert len(message) < 600
+
+
+NEST = "{% set ns = namespace(x=(1,), y=(1,)) %}{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% set ns.y = (ns.y, ns.y) %}{% endfor %}"  # noqa: E501
+LONG = "{% set a = 'a' * 100000 %}"
+FOR = "{% for i in range(99999) %}"
+END = "{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'a' * 20000000000 }}",
+        "{{ 20000000000 * [0] }}",
+        FOR + FOR + END + END,
+        FOR + "{% for j in range(99999) if false %}{% endfor %}" + END,
+        FOR + "{% set x = i.a or i.b or i.c %}" + END,
+        FOR + "{% set x = range(99999) | list %}" + END,
+        FOR + "{% set x = [] | map('join', *range(99999)) %}" + END,
+        FOR + "{% set c = cycler(*range(99999)) %}" + END,
+        "{% set x %}" + FOR + "some text" + END + "{% endset %}",
+        "{% filter upper %}" + FOR + "some text" + END + "{% endfilter %}",
+        "{% for x in range(99999) recursive %}{{ loop(range(99999)) if loop.depth < 3 }}{% endfor %}",
+        "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(40) }}",
+        "{% set ns = namespace(x='ab') %}" + FOR + "{% set ns.x = ns.x ~ ns.x %}" + END,
+        "{% set ns = namespace(x='ab') %}" + FOR + "{% set ns.x = ns.x + ns.x %}" + END,
+        "{% set ns = namespace(x=[1]) %}" + FOR + "{% set ns.x = ns.x + ns.x %}" + END,
+        "{% set ns = namespace(x='ab') %}" + FOR + "{% set ns.x = '%s%s' % (ns.x, ns.x) %}" + END,
+        "{% set ns = namespace(x='ab') %}" + FOR + "{% set ns.x = [ns.x, ns.x] | join %}" + END,
+        "{% set ns = namespace(x=1) %}" + FOR + "{% set ns.x = namespace(a=ns.x, b=ns.x) %}" + END + "{{ ns.x }}",
+        "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}",
+        NEST + "{{ ns.x }}",
+        NEST + "{{ ns.x | tojson }}",
+        NEST + "{{ ns.x | string | length }}",
+        NEST + "{% set x = ns.x ~ 'a' %}",
+        NEST + "{% if ns.x == ns.y %}{% endif %}",
+        NEST + "{% if ns.x is eq(ns.y) %}{% endif %}",
+        NEST + "{% set x = {ns.x: 1} %}",
+        NEST + "{% set x = {}[ns.x] %}",
+        NEST + "{% set x = {}.get(ns.x) %}",
+        NEST + "{% set x = raise_exception(ns.x) %}",
+        NEST + "{% set x = [ns.x, ns.y] | sort %}",
+        "{{ 'a\nb' | indent(10000000000) }}",
+        "{{ '%10000000000d' % 1 }}",
+        "{{ '%10000000000d' | format(1) }}",
+        "{{ '%10000000000d' is odd }}",
+        "{{ ['%10000000000d'] | select('divisibleby', 3) | list }}",
+        "{{ '{:10000000000}'.format(1) }}",
+        "{{ '{:.10000000000f}'.format(1) }}",
+        LONG + "{{ ('{0}' * 1000).format(a) }}",
+        LONG + "{{ a.replace('a', a) }}",
+        LONG + "{{ a | replace('', a) }}",
+        LONG + "{{ a.join(['b'] * 10000) }}",
+        LONG + "{{ (['b'] * 10000) | join(a) }}",
+        LONG + "{{ a.strip('c' * 100000 + 'a') }}",
+        LONG + "{{ a | trim('c' * 100000 + 'a') }}",
+        LONG + "{{ a.rfind('b' + a) }}",
+        LONG + "{{ a.split('a') * 10 }}",
+        LONG + FOR + "{% if a == a ~ '' %}{% endif %}" + END,
+        LONG + FOR + "{% set b = a.upper() %}" + END,
+        LONG + FOR + "{% set b = a[1:] %}" + END,
+        "{{ ([{}] * 1000) | map(attribute='a' ~ '.a' * 10000) | list }}",
+        "{{ (['a' * 100] * 1000) | tojson(indent=60) | length }}",
+        FOR + "{% set x = strftime_now('%c' * 100) %}" + END,
+    ],
+)
+def test_work_without_end(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine: work is counted."""
+    monkeypatch.setattr(chat_template, "_WORK_ALLOWANCE", 1 << 21)
+    with pytest.raises(PpsdError) as caught:
+        ChatTemplate(source, origin="here").render(CHATS["one"])
+    assert str(caught.value).startswith("the chat template in here computes without end or needs too much memory: mend")
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        ("{{ 'a'.center(10000000000) }}", "SecurityError: str.center is not available"),
+        ("{{ 'a'.encode() }}", "SecurityError: str.encode is not available"),
+        ("{{ '%*d' % (10000000000, 1) }}", "SecurityError: a width in a format"),
+        ("{{ '{:{}}'.format(1, 10000000000) }}", "SecurityError: a width in a format"),
+        ("{{ '{0[}]:{1}}'.format({'}': 1}, 10000000000) }}", "SecurityError: a width in a format"),
+        ("{{ 'x'.format_map({}) }}", "SecurityError: str.format_map is not available"),
+        ("{{ 1 | tojson(indent=10000000000) }}", "SecurityError: JSON with an indent"),
+        ("{{ lipsum(1000000000) }}", "'lipsum' is undefined"),
+        (
+            "{{ (1).to_bytes(10000000000, 'big') }}",
+            "SecurityError: builtin_function_or_method objects",
+        ),
+        ("{{ 'ab' | wordwrap(1) }}", "No filter named 'wordwrap'"),
+        ("{{ 10 ** (10 ** 10) }}", "OverflowError: a number of more than 4096 bits"),
+        ("{{ 10 ** 1000 * 10 ** 1000 }}", "OverflowError: a number of more than 4096 bits"),
+        ("{{ ('9' * 4000) | int }}", "OverflowError: a number of more than 4096 bits"),
+        ("{{ 0x" + "f" * 5000 + " }}", "a number of more than 4096 bits"),
+        ("{{ 1 }}" + " " * (1 << 18), "262151 characters"),
+    ],
+)
+def test_what_has_no_known_cost(source: str, complaint: str) -> None:
+    with pytest.raises(PpsdError) as caught:
+        ChatTemplate(source).render(CHATS["one"])
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("{{ 'in %s: %(x)s' % {'x': 1} if false else '%s of 2024: %5.1f' % ('a', 2.25) }}", "a of 2024:   2.2"),
+        ("{{ '**%s**' % 'a' }}{{ 'Date: {}, {x:>4}'.format(1, x='b') }}", "**a**Date: 1,    b"),
+        ("{{ ' a b '.strip().split(' ') | map('upper') | join('-') }}{{ 'abc'[::-1] }}", "A-Bcba"),
+        ("{{ messages | map(attribute='content') | map('length') | list }}", "[19]"),
+        ("{{ (messages | selectattr('role', 'equalto', 'user') | list)[0].role }}", "user"),
+        ("{{ (messages | rejectattr('role', 'in', ['user']) | list) | length }}", "0"),
+        ("{% for k, v in {'b': 1, 'a': 2} | dictsort %}{{ loop.index }}{{ k }}{{ v }}{{ loop.last }}{% endfor %}",
+         "1a2False2b1True"),
+        ("{% for x in [1, 2, 3, 4] if x % 2 %}{{ x }}{% else %}none{% endfor %}", "13"),
+        ("{% for x in [[1, [2]], 3] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}", "123"),
+        ("{% macro m(a, b='c') %}{{ a }}{{ b }}{{ caller() }}{% endmacro %}{% call m(1) %}d{% endcall %}", "1cd"),
+        ("{% block a %}x{% endblock %}{{ self.a() }}{% filter upper %}b{% endfilter %}", "xxB"),
+        ("{% set c = cycler('a', 'b') %}{% set j = joiner() %}{{ c.next() }}{{ c.next() }}{{ j() }}{{ j() }}", "ab, "),
+        ("{% set x %}a{{ 1 }}{% endset %}{{ x ~ 2 }}{{ {'k': [1, none]} | tojson(indent=1) }}",
+         'a12{\n "k": [\n  1,\n  null\n ]\n}'),
+    ],
+)  # fmt: skip
+def test_what_templates_do_is_as_in_plain_jinja(source: str, expected: str) -> None:
+    assert ChatTemplate(source).render(CHATS["one"]) == expected
+    plain = jinja2.Environment()
+    plain.filters["tojson"] = lambda value, **options: json.dumps(value, **options)
+    assert plain.from_string(source).render(messages=CHATS["one"]) == expected
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_of_models_need_little_of_what_they_may(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("_WORK_ALLOWANCE", "_WORK_PER_INPUT", "_WORK_PER_MESSAGE"):
+        monkeypatch.setattr(chat_template, limit, getattr(chat_template, limit) // 10)
+    template = ChatTemplate(TEMPLATES[name], VARIABLES)
+    for count, length in ((1, 10), (1000, 10), (3, 100_000)):
+        messages = [{"role": ("user", "assistant")[i % 2], "content": "x " * (length // 2)} for i in range(count)]
+        assert "x x" in template.render(messages)
 
 
 def test_long_messages_are_not_cut_off() -> None:

@@ -1,12 +1,18 @@
 """config.json -> LlamaConfig: what is read, and what is refused by name."""
 
 import json
+from itertools import product
 
+import numpy as np
 import pytest
 from support import tiny_config
 
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.models.config import LlamaConfig, RopeScaling
+from ppsd_rt.models.config import _RANGES, LlamaConfig, RopeScaling
+from ppsd_rt.models.rotary import inverse_frequencies
+
+HUGE = 10**399
+FACTORS = ("factor", "low_freq_factor", "high_freq_factor")
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -80,6 +86,24 @@ def test_rope_scaling_in_old_and_new_spelling():
         ({"head_dim": 15}, "head_dim"),
         ({"eos_token_id": 100000}, "eos_token_id"),
         ({"eos_token_id": "x"}, "token id"),
+        ({"eos_token_id": HUGE}, "eos_token_id"),
+        ({"model_type": ["llama"]}, "model_type"),
+        ({"model_type": {}}, "model_type"),
+        ({"hidden_act": ["silu"]}, "hidden_act"),
+        ({"num_hidden_layers": 10_000_000}, "num_hidden_layers must be a whole number from 1 to 4096, not 10000000"),
+        ({"head_dim": 2**30}, "head_dim"),
+        ({"rope_theta": HUGE}, "rope_theta"),
+        ({"rope_theta": 1e300}, r"rope_theta must be a number from 1 to 1e\+15, not 1e\+300"),
+        ({"rope_theta": 1e-300}, "rope_theta"),
+        ({"rms_norm_eps": HUGE}, "rms_norm_eps"),
+        ({"rms_norm_eps": 1e-300}, "rms_norm_eps"),
+        ({"rope_scaling": {"type": "linear", "factor": HUGE}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 1e-300}}, "factor"),
+        ({"rope_scaling": {**LLAMA3, "factor": 1e300}}, "factor"),
+        ({"rope_scaling": {**LLAMA3, "low_freq_factor": 1e-300}}, "low_freq_factor"),
+        ({"rope_scaling": {**LLAMA3, "high_freq_factor": 1e300}}, "high_freq_factor"),
+        ({"rope_scaling": {**LLAMA3, "original_max_position_embeddings": 2**31}}, "original_max_position_embeddings"),
+        ({"rope_scaling": {"rope_type": "x" * 5000}}, "is not supported"),
     ],
 )
 def test_refuses_by_name(changes, named):
@@ -87,6 +111,31 @@ def test_refuses_by_name(changes, named):
         LlamaConfig.from_dict(tiny_config(**changes), where="config.json")
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("config.json")
+    assert len(str(caught.value)) < 600
+
+
+def extremes(name):
+    """The ends of a field's range, and what is typical between them."""
+    return [*_RANGES[name], 8.0]
+
+
+def test_everything_in_range_gives_frequencies_that_mean_something():
+    """And no warnings of numpy: finite, above 0, at most 1, and so are the angles of the last position."""
+    contexts = (1, 8192, 2**31 - 1)
+    scalings = [None, *({"type": "linear", "factor": factor} for factor in extremes("factor"))]
+    for factor, low, high, context in product(*map(extremes, FACTORS), contexts):
+        if low < high:
+            values = zip(FACTORS, (factor, low, high), strict=True)
+            scalings.append({"type": "llama3", **dict(values), "original_max_position_embeddings": context})
+    # So close that the rounding of the blend between them would be -46 933 at the first frequency.
+    scalings.append({**LLAMA3, "low_freq_factor": 1303.797306937706, "high_freq_factor": 1303.7973069399818})
+    for theta, scaling in product(extremes("rope_theta"), scalings):
+        raw = tiny_config(rope_theta=theta, rope_scaling=scaling, head_dim=64, max_position_embeddings=2**31 - 1)
+        config = LlamaConfig.from_dict(raw)
+        with np.errstate(all="raise"):
+            frequencies = inverse_frequencies(config)
+            angles = frequencies * np.float32(config.max_position_embeddings)
+        assert ((frequencies > 0) & (frequencies <= 1) & np.isfinite(angles)).all(), (theta, scaling)
 
 
 def test_sliding_window_that_is_switched_off_is_accepted():

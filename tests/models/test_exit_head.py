@@ -6,7 +6,8 @@ from safetensors.torch import load_file, save_file
 from support import VOCAB, tiny_head, tiny_model, write_model
 
 from ppsd_rt.errors import PpsdError, UsageError
-from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.find_head import find_head
+from ppsd_rt.models.checkpoint import Checkpoint, read_metadata
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import KINDS, HeadFile, HeadInfo, read_info
 from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
@@ -152,3 +153,39 @@ def test_damaged_files_are_one_line(checkpoint, tmp_path):
     refused("adapt")
     path.write_bytes(good[: len(good) // 2])
     refused("truncated or corrupt")
+
+
+@pytest.mark.parametrize("recipe", ["[" * 100_000, "[]", "9" * 5000, '{"a": "\\ud800"}'])
+def test_metadata_that_is_no_object_is_one_line(recipe, checkpoint, tmp_path):
+    path = tmp_path / "head.safetensors"
+    tiny_head(tiny_model(), hash=checkpoint.hash).save(path)
+    tensors, metadata = load_file(path), read_metadata(path)
+    save_file(tensors, path, {**metadata, "recipe": recipe})
+    with pytest.raises(PpsdError, match="metadata is damaged") as caught:
+        HeadFile.load(path, checkpoint)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("norm:1:100000000000", "100000000000 ids is out of range: this model has 259"),
+        ("norm:1:0", "0 ids is out of range"),
+        ("norm:100000000000", "1 to 3"),
+        ("norm:" + "9" * 5000, "is not understood"),
+        ("norm:1:" + "9" * 5000, "is not understood"),
+        ("norm:1:", "is not understood"),
+        ("norm:x", "is not understood"),
+        ("x" * 5000, "File name too long"),
+        ("a\0b", "null"),
+    ],
+)
+def test_names_of_heads_that_mean_nothing(name, words, checkpoint):
+    with pytest.raises(PpsdError, match=words) as caught:
+        find_head(name, checkpoint)
+    assert "\n" not in str(caught.value)
+
+
+def test_norm_head_with_a_draft_vocabulary(checkpoint):
+    assert find_head("norm:2:5", checkpoint).draft_ids.tolist() == [0, 1, 2, 3, 4]

@@ -509,6 +509,8 @@ def test_missing_metadata_is_named(tmp_path: Path, key: str) -> None:
         ({"tokenizer.ggml.eos_token_id": 10**6}, "eos_token_id = 1000000 is outside"),
         ({"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.add_bos_token": True}, "bos_token_id"),
         ({"general.alignment": 24}, "not a power of two"),
+        ({"llama.rope.freq_base": 1e-30}, "m.gguf: rope_theta must be a number from 1 to 1e+15, not 1e-30"),
+        ({"llama.rope.scale_linear": 1e-30}, "m.gguf: rope_scaling: factor must be a number from 1 to 1e+06"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(tmp_path: Path, values: dict[str, Any], expected: str) -> None:

@@ -73,6 +73,11 @@ def test_gguf_is_converted_once(tmp_path: Path, empty_cache: Path, capfd: pytest
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
     assert capfd.readouterr() == ("", "")
 
+    for damaged in ("[" * 100_000, "{}", '{"stamp": 1, "files": []}', "\0"):
+        (folder / "ppsd-rt-stamp.json").write_text(damaged)
+        assert resolve_model(path.name) == folder
+        assert capfd.readouterr().err.startswith("converted ")
+
 
 def test_changed_gguf_is_another_model(tmp_path: Path) -> None:
     first = resolve_model(str(small_gguf(tmp_path / "m.gguf")))
@@ -94,6 +99,9 @@ def test_damaged_gguf_leaves_nothing_in_the_cache(tmp_path: Path, empty_cache: P
 def test_other_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     assert "is a file, but not a .gguf file" in refusal("model.safetensors")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    assert "neither a folder nor a regular file" in refusal("pipe.gguf")
+    assert "neither a folder nor a regular file" in refusal("/dev/zero")
 
 
 @pytest.mark.parametrize(

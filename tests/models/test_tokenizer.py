@@ -674,6 +674,20 @@ def test_not_a_tokenizer(tmp_path: Path, file: str, content: bytes) -> None:
     assert "download it again" in message
 
 
+def test_no_regular_files(byte_level: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(byte_level, folder)
+    (folder / "tokenizer_config.json").unlink(missing_ok=True)
+    os.mkfifo(folder / "tokenizer_config.json")
+    assert "tokenizer_config.json is not a regular file" in error_of(folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.json").symlink_to("/dev/zero")
+    assert "tokenizer.json is not a regular file" in error_of(folder)
+    (folder / "tokenizer.json").rename(folder / "tokenizer.model")
+    (folder / "tokenizer_config.json").unlink()
+    assert "tokenizer.model is not a regular file" in error_of(folder)
+
+
 def damaged_json(byte_level: Path, tmp_path: Path, **changes: object) -> Path:
     value = json.loads((byte_level / "tokenizer.json").read_text(encoding="utf-8"))
     write_json(tmp_path / "tokenizer.json", value | changes)

@@ -1,11 +1,13 @@
 """`ppsd-run` as a user meets it: what it prints, its exit status, and one line for everything that goes wrong."""
 
+import importlib.metadata
 import io
 import itertools
 import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,7 +20,7 @@ from rich.console import Console
 from support import tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
-from ppsd_rt.cli import generate
+from ppsd_rt.cli import common, generate, info
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
 from ppsd_rt.cli.drafts import show_drafts
@@ -233,6 +235,17 @@ def test_chat_template_applies_unless_raw(run):
     assert len(raw) == 2 < len(chat) < len(system)
 
 
+def test_a_model_without_a_chat_template_says_so(folder, tmp_path, run):
+    """Unless the text was meant to be continued."""
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    options = ["--model", tmp_path / "model", "--dtype", "float32", "-n", 2]
+    for args, said in ((["hi"], True), (["hi", "--json"], True), (["hi", "--raw"], False)):
+        status, _, err = run(*args, *options, model=False)
+        assert (status, "has no chat template: the prompt is continued as plain text" in err) == (0, said)
+    assert "no chat template" not in run("hi", "-n", 2)[2]
+
+
 def test_prompt_from_standard_input(folder):
     command = [sys.executable, "-m", "ppsd_rt", "--model", folder, "-n", "3", "--json", "--raw"]
     for args in ([], ["-"]):
@@ -347,13 +360,28 @@ def test_check_reports_the_first_difference_with_both_logits(run, head, tmp_path
 
 def test_info(run, head):
     status, out, _ = run("info", "--exit-head", head, "--json")
-    info = json.loads(out)
+    said = json.loads(out)
     assert status == 0
-    assert (info["exit head"]["kind"], info["exit head"]["exit_layer"]) == ("layer", 2)
-    assert info["model"]["num_hidden_layers"] == 4
-    assert {"torch", "cpu", "cores"} <= set(info["machine"])
-    assert info["backend"]["isa"] in info["backend"]["usable_isas"]
+    assert (said["exit head"]["kind"], said["exit head"]["exit_layer"]) == ("layer", 2)
+    assert said["model"]["num_hidden_layers"] == 4
+    assert {"torch", "cpu", "cores"} <= set(said["machine"])
+    assert said["backend"]["isa"] in said["backend"]["usable_isas"]
     assert "exit_layer" in run("info", "--exit-head", head)[1]
+
+
+def test_info_and_heads_without_torch(run, monkeypatch):
+    """Which the C++ backend does not need: it may not be installed."""
+
+    def version(package):
+        if package == "torch":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return importlib.metadata.version(package)
+
+    monkeypatch.setattr(info, "version", version)
+    status, out, _ = run("info", "--json")
+    assert (status, json.loads(out)["machine"]["torch"]) == (0, None)
+    status, out, _ = run("heads", "norm:2", "--limit", 1, "-n", 2, "-o", "json")
+    assert (status, json.loads(out.splitlines()[-1])["machine"]["torch"]) == (0, None)
 
 
 @pytest.mark.parametrize(
@@ -394,7 +422,7 @@ def test_wrong_usage_is_one_line(run, args, status, words):
     assert err.startswith("ppsd-run: ")
 
 
-def test_bad_prompts_are_one_line(run, tmp_path):
+def test_bad_prompts_are_one_line(run, tmp_path, monkeypatch):
     path = tmp_path / "prompts.jsonl"
     good = '{"id": "a", "prompt": "one"}\n'
     cases = {
@@ -410,15 +438,18 @@ def test_bad_prompts_are_one_line(run, tmp_path):
         good + good: "'a'",
         good + '{"id": 2, "prompt": " "}': "prompt 2: the prompt is empty",
         good + json.dumps({"id": 2, "prompt": "x" * 600}): "prompt 2: the prompt has",
-        good + '{"id": 2, "prompt": "\\ud800"}': "prompt 2: the text is not valid Unicode",
+        good + '{"id": 2, "prompt": "\\ud800"}': "line 2: not JSON (it holds a lone surrogate",
     }
     for content, words in cases.items():
         path.write_text(content)
         status, out, err = run("--prompts", path, "--json")
         assert (status, out, len(err.strip().splitlines())) == (2, "", 1)
         assert words in err
-    for name in (tmp_path, tmp_path / "nowhere"):
-        assert run("--prompts", name)[0] == 2
+    monkeypatch.setattr(common, "MOST_BYTES", 1 << 20)
+    for name, words in ((tmp_path, "directory"), (tmp_path / "nowhere", "exist"), ("/dev/zero", "more than 1 MiB")):
+        status, _, err = run("--prompts", name)
+        assert status == 2
+        assert words in err
     long = "x" * 600
     status, _, err = run(long)
     assert status == 2

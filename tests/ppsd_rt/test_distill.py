@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -25,7 +26,7 @@ from ppsd_rt.distill.train import Trainer, TrainSettings, batches
 from ppsd_rt.distill.writers import NativeWriter, TorchWriter
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
-from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.checkpoint import Checkpoint, save
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadFile, HeadInfo
 from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
@@ -392,6 +393,38 @@ def test_damaged_files_say_what_to_delete(job, monkeypatch):
     assert play(again.train(), count=1).done == 3  # nothing that was not damaged is lost
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lengths", [[3, 2]]),
+        ("lengths", [3.0, 2.0]),
+        ("lengths", [6, -1]),
+        ("lengths", [3, 1]),
+        ("answers", [1, 9]),
+        ("answers", [1]),
+        ("ids", [1, 2, 3, 4, -5]),
+        ("states", [[0.0]] * 5),  # of another type
+        ("states", [0] * 5),
+        ("states", [[0]] * 4),
+    ],
+)
+def test_a_shard_that_does_not_fit_together_is_damaged(tmp_path, name, value):
+    def write(**changes):
+        lists = {"ids": [1, 2, 3, 4, 5], "lengths": [3, 2], "answers": [1, 0], "greedy": [1, 0], "families": [0, 0]}
+        lists = {**lists, "states": [[0]] * 5, **changes}
+        arrays = {key: np.array(values) for key, values in lists.items()}
+        arrays = {key: a.astype(np.float32 if a.dtype.kind == "f" else np.int32) for key, a in arrays.items()}
+        states = arrays.pop("states")
+        save(shards.states_path(tmp_path, 0), {"2": states if states.dtype.kind == "f" else states.astype("u2")}, {})
+        save(shards.shard_path(tmp_path, 0), arrays, {})
+
+    write()
+    assert [text.ids.tolist() for text in shards.read_shard(tmp_path, 0)] == [[1, 2, 3], [4, 5]]
+    write(**{name: value})
+    with pytest.raises(PpsdError, match="are damaged: delete text-00000.safetensors"):
+        shards.read_shard(tmp_path, 0)
+
+
 def test_a_head_is_written_where_no_held_out_answer_is_greedy(job, tmp_path, monkeypatch):
     def read_shard(folder, number):
         return [replace(text, greedy=number > 0) for text in shards.read_shard(folder, number)]
@@ -405,11 +438,16 @@ def test_a_head_is_written_where_no_held_out_answer_is_greedy(job, tmp_path, mon
 
 
 def test_an_earlier_run_is_not_overwritten_or_mixed(job):
-    job("work")
+    work = job("work")
     with pytest.raises(PpsdError, match="--resume"):
         job("work")
     with pytest.raises(PpsdError, match="seed = 5, not 6"):
         job("work", resume=True, seed=6)
+    for layers in (None, 3, ["1"], [[1]]):
+        settings = json.loads((work.folder / "text.json").read_text())
+        (work.folder / "text.json").write_text(json.dumps({**settings, "layers": layers}))
+        with pytest.raises(PpsdError, match="was begun with layers = "):
+            job("work", resume=True)
 
 
 def test_settings_are_checked(job):
