@@ -3,6 +3,7 @@
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
 from threading import RLock
 from time import perf_counter
@@ -272,7 +273,7 @@ class Generation:
         self._cancellation.ask()
         if self._turn.acquire(blocking=False):
             try:
-                if not self._events.gi_running:
+                if getgeneratorstate(self._events) != GEN_RUNNING:
                     self._events.close()
             finally:
                 self._turn.release()
