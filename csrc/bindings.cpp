@@ -248,7 +248,7 @@ namespace {
 // An engine and the arrays that its model reads from.
 struct PyEngine {
   PyModel model;
-  std::unique_ptr<CpuEngine> engine;
+  std::unique_ptr<CpuEngine, NotAfterFork> engine;
 };
 
 using PySession = PyAnswer<Session>;
@@ -551,7 +551,7 @@ PYBIND11_MODULE(_native, m) {
 
   py::class_<PyEngine>(m, "Engine")
       .def(py::init([](const PyModel& model, int threads, const std::vector<int>& cuts) {
-             return PyEngine{model, std::make_unique<CpuEngine>(model.model, threads, cuts)};
+             return PyEngine{model, {new CpuEngine(model.model, threads, cuts), NotAfterFork()}};
            }),
            py::arg("model"), py::arg("threads"), py::arg("cuts") = std::vector<int>())
       .def_property_readonly("threads", [](const PyEngine& engine) { return engine.engine->threads(); })
@@ -614,17 +614,17 @@ PYBIND11_MODULE(_native, m) {
               request.oracle = {truth, acceptance, seed};
             }
             PySession session;
-            if (trace) session.trace = std::make_unique<Trace>();
-            session.session = std::make_shared<Session>(engine.engine.get(), std::move(request), session.trace.get());
+            if (trace) session.trace.reset(new Trace);
+            session.session.reset(new Session(engine.engine.get(), std::move(request), session.trace.get()), NotAfterFork());
             return session;
           },
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"), py::arg("limits"),
           py::arg("report_drafts") = false, py::arg("lock_step") = false, py::arg("ticks") = std::make_pair(1, 1),
           py::arg("oracle") = py::none(), py::arg("trace") = false);
 
-  py::class_<CpuBatch>(m, "Batch")
+  py::class_<CpuBatch, std::unique_ptr<CpuBatch, NotAfterFork>>(m, "Batch")
       .def(py::init([](const PyModel& model, int threads, int texts, int capacity, const std::vector<int>& keep) {
-             return std::make_unique<CpuBatch>(model.model, threads, texts, capacity, keep);
+             return std::unique_ptr<CpuBatch, NotAfterFork>(new CpuBatch(model.model, threads, texts, capacity, keep));
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("threads"), py::arg("texts"), py::arg("capacity"),
            py::arg("keep"))
@@ -633,13 +633,15 @@ PYBIND11_MODULE(_native, m) {
   py::class_<PySession>(m, "Session")
       .def("__iter__", [](PySession& session) -> PySession& { return session; })
       .def("__next__", &PySession::next)
+      .def("cancel", &PySession::cancel)
       .def("close", &PySession::close)
       .def_readonly("seconds", &PySession::seconds)
-      .def("spans", [](const PySession& session) { return trace_spans(session.trace.get()); });
+      .def("spans", &PySession::spans);
 
   py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")
       .def(py::init([](const py::dict& costs, double prior, int lookup, bool siblings) {
-             return std::make_shared<Planner>(costs_of(costs), prior, simulate_overlap, lookup, siblings);
+             auto* planner = new Planner(costs_of(costs), prior, simulate_overlap, lookup, siblings);
+             return std::shared_ptr<Planner>(planner, NotAfterFork());   // an answer's thread may be in it
            }),
            py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0, py::arg("siblings") = false)
       .def_property_readonly("acceptance", &Planner::acceptance)
@@ -713,6 +715,9 @@ PYBIND11_MODULE(_native, m) {
     }
     return dict_of(costs);
   }, py::arg("bench"), py::arg("threads"), py::arg("overlap"), py::arg("step_share"), py::arg("seconds"));
+  py::register_exception<NoThread>(m, "NoThread", PyExc_RuntimeError);
+  m.def("running_threads", &running_threads);
+  m.def("let_threads_start", &let_threads_start, py::arg("count"));
   m.def("roster", &roster, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),
         py::arg("room"));
   m.def("stop_rule_draws", &stop_rule_draws, py::arg("schedule"), py::arg("seed"), py::arg("history"));

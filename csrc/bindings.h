@@ -8,6 +8,7 @@
 
 #include "cpu/stage.h"
 #include "pipeline/carrier.h"
+#include "pipeline/thread.h"
 
 namespace ppsd::bindings {
 
@@ -24,11 +25,14 @@ pybind11::list trace_spans(const Trace* trace);
 // An answer: iterate with next(); waiting lets Python's signals through, so Ctrl-C works.
 template <class Answer>
 struct PyAnswer {
-  std::unique_ptr<Trace> trace;
+  std::unique_ptr<Trace, NotAfterFork> trace;
   std::shared_ptr<Answer> session;   // shared with a thread that waits in next() while another one closes
   double seconds = 0.0;               // at the last event, see Answer::next
+  uint32_t made = forks();
 
+  bool here() const { return made == forks(); }
   pybind11::object next() {
+    if (!here()) throw std::runtime_error("this answer was begun before a fork: begin it again in this process");
     for (;;) {
       Event event;
       typename Answer::Status status;
@@ -43,15 +47,22 @@ struct PyAnswer {
       if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
     }
   }
+  void cancel() {
+    const std::shared_ptr<Answer> held = session;
+    if (!held || !here()) return;
+    const pybind11::gil_scoped_release release;
+    held->cancel();
+  }
   void close() {
     const std::shared_ptr<Answer> held = session;
-    if (!held) return;
+    if (!held || !here()) return;
     {
       const pybind11::gil_scoped_release release;   // several threads may close, and all of them wait for the end
       held->end();
     }
     session = nullptr;
   }
+  pybind11::list spans() const { return trace_spans(here() ? trace.get() : nullptr); }
 };
 
 }  // namespace ppsd::bindings

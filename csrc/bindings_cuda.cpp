@@ -19,10 +19,11 @@ Handle handle_of(uint64_t number) {
   return reinterpret_cast<Handle>(uintptr_t(number));
 }
 
-// What ends with the driver or a thread ends without the interpreter lock.
+// What ends with the driver or a thread ends without the interpreter lock, and in its own process alone.
 template <class Object>
 std::shared_ptr<Object> unlocked(Object* object) {
-  return std::shared_ptr<Object>(object, [](Object* ended) {
+  return std::shared_ptr<Object>(object, [made = forks()](Object* ended) {
+    if (made != forks()) return;
     if (PyGILState_Check()) {
       const py::gil_scoped_release release;
       delete ended;
@@ -142,7 +143,7 @@ void bind_cuda(py::module_& m) {
              request.limits = limits;
              request.seed = seed, request.in_turns = in_turns, request.report_drafts = report_drafts;
              auto session = std::make_unique<PyGraphSession>();
-             if (trace) session->trace = std::make_unique<Trace>();
+             if (trace) session->trace.reset(new Trace);
              session->session = unlocked(
                  new GraphSession(std::move(lanes), graphs_of(graphs), std::move(request), session->trace.get()));
              return session;
@@ -151,9 +152,10 @@ void bind_cuda(py::module_& m) {
            py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("in_turns"), py::arg("report_drafts"), py::arg("trace"))
       .def("__iter__", [](PyGraphSession& session) -> PyGraphSession& { return session; })
       .def("__next__", &PyGraphSession::next)
+      .def("cancel", &PyGraphSession::cancel)
       .def("close", &PyGraphSession::close)
       .def_readonly("seconds", &PyGraphSession::seconds)
-      .def("spans", [](const PyGraphSession& session) { return trace_spans(session.trace.get()); });
+      .def("spans", &PyGraphSession::spans);
 
   py::class_<PyPlan>(m, "LaunchPlan")
       .def(py::init([](const py::object& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns) {

@@ -1,9 +1,11 @@
 """What an engine asks of a backend, and which backends there are."""
 
+import os
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from .schedule import Auto, Schedule
 
 NAMES = ("auto", "cpu", "cuda", "torch")
 MAX_THREADS = 1024
+NO_GPU_AFTER_FORK = "a GPU cannot be used after a fork: load the model in the new process, and start that by spawn"
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,25 @@ class RunOptions:
     report_drafts: bool = False
     trace: bool = False
     oracle: Oracle | None = None
+
+
+class Cancellation:
+    """How an answer in the making is told to end, by any thread."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._tell: Callable[[], None] | None = None
+
+    def ask(self) -> None:
+        self.asked = True
+        if self._tell is not None:
+            self._tell()
+
+    def tells(self, cancel: Callable[[], None]) -> None:
+        """Call `cancel` when it is asked for, in the thread that asks; or now, if that has been."""
+        self._tell = cancel
+        if self.asked:
+            cancel()
 
 
 class Backend(Protocol):
@@ -71,7 +93,12 @@ class Backend(Protocol):
         schedule: Schedule | Auto,
         limits: Limits,
         options: RunOptions,
-    ) -> Generator[Round | Drafted, None, None]: ...
+        cancellation: Cancellation,
+    ) -> Generator[Round | Drafted, None, None]:
+        """Decode one answer. What takes longer than a round is told of the cancellation; the caller looks at it between
+        rounds, and closes the generator.
+        """
+
     def explain(self) -> str:
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
 
@@ -188,7 +215,29 @@ def check_ids(ids: Sequence[int], last: int, vocab_size: int) -> None:
         raise UsageError(f"token ids are 0 to {vocab_size - 1}")
 
 
-def one_at_a_time(current: bool) -> None:
+def one_at_a_time(current: bool, cancellation: Cancellation) -> None:
     """What every backend says when an answer goes on that another one has ended."""
-    if not current:
+    if not current and not cancellation.asked:
         raise PpsdError("this generation was ended: another one has begun on the same engine")
+
+
+class Forks(Protocol):
+    def forked(self) -> None:
+        """Called in the new process after a fork, before anything else there: no thread but this one came along, and
+        what others were changing, or had locked, stays as it was.
+        """
+
+
+_living: WeakSet[Forks] = WeakSet()
+
+
+def hears_of_forks(backend: Forks) -> None:
+    _living.add(backend)
+
+
+def _forked() -> None:
+    for backend in _living:
+        backend.forked()
+
+
+os.register_at_fork(after_in_child=_forked)

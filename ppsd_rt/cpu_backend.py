@@ -1,17 +1,18 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict
 from itertools import pairwise
-from threading import Lock
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _native
-from .backend import Oracle, RunOptions, check_ids, one_at_a_time
+from .backend import Cancellation, Oracle, RunOptions, check_ids, hears_of_forks, one_at_a_time
 from .default_threads import default_threads
 from .errors import PpsdError, UsageError
 from .importance import importance_for
@@ -75,6 +76,19 @@ def cut_layers(first: int, last: int, stages: int | Sequence[int]) -> list[int]:
     return cuts
 
 
+@contextmanager
+def one_line(what: str, threads: int, mend: str = "free some, or choose a smaller --dtype") -> Iterator[None]:
+    """PpsdError for what the extension says, or lacks to `what`; mend: what helps against a lack of memory."""
+    try:
+        yield
+    except MemoryError:
+        raise PpsdError(f"not enough memory to {what}: {mend}") from None
+    except _native.NoThread as error:
+        raise PpsdError(f"cannot {what} with {threads} threads: {error}") from None
+    except RuntimeError as error:
+        raise PpsdError(f"cannot {what}: {error}") from None
+
+
 class CpuBackend:
     name = "cpu"
     copies = siblings = True
@@ -119,20 +133,17 @@ class CpuBackend:
         self._kv_dtype = kv = kv_format(self._dtype, config.head_dim, kv_dtype)
         self._kv_bytes = config.kv_values * KV_FORMATS[kv]  # of a row, in all layers
         frequencies = inverse_frequencies(config).tolist()
-        try:
+        with one_line(f"pack {checkpoint.folder} as {self._dtype}", self._threads):
             importance = importance_for(self._dtype, checkpoint, shape, self._threads)
             self._base = _native.Model(
                 shape, checkpoint.tensors, frequencies, self._dtype, kv, self._threads, importance=importance
             )
-        except (MemoryError, RuntimeError) as error:
-            raise PpsdError(
-                f"cannot pack {checkpoint.folder} as {self._dtype}: {error or 'not enough memory'}"
-            ) from None
         self._checkpoint = checkpoint
-        self._starting = Lock()  # two Python threads may begin answers at the same time; the later one stays
+        self._starting = RLock()  # two Python threads may begin answers at the same time; the later one stays
         self._session: _native.Session | None = None
         self._last: _native.Session | None = None
         self.use_head(None)
+        hears_of_forks(self)
 
     @property
     def dtype(self) -> str:
@@ -157,23 +168,29 @@ class CpuBackend:
     def use_head(self, file: HeadFile | None) -> None:
         cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
         self._end()
-        self._head = file.info if file else None
         model = self._base
         if file is not None:
             draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
-            try:
+            with one_line("pack the exit head", self._threads):
                 model = model.with_exit_head(
                     file.info.exit_layer, dict(file.tensors), draft_ids, self._head_dtype, self._threads
                 )
-            except (MemoryError, RuntimeError) as error:
-                raise PpsdError(f"cannot pack the exit head: {error or 'not enough memory'}") from None
+        with one_line("make an engine", self._threads):
+            self._made: _native.Engine | None = _native.Engine(model, self._threads, cuts)
+        self._head = file.info if file else None
         self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
-        self._model = model
-        self._engine = _native.Engine(model, self._threads, cuts)
+        self._model, self._cuts = model, cuts
         self._costs: Costs | None = None
         # by whether tokens are sampled, the oracle's acceptance, lookup, and whether drafts may have siblings
         self._planners: dict[tuple[bool, float | None, int, bool], _native.Planner] = {}
         self._planned: _native.Planner | None = None
+
+    @property
+    def _engine(self) -> _native.Engine:
+        if self._made is None:
+            with one_line("make an engine", self._threads):
+                self._made = _native.Engine(self._model, self._threads, self._cuts)
+        return self._made
 
     def rounds(
         self,
@@ -182,6 +199,7 @@ class CpuBackend:
         schedule: Schedule | Auto,
         limits: Limits,
         options: RunOptions,
+        cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
         oracle = options.oracle
         session = None
@@ -198,50 +216,55 @@ class CpuBackend:
                     trace=options.trace,
                 )
                 self._session = self._last = session
+            cancellation.tells(session.cancel)
             whole = False
             for item in session:
                 event = to_event(item, session.seconds)
                 if isinstance(event, Round):
                     whole = limits.reached_by(event)
                 yield event
-                one_at_a_time(whole or self._session is session)
-            one_at_a_time(whole or self._session is session)
+                one_at_a_time(whole or self._session is session, cancellation)
+            one_at_a_time(whole or self._session is session, cancellation)
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+        except _native.NoThread as error:
+            raise PpsdError(f"cannot decode with {self._threads} threads: {error}") from None
         except RuntimeError as error:  # of a stage
             raise PpsdError(str(error)) from None
         finally:
             if session is not None:
                 session.close()
-                if self._session is session:
-                    self._session = None
+                with self._starting:
+                    if self._session is session:
+                        self._session = None
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._vocab_size)
         self._end()
-        return self._engine.logits(list(ids), last)
+        with one_line(f"score {len(ids)} ids", self._threads, mend="give fewer"):
+            return self._engine.logits(list(ids), last)
 
     def bytes_per_token(self, context: int) -> int:
         return self._base.packed_bytes + round(self._kv_bytes * context)
 
     def another_engine(self, threads: int) -> _native.Engine:
         """For measurements: the same packed weights, with `threads` threads."""
-        return _native.Engine(self._model, threads)
+        with one_line("make an engine", threads):
+            return _native.Engine(self._model, threads)
 
     def beside(self, threads: int) -> "CpuBackend":
         """Another backend on the same packed weights, with threads and a KV cache of its own, without an exit head."""
         other = copy(self)
         other._threads, other._stages = threads, 1
-        other._starting, other._session, other._last = Lock(), None, None
+        other._starting, other._session, other._last = RLock(), None, None
         other.use_head(None)
+        hears_of_forks(other)
         return other
 
     def batch(self, texts: int, capacity: int, keep: Sequence[int]) -> _native.Batch:
         """For sampling training text: `texts` texts of at most `capacity` tokens, side by side."""
-        try:
+        with one_line(f"hold the KV caches of {texts} texts", self._threads, mend="lower --slots"):
             return _native.Batch(self._base, self._threads, texts, capacity, list(keep))
-        except MemoryError:
-            raise PpsdError(f"no memory for the KV caches of {texts} texts; lower --slots") from None
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._last.spans() if self._last else []
@@ -261,7 +284,8 @@ class CpuBackend:
             path = costs_path(
                 self._checkpoint.hash, self._head, self._draft_vocabulary, dtypes, self._threads, self._model.isa
             )
-            self._costs = costs_here(path, lambda: calibrate(self._engine), again)
+            with one_line("measure what drafts cost", self._threads):
+                self._costs = costs_here(path, lambda: calibrate(self._engine), again)
             self._planners.clear()
         return self._costs
 
@@ -303,6 +327,12 @@ class CpuBackend:
         session, self._session = self._session, None  # first, so that its thread sees why it ends
         if session is not None:
             session.close()
+
+    def forked(self) -> None:
+        """The packed weights are shared; the next answer makes an engine of its own, with threads and KV caches."""
+        self._starting = RLock()
+        self._made = self._session = self._last = self._planned = None
+        self._planners = {}
 
 
 def native_schedule(schedule: Schedule) -> dict[str, Any]:

@@ -1,13 +1,16 @@
 """The engine: a model, its exit head and a backend, and `generate`."""
 
+import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from inspect import GEN_RUNNING, getgeneratorstate
 from pathlib import Path
+from threading import RLock
 from time import perf_counter
-from typing import Any
+from typing import Any, Self
 
 from .arguments import whole_number
-from .backend import Backend, RunOptions, make_backend
+from .backend import Backend, Cancellation, RunOptions, make_backend
 from .errors import PpsdError, UsageError
 from .find_head import find_head
 from .models import made
@@ -94,10 +97,13 @@ class Engine:
         int4 as int8; bfloat16 where head_dim is no multiple of 32). It is part of the format: it may change answers.
         Raises PpsdError with one line that says what to do.
         """
-        checkpoint, tokenizer = open_model(str(model), backend)
-        made = make_backend(backend, checkpoint, dtype, device, threads, stages, head_dtype, kv_dtype)
-        engine = cls(checkpoint, tokenizer, made, str(model))
-        engine.use_head(exit_head)
+        try:
+            checkpoint, tokenizer = open_model(str(model), backend)
+            made = make_backend(backend, checkpoint, dtype, device, threads, stages, head_dtype, kv_dtype)
+            engine = cls(checkpoint, tokenizer, made, str(model))
+            engine.use_head(exit_head)
+        except MemoryError:
+            raise PpsdError(f"not enough memory to load {model}: free some, or choose a smaller --dtype") from None
         return engine
 
     @property
@@ -200,7 +206,10 @@ def open_model(model: str, backend: str) -> tuple[Checkpoint, Tokenizer]:
 
 
 class Generation:
-    """An answer in the making: an iterator of committed `Token`s, or of `events()`; then `completion`."""
+    """An answer in the making: an iterator of committed `Token`s, or of `events()`; then `completion`.
+
+    `with engine.generate(...) as generation:` closes it at the end.
+    """
 
     def __init__(
         self,
@@ -216,8 +225,11 @@ class Generation:
         self._context = config.max_position_embeddings
         self._end = min(len(prompt_ids) + params.max_tokens, self._context)
         limits = Limits(self._end, self._eos | frozenset(params.stop_token_ids))
-        self._rounds = backend.rounds(prompt_ids, params, schedule, limits, options)
+        self._cancellation = Cancellation()
+        self._rounds = backend.rounds(prompt_ids, params, schedule, limits, options, self._cancellation)
         self._events = self._play()
+        self._turn = RLock()  # of the thread that is in `_events`
+        self._process = os.getpid()
         decoder = engine.tokenizer.stream()
         for id in prompt_ids:  # what the prompt's end means for the first characters is the decoder's to know
             decoder.push(id)
@@ -233,7 +245,8 @@ class Generation:
     def __iter__(self) -> Iterator[Token]:
         """Every token as soon as it is committed, several at once where drafts were right; goes on where it stopped.
 
-        Raises PpsdError when the answer cannot go on: another one has begun on this engine, or a rank was lost.
+        Raises PpsdError when the answer cannot go on: another one has begun on this engine, a rank was lost, or it was
+        begun before a fork.
         """
         for event in self.events():
             if isinstance(event, Committed):
@@ -247,21 +260,47 @@ class Generation:
 
     def events(self) -> Iterator[Committed | Drafted]:
         """Rounds as they are committed and, with `RunOptions(report_drafts=True)`, draft tokens as they are drawn."""
-        return self._events
+        while (event := self._next()) is not None:
+            yield event
 
     def close(self) -> None:
-        """End the answer here; `completion` is what there is so far."""
-        self._events.close()
+        """End the answer here; `completion` is what there is so far.
+
+        Any thread may call it, and a signal handler, at any time and more than once. It returns when nothing works on
+        the answer any more; but where another thread waits for the next token, or what the signal interrupted does, it
+        returns at once: that iteration ends with the round in progress, without it, and `completion` is whole then.
+        """
+        self._cancellation.ask()
+        if self._turn.acquire(blocking=False):
+            try:
+                if getgeneratorstate(self._events) != GEN_RUNNING:
+                    self._events.close()
+            finally:
+                self._turn.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def rest(self) -> str:
         """The text of an answer that was ended early behind that of its tokens: held back, in case more would come."""
         return self._rest
+
+    def _next(self) -> Committed | Drafted | None:
+        if os.getpid() != self._process:  # `_turn` may be held by a thread that is not here
+            raise PpsdError("this answer was begun before a fork: begin it again in this process")
+        with self._turn:
+            return next(self._events, None)
 
     def _play(self) -> Generator[Committed | Drafted, None, None]:
         spent, begun = 0.0, perf_counter()  # the caller's time between events does not count
         worked = 0.0
         try:
             for event in self._rounds:
+                if self._cancellation.asked:
+                    break
                 spent += perf_counter() - begun
                 if isinstance(event, Round):
                     committed = self._commit(event)
@@ -270,7 +309,7 @@ class Generation:
                     self.statistics.add(committed.round, spent)
                     spent = 0.0
                     yield committed
-                    if self._text.found:
+                    if self._text.found or self._cancellation.asked:
                         break
                 else:
                     yield event

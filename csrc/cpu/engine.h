@@ -7,7 +7,6 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 
 #include "../pipeline/lockstep.h"
 #include "../pipeline/planner.h"
@@ -32,6 +31,7 @@ struct Request {
 class CpuEngine {
  public:
   // Verification layers [E, L) are cut at `cuts` into stages that overlap with each other (PPSD); none: one stage.
+  // Throws NoThread.
   CpuEngine(std::shared_ptr<const CpuModel> model, int threads, std::vector<int> cuts);
 
   int threads() const { return threads_; }

@@ -20,7 +20,7 @@ Session::~Session() { end(); }
 void Session::end() {
   cancel();
   const std::lock_guard<std::mutex> lock(ending_);
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
 Session::Status Session::next(int milliseconds, Event* event, double* seconds) {

@@ -9,7 +9,7 @@ namespace ppsd {
 
 class Session {
  public:
-  // The engine must outlive the session, and has one session at a time.
+  // The engine must outlive the session, and has one session at a time. Throws NoThread.
   Session(CpuEngine* engine, Request request, Trace* trace);
   ~Session();   // ends the answer where it is
 
@@ -17,8 +17,8 @@ class Session {
   // The next event, waiting for at most `milliseconds`. Rethrows what went wrong in a stage.
   // seconds: of work, from the beginning to this event; what the consumer does meanwhile neither counts nor helps.
   Status next(int milliseconds, Event* event, double* seconds);
-  void cancel();
-  void end();   // cancels, and returns when nothing runs any more; the engine is free for another session then
+  void cancel();   // from any thread: the answer ends soon
+  void end();      // cancels, and returns when nothing runs any more; the engine is free for another session then
 
  private:
   void work();
@@ -47,7 +47,7 @@ class Session {
   Clock::time_point committed_;          // when the last round was
   bool switching_ = false;               // the planner wants another carrier
   std::mutex ending_;
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace ppsd

@@ -80,17 +80,32 @@ Team::Team(int size, std::vector<int> cores, std::vector<int> around)
   if (size_ == 1) return;
   running_.store(size_ - 1, std::memory_order_relaxed);
   const uint32_t done = done_.value();
-  for (int member = 1; member < size_; ++member) helpers_.emplace_back([this, member] { help(member); });
+  helpers_.reserve(size_t(size_ - 1));
+  try {
+    for (int member = 1; member < size_; ++member)
+      helpers_.emplace_back([this, member, seen = calls_[member].gate.value()] { help(member, seen); });
+  } catch (...) {
+    stop();
+    throw;
+  }
   done_.wait_while(done);
 }
 
-Team::~Team() {
+Team::~Team() { stop(); }
+
+void Team::stop() {
   stop_ = true;
   for (int member = 1; member < size_; ++member) calls_[member].gate.open();
-  for (std::thread& helper : helpers_) helper.join();
+  helpers_.clear();
 }
 
-void Team::run(const std::function<void(int)>& work) noexcept {
+void Team::run(const std::function<void(int)>& work) {
+  if (size_ > 1 && forks_ != forks())
+    throw std::runtime_error("what works here was loaded before a fork: load it in this process");
+  pass(work);
+}
+
+void Team::pass(const std::function<void(int)>& work) noexcept {
   if (size_ == 1) return work(0);
   const auto begin = Clock::now();
   work_ = &work;
@@ -106,7 +121,7 @@ void Team::run(const std::function<void(int)>& work) noexcept {
   if (watching_ && roster_.after(since(begin), 1e-9 * double(slept_.exchange(0, std::memory_order_relaxed)))) regroup();
 }
 
-void Team::help(int member) {
+void Team::help(int member, uint32_t seen) {
   if (!cores_.empty()) {
     std::string problem;
     if (!pin_thread(pthread_self(), {cores_[member]}, &problem)) {
@@ -114,11 +129,10 @@ void Team::help(int member) {
       pin_problem_ = problem;
     }
   }
-  const Gate& call = calls_[member].gate;
-  uint32_t seen = call.value();
   finish_part();
+  Gate& call = calls_[member].gate;
   for (;;) {
-    calls_[member].gate.wait_while(seen);
+    call.wait_while(seen);
     seen = call.value();
     if (stop_) return;
     (*work_)(member);
@@ -161,7 +175,7 @@ void Team::regroup() {
   if (cores_.empty()) return;
   std::string problem;
   if (caller_ == std::this_thread::get_id()) pin_thread(pthread_self(), place(0), &problem);
-  for (int member = 1; member < size_; ++member) pin_thread(helpers_[member - 1].native_handle(), place(member), &problem);
+  for (int member = 1; member < size_; ++member) pin_thread(helpers_[member - 1].handle(), place(member), &problem);
 }
 
 }  // namespace ppsd

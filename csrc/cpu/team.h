@@ -12,9 +12,9 @@
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "../pipeline/thread.h"
 #include "roster.h"
 
 namespace ppsd {
@@ -53,6 +53,7 @@ class Team {
  public:
   // `cores`: which core each member runs on, member 0 included; empty: `size` members, not pinned.
   // `around`: where they may run while others crowd them out of those; empty: on any of `cores`.
+  // Throws NoThread.
   Team(int size, std::vector<int> cores, std::vector<int> around = {});
   ~Team();
   Team(const Team&) = delete;
@@ -63,8 +64,9 @@ class Team {
   void keep_all() { watching_ = false; }   // they all work from now on, whatever others do
 
   // work(member) on members 0 to active() - 1 at once; returns when all have returned. Work must not throw: it could not
-  // be passed on while the other members wait at a barrier.
-  void run(const std::function<void(int)>& work) noexcept;
+  // be passed on while the other members wait at a barrier. Throws std::runtime_error after a fork, which leaves the
+  // helpers behind.
+  void run(const std::function<void(int)>& work);
 
   // Inside run: returns once every member at work has called it.
   void barrier();
@@ -107,7 +109,9 @@ class Team {
     Gate gate;
   };
 
-  void help(int member);
+  void pass(const std::function<void(int)>& work) noexcept;
+  void help(int member, uint32_t seen);
+  void stop();
   void finish_part();
   void slept(double seconds);
   void regroup();
@@ -118,7 +122,7 @@ class Team {
   Roster roster_;
   bool watching_ = true;
   int active_;                        // changes between passes alone
-  std::vector<std::thread> helpers_;
+  const uint32_t forks_ = forks();
   std::thread::id caller_;            // that was pinned
   const std::function<void(int)>* work_ = nullptr;
   bool stop_ = false;
@@ -130,6 +134,7 @@ class Team {
   std::atomic<int64_t> slept_{0};     // nanoseconds in this pass, by all members at work
   std::mutex pin_mutex_;
   std::string pin_problem_;
+  std::vector<Thread> helpers_;
 };
 
 }  // namespace ppsd

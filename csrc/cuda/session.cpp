@@ -38,15 +38,17 @@ GraphSession::GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphReq
 
 GraphSession::~GraphSession() { end(); }
 
-void GraphSession::end() {
+void GraphSession::cancel() {
   cancelled_.store(true);
   carrier_.cancel();
-  {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    changed_.notify_all();
-  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  changed_.notify_all();
+}
+
+void GraphSession::end() {
+  cancel();
   const std::lock_guard<std::mutex> lock(ending_);
-  if (thread_.joinable()) thread_.join();
+  thread_.join();
 }
 
 GraphSession::Status GraphSession::next(int milliseconds, Event* event, double* seconds) {

@@ -5,9 +5,9 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <thread>
 
 #include "../pipeline/planner.h"
+#include "../pipeline/thread.h"
 #include "carrier.h"
 
 namespace ppsd::cuda {
@@ -38,7 +38,8 @@ class GraphSession {
   // The next event, waiting for at most `milliseconds`. Throws, after the last event, what went wrong.
   // seconds: of work, from the beginning to this event.
   Status next(int milliseconds, Event* event, double* seconds);
-  void end();   // cancels, and returns when nothing runs any more
+  void cancel();   // from any thread: the answer ends soon
+  void end();      // cancels, and returns when nothing runs any more
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -59,7 +60,7 @@ class GraphSession {
   std::atomic<bool> cancelled_{false};
   std::exception_ptr failure_;
   std::mutex ending_;
-  std::thread thread_;
+  Thread thread_;
 };
 
 }  // namespace ppsd::cuda

@@ -15,7 +15,7 @@ Threads::Threads(Stages stages, const Schedule& schedule, const Limits& limits, 
 
 Threads::~Threads() {
   cancel();
-  for (std::thread& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 void Threads::begin(const std::vector<int>& prompt, int keep) {

@@ -8,10 +8,10 @@
 #include <exception>
 #include <functional>
 #include <mutex>
-#include <thread>
 #include <utility>
 
 #include "carrier.h"
+#include "thread.h"
 
 namespace ppsd {
 
@@ -22,7 +22,7 @@ class Threads final : public Carrier {
           std::function<void(int)> on_start, AfterRound after_round = nullptr, Trace* trace = nullptr);
   ~Threads() override;
 
-  void begin(const std::vector<int>& prompt, int keep);
+  void begin(const std::vector<int>& prompt, int keep);   // throws NoThread; the stages are free then
   std::optional<Event> next() override;
   void cancel() override;
   const std::vector<int>& tokens() const override { return scheduler_.tokens(); }
@@ -58,7 +58,7 @@ class Threads final : public Carrier {
   bool begun_ = false;                       // the prompt has passed
   std::atomic<bool> stop_{false};
   std::exception_ptr failure_;
-  std::vector<std::thread> threads_;
+  std::vector<Thread> threads_;
 };
 
 }  // namespace ppsd

@@ -8,7 +8,7 @@ one kernel after the other (eager.py): slower, and the same answer.
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, replace
-from threading import Lock
+from threading import RLock
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from triton.errors import TritonError
 
 from .. import _native
-from ..backend import RunOptions, check_ids, one_at_a_time
+from ..backend import NO_GPU_AFTER_FORK, Cancellation, RunOptions, check_ids, hears_of_forks, one_at_a_time
 from ..cpu_backend import cut_layers, native_schedule, to_event
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
@@ -85,7 +85,7 @@ class CudaBackend:
         places = self._spread.places if self._spread else ()
         with self._out_of_memory(f"the weights as {self._dtype}", needed):
             self._base = DeviceWeights.from_checkpoint(checkpoint, self._dtype, self._device, places)
-        self._starting = Lock()
+        self._starting = RLock()
         self._answer: _Answer | None = None
         self._last: _Answer | None = None
         self._lost: str | None = None
@@ -93,6 +93,7 @@ class CudaBackend:
         self._stages: DeviceStages | None = None
         self._graphs: StageGraphs | None = None
         self.use_head(None)
+        hears_of_forks(self)
 
     @property
     def device(self) -> str:
@@ -134,6 +135,7 @@ class CudaBackend:
         schedule: Schedule | Auto,
         limits: Limits,
         options: RunOptions,
+        cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
         answer = None
         try:
@@ -142,13 +144,14 @@ class CudaBackend:
                 acceptance = options.oracle.acceptance if options.oracle else None
                 planner = self._plan(params.temperature > 0, acceptance, schedule)
                 answer = self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
+            cancellation.tells(answer.cancel)
             whole = False
             for event in answer.events():
                 if isinstance(event, Round):
                     whole = limits.reached_by(event)
                 yield event
-                one_at_a_time(whole or self._answer is answer)
-            one_at_a_time(whole or self._answer is answer)
+                one_at_a_time(whole or self._answer is answer, cancellation)
+            one_at_a_time(whole or self._answer is answer, cancellation)
         except _native.CudaError as error:
             self._lost = str(error)  # a broken context stays broken
             raise PpsdError(self._lost) from None
@@ -158,8 +161,9 @@ class CudaBackend:
         finally:
             if answer is not None:
                 answer.close()
-                if self._answer is answer:
-                    self._answer = None
+                with self._starting:
+                    if self._answer is answer:
+                        self._answer = None
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._config.vocab_size)
@@ -320,10 +324,16 @@ class CudaBackend:
     def _end(self) -> None:
         """End the answer in progress, if there is one."""
         if self._lost is not None:
-            raise PpsdError(f"{self._lost}; this process cannot use the GPU any more")
+            after = "" if self._lost == NO_GPU_AFTER_FORK else "; this process cannot use the GPU any more"
+            raise PpsdError(self._lost + after)
         answer, self._answer = self._answer, None
         if answer is not None:
             answer.close()
+
+    def forked(self) -> None:
+        self._starting = RLock()
+        self._answer = self._last = None
+        self._lost = NO_GPU_AFTER_FORK
 
     # -- stages and graphs ---------------------------------------------------------------------------------------------
 
@@ -412,9 +422,14 @@ class _Answer:
         self, events: Iterator[Round | Drafted], session: "_native.GraphSession | None", prompt_seconds: float
     ) -> None:
         self._events, self._session, self._before = events, session, prompt_seconds
+        self._turn = RLock()  # of the thread that launches, where Python does
 
     def events(self) -> Generator[Round | Drafted, None, None]:
-        for event in self._events:
+        while True:
+            with self._turn:
+                event = next(self._events, None)
+            if event is None:
+                return
             if isinstance(event, Round) and self._session is not None:
                 event = replace(event, seconds=self._before + self._session.seconds)
             yield event
@@ -422,11 +437,16 @@ class _Answer:
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._session.spans() if self._session is not None else []
 
+    def cancel(self) -> None:
+        if self._session is not None:  # launches one by one go on to the end of their round
+            self._session.cancel()
+
     def close(self) -> None:
         if self._session is not None:
             self._session.close()
         elif isinstance(self._events, Generator):
-            self._events.close()
+            with self._turn:
+                self._events.close()
 
 
 def _by_confidence(schedule: Schedule) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import asdict
 from queue import Queue
 from statistics import median
-from threading import Event, Thread
+from threading import Event, RLock, Thread
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import RunOptions, one_at_a_time
+from ..backend import Cancellation, RunOptions, one_at_a_time
 from ..cpu_backend import native_schedule, to_event
 from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
@@ -28,6 +28,7 @@ from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
 from .slices import RankDrafter, Slices
 from .stage import DEPTH, lengths
+from .threads import start
 
 _LOADING = 600.0  # seconds for the other ranks to pack their slices
 _ANSWERING = 30.0  # for a measurement
@@ -63,6 +64,7 @@ class RanksBackend:
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
         self._chooser: RankChooser | None = None
         self._choosers: dict[float | None, RankChooser] = {}
+        self._ending = RLock()  # the thread that iterates may end an answer while another one begins the next
         self._lookup = 0  # of the schedules that it chooses
         self._steps = 0, 0.0  # of one row and a draft: how many, and their seconds
         self._costs: tuple[RankCosts, RankCosts] | None = None
@@ -76,8 +78,8 @@ class RanksBackend:
     def open(self) -> None:
         """Returns when all ranks are ready."""
         signal.signal(signal.SIGTERM, lambda *_: self._control.fail_later("rank 0 was told to end (SIGTERM)"))
-        self._receiver.start()
-        Thread(target=self._draft, name="draft", daemon=True).start()
+        start(self._receiver)
+        start(Thread(target=self._draft, name="draft", daemon=True))
         self._wait(lambda: len(self._control.ready) == self._control.world.last, _LOADING, "to load its slice")
 
     def close(self) -> None:
@@ -114,6 +116,7 @@ class RanksBackend:
         schedule: Schedule | Auto,
         limits: Limits,
         options: RunOptions,
+        cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
         if options.trace:
             raise UsageError("ranks record no timeline; `ppsd-run simulate --trace` draws one")
@@ -146,7 +149,7 @@ class RanksBackend:
         self._answers.put(active)
         whole = False
         try:
-            while True:
+            while not cancellation.asked:
                 self._control.check()
                 try:
                     item = answer.next(50)
@@ -158,11 +161,10 @@ class RanksBackend:
                 if isinstance(event, Round):
                     whole = limits.reached_by(event)
                 yield event
-                one_at_a_time(whole or self._active is active)
-            one_at_a_time(whole or self._active is active)
+                one_at_a_time(whole or self._active is active, cancellation)
+            one_at_a_time(whole or self._active is active, cancellation)
         finally:
-            if self._active is active:
-                self._end()
+            self._end(active)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         raise PpsdError("logits stay on the last rank: run this in one process")
@@ -292,20 +294,24 @@ class RanksBackend:
 
     # -- ending an answer ----------------------------------------------------------------------------------------------
 
-    def _end(self) -> None:
-        """Of the answer in progress, if there is one: every rank drops what it has of it, but the committed rows."""
-        if self._active is None:
-            return
-        answer, sent = self._active
-        answer.cancel()
-        self._wait(sent.is_set, _ANSWERING, "to take rows", raises=False)
-        self._active = None  # its thread sees why it ends
-        self._epoch = answer.epoch + 1
-        self._tokens = answer.tokens
-        steps, seconds = answer.counts()
-        self._steps = self._steps[0] + steps, self._steps[1] + seconds
-        if self._control.failure is None:
-            self._control.tell_all(Kind.EPOCH, self._epoch)
+    def _end(self, only: tuple[_native.Remote, Event] | None = None) -> None:
+        """Of the answer in progress, if there is one: every rank drops what it has of it, but the committed rows.
+
+        only: if it is this one.
+        """
+        with self._ending:
+            if self._active is None or (only is not None and self._active is not only):
+                return
+            answer, sent = self._active
+            answer.cancel()
+            self._wait(sent.is_set, _ANSWERING, "to take rows", raises=False)
+            self._active = None  # its thread sees why it ends
+            self._epoch = answer.epoch + 1
+            self._tokens = answer.tokens
+            steps, seconds = answer.counts()
+            self._steps = self._steps[0] + steps, self._steps[1] + seconds
+            if self._control.failure is None:
+                self._control.tell_all(Kind.EPOCH, self._epoch)
 
     def _wait(self, done: Callable[[], bool], seconds: float, what: str, raises: bool = True) -> None:
         end = monotonic() + seconds

@@ -17,6 +17,7 @@ from typing import Any
 from ..errors import PpsdError
 from .handshake import WAIT
 from .links import open_groups
+from .threads import start
 from .world import World
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
@@ -36,7 +37,7 @@ def connect(store: Any, world: World, wait: float = WAIT) -> dict[int, Any]:
             ended.append(error)
 
     opening = Thread(target=work, name="connect", daemon=True)
-    opening.start()
+    start(opening)
     end, line = monotonic() + wait, ""
     while opening.is_alive() and not line:
         opening.join(0.05)

@@ -20,6 +20,7 @@ import numpy as np
 from .. import _native
 from ..errors import PpsdError
 from .links import CONTROL, ProtocolError, Receiver, SharedSender, Words
+from .threads import start
 from .world import World
 
 WORDS = 64
@@ -78,8 +79,8 @@ class Control:
 
     def start(self) -> None:
         for receiver in self._receivers:
-            receiver.start()
-        Thread(target=self._watch, name="watch", daemon=True).start()
+            start(receiver)
+        start(Thread(target=self._watch, name="watch", daemon=True))
 
     # -- sending -------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from .. import _native
-from ..cpu_backend import DEFAULT_FORMAT, FORMATS, kv_format, refuses
+from ..cpu_backend import DEFAULT_FORMAT, FORMATS, kv_format, one_line, refuses
 from ..errors import PpsdError, UsageError
 from ..importance import importance_for
 from ..models.checkpoint import Checkpoint
@@ -49,7 +49,7 @@ def pack_slice(
     )
     kv = kv_format(dtype, config.head_dim, kv_dtype)
     frequencies = inverse_frequencies(config).tolist()
-    try:
+    with one_line(f"pack layers {first} to {last}", threads):
         return _native.Model(
             shape,
             checkpoint.tensors,
@@ -62,8 +62,6 @@ def pack_slice(
             lm_head=lm_head,
             importance=importance_for(dtype, checkpoint, shape, threads),
         )
-    except (MemoryError, RuntimeError) as error:
-        raise PpsdError(f"cannot pack layers {first} to {last}: {error or 'not enough memory'}") from None
 
 
 def draft_slice(
@@ -72,10 +70,10 @@ def draft_slice(
     """Layers [0, size) and the exit head behind them; without one, nothing can be drafted."""
     whole = head is not None and head.draft_ids is None  # it reads the model's LM head
     model, dtype = pack_slice(checkpoint, 0, size, formats, threads, lm_head=whole), formats[0]
-    if head is None:
-        return model.with_exit_head(size, {"norm.weight": checkpoint.tensors["model.norm.weight"]}, [], dtype, threads)
-    draft_ids = [] if head.draft_ids is None else head.draft_ids.tolist()
-    return model.with_exit_head(size, dict(head.tensors), draft_ids, dtype, threads)
+    tensors = {"norm.weight": checkpoint.tensors["model.norm.weight"]} if head is None else dict(head.tensors)
+    draft_ids = [] if head is None or head.draft_ids is None else head.draft_ids.tolist()
+    with one_line("pack the exit head", threads):
+        return model.with_exit_head(size, tensors, draft_ids, dtype, threads)
 
 
 def verify_slice(checkpoint: Checkpoint, first: int, last: int, formats: Formats, threads: int) -> _native.Model:
@@ -125,11 +123,13 @@ class CpuSlices:
 
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter:
         model = self._made(checkpoint, draft_slice(checkpoint, head, size, self._formats, self._threads))
-        return _native.Drafter(model, self._cores, self._threads)
+        with one_line("make a stage", self._threads):
+            return _native.Drafter(model, self._cores, self._threads)
 
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation:
         model = self._made(checkpoint, verify_slice(checkpoint, first, last, self._formats, self._threads))
-        return _native.Station(model, first, last, self._cores, self._threads, delay)
+        with one_line("make a stage", self._threads):
+            return _native.Station(model, first, last, self._cores, self._threads, delay)
 
     @property
     def _formats(self) -> Formats:

@@ -11,6 +11,7 @@ from .costs import displacer, time_passes
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
 from .slices import RankStation
+from .threads import start
 
 DEPTH = 24  # receives posted in advance: more than a window of drafts
 
@@ -54,7 +55,7 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
     receiver = Receiver(groups[ROWS], rank - 1, ROWS, words, DEPTH, post, control.lost)
     _native.precise_waits()
     station.pin()
-    receiver.start()
+    start(receiver)
     control.tell(0, Kind.READY)
     try:
         while not control.failed.is_set():

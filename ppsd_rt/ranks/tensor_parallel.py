@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import RunOptions
-from ..cpu_backend import kv_format
+from ..backend import Cancellation, RunOptions
+from ..cpu_backend import kv_format, one_line
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Array, Checkpoint, as_float32
 from ..models.config import LlamaConfig
@@ -28,6 +28,7 @@ from ..schedule import Auto, Schedule
 from .control import Control
 from .report import report_of
 from .slices import layers_of
+from .threads import start
 
 _PASS = 64  # rows of a pass over a prompt
 _BLOCK = 32  # widths are multiples of this
@@ -80,10 +81,8 @@ def pack_share(checkpoint: Checkpoint, rank: int, ranks: int, dtype: str) -> tup
         rms_norm_eps=config.rms_norm_eps,
     )
     kv = kv_format(dtype, wide)
-    try:
+    with one_line("pack a share of the model", 1):
         model = _native.Model(shape, tensors, inverse_frequencies(config).tolist(), dtype, kv, 1)
-    except (MemoryError, RuntimeError) as error:
-        raise PpsdError(f"cannot pack a share of the model: {error or 'not enough memory'}") from None
     return _native.LayerShares(model), ids[0], model.packed_bytes
 
 
@@ -171,7 +170,7 @@ def serve_share(work: TensorParallel, control: Control) -> None:
         except RuntimeError as error:
             control.lost(0, error)
 
-    Thread(target=loop, daemon=True).start()
+    start(Thread(target=loop, daemon=True))
     control.failed.wait()
     control.check()
 
@@ -204,6 +203,7 @@ class TensorParallelBackend:
         schedule: Schedule | Auto,
         limits: Limits,
         options: RunOptions,
+        cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
         if params.temperature or params.repetition_penalty != 1 or (isinstance(schedule, Schedule) and schedule.drafts):
             raise UsageError("--parallel tp is a baseline: it decodes greedily, without drafts (--schedule plain)")

@@ -1,13 +1,14 @@
 """The reference backend: the torch stages, driven by the readable loop of `pipeline.py`."""
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from threading import RLock
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..backend import RunOptions, check_ids, one_at_a_time
+from ..backend import NO_GPU_AFTER_FORK, Cancellation, RunOptions, check_ids, hears_of_forks, one_at_a_time
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
@@ -58,7 +59,10 @@ class TorchBackend:
         if threads is not None:
             torch.set_num_threads(threads)
         self.model = LlamaForCausalLM.from_checkpoint(checkpoint, self.torch_dtype, self.torch_device)
+        self._on_gpu_before_fork = False
+        self._working = RLock()  # of the thread that uses the stages: an answer begins after another one's round
         self.use_head(None)
+        hears_of_forks(self)
 
     @property
     def device(self) -> str:
@@ -78,13 +82,24 @@ class TorchBackend:
 
     def use_head(self, file: HeadFile | None) -> None:
         """Split the layers at the head's exit; without a head all of them verify."""
-        self._head = head = ExitHead.from_file(file, self.model) if file else None
-        self._draft = DraftStage(self.model, head)
-        self._verify = VerifyStage(self.model, head.info.exit_layer if head else 0)
+        self._head = ExitHead.from_file(file, self.model) if file else None
+        self._make_stages()
+
+    def _make_stages(self) -> None:
+        self._draft = DraftStage(self.model, self._head)
+        self._verify = VerifyStage(self.model, self._head.info.exit_layer if self._head else 0)
         self._tokens: list[int] = []  # what the stages' rows were computed from
         self._active: Pipeline | None = None
         self._chooser: Chooser | None = None
         self._timeline: Timeline | None = None
+
+    def forked(self) -> None:
+        torch.set_num_threads(1)  # it would wait for its others for ever
+        self._working = RLock()
+        self._active = None
+        self._on_gpu_before_fork = self.torch_device.type == "cuda"
+        if not self._on_gpu_before_fork:
+            self._make_stages()
 
     def rounds(
         self,
@@ -93,40 +108,52 @@ class TorchBackend:
         schedule: Schedule | Auto,
         limits: Limits,
         options: RunOptions,
+        cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
         """Decode one answer. Rows that an earlier answer's text shares with `prompt` are not computed again."""
         if options.oracle:
             raise UsageError("the torch backend drafts by no oracle; use --backend cpu")
-        self._retire()
-        if isinstance(schedule, Auto):
-            schedule = self._choose(schedule.lookup)
-        self._keep_common(prompt)
-        self._reserve(limits.end)
-        self._timeline = Timeline() if options.trace else None
-        pipeline = Pipeline(
-            self._draft, self._verify, schedule, Sampler(params), limits, self._ticks(schedule), self._timeline
-        )
-        self._active = pipeline
+        with self._working:
+            self._retire()
+            if isinstance(schedule, Auto):
+                schedule = self._choose(schedule.lookup)
+            self._keep_common(prompt)
+            self._reserve(limits.end)
+            self._timeline = Timeline() if options.trace else None
+            pipeline = Pipeline(
+                self._draft, self._verify, schedule, Sampler(params), limits, self._ticks(schedule), self._timeline
+            )
+            self._active = pipeline
+        events = pipeline.run(prompt)
         try:
-            for event in pipeline.run(prompt):
-                if self._chooser and isinstance(event, Round):
-                    self._chooser.observe(event)
+            while (event := self._next(pipeline, events, cancellation)) is not None:
                 if options.report_drafts or isinstance(event, Round):
                     yield event
-                    one_at_a_time(self._active is pipeline)
         finally:
-            if self._active is pipeline:
-                self._retire()
+            with self._working:
+                if self._active is pipeline:
+                    self._retire()
+
+    def _next(
+        self, pipeline: Pipeline, events: Iterator[Round | Drafted], cancellation: Cancellation
+    ) -> Round | Drafted | None:
+        with self._working:
+            one_at_a_time(self._active is pipeline, cancellation)
+            event = None if cancellation.asked else next(events, None)
+            if self._chooser and isinstance(event, Round):
+                self._chooser.observe(event)
+            return event
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self.model.config.vocab_size)
-        self._retire()
-        self._keep_common(ids, last)
-        self._reserve(len(ids))
-        self._draft.run_tokens(ids[self._draft.length :])
-        start = self._verify.length
-        self._tokens = list(ids)
-        logits = self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last)
+        with self._working:
+            self._retire()
+            self._keep_common(ids, last)
+            self._reserve(len(ids))
+            self._draft.run_tokens(ids[self._draft.length :])
+            start = self._verify.length
+            self._tokens = list(ids)
+            logits = self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last)
         return logits.float().cpu().numpy()
 
     def bytes_per_token(self, context: int) -> int:
@@ -185,6 +212,8 @@ class TorchBackend:
 
     def _retire(self) -> None:
         """End the answer in progress, if any; its text's rows stay for the next one to share."""
+        if self._on_gpu_before_fork:
+            raise PpsdError(NO_GPU_AFTER_FORK)
         if self._active is not None:
             self._active.cancel()
             self._tokens, self._active = self._active.tokens, None

@@ -333,7 +333,8 @@ class Pipeline:
     def cancel(self) -> None:
         """End here; the stages keep the rows of the committed text."""
         self.finished = True
-        self._roll_back()
+        if self.tokens:  # it has begun
+            self._roll_back()
 
     def _ended(self) -> bool:
         return self.tokens[-1] in self.limits.stop_ids or len(self.tokens) >= self.limits.end

@@ -1,6 +1,7 @@
 """Threads, interrupts, exceptions, memory: whatever ends an answer, nothing stays behind and the next one is right."""
 
 import gc
+import json
 import os
 import re
 import signal
@@ -9,11 +10,14 @@ import sys
 import threading
 import time
 
+import numpy as np
 import pytest
+import torch
 from support import write_model
 
-from ppsd_rt import Engine, PpsdError, SamplingParams
+from ppsd_rt import Engine, PpsdError, SamplingParams, _native
 from ppsd_rt.backend import RunOptions
+from ppsd_rt.models.llama import LlamaForCausalLM
 
 LONG = SamplingParams(max_tokens=400, ignore_eos=True, temperature=0.8, seed=2)
 SCHEDULES = ["plain", "eesd", "elastic"]
@@ -40,35 +44,53 @@ def expected(folder):
     return load(folder).generate("lifetime", LONG, "plain").run().ids
 
 
-def threads():
-    return len(os.listdir("/proc/self/task"))
+@pytest.fixture
+def before(engine):
+    """How many threads there are; none of them is that of an earlier test's garbage."""
+    gc.collect()
+    return _native.running_threads()
 
 
-def wait_for_threads(count):
-    """A joined thread may stay in /proc for a moment."""
-    for _ in range(200):
-        if threads() <= count:
-            return
-        time.sleep(0.01)
-    pytest.fail(f"{threads()} threads, of which {count} were there before")
+@pytest.fixture
+def no_more_threads():
+    """Call it with how many more threads start."""
+    yield _native.let_threads_start
+    _native.let_threads_start(-1)
+
+
+def in_child(work):
+    """What `work` gives in a forked process."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(300)  # a child that hangs ends
+        try:
+            result = work()
+        except BaseException as error:
+            result = repr(error)
+        os.write(write, json.dumps(result).encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        text = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0, "the child has hung, or crashed"
+    return json.loads(text)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_dropping_the_iterator_ends_the_threads(engine, expected, schedule):
-    before = threads()
+def test_dropping_the_iterator_ends_the_threads(engine, expected, schedule, before):
     stream = iter(engine.generate("lifetime", LONG, schedule))
     assert next(stream).id == expected[0]
-    assert threads() > before
+    assert _native.running_threads() > before
     del stream
     gc.collect()
-    wait_for_threads(before)
+    assert _native.running_threads() == before
     assert engine.generate("lifetime", LONG, schedule).run().ids == expected
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_an_exception_in_the_consumer(engine, expected, schedule):
-    before = threads()
-
+def test_an_exception_in_the_consumer(engine, expected, schedule, before):
     def consume():
         for token in engine.generate("lifetime", LONG, schedule):
             assert token.position < 30, "the consumer has had enough"
@@ -76,19 +98,18 @@ def test_an_exception_in_the_consumer(engine, expected, schedule):
     with pytest.raises(AssertionError, match="had enough"):
         consume()
     gc.collect()
-    wait_for_threads(before)
+    assert _native.running_threads() == before
     assert engine.generate("lifetime", LONG, schedule).run().ids == expected
 
 
-def test_an_engine_that_is_collected_takes_its_threads_along(folder):
-    before = threads()
+def test_an_engine_that_is_collected_takes_its_threads_along(folder, before):
     engine = load(folder, stages=2, threads=3)
     stream = iter(engine.generate("lifetime", LONG, "elastic"))
     next(stream)
-    assert threads() > before
+    assert _native.running_threads() > before
     del engine, stream
     gc.collect()
-    wait_for_threads(before)
+    assert _native.running_threads() == before
 
 
 def test_garbage_collection_while_running(engine, expected):
@@ -222,3 +243,139 @@ def test_a_trace_outlives_its_answer(engine, expected):
     next(stream)
     stream.close()
     assert engine.backend.spans()
+
+
+LIMITS = r"\(Resource temporarily unavailable\): lower --threads, or raise its limits \(ulimit -u, ulimit -v\)$"
+
+
+def test_loading_where_no_more_threads_start(folder, before, no_more_threads):
+    refused = 0
+    while True:
+        no_more_threads(refused)
+        try:
+            load(folder, stages=2, threads=3)
+            break
+        except PpsdError as error:
+            assert re.search(r"^cannot .* with 3 threads: the system starts no more threads " + LIMITS, str(error))
+        gc.collect()
+        assert _native.running_threads() == before
+        refused += 1
+    assert refused >= 4  # a team that packs, and those of an engine
+    gc.collect()
+    assert _native.running_threads() == before
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_an_answer_where_no_more_threads_start(engine, expected, schedule, before, no_more_threads):
+    for count in range(3 if schedule == "elastic" else 1):  # the answer's, and those of its stages
+        no_more_threads(count)
+        with pytest.raises(PpsdError, match="^(cannot decode with 2 threads: )?the system starts no more .*" + LIMITS):
+            engine.generate("lifetime", LONG, schedule).run()
+        assert _native.running_threads() == before
+    no_more_threads(-1)
+    assert engine.generate("lifetime", LONG, schedule).run().ids == expected
+
+
+def test_memory_that_runs_out_while_loading_is_one_line(folder, monkeypatch):
+    def no_memory(*_, **__):
+        raise MemoryError("std::bad_alloc")
+
+    for owner, name in ((_native, "Model"), (_native, "Engine"), (LlamaForCausalLM, "from_checkpoint")):
+        backend = "torch" if owner is LlamaForCausalLM else "cpu"
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, no_memory)
+            with pytest.raises(PpsdError, match=r"^not enough memory to .*--dtype$"):
+                load(folder, backend=backend, dtype="float32")
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_engine_goes_along_with_a_fork(folder, expected, threads, schedule):
+    engine = load(folder, threads=threads)
+    assert engine.generate("lifetime", LONG, schedule).run().ids == expected
+
+    def work():
+        first = engine.generate("lifetime", LONG, schedule).run().ids
+        engine.use_head("norm:1")
+        return [first, engine.generate("lifetime", LONG, schedule).run().ids]
+
+    assert in_child(work) == [list(expected)] * 2
+    assert engine.generate("lifetime", LONG, schedule).run().ids == expected
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_fork_in_the_middle_of_an_answer(folder, expected, schedule):
+    """The parent's answer goes on; in the child it cannot, but closes, and another one begins."""
+    engine = load(folder)
+    generation = engine.generate("lifetime", LONG, schedule, RunOptions(trace=True))
+    stream = iter(generation)
+    ids = [next(stream).id]
+
+    def go_on():
+        for _ in stream:
+            pass
+
+    def work():
+        with pytest.raises(PpsdError, match="begun before a fork: begin it again in this process"):
+            go_on()
+        generation.close()
+        fresh = engine.generate("lifetime", LONG, schedule).run().ids
+        return [generation.completion.finish_reason, engine.backend.spans(), fresh]
+
+    def drop():
+        nonlocal engine, generation, stream
+        del engine, generation, stream
+        gc.collect()
+        return "dropped"
+
+    for _ in range(5):
+        assert in_child(work) == ["cancelled", [], list(expected)]
+    assert in_child(drop) == "dropped"
+    assert tuple(ids + [token.id for token in stream]) == expected
+
+
+def test_a_fork_while_another_thread_decodes(folder, expected):
+    engine, begun, done = load(folder), threading.Event(), threading.Event()
+    answers = set()
+
+    def decode():
+        while not done.is_set():
+            for schedule in SCHEDULES:
+                answers.add(engine.generate("lifetime", LONG, schedule).run().ids)
+            begun.set()
+
+    worker = threading.Thread(target=decode)
+    worker.start()
+    begun.wait()
+    try:
+        for _ in range(5):
+            assert in_child(lambda: engine.generate("lifetime", LONG, "elastic").run().ids) == list(expected)
+    finally:
+        done.set()
+        worker.join()
+    assert answers == {expected}
+
+
+def test_what_cannot_go_along_with_a_fork_says_so(folder):
+    """A batch, whose threads are left behind; a GPU."""
+    engine, torch_engine = load(folder), load(folder, backend="torch", dtype="float32", threads=None)
+    batch = engine.backend.batch(1, 8, [])
+
+    def step():
+        batch.step(*(np.zeros(1, kind) for kind in (np.int32, np.int32, np.float32, np.uint64)))
+
+    def on_gpu():
+        torch_engine.backend.torch_device = torch.device("cuda")
+        torch_engine.backend.forked()
+        torch_engine.generate("lifetime", LONG, "plain").run()
+
+    step()
+    assert "loaded before a fork: load it in this process" in in_child(step)
+    assert "a GPU cannot be used after a fork" in in_child(on_gpu)
+
+
+def test_the_torch_backend_goes_along_with_a_fork(folder):
+    engine, params = load(folder, backend="torch", dtype="float32"), SamplingParams(max_tokens=20, ignore_eos=True)
+    expected = engine.generate("lifetime", params, "plain").run().ids
+    assert in_child(lambda: engine.generate("lifetime", params, "eesd").run().ids) == list(expected)
+    assert engine.generate("lifetime", params, "eesd").run().ids == expected

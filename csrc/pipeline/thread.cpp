@@ -1,0 +1,51 @@
+#include "thread.h"
+
+#include <pthread.h>
+
+#include <system_error>
+
+namespace ppsd {
+namespace {
+
+std::atomic<int> running{0}, may_start{-1};
+
+[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+  ++fork_count;
+  running = 0;
+});
+
+void count_start() {
+  const int left = may_start.load();
+  if (left == 0) throw std::system_error(EAGAIN, std::generic_category());
+  if (left > 0) --may_start;
+}
+
+}  // namespace
+
+NoThread::NoThread(const std::string& reason)
+    : std::runtime_error("the system starts no more threads (" + reason +
+                         "): lower --threads, or raise its limits (ulimit -u, ulimit -v)") {}
+
+Thread::Thread(std::function<void()> work) {
+  try {
+    count_start();
+    thread_.reset(new std::thread(std::move(work)));
+    ++running;
+  } catch (const std::system_error& error) {
+    throw NoThread(error.code().message());
+  }
+}
+
+void Thread::join() {
+  if (thread_ && thread_.get_deleter().made == forks()) {
+    thread_->join();
+    --running;
+  }
+  thread_.reset();
+}
+
+int running_threads() { return running; }
+
+void let_threads_start(int count) { may_start = count; }
+
+}  // namespace ppsd
