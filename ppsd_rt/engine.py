@@ -225,6 +225,7 @@ class Generation:
         self._context = config.max_position_embeddings
         self._end = min(len(prompt_ids) + params.max_tokens, self._context)
         limits = Limits(self._end, self._eos | frozenset(params.stop_token_ids))
+        self._backend, self._head = backend, backend.head
         self._cancellation = Cancellation()
         self._rounds = backend.rounds(prompt_ids, params, schedule, limits, options, self._cancellation)
         self._events = self._play()
@@ -298,6 +299,8 @@ class Generation:
         spent, begun = 0.0, perf_counter()  # the caller's time between events does not count
         worked = 0.0
         try:
+            if self._backend.head is not self._head:  # the schedule was checked against the one that was there
+                raise PpsdError("the exit head was changed after this answer was asked for: ask again")
             for event in self._rounds:
                 if self._cancellation.asked:
                     break

@@ -288,6 +288,17 @@ def test_memory_that_runs_out_while_loading_is_one_line(folder, monkeypatch):
                 load(folder, backend=backend, dtype="float32")
 
 
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("schedule", ["plain", "eesd", "auto"])
+def test_an_answer_asked_for_before_the_head_was_changed_is_refused(folder, schedule, backend):
+    engine = load(folder, backend=backend, dtype="float32")
+    generation = engine.generate("lifetime", LONG, schedule)
+    engine.use_head("none")
+    with pytest.raises(PpsdError, match="the exit head was changed after this answer was asked for: ask again"):
+        generation.run()
+    assert generation.completion.ids == ()
+
+
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("threads", [1, 2])
 def test_an_engine_goes_along_with_a_fork(folder, expected, threads, schedule):
