@@ -119,7 +119,9 @@ def test_a_closed_connection_ends_all_at_once(rank):
 
 def test_a_neighbour_s_closed_connection_leaves_rank_0_the_word(rank, monkeypatch):
     waited = []
-    monkeypatch.setattr(control, "Timer", lambda seconds, *_: waited.append(seconds) or SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(
+        control, "Timer", lambda seconds, *_: waited.append(seconds) or SimpleNamespace(start=lambda: None)
+    )
     here, _ = rank(2)
     here.lost(1, RuntimeError("Connection closed by peer"))
     assert (here.failure, waited) == (None, [control.GRACE])
