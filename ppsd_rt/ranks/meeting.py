@@ -69,9 +69,10 @@ def _listen(world: World) -> int:
             ("", world.port), family=socket.AF_INET6 if both else socket.AF_INET, dualstack_ipv6=both
         ).detach()
     except OSError as error:
+        reason = os.strerror(error.errno or 0)
         raise PpsdError(
-            f"rank 0 cannot listen on port {world.port} (MASTER_PORT; {os.strerror(error.errno or 0)}), another program or another "
-            f"rank 0 has it: {_OTHER}"
+            f"rank 0 cannot listen on port {world.port} (MASTER_PORT; {reason}), another program or another rank 0 has it: "
+            + _OTHER
         ) from None
 
 
