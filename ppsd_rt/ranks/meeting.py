@@ -71,8 +71,8 @@ def _listen(world: World) -> int:
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         raise PpsdError(
-            f"rank 0 cannot listen on port {world.port} (MASTER_PORT; {reason}), another program or another rank 0 has it: "
-            + _OTHER
+            f"rank 0 cannot listen on port {world.port} (MASTER_PORT; {reason}), another program or another rank 0 has "
+            f"it: {_OTHER}"
         ) from None
 
 

@@ -177,12 +177,21 @@ def test_a_store_that_goes_is_one_line_at_once(hosted, who):
 # -- the way to the store ----------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_nobody_knows():
-    for rank in range(2):
-        with free_port() as port:
-            pass
-        with pytest.raises(PpsdError, match="^MASTER_ADDR is 'no-such-host.invalid', a host that nobody knows"):
-            open_store(world(rank, 2, port, "no-such-host.invalid"), Slept())
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [
+        (socket.EAI_NONAME, "^MASTER_ADDR is 'host0', a host that nobody knows by that name here$"),
+        (socket.EAI_AGAIN, f"^rank 0 did not come to host0:29500 .* within {WAIT:g} s: no answer$"),
+    ],
+    ids=["unknown", "no answer"],
+)
+def test_a_host_that_cannot_be_found(monkeypatch, number, line):
+    def connection(*_):
+        raise socket.gaierror(number, "no answer")
+
+    monkeypatch.setattr(socket, "create_connection", connection)
+    with pytest.raises(PpsdError, match=line):
+        open_store(world(1, 2, 29500, "host0"), Slept())
 
 
 def test_a_port_that_is_taken():
