@@ -206,7 +206,7 @@ class Meeting:
             if self.world.hosted or not self.world.drafts:
                 return
             end = self.clock.now() + QUIET
-            for rank in self._heard:
+            for rank in self._heard.keys() - self.silent(QUIET / 2):
                 while not self._store.check([f"ppsd/left/{rank}"]):
                     if not self._store.add(_seat(rank), 0) or self.clock.now() > end:
                         break
