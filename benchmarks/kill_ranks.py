@@ -108,17 +108,24 @@ def whole_answer(ranks: int, command: Sequence[str], folder: Path) -> str:
 
 
 def kill_once(
-    ranks: int, command: Sequence[str], folder: Path, answer: str, victim: int, after: float, by: signal.Signals
+    ranks: int,
+    command: Sequence[str],
+    folder: Path,
+    answer: str,
+    victim: int,
+    after: float,
+    by: signal.Signals,
+    guard: float = 60.0,
 ) -> Kill:
-    """Start them, wait for the first text and then `after` seconds, and kill one."""
+    """Start them, wait for the first text and `after` seconds, kill one, and after `guard` seconds the others."""
     running = Ranks(ranks, command, folder)
     try:
-        running.wait_for_text(1)
+        running.wait_for_text(1, max(guard, 120.0))
         time.sleep(after)
         printed = len(running.output())
         begun = time.monotonic()
         running.processes[victim].send_signal(by)
-        running.wait(60, but=victim)
+        running.wait(guard, but=victim)
         seconds = time.monotonic() - begun
     finally:
         running.close()
@@ -152,7 +159,7 @@ def main() -> int:
     parser.add_argument("--hang", action="store_true", help="stop the rank instead (SIGSTOP): it falls silent")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    command = ["-n", str(args.tokens), "--schedule", args.schedule, PROMPT]
+    command = ["-n", str(args.tokens), "--schedule", args.schedule, "--rank-timeout", "4", PROMPT]
     generator = random.Random(args.seed)
     kills = []
     with tempfile.TemporaryDirectory() as name:

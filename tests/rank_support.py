@@ -15,9 +15,9 @@ from ppsd_rt.schedule import parse_schedule
 
 
 class Pipeline:
-    """Threads in place of ranks; a message goes from hand to hand."""
+    """Threads in place of ranks; a message goes from hand to hand. serves: else the stations wait to be told."""
 
-    def __init__(self, folder, sizes, delay=0.0, head=None, format="int8", kv="auto", backend="cpu", device="cpu"):
+    def __init__(self, folder, sizes, head=None, format="int8", kv="auto", backend="cpu", device="cpu", serves=True):
         checkpoint = Checkpoint(folder)
         self.hidden = checkpoint.config.hidden_size
         head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
@@ -26,9 +26,9 @@ class Pipeline:
         self.stations = []
         for rank in range(1, len(sizes)):
             first, last = layers_of(sizes, rank)
-            self.stations.append(self.slices[rank].station(checkpoint, first, last, delay))
+            self.stations.append(self.slices[rank].station(checkpoint, first, last, 0.0))
         self.epoch, self.answer, self.failures = 1, None, []
-        self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(len(self.stations))]
+        self.threads = [threading.Thread(target=self._serve, args=(i,)) for i in range(len(self.stations) * serves)]
         for thread in self.threads:
             thread.start()
 
@@ -86,12 +86,18 @@ class Pipeline:
         assert not self.failures
         return rounds
 
-    def _draft(self, answer):
+    def draft_once(self, answer):
+        """How many messages it made; fewer than 0: it is over."""
         out = self.buffers()
+        written = answer.work(out)
+        for message, words in zip(out, lengths(out, max(written, 0), self.hidden), strict=False):
+            self.stations[0].post(message[:words])
+        return written
+
+    def _draft(self, answer):
         try:
-            while (written := answer.work(out)) >= 0:
-                for message, words in zip(out, lengths(out, written, self.hidden), strict=False):
-                    self.stations[0].post(message[:words])
+            while self.draft_once(answer) >= 0:
+                pass
         except Exception as error:
             self.failures.append(error)
 

@@ -95,7 +95,7 @@ def model_options(parser: Parser) -> None:
     )
     group = parser.add_argument_group("ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
     group.add_argument("--parallel", default="pipeline", help="pipeline, or tp: tensor-parallel, a baseline")
-    group.add_argument("--rank-timeout", type=float, default=4.0, metavar="S", help="a rank silent so long is lost")
+    group.add_argument("--rank-timeout", type=float, default=20.0, metavar="S", help="a rank silent so long is lost")
     group.add_argument("--link-ms", type=float, default=0.0, metavar="T", help="delay every message, to try it out [0]")
 
 

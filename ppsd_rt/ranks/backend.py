@@ -2,8 +2,9 @@
 
 import signal
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
-from queue import Queue
+from queue import Empty, Queue
 from statistics import median
 from threading import Event, RLock, Thread
 from time import monotonic, perf_counter, sleep
@@ -30,8 +31,7 @@ from .slices import RankDrafter, Slices
 from .stage import DEPTH, lengths
 from .threads import start
 
-_LOADING = 600.0  # seconds for the other ranks to pack their slices
-_ANSWERING = 30.0  # for a measurement
+_PATIENCE = 600.0  # seconds for the others to pack slices, to measure, to take rows; who dies or hangs ends it sooner
 _PAUSE = 0.002  # between two messages whose way is measured: about a stage's pass
 
 
@@ -77,10 +77,10 @@ class RanksBackend:
 
     def open(self) -> None:
         """Returns when all ranks are ready."""
-        signal.signal(signal.SIGTERM, lambda *_: self._control.fail_later("rank 0 was told to end (SIGTERM)"))
+        signal.signal(signal.SIGTERM, lambda *_: self._control.told_to_end())
         start(self._receiver)
         start(Thread(target=self._draft, name="draft", daemon=True))
-        self._wait(lambda: len(self._control.ready) == self._control.world.last, _LOADING, "to load its slice")
+        self._wait(lambda: len(self._control.ready) == self._control.world.last, _PATIENCE, "to load its slice")
 
     def close(self) -> None:
         self._end()
@@ -231,9 +231,16 @@ class RanksBackend:
             sleep(_PAUSE)
             begun = perf_counter()
             self._control.tell(1, Kind.PING)
-            self._pongs.get(timeout=_ANSWERING)
+            self._pong()
             times.append((perf_counter() - begun) / 2)
         return median(times)
+
+    def _pong(self) -> int:
+        """The next one, as soon as it is there."""
+        while True:
+            with suppress(Empty):
+                return self._pongs.get(timeout=0.5)
+            self._control.check()
 
     def _collect(self, count: int) -> dict[int, list[float]]:
         found: dict[int, list[float]] = {}
@@ -244,7 +251,7 @@ class RanksBackend:
                 found[rank] = numbers
             return len(found) == count
 
-        self._wait(arrived, _ANSWERING, "to measure")
+        self._wait(arrived, _PATIENCE, "to measure")
         return found
 
     def _choose(self, acceptance: float | None) -> RankChooser:
@@ -304,7 +311,7 @@ class RanksBackend:
                 return
             answer, sent = self._active
             answer.cancel()
-            self._wait(sent.is_set, _ANSWERING, "to take rows", raises=False)
+            self._wait(sent.is_set, _PATIENCE, "to take rows", raises=False)
             self._active = None  # its thread sees why it ends
             self._epoch = answer.epoch + 1
             self._tokens = answer.tokens

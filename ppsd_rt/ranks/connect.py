@@ -10,50 +10,36 @@ import socket
 import struct
 from collections.abc import MutableMapping
 from contextlib import closing, suppress
-from threading import Thread
-from time import monotonic
 from typing import Any
 
-from ..errors import PpsdError
-from .handshake import WAIT
 from .links import open_groups
-from .threads import start
+from .meeting import WAIT, Attempt, Meeting, ended_line, first_line
 from .world import World
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
-_FAILED = "ppsd/unconnected"  # in the store: the line with which every rank ends
 _ELSEWHERE = "192.0.2.1"  # an address of documentation (RFC 5737): nothing is sent there
 
 
-def connect(store: Any, world: World, wait: float = WAIT) -> dict[int, Any]:
-    """The process groups of `open_groups`. Raises PpsdError, the same line on every rank that can still be told."""
+def connect(store: Any, meeting: Meeting) -> dict[int, Any]:
+    """The process groups of `open_groups`. Raises PpsdError, the same line on every rank."""
+    world = meeting.world
     choose_interface(world)
-    news, found, ended = store.clone(), list[dict[int, Any]](), list[Exception]()
+    opening, begun = Attempt(lambda: open_groups(store, world.rank, world.size)), meeting.clock.now()
 
-    def work() -> None:
-        try:
-            found.append(open_groups(store, world.rank, world.size))
-        except Exception as error:  # of gloo; of the store
-            ended.append(error)
+    def ended() -> bool:
+        if not opening.wait(0.02) and meeting.clock.now() - begun > WAIT:
+            # A rank that has ended keeps all others from connecting.
+            lost = meeting.silent(WAIT / 6)
+            meeting.fail(ended_line(lost, WAIT / 6) if lost else _line(world, f"not within {WAIT:g} s"))
+        return not opening.is_alive()
 
-    opening = Thread(target=work, name="connect", daemon=True)
-    start(opening)
-    end, line = monotonic() + wait, ""
-    while opening.is_alive() and not line:
-        opening.join(0.05)
-        with suppress(RuntimeError):  # a store that is gone: the thread will say so
-            if news.check([_FAILED]):
-                line = bytes(news.get(_FAILED)).decode(errors="replace")
-        if not line and opening.is_alive() and monotonic() > end:
-            line = _line(world, f"not within {wait:g} s")
-    if found:
-        return found[0]
-    if not line:
-        reason = (str(ended[0]).strip().splitlines() or [type(ended[0]).__name__])[0]
-        line = _line(world, re.sub(r"\[[^\]]*:\d+\] ", "", reason))  # without lines of gloo's source
-    with suppress(RuntimeError):
-        news.set(_FAILED, line.encode())
-    raise PpsdError(line)
+    meeting.wait(ended)
+    try:
+        groups: dict[int, Any] = opening.result()
+    except Exception as error:  # of gloo; of the store
+        meeting.fail(_line(world, re.sub(r"\[[^\]]*:\d+\] ", "", first_line(error))))  # without lines of gloo's source
+    meeting.together("connected")
+    return groups
 
 
 def _line(world: World, reason: str) -> str:

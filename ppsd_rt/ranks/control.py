@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from threading import Event, Lock, Thread, Timer
-from time import monotonic, sleep
 from typing import Any
 
 import numpy as np
 
 from .. import _native
 from ..errors import PpsdError
+from .clock import CLOCK, Clock
 from .links import CONTROL, ProtocolError, Receiver, SharedSender, Words
 from .threads import start
 from .world import World
@@ -28,9 +28,12 @@ _MAGIC = 0x50534300 + _native.WIRE_VERSION
 _PAYLOAD = 8
 TEXT_BYTES = (WORDS - _PAYLOAD) * 4
 _BEAT = 0.25  # seconds between signs of life
-_STUCK = 120.0  # seconds that one piece of work may take
-_LAST_WORDS = 0.3  # seconds for a message to leave, where a rank may not be reading any more
-_GRACE = 1.0  # seconds for the better-informed line of rank 0 to come
+# Limits for what nothing else would end: none is reached by ranks that have a tenth of a core each.
+_STUCK = 600.0  # seconds that one piece of work may take
+_LAST_WORDS = 3.0  # seconds for a message to leave, where a rank may not be reading any more
+GRACE = 10.0  # seconds for the better-informed line of rank 0 to come
+_TOLD = 1.0  # the same, where a rank was told to end
+_BYES = 30.0  # seconds for all others to hear that all is well
 
 
 class Kind(IntEnum):
@@ -54,9 +57,15 @@ class Control:
     """busy: seconds that the work at hand has taken by now, for the signs of life of this rank."""
 
     def __init__(
-        self, group: Any, world: World, silence: float, delay: float, busy: Callable[[], float] = lambda: 0.0
+        self,
+        group: Any,
+        world: World,
+        silence: float,
+        delay: float,
+        busy: Callable[[], float] = lambda: 0.0,
+        clock: Clock = CLOCK,
     ) -> None:
-        self.world, self.silence, self.delay, self._busy = world, silence, delay, busy
+        self.world, self.silence, self.delay, self._busy, self._clock = world, silence, delay, busy, clock
         self._line: str | None = None  # of the first failure; public once the others have been told
         self.failure: str | None = None
         self.failed, self.stopping = Event(), Event()
@@ -66,11 +75,13 @@ class Control:
             Kind.BEAT: self._beat,
             Kind.PING: self._pong,
             Kind.READY: lambda rank, value, message: self.ready.add(rank),
+            Kind.BYE: lambda rank, value, message: self._bye(rank),
         }
         self._byes: set[int] = set()
+        self._gone = Event()
         peers = range(1, world.size) if world.drafts else (0,)
         groups = 64 + 2 * int(silence / _BEAT)  # more than a silent rank leaves unread before it is given up
-        self._heard = dict.fromkeys(peers, monotonic())
+        self._heard = dict.fromkeys(peers, clock.now())
         self._senders = {peer: SharedSender(group, peer, CONTROL, WORDS, groups) for peer in peers}
         self._receivers = [Receiver(group, peer, CONTROL, WORDS, 4, self._take(peer), self.lost) for peer in peers]
 
@@ -126,15 +137,20 @@ class Control:
         self.failure = line
         self.failed.set()
 
-    def fail_later(self, line: str) -> None:
+    def fail_later(self, line: str, seconds: float = GRACE) -> None:
         """If nothing better is known by then."""
-        timer = Timer(_GRACE, self.fail, (line,))
+        timer = Timer(seconds, self.fail, (line,))
         timer.daemon = True
         timer.start()
+
+    def told_to_end(self) -> None:
+        """By SIGTERM, as torchrun's agent tells those that are left."""
+        self.fail_later(f"rank {self.world.rank} was told to end (SIGTERM)", _TOLD)
 
     def lost(self, rank: int, error: Exception) -> None:
         """A link from `rank` has ended."""
         if self.stopping.is_set():
+            self._bye(rank)
             return
         if isinstance(error, ProtocolError):
             self.fail(f"rank {self.world.rank} got what it did not expect from rank {rank}: {error}")
@@ -146,24 +162,26 @@ class Control:
     # -- ending --------------------------------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Rank 0: all is well, and all may go. Returns when they have heard it, or after 2 seconds."""
+        """Rank 0: all is well, and all may go. Returns when they have heard it, or have gone, or after `_BYES`."""
         if self.failure is None:
-            self.on(Kind.BYE, lambda rank, value, message: self._byes.add(rank))
             self.stopping.set()
-            try:
-                for rank in self._senders:
+            for rank in self._senders:
+                try:
                     self.tell(rank, Kind.STOP)
-            except RuntimeError:
-                return
-            end = monotonic() + 2.0
-            while len(self._byes) < len(self._senders) and monotonic() < end:
-                sleep(0.002)
+                except RuntimeError:  # its connection
+                    self._bye(rank)
+            self._gone.wait(_BYES)
+
+    def _bye(self, rank: int) -> None:
+        self._byes.add(rank)
+        if len(self._byes) == len(self._senders):
+            self._gone.set()
 
     # -- receiving -----------------------------------------------------------------------------------------------------
 
     def _take(self, peer: int) -> Callable[[Words], None]:
         def take(message: Words) -> None:
-            self._heard[peer] = monotonic()
+            self._heard[peer] = self._clock.now()
             if message[0] != _MAGIC or message[1] not in Kind.__members__.values():
                 raise ValueError("no message of this version")
             value, sent = message[2:6].view(np.int64)
@@ -194,10 +212,10 @@ class Control:
             self.fail(f"rank {rank} hangs: it has worked on one pass for {value / 1000:.0f} s")
 
     def _watch(self) -> None:
-        before = monotonic()
+        before = self._clock.now()
         while not self.failed.is_set() and not self.stopping.is_set():
-            sleep(_BEAT)
-            now = monotonic()
+            self._clock.sleep(_BEAT)
+            now = self._clock.now()
             if now - before > self.silence / 2:  # this process itself was held up
                 self._heard = dict.fromkeys(self._heard, now)
             before = now

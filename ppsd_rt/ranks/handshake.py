@@ -1,20 +1,14 @@
-"""Before ranks connect they compare what they are: texts of fixed length, through the store that torchrun provides.
-
-Nothing is unpickled, and nobody waits for ever: a rank that does not come is named.
-"""
+"""Before ranks connect they compare what they are: texts of fixed length; nothing is unpickled."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from time import monotonic, sleep
-from typing import Any
 
-from ..errors import PpsdError
+from .meeting import Meeting
 
-# Fields of a rank's facts, in this order. `error`: why this rank cannot take part; empty where it can.
+# Fields of a rank's facts, in this order.
 FIELDS = (
-    "error",
     "version",
     "wire",
+    "WORLD_SIZE",
     "model",
     "exit head",
     "backend",
@@ -33,7 +27,6 @@ _MENDS = {
 }
 _BYTES = 192
 SIZE = len(FIELDS) * _BYTES
-WAIT = 60.0  # seconds for the others to come
 
 
 def pack(facts: Mapping[str, str]) -> bytes:
@@ -50,10 +43,7 @@ def unpack(data: bytes) -> dict[str, str]:
 
 
 def difference(facts: Sequence[Mapping[str, str]]) -> str | None:
-    """One line about the first rank that cannot take part or is not like rank 0; None: all is well."""
-    for rank, its in enumerate(facts):
-        if its.get("error"):
-            return f"rank {rank}: {its['error']}"
+    """One line about the first rank that is not like rank 0; None: all is well."""
     for rank, its in enumerate(facts):
         for field in FIELDS:
             if its.get(field) != facts[0].get(field):
@@ -62,28 +52,11 @@ def difference(facts: Sequence[Mapping[str, str]]) -> str | None:
     return None
 
 
-def exchange(store: Any, rank: int, size: int, facts: Mapping[str, str], wait: float = WAIT) -> None:
-    """Raises PpsdError with the same line on every rank."""
-    store.set(f"ppsd/facts/{rank}", pack(facts))
-    everyone = [unpack(read(store, f"ppsd/facts/{other}", other, wait)) for other in range(size)]
-    line = difference(everyone)
-    if line:
-        store.set(f"ppsd/read/{rank}", b"1")
-        if rank == 0:  # the store may live in this process: the others have read everything once they say so
-            with suppress(PpsdError):
-                for other in range(1, size):
-                    read(store, f"ppsd/read/{other}", other, 5.0)
-        raise PpsdError(line)
-
-
-def read(store: Any, key: str, rank: int, wait: float) -> bytes:
-    """What `rank` puts into the store, waiting for at most so many seconds."""
-    end = monotonic() + wait
-    try:
-        while not store.check([key]):
-            if monotonic() > end:
-                raise PpsdError(f"rank {rank} did not come within {wait:g} s: look at its own messages")
-            sleep(0.01)
-        return bytes(store.get(key))
-    except RuntimeError:  # the store's connection
-        raise PpsdError(f"the store that the ranks meet in is gone while rank {rank} was awaited") from None
+def exchange(meeting: Meeting, facts: Mapping[str, str]) -> None:
+    """Raises PpsdError with the same line on every rank, as soon as one rank is known not to fit."""
+    meeting.put(f"facts/{meeting.world.rank}", pack(facts))
+    known: list[Mapping[str, str]] = []
+    for rank in range(meeting.world.size):
+        known.append(unpack(meeting.read(f"facts/{rank}")))
+        if line := difference(known):
+            meeting.fail(line)

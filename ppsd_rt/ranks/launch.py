@@ -12,10 +12,12 @@ from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
 from ..models.resolve import resolve_model
+from .clock import CLOCK, Clock
 from .connect import connect
-from .control import Control
-from .handshake import WAIT, exchange, read
-from .links import CONTROL, open_store
+from .control import GRACE, Control
+from .handshake import exchange
+from .links import CONTROL
+from .meeting import Meeting, first_line, open_store
 from .options import PARALLEL, RankOptions
 from .slices import RankStation, Slices, cores_of, layers_of, slices_for
 from .split import check_sizes, pack_sizes, solve, unpack_sizes
@@ -26,25 +28,30 @@ if TYPE_CHECKING:
     from ..engine import Engine
 
 
-def join(world: World, options: RankOptions) -> "Engine | None":
+def join(world: World, options: RankOptions, clock: Clock = CLOCK) -> "Engine | None":
     """Take part as `world` says. Rank 0: the engine, to be closed with `leave`. The others serve until rank 0 ends, and
     then return None. Raises PpsdError, with the same line on every rank, when that cannot be or ends otherwise."""
-    opened, problem = _open(world, options)
+    # Of torch's C++: what it says about connections comes as an error too, or is nothing to worry about.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     sys.setswitchinterval(0.0005)  # of the interpreter lock: threads here have microseconds of work for it
-    store = open_store(world.rank, world.size, WAIT)
-    facts = {"error": str(problem)} if problem or not opened else _facts(*opened[:3], options)
-    exchange(store, world.rank, world.size, facts)
-    if not opened:
-        raise problem or PpsdError("this rank cannot take part")
-    checkpoint, head, slices, threads = opened
+    store = open_store(world, clock)
+    meeting = Meeting(store.clone(), world, clock)  # gloo waits in its own
+    try:
+        checkpoint, head, slices, threads = _open(world, options)
+    except PpsdError as error:
+        meeting.fail(f"rank {world.rank}: {error}")
+    exchange(meeting, _facts(world, checkpoint, head, slices, options))
     if world.drafts:
         sizes = options.sizes or ()
         if not sizes and options.parallel == "pipeline":
-            sizes = solve(checkpoint, head, world.size, slices)
-        store.set("ppsd/sizes", pack_sizes(sizes))
+            try:
+                sizes = solve(checkpoint, head, world.size, slices)
+            except PpsdError as error:
+                meeting.fail(f"rank 0: {error}")
+        meeting.put("sizes", pack_sizes(sizes))
     else:
-        sizes = unpack_sizes(read(store, "ppsd/sizes", 0, WAIT))
-    groups = connect(store, world)
+        sizes = unpack_sizes(meeting.read("sizes"))
+    groups = connect(store, meeting)
     station: list[RankStation] = []
     control = Control(
         groups[CONTROL],
@@ -54,16 +61,16 @@ def join(world: World, options: RankOptions) -> "Engine | None":
         lambda: station[0].busy_seconds() if station else 0.0,
     )
     control.start()
+    meeting.close()
     try:
         return _play(control, groups, checkpoint, head, slices, sizes, threads, options, station)
     except PpsdError as error:
         control.fail(f"rank {world.rank}: {error}")
         raise PpsdError(control.failure or str(error)) from None
-    except RuntimeError:  # of a link, which control has heard of
-        if not control.failed.wait(2.0):
-            raise
+    except RuntimeError as error:  # of a link, which control has heard of, or will soon
+        control.failed.wait(2 * GRACE)
         control.check()
-        raise
+        raise PpsdError(f"rank {world.rank}: {first_line(error)}") from None
 
 
 def _play(
@@ -127,34 +134,32 @@ def leave(engine: "Engine | None", status: int) -> NoReturn:
     os._exit(status)
 
 
-def _open(
-    world: World, options: RankOptions
-) -> tuple[tuple[Checkpoint, HeadFile | None, Slices, int] | None, PpsdError | None]:
-    """What this rank is about to run, or why it cannot: the others are told before anyone ends."""
-    try:
-        if options.parallel not in PARALLEL:
-            raise UsageError(f"--parallel takes {' or '.join(PARALLEL)}, not {options.parallel!r}")
-        if options.parallel == "tp" and options.kv_dtype != "auto":
-            raise UsageError("--parallel tp keeps its KV cache as is best beside the weights: leave --kv-dtype out")
-        if options.parallel == "tp" and options.backend != "cpu":
-            raise UsageError(f"--parallel tp runs C++ shares on a CPU: leave --backend {options.backend} out")
-        threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
-        formats = options.dtype, options.kv_dtype
-        slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
-        checkpoint = Checkpoint(Path(resolve_model(options.model)))
-        head = find_head(options.exit_head, checkpoint) if options.parallel == "pipeline" else None
-        if options.sizes:
-            check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
-        return (checkpoint, head, slices, threads), None
-    except PpsdError as error:
-        return None, error
+def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | None, Slices, int]:
+    """What this rank is about to run. Raises PpsdError where it cannot."""
+    if options.parallel not in PARALLEL:
+        raise UsageError(f"--parallel takes {' or '.join(PARALLEL)}, not {options.parallel!r}")
+    if options.parallel == "tp" and options.kv_dtype != "auto":
+        raise UsageError("--parallel tp keeps its KV cache as is best beside the weights: leave --kv-dtype out")
+    if options.parallel == "tp" and options.backend != "cpu":
+        raise UsageError(f"--parallel tp runs C++ shares on a CPU: leave --backend {options.backend} out")
+    threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
+    formats = options.dtype, options.kv_dtype
+    slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
+    checkpoint = Checkpoint(Path(resolve_model(options.model)))
+    head = find_head(options.exit_head, checkpoint) if options.parallel == "pipeline" else None
+    if options.sizes:
+        check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
+    return checkpoint, head, slices, threads
 
 
-def _facts(checkpoint: Checkpoint, head: HeadFile | None, slices: Slices, options: RankOptions) -> dict[str, str]:
+def _facts(
+    world: World, checkpoint: Checkpoint, head: HeadFile | None, slices: Slices, options: RankOptions
+) -> dict[str, str]:
     """What all ranks must agree on."""
     return {
         "version": __version__,
         "wire": str(_native.WIRE_VERSION),
+        "WORLD_SIZE": str(world.size),
         "model": checkpoint.hash,
         "exit head": head_hash(head) if head else "",
         "backend": options.backend,

@@ -19,14 +19,6 @@ ROWS, VERDICTS, CONTROL = 1, 2, 3  # tags
 _FOREVER = timedelta(days=365)  # silence is watched for elsewhere: a user may think for an hour between two prompts
 
 
-def open_store(rank: int, size: int, wait: float) -> Any:
-    """Where torchrun says: MASTER_ADDR and MASTER_PORT."""
-    from torch.distributed import rendezvous
-
-    store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timedelta(seconds=wait))))
-    return store
-
-
 def open_groups(store: Any, rank: int, size: int) -> dict[int, Any]:
     """A gloo process group of all ranks for each tag, which gives each a connection of its own.
 

@@ -21,4 +21,4 @@ class RankOptions:
     schedule: str = "auto"
     parallel: str = "pipeline"
     link_delay: float = 0.0
-    silence: float = 4.0
+    silence: float = 20.0

@@ -45,7 +45,7 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
     control.on(Kind.EPOCH, announce)
     control.on(Kind.REPORT, report)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides whether an answer or the whole run is to end
-    signal.signal(signal.SIGTERM, lambda *_: control.fail_later(f"rank {rank} was told to end (SIGTERM)"))
+    signal.signal(signal.SIGTERM, lambda *_: control.told_to_end())
 
     def post(message: Words) -> None:
         if questions:  # a measurement left rows that are nobody's text; rank 0 keeps none of them either

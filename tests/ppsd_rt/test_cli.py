@@ -186,7 +186,7 @@ def test_tensor_parallelism_needs_ranks(run):
         (["--link-ms", "nan"], "--link-ms"),
         (["--link-ms", "-1"], "--link-ms"),
         (["--link-ms", "1e18"], "--link-ms"),
-        (["--link-ms", "5000"], "2000"),
+        (["--link-ms", "15000"], "10000"),
         (["--link-ms", "500", "--rank-timeout", "0.9"], "450"),
     ],
 )

@@ -56,6 +56,6 @@ def test_what_ends_drafting_is_said(error, first):
 
     thread = threading.Thread(target=draft)
     thread.start()
-    thread.join(10)
+    thread.join()
     assert done.is_set(), "whoever waits for the answer's end waits for ever"
     assert backend._control.said[0] == first

@@ -64,7 +64,7 @@ class Hosts:
             running.append(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
             )
-        done = [process.communicate(timeout=120) for process in running]
+        done = [process.communicate(timeout=500) for process in running]
         said = [[line for line in error.splitlines() if line.startswith("ppsd-run:")] for _, error in done]
         return [(p.returncode, out, lines) for p, (out, _), lines in zip(running, done, said, strict=True)]
 

@@ -1,30 +1,12 @@
-"""What ranks compare before they connect."""
-
-import threading
+"""What ranks compare before they connect, and the environment that says who they are."""
 
 import pytest
 
-from ppsd_rt.errors import PpsdError, UsageError
-from ppsd_rt.ranks.handshake import FIELDS, difference, exchange, pack, unpack
+from ppsd_rt.errors import UsageError
+from ppsd_rt.ranks.handshake import FIELDS, difference, pack, unpack
 from ppsd_rt.ranks.world import World, find_world
 
-FACTS = {field: f"some {field}" for field in FIELDS} | {"error": ""}
-
-
-class Store:
-    """What of torch's stores is used."""
-
-    def __init__(self):
-        self.values = {}
-
-    def set(self, key, value):
-        self.values[key] = value
-
-    def check(self, keys):
-        return all(key in self.values for key in keys)
-
-    def get(self, key):
-        return self.values[key]
+FACTS = {field: f"some {field}" for field in FIELDS}
 
 
 def test_facts_survive_packing():
@@ -33,7 +15,7 @@ def test_facts_survive_packing():
     assert "unknown" in unpack(b"\x80\x04 a pickle")["version"]
 
 
-@pytest.mark.parametrize("field", FIELDS[1:])
+@pytest.mark.parametrize("field", FIELDS)
 def test_any_difference_is_named_with_its_rank(field):
     line = difference([FACTS, FACTS, FACTS | {field: "other"}])
     assert line
@@ -49,38 +31,37 @@ def test_devices_that_round_differently_need_a_split():
     assert line.endswith("give it with --stages")
 
 
-def test_a_rank_that_cannot_take_part_says_why():
-    line = difference([FACTS, {"error": "no such model"}, FACTS | {"model": "other"}])
-    assert line == "rank 1: no such model"
-
-
-def test_every_rank_raises_the_same_line():
-    store, lines = Store(), []
-
-    def take_part(rank):
-        with pytest.raises(PpsdError) as caught:
-            exchange(store, rank, 3, FACTS | ({"format": "bfloat16"} if rank == 1 else {}), wait=5)
-        lines.append(str(caught.value))
-
-    threads = [threading.Thread(target=take_part, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(lines) == 3
-    assert len(set(lines)) == 1
-    assert "rank 1 has format bfloat16" in lines[0]
-
-
-def test_a_rank_that_does_not_come_is_named():
-    with pytest.raises(PpsdError, match="rank 1 did not come within 0.05 s"):
-        exchange(Store(), 0, 2, FACTS, wait=0.05)
+RANKED = {
+    "WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "host0",
+    "MASTER_PORT": "29511",
+}  # fmt: skip
 
 
 def test_the_world_is_what_torchrun_says():
     assert find_world({}) is None
     assert find_world({"WORLD_SIZE": "1", "RANK": "0"}) is None
-    names = {"WORLD_SIZE": "4", "RANK": "3", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert find_world(names) == World(3, 4, 1, 2)
-    with pytest.raises(UsageError, match="start ranks with torchrun"):
-        find_world({"WORLD_SIZE": "4"})
+    assert find_world(RANKED) == World(3, 4, 1, 2, "host0", 29511)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_ADDR": "fe80::1%eth0"}
+    assert find_world(RANKED | agent) == World(3, 4, 1, 2, "fe80::1%eth0", 29511, hosted=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("WORLD_SIZE", ["two", "0", "-1", "", "9" * 5000, "1e3", "\n2", "２"]),
+        ("RANK", [None, "4", "-1", "first", ""]),
+        ("LOCAL_RANK", ["2", "x"]),
+        ("LOCAL_WORLD_SIZE", ["0", "5", "x"]),
+        ("MASTER_ADDR", [None, "", "a b", "host\nname", "x" * 300]),
+        ("MASTER_PORT", [None, "0", "65536", "-1", "29500x", "9" * 5000]),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_one_line(name, values):
+    for value in values:
+        with pytest.raises(UsageError) as caught:
+            find_world({key: given for key, given in (RANKED | {name: value}).items() if given is not None})
+        line = str(caught.value)
+        assert line.startswith(f"{name} is {'not set' if value is None else ascii(value[:40])}; it is "), line
+        assert "start ranks with torchrun" in line
+        assert line.isprintable()
+        assert len(line) < 200
