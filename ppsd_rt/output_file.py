@@ -25,7 +25,7 @@ class OutputFile:
 
     def __init__(self, path: str | Path, kind: str, inputs: Iterable[str | Path | None] = ()) -> None:
         self._path, self._kind = path, kind
-        self._target = os.path.realpath(path)
+        self._target = ""  # what is replaced, symbolic links resolved
         self._stream: IO[str] | None = None
         self._mode: int | None = None  # permissions of the file that is there
         try:
@@ -37,6 +37,7 @@ class OutputFile:
                 raise UsageError(f"the {kind} would overwrite {other}, which this command reads: name another file")
 
     def _try(self, path: str) -> None:
+        self._target = os.path.realpath(path)
         try:
             found = os.stat(path)
         except FileNotFoundError:

@@ -13,7 +13,7 @@ from ..errors import UsageError
 from ..printable import quoted
 from .bench_options import bench_options, eval_options, heads_options
 from .simulate_options import simulate_options
-from .values import named, number, whole
+from .values import at_most, named, number, whole
 
 
 @dataclass(frozen=True)
@@ -203,11 +203,13 @@ def _distill_options(parser: Parser) -> None:
         help="several heads: FILE[-KIND][-E][-vN].safetensors",
     )
     group = parser.add_argument_group("data and training")
-    group.add_argument("--tokens", type=whole, default=2_000_000, metavar="N", help="to sample from the model")
     group.add_argument(
-        "--slots", type=whole, default=64, metavar="N", help="texts sampled side by side; CPU: at most 64"
+        "--tokens", type=at_most(10**10), default=2_000_000, metavar="N", help="to sample from the model"
     )
-    group.add_argument("--epochs", type=whole, default=3, metavar="N", help="passes over the sampled text")
+    group.add_argument(
+        "--slots", type=at_most(10**5), default=64, metavar="N", help="texts sampled side by side; CPU: at most 64"
+    )
+    group.add_argument("--epochs", type=at_most(10**4), default=3, metavar="N", help="passes over the sampled text")
     group.add_argument("--batch-tokens", type=whole, default=4096, metavar="N", help="answer tokens per step")
     group.add_argument("--learning-rate", type=number, default=5e-3, metavar="LR", help="at its highest")
     group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same head [0]")

@@ -119,6 +119,7 @@ class NativeWriters:
         try:
             with _terminal_blocked():
                 counter = context.Value("q", done)
+            with _terminal_blocked():  # again: the first semaphore starts a process of Python's, and so unblocks
                 pool = ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter))
                 pending: list[Future[None]] = [pool.submit(_write_in_worker, number) for number in plan.missing()]
             while pending:
