@@ -1,5 +1,6 @@
 """What options take, for argparse: numbers, names of files."""
 
+import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
@@ -35,6 +36,13 @@ def number(text: str) -> float:
         raise ArgumentTypeError(f"{quoted(text)} is not a number") from None
 
 
+def _or_nan(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def positive(text: str) -> int:
     """A whole number from 1 on."""
     if (value := whole(text)) < 1:
@@ -54,7 +62,7 @@ def at_most(most: int) -> Callable[[str], int]:
 
 
 def probability(text: str) -> float:
-    if not 0 <= (value := number(text)) <= 1:
+    if not 0 <= (value := _or_nan(text)) <= 1:
         raise ArgumentTypeError(f"{quoted(text)} is not a probability from 0 to 1")
     return value
 
@@ -63,7 +71,7 @@ def zero_or(least: float, most: float) -> Callable[[str], float]:
     """0, or a number that arithmetic in float64 has room for."""
 
     def parse(text: str) -> float:
-        value = number(text)
+        value = _or_nan(text)
         if not (value == 0 or least <= value <= most):
             raise ArgumentTypeError(f"{quoted(text)} is neither 0 nor a number from {least:g} to {most:g}")
         return value
