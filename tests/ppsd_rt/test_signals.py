@@ -175,8 +175,8 @@ def test_other_errors_in_destructors_are_told_as_ever(listening, capsys):
     assert "RuntimeError: told" in capsys.readouterr().err
 
 
-def test_an_interruption_of_generated_code_does_not_kill_the_process_at_its_end():
-    """Python remembers a KeyboardInterrupt that leaves `exec`, as dataclasses use it, whoever catches it."""
+def test_an_interruption_of_generated_code_does_not_kill_the_process_at_its_end(tmp_path):
+    """Python remembers a KeyboardInterrupt that leaves `exec`, as dataclasses use it, whoever catches it, and `python -m` obeys."""
     code = """
 import os, signal, sys
 from ppsd_rt.cli import signals
@@ -188,4 +188,5 @@ except KeyboardInterrupt:
     signals.close()
 sys.exit(signals.status())
 """
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 130
+    (tmp_path / "ended.py").write_text(code)
+    assert subprocess.run([sys.executable, "-m", "ended"], cwd=tmp_path).returncode == 130
