@@ -242,10 +242,10 @@ def _check_options(parser: Parser) -> None:
     group = parser.add_argument_group(
         "campaign: random engines, prompts, sampling and schedules; options of the machine that are given stay as given"
     )
-    group.add_argument("--tokens", type=int, metavar="N", help="until N tokens have been compared")
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same cases [0]")
-    group.add_argument("--state", metavar="FILE", help="what has been done, to go on with [in the cache folder]")
-    group.add_argument("--case", type=int, metavar="K", help="only case K, to see again what differed in it")
+    group.add_argument("--tokens", type=whole, metavar="N", help="until N tokens have been compared")
+    group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same cases [0]")
+    group.add_argument("--state", type=named, metavar="FILE", help="what has been done, to go on [in the cache folder]")
+    group.add_argument("--case", type=whole, metavar="K", help="only case K, to see again what differed in it")
     model_options(parser)
 
 

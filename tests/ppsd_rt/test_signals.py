@@ -176,7 +176,7 @@ def test_other_errors_in_destructors_are_told_as_ever(listening, capsys):
 
 
 def test_an_interruption_of_generated_code_does_not_kill_the_process_at_its_end(tmp_path):
-    """Python remembers a KeyboardInterrupt that leaves `exec`, as dataclasses use it, whoever catches it, and `python -m` obeys."""
+    """Python remembers a KeyboardInterrupt that leaves `exec`, as dataclasses use it, and `python -m` obeys."""
     code = """
 import os, signal, sys
 from ppsd_rt.cli import signals
