@@ -16,7 +16,7 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -468,7 +468,8 @@ def _panic_reports_dropped() -> Iterator[None]:
             os.dup2(stderr, 2)
             if not panicked:
                 report.seek(0)
-                os.write(stderr, report.read())
+                with suppress(OSError):  # full, or its reader has gone: what it says is lost, and nothing else
+                    os.write(stderr, report.read())
 
 
 def _compiled_decoder(state: dict[str, Any] | None, path: Path) -> tuple[Callable[[str, bool], bytes], int]:

@@ -1,6 +1,9 @@
 """ppsd-rt: Llama-family models that draft from their own early layers, with exactly the output of plain decoding."""
 
+import sys
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -23,6 +26,28 @@ _HOMES = {
     "Token": "engine",
     "UsageError": "errors",
 }
+
+
+def _folders() -> list[str]:
+    """Where the modules of this package are.
+
+    Python that is started in a checkout takes the checkout's own folder `ppsd_rt` for the package. Without a build in
+    place that is not whole (see setup.py): then the package that is installed is meant.
+    """
+    built = find_spec(f"{__name__}._native") is not None
+    if built and find_spec(f"{__name__}.models") is not None:
+        return list(__path__)
+    here = Path(__file__).resolve().parent
+    if built:
+        return [*__path__, str(here.parent)]
+    for folder in sys.path:
+        installed = Path(folder, __name__).resolve()
+        if installed != here and (installed / "models" / "__init__.py").is_file():
+            return [str(installed)]
+    raise ImportError(f"{here} is not built, and ppsd-rt is not installed: run `pip install .` in {here.parent}")
+
+
+__path__[:] = _folders()
 
 
 def __getattr__(name: str) -> Any:

@@ -5,6 +5,7 @@ from operator import index
 from typing import Any
 
 from .errors import UsageError
+from .printable import quoted
 
 
 def whole_number(name: str, value: Any) -> int:
@@ -14,14 +15,14 @@ def whole_number(name: str, value: Any) -> int:
             return index(value)
     except TypeError:  # numpy's truth values refuse by themselves
         pass
-    raise UsageError(f"{name} must be a whole number, not {value!r}")
+    raise UsageError(f"{name} must be a whole number, not {quoted(value)}")
 
 
 def real_number(name: str, value: Any) -> float:
     """`value` as a float, NaN and infinities included. UsageError for all that is no number."""
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise UsageError(f"{name} must be a number, not {value!r}")
+        raise UsageError(f"{name} must be a number, not {quoted(value)}")
     try:
         return float(value)
     except OverflowError:
-        raise UsageError(f"{name} is too large: {value!r}") from None
+        raise UsageError(f"{name} is too large: {quoted(value)}") from None

@@ -14,12 +14,12 @@ from .arguments import whole_number
 from .errors import PpsdError, UsageError
 from .models.checkpoint import Checkpoint
 from .models.head_file import HeadFile, HeadInfo
+from .printable import quoted
 from .protocol import Drafted, Limits, Round
 from .sampling import SamplingParams
 from .schedule import Auto, Schedule
 
 NAMES = ("auto", "cpu", "cuda", "torch")
-MAX_THREADS = 1024
 NO_GPU_AFTER_FORK = "a GPU cannot be used after a fork: load the model in the new process, and start that by spawn"
 
 
@@ -140,7 +140,7 @@ def make_backend(
     devices, how many layers each of them has (1: as is best).
     """
     if name not in NAMES:
-        raise UsageError(f"backend {name!r} is unknown; backends are {', '.join(NAMES)}")
+        raise UsageError(f"backend {quoted(name)} is unknown; backends are {', '.join(NAMES)}")
     check_machine(device, threads)
     threads = None if threads is None else whole_number("threads", threads)
     several = "," in device
@@ -168,11 +168,19 @@ def make_backend(
 
 
 def check_machine(device: str, threads: int | None) -> None:
-    known = r"auto|cpu|cuda(:\d+)?|cuda(:\d+)?(,cuda(:\d+)?)+|cpu:\d+(,cpu:\d+)+"
+    gpu, cpu = r"cuda(:[0-9]{1,2})?", r"cpu:[0-9]{1,2}"  # torch takes cuda:128 for cuda:-128
+    known = f"auto|cpu|{gpu}(,{gpu})*|{cpu}(,{cpu})+"
     if not isinstance(device, str) or not re.fullmatch(known, device):
-        raise UsageError(f"device {device!r} is unknown; write auto, cpu, cuda, cuda:N or cuda:N,cuda:M")
-    if threads is not None and not 1 <= whole_number("threads", threads) <= MAX_THREADS:
-        raise UsageError(f"threads must be from 1 to {MAX_THREADS}, not {threads}")
+        raise UsageError(
+            f"device {quoted(device)} is unknown; write auto, cpu, cuda, cuda:N or cuda:N,cuda:M, with N from 0 to 99"
+        )
+    if threads is not None and not 1 <= whole_number("threads", threads) <= most_threads():
+        raise UsageError(f"threads must be from 1 to {most_threads()} on this machine, not {quoted(threads)}")
+
+
+def most_threads() -> int:
+    """Far more than help: several for each core, which is what tests and comparisons may want."""
+    return max(64, 2 * (os.cpu_count() or 1))
 
 
 def _pick(checkpoint: Checkpoint, dtype: str, device: str) -> str:

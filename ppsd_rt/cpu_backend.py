@@ -21,6 +21,7 @@ from .models.config import LlamaConfig
 from .models.head_file import HeadFile, HeadInfo
 from .models.rotary import inverse_frequencies
 from .planner import Costs, calibrate, costs_here, costs_path, explain, prior
+from .printable import quoted
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
 from .schedule import Auto, Schedule
@@ -48,7 +49,7 @@ def refuses(config: LlamaConfig) -> str | None:
 def kv_format(dtype: str, head_dim: int, wanted: str = "auto") -> str:
     """What keys and values are kept as beside weights of `dtype`."""
     if wanted not in ("auto", *KV_FORMATS):
-        raise UsageError(f"kv_dtype {wanted!r} is unknown; dtypes are auto, {', '.join(KV_FORMATS)}")
+        raise UsageError(f"kv_dtype {quoted(wanted)} is unknown; dtypes are auto, {', '.join(KV_FORMATS)}")
     fits = head_dim % 32 == 0 and head_dim <= 256
     if wanted == "int8" and not fits:
         raise UsageError(f"an int8 KV cache needs a head_dim that is a multiple of 32 up to 256, not {head_dim}")
@@ -108,10 +109,12 @@ class CpuBackend:
             raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
         self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
         if self._dtype not in FORMATS:
-            raise UsageError(f"dtype {dtype!r} is unknown to the cpu backend; dtypes are auto, {', '.join(FORMATS)}")
+            raise UsageError(
+                f"dtype {quoted(dtype)} is unknown to the cpu backend; dtypes are auto, {', '.join(FORMATS)}"
+            )
         self._head_dtype = self._dtype if head_dtype == "auto" else head_dtype
         if self._head_dtype not in FORMATS:
-            raise UsageError(f"head_dtype {head_dtype!r} is unknown; dtypes are auto, {', '.join(FORMATS)}")
+            raise UsageError(f"head_dtype {quoted(head_dtype)} is unknown; dtypes are auto, {', '.join(FORMATS)}")
         reason = refuses(checkpoint.config)
         if reason:
             raise PpsdError(f"the cpu backend cannot run this model: {reason}; use --backend torch")

@@ -19,6 +19,7 @@ from .models.head_file import HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .models.unicode import check_unicode
+from .printable import quoted
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
 from .schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
@@ -173,9 +174,9 @@ class Engine:
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
         if not isinstance(schedule, Schedule | Auto):
-            raise UsageError(f"schedule must be a Schedule or a text such as 'auto', not {schedule!r}")
+            raise UsageError(f"schedule must be a Schedule or a text such as 'auto', not {quoted(schedule)}")
         if params is not None and not isinstance(params, SamplingParams):
-            raise UsageError(f"params must be SamplingParams(...), not {params!r}")
+            raise UsageError(f"params must be SamplingParams(...), not {quoted(params)}")
         if isinstance(schedule, Auto) and self.head is None:
             schedule = copying(PLAIN, schedule.lookup if self.backend.copies else 0)
         if isinstance(schedule, Schedule) and schedule.lookup and not self.backend.copies:

@@ -6,6 +6,7 @@ from typing import Any
 
 from .arguments import real_number, whole_number
 from .errors import UsageError
+from .printable import quoted
 
 LEAST_TEMPERATURE = 1e-6  # its inverse scales logits in float32; what is below differs from greedy in ties at most
 PENALTIES = (0.01, 100.0)
@@ -51,7 +52,7 @@ class SamplingParams:
         for rule, holds in checks.items():
             if not holds:
                 value = getattr(self, rule.split()[0])
-                raise UsageError(f"{rule}, not {value!r}")
+                raise UsageError(f"{rule}, not {quoted(value)}")
 
 
 def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
@@ -71,4 +72,4 @@ def _items(name: str, value: Sequence[Any]) -> tuple[Any, ...]:
     try:
         return tuple(value)
     except TypeError:
-        raise UsageError(f"{name} must be a list, not {value!r}") from None
+        raise UsageError(f"{name} must be a list, not {quoted(value)}") from None

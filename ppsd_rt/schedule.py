@@ -3,13 +3,19 @@
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
+from .arguments import real_number, whole_number
 from .errors import UsageError
+from .printable import quoted
 from .stop_rules import BetaThompson, FixedLength, StopRule, Survival, describe_stop_rule, parse_stop_rule
 
 MAX_ROWS = 16  # the most rows that one verification pass takes: a chunk and the row of the last committed token
 MAX_CHUNK = MAX_ROWS - 1
 LOOKUP = 3  # tokens that must match for `auto` to copy what followed
 MOST_LOOKUP = 8  # longer matches are preferred anyway
+MOST_LOOKAHEAD = 1024  # drafts so far ahead are never all right
+_MOST_DIGITS = 9
+_LENGTHS = ("first_chunk", "max_chunk", "lookahead")
+_NUMBERS = (*_LENGTHS, "lookup")
 
 
 @dataclass(frozen=True)
@@ -41,15 +47,22 @@ class Schedule:
     siblings: float = 0.0
 
     def __post_init__(self) -> None:
+        for name in _NUMBERS:
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        object.__setattr__(self, "siblings", real_number("siblings", self.siblings))
         _check_lookup(self.lookup)
         if not 0 <= self.siblings < 1:
             raise UsageError(f"siblings must be a chance from 0 (none) to below 1, not {self.siblings:g}")
         if self.siblings and (self.overlap or not self.drafts):
             raise UsageError("siblings need an exit head that drafts, and no overlap: use them with eesd or auto")
         if not 0 <= self.max_chunk <= MAX_CHUNK:
-            raise UsageError(f"max_chunk must be from 0 to {MAX_CHUNK}, not {self.max_chunk}")
+            raise UsageError(f"max_chunk must be from 0 to {MAX_CHUNK}, not {quoted(self.max_chunk)}")
         if not 0 <= self.first_chunk <= self.max_chunk:
-            raise UsageError(f"first_chunk must be from 0 to max_chunk ({self.max_chunk}), not {self.first_chunk}")
+            raise UsageError(
+                f"first_chunk must be from 0 to max_chunk ({self.max_chunk}), not {quoted(self.first_chunk)}"
+            )
+        if not 0 <= self.lookahead <= MOST_LOOKAHEAD:
+            raise UsageError(f"lookahead must be from 0 to {MOST_LOOKAHEAD}, not {quoted(self.lookahead)}")
         drafts = self.lookahead > 0 or self.lookup > 0
         if self.lookahead < self.first_chunk or drafts != (self.max_chunk > 0):
             raise UsageError(
@@ -76,12 +89,13 @@ class Auto:
     drafts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "lookup", whole_number("lookup", self.lookup))
         _check_lookup(self.lookup)
 
 
 def _check_lookup(lookup: int) -> None:
     if not 0 <= lookup <= MOST_LOOKUP:
-        raise UsageError(f"lookup must be from 0 (no copies) to {MOST_LOOKUP} tokens, not {lookup}")
+        raise UsageError(f"lookup must be from 0 (no copies) to {MOST_LOOKUP} tokens, not {quoted(lookup)}")
 
 
 AUTO = Auto()
@@ -100,7 +114,6 @@ _NAMED = {
     "lookup": Schedule(first_chunk=0, max_chunk=7, lookahead=0, stop_rule=Survival(), lookup=LOOKUP),
 }
 NAMES = ("auto", *_NAMED)
-_LENGTHS = ("first_chunk", "max_chunk", "lookahead")
 
 
 def copying(schedule: Schedule, lookup: int) -> Schedule:
@@ -113,7 +126,7 @@ def copying(schedule: Schedule, lookup: int) -> Schedule:
 def named(name: str) -> Schedule:
     """One of the fixed schedules."""
     if name not in _NAMED:
-        raise UsageError(f"schedule {name!r} is unknown; schedules are {', '.join(NAMES)}")
+        raise UsageError(f"schedule {quoted(name)} is unknown; schedules are {', '.join(NAMES)}")
     return _NAMED[name]
 
 
@@ -135,15 +148,15 @@ def parse_schedule(text: str) -> Schedule | Auto:
             changes[key] = parse_stop_rule(value)
         elif key == "overlap" and value in ("on", "off"):
             changes[key] = value == "on"
-        elif key in ("length", "first_chunk", "max_chunk", "lookahead", "lookup") and value.isdecimal():
+        elif key in ("length", *_NUMBERS) and (number := _number(value)) is not None:
             keys = _LENGTHS if key == "length" else (key,)
-            changes.update(dict.fromkeys(keys, int(value)))
+            changes.update(dict.fromkeys(keys, number))
         elif key == "siblings" and (chance := _fraction(value)) is not None:
             changes[key] = chance
         else:
             raise UsageError(
-                f"schedule {text!r}: {item!r} is not understood; write length=, first_chunk=, max_chunk=, lookahead=, "
-                "lookup= with a number, siblings=CHANCE, overlap=on|off, or stop_rule=RULE"
+                f"schedule {quoted(text)}: {quoted(item)} is not understood; write length=, first_chunk=, max_chunk=, "
+                "lookahead=, lookup= with a number, siblings=CHANCE, overlap=on|off, or stop_rule=RULE"
             )
     return replace(schedule, **changes)  # type: ignore[arg-type]
 
@@ -152,15 +165,24 @@ def _parse_auto(text: str, rest: str) -> Auto:
     auto = AUTO
     for item in filter(None, rest.split(",")):
         key, _, value = item.partition("=")
-        if key == "lookup" and value.isdecimal():
-            auto = replace(auto, lookup=int(value))
+        if key == "lookup" and (number := _number(value)) is not None:
+            auto = replace(auto, lookup=number)
         elif key == "siblings" and value in ("on", "off"):
             auto = replace(auto, siblings=value == "on")
         else:
             raise UsageError(
-                f"schedule {text!r}: auto takes lookup=N, siblings=on|off and nothing else, as in auto:lookup=0"
+                f"schedule {quoted(text)}: auto takes lookup=N, siblings=on|off and nothing else, as in auto:lookup=0"
             )
     return auto
+
+
+def _number(text: str) -> int | None:
+    """None where there are other characters than digits."""
+    if not (text.isascii() and text.isdecimal()):
+        return None
+    if len(text) > _MOST_DIGITS:
+        raise UsageError(f"schedule: the number {quoted(text)} is too large")
+    return int(text)
 
 
 def _fraction(text: str) -> float | None:
@@ -180,7 +202,7 @@ def describe(schedule: Schedule | Auto) -> str:
         if schedule == known:
             return name
     base = "elastic" if schedule.overlap else "eesd"
-    keys = ("first_chunk", "max_chunk", "lookahead", "lookup") if schedule.lookup else _LENGTHS
+    keys = _NUMBERS if schedule.lookup else _LENGTHS
     numbers = ",".join(f"{key}={getattr(schedule, key)}" for key in keys)
     numbers += f",siblings={schedule.siblings!r}" if schedule.siblings else ""
     return f"{base}:{numbers},stop_rule={describe_stop_rule(schedule.stop_rule)}"

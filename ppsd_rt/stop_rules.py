@@ -21,6 +21,7 @@ from typing import Protocol
 
 from .errors import UsageError
 from .noise import Stream
+from .printable import quoted
 
 
 class Controller(Protocol):
@@ -271,13 +272,13 @@ def parse_stop_rule(text: str) -> StopRule:
     kind = _BY_NAME.get(name)
     if kind is None or (value and kind not in (ConfidenceThreshold, Survival)):
         raise UsageError(
-            f"stop rule {text!r} is unknown; rules are {', '.join(_BY_NAME)}, confidence=THRESHOLD and "
+            f"stop rule {quoted(text)} is unknown; rules are {', '.join(_BY_NAME)}, confidence=THRESHOLD and "
             "survival=THRESHOLD"
         )
     try:
         return kind(threshold=float(value)) if value else kind()  # type: ignore[call-arg]
     except ValueError:
-        raise UsageError(f"stop rule {text!r}: {value!r} is not a number") from None
+        raise UsageError(f"stop rule {quoted(text)}: {quoted(value)} is not a number") from None
 
 
 def describe_stop_rule(rule: StopRule) -> str:

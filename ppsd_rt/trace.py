@@ -85,10 +85,14 @@ def _metadata(what: str, process: int, track: int, **args: object) -> dict[str, 
 
 
 class TraceFile:
-    """A file of several answers, one behind the other in time; opened at once, so that a bad path is told early."""
+    """A file of several answers, one after the other in time; tried at once, so that a bad path is told early.
 
-    def __init__(self, path: str | Path) -> None:
-        self._file = OutputFile(path, "trace")
+    Leaving the `with` block writes it; an exception leaves a file that was there as it was.
+    """
+
+    def __init__(self, path: str | Path, inputs: Iterable[str | Path | None] = ()) -> None:
+        """inputs: files that the command reads, which it must not overwrite."""
+        self._file = OutputFile(path, "trace", inputs)
         self._events: list[dict[str, Any]] = []
         self._answers, self._end = 0, 0.0
 
@@ -102,4 +106,5 @@ class TraceFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.finish(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}) + "\n")
+        if error is None:
+            self._file.finish(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}) + "\n")

@@ -1,7 +1,10 @@
 """What an installation gives, read off setup.py: no build and no network."""
 
+import os
 import re
 import runpy
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +46,31 @@ def test_every_data_file_is_in_a_package(wanted):
         found = {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
         others = {p for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc", ".so")}
         assert others == found
+
+
+def test_python_in_a_checkout_takes_the_installed_package(tmp_path):
+    """The checkout's own folder comes first, and has neither the extension nor models/ in it."""
+    checkout, installed = tmp_path / "checkout" / "ppsd_rt", tmp_path / "site" / "ppsd_rt"
+    for folder, names in ((checkout, []), (installed, ["models", "_native"])):
+        for name in ["", *names]:
+            (folder / name).mkdir(parents=True)
+            (folder / name / "__init__.py").write_text("")
+        (folder / "errors.py").write_text("class PpsdError(Exception): ...\n")
+        shutil.copy(ROOT / "ppsd_rt" / "__init__.py", folder)
+
+    def python(code, *path):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))}
+        command = [sys.executable, "-S", "-c", code]  # -S: without the packages of the tests' own environment
+        return subprocess.run(command, cwd=checkout.parent, env=environment, capture_output=True, text=True)
+
+    code = "from ppsd_rt import PpsdError; import ppsd_rt.models; print(ppsd_rt.errors.__file__)"
+    assert python(code, installed.parent).stdout == f"{installed / 'errors.py'}\n"
+    message = f"{checkout} is not built, and ppsd-rt is not installed: run `pip install .` in {checkout.parent}"
+    assert python(code).stderr.splitlines()[-1] == f"ImportError: {message}"
+    (checkout / "_native.py").write_text("")  # built in place: what setup.py would install inside lies beside it
+    (checkout.parent / "models").mkdir()
+    (checkout.parent / "models" / "__init__.py").write_text("")
+    assert python(code, installed.parent).stdout == f"{checkout / 'errors.py'}\n"
 
 
 def test_cmake_names_sources_that_an_sdist_carries():

@@ -4,7 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import floor, log10
-from xml.sax.saxutils import escape
+from xml.sax import saxutils
+
+from ..printable import printable
 
 _COLOURS = ("#4c566a", "#d08770", "#5e81ac", "#2e8b57", "#b48ead", "#bf616a", "#a38a00", "#00868b")
 _WIDTH, _HEIGHT = 250, 190  # of a panel's plotting area, in pixels
@@ -25,6 +27,11 @@ class Line:
 class Panel:
     title: str
     lines: Sequence[Line]
+
+
+def escape(text: str) -> str:
+    """As XML holds it, which has no place for most control characters."""
+    return saxutils.escape(printable(text))
 
 
 def ticks(low: float, high: float) -> list[float]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..printable import printable
 from .spread import Spread
 
 FORMATS = ("table", "md", "csv", "json", "jsonl")
@@ -57,13 +58,13 @@ class Report:
         return (body() if body else "") + _json(last)
 
     def cells(self) -> list[list[str]]:
-        return [[column.text(row) for column in self.columns] for row in self.rows]
+        return [[printable(column.text(row)) for column in self.columns] for row in self.rows]
 
     def _markdown(self) -> str:
         """The first column to the left, the others to the right."""
         head = "| " + " | ".join(column.title for column in self.columns) + " |\n"
         rule = "| --- |" + " ---: |" * (len(self.columns) - 1) + "\n"
-        rows = "".join("| " + " | ".join(cells) + " |\n" for cells in self.cells())
+        rows = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n" for cells in self.cells())
         return head + rule + rows + "\n"
 
     def _csv(self) -> str:

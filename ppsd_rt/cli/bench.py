@@ -16,9 +16,10 @@ from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..sampling import SamplingParams
 from ..schedule import AUTO, parse_schedule
-from .common import NamedPrompt, as_chat, evaluation_text, first_of_each_family, note, read_prompts, table
+from . import signals
+from .common import NamedPrompt, as_chat, evaluation_text, first_of_each_family, read_prompts, table
 from .info import machine
-from .main import INTERRUPTED
+from .notes import note
 from .progress import progress_bar
 
 MOST_CONTEXT = 2**18  # rows of the KV caches that kernels are measured with: tens of gigabytes for a large model
@@ -35,9 +36,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def interrupted() -> int:
-    """Says so behind a report that is not whole -> exit status."""
-    note("ppsd-run: interrupted; this is what had been measured")
-    return INTERRUPTED
+    """Says so after a report that is not whole -> exit status."""
+    note(f"ppsd-run: {signals.said()}; this is what had been measured")
+    return signals.status()
 
 
 def print_report(report: Report, output: str) -> None:
@@ -117,7 +118,10 @@ def _generate(args: argparse.Namespace) -> tuple[Report, bool]:
     ]
     if args.schedule is None and (engines[0].head is not None or engines[0].backend.copies):
         schedules = {"auto": AUTO}
-    workloads = [_answers(engines[0], prompts)] if prompts else _made_prompts(engines[0], args.prompt_tokens or [64])
+    lengths = args.prompt_tokens or [64]
+    if (context := engines[0].config.max_position_embeddings) <= max(lengths):
+        raise UsageError(f"--prompt-tokens must be below the model's context of {context}, not {max(lengths)}")
+    workloads = [_answers(engines[0], prompts)] if prompts else _made_prompts(engines[0], lengths)
     answers = Answers(workloads, args.max_tokens, schedules, args.oracle, sampling, args.repeats)
     with progress_bar("measuring") as advance:
         return measure_generation(engines, answers, run_facts("generate", args.model), advance)
@@ -135,7 +139,7 @@ def _named_prompts(args: argparse.Namespace) -> list[NamedPrompt]:
         return []
     if args.prompt_tokens:
         raise UsageError("give --prompts or --prompt-tokens: not both")
-    return first_of_each_family(read_prompts(args.prompts or None), args.limit)
+    return first_of_each_family(read_prompts(None if args.prompts is True else args.prompts), args.limit)
 
 
 def _answers(engine: Engine, prompts: list[NamedPrompt]) -> Workload:

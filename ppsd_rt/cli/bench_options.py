@@ -4,6 +4,9 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
+from ..printable import quoted
+from .values import named, number, positive, probability, whole
+
 if TYPE_CHECKING:
     from .parser import Parser
 
@@ -24,14 +27,8 @@ def list_of(item: Callable[[str], Item]) -> Callable[[str], list[Item]]:
 def words(text: str) -> list[str]:
     """For argparse: a list of names."""
     if not all(text.split(",")):
-        raise argparse.ArgumentTypeError(f"{text!r} has an empty item")
+        raise argparse.ArgumentTypeError(f"{quoted(text)} has an empty item")
     return list(dict.fromkeys(text.split(",")))
-
-
-def positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1")
-    return int(text)
 
 
 def acceptance(text: str) -> float | None:
@@ -39,12 +36,9 @@ def acceptance(text: str) -> float | None:
     if text == _OFF:
         return None
     try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a probability from 0 to 1, or {_OFF}")
-    return value
+        return probability(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or {_OFF}") from None
 
 
 def bench_options(parser: "Parser") -> None:
@@ -88,8 +82,9 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("-p", "--prompt-tokens", type=numbers, metavar="N,N,...", help="lengths of a made prompt [64]")
     group.add_argument(
         "--prompts",
+        type=named,
         nargs="?",
-        const="",
+        const=True,
         metavar="FILE",
         help="answer a file of prompts instead, up to the end of the text [the 34 development prompts]",
     )
@@ -112,8 +107,8 @@ def _generation_options(parser: argparse.ArgumentParser) -> None:
     kv_option(group)
     group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy [0]")
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="of the sampling [0]")
+    group.add_argument("--temperature", type=number, default=0.0, metavar="T", help="0 is greedy [0]")
+    group.add_argument("--seed", type=whole, default=0, metavar="S", help="of the sampling [0]")
 
 
 def kv_option(group: argparse._ArgumentGroup) -> None:
@@ -124,8 +119,8 @@ def kv_option(group: argparse._ArgumentGroup) -> None:
 
 def _model_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and machine")
-    group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
-    group.add_argument("--exit-head", default="auto", metavar="HEAD", help="as for generating")
+    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
+    group.add_argument("--exit-head", type=named, default="auto", metavar="HEAD", help="as for generating")
     group.add_argument(
         "-t", "--threads", type=list_of(positive), metavar="N,N,...", help="CPU threads [one for each core]"
     )
@@ -150,13 +145,15 @@ def format_option(group: argparse._ArgumentGroup) -> None:
 def heads_options(parser: "Parser") -> None:
     parser.add_argument("heads", nargs="+", metavar="HEAD", help="files, or as for --exit-head: auto, norm:E")
     group = parser.add_argument_group("what to measure")
-    group.add_argument("--prompts", metavar="FILE", help="as for generating [the 34 development prompts]")
+    group.add_argument("--prompts", type=named, metavar="FILE", help="as for generating [the 34 development prompts]")
     group.add_argument("--limit", type=positive, metavar="N", help="only the first N prompts of each family [all]")
     group.add_argument("-n", "--max-tokens", type=positive, default=256, metavar="N", help="tokens per answer [256]")
     group.add_argument("--length", type=positive, default=6, metavar="K", help="drafts in a round, at most 15 [6]")
-    group.add_argument("--plot", metavar="FILE.svg", help="acceptance against cost, with lines of equal speed")
+    group.add_argument(
+        "--plot", type=named, metavar="FILE.svg", help="acceptance against cost, with lines of equal speed"
+    )
     group = parser.add_argument_group("model and machine")
-    group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
+    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 or int4")
     group.add_argument(
         "--head-dtype", type=words, default=["auto"], metavar="A,B,...", help="of the heads [auto: as the model]"
@@ -176,10 +173,12 @@ def eval_options(parser: "Parser") -> None:
     )
     kv_option(group)
     group.add_argument("--against", default="float32", metavar="FORMAT", help="what is taken for right")
-    group.add_argument("--text", metavar="FILE", help="a text of some thousand tokens [the one that comes with it]")
+    group.add_argument(
+        "--text", type=named, metavar="FILE", help="a text of some thousand tokens [the one that comes with it]"
+    )
     group.add_argument("--window", type=positive, default=512, metavar="N", help="tokens that the model sees at a time")
     group = parser.add_argument_group("model and machine")
-    group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
+    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
     group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")

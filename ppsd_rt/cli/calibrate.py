@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 from ..errors import PpsdError
 from ..planner import StageCosts
-from .common import load_engine, note, print_json, table
+from .common import load_engine, print_json, table
+from .notes import note
 
 
 def run(args: argparse.Namespace) -> None:

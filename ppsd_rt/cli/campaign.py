@@ -4,13 +4,9 @@ import argparse
 import hashlib
 import json
 import os
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from .. import _native
@@ -23,7 +19,8 @@ from ..engine import Engine
 from ..errors import UsageError
 from ..models.cache import cache_dir
 from .bench import interrupted, run_facts
-from .common import as_chat, evaluation_text, load_engine, load_one_process, note, print_json, read_prompts, table
+from .common import as_chat, evaluation_text, load_engine, load_one_process, print_json, read_prompts, table
+from .notes import note
 from .progress import progress_bar
 
 NOTES = 50  # of a campaign, where no progress bar can be shown
@@ -55,7 +52,7 @@ def run_campaign(args: argparse.Namespace) -> int:
     del engine  # its memory is for those of the cases
     state = State(_state_path(args, campaign), campaign)
     whole = True
-    with _terminated_as_interrupted(), progress_bar("checking") as advance:
+    with progress_bar("checking") as advance:
         try:
             _go_on(args, material, given, state, advance)
         except KeyboardInterrupt:
@@ -175,20 +172,3 @@ def _report(args: argparse.Namespace, campaign: dict[str, Any], state: State, wh
 
 def _verdict(answers: int, tokens: int, differences: int) -> str:
     return f"{differences} differences from plain decoding in {answers:,} answers, {tokens:,} tokens"
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends the campaign as Ctrl-C does: with a report."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -9,6 +9,7 @@ from rich.progress import Progress
 
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
+from ..printable import printable, quoted
 from ..sampling import SamplingParams
 from ..schedule import PLAIN, Auto, Schedule, parse_schedule
 from .bench import interrupted
@@ -18,11 +19,11 @@ from .common import (
     first_of_each_family,
     load_engine,
     load_one_process,
-    note,
     print_json,
     read_prompts,
     table,
 )
+from .notes import note
 
 Ids = tuple[int, ...]
 
@@ -208,7 +209,9 @@ def _report(tallies: list[Tally], args: argparse.Namespace, whole: bool) -> int:
         print_json({**found, "interrupted": not whole, "rows": rows})
     else:
         columns = list(rows[0])
-        table("", [c.replace("_", " ") for c in columns], [[_shown(row[c]) for c in columns] for row in rows])
+        table(
+            "", [c.replace("_", " ") for c in columns], [[printable(_shown(row[c])) for c in columns] for row in rows]
+        )
         print(f"{len(differences)} differences from plain decoding in {answers} answers")
     return 1 if differences else 0
 
@@ -221,5 +224,5 @@ def _chosen(names: str | None, known: dict[str, SamplingParams]) -> dict[str, Sa
     chosen = names.split(",") if names else list(known)
     for name in chosen:
         if name not in known:
-            raise UsageError(f"sampling setting {name!r} is unknown; settings are {', '.join(known)}")
+            raise UsageError(f"sampling setting {quoted(name)} is unknown; settings are {', '.join(known)}")
     return {name: known[name] for name in chosen}

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from codecs import lookup
 from collections.abc import Sequence
@@ -10,12 +11,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..backend import most_threads
 from ..engine import Engine, Prompt
 from ..errors import PpsdError, UsageError
 from ..models.files import one_line, parse_json, read_text
 from ..models.unicode import check_unicode
+from ..printable import quoted
 from ..sampling import SamplingParams
 from ..statistics import Statistics
+from .notes import note
 
 MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standard input
 
@@ -55,6 +59,14 @@ def load_one_process(args: argparse.Namespace) -> Engine:
         stages=1 if over_ranks else args.stages,
         kv_dtype=args.kv_dtype,
     )
+
+
+def note_threads(given: int | list[int]) -> None:
+    """Says so where --threads are more than the cores that this process may use."""
+    threads = given if isinstance(given, int) else max(given)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < threads <= most_threads():
+        note(f"--threads {threads} on {cores} core{'s' * (cores != 1)}: they take turns, which is slower than {cores}")
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -136,7 +148,9 @@ def read_prompts(path: str | None) -> list[NamedPrompt]:
         if line.strip():
             prompt = _read_prompt(line, f"{path}, line {number}")
             if prompt.id in prompts:
-                raise UsageError(f"{path}, line {number}: the id {prompt.id!r} stands for an earlier prompt already")
+                raise UsageError(
+                    f"{path}, line {number}: the id {quoted(prompt.id)} stands for an earlier prompt already"
+                )
             prompts[prompt.id] = prompt
     if not prompts:
         raise UsageError(f"{path} holds no prompts")
@@ -191,20 +205,16 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False), flush=True)
 
 
-def note(text: str) -> None:
-    """A line for people, kept apart from the answer on standard output."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """A table on standard output."""
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     grid = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for place, column in enumerate(columns):
         grid.add_column(column, justify="left" if place == 0 else "right")
     for row in rows:
-        grid.add_row(*map(str, row))
+        grid.add_row(*(Text(str(cell)) for cell in row))  # a Text: brackets are no markup
     console = Console()
     console.print(grid) if console.is_terminal else Console(width=160).print(grid)

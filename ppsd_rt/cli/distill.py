@@ -19,8 +19,11 @@ from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile, HeadInfo, read_info
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
+from ..printable import printable, quoted
 from ..reference.backend import TorchBackend, pick_device
-from .common import note, read_prompts
+from . import signals
+from .common import read_prompts
+from .notes import note
 
 
 def run(args: argparse.Namespace) -> None:
@@ -61,13 +64,13 @@ def run(args: argparse.Namespace) -> None:
         _show(job.sample(), job.infos)
         _show(job.train(), job.infos)
     except KeyboardInterrupt:
-        note(f"interrupted; the same command with --resume goes on from {work}")
+        note(f"{signals.said()}; the same command with --resume goes on from {work}")
         raise
     for file in job.save(path):
         info = read_info(file)
         right, known = (_share(info.acceptance.get(n)) for n in ("held_out_greedy", "draft_vocabulary_coverage"))
         head = f"{info.kind} behind layer {info.exit_layer}"
-        print(f"{file}: {head}, held-out acceptance {right}, vocabulary covers {known}")
+        print(printable(f"{file}: {head}, held-out acceptance {right}, vocabulary covers {known}"))
 
 
 def _share(value: float | None) -> str:
@@ -117,7 +120,7 @@ def _layers(text: str) -> tuple[int, ...]:
     try:
         layers = tuple(sorted(int(layer) for layer in text.split(",")))
     except ValueError:
-        raise UsageError(f"--exit-layer takes layer numbers, as in 6 or 3,6,10, not {text!r}") from None
+        raise UsageError(f"--exit-layer takes layer numbers, as in 6 or 3,6,10, not {quoted(text)}") from None
     if len(set(layers)) != len(layers):
         raise UsageError(f"--exit-layer {text} names a layer twice")
     return layers
@@ -137,14 +140,16 @@ def _sizes(text: str) -> tuple[int, ...]:
     try:
         return tuple(dict.fromkeys(int(size) for size in text.split(",")))
     except ValueError:
-        raise UsageError(f"--draft-vocabulary takes numbers of ids, as in 8192 or 4096,8192,0, not {text!r}") from None
+        raise UsageError(
+            f"--draft-vocabulary takes numbers of ids, as in 8192 or 4096,8192,0, not {quoted(text)}"
+        ) from None
 
 
 def _path(out: str, several_kinds: bool, several_layers: bool, several_sizes: bool) -> Callable[[HeadInfo, int], Path]:
     """The file of a head: `out` itself for one; for several, with kind, exit layer, draft vocabulary in its name."""
     path = Path(out)
     if path.suffix != ".safetensors":
-        raise UsageError(f"--out must end in .safetensors, not {out!r}")
+        raise UsageError(f"--out must end in .safetensors, not {quoted(out)}")
 
     def name(info: HeadInfo, size: int) -> Path:
         parts = [path.stem]

@@ -11,20 +11,20 @@ from ..sampling import SamplingParams
 from ..schedule import PLAIN, Auto, Schedule, parse_schedule
 from ..statistics import Statistics
 from ..trace import TraceFile, occupancy
+from . import signals
 from .common import (
     MOST_BYTES,
     as_chat,
     check_text,
     load_engine,
     not_readable,
-    note,
     note_plain,
     print_json,
     read_prompts,
     sampling_params,
     statistics_line,
 )
-from .main import INTERRUPTED
+from .notes import note
 
 
 def run(args: argparse.Namespace) -> int:
@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     schedule = parse_schedule(args.schedule)
     _check_combination(args)
     prompts = _prompts(args)
-    with TraceFile(args.trace) if args.trace else nullcontext() as trace:
+    inputs = args.prompts, args.exit_head, args.model
+    with TraceFile(args.trace, inputs) if args.trace else nullcontext() as trace:
         return _run(args, prompts, params, schedule, trace)
 
 
@@ -55,7 +56,7 @@ def _run(
     for id, ids in encoded:
         generation = engine.generate(ids, params, schedule, _options(args))
         if not _answer(engine, generation, args, id, trace):
-            return INTERRUPTED
+            return signals.status()
     return 0
 
 
@@ -129,7 +130,7 @@ def _answer(
             compared = _compare(engine, completion, generation.params)
         except KeyboardInterrupt:
             finished = False
-            note("ppsd-run: interrupted; the answer is whole, the comparison is missing")
+            note(f"ppsd-run: {signals.said()}; the answer is whole, the comparison is missing")
         except PpsdError as error:
             problem = error  # what has been decoded is printed first
     if args.json:
@@ -137,10 +138,9 @@ def _answer(
     else:
         note(statistics_line(completion.statistics, compared))
     if args.explain:
-        note(
-            engine.backend.explain()
-            or "nothing to explain: --schedule auto plans, and only where there is an exit head"
-        )
+        nothing = "nothing to explain: --schedule auto plans, and only where there is an exit head"
+        for line in (engine.backend.explain() or nothing).splitlines():
+            note(line)
     if problem is not None:
         raise problem
     return finished
@@ -233,7 +233,8 @@ def _chat(
             note(f"ppsd-run: {error} (this turn was dropped; /reset forgets the conversation)")
             whole = False
             continue
-        _answer(engine, generation, args, None, trace)
+        if not _answer(engine, generation, args, None, trace) and not signals.resume():
+            return signals.status()
         messages = [*asked, {"role": "assistant", "content": generation.completion.text}]
     return 0 if whole or sys.stdin.isatty() else 2
 

@@ -16,7 +16,7 @@ from .progress import progress_bar
 
 def run(args: argparse.Namespace) -> int:
     prompts = first_of_each_family(read_prompts(args.prompts), args.limit)
-    plot = OutputFile(args.plot, "plot") if args.plot else None
+    plot = OutputFile(args.plot, "plot", [args.prompts, args.model, *args.heads]) if args.plot else None
     measures: list[HeadMeasure] = []
     whole = True
     cases = [(name, dtype) for name in args.heads for dtype in args.head_dtype]

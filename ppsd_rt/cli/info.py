@@ -10,6 +10,7 @@ from typing import Any
 from .. import __version__
 from ..cpu_name import cpu_name
 from ..models.cache import cache_dir
+from ..printable import printable
 from .common import load_engine, print_json
 
 _STORED = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
@@ -23,7 +24,7 @@ def run(args: argparse.Namespace) -> None:
     for section, values in info.items():
         print(section)
         for key, value in (values or {"": "none"}).items():
-            print(f"  {key:<24} {value}")
+            print(printable(f"  {key:<24} {value}"))
 
 
 def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:

@@ -5,6 +5,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..errors import PpsdError, UsageError
+from . import signals
+from .notes import note
 
 # Everything else is imported by `_start`: Ctrl-C is answered in one line there, and here with a traceback.
 if TYPE_CHECKING:
@@ -13,17 +15,32 @@ if TYPE_CHECKING:
 
     from ..ranks.world import World
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells count
-
 
 def main(argv: "Sequence[str] | None" = None) -> int:
-    """Exit status: 0 success, 1 failure, 2 wrong usage, 130 interrupted."""
+    """Exit status: 0 success, 1 failure, 2 wrong usage, 128 + the signal that interrupted it (130: Ctrl-C).
+
+    Without `argv` this is the process's own command: its signals and standard streams are seen to.
+    """
+    if sys.stderr is None:  # closed; print would write to standard output instead
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for the rest of the process)
     # Before torch is loaded. A waiting OpenMP thread that spins takes the core that another one needs: a parallel
     # region took 8 ms instead of 0.1 ms on a machine with two cores.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # A half-used tokenizers thread pool would only print a warning when a subprocess (pip) is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return _status_of(lambda: _start(sys.argv[1:] if argv is None else argv))
+    if argv is not None:
+        return _status_of(lambda: _start(argv))
+    signals.listen()
+    return _status_of(lambda: _start_process(sys.argv[1:]))
+
+
+def _start_process(argv: "Sequence[str]") -> int:
+    for number in (0, 1, 2):  # one that is closed would be given to the next file that is opened, and be written to
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest that is free: this one
+    return _start(argv)
 
 
 def _start(argv: "Sequence[str]") -> int:
@@ -46,6 +63,10 @@ def _run(args: "argparse.Namespace", world: "World | None") -> int:
 
     args.engine = None
     if world is None:
+        if getattr(args, "threads", None) is not None:
+            from .common import note_threads
+
+            note_threads(args.threads)
         return COMMANDS[args.command].load()(args) or 0
     from ..ranks.launch import leave
     from .ranks import join_ranks
@@ -62,22 +83,31 @@ def _run(args: "argparse.Namespace", world: "World | None") -> int:
 
 def _status_of(work: "Callable[[], int]") -> int:
     try:
+        try:
+            return _status_of_errors(work)
+        finally:
+            signals.close()
+    except KeyboardInterrupt:
+        note("")  # ends the line that it was on
+        note(f"ppsd-run: {signals.said()}")
+        return signals.status()
+
+
+def _status_of_errors(work: "Callable[[], int]") -> int:
+    try:
         return work()
     except PpsdError as error:
-        print(f"ppsd-run: {error}", file=sys.stderr)
+        note(f"ppsd-run: {error}")
         return 2 if isinstance(error, UsageError) else 1
-    except KeyboardInterrupt:
-        print("\nppsd-run: interrupted", file=sys.stderr)
-        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output has gone (`ppsd-run ... | head`): nobody is left to tell.
         _abandon_output()
         return 1
     except OSError as error:  # such as a full disk behind standard output
         place = f"{error.filename}: " if error.filename else ""
-        print(f"ppsd-run: {place}{error.strerror or error}", file=sys.stderr)
+        note(f"ppsd-run: {place}{error.strerror or error}")
         _abandon_output()
-        return 1
+        return signals.status() if signals.received() else 1  # the terminal goes away as SIGHUP comes
 
 
 def _abandon_output() -> None:

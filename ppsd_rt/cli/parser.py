@@ -1,15 +1,19 @@
 """Options and help of every command. Nothing here imports torch, so that `--help` answers at once."""
 
 import argparse
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from typing import NoReturn
 
 from .. import __version__
 from ..errors import UsageError
+from ..printable import quoted
 from .bench_options import bench_options, eval_options, heads_options
 from .simulate_options import simulate_options
+from .values import at_most, named, number, whole
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,31 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
+    def parse_args(self, args: Sequence[str], namespace: None = None) -> argparse.Namespace:  # type: ignore[override]
+        found, others = self.parse_known_args(args, namespace)
+        if others:
+            self.error(self._not_understood(others))
+        return found
+
+    def _not_understood(self, others: Sequence[str]) -> str:
+        option = next(
+            (text.partition("=")[0] for text in others if text.startswith("-") and text not in ("-", "--")), None
+        )
+        if option is None:
+            return f"{quoted(others[0])} is one argument too many; put a text of several words in quotes"
+        if option in self._options():
+            return f"the option {option} must come before --"
+        closest = get_close_matches(option, self._options(), n=1)
+        return f"unknown option {quoted(option)}" + (f"; did you mean {closest[0]}?" if closest else "")
+
+    def _options(self) -> list[str]:
+        """Those of its commands too."""
+        names = [name for action in self._actions for name in action.option_strings]
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                names += [name for command in action.choices.values() for name in command._options()]
+        return names
+
     def _print_message(self, message: str, file: object = None) -> None:
         """Help and version, on standard output: argparse itself takes no notice of a disk that is full."""
         print(message, end="", flush=True)
@@ -51,7 +80,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 
 
 def _stages(text: str) -> int | tuple[int, ...]:
-    numbers = tuple(int(number) for number in text.split(","))
+    numbers = tuple(map(whole, text.split(",")))
     return numbers if len(numbers) > 1 else numbers[0]
 
 
@@ -60,12 +89,14 @@ def model_options(parser: Parser) -> None:
     group.add_argument(
         "-m",
         "--model",
+        type=named,
         default="smollm2-135m",
         metavar="NAME",
         help="a local folder, a .gguf file, a hub name (org/name), or the default model",
     )
     group.add_argument(
         "--exit-head",
+        type=named,
         default="auto",
         metavar="HEAD",
         help="a head's file; auto: the one that ships for this model; norm:E: the model's own norm and LM head "
@@ -84,7 +115,7 @@ def model_options(parser: Parser) -> None:
         default="auto",
         help="of the KV cache (cpu): auto (as the weights; int4: int8), float32, bfloat16, int8",
     )
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads [one for each core]")
+    group.add_argument("--threads", type=whole, metavar="N", help="CPU threads [one for each core]")
     group.add_argument(
         "--stages",
         type=_stages,
@@ -95,8 +126,10 @@ def model_options(parser: Parser) -> None:
     )
     group = parser.add_argument_group("ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
     group.add_argument("--parallel", default="pipeline", help="pipeline, or tp: tensor-parallel, a baseline")
-    group.add_argument("--rank-timeout", type=float, default=20.0, metavar="S", help="a rank silent so long is lost")
-    group.add_argument("--link-ms", type=float, default=0.0, metavar="T", help="delay every message, to try it out [0]")
+    group.add_argument("--rank-timeout", type=number, default=20.0, metavar="S", help="a rank silent so long is lost")
+    group.add_argument(
+        "--link-ms", type=number, default=0.0, metavar="T", help="delay every message, to try it out [0]"
+    )
 
 
 def schedule_options(parser: Parser) -> None:
@@ -112,13 +145,13 @@ def schedule_options(parser: Parser) -> None:
 
 def sampling_options(parser: Parser, max_tokens: int = 256) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("-n", "--max-tokens", type=int, default=max_tokens, metavar="N", help="end after N tokens")
-    group.add_argument("-t", "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy [0]")
-    group.add_argument("--top-k", type=int, default=0, metavar="K", help="keep the K most likely tokens; 0: all [0]")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="keep the likeliest with probability P")
-    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="keep those with P x the best's [0]")
-    group.add_argument("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1: repeat less")
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same answer [0]")
+    group.add_argument("-n", "--max-tokens", type=whole, default=max_tokens, metavar="N", help="end after N tokens")
+    group.add_argument("-t", "--temperature", type=number, default=0.0, metavar="T", help="0 is greedy [0]")
+    group.add_argument("--top-k", type=whole, default=0, metavar="K", help="keep the K most likely tokens; 0: all [0]")
+    group.add_argument("--top-p", type=number, default=1.0, metavar="P", help="keep the likeliest with probability P")
+    group.add_argument("--min-p", type=number, default=0.0, metavar="P", help="keep those with P x the best's [0]")
+    group.add_argument("--repetition-penalty", type=number, default=1.0, metavar="R", help="above 1: repeat less")
+    group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same answer [0]")
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
     )
@@ -127,13 +160,17 @@ def sampling_options(parser: Parser, max_tokens: int = 256) -> None:
 def _generate_options(parser: Parser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing: read standard input")
     group = parser.add_argument_group("input and output")
-    group.add_argument("--prompts", metavar="FILE", help='a file with one {"id": ..., "prompt": ...} per line')
+    group.add_argument(
+        "--prompts", type=named, metavar="FILE", help='a file with one {"id": ..., "prompt": ...} per line'
+    )
     group.add_argument("--chat", action="store_true", help="talk: each line is a turn, with history")
     group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument("--json", action="store_true", help="print one JSON object per answer")
     group.add_argument("--show-drafts", action="store_true", help="colour drafted, accepted and corrected tokens")
-    group.add_argument("--trace", metavar="FILE", help="write a timeline of the stages, for ui.perfetto.dev")
+    group.add_argument(
+        "--trace", type=named, metavar="FILE", help="write a timeline of the stages, for ui.perfetto.dev"
+    )
     group.add_argument("--compare", action="store_true", help="also decode plainly, and print how much faster this was")
     group.add_argument("--explain", action="store_true", help="print what auto predicted and what it measured")
     sampling_options(parser)
@@ -156,34 +193,46 @@ def _distill_options(parser: Parser) -> None:
     group.add_argument("--exit-layer", default="6", metavar="E[,E...]", help="one head for each, in one pass")
     kinds = "one head of each, in the same pass: feedback, two-layer-feedback, layer, two-layer, adapter"
     group.add_argument("--kind", default="feedback", metavar="KIND[,KIND...]", help=kinds)
-    group.add_argument("--begin", metavar="HEAD", help="a head to go on from [the model's last layers]")
+    group.add_argument("--begin", type=named, metavar="HEAD", help="a head to go on from [the model's last layers]")
     group.add_argument("--draft-vocabulary", default="8192", metavar="N[,N...]", help="most frequent ids; 0: all")
     group.add_argument(
-        "--out", required=True, metavar="FILE.safetensors", help="several heads: FILE[-KIND][-E][-vN].safetensors"
+        "--out",
+        type=named,
+        required=True,
+        metavar="FILE.safetensors",
+        help="several heads: FILE[-KIND][-E][-vN].safetensors",
     )
     group = parser.add_argument_group("data and training")
-    group.add_argument("--tokens", type=int, default=2_000_000, metavar="N", help="to sample from the model")
-    group.add_argument("--slots", type=int, default=64, metavar="N", help="texts sampled side by side; CPU: at most 64")
-    group.add_argument("--epochs", type=int, default=3, metavar="N", help="passes over the sampled text")
-    group.add_argument("--batch-tokens", type=int, default=4096, metavar="N", help="answer tokens per step")
-    group.add_argument("--learning-rate", type=float, default=5e-3, metavar="LR", help="at its highest")
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same head [0]")
-    group.add_argument("--judged-by", metavar="FILE", help="prompts to keep out of the text [the development prompts]")
-    group.add_argument("--work", metavar="FOLDER", help="sampled text, checkpoints and log [beside --out]")
-    group.add_argument("--text", metavar="FOLDER", help="sampled text that several runs share [the --work folder]")
+    group.add_argument(
+        "--tokens", type=at_most(10**10), default=2_000_000, metavar="N", help="to sample from the model"
+    )
+    group.add_argument(
+        "--slots", type=at_most(10**5), default=64, metavar="N", help="texts sampled side by side; CPU: at most 64"
+    )
+    group.add_argument("--epochs", type=at_most(10**4), default=3, metavar="N", help="passes over the sampled text")
+    group.add_argument("--batch-tokens", type=whole, default=4096, metavar="N", help="answer tokens per step")
+    group.add_argument("--learning-rate", type=number, default=5e-3, metavar="LR", help="at its highest")
+    group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same head [0]")
+    group.add_argument(
+        "--judged-by", type=named, metavar="FILE", help="prompts to keep out of the text [the development prompts]"
+    )
+    group.add_argument("--work", type=named, metavar="FOLDER", help="sampled text, checkpoints and log [beside --out]")
+    group.add_argument(
+        "--text", type=named, metavar="FOLDER", help="sampled text that several runs share [the --work folder]"
+    )
     group.add_argument("--resume", action="store_true", help="go on with what the work folder holds")
     group = parser.add_argument_group("model and machine")
-    group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
+    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     group.add_argument("--dtype", default="auto", help="of the frozen model and of matrix products")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads [as many as torch chooses]")
+    group.add_argument("--threads", type=whole, metavar="N", help="CPU threads [as many as torch chooses]")
 
 
 def _check_options(parser: Parser) -> None:
     group = parser.add_argument_group("what to check")
-    group.add_argument("--prompts", metavar="FILE", help="as for generating [the 34 development prompts]")
-    group.add_argument("--limit", type=int, metavar="N", help="only the first N prompts of each family [all]")
-    group.add_argument("-n", "--max-tokens", type=int, default=64, metavar="N", help="tokens per answer")
+    group.add_argument("--prompts", type=named, metavar="FILE", help="as for generating [the 34 development prompts]")
+    group.add_argument("--limit", type=whole, metavar="N", help="only the first N prompts of each family [all]")
+    group.add_argument("-n", "--max-tokens", type=whole, default=64, metavar="N", help="tokens per answer")
     group.add_argument(
         "--schedules", metavar="A/B/...", help="schedules to compare with plain [every named one and stop rule]"
     )
@@ -193,10 +242,10 @@ def _check_options(parser: Parser) -> None:
     group = parser.add_argument_group(
         "campaign: random engines, prompts, sampling and schedules; options of the machine that are given stay as given"
     )
-    group.add_argument("--tokens", type=int, metavar="N", help="until N tokens have been compared")
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="same seed, same cases [0]")
-    group.add_argument("--state", metavar="FILE", help="what has been done, to go on with [in the cache folder]")
-    group.add_argument("--case", type=int, metavar="K", help="only case K, to see again what differed in it")
+    group.add_argument("--tokens", type=whole, metavar="N", help="until N tokens have been compared")
+    group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same cases [0]")
+    group.add_argument("--state", type=named, metavar="FILE", help="what has been done, to go on [in the cache folder]")
+    group.add_argument("--case", type=whole, metavar="K", help="only case K, to see again what differed in it")
     model_options(parser)
 
 
@@ -249,14 +298,41 @@ COMMANDS = {
     "info": Command("show model, exit head, formats and machine", "ppsd-run info", _info_options, "info"),
 }
 
+_ELSEWHERE = {  # what other programs have commands for
+    "chat": "ppsd-run --chat",
+    "serve": "ppsd-run --chat",
+    "run": "ppsd-run PROMPT",
+    "help": "ppsd-run --help",
+    "version": "ppsd-run --version",
+    "train": "ppsd-run distill",
+}
+
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of the command that `argv` begins with; without one it is `generate`."""
+    if argv and argv[0] == "help":
+        argv = [*argv[1:], "--help"]
     named = bool(argv) and argv[0] in COMMANDS
     name = argv[0] if named else "generate"
+    if not named and argv and not argv[0].startswith("-") and "--" not in argv:
+        _refuse_slip(argv[0])
     args = _build(name).parse_args(argv[1:] if named else argv)
     args.command = name
+    if not named and args.prompt is not None and "--" not in argv:
+        _refuse_slip(args.prompt)
     return args
+
+
+def _refuse_slip(word: str) -> None:
+    """UsageError for a prompt that must have been meant for a command: a letter or two away from one."""
+    known = [*COMMANDS, *_ELSEWHERE]
+    twisted = [name for name in known if sorted(name) == sorted(word)]
+    closest = twisted or get_close_matches(word, known, n=1, cutoff=0.8)
+    if not closest:
+        return
+    meant = _ELSEWHERE.get(closest[0], f"ppsd-run {closest[0]}")
+    said = f"the command {word} comes first" if word in COMMANDS else f"{quoted(word)} is not a command"
+    raise UsageError(f"{said}: write {meant} (as a prompt it goes after --: ppsd-run -- {shlex.quote(word)})")
 
 
 def _build(name: str) -> Parser:

@@ -3,6 +3,7 @@
 import argparse
 
 from ..errors import UsageError
+from ..printable import quoted
 from ..ranks.options import RankOptions
 from ..ranks.world import World
 
@@ -15,6 +16,8 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
     """True: this is rank 0, and `args.engine` drafts for the ranks. False: this rank has served, and all is done."""
     if args.command not in OVER_RANKS:
         raise UsageError(f"{args.command} runs in one process; over ranks run {', '.join(OVER_RANKS)}")
+    if getattr(args, "trace", None):
+        raise UsageError("ranks record no timeline: leave --trace out; `ppsd-run simulate --trace FILE` draws one")
     from ..ranks.launch import join  # torch.distributed comes with it
 
     args.engine = join(world, rank_options(args))
@@ -24,7 +27,7 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
 def rank_options(args: argparse.Namespace) -> RankOptions:
     backend = "cpu" if args.backend == "auto" else args.backend
     if backend not in DEVICES:
-        raise UsageError(f"--backend {backend!r} is unknown to ranks; they run auto, {', '.join(DEVICES)}")
+        raise UsageError(f"--backend {quoted(backend)} is unknown to ranks; they run auto, {', '.join(DEVICES)}")
     if args.device not in DEVICES[backend]:
         raise UsageError(
             f"with --backend {backend} ranks take --device {' or '.join(DEVICES[backend])}, not {args.device}; a rank "

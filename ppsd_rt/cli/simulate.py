@@ -19,7 +19,8 @@ from ..stage_costs import ModelCosts, costs_of_stages, growth, measured
 from ..trace import TraceFile
 from ..utilisation import utilisation
 from .bench import interrupted, print_report, run_facts
-from .common import load_engine, note
+from .common import load_engine
+from .notes import note
 from .simulate_options import MOST_LAYERS, MOST_PASSES, MOST_STAGES, SCHEDULES
 
 _COLUMNS = (
@@ -74,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
     pipelines = _pipelines(args, model)
     _check_work(args.tokens, pipelines)
     cases = list(_cases(args, pipelines, schedules))
-    plot = OutputFile(args.plot, "plot") if args.plot else None
-    with TraceFile(args.trace) if args.trace else nullcontext() as trace:
+    inputs = (args.model, args.exit_head) if args.measured else ()
+    plot = OutputFile(args.plot, "plot", inputs) if args.plot else None
+    with TraceFile(args.trace, inputs) if args.trace else nullcontext() as trace:
         rows: list[dict[str, Any]] = []
         first: list[tuple[Case, Simulation]] = []
         whole = _simulate(args, cases, rows, first, trace)

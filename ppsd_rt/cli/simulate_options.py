@@ -1,14 +1,12 @@
 """Options of `ppsd-run simulate`."""
 
-import argparse
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from .bench_options import format_option, list_of, positive
+from .bench_options import format_option, list_of
+from .values import at_most, named, positive, probability, whole, zero_or
 
 if TYPE_CHECKING:
     from .parser import Parser
-
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic")
 
 
@@ -18,44 +16,7 @@ MOST_TOKENS = 1_000_000
 MOST_PASSES = 2_000_000  # tokens times stages of one case: some seconds, and some GB for the timeline
 
 
-def zero_or(least: float, most: float) -> Callable[[str], float]:
-    """For argparse: a number that arithmetic in float64 has room for."""
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = -1.0
-        if not (value == 0 or least <= value <= most):
-            raise argparse.ArgumentTypeError(f"{text!r} is neither 0 nor a number from {least:g} to {most:g}")
-        return value
-
-    return parse
-
-
 milliseconds = zero_or(1e-6, 1e9)
-
-
-def at_most(most: int) -> Callable[[str], int]:
-    """For argparse: a number from 1 on."""
-
-    def parse(text: str) -> int:
-        value = positive(text)
-        if value > most:
-            raise argparse.ArgumentTypeError(f"{text!r} is more than {most}")
-        return value
-
-    return parse
-
-
-def probability(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a probability from 0 to 1")
-    return value
 
 
 def each(text: str) -> list[float]:
@@ -90,7 +51,7 @@ def simulate_options(parser: "Parser") -> None:
     group.add_argument(
         "-n", "--tokens", type=at_most(MOST_TOKENS), default=2000, metavar="N", help="to decode in each case"
     )
-    group.add_argument("--seed", type=int, default=0, metavar="S", help="of which drafts are right [0]")
+    group.add_argument("--seed", type=whole, default=0, metavar="S", help="of which drafts are right [0]")
     group = parser.add_argument_group("costs of the stages (milliseconds for one row)")
     group.add_argument("--token-ms", type=milliseconds, metavar="T", help="a plain token through the whole model [20]")
     group.add_argument("--stage-ms", type=each, metavar="T,T,...", help="each stage instead, the draft stage first")
@@ -116,14 +77,18 @@ def simulate_options(parser: "Parser") -> None:
     )
     group = parser.add_argument_group("measured costs: every stage is a machine like this one")
     group.add_argument("--measured", action="store_true", help="calibrate the model's layers and heads here (cpu)")
-    group.add_argument("-m", "--model", default="smollm2-135m", metavar="NAME", help="as for generating")
-    group.add_argument("--exit-head", default="auto", metavar="HEAD", help="as for generating")
+    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
+    group.add_argument("--exit-head", type=named, default="auto", metavar="HEAD", help="as for generating")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 or int4")
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
     group = parser.add_argument_group("output")
     format_option(group)
     group.add_argument(
-        "--columns", type=int, default=100, metavar="N", help="of the timeline that goes with -o table; 0: none"
+        "--columns", type=whole, default=100, metavar="N", help="of the timeline that goes with -o table; 0: none"
     )
-    group.add_argument("--trace", metavar="FILE", help="timelines of the first combination, for ui.perfetto.dev")
-    group.add_argument("--plot", metavar="FILE.svg", help="a chart of the speed-ups; dashed: the closed forms")
+    group.add_argument(
+        "--trace", type=named, metavar="FILE", help="timelines of the first combination, for ui.perfetto.dev"
+    )
+    group.add_argument(
+        "--plot", type=named, metavar="FILE.svg", help="a chart of the speed-ups; dashed: the closed forms"
+    )

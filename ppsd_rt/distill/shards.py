@@ -6,11 +6,13 @@ text was written, and to compute them again would cost as much as the sampling d
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -113,10 +115,13 @@ class NativeWriters:
         each = plan.slots * STEPS
         done = (plan.shards - len(plan.missing())) * each
         context = multiprocessing.get_context("spawn")
-        counter = context.Value("q", done)
-        pool = ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter))
+        pool: ProcessPoolExecutor | None = None
         try:
-            pending: list[Future[None]] = [pool.submit(_write_in_worker, number) for number in plan.missing()]
+            with _terminal_blocked():
+                counter = context.Value("q", done)
+            with _terminal_blocked():  # again: the first semaphore starts a process of Python's, and so unblocks
+                pool = ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter))
+                pending: list[Future[None]] = [pool.submit(_write_in_worker, number) for number in plan.missing()]
             while pending:
                 time.sleep(0.2)
                 for future in pending:
@@ -125,9 +130,21 @@ class NativeWriters:
                 pending = [future for future in pending if not future.done()]
                 yield counter.value
         finally:
-            for process in list((pool._processes or {}).values()):  # a shard is saved whole or not at all
-                process.terminate()
-            pool.shutdown(wait=True, cancel_futures=True)
+            if pool is not None:
+                for process in list((pool._processes or {}).values()):  # a shard is saved whole or not at all
+                    process.terminate()
+                pool.shutdown(wait=True, cancel_futures=True)
+
+
+@contextmanager
+def _terminal_blocked() -> Iterator[None]:
+    """Processes that start meanwhile never hear of Ctrl-C or a hangup, which a terminal sends to all: this one ends
+    them. What arrives meanwhile comes through at the end."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def torch_writers(model: Any, plan: Plan) -> Writers:

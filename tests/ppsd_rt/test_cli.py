@@ -28,6 +28,7 @@ from ppsd_rt.cli.parser import COMMANDS, parse
 from ppsd_rt.cli.ranks import rank_options
 from ppsd_rt.engine import Committed, Generation
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.ranks import launch
 
 OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop
 --temperature --top-k --top-p --min-p --repetition-penalty""".split()  # noqa: SIM905 (reads better)
@@ -259,6 +260,41 @@ def test_a_word_that_is_a_command_goes_behind_dashes(folder, capsys):
     assert len(json.loads(capsys.readouterr().out)["prompt_ids"]) == len("info")
 
 
+@pytest.mark.parametrize("word", ["Hello", "hello", "what", "even", "heat", "informal"])
+def test_other_single_words_are_prompts(word):
+    assert parse([word]).prompt == word
+    assert parse(["--raw", word]).prompt == word
+
+
+@pytest.mark.parametrize("word", ["chatt", "info", "help"])
+def test_what_looks_like_a_command_is_a_prompt_where_that_is_said(word):
+    assert parse(["--", word]).prompt == parse(["generate", word]).prompt == word
+
+
+def test_help_helps(capsys):
+    for words, begin in ((["help"], "usage: ppsd-run [-h]"), (["help", "eval"], "usage: ppsd-run eval [-h]")):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(words)
+        assert capsys.readouterr().out.startswith(begin)
+
+
+def test_more_threads_than_cores_are_told(run, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    assert run("hello", "-n", 2, "--threads", 2)[2].startswith("--threads 2 on 1 core: they take turns")
+    assert "they take turns" not in run("hello", "-n", 2, "--threads", 1)[2]
+
+
+def test_a_trace_over_ranks_is_refused_before_anything_is_opened(run, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    left = []
+    monkeypatch.setattr(launch, "leave", lambda engine, status: left.append((engine, status)) or status)
+    status, out, err = run("hello", "--trace", tmp_path / "trace.json")
+    assert (status, out, left) == (2, "", [(None, 2)])
+    assert err.startswith("ppsd-run: ranks record no timeline")
+    assert not list(tmp_path.iterdir())
+
+
 def test_seed_and_stop(run):
     def text(*args):
         return json.loads(run("abc", "--json", "-n", 40, *args)[1])["text"]
@@ -412,6 +448,28 @@ def test_info_and_heads_without_torch(run, monkeypatch):
         (["distill", "--out", "x.bin"], 2, ".safetensors"),
         (["distill", "--out", "/dev/null/x.safetensors"], 1, "/dev/null"),
         (["distill", "--out", "x.safetensors", "--exit-layer", "six"], 2, "--exit-layer"),
+        (["distill", "--out", "x.safetensors", "--tokens", "9" * 20], 2, "--tokens"),
+        (["chatt"], 2, "'chatt' is not a command: write ppsd-run --chat (as a prompt it goes after --"),
+        (["serve"], 2, "'serve' is not a command"),
+        (["chekc", "--limit", "3"], 2, "write ppsd-run check "),
+        (["--raw", "info"], 2, "the command info comes first: write ppsd-run info "),
+        (["x", "--temprature", "0.5"], 2, "unknown option '--temprature'; did you mean --temperature?"),
+        (["bench", "generate", "--propmts=x"], 2, "unknown option '--propmts'; did you mean --prompts?"),
+        (["--", "info", "--json"], 2, "--json must come before --"),
+        (["why", "is"], 2, "'is' is one argument too many"),
+        (["x", "--trace", ""], 2, "argument --trace: the name is empty"),
+        (["x", "--stages", "two"], 2, "argument --stages: 'two' is not a whole number"),
+        (["x", "--max-tokens", "9" * 5000], 2, "--max-tokens"),
+        (["x", "--top-p", "0." + "9" * 5000 + "x"], 2, "--top-p"),
+        (["x", "--threads", "9" * 5000], 2, "--threads"),
+        (["x", "--device", "cuda:128", "--backend", "torch"], 2, "device 'cuda:128'"),
+        (["x", "--device", "cuda:" + "9" * 20], 2, "N from 0 to 99"),
+        (["x", "--schedule", "eesd:length=" + "9" * 5000], 2, "too large"),
+        (["simulate", "--stages", "9" * 5000], 2, "--stages"),
+        (["simulate", "--split", "1," + "9" * 5000], 2, "--split"),
+        (["bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),
+        (["x", "--schedule", "a\nb\x1b[31m"], 2, r"a\nb\x1b[31m"),
+        (["convert", "/no\n\x1b/such.gguf", "/tmp/out"], 1, r"/no\n\x1b/such.gguf"),
     ],
 )
 def test_wrong_usage_is_one_line(run, args, status, words):
@@ -420,6 +478,7 @@ def test_wrong_usage_is_one_line(run, args, status, words):
     assert words in err
     assert len(err.strip().splitlines()) == 1
     assert err.startswith("ppsd-run: ")
+    assert err.rstrip("\n").isprintable() and len(err) < 400
 
 
 def test_bad_prompts_are_one_line(run, tmp_path, monkeypatch):
@@ -436,6 +495,7 @@ def test_bad_prompts_are_one_line(run, tmp_path, monkeypatch):
         '{"id": null, "prompt": "x"}': '"id"',
         '{"id": 1, "prompt": 2}': '"prompt"',
         good + good: "'a'",
+        '{"id": "a\\u001b[31m\\nb", "prompt": " "}': r"prompt a\x1b[31m\nb: the prompt is empty",
         good + '{"id": 2, "prompt": " "}': "prompt 2: the prompt is empty",
         good + json.dumps({"id": 2, "prompt": "x" * 600}): "prompt 2: the prompt has",
         good + '{"id": 2, "prompt": "\\ud800"}': "line 2: not JSON (it holds a lone surrogate",
@@ -521,6 +581,20 @@ def test_standard_input_that_is_closed_or_no_text(folder):
         assert (result.returncode, result.stdout) == (2, "")
         assert result.stderr.splitlines()[-1].startswith("ppsd-run: ")
         assert "Traceback" not in result.stderr
+
+
+def test_standard_error_that_is_closed_or_full(folder, tmp_path):
+    """What would be said there is lost; it neither goes elsewhere nor costs the answer."""
+    trace = tmp_path / "trace.json"
+    command = f"{sys.executable} -m ppsd_rt --model {folder} -n 3"
+    lines = [f"{command} x --json --trace {trace} <&- 2>&-"]
+    lines += [f"{command} x --json 2>/dev/full"] if os.path.exists("/dev/full") else []
+    for line in lines:
+        result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert (result.returncode, len(json.loads(result.stdout)["ids"])) == (0, 3)
+    assert json.loads(trace.read_text())["traceEvents"]
+    result = subprocess.run(["bash", "-c", f"{command} x --schedule warp 2>&-"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
 
 
 def test_standard_output_that_is_closed_or_full(folder, tmp_path):

@@ -1,9 +1,10 @@
 """Schedules: the named points, their text form, and what makes no sense."""
 
+import numpy as np
 import pytest
 
 from ppsd_rt.errors import UsageError
-from ppsd_rt.schedule import NAMES, PLAIN, Schedule, describe, named, parse_schedule
+from ppsd_rt.schedule import NAMES, PLAIN, Auto, Schedule, describe, named, parse_schedule
 from ppsd_rt.stop_rules import ConfidenceThreshold
 
 
@@ -36,3 +37,27 @@ def test_nonsense_is_refused_in_one_line(text):
     with pytest.raises(UsageError) as caught:
         parse_schedule(text)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "3000000000", "1025", "٣"])
+@pytest.mark.parametrize(
+    "text", ["elastic:lookahead=", "eesd:length=", "auto:lookup=", "lookup:lookup=", "ppsd:max_chunk="]
+)
+def test_numbers_that_no_schedule_has_are_refused_in_one_line(text, number):
+    with pytest.raises(UsageError) as caught:
+        parse_schedule(text + number)
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.parametrize("value", [10**5000, -1, 3.0, "3", None, True], ids=type)
+def test_fields_are_whole_numbers_in_range(value):
+    with pytest.raises(UsageError):
+        Schedule(first_chunk=0, max_chunk=1, lookahead=value)
+    with pytest.raises(UsageError):
+        Auto(lookup=value)
+
+
+def test_fields_may_be_numpys():
+    schedule = Schedule(np.int64(3), np.int32(3), np.int8(3), siblings=np.float32(0))
+    assert schedule == Schedule(3, 3, 3)
+    assert type(schedule.max_chunk) is int

@@ -1,0 +1,86 @@
+"""Ctrl-C (SIGINT), SIGTERM and SIGHUP: all three end a command in the same way, keeping what it has by then.
+
+The first one raises KeyboardInterrupt in the main thread; until the process is gone the others are ignored, so that
+they cannot cut off what is being saved.
+"""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AGAIN = 0.01  # seconds
+
+
+class Interrupted(KeyboardInterrupt):
+    """A type of its own, for Python keeps in mind that a KeyboardInterrupt has left code that `exec` ran (a dataclass
+    being made, say), and at its end kills the process with SIGINT, although it was caught."""
+
+
+_received: signal.Signals | None = None
+_open = False
+
+
+def listen() -> None:
+    """Of this process, from now on. A signal that it was started with ignored (`nohup`) stays ignored."""
+    global _received, _open
+    _received, _open = None, True
+    for number in _ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _handle)
+    sys.unraisablehook = _not_raised
+
+
+def close() -> None:
+    """From here on nothing is raised. Ignored rather than handled: Python's way out gives handled ones their default
+    effect back, which is the death of a process that had ended well."""
+    global _open
+    _open = False
+    for number in _ENDING:
+        if signal.getsignal(number) == _handle:
+            signal.signal(number, signal.SIG_IGN)
+
+
+def received() -> bool:
+    return _received is not None
+
+
+def status() -> int:
+    """The exit status of a command that was interrupted, as shells count."""
+    return 128 + (_received or signal.SIGINT)
+
+
+def said() -> str:
+    """What a note says of it."""
+    return "interrupted" if _received in (None, signal.SIGINT) else f"interrupted by {_received.name}"
+
+
+def resume() -> bool:
+    """After a KeyboardInterrupt: may the command go on to something else, as a conversation does after Ctrl-C?"""
+    global _received
+    if _received in (None, signal.SIGINT):
+        _received = None
+        return True
+    return False
+
+
+def _handle(number: int, frame: FrameType | None) -> None:
+    global _received
+    if _open and _received is None:
+        _received = signal.Signals(number)
+        raise Interrupted
+
+
+def _not_raised(lost: Any) -> None:
+    """A signal that arrived in a destructor, where nothing can be raised, is sent once more."""
+    global _received
+    if issubclass(lost.exc_type, KeyboardInterrupt) and _received is not None:
+        number, _received = _received, None
+        again = threading.Timer(_AGAIN, os.kill, (os.getpid(), number))
+        again.daemon = True
+        again.start()
+    else:
+        sys.__unraisablehook__(lost)

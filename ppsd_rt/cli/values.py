@@ -1,0 +1,79 @@
+"""What options take, for argparse: numbers, names of files."""
+
+import math
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+from ..printable import quoted
+
+_MOST_DIGITS = 100  # more than any number here has; Python itself refuses 4301 in words of its own
+
+
+def named(text: str) -> str:
+    """The name of something; an empty one is an unset variable of a script, most of the time."""
+    if not text:
+        raise ArgumentTypeError("the name is empty")
+    return text
+
+
+def whole(text: str) -> int:
+    """A whole number."""
+    try:
+        if len(text) <= _MOST_DIGITS:
+            return int(text)
+    except ValueError:
+        pass
+    raise ArgumentTypeError(
+        f"{quoted(text)} is not a whole number" + " of reasonable size" * (len(text) > _MOST_DIGITS)
+    )
+
+
+def number(text: str) -> float:
+    """A number, NaN and infinities included: the range is for others to check."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{quoted(text)} is not a number") from None
+
+
+def _or_nan(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def positive(text: str) -> int:
+    """A whole number from 1 on."""
+    if (value := whole(text)) < 1:
+        raise ArgumentTypeError(f"{quoted(text)} is not a number from 1")
+    return value
+
+
+def at_most(most: int) -> Callable[[str], int]:
+    """A whole number from 1 to `most`."""
+
+    def parse(text: str) -> int:
+        if (value := positive(text)) > most:
+            raise ArgumentTypeError(f"{quoted(text)} is more than {most}")
+        return value
+
+    return parse
+
+
+def probability(text: str) -> float:
+    if not 0 <= (value := _or_nan(text)) <= 1:
+        raise ArgumentTypeError(f"{quoted(text)} is not a probability from 0 to 1")
+    return value
+
+
+def zero_or(least: float, most: float) -> Callable[[str], float]:
+    """0, or a number that arithmetic in float64 has room for."""
+
+    def parse(text: str) -> float:
+        value = _or_nan(text)
+        if not (value == 0 or least <= value <= most):
+            raise ArgumentTypeError(f"{quoted(text)} is neither 0 nor a number from {least:g} to {most:g}")
+        return value
+
+    return parse
