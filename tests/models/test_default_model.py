@@ -19,7 +19,7 @@ from pathlib import Path
 import filelock
 import pytest
 from safetensors.numpy import load_file
-from support import small_gguf
+from support import slow, small_gguf
 
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models import cache, default_model, gguf_import
@@ -298,12 +298,12 @@ def not_a_folder(folder: Path) -> None:
     "damage",
     [
         lambda folder: (folder / "tokenizer.json").unlink(),
-        lambda folder: (folder / "ppsd-rt-stamp.json").unlink(),
-        lambda folder: (folder / "ppsd-rt-stamp.json").write_text("[]"),
-        lambda folder: (folder / "ppsd-rt-stamp.json").write_text('{"stamp": '),
+        slow(lambda folder: (folder / "ppsd-rt-stamp.json").unlink()),
+        slow(lambda folder: (folder / "ppsd-rt-stamp.json").write_text("[]")),
+        slow(lambda folder: (folder / "ppsd-rt-stamp.json").write_text('{"stamp": ')),
         cut_short,
-        foreign,
-        not_a_folder,
+        slow(foreign),
+        slow(not_a_folder),
     ],
 )
 def test_damaged_and_foreign_folders_are_made_anew(shop: Shop, damage: Callable[[Path], object]) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from support import tiny_head, tiny_model, write_model
+from support import slow, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
 from ppsd_rt.cli import common, generate, info
@@ -492,7 +492,7 @@ def test_heads_that_cannot_be_used_are_one_line(run, head, tmp_path, backend):
         assert words in err
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("backend", ["cpu", slow("torch")])
 def test_extreme_values_are_taken_or_refused(run, head, backend):
     for option in (
         ["--top-k", 2**40],

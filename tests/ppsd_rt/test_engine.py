@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from support import EOS, SPECIAL, VOCAB, tiny_head, tiny_model, write_model
+from support import EOS, SPECIAL, VOCAB, slow, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, Schedule, UsageError
 from ppsd_rt.backend import RunOptions
@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
 
 BACKENDS = [
     ("torch", "float32"),
-    ("torch", "bfloat16"),
+    slow(("torch", "bfloat16")),
     ("cpu", "float32"),
     ("cpu", "bfloat16"),
     ("cpu", "int8"),

@@ -63,6 +63,7 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     assert "overlap efficiency" in result["elastic"]["explained"]
 
 
+@pytest.mark.slow
 def test_rounds_in_loops_give_the_plain_answer(folder, fake_driver):
     result, errors = run("loops", folder, fake_driver)
     assert errors == ""
@@ -85,6 +86,7 @@ def test_rounds_in_loops_give_the_plain_answer(folder, fake_driver):
     assert verdicts == len(ids), "a loop goes on behind the end of the text"
 
 
+@pytest.mark.slow
 def test_a_driver_without_loops_is_told_once(folder, fake_driver, monkeypatch):
     monkeypatch.setenv("PPSD_FAKE_CUDA_VERSION", "12020")
     (plain, drafted), errors = run("old_driver", folder, fake_driver)
@@ -95,6 +97,7 @@ def test_a_driver_without_loops_is_told_once(folder, fake_driver, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driver):
     result, errors = run("devices", three_layers, fake_driver)
     assert errors == ""
@@ -119,6 +122,7 @@ def test_a_lost_gpu_keeps_what_was_committed(folder, fake_driver):
     assert "cannot use the GPU any more" in result["again"]
 
 
+@pytest.mark.slow
 def test_stages_that_cannot_be_captured_are_launched_one_by_one(folder, fake_driver):
     result, errors = run("uncaptured", folder, fake_driver)
     assert result["ids"] == result["plain"]

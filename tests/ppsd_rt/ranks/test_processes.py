@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import write_model
+from support import slow, write_model
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RANKS = 3
@@ -31,7 +31,9 @@ def options(folder):
     return ["-m", str(folder), "--exit-head", "norm:1", "--raw"]
 
 
-@pytest.mark.parametrize("machine", [["--dtype", "int8"], ["--dtype", "int4"], ["--backend", "torch"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "machine", [["--dtype", "int8"], slow(["--dtype", "int4"]), slow(["--backend", "torch"])], ids=" ".join
+)
 def test_check_over_ranks_finds_no_difference(folder, tmp_path, machine):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "a", "prompt": "Once upon a time"}\n{"id": "b", "prompt": "Once upon a hill"}\n')
@@ -78,7 +80,7 @@ def test_a_rank_without_the_model_tells_the_others(folder, tmp_path, kill_ranks)
     assert all("rank 1: " in line and "nothing" in line for line in running.lines())
 
 
-@pytest.mark.parametrize("victim", range(RANKS))
+@pytest.mark.parametrize("victim", [slow(0), 1, *map(slow, range(2, RANKS))])
 def test_a_rank_that_is_killed_is_named_by_all_others(folder, tmp_path, kill_ranks, victim):
     command = [*options(folder), "-n", "400", "--link-ms", "3", "--schedule", "elastic", "Once upon a time"]
     answer = one_process(folder)
@@ -88,6 +90,7 @@ def test_a_rank_that_is_killed_is_named_by_all_others(folder, tmp_path, kill_ran
     assert 0 < kill.whole < len(answer)
 
 
+@pytest.mark.slow
 def test_a_rank_that_falls_silent_is_named_too(folder, tmp_path, kill_ranks):
     command = [*options(folder), "-n", "400", "--link-ms", "3", "--rank-timeout", "1.5", "Once upon a time"]
     kill = kill_ranks.kill_once(RANKS, command, tmp_path, one_process(folder), 1, 0.1, signal.SIGSTOP)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from rank_support import Pipeline, ids_of
-from support import loud_head, write_model
+from support import loud_head, slow, write_model
 
 from ppsd_rt import Engine, SamplingParams, UsageError, _native
 from ppsd_rt.cpu_backend import native_schedule, to_event
@@ -79,7 +79,7 @@ def test_every_schedule_gives_the_tokens_of_one_process(engine, pipeline, sizes)
             assert ids_of(stages.run(prompt, params, schedule)) == plain, (schedule, changes)
 
 
-@pytest.mark.parametrize("format", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("format", ["float32", slow("bfloat16"), slow("float16")])
 @pytest.mark.parametrize("tied", [True, False])
 def test_torch_stages_give_the_tokens_of_one_process(tmp_path, tied, format):
     """Every rank has its layers only; norms and biases too."""
