@@ -24,6 +24,7 @@ PROGRAM = Path(__file__).parent / "captured.py"
 def run(what, folder, driver):
     variables = {**os.environ, "PPSD_CUDA_DRIVER": str(driver), "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     variables["PPSD_FAKE_CUDA_DEVICES"] = "3"
+    variables["PPSD_CUDA_TIMEOUT"] = "3600"  # seconds: an interpreted kernel takes what it takes
     done = subprocess.run([sys.executable, PROGRAM, what, folder], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
