@@ -10,14 +10,21 @@ MINUTES ?= 60
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test lint types sanitize fuzz check clean
+.PHONY: run test test-all lint types sanitize fuzz check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	$(BIN)/ppsd-run --compare --max-tokens 128 "$(PROMPT)"
 
-test: $(VENV)/development  ## all tests that need neither network (beyond package installs) nor GPU
+# Tests need neither a GPU nor a network, beyond package installs and the default model's.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+test: $(VENV)/development  ## tests of every part, in minutes
 	$(BIN)/ppsd-run pull
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST) -m "not slow"
+
+test-all: $(VENV)/development  ## these, and those marked slow
+	$(BIN)/ppsd-run pull
+	$(PYTEST)
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .
@@ -37,7 +44,7 @@ fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is f
 	@mkdir -p build
 	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES) --out build/fuzz.json
 
-check: lint types test
+check: lint types test-all
 
 clean:
 	rm -rf $(VENV) build *.egg-info
@@ -50,6 +57,11 @@ $(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt CMak
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
 	@touch $@
 
+# What the extras name, without the package: another editable install would compile it again.
+EXTRAS := import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+          print(*extras["dev"], *extras["hub"], sep="\n")
+
 $(VENV)/development: $(VENV)/runtime
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev,hub]"
+	$(BIN)/python -c '$(EXTRAS)' >$@.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --requirement $@.txt
 	@touch $@

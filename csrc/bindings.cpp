@@ -491,17 +491,40 @@ std::vector<bool> stop_rule_draws(const py::dict& schedule, uint64_t seed,
   return draws;
 }
 
-// How many members would work, and whether on cores of their own, after each of these passes of `seconds`: room[i] members
-// have a core in it, and if more are at work, they sleep for a share `lost` of it waiting for the others.
+// A pass of `seconds` beside other programs that leave `room` members a core: if more are at work, they sleep for a share
+// `lost` of it waiting for the others.
+Team::Pass crowded_pass(int active, int room, double seconds, double lost) {
+  return {seconds, active > room ? lost * seconds * (active - 1) : 0.0};
+}
+
+// How many members would work, and whether on cores of their own, after each of these passes.
 std::vector<std::pair<int, bool>> roster(int size, bool pinnable, double seconds, double lost, const std::vector<int>& room) {
   Roster roster(size, pinnable);
   std::vector<std::pair<int, bool>> after;
   for (const int fit : room) {
-    const int active = roster.active();
-    roster.after(seconds, active > fit ? lost * seconds * (active - 1) : 0.0);
+    const Team::Pass pass = crowded_pass(roster.active(), fit, seconds, lost);
+    roster.after(pass.seconds, pass.slept);
     after.emplace_back(roster.active(), roster.pinned());
   }
   return after;
+}
+
+// An engine's teams from now on find such passes, room[i] in turn and over again -> how often each number of members
+// has worked, counted as they go on.
+struct Crowd {
+  std::mutex mutex;   // teams work at the same time
+  size_t passes = 0;
+  std::map<int, int> worked;
+};
+
+std::shared_ptr<Crowd> crowd(CpuEngine* engine, double seconds, double lost, const std::vector<int>& room) {
+  auto crowd = std::make_shared<Crowd>();
+  engine->judge_by([crowd, seconds, lost, room](int active) {
+    const std::lock_guard<std::mutex> lock(crowd->mutex);
+    ++crowd->worked[active];
+    return crowded_pass(active, room[crowd->passes++ % room.size()], seconds, lost);
+  });
+  return crowd;
 }
 
 }  // namespace
@@ -549,6 +572,11 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })
       .def_property_readonly("isa", [](const PyModel& model) { return std::string(model.model->kernels->name); });
 
+  py::class_<Crowd, std::shared_ptr<Crowd>>(m, "Crowd")
+      .def_property_readonly("worked", [](Crowd& crowd) {
+        const std::lock_guard<std::mutex> lock(crowd.mutex);
+        return crowd.worked;
+      });
   py::class_<PyEngine>(m, "Engine")
       .def(py::init([](const PyModel& model, int threads, const std::vector<int>& cuts) {
              return PyEngine{model, {new CpuEngine(model.model, threads, cuts), NotAfterFork()}};
@@ -557,6 +585,9 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("threads", [](const PyEngine& engine) { return engine.engine->threads(); })
       .def_property_readonly("pin_problem", [](const PyEngine& engine) { return engine.engine->pin_problem(); })
       .def("shared_rows", [](const PyEngine& engine, const std::vector<int>& prompt) { return engine.engine->shared_rows(prompt); })
+      .def("crowd", [](PyEngine& engine, double seconds, double lost, const std::vector<int>& room) {
+             return crowd(engine.engine.get(), seconds, lost, room);
+           }, py::arg("seconds"), py::arg("lost"), py::arg("room"))
       .def(
           "time_kernel",
           [](PyEngine& engine, const std::string& name, int rows, int context, int repeats) {

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
@@ -21,6 +22,11 @@ TEMPLATE = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB = 256 + len(SPECIAL)
 EOS = VOCAB - 1
+
+
+def slow(*values: object, **options: object) -> object:
+    """A parameter of a test that `make test-all` runs and `make test` does not."""
+    return pytest.param(*values, marks=pytest.mark.slow, **options)
 
 
 def tiny_config(**changes: object) -> dict[str, object]:

@@ -4,9 +4,11 @@ import itertools
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
+from support import slow
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
@@ -14,20 +16,19 @@ from ppsd_rt.cli.common import read_prompts
 from ppsd_rt.schedule import parse_schedule
 
 PROMPTS = read_prompts(None)
+FAMILIES = ["chat", "story", "summary", "qa", "math", "code"]
 ONE_OF_EACH = [next(group) for _, group in itertools.groupby(PROMPTS, key=lambda prompt: prompt.family)]
 
 
-@pytest.fixture(scope="module", params=["torch", "cpu"])
+@pytest.fixture(scope="module", params=[slow("torch"), "cpu"])
 def exact(request, default_model):
     """Float32, as the peer has it."""
     return Engine.from_pretrained(default_model, dtype="float32", backend=request.param, threads=1)
 
 
-@pytest.fixture(
-    scope="module", params=[("torch", "bfloat16"), ("cpu", "bfloat16"), ("cpu", "int8"), ("cpu", "int4")], ids="-".join
-)
+@pytest.fixture(scope="module")
 def fast(request, default_model):
-    backend, dtype = request.param
+    backend, dtype = request.param.split("-")
     return Engine.from_pretrained(default_model, dtype=dtype, backend=backend, threads=2)
 
 
@@ -37,13 +38,25 @@ def peer(default_model):
     return transformers.AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32).eval()
 
 
+@pytest.fixture(scope="module")
+def peer_answer(peer):
+    """peer_answer(ids): its greedy answer, worked out once."""
+
+    @cache
+    @torch.no_grad()
+    def answer(ids):
+        return peer.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+
+    return answer
+
+
 def chat(engine, prompt):
     return engine.encode([{"role": "user", "content": prompt.prompt}])
 
 
 def test_the_prompts_are_all_there():
     assert len(PROMPTS) == 34
-    assert [prompt.family for prompt in ONE_OF_EACH] == ["chat", "story", "summary", "qa", "math", "code"]
+    assert [prompt.family for prompt in ONE_OF_EACH] == FAMILIES
 
 
 def test_chat_template_equals_transformers(default_model, exact):
@@ -73,22 +86,30 @@ def test_logits_equal_transformers(exact, peer):
             torch.testing.assert_close(logits, true, rtol=1e-4, atol=1e-4 * float(true.abs().max()))
 
 
-@torch.no_grad()
-def test_greedy_answers_equal_transformers(exact, peer):
-    for prompt in ONE_OF_EACH:
-        ids = chat(exact, prompt)
-        theirs = peer.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :]
-        ours = exact.generate(ids, SamplingParams(max_tokens=24), "plain").run()
-        assert list(ours.ids) == theirs.tolist()
+@pytest.mark.parametrize("family", ["chat", *map(slow, FAMILIES[1:])])
+def test_greedy_answers_equal_transformers(exact, peer_answer, family):
+    ids = chat(exact, ONE_OF_EACH[FAMILIES.index(family)])
+    ours = exact.generate(ids, SamplingParams(max_tokens=24), "plain").run()
+    assert list(ours.ids) == peer_answer(tuple(ids))
 
 
-@pytest.mark.parametrize("number", range(len(ONE_OF_EACH)), ids=[prompt.family for prompt in ONE_OF_EACH])
-def test_every_schedule_gives_the_plain_answer(fast, number):
+# Each format with a prompt or two of its own; all prompts with all formats are slow.
+FORMATS = {"torch-bfloat16": ["math"], "cpu-bfloat16": ["code"], "cpu-int8": ["chat", "story"], "cpu-int4": ["qa"]}
+CASES = [
+    (format, family) if family in mine else slow(format, family)
+    for format, mine in FORMATS.items()
+    for family in FAMILIES
+]
+
+
+@pytest.mark.parametrize(("fast", "family"), CASES, indirect=["fast"])
+def test_every_schedule_gives_the_plain_answer(fast, family):
     """One prompt of each family, with a sampling setting each; `ppsd-run check` does all of both.
 
     Torch takes minutes where the processor does not multiply bfloat16: every schedule meets two, with shorter answers.
     """
     assert fast.head is not None, "the default model comes with an exit head"
+    number = FAMILIES.index(family)
     ids = chat(fast, ONE_OF_EACH[number])
     slow = fast.backend.name == "torch"
     params = replace(list(SAMPLINGS.values())[number % len(SAMPLINGS)], max_tokens=12 if slow else 24)

@@ -66,6 +66,12 @@ std::string CpuEngine::pin_problem() const {
   return problem;
 }
 
+void CpuEngine::judge_by(const std::function<Team::Pass(int)>& told) {
+  shared_.judge_by(told);
+  draft_team_->judge_by(told);
+  for (auto& team : verify_teams_) team->judge_by(told);
+}
+
 int CpuEngine::shared_rows(const std::vector<int>& prompt) const {
   const auto differ = std::mismatch(tokens_.begin(), tokens_.end(), prompt.begin(), prompt.end());
   int rows = int(differ.first - tokens_.begin());

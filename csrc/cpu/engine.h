@@ -54,6 +54,7 @@ class CpuEngine {
   CpuDraftStage& draft() { return draft_; }
   std::vector<std::unique_ptr<CpuVerifyStage>>& verify() { return verify_; }
   Team& shared_team() { return shared_; }
+  void judge_by(const std::function<Team::Pass(int active)>& told);   // all teams, for tests
   void reserve(int capacity);
 
  private:

@@ -118,7 +118,12 @@ void Team::pass(const std::function<void(int)>& work) noexcept {
   } else {
     work(0);
   }
-  if (watching_ && roster_.after(since(begin), 1e-9 * double(slept_.exchange(0, std::memory_order_relaxed)))) regroup();
+  if (watching_) judge({since(begin), 1e-9 * double(slept_.exchange(0, std::memory_order_relaxed))});
+}
+
+void Team::judge(Pass pass) {
+  if (told_) pass = told_(active_);
+  if (roster_.after(pass.seconds, pass.slept)) regroup();
 }
 
 void Team::help(int member, uint32_t seen) {

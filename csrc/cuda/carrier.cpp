@@ -16,7 +16,6 @@ using namespace std::chrono_literals;
 
 constexpr auto kLook = 5ms;        // between two looks at the streams while nothing comes
 constexpr auto kSilence = 500ms;   // a pass that has ended must have left its record by then
-constexpr auto kGoodbye = 10s;     // for what is in flight at the end of an answer
 constexpr int kMailSlots = 8;      // passes that may be between two stages: a twin of triton_kernels/state.py
 
 std::chrono::seconds patience() {
@@ -88,7 +87,8 @@ void GraphCarrier::begin(const std::vector<int>& prompt, int keep, int first) {
 std::optional<Event> GraphCarrier::next() {
   Patience patience;
   const Clock::time_point since = Clock::now();
-  Clock::time_point looked = since, idle = since;
+  Clock::time_point looked = since;
+  std::optional<Clock::time_point> idle;   // since when the GPU was found to have nothing to do, look after look
   while (events_.empty()) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     if (lost_) return std::nullopt;
@@ -101,13 +101,15 @@ std::optional<Event> GraphCarrier::next() {
       const bool collected = collect(), queued = queue();
       if (collected || queued) {
         patience.reset();
+        idle.reset();
         continue;
       }
       patience.wait();
       if (const auto now = Clock::now(); now - looked > kLook) {
         looked = now;
-        if (look_after(since)) idle = now;
-        else if (now - idle > kSilence)
+        if (look_after(since)) idle.reset();
+        else if (!idle) idle = now;   // by the next look, all that it had done until this one has been collected
+        else if (now - *idle > kSilence)
           throw DriverError(Fault::kSilent, "the GPU has nothing left to do, but a verdict has not come");
       }
     } catch (...) {   // told behind the events that there are already
@@ -324,7 +326,7 @@ bool GraphCarrier::look_after(Clock::time_point since) {
 void GraphCarrier::drain() {
   if (drained_ || lost_) return;
   drained_ = true;
-  const Clock::time_point until = Clock::now() + kGoodbye;
+  const Clock::time_point until = Clock::now() + patience();
   for (const Lane& lane : lanes_->all()) {
     Patience patience;
     for (;;) {

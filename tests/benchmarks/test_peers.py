@@ -118,6 +118,7 @@ def test_prompts_with_speculation(folder, tmp_path):
     assert plain["least_prompt"] == min(plain["by_prompt"]) <= plain["median_prompt"] <= max(plain["by_prompt"])
 
 
+@pytest.mark.slow
 def test_side_by_side(load, folder, tmp_path):
     pytest.importorskip("transformers")
     engines = "ppsd-rt:bfloat16,transformers:bfloat16,ppsd-rt:int8"
@@ -144,6 +145,7 @@ def test_side_by_side(load, folder, tmp_path):
     assert len(shown) == 2 + 6 + 2
 
 
+@pytest.mark.slow
 def test_quality_side_by_side(folder, tmp_path):
     pytest.importorskip("transformers")
     path = tmp_path / "text.txt"

@@ -10,7 +10,6 @@ import pty
 import shutil
 import subprocess
 import sys
-import time
 import venv
 import zipfile
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from pathlib import Path
 import filelock
 import pytest
 from safetensors.numpy import load_file
-from support import small_gguf
+from support import slow, small_gguf
 
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models import cache, default_model, gguf_import
@@ -211,18 +210,19 @@ def test_cache_without_permission(shop: Shop, tmp_path: Path) -> None:
 # Interruption and company
 # ---------------------------------------------------------------------------------------------------------------------
 
-# A process whose conversion says that it has begun and then waits to be released.
+# A process whose conversion says that it has begun and then waits until its standard input ends.
 HELD = """
-import pathlib, sys, time
+import sys
 from ppsd_rt.models import default_model, gguf_import
-default_model._WHEEL_SHA256, begun, release = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
+default_model._WHEEL_SHA256 = sys.argv[1]
 convert = gguf_import.convert_gguf
 
 def held(source, target):
     def hold(done, total):
-        begun.touch()
-        while not release.exists():
-            time.sleep(0.01)
+        if not sys.stdin.closed:
+            print("begun", flush=True)
+            sys.stdin.read()
+            sys.stdin.close()
     convert(source, target, progress=hold)
 
 gguf_import.convert_gguf = held
@@ -230,42 +230,34 @@ print(default_model.default_model())
 """
 
 
-def start(shop: Shop, begun: Path, release: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", HELD, shop.sha256, str(begun), str(release)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start(shop: Shop) -> subprocess.Popen[str]:
+    command, pipe = [sys.executable, "-c", HELD, shop.sha256], subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_of_two_processes_one_works_and_the_other_waits(shop: Shop, tmp_path: Path) -> None:
-    release = tmp_path / "release"
-    first = start(shop, tmp_path / "begun", release)
-    wait_for((tmp_path / "begun").exists)
-    second = start(shop, tmp_path / "begun too", release)
+def test_of_two_processes_one_works_and_the_other_waits(shop: Shop) -> None:
+    first = start(shop)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "begun\n"
+    second = start(shop)
     assert second.stderr is not None
     assert second.stderr.readline() == "waiting for another process that is preparing smollm2-135m\n"
     assert not shop.folder.exists()
-    release.touch()
 
-    out, err = first.communicate(timeout=60)
+    out, err = first.communicate()
     assert (first.returncode, out.strip()) == (0, str(shop.folder))
     assert "converted" in err
-    out, err = second.communicate(timeout=60)
-    assert (second.returncode, out.strip(), err) == (0, str(shop.folder), "")
-    assert not (tmp_path / "begun too").exists()
+    out, err = second.communicate()
+    assert (second.returncode, out.strip(), err) == (0, str(shop.folder), "")  # it converts nothing
     assert shop.leftovers() == []
 
 
-def test_killed_process_leaves_nothing_that_the_next_one_minds(shop: Shop, tmp_path: Path) -> None:
-    process = start(shop, tmp_path / "begun", tmp_path / "never")
-    wait_for((tmp_path / "begun").exists)
+def test_killed_process_leaves_nothing_that_the_next_one_minds(shop: Shop) -> None:
+    process = start(shop)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "begun\n"
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate()
     assert not shop.folder.exists()
     assert len(shop.leftovers()) == 1
 
@@ -306,12 +298,12 @@ def not_a_folder(folder: Path) -> None:
     "damage",
     [
         lambda folder: (folder / "tokenizer.json").unlink(),
-        lambda folder: (folder / "ppsd-rt-stamp.json").unlink(),
-        lambda folder: (folder / "ppsd-rt-stamp.json").write_text("[]"),
-        lambda folder: (folder / "ppsd-rt-stamp.json").write_text('{"stamp": '),
+        slow(lambda folder: (folder / "ppsd-rt-stamp.json").unlink()),
+        slow(lambda folder: (folder / "ppsd-rt-stamp.json").write_text("[]")),
+        slow(lambda folder: (folder / "ppsd-rt-stamp.json").write_text('{"stamp": ')),
         cut_short,
-        foreign,
-        not_a_folder,
+        slow(foreign),
+        slow(not_a_folder),
     ],
 )
 def test_damaged_and_foreign_folders_are_made_anew(shop: Shop, damage: Callable[[Path], object]) -> None:

@@ -232,6 +232,7 @@ for request in sys.argv[1:]:
 def ask(tmp_path: Path, endpoint: str, *requests: str, **variables: str) -> list[str]:
     """What `resolve_model` says to each request in a new process that knows the hub at `endpoint`."""
     settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1", **variables}
+    settings |= {"HF_HUB_ETAG_TIMEOUT": "600", "HF_HUB_DOWNLOAD_TIMEOUT": "600"}  # seconds: the machine may be busy
     command = [sys.executable, "-c", ASK, *requests]
     done = subprocess.run(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.splitlines()

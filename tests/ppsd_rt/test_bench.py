@@ -193,8 +193,9 @@ def test_oracle_accepts_as_often_as_it_should(folder, acceptance):
     _, fixed, elastic = report.rows
     drafts = 4 * 2 * 200 / (1 + acceptance)  # at least; so three deviations are
     tolerance = 3 * (acceptance * (1 - acceptance) / drafts) ** 0.5
-    for row in (fixed, elastic):
-        assert row["acceptance"] == pytest.approx(acceptance, abs=tolerance)
+    assert fixed["acceptance"] == pytest.approx(acceptance, abs=tolerance)
+    # Which positions are judged here differs from run to run: they are where drafting was when a pass ended.
+    assert elastic["acceptance"] == pytest.approx(acceptance, abs=2 * tolerance)
     expected = sum(acceptance**n for n in range(4))  # (1 - a^4) / (1 - a)
     assert fixed["tokens_per_round"] == pytest.approx(expected, rel=0.1)
 

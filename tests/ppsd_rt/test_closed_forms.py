@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import slow
 
 from ppsd_rt.closed_forms import closed_form
 from ppsd_rt.schedule import PLAIN, Schedule, named, parse_schedule
@@ -28,6 +29,7 @@ def test_draft_then_verify_by_hand():
     assert closed_form(Schedule(3, 3, 3), costs, 0.0) == pytest.approx(5.25 * 1 / (4.5 + 1 + 3 + 2))
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
     verify=st.lists(st.floats(0.1, 1), min_size=2, max_size=6),
@@ -45,7 +47,7 @@ def test_uneven_stages_with_links_against_the_simulator(verify, step, head, link
 
 
 @pytest.mark.parametrize("acceptance", [0.5, 0.8, 0.95, 1.0])
-@pytest.mark.parametrize("lookahead", [1, 3, 15])
+@pytest.mark.parametrize("lookahead", [slow(1), 3, slow(15)])
 def test_few_drafts_do_not_fill_a_long_pipeline(lookahead, acceptance):
     costs = Costs.equal_stages(8, links=0.3)
     schedule = replace(PPSD, lookahead=lookahead)

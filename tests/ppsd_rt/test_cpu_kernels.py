@@ -1,6 +1,5 @@
 """The C++ kernels: near the torch twin, and to the bit the same for every number of rows, thread count and chunking."""
 
-import multiprocessing
 import os
 import platform
 import shutil
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support import write_model
+from support import slow, write_model
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cpu_backend import FORMATS
@@ -42,7 +41,7 @@ def load(folder, dtype, threads=1, isa=None, monkeypatch=None):
     return Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype=dtype, threads=threads).backend
 
 
-@pytest.fixture(params=_native.usable_isas())
+@pytest.fixture(params=[_native.isa(), *(slow(isa) for isa in _native.usable_isas() if isa != _native.isa())])
 def isa(request):
     return request.param
 
@@ -116,33 +115,12 @@ def test_thread_counts_give_equal_bits(folders, dtype, threads):
         assert np.array_equal(load(folders[shape], dtype, threads).logits(IDS, 20), one)
 
 
-def spin(stop):
-    while not stop.is_set():
-        sum(range(10000))
-
-
-def test_busy_cores_change_no_bit(folders):
-    quiet = [load(folders["grouped"], dtype, 2).logits(IDS, 20) for dtype in FORMATS]
-    context = multiprocessing.get_context("fork")
-    stop = context.Event()
-    neighbours = [context.Process(target=spin, args=(stop,), daemon=True) for _ in range(os.cpu_count() or 1)]
-    for process in neighbours:
-        process.start()
-    try:
-        for _ in range(5):
-            for dtype, logits in zip(FORMATS, quiet, strict=True):
-                assert np.array_equal(load(folders["grouped"], dtype, 2).logits(IDS, 20), logits)
-    finally:
-        stop.set()
-        for process in neighbours:
-            process.join()
-
-
 def test_an_unknown_instruction_set_is_refused(folders, monkeypatch):
     with pytest.raises(Exception, match="PPSD_ISA"):
         load(folders["grouped"], "int8", isa="mmx", monkeypatch=monkeypatch)
 
 
+@pytest.mark.slow
 def test_no_code_for_one_machine_reaches_others(tmp_path):
     """A function that the linker shares among files must not be compiled in a file for one instruction set: it might
     take that copy for all of them."""

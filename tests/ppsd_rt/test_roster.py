@@ -1,10 +1,8 @@
 """How many members of a team work while other programs want their cores (csrc/cpu/roster.h)."""
 
-import os
-import subprocess
-import sys
-import time
 from itertools import pairwise
+
+import pytest
 
 from ppsd_rt import Engine, SamplingParams, _native
 
@@ -48,19 +46,22 @@ def test_trying_in_vain_gets_rarer():
     assert active.count(2) < 0.05 * len(active)
 
 
-def test_neighbours_do_not_change_the_answer(tmp_path):
-    engine = Engine.from_pretrained(write_model(tmp_path), exit_head="norm:2", backend="cpu", threads=2)
+@pytest.mark.parametrize(
+    ("schedule", "dtype"),
+    [("plain", "float32"), ("plain", "bfloat16"), ("plain", "int4"), ("eesd", "int8"), ("elastic", "int8")],
+)
+def test_neighbours_do_not_change_the_answer(tmp_path, schedule, dtype):
+    """Members leave and come back in the middle of it; `elastic`'s teams are apart: one drafts, two verify."""
+    model = write_model(tmp_path)
+    engine = Engine.from_pretrained(model, exit_head="norm:2", backend="cpu", dtype=dtype, threads=3)
 
-    def answer():
-        return engine.generate(list(range(3, 40)), SamplingParams(max_tokens=80, ignore_eos=True)).run().ids
+    def answer(name):
+        return engine.generate(list(range(3, 40)), SamplingParams(max_tokens=300, ignore_eos=True), name).run().ids
 
-    alone = answer()
-    neighbours = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
-    try:
-        end = time.monotonic() + 2
-        while time.monotonic() < end:
-            assert answer() == alone
-    finally:
-        for neighbour in neighbours:
-            neighbour.kill()
-            neighbour.wait()
+    calm = engine.backend._engine.crowd(PASS, 0.9, [3])
+    alone = answer("plain")
+    assert set(calm.worked) == {3}
+    crowd = engine.backend._engine.crowd(PASS, 0.9, [1] * 20 + [3] * 60)
+    assert answer(schedule) == alone
+    assert set(crowd.worked) == ({1, 2} if schedule == "elastic" else {1, 2, 3})
+    assert min(crowd.worked.values()) > 10

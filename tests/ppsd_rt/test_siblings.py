@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 import torch
-from support import loud_head, write_model
+from support import loud_head, slow, write_model
 
 from ppsd_rt import Engine, SamplingParams, UsageError, _native
 from ppsd_rt import planner as planning
@@ -45,7 +45,7 @@ def load(folder, backend="cpu", dtype="float32", threads=1, head="norm:3", **opt
 @pytest.fixture(
     scope="module",
     params=[
-        ("torch", "float32", 1),
+        slow(("torch", "float32", 1)),
         ("cpu", "float32", 2),
         ("cpu", "bfloat16", 1),
         ("cpu", "int8", 2),

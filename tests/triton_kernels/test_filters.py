@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, make, state_of
+from support import slow
 
 from ppsd_rt.reference.sampler import Sampler
 from ppsd_rt.sampling import SamplingParams
@@ -47,7 +48,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("draft", [False, True], ids=["whole", "draft"])
+@pytest.mark.parametrize("draft", [slow(False, id="whole"), pytest.param(True, id="draft")])
 @pytest.mark.parametrize("case", CASES, ids=[" ".join(case) for case in CASES])
 def test_choices_are_the_reference_samplers(case, draft):
     """Spread logits, flat ones, and ones of few values: then the order of ids decides what is cut off."""

@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 import triton
 import triton.language as tl
 from kernel_support import DEVICE, close, make, quantised, state_of
+from support import slow
 
 import ppsd_rt.noise
 import ppsd_rt.triton_kernels.heads as heads_module
@@ -69,7 +70,7 @@ def run(x, norm, weight, rows, start, sampling, **more):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("draft", [False, True], ids=["whole", "draft"])
 @pytest.mark.parametrize("penalty", [1.0, 1.7])
-@pytest.mark.parametrize(("outputs", "hidden", "int8"), [(96, 64, False), (259, 96, True)])
+@pytest.mark.parametrize(("outputs", "hidden", "int8"), [(96, 64, False), slow(259, 96, True)])
 def test_heads(outputs, hidden, int8, temperature, draft, penalty):
     norm, weight = head_of(outputs, hidden, int8)
     generator = torch.Generator().manual_seed(5)

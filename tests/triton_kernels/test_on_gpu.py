@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import torch.nn.functional as F
 from kernel_support import DEVICE, make, state_of, table
+from support import slow
 
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import DeviceWeights
@@ -253,7 +254,7 @@ def answer(stages, prompt, params, tokens, ahead):
     return stages.text[:end].tolist()
 
 
-@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9, seed=4)])
+@pytest.mark.parametrize("params", [slow(SamplingParams()), SamplingParams(temperature=0.8, top_p=0.9, seed=4)])
 @pytest.mark.parametrize("format", ["bfloat16", "int8"] if GPU else ["float32"])
 @pytest.mark.parametrize(
     "model", ["tiny", *(pytest.param(m, marks=ON_GPU) for m in ("smollm2-135m", "llama-3.2-1b"))]

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_support  # noqa: F401  (how the interpreter adds up)
 import numpy as np
-from support import write_model
+from support import slow, write_model
 
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Committed, Engine
@@ -57,9 +57,9 @@ def plain(folder, engine):
     [
         "plain",
         "eesd:length=3,stop_rule=fixed",
-        "eesd:stop_rule=beta",
-        "eesd:stop_rule=survival",
-        "ppsd",
+        slow("eesd:stop_rule=beta"),
+        slow("eesd:stop_rule=survival"),
+        slow("ppsd"),
         "elastic",
         "auto",
     ],

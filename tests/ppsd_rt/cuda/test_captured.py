@@ -24,6 +24,7 @@ PROGRAM = Path(__file__).parent / "captured.py"
 def run(what, folder, driver):
     variables = {**os.environ, "PPSD_CUDA_DRIVER": str(driver), "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     variables["PPSD_FAKE_CUDA_DEVICES"] = "3"
+    variables["PPSD_CUDA_TIMEOUT"] = "3600"  # seconds: an interpreted kernel takes what it takes
     done = subprocess.run([sys.executable, PROGRAM, what, folder], env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1]), done.stderr
@@ -63,6 +64,7 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     assert "overlap efficiency" in result["elastic"]["explained"]
 
 
+@pytest.mark.slow
 def test_rounds_in_loops_give_the_plain_answer(folder, fake_driver):
     result, errors = run("loops", folder, fake_driver)
     assert errors == ""
@@ -85,6 +87,7 @@ def test_rounds_in_loops_give_the_plain_answer(folder, fake_driver):
     assert verdicts == len(ids), "a loop goes on behind the end of the text"
 
 
+@pytest.mark.slow
 def test_a_driver_without_loops_is_told_once(folder, fake_driver, monkeypatch):
     monkeypatch.setenv("PPSD_FAKE_CUDA_VERSION", "12020")
     (plain, drafted), errors = run("old_driver", folder, fake_driver)
@@ -95,6 +98,7 @@ def test_a_driver_without_loops_is_told_once(folder, fake_driver, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driver):
     result, errors = run("devices", three_layers, fake_driver)
     assert errors == ""
@@ -119,6 +123,7 @@ def test_a_lost_gpu_keeps_what_was_committed(folder, fake_driver):
     assert "cannot use the GPU any more" in result["again"]
 
 
+@pytest.mark.slow
 def test_stages_that_cannot_be_captured_are_launched_one_by_one(folder, fake_driver):
     result, errors = run("uncaptured", folder, fake_driver)
     assert result["ids"] == result["plain"]

@@ -13,6 +13,7 @@ if torch.cuda.is_available():
 
 from device_guard import CPUS, DeviceGuard
 from stage_support import PROMPT, VOCAB, model_of, plain_of, records_of, text_of, told, weights_of
+from support import slow
 
 import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
@@ -43,10 +44,10 @@ def places_of(*numbers):
     ("layers", "kind", "draft_ids", "cuts", "params"),
     [
         ((0, 1, 1), "norm", None, (), GREEDY),  # one drafts, the other verifies
-        ((0, 0, 1), "feedback", None, (2,), SAMPLED),
+        slow((0, 0, 1), "feedback", None, (2,), SAMPLED),
         ((0, 1, 2), "layer", DRAFTABLE, (2,), PENALISED),
-        ((0, 1, 1), "norm", None, (2,), PENALISED),  # two stages on the second
-        ((0, 1, 0), "adapter", None, (2,), GREEDY),
+        slow((0, 1, 1), "norm", None, (2,), PENALISED),  # two stages on the second
+        slow((0, 1, 0), "adapter", None, (2,), GREEDY),
     ],
     ids=["apart", "shared", "three", "two-on-one", "back"],
 )
@@ -78,6 +79,7 @@ def test_any_order_of_launches_commits_the_references_text(guard, layers, kind, 
     assert set(guard.launches) == set(stages.devices)
 
 
+@pytest.mark.slow
 def test_a_feedback_head_hears_of_rows_that_another_device_verified(guard, monkeypatch):
     """Its drafts are those of one device, and others if what it hears is not copied."""
     model, copies = model_of(), DeviceStages.copies

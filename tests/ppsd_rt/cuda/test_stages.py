@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from stage_support import PROMPT, VOCAB, head_of, model_of, plain_of, records_of, text_of, told, weights_of
+from support import slow
 
 import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
@@ -32,8 +33,8 @@ DRAFTABLE = [i for i in range(VOCAB) if i % 5]
     [
         ({}, "norm", None, (), GREEDY),
         ({"num_key_value_heads": 2, "attention_bias": True}, "layer", DRAFTABLE, (), SAMPLED),
-        ({"tie_word_embeddings": False, "head_dim": 32}, "adapter", None, (2,), FILTERED),
-        (
+        slow({"tie_word_embeddings": False, "head_dim": 32}, "adapter", None, (2,), FILTERED),
+        slow(
             {"model_type": "qwen2", "num_attention_heads": 4, "head_dim": 16}, "layer", DRAFTABLE, (2,),
             SamplingParams(temperature=1.2, repetition_penalty=1.5, seed=5),
         ),
@@ -72,6 +73,7 @@ def test_any_order_of_launches_commits_the_references_text(changes, kind, draft_
     assert launches + 2 == len(records)
 
 
+@pytest.mark.slow
 def test_the_heads_own_drafts():
     """A head that ends in the last layer's output would always be right: here the exit is one layer before."""
     model = model_of(num_hidden_layers=2)
@@ -94,7 +96,7 @@ def test_the_heads_own_drafts():
             assert sum(record[RECORD_ACCEPTED] for record in drafted) >= 4
 
 
-@pytest.mark.parametrize("kind", ["norm", "two-layer", "feedback", "two-layer-feedback"])
+@pytest.mark.parametrize("kind", [slow("norm"), slow("two-layer"), slow("feedback"), "two-layer-feedback"])
 def test_drafts_are_the_references(kind):
     """Three draft tokens behind two plain steps, each drawn by the torch head from the same text."""
     model = model_of()

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import write_model
+from support import slow, write_model
 
 from ppsd_rt import Engine, SamplingParams
 
@@ -44,11 +44,7 @@ def options(folder):
 
 @pytest.mark.parametrize(
     "machine",
-    [
-        pytest.param(["--dtype", "int8"]),
-        pytest.param(["--dtype", "int4"], marks=pytest.mark.slow),
-        pytest.param(["--backend", "torch"], marks=pytest.mark.slow),
-    ],
+    [["--dtype", "int8"], slow(["--dtype", "int4"]), slow(["--backend", "torch"])],
     ids=" ".join,
 )
 def test_check_over_ranks_finds_no_difference(folder, tmp_path, machine):
@@ -83,9 +79,7 @@ def test_ranks_that_differ_end_with_the_same_line(folder, tmp_path, kill_ranks):
 LONG = ["-n", "400", "--link-ms", "200", "--schedule", "elastic"]
 
 
-@pytest.mark.parametrize(
-    "victim", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("victim", [slow(0), 1, slow(2)])
 def test_a_rank_that_is_killed_is_named_by_all_others(folder, tmp_path, kill_ranks, answer, victim):
     command = [*options(folder), *LONG, PROMPT]
     kill = kill_ranks.kill_once(RANKS, command, tmp_path, answer, victim, 0.0, signal.SIGKILL, GUARD)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from rank_support import Pipeline, ids_of
-from support import loud_head, write_model
+from support import loud_head, slow, write_model
 
 from ppsd_rt import Engine, SamplingParams, UsageError, _native
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -74,7 +74,7 @@ def test_every_schedule_gives_the_tokens_of_one_process(engine, pipeline, sizes)
             assert ids_of(stages.run(prompt, params, schedule)) == plain, (schedule, changes)
 
 
-@pytest.mark.parametrize(("format", "tied"), [("float32", True), ("bfloat16", False), ("float16", True)])
+@pytest.mark.parametrize(("format", "tied"), [("float32", True), slow("bfloat16", False), slow("float16", True)])
 def test_torch_stages_give_the_tokens_of_one_process(tmp_path, tied, format):
     """Every rank has its layers only; norms and biases too."""
     shape = {"num_hidden_layers": LAYERS, "tie_word_embeddings": tied, "attention_bias": True}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import slow
 from toys import PROMPT, VOCAB, ToyDraft, ToyVerify, blurred, hashed_logits, schedules
 
 from ppsd_rt.protocol import Drafted, Limits, Round
@@ -180,7 +181,7 @@ def coin(alpha, seed):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8, 1.0])
-@pytest.mark.parametrize("stages", [2, 4, 8])
+@pytest.mark.parametrize("stages", [2, 4, slow(8)])
 def test_published_ppsd_takes_the_ticks_of_its_formula(alpha, stages):
     """alpha + (1 - alpha) n ticks per token, against n for plain pipelined decoding (docs: PPSD, speed-up)."""
     schedule = Schedule(0, 1, MAX_CHUNK, True)

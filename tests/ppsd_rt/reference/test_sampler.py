@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from support import slow
 
 from ppsd_rt.errors import UsageError
 from ppsd_rt.reference.sampler import Sampler, confidence
@@ -55,8 +56,8 @@ def test_filters_equal_transformers(options, order, seed):
     "params",
     [
         {"temperature": 1.0},
-        {"temperature": 0.6, "top_k": 8},
-        {"temperature": 1.3, "top_p": 0.9},
+        slow({"temperature": 0.6, "top_k": 8}),
+        slow({"temperature": 1.3, "top_p": 0.9}),
         {"temperature": 1.0, "min_p": 0.02, "repetition_penalty": 1.2},
     ],
 )

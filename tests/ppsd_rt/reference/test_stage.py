@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import tiny_head, tiny_model
+from support import slow, tiny_head, tiny_model
 
 from ppsd_rt.models.head_file import KINDS
 from ppsd_rt.reference.stage import SPAN, DraftStage, VerifyStage, block_rows, in_blocks
@@ -55,7 +55,7 @@ def test_any_cutting_gives_the_same_bits(dtype, cuts):
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
 def test_the_shapes_of_the_default_model(dtype):
     model = WIDE.to(dtype)
     for cuts in ([3, 4, 9, 17, 33, 34], range(1, LENGTH)):
