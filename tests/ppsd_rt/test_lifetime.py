@@ -186,7 +186,7 @@ def test_the_interpreter_lock_is_free_while_the_stages_work(engine, monkeypatch)
 
         return Watched()
 
-    monkeypatch.setattr(engine.backend, "_engine", SimpleNamespace(start=watched))
+    monkeypatch.setattr(engine.backend, "_made", SimpleNamespace(start=watched))
 
     def look():
         while not inside.is_set():
