@@ -1,12 +1,19 @@
 """Errors that a user can mend."""
 
+from .printable import printable, shortened
+
+_LONGEST = 1000  # characters of a message: what was given may be of any length
+
 
 class PpsdError(Exception):
     """Something that the user can put right: one line that says what is wrong and how to mend it.
 
     The command line prints the line and exits with status 1, without a traceback. Raise it wherever bad input, a bad
-    file or a missing resource is found; let every other exception be a bug.
+    file or a missing resource is found; let every other exception be a bug. The message is one line whatever it quotes.
     """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(shortened(printable(message), _LONGEST))
 
 
 class UsageError(PpsdError):

@@ -125,6 +125,7 @@ int Station::begin(const Message& message, int32_t* out) {
   if (keep > held_ || end < keep)
     throw std::runtime_error("an answer wants to keep " + std::to_string(keep) + " rows; this stage holds " + std::to_string(held_));
   held_ = keep;
+  end_ = end;
   feedback_ = message.header.flags & kWireFeedback;
   begin_(keep, end, message.ids.data());
   {
@@ -156,6 +157,9 @@ int Station::pass(std::vector<Message> taken, int32_t* out) {
   }
   if (chunk.start > held_)
     throw std::runtime_error("a message begins at row " + std::to_string(chunk.start) + "; this stage holds " + std::to_string(held_));
+  if (chunk.start + chunk.rows() > end_)
+    throw std::runtime_error("a message goes on to row " + std::to_string(chunk.start + chunk.rows()) +
+                             "; the answer ends before row " + std::to_string(end_));
   held_ = chunk.start;
   const auto cancelled = [this, epoch = chunk.epoch] {
     return epoch_.load(std::memory_order_acquire) > epoch || closed_.load(std::memory_order_relaxed);

@@ -74,6 +74,7 @@ class Station {
   std::atomic<bool> closed_{false};
   std::atomic<int64_t> busy_since_{0};
   int held_ = 0;                                 // rows that have passed
+  int end_ = 0;                                  // rows that the present answer may have; none has begun: 0
   int32_t feedback_ = 0;                         // kWireFeedback, where the answer asks for it
   Counts counts_;
 };

@@ -58,8 +58,8 @@ def changes_one_id(monkeypatch, place=2):
     """Every answer that is not plain has another id there."""
     real = CpuBackend.rounds
 
-    def rounds(self, prompt, params, schedule, limits, options):
-        for event in real(self, prompt, params, schedule, limits, options):
+    def rounds(self, prompt, params, schedule, *others):
+        for event in real(self, prompt, params, schedule, *others):
             if isinstance(event, Round) and schedule != PLAIN:
                 at = len(prompt) + place - event.position
                 ids = [id ^ 1 if i == at else id for i, id in enumerate(event.committed)]

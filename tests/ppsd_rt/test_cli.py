@@ -285,8 +285,8 @@ def test_more_threads_than_cores_are_told(run, monkeypatch):
 
 
 def test_a_trace_over_ranks_is_refused_before_anything_is_opened(run, monkeypatch, tmp_path):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
     left = []
     monkeypatch.setattr(launch, "leave", lambda engine, status: left.append((engine, status)) or status)
     status, out, err = run("hello", "--trace", tmp_path / "trace.json")
