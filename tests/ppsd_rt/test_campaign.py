@@ -263,6 +263,7 @@ def test_other_backends_are_checked_as_they_are(check):
     assert (status, result["differences"], result["engine"]) == (0, [], {"backend": "torch"})
 
 
+@pytest.mark.slow
 def test_over_two_ranks(folder, tmp_path):
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppsd_rt"]
     args = ["check", "-m", str(folder), "--exit-head", "norm:1", "--tokens", "300", "--json"]

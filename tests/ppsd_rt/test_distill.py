@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import EOS, TEMPLATE, VOCAB, tiny_model, write_model
+from support import EOS, TEMPLATE, VOCAB, slow, tiny_model, write_model
 
 from ppsd_rt.cli.main import main
 from ppsd_rt.cpu_backend import CpuBackend
@@ -151,7 +151,7 @@ def test_greedy_answers_are_what_the_model_says(model, talk):
     assert checked > 200
 
 
-@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("native", [slow(False), True])
 def test_sampled_answers_follow_their_temperature(folder, model, tokenizer, native):
     """Mean log-probability of warm answers, against its expectation: the model's entropy at that temperature."""
     mix = mix_of(tokenizer, frozenset({EOS}))
@@ -334,6 +334,7 @@ def test_heads_of_one_run_are_those_of_runs_of_their_own(model, talk):
             assert torch.equal(parameter, head.get_parameter(name))
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_head(job, tmp_path):
     first = job("first", kinds=("feedback",), exit_layers=(2,))
     play(first.sample())

@@ -172,7 +172,7 @@ def test_the_interpreter_lock_is_free_while_the_stages_work(engine, monkeypatch)
         session = start(*arguments, **options)
 
         class Watched:
-            close, seconds = session.close, 0.0
+            cancel, close, seconds = session.cancel, session.close, 0.0
 
             def __iter__(self):
                 return self

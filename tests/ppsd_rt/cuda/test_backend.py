@@ -61,7 +61,7 @@ def plain(folder, engine):
         slow("eesd:stop_rule=survival"),
         slow("ppsd"),
         "elastic",
-        "auto",
+        slow("auto"),
     ],
 )
 def test_every_schedule_gives_the_plain_answer(engine, plain, schedule):
@@ -76,6 +76,7 @@ def test_every_schedule_gives_the_plain_answer(engine, plain, schedule):
         assert "a plain token" in engine.backend.explain()
 
 
+@pytest.mark.slow
 def test_verification_in_two_stages(folder, plain):
     """Draft steps come between the stages of a pass."""
     engine = engine_of(folder, stages=2)

@@ -114,6 +114,7 @@ def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driv
     assert {"draft", "take", "verify", "verdict"} <= kinds
 
 
+@pytest.mark.slow
 def test_a_lost_gpu_keeps_what_was_committed(folder, fake_driver):
     result, _ = run("loss", folder, fake_driver)
     assert result["tokens"] == result["plain"][: len(result["tokens"])]
