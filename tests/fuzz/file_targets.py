@@ -172,7 +172,7 @@ def shard(name: str) -> Run:
 
 def calibration(place: Place, data: bytes) -> str:
     """No refusal: what is damaged is measured again. The planner must be able to work with what comes of it."""
-    path = place.cache / "calibration" / "one.json"
+    path = place.cache / "damaged" / "one.json"  # a folder of its own: engines of other targets keep theirs beside
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def use() -> None:
