@@ -168,7 +168,8 @@ def make_backend(
 
 
 def check_machine(device: str, threads: int | None) -> None:
-    gpu, cpu = r"cuda(:[0-9]{1,2})?", r"cpu:[0-9]{1,2}"  # torch takes cuda:128 for cuda:-128
+    number = "(0|[1-9][0-9]?)"  # torch takes cuda:128 for cuda:-128, and refuses cuda:00
+    gpu, cpu = f"cuda(:{number})?", f"cpu:{number}"
     known = f"auto|cpu|{gpu}(,{gpu})*|{cpu}(,{cpu})+"
     if not isinstance(device, str) or not re.fullmatch(known, device):
         raise UsageError(

@@ -48,6 +48,7 @@ class SamplingParams:
             "min_p must be from 0 to 1": 0 <= self.min_p <= 1,
             f"repetition_penalty must be from {least:g} to {most:g}": least <= self.repetition_penalty <= most,
             "seed must be from 0 to 2^64 - 1": 0 <= self.seed < 2**64,
+            "stop_token_ids must be from 0 to 2^31 - 1": all(0 <= id < 2**31 for id in self.stop_token_ids),
         }
         for rule, holds in checks.items():
             if not holds:

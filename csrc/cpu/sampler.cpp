@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <stdexcept>
+#include <string>
 #include <utility>
 
 namespace ppsd {
@@ -38,6 +40,8 @@ void Sampler::know(int start, const int* ids, int count) {
   for (; int(ids_.size()) > start; ids_.pop_back())
     if (first_seen_[ids_.back()] == int(ids_.size()) - 1) first_seen_[ids_.back()] = kNever;
   for (int i = 0; i < count; ++i) {
+    if (ids[i] < 0 || size_t(ids[i]) >= first_seen_.size())   // over ranks, ids come from another process
+      throw std::runtime_error("a token id is outside the vocabulary: " + std::to_string(ids[i]));
     if (first_seen_[ids[i]] == kNever) first_seen_[ids[i]] = int(ids_.size());
     ids_.push_back(ids[i]);
   }

@@ -18,6 +18,7 @@ import numpy as np
 
 from .. import _native
 from ..errors import PpsdError
+from ..printable import printable
 from .clock import CLOCK, Clock
 from .links import CONTROL, ProtocolError, Receiver, SharedSender, Words
 from .threads import start
@@ -187,7 +188,8 @@ class Control:
             value, sent = message[2:6].view(np.int64)
             kind = Kind(message[1])
             if kind is Kind.FAIL:
-                self.fail(text_of(message), share=self.world.drafts)
+                line = printable(text_of(message)) or f"rank {peer} has failed and does not say why"
+                self.fail(line, share=self.world.drafts)
                 return
             if kind is Kind.STOP:
                 self.stopping.set()

@@ -77,7 +77,7 @@ def _slice(place: Place, name: str, seed: int, seconds: float, known: set[str], 
             raise
         report("end", outcome)
 
-    pipe = [PIPE] if name in FILES else []
+    pipe = [PIPE] if name in FILES - {"prompts"} else []  # prompts may come from a pipe, and wait for its writer
     for value in [*KNOWN.get(name, ()), *pipe] if first else []:
         with _dropped():
             try_one(value)

@@ -5,11 +5,12 @@ from typing import Any
 
 from support import TEMPLATE, VOCAB, tiny_config
 
+from ppsd_rt.ranks.control import Kind
 from ppsd_rt.ranks.handshake import pack
 
 from .mutations import PIPE, SPECIAL
 from .place import CORPUS, SHAPE, moments
-from .rank_targets import FACTS, wire_message
+from .rank_targets import FACTS, control_message, wire_message
 
 HUGE = 10**400
 
@@ -44,7 +45,11 @@ KNOWN: dict[str, list[Any]] = {
         for schedule in ("eesd", "elastic", "auto")
         for first in ([], [("advance", 0, 2)])
     ],
-    "wire": [[wire_message(2, 1, 0, 3, 16, 3)]],
+    "wire": [
+        [wire_message(2, 1, 0, 3, 16, 3)],
+        [wire_message(1, 1, 0, 0, 40, 0), wire_message(2, 1, 0, 3, 16, 3).replace(bytes([5, 0, 0, 0]), b"\xff" * 4)],
+    ],
+    "control": [control_message(Kind.FAIL, 0, text) for text in ("", "rank 1\n\x1b[31m")],
     "handshake": [pack({**FACTS, "error": "no such\nmodel \x1b[31m"})],
     "config": [
         _config(num_hidden_layers=10_000_000),
@@ -82,7 +87,8 @@ KNOWN: dict[str, list[Any]] = {
         "elastic:lookahead=3000000000",
         "eesd:siblings=nan",
     ],
-    "device": ["cuda:128", "cuda:" + "9" * 20, "cuda:" + "9" * 5000, "cpu:0," + "cpu:" + "9" * 5000],
+    "sampling": [json.dumps({"stop_token_ids": [id]}) for id in (-1, 2**31, HUGE % 10**300)],
+    "device": ["cuda:128", "cuda:00", "cuda:" + "9" * 20, "cuda:" + "9" * 5000, "cpu:0," + "cpu:" + "9" * 5000],
     "world": [
         {"RANK": "2", "WORLD_SIZE": "2"},
         {"RANK": "-1", "WORLD_SIZE": "2"},

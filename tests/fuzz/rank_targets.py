@@ -41,18 +41,19 @@ class _Group:
         return True
 
 
-def control_messages(place: Place) -> st.SearchStrategy[bytes]:
-    def message(kind: int, value: int, text: str) -> bytes:
-        words = np.zeros(WORDS, np.int32)
-        words[:2] = _MAGIC, kind
-        words[2:4].view(np.int64)[0] = value
-        raw = text.encode()[: 4 * (WORDS - 8)]
-        words[8:].view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
-        return words.tobytes()
+def control_message(kind: int, value: int, text: str) -> bytes:
+    words = np.zeros(WORDS, np.int32)
+    words[:2] = _MAGIC, kind
+    words[2:4].view(np.int64)[0] = value
+    raw = text.encode()[: 4 * (WORDS - 8)]
+    words[8:].view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
+    return words.tobytes()
 
+
+def control_messages(place: Place) -> st.SearchStrategy[bytes]:
     values = st.sampled_from((0, 1, 120_001, 2**63 - 1, -(2**63)))
     kinds = st.sampled_from([*Kind, 0, 12, -1])
-    good = st.builds(message, kinds, values, st.text(max_size=9) | st.just("rank 1 has died\n\x1b[31m"))
+    good = st.builds(control_message, kinds, values, st.text(max_size=9) | st.just("rank 1 has died\n\x1b[31m"))
     return good.flatmap(lambda data: st.just(data) | damaged([data])).map(lambda data: data.ljust(256, b"\0")[:256])
 
 
