@@ -1,47 +1,135 @@
-"""The documentation shows commands that exist, and names files that are there."""
+"""The documentation shows commands that exist, names files that are there, and its Python examples run."""
 
 import re
 import shlex
+from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
+from support import write_model
 
 from ppsd_rt.cli.parser import parse
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
-FENCE = re.compile(r"^```sh\n(.*?)^```", re.DOTALL | re.MULTILINE)
-FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:py|h|cpp|md|jsonl))`")
-LINK = re.compile(r"\]\(((?!https?:)[^)#]+)\)")
+README = ROOT / "README.md"
+API = ROOT / "docs" / "guide" / "python.md"
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
+
+FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
+SHELL = re.compile(r"^```sh\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(?:#([^)\s]+))?\)")
+FILE = re.compile(r"`((?:[\w.-]+/)+[\w.-]+\.(?:pyi?|h|cpp|sh|md|jsonl|svg))`")
+RESULT = re.compile(r"`(?:benchmarks/results/)?(\d{4}-\d\d-\d\d-[a-z\d.-]+\.jsonl?)`")
+OURS = re.compile(r"`((?:benchmarks|csrc|docs|models|ppsd_rt|tests|triton_kernels)/(?:[\w.-]+/)*)`")
 COMMENTED = re.compile(r"//.*?((?:[\w-]+/)+\w+\.(?:py|pyi|md))\b")
+MAKE = re.compile(r"`make ([a-z-]+)[^`]*`")
+OPERATORS = "|&;<>()"
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+
+
+def simple_commands(page):
+    """The words of each command of the shell blocks, cut at pipes and the like; a redirection is a piece of its own."""
+    for block in SHELL.findall(page.read_text(encoding="utf-8")):
+        for line in block.replace("\\\n", " ").splitlines():
+            lexer = shlex.shlex(re.sub(r"\b\d(?=>)", "", line), posix=True, punctuation_chars=OPERATORS)
+            lexer.whitespace_split = True
+            words, after = [], ""
+            for operator, piece in groupby(lexer, key=lambda word: set(word) <= set(OPERATORS)):
+                if operator:
+                    after = "".join(piece)
+                elif after in ("<", ">", ">>", ">&"):
+                    words += list(piece)[1:]  # the first is the file; what follows still belongs to the command
+                else:
+                    yield words
+                    words = list(piece)
+            yield words
 
 
 def commands(page):
-    for block in FENCE.findall(page.read_text(encoding="utf-8")):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
-            if words and words[0] == "ppsd-run":
-                yield words[1:]
+    """The arguments of ours: of `ppsd-run`, and of `-m ppsd_rt` under Python or torchrun."""
+    for words in simple_commands(page):
+        while words and re.fullmatch(r"\w+=.*", words[0]):
+            words = words[1:]
+        if words and Path(words[0]).name == "ppsd-run":
+            yield words[1:]
+        elif ("-m", "ppsd_rt") in pairwise(words):
+            yield words[words.index("ppsd_rt") + 1 :]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def anchors(page):
+    """What links may name behind a `#`: its headings, as GitHub spells them."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def make_targets():
+    return set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@every_page
 def test_commands_parse(page):
     for words in commands(page):
-        parse(words)
+        try:
+            parse(words)
+        except SystemExit as end:  # --help and --version
+            assert not end.code, words
+
+
+@every_page
+def test_scripts_and_make_targets_exist(page):
+    targets = MAKE.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    for words in simple_commands(page):
+        targets += [word for word in words[1:] if words[0] == "make" and "=" not in word]
+        for word in words:
+            name = word.partition("::")[0]
+            assert not re.fullmatch(r"(?:benchmarks|csrc|tests)/\S+\.(?:py|sh)", name) or (ROOT / name).exists(), name
+    assert set(targets) <= make_targets()
 
 
 def test_there_are_commands_to_parse():
     assert sum(1 for page in PAGES for _ in commands(page)) > 5
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@every_page
 def test_files_and_links_exist(page):
     text = page.read_text(encoding="utf-8")
-    assert [name for name in FILE.findall(text) if not (ROOT / name).exists()] == []
-    assert [link for link in LINK.findall(text) if not (page.parent / link).exists()] == []
+    assert [name for name in FILE.findall(text) + OURS.findall(text) if not (ROOT / name).exists()] == []
+    assert [name for name in RESULT.findall(text) if not (ROOT / "benchmarks" / "results" / name).exists()] == []
+    for link, anchor in LINK.findall(FENCE.sub("", text)):
+        target = page.parent / link if link else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
 
 
 def test_files_that_the_sources_name_exist():
     for path in (ROOT / "csrc").rglob("*.*"):
         for name in COMMENTED.findall(path.read_text(encoding="utf-8")):
             assert (ROOT / name).exists(), f"{path.name} names {name}"
+
+
+def test_readme_begins_with_the_two_commands_and_is_short():
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert [line.split("#")[0].strip() for line in lines[2:6]] == ["```sh", "make run", "make test", "```"]
+    assert len(lines) <= 120
+
+
+@pytest.mark.parametrize("page", [README, API], ids=lambda page: page.name)
+def test_python_examples_run(page, request, tmp_path, monkeypatch):
+    """All blocks of a page one after the other, in one namespace; a folder `model` is there for them."""
+    if not page.exists():
+        pytest.skip(f"there is no {page.relative_to(ROOT)}")
+    text = page.read_text(encoding="utf-8")
+    blocks = list(PYTHON.finditer(text))
+    assert blocks
+    if any("smollm2-135m" in block[1] for block in blocks):
+        request.getfixturevalue("default_model")
+    write_model(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for block in blocks:
+        above = "\n" * text.count("\n", 0, block.start(1))  # errors name the line of the page
+        exec(compile(above + block[1], str(page), "exec"), namespace)
