@@ -1,4 +1,4 @@
-"""What the pipelines report, whichever backend runs them. See docs/how-it-works.md for the words."""
+"""What the pipelines report, whichever backend runs them. See docs/design/loop.md for the words."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""What an answer cost and how speculation did. The definitions stand in docs/statistics.md; every report uses these."""
+"""What an answer cost and how speculation did; docs/reference/statistics.md defines what every report prints."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field

@@ -1,4 +1,4 @@
-// What passes between the stages: chunks forward, verdicts back. See docs/how-it-works.md for the words.
+// What passes between the stages: chunks forward, verdicts back. See docs/design/loop.md for the words.
 //
 // Positions count tokens from 0, the prompt included. A row is a token on its way through the layers; row p yields the
 // token for position p + 1.

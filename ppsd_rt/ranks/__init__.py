@@ -1,1 +1,1 @@
-"""Pipeline over processes and hosts: each rank of `torch.distributed` is one stage. See docs/pipeline.md."""
+"""Pipeline over processes and hosts: each rank of `torch.distributed` is one stage. See docs/guide/pipeline.md."""

@@ -6,7 +6,7 @@ right more often than the head. Ours is how both share a chunk: the length of th
 learned from the verdicts, and the stop rule takes it as it takes the head's confidence.
 
 The priors were measured on 175 held-out greedy answers of the default model, by the length of the match
-(docs/exit-heads.md tells which).
+(docs/history/exit-heads.md tells which).
 """
 
 from bisect import bisect_right

@@ -142,9 +142,9 @@ def test_the_timeline_of_plain_decoding(run):
 
 
 def test_the_picture_in_the_documentation_is_what_the_tool_draws(capsys):
-    page = (Path(__file__).parents[2] / "docs" / "pipeline.md").read_text(encoding="utf-8")
-    command = re.search(r"\(`ppsd-run (simulate [^`]*)`\)", page)[1]
-    picture = re.search(r"```\n(plain: .*?)```", page, re.DOTALL)[1]
+    page = (Path(__file__).parents[2] / "docs" / "guide" / "pipeline.md").read_text(encoding="utf-8")
+    command = re.search(r"^ppsd-run (simulate .* --columns .*)$", page, re.MULTILINE)[1]
+    picture = re.search(r"```text\n(plain: .*?)```", page, re.DOTALL)[1]
     assert cli.main(shlex.split(command)) == 0
     assert picture in capsys.readouterr().out
 

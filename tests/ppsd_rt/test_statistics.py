@@ -1,4 +1,4 @@
-"""The figures of docs/statistics.md, worked out by hand for a small answer."""
+"""The figures of docs/reference/statistics.md, worked out by hand for a small answer."""
 
 import json
 
