@@ -284,7 +284,7 @@ def parse_stop_rule(text: str) -> StopRule:
 def describe_stop_rule(rule: StopRule) -> str:
     """The text that `parse_stop_rule` understands."""
     name = next(name for name, kind in _BY_NAME.items() if isinstance(rule, kind))
-    return f"{name}={rule.threshold:g}" if isinstance(rule, (ConfidenceThreshold, Survival)) else name
+    return f"{name}={rule.threshold}" if isinstance(rule, (ConfidenceThreshold, Survival)) else name
 
 
 def _check_discount(discount: float) -> None:

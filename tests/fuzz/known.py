@@ -83,6 +83,7 @@ KNOWN: dict[str, list[Any]] = {
     ],
     "exit-head-name": ["norm:1:100000000000", "norm:" + "9" * 5000, "norm:1:" + "9" * 5000],
     "schedule": [
+        "eesd:length=4,stop_rule=confidence=0.5111111",
         *(f"{name}={'9' * digits}" for name in ("eesd:length", "auto:lookup", "plain:lookup") for digits in (20, 5000)),
         "elastic:lookahead=3000000000",
         "eesd:siblings=nan",
