@@ -26,7 +26,7 @@ class OutputFile:
     def __init__(self, path: str | Path, kind: str, inputs: Iterable[str | Path | None] = ()) -> None:
         self._path, self._kind = path, kind
         self._target = ""  # what is replaced, symbolic links resolved
-        self._stream: IO[str] | None = None
+        self._stream: IO[bytes] | None = None
         self._mode: int | None = None  # permissions of the file that is there
         try:
             self._try(str(path))
@@ -45,9 +45,9 @@ class OutputFile:
                 raise OSError(errno.EISDIR, os.strerror(errno.EISDIR)) from None
             found = None
         if found and (standard := _standard_stream(found)) is not None:
-            self._stream = os.fdopen(os.dup(standard), "w", encoding="utf-8")
+            self._stream = os.fdopen(os.dup(standard), "wb")
         elif found and not stat.S_ISREG(found.st_mode):
-            self._stream = open(path, "w", encoding="utf-8")  # noqa: SIM115 (closed in finish)
+            self._stream = open(path, "wb")  # noqa: SIM115 (closed in finish)
         else:
             if found:
                 self._mode = stat.S_IMODE(found.st_mode)
@@ -59,27 +59,28 @@ class OutputFile:
                 if found is None:
                     raise
 
-    def finish(self, text: str) -> None:
-        """PpsdError where it cannot be written."""
+    def finish(self, content: str | bytes) -> None:
+        """PpsdError where it cannot be written. Text is written as UTF-8."""
+        data = content.encode() if isinstance(content, str) else content
         try:
             if self._stream is None:
                 try:
-                    self._replace(text)
+                    self._replace(data)
                     return
                 except OSError as error:
                     if error.errno not in _IN_PLACE:
                         raise
-                self._stream = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 (closed below)
+                self._stream = open(self._path, "wb")  # noqa: SIM115 (closed below)
             with self._stream as stream:
-                stream.write(text)
+                stream.write(data)
         except OSError as error:
             raise PpsdError(self._problem(error)) from None
 
-    def _replace(self, text: str) -> None:
+    def _replace(self, data: bytes) -> None:
         unfinished = os.path.join(os.path.dirname(self._target), f".ppsd-{secrets.token_hex(8)}.unfinished")
         try:
-            with open(unfinished, "x", encoding="utf-8") as file:
-                file.write(text)
+            with open(unfinished, "xb") as file:
+                file.write(data)
             if self._mode is not None:
                 os.chmod(unfinished, self._mode)
             os.replace(unfinished, self._target)

@@ -9,7 +9,7 @@ from ..engine import Engine
 from ..planner import MOMENTS, Costs, typical
 from ..sampling import SamplingParams
 from ..statistics import Statistics
-from .plot import Line, Panel, svg
+from .plot import Chart, Line, Panel
 from .report import Column
 from .spread import take_turns
 
@@ -148,8 +148,8 @@ def _given_all_before(totals: Statistics) -> list[float]:
     return shares
 
 
-def speeds_plot(measures: Sequence[HeadMeasure], speeds: Sequence[float] = (1.2, 1.5, 2.0, 2.5)) -> str:
-    """SVG: acceptance against the cost of a draft, and for each speed the acceptance that reaches it at that cost."""
+def speeds_chart(measures: Sequence[HeadMeasure], speeds: Sequence[float] = (1.2, 1.5, 2.0, 2.5)) -> Chart:
+    """Acceptance against the cost of a draft, and for each speed the acceptance that reaches it at that cost."""
     plain = measures[0].costs
     dearest = max(0.2, *(measure.draft_cost for measure in measures)) * 1.1
     costs = [dearest * i / 24 for i in range(25)]
@@ -158,9 +158,10 @@ def speeds_plot(measures: Sequence[HeadMeasure], speeds: Sequence[float] = (1.2,
         needed = [(cost, _needed(plain, cost, speed)) for cost in costs]
         points = [(cost, acceptance) for cost, acceptance in needed if acceptance is not None]
         if points:
-            lines.append(Line(f"{speed:g}x", points, dashed=True))
+            lines.append(Line(f"{speed:g} times plain", points, dashed=True))
     lines += [Line(m.name, [(m.draft_cost, m.acceptance)]) for m in measures]
-    return svg("Exit heads", "a draft / a plain step", "acceptance", [Panel("greedy, drafts and turns", lines)], 1)
+    panels = [Panel("greedy, drafting and verifying in turns", lines)]
+    return Chart("Exit heads", "time of a draft / time of a plain step", "acceptance", panels)
 
 
 def _needed(costs: Costs, draft_cost: float, speed: float) -> float | None:

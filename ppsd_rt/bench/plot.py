@@ -1,26 +1,58 @@
-"""Line charts as SVG, written by hand: a grid of panels with common axes. No plotting library is needed."""
+"""Charts as SVG or PNG: a grid of panels with common axes and one legend. matplotlib draws; only a plot imports it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+import io
+import warnings
+from collections.abc import Iterable, Sequence
+from colorsys import hsv_to_rgb
 from dataclasses import dataclass
-from itertools import accumulate
-from math import floor, log10
-from xml.sax import saxutils
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..printable import printable
+from ..errors import PpsdError, UsageError
+from ..output_file import OutputFile
+from ..printable import printable, quoted, shortened
 
-_COLOURS = ("#4c566a", "#d08770", "#5e81ac", "#2e8b57", "#b48ead", "#bf616a", "#a38a00", "#00868b")
-_WIDTH, _HEIGHT = 250, 190  # of a panel's plotting area, in pixels
-_LEFT, _TOP, _GAP = 54, 64, 46  # room for the numbers of an axis, for title and legend, between panels
-_SIGN, _LETTER = 42, 6.2  # pixels of a legend entry: its stroke and gaps, each letter of its name
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+ENDINGS = (".svg", ".png")
+MOST_PANELS = 36
+
+# Okabe and Ito's colours, which colour-blind readers can tell apart, without the yellow that white paper swallows.
+_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9")
+_MARKERS = ("o", "s", "^", "D", "v", "X", "P", "<", "*", ">")
+_ONE_COLUMN, _TWO_COLUMNS = 3.5, 7.0  # inches: a figure in one column of a paper, or across both
+_PANEL_WIDTH, _PANEL_HEIGHT, _CATEGORY, _LEGEND_ROW = 2.33, 2.1, 0.22, 0.17  # inches
+_LONGEST_NAME = 40  # characters
+_STYLE = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e5e5e5",
+    "legend.fontsize": 7.5,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "ppsd-rt",  # the same chart gives the same bytes
+}
 
 
 @dataclass(frozen=True)
 class Line:
-    """points: (x, y), drawn in the order of x; dashed: a formula, not a result. Lines of one name share a colour."""
+    """points: (x, y), drawn in the order of x; ranges: of each point's x, (least, most), where repeats differ.
+
+    dashed: a formula, not a result. Lines of one name share a colour and a place in the legend.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
     dashed: bool = False
+    ranges: Sequence[tuple[float, float]] = ()
 
 
 @dataclass(frozen=True)
@@ -29,91 +61,137 @@ class Panel:
     lines: Sequence[Line]
 
 
-def escape(text: str) -> str:
-    """As XML holds it, which has no place for most control characters."""
-    return saxutils.escape(printable(text))
-
-
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers from `low` to `high`, about five of them."""
-    if high <= low:
-        return [low]
-    rough = (high - low) / 4
-    unit = 10.0 ** floor(log10(rough))
-    step = next(unit * factor for factor in (1, 2, 5, 10) if unit * factor >= rough * 0.999)
-    first = -floor(-low / step + 1e-9)
-    return [round(step * i, 12) for i in range(first, floor(high / step + 1e-9) + 1)]
-
-
-def svg(title: str, x_name: str, y_name: str, panels: Sequence[Panel], columns: int) -> str:
-    """The chart; `columns`: panels in a row. y begins at 0."""
-    points = [point for panel in panels for line in panel.lines for point in line.points]
-    left, right = min(x for x, _ in points), max(x for x, _ in points)
-    top = max(y for _, y in points) * 1.05 or 1.0
-    names = list(dict.fromkeys(line.name for panel in panels for line in panel.lines))
-    colours = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
-    rows = -(-len(panels) // columns)
-    starts = [0, *accumulate(round(_SIGN + _LETTER * len(name)) for name in names)]
-    width = _LEFT + max(columns * (_WIDTH + _GAP), starts[-1])
-    height = _TOP + rows * (_HEIGHT + _GAP + 22) + 6
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        'font-family="sans-serif" font-size="11" fill="#222">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{_LEFT}" y="18" font-size="14">{escape(title)}</text>',
-    ]
-    for name, start in zip(names, starts, strict=False):
-        x = _LEFT + start
-        parts.append(f'<path d="M{x} 36h18" stroke="{colours[name]}" stroke-width="2"/>')
-        parts.append(f'<text x="{x + 24}" y="40">{escape(name)}</text>')
-    for i, panel in enumerate(panels):
-        corner = (_LEFT + i % columns * (_WIDTH + _GAP), _TOP + 12 + i // columns * (_HEIGHT + _GAP + 22))
-        area = _Area(*corner, left, right, top)
-        parts += [*_axes(area, panel.title, x_name, y_name if i % columns == 0 else ""), *_curves(area, panel, colours)]
-    return "\n".join([*parts, "</svg>", ""])
-
-
 @dataclass(frozen=True)
-class _Area:
-    """Where a panel lies, in pixels, and which values its edges stand for."""
+class Chart:
+    """columns: panels in a row. y begins at 0. dashed: what dashed lines are that have the name of a solid one.
 
-    x0: int
-    y0: int
-    left: float
-    right: float
-    top: float
+    categories: names of the places 0, 1, ... on the y axis; points are not joined then, and x begins at 0.
+    """
 
-    def x(self, value: float) -> float:
-        width = self.right - self.left
-        return self.x0 + (_WIDTH * (value - self.left) / width if width > 0 else _WIDTH / 2)
-
-    def y(self, value: float) -> float:
-        return self.y0 + _HEIGHT * (1 - value / self.top)
+    title: str
+    x_name: str
+    y_name: str
+    panels: Sequence[Panel]
+    columns: int = 1
+    dashed: str = ""
+    categories: Sequence[str] = ()
 
 
-def _axes(area: _Area, title: str, x_name: str, y_name: str) -> Iterator[str]:
-    x0, y0, bottom = area.x0, area.y0, area.y0 + _HEIGHT
-    middle = f'y="{bottom + 29}" text-anchor="middle"'
-    yield f'<text x="{x0}" y="{y0 - 5}">{escape(title)}</text>'
-    yield f'<path d="M{x0} {y0}v{_HEIGHT}h{_WIDTH}" fill="none" stroke="#888"/>'
-    yield f'<text x="{x0 + _WIDTH / 2}" {middle}>{escape(x_name)}</text>'
-    yield (
-        f'<text transform="translate({x0 - 36} {y0 + _HEIGHT / 2}) rotate(-90)" text-anchor="middle">'
-        f"{escape(y_name)}</text>"
-    )
-    for value in ticks(area.left, area.right):
-        yield f'<text x="{area.x(value):.1f}" y="{bottom + 14}" text-anchor="middle">{value:g}</text>'
-    for value in ticks(0.0, area.top):
-        y = area.y(value)
-        yield f'<path d="M{x0} {y:.1f}h{_WIDTH}" stroke="#e5e5e5"/>'
-        yield f'<text x="{x0 - 6}" y="{y + 4:.1f}" text-anchor="end">{value:g}</text>'
+class PlotFile:
+    """Tried at once, so that a bad ending, a bad path or a missing matplotlib is told before the work; see OutputFile.
+
+    panels: how many the chart will have, at most.
+    """
+
+    def __init__(self, path: str, inputs: Iterable[str | Path | None] = (), panels: int = 1) -> None:
+        self._ending = Path(path).suffix.lower()
+        if self._ending not in ENDINGS:
+            raise UsageError(f"cannot write the plot to {quoted(path)}: its name must end in {' or '.join(ENDINGS)}")
+        if panels > MOST_PANELS:
+            raise UsageError(f"a plot of {panels} panels cannot be read: at most {MOST_PANELS}, by giving fewer values")
+        try:
+            import matplotlib.figure  # noqa: F401 (only tried)
+        except ImportError:
+            raise PpsdError('plots need a package: pip install "ppsd-rt[plot]"') from None
+        self._file = OutputFile(path, "plot", inputs)
+
+    def finish(self, chart: Chart) -> None:
+        """PpsdError where it cannot be written."""
+        self._file.finish(drawn(chart, self._ending.removeprefix(".")))
 
 
-def _curves(area: _Area, panel: Panel, colours: Mapping[str, str]) -> Iterator[str]:
-    for line in panel.lines:
-        colour, points = colours[line.name], [(area.x(x), area.y(y)) for x, y in sorted(line.points)]
-        style = ' stroke-dasharray="4 3" opacity="0.8"' if line.dashed else ""
-        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-        yield f'<path d="M{path}" fill="none" stroke="{colour}" stroke-width="2"{style}/>'
-        for x, y in [] if line.dashed else points:
-            yield f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>'
+def drawn(chart: Chart, format: str) -> bytes:
+    """The file's content, the same for the same chart. format: svg or png."""
+    from matplotlib import style
+
+    buffer = io.BytesIO()
+    with style.context(["default", _STYLE]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # SVG's readers have other fonts
+        unwanted = dict.fromkeys(("Creator", "Date") if format == "svg" else ("Software",))
+        _figure(chart).savefig(buffer, format=format, dpi=300, bbox_inches="tight", metadata=unwanted)
+    return buffer.getvalue()
+
+
+def _figure(chart: Chart) -> "Figure":
+    from matplotlib.figure import Figure
+
+    names = list(dict.fromkeys(line.name for panel in chart.panels for line in panel.lines))
+    labels = [_text(name) for name in names]
+    rows = -(-len(chart.panels) // chart.columns)
+    width = _ONE_COLUMN if chart.columns == 1 else max(_TWO_COLUMNS, _PANEL_WIDTH * chart.columns)
+    legend_columns = max(1, int(width / (0.5 + 0.06 * max(map(len, labels)))))
+    panel_height = 0.7 + _CATEGORY * len(chart.categories) if chart.categories else _PANEL_HEIGHT
+    height = 0.3 + panel_height * rows + _LEGEND_ROW * (1 + len(names) // legend_columns)
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.suptitle(_text(chart.title), fontsize=9)
+    handles: dict[str, Artist] = {}
+    grid = figure.subplots(rows, chart.columns, squeeze=False)
+    for place, axes in enumerate(grid.flat):
+        if place >= len(chart.panels):
+            axes.remove()
+            continue
+        panel = chart.panels[place]
+        for line in sorted(panel.lines, key=lambda line: not line.dashed):  # results over formulas
+            artist = _draw(axes, line, names.index(line.name), joined=not chart.categories)
+            if not line.dashed or line.name not in handles:
+                handles[line.name] = artist
+        axes.set_title(_text(panel.title))
+        axes.set_xlabel(_text(chart.x_name))
+        if place % chart.columns == 0:
+            axes.set_ylabel(_text(chart.y_name))
+        _scale(axes, chart)
+    shown = [handles[name] for name in names]
+    if chart.dashed:
+        from matplotlib.lines import Line2D
+
+        shown.append(Line2D([], [], color="#888888", **_formula(1)))
+        labels.append(_text(chart.dashed))
+    figure.legend(shown, labels, loc="outside lower center", ncols=legend_columns)
+    return figure
+
+
+def _draw(axes: "Axes", line: Line, number: int, joined: bool) -> "Artist":
+    """number: of the line's name in the legend."""
+    colour, points = _colour(number), sorted(line.points)
+    x, y = [x for x, _ in points], [y for _, y in points]
+    if line.dashed:
+        return axes.plot(x, y, color=colour, **_formula(number))[0]
+    if line.ranges:
+        least, most = zip(*(span for _, span in sorted(zip(line.points, line.ranges, strict=True))), strict=True)
+        axes.hlines(y, least, most, color=colour, linewidth=1)
+    marker, linestyle = _MARKERS[number % len(_MARKERS)], "-" if joined else "none"
+    return axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=1.2, linestyle=linestyle)[0]
+
+
+def _colour(number: int) -> str:
+    """Another one for every number: where the safe ones are used up, hues a golden section apart."""
+    if number < len(_COLOURS):
+        return _COLOURS[number]
+    from matplotlib.colors import to_hex
+
+    return to_hex(hsv_to_rgb(0.618034 * number % 1, 0.75, 0.4 + 0.2 * (number % 3)))
+
+
+def _formula(number: int) -> dict[str, Any]:
+    """Wider and paler than a result, which may lie on it; neighbours in the legend have dashes of other lengths."""
+    return {"linestyle": (0, (1.0 + number % 5, 1.0)), "linewidth": 2.4, "alpha": 0.45}
+
+
+def _scale(axes: "Axes", chart: Chart) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    lines = [line for panel in chart.panels for line in panel.lines]
+    xs = [x for line in lines for x, _ in line.points] + [x for line in lines for span in line.ranges for x in span]
+    if chart.categories:
+        axes.set_xlim(0, max(xs) * 1.05 or 1.0)
+        axes.set_yticks(range(len(chart.categories)), [_text(name) for name in chart.categories])
+        axes.set_ylim(len(chart.categories) - 0.5, -0.5)
+        return
+    margin = 0.05 * (max(xs) - min(xs)) or 0.5
+    axes.set_xlim(min(xs) - margin, max(xs) + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10], integer=all(float(x).is_integer() for x in xs)))
+    axes.set_ylim(0, max(y for line in lines for _, y in line.points) * 1.05 or 1.0)
+
+
+def _text(text: str) -> str:
+    return shortened(printable(text), _LONGEST_NAME)

@@ -150,7 +150,7 @@ def heads_options(parser: "Parser") -> None:
     group.add_argument("-n", "--max-tokens", type=positive, default=256, metavar="N", help="tokens per answer [256]")
     group.add_argument("--length", type=positive, default=6, metavar="K", help="drafts in a round, at most 15 [6]")
     group.add_argument(
-        "--plot", type=named, metavar="FILE.svg", help="acceptance against cost, with lines of equal speed"
+        "--plot", type=named, metavar="FILE", help="acceptance against cost, with lines of equal speed; .svg or .png"
     )
     group = parser.add_argument_group("model and machine")
     group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")

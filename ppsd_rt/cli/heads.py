@@ -4,11 +4,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..bench.heads import COLUMNS, HeadMeasure, measure_head, speeds_plot
+from ..bench.heads import COLUMNS, HeadMeasure, measure_head, speeds_chart
+from ..bench.plot import PlotFile
 from ..bench.report import Report
 from ..engine import Engine
 from ..errors import UsageError
-from ..output_file import OutputFile
 from .bench import interrupted, print_report, run_facts
 from .common import first_of_each_family, read_prompts
 from .progress import progress_bar
@@ -16,7 +16,7 @@ from .progress import progress_bar
 
 def run(args: argparse.Namespace) -> int:
     prompts = first_of_each_family(read_prompts(args.prompts), args.limit)
-    plot = OutputFile(args.plot, "plot", [args.prompts, args.model, *args.heads]) if args.plot else None
+    plot = PlotFile(args.plot, [args.prompts, args.model, *args.heads]) if args.plot else None
     measures: list[HeadMeasure] = []
     whole = True
     cases = [(name, dtype) for name in args.heads for dtype in args.head_dtype]
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     summary["results"] = [measure.as_dict() for measure in measures]
     print_report(Report(title, COLUMNS, [m.as_row() for m in measures], facts, summary), args.output)
     if plot:
-        plot.finish(speeds_plot(measures))
+        plot.finish(speeds_chart(measures))
     return 0 if whole else interrupted()
 
 

@@ -4,14 +4,14 @@ import argparse
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
-from ..bench.plot import Line, Panel, svg
+from ..bench.plot import Chart, Line, Panel, PlotFile
 from ..bench.report import Column, Report
 from ..bench.timeline import LEGEND, column_seconds, draw
 from ..closed_forms import closed_form
 from ..errors import PpsdError, UsageError
-from ..output_file import OutputFile
 from ..schedule import Auto, Schedule, parse_schedule
 from ..simulate import Costs, Simulation, simulate
 from ..split import LayerCosts
@@ -36,7 +36,8 @@ _COLUMNS = (
     Column("wasted_verification", "verifying wasted", 0, percent=True),
     Column("tokens_per_round", "tok/pass", 2),
 )
-_AXES = {"acceptance": "acceptance", "stages": "stages", "link_ms": "link delay, ms"}
+_AXES = {"acceptance": "acceptance", "stages": "stages", "link_ms": "link delay (ms)"}
+_TITLES = {"acceptance": "acceptance {:g}", "stages": "{} stages", "link_ms": "{:g} ms a link"}
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     _check_work(args.tokens, pipelines)
     cases = list(_cases(args, pipelines, schedules))
     inputs = (args.model, args.exit_head) if args.measured else ()
-    plot = OutputFile(args.plot, "plot", inputs) if args.plot else None
+    panels = prod(sorted(map(len, (pipelines, args.link_ms, args.acceptance)))[:-1])  # the longest list is the x axis
+    plot = PlotFile(args.plot, inputs, panels) if args.plot else None
     with TraceFile(args.trace, inputs) if args.trace else nullcontext() as trace:
         rows: list[dict[str, Any]] = []
         first: list[tuple[Case, Simulation]] = []
@@ -87,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         _timelines(first, args.columns)
     print_report(_report(args, pipelines, model, rows, whole), args.output)
     if plot:
-        plot.finish(_plot(rows))
+        plot.finish(chart(rows))
         note(f"plot: {args.plot}")
     return 0 if whole else interrupted()
 
@@ -324,8 +326,8 @@ def _timelines(first: Sequence[tuple[Case, Simulation]], columns: int) -> None:
     print()
 
 
-def _plot(rows: Sequence[dict[str, Any]]) -> str:
-    """SVG. x: what has the most values; a panel for every combination of the other two."""
+def chart(rows: Sequence[dict[str, Any]]) -> Chart:
+    """Of the speed-ups in these rows. x: what has the most values; a panel for every combination of the other two."""
     values = {key: list(dict.fromkeys(row[key] for row in rows)) for key in _AXES}
     x = max(_AXES, key=lambda key: len(values[key]))
     down, across = [key for key in reversed(_AXES) if key != x]
@@ -335,9 +337,16 @@ def _plot(rows: Sequence[dict[str, Any]]) -> str:
             chosen = [row for row in rows if (row[down], row[across]) == (row_value, column_value)]
             if not chosen:  # interrupted before
                 continue
-            title = f"{_AXES[across]} {column_value:g}; {_AXES[down]} {row_value:g}"
+            title = f"{_TITLES[across].format(column_value)}, {_TITLES[down].format(row_value)}"
             panels.append(Panel(title, _lines(chosen, x)))
-    return svg("Speed-up over plain pipelined decoding", _AXES[x], "times plain", panels, len(values[across]))
+    return Chart(
+        "Speed-up over plain pipelined decoding",
+        _AXES[x],
+        "speed-up (times plain)",
+        panels,
+        len(values[across]),
+        dashed="closed form",
+    )
 
 
 def _lines(rows: Sequence[dict[str, Any]], x: str) -> list[Line]:

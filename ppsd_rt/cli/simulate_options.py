@@ -90,5 +90,5 @@ def simulate_options(parser: "Parser") -> None:
         "--trace", type=named, metavar="FILE", help="timelines of the first combination, for ui.perfetto.dev"
     )
     group.add_argument(
-        "--plot", type=named, metavar="FILE.svg", help="a chart of the speed-ups; dashed: the closed forms"
+        "--plot", type=named, metavar="FILE", help="a chart of the speed-ups, .svg or .png; dashed: closed forms"
     )

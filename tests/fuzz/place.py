@@ -44,7 +44,8 @@ class Place:
         self.model = write_model(self.case / "model", **SHAPE)
         for name in ("home", "tmp", "cwd"):
             (self.case / name).mkdir()
-        (self.case / "existing").write_text("precious")
+        for name in ("existing", "existing.svg"):
+            (self.case / name).write_text("precious")
         (self.case / "prompts.jsonl").write_bytes((CORPUS / "prompts.jsonl").read_bytes())
 
     @contextmanager
@@ -54,6 +55,7 @@ class Place:
             "PPSD_CACHE": str(self.cache),
             "HOME": str(self.case / "home"),
             "TMPDIR": str(self.case / "tmp"),
+            "MPLCONFIGDIR": str(self.cache / "matplotlib"),
             "HF_HUB_OFFLINE": "1",
             "HF_HOME": str(self.cache / "hub"),
         }

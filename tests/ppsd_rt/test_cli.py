@@ -106,6 +106,8 @@ import sys
 from ppsd_rt.cli import main
 assert main.main(sys.argv[1:]) == 0
 print(*sorted({"torch", "transformers", "gguf", "sentencepiece", "rich", "huggingface_hub"} & set(sys.modules)))
+import ppsd_rt.cli.heads, ppsd_rt.cli.simulate
+assert "matplotlib" not in sys.modules  # until a plot is asked for
 """
     command = [sys.executable, "-c", code, "hello", "--model", folder, "--backend", "cpu", "-n", "3"]
     for head in ("none", "norm:2"):

@@ -17,8 +17,8 @@ def test_until_it_is_finished_nothing_changes(tmp_path):
     files = [OutputFile(path, "trace") for path in (old, new)]
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert old.read_text() == "old"
-    for file in files:
-        file.finish("text")
+    for file, content in zip(files, ("text", b"text"), strict=True):
+        file.finish(content)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "old"]
     assert old.read_text() == new.read_text() == "text"
 
@@ -28,7 +28,7 @@ def test_a_run_that_fails_leaves_the_trace_that_was_there(tmp_path):
     path.write_text("old")
     for error in (PpsdError, KeyboardInterrupt):
         with pytest.raises(error), TraceFile(path):
-            raise error
+            raise error("why")
     assert path.read_text() == "old"
     with TraceFile(path):
         pass

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from ppsd_rt.arguments import real_number, whole_number
-from ppsd_rt.bench.plot import Line, Panel, svg
+from ppsd_rt.bench.plot import Chart, Line, Panel, drawn
 from ppsd_rt.bench.report import Column, Report
 from ppsd_rt.cli.common import table
 from ppsd_rt.cli.notes import note
@@ -48,5 +48,5 @@ def test_tables_and_charts_show_names_as_text(capsys):
     assert report.lines("md").splitlines()[2] == f"| {printable(name)[:-1]}\\| |"
     table("", ["name"], report.cells())
     assert printable(name) in capsys.readouterr().out
-    chart = svg("title", "x", "y", [Panel(name, [Line(name, [(0, 1), (1, 1)])])], 1)
-    assert printable(name) in "".join(ElementTree.fromstring(chart).itertext())
+    chart = drawn(Chart("title", "x", "y", [Panel(name, [Line("line", [(0, 1), (1, 1)])])]), "svg")
+    assert shortened(printable(name), 40) in "".join(ElementTree.fromstring(chart).itertext())
