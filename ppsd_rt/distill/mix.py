@@ -85,7 +85,8 @@ def mix_of(tokenizer: Tokenizer, end_ids: frozenset[int], starters: Path = START
         families = tuple(_family(name, family, encode) for name, family in spec["families"].items())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         what = f"{type(error).__name__}: {error}"
-        raise PpsdError(f"{starters} does not hold starters as docs/reference/file-formats.md describes them ({what})") from None
+        page = "docs/reference/file-formats.md"
+        raise PpsdError(f"{starters} does not hold starters as {page} describes them ({what})") from None
     return Mix(tuple(map(encode, openings)), encode(between), (*families, plain), end_ids)
 
 

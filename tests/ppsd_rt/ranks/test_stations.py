@@ -271,8 +271,12 @@ def test_a_python_stage_that_fails_ends_its_rank(folder):
 
     station = _native.PythonStation(Wrong(), 64, False, 0.0)
     out = np.zeros((_native.WIRE_MESSAGES, _native.wire_words(64)), np.int32)
-    message = out[0].copy()
-    message[:8] = (0x50535000 + _native.WIRE_VERSION, _native.WIRE_ROWS, 1, 0, 0, 2, 2, 0)
-    station.post(message[: _native.WIRE_WORDS + 2 * 64])
+    version = 0x50535000 + _native.WIRE_VERSION
+    begin, rows = out[0].copy(), out[0].copy()
+    begin[:8] = (version, 1, 1, 0, 0, 0, 9, 0)  # the answer begins: room for 9 rows
+    rows[:8] = (version, _native.WIRE_ROWS, 1, 0, 0, 2, 2, 0)
+    station.post(begin[: _native.WIRE_WORDS])
+    assert station.work(out, 50) == 1
+    station.post(rows[: _native.WIRE_WORDS + 2 * 64])
     with pytest.raises(RuntimeError, match="gave other rows than those it was asked for"):
         station.work(out, 50)
