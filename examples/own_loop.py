@@ -9,8 +9,8 @@ from ppsd_rt import Engine, PpsdError, SamplingParams
 from ppsd_rt.engine import Prompt
 
 
-def own_loop(engine: Engine, prompt: Prompt, params: SamplingParams) -> tuple[list[int], int]:
-    """The answer's ids, and how many passes it took after the prompt's. Drafts end where the exit head is unsure."""
+def own_loop(engine: Engine, prompt: Prompt, params: SamplingParams, least: float = 0.4) -> tuple[list[int], int]:
+    """The answer's ids, and how many passes it took after the prompt's. least: confidence of drafts to verify."""
     stages = engine.stages(params)
     answer, passes = [stages.prefill(prompt)], 0
     room = min(params.max_tokens, engine.config.max_position_embeddings - stages.committed)
@@ -19,7 +19,7 @@ def own_loop(engine: Engine, prompt: Prompt, params: SamplingParams) -> tuple[li
         rows = [answer[-1]]  # the newest token has passed no layer yet
         while len(rows) < min(8, room - len(answer)):
             draft = stages.draft(rows[-1:])
-            if draft.confidence < 0.4:
+            if draft.confidence < least:
                 break
             rows.append(draft.token)
         own = stages.verify(rows)
