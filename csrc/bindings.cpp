@@ -196,6 +196,17 @@ PyModel with_exit_head(const PyModel& base, int exit_layer, const py::dict& arra
   return {std::move(model), base.arrays};
 }
 
+Sampling sampling_of(const py::dict& values) {
+  Sampling sampling;
+  sampling.temperature = values["temperature"].cast<float>();
+  sampling.top_k = values["top_k"].cast<int>();
+  sampling.top_p = values["top_p"].cast<float>();
+  sampling.min_p = values["min_p"].cast<float>();
+  sampling.repetition_penalty = values["repetition_penalty"].cast<float>();
+  sampling.seed = values["seed"].cast<uint64_t>();
+  return sampling;
+}
+
 Schedule schedule_of(const py::dict& values) {
   Schedule schedule;
   schedule.first_chunk = values["first_chunk"].cast<int>();
@@ -543,7 +554,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("read_bandwidth", &read_bandwidth, py::arg("threads"), py::arg("megabytes"), py::call_guard<py::gil_scoped_release>());
   m.def("kernel_names", &kernel_names);
 
-  py::class_<ModelShape>(m, "ModelShape")
+  py::class_<ModelShape>(m, "ModelShape",
+      "The sizes of a Llama model, as the kernels take them; tensors are checked against it.")
       .def(py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers, int num_heads,
                        int num_kv_heads, int head_dim, float rms_norm_eps) {
              ModelShape shape;
@@ -563,7 +575,8 @@ PYBIND11_MODULE(_native, m) {
 
   m.def("importance", &importance_of, py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("ids"),
         py::arg("threads"));
-  py::class_<PyModel>(m, "Model")
+  py::class_<PyModel>(m, "Model",
+      "Packed weights of layers [first, last), LM head and perhaps an exit head: read-only, shared by engines.")
       .def(py::init(&make_model), py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("format"),
            py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true,
            py::arg("importance") = py::none())
@@ -572,12 +585,14 @@ PYBIND11_MODULE(_native, m) {
       .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })
       .def_property_readonly("isa", [](const PyModel& model) { return std::string(model.model->kernels->name); });
 
-  py::class_<Crowd, std::shared_ptr<Crowd>>(m, "Crowd")
+  py::class_<Crowd, std::shared_ptr<Crowd>>(m, "Crowd",
+      "For tests: passes of an engine's teams beside made-up other programs, counted by the members that worked.")
       .def_property_readonly("worked", [](Crowd& crowd) {
         const std::lock_guard<std::mutex> lock(crowd.mutex);
         return crowd.worked;
       });
-  py::class_<PyEngine>(m, "Engine")
+  py::class_<PyEngine>(m, "Engine",
+      "A model with threads and the KV caches of one text; start() begins an answer and ends the one before.")
       .def(py::init([](const PyModel& model, int threads, const std::vector<int>& cuts) {
              return PyEngine{model, {new CpuEngine(model.model, threads, cuts), NotAfterFork()}};
            }),
@@ -628,12 +643,7 @@ PYBIND11_MODULE(_native, m) {
              bool report_drafts, bool lock_step, std::pair<int, int> ticks, const py::object& oracle, bool trace) {
             Request request;
             request.prompt = std::move(prompt);
-            request.sampling.temperature = sampling["temperature"].cast<float>();
-            request.sampling.top_k = sampling["top_k"].cast<int>();
-            request.sampling.top_p = sampling["top_p"].cast<float>();
-            request.sampling.min_p = sampling["min_p"].cast<float>();
-            request.sampling.repetition_penalty = sampling["repetition_penalty"].cast<float>();
-            request.sampling.seed = sampling["seed"].cast<uint64_t>();
+            request.sampling = sampling_of(sampling);
             if (py::isinstance<py::dict>(schedule)) request.schedule = schedule_of(schedule.cast<py::dict>());
             else request.planner = schedule.cast<std::shared_ptr<Planner>>();
             request.limits = std::move(limits);
@@ -653,7 +663,8 @@ PYBIND11_MODULE(_native, m) {
           py::arg("report_drafts") = false, py::arg("lock_step") = false, py::arg("ticks") = std::make_pair(1, 1),
           py::arg("oracle") = py::none(), py::arg("trace") = false);
 
-  py::class_<CpuBatch, std::unique_ptr<CpuBatch, NotAfterFork>>(m, "Batch")
+  py::class_<CpuBatch, std::unique_ptr<CpuBatch, NotAfterFork>>(m, "Batch",
+      "Many texts side by side for sampling training text: one row [texts] of each a step, one KV cache for each.")
       .def(py::init([](const PyModel& model, int threads, int texts, int capacity, const std::vector<int>& keep) {
              return std::unique_ptr<CpuBatch, NotAfterFork>(new CpuBatch(model.model, threads, texts, capacity, keep));
            }),
@@ -661,7 +672,8 @@ PYBIND11_MODULE(_native, m) {
            py::arg("keep"))
       .def("step", &batch_step, py::arg("ids"), py::arg("positions"), py::arg("inverse_temperatures"), py::arg("seeds"));
 
-  py::class_<PySession>(m, "Session")
+  py::class_<PySession>(m, "Session",
+      "An answer in the making: iterates over drafts and rounds as the tuples that ppsd_rt.protocol names.")
       .def("__iter__", [](PySession& session) -> PySession& { return session; })
       .def("__next__", &PySession::next)
       .def("cancel", &PySession::cancel)
@@ -669,7 +681,8 @@ PYBIND11_MODULE(_native, m) {
       .def_readonly("seconds", &PySession::seconds)
       .def("spans", &PySession::spans);
 
-  py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")
+  py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner",
+      "Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted.")
       .def(py::init([](const py::dict& costs, double prior, int lookup, bool siblings) {
              auto* planner = new Planner(costs_of(costs), prior, simulate_overlap, lookup, siblings);
              return std::shared_ptr<Planner>(planner, NotAfterFork());   // an answer's thread may be in it
@@ -721,12 +734,14 @@ PYBIND11_MODULE(_native, m) {
         return out;
       });
 
-  py::class_<Limits>(m, "Limits").def(py::init([](int end, std::vector<int> stop_ids) {
-    Limits limits;
-    limits.end = end;
-    limits.stop_ids = std::move(stop_ids);
-    return limits;
-  }), py::arg("end"), py::arg("stop_ids"));
+  py::class_<Limits>(m, "Limits", "Where the committed text ends: before position `end`, or at one of `stop_ids`.")
+      .def(py::init([](int end, std::vector<int> stop_ids) {
+             Limits limits;
+             limits.end = end;
+             limits.stop_ids = std::move(stop_ids);
+             return limits;
+           }),
+           py::arg("end"), py::arg("stop_ids"));
 
   m.def("lock_step_events", &lock_step_events, py::arg("prompt"), py::arg("draw"), py::arg("truth"), py::arg("schedule"),
         py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("per_stage"));
@@ -746,7 +761,7 @@ PYBIND11_MODULE(_native, m) {
     }
     return dict_of(costs);
   }, py::arg("bench"), py::arg("threads"), py::arg("overlap"), py::arg("step_share"), py::arg("seconds"));
-  py::register_exception<NoThread>(m, "NoThread", PyExc_RuntimeError);
+  py::register_exception<NoThread>(m, "NoThread", PyExc_RuntimeError).doc() = "The system starts no more threads.";
   m.def("running_threads", &running_threads);
   m.def("let_threads_start", &let_threads_start, py::arg("count"));
   m.def("roster", &roster, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),
@@ -757,4 +772,5 @@ PYBIND11_MODULE(_native, m) {
     return uniform_from_word(philox(PhiloxKey(seed), {uint32_t(id), uint32_t(position), stream, 0})[0]);
   });
   bind_ranks(m);
+  bind_stages(m);
 }

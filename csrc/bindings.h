@@ -18,6 +18,7 @@ struct PyModel {
   pybind11::dict arrays;
 };
 
+Sampling sampling_of(const pybind11::dict& values);
 Schedule schedule_of(const pybind11::dict& values);
 pybind11::object event_of(const Event& event);
 pybind11::list trace_spans(const Trace* trace);
@@ -69,3 +70,4 @@ struct PyAnswer {
 
 void bind_cuda(pybind11::module_& m);
 void bind_ranks(pybind11::module_& m);
+void bind_stages(pybind11::module_& m);

@@ -87,7 +87,7 @@ struct PyPlan {
 }  // namespace
 
 void bind_cuda(py::module_& m) {
-  py::register_exception<DriverError>(m, "CudaError", PyExc_RuntimeError);
+  py::register_exception<DriverError>(m, "CudaError", PyExc_RuntimeError).doc() = "What the CUDA driver said, in one line.";
 
   m.def("cuda_device", [](int ordinal) {
     const DeviceFacts facts = device_facts(ordinal);
@@ -103,7 +103,8 @@ void bind_cuda(py::module_& m) {
 
   m.attr("ROUNDS_A_LAUNCH") = Plan::kRoundsALaunch;
   m.attr("SET_CONDITION_CODE") = kSetConditionCode;
-  py::class_<Loop>(m, "GraphLoop")
+  py::class_<Loop>(m, "GraphLoop",
+      "A CUDA graph that repeats its body on the device for as long as the word at an address says so.")
       .def(py::init([](int device, const std::vector<uint64_t>& body, uint64_t open, uint64_t again, uint64_t word) {
              std::vector<Graph> round;
              for (uint64_t graph : body) round.push_back(handle_of<Graph>(graph));
@@ -112,7 +113,8 @@ void bind_cuda(py::module_& m) {
            py::kw_only(), py::arg("device"), py::arg("body"), py::arg("open"), py::arg("again"), py::arg("word"))
       .def_property_readonly("exec", [](const Loop& loop) { return uint64_t(reinterpret_cast<uintptr_t>(loop.exec())); });
 
-  py::class_<Lanes, std::shared_ptr<Lanes>>(m, "GraphLanes")
+  py::class_<Lanes, std::shared_ptr<Lanes>>(m, "GraphLanes",
+      "A CUDA context and stream for the draft stage, and one for each verification stage.")
       .def(py::init([](int draft_device, const std::vector<int>& verify_devices) {
              const py::gil_scoped_release release;
              return unlocked(new Lanes(draft_device, verify_devices));
@@ -131,7 +133,8 @@ void bind_cuda(py::module_& m) {
       }, py::arg("launches"));
 
   using PyGraphSession = PyAnswer<GraphSession>;
-  py::class_<PyGraphSession>(m, "GraphSession")
+  py::class_<PyGraphSession>(m, "GraphSession",
+      "An answer by captured CUDA graphs: iterates over the same tuples as Session.")
       .def(py::init([](std::shared_ptr<Lanes> lanes, const py::dict& graphs, std::vector<int> prompt, int keep, int first,
                        const py::object& schedule, const Limits& limits, uint64_t seed, bool in_turns, bool report_drafts,
                        bool trace) {
@@ -157,7 +160,8 @@ void bind_cuda(py::module_& m) {
       .def_readonly("seconds", &PyGraphSession::seconds)
       .def("spans", &PyGraphSession::spans);
 
-  py::class_<PyPlan>(m, "LaunchPlan")
+  py::class_<PyPlan>(m, "LaunchPlan",
+      "What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession.")
       .def(py::init([](const py::object& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns) {
              std::shared_ptr<Planner> planner;
              if (!py::isinstance<py::dict>(schedule)) planner = schedule.cast<std::shared_ptr<Planner>>();

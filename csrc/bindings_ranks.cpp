@@ -450,7 +450,8 @@ void bind_ranks(py::module_& m) {
     std::this_thread::sleep_until(Clock::time_point(std::chrono::nanoseconds(clock)));
   });
 
-  py::class_<RankStation>(m, "RankStation")
+  py::class_<RankStation>(m, "RankStation",
+      "A verification stage that waits for messages, arrays of int32 words; work() writes those for the next stage.")
       .def("post", &RankStation::post, py::arg("message"))
       .def("announce", &RankStation::announce, py::arg("epoch"), py::arg("sent"), py::call_guard<py::gil_scoped_release>())
       .def("work", &RankStation::work, py::arg("out"), py::arg("milliseconds"))
@@ -458,56 +459,56 @@ void bind_ranks(py::module_& m) {
       .def("busy_seconds", &RankStation::busy_seconds)
       .def("counts", &RankStation::counts);
 
-  py::class_<CpuStation, RankStation>(m, "Station")
+  py::class_<CpuStation, RankStation>(m, "Station",
+      "Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks.")
       .def(py::init<const PyModel&, int, int, std::vector<int>, int, double>(), py::arg("model"), py::arg("first"),
            py::arg("last"), py::arg("cores"), py::arg("threads"), py::arg("delay"))
       .def("pin", &CpuStation::pin)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
-  py::class_<PythonStation, RankStation>(m, "PythonStation")
+  py::class_<PythonStation, RankStation>(m, "PythonStation",
+      "A verification stage of the ranks whose rows [count, hidden] a Python object computes.")
       .def(py::init<py::object, int, bool, double>(), py::arg("stage"), py::arg("hidden"), py::arg("last"), py::arg("delay"));
 
-  py::class_<RankDrafter>(m, "RankDrafter")
+  py::class_<RankDrafter>(m, "RankDrafter", "The draft stage of the ranks; start() gives the answer, seen from here.")
       .def("pin", &RankDrafter::pin)
       .def("length", &RankDrafter::length)
       .def(
           "start",
           [](RankDrafter& drafter, const std::vector<int>& prompt, int keep, const py::dict& sampling,
              const py::dict& schedule, const Limits& limits, uint64_t epoch, bool report_drafts, const py::object& oracle) {
-            Sampling s;
-            s.temperature = sampling["temperature"].cast<float>();
-            s.top_k = sampling["top_k"].cast<int>();
-            s.top_p = sampling["top_p"].cast<float>();
-            s.min_p = sampling["min_p"].cast<float>();
-            s.repetition_penalty = sampling["repetition_penalty"].cast<float>();
-            s.seed = sampling["seed"].cast<uint64_t>();
             Oracle o;
             if (!oracle.is_none()) {
               const auto [truth, acceptance, seed] = oracle.cast<std::tuple<std::vector<int>, double, uint64_t>>();
               o = {truth, acceptance, seed};
             }
+            const Sampling s = sampling_of(sampling);
             return PyRemote{drafter.start(prompt, keep, s, schedule_of(schedule), limits, epoch, report_drafts, o),
                             drafter.hidden()};
           },
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("keep"), py::arg("sampling"), py::arg("schedule"),
           py::arg("limits"), py::arg("epoch"), py::arg("report_drafts") = false, py::arg("oracle") = py::none());
 
-  py::class_<CpuDrafter, RankDrafter>(m, "Drafter")
+  py::class_<CpuDrafter, RankDrafter>(m, "Drafter",
+      "Layers before the exit, and the exit head, on the C++ kernels, as the draft stage of the ranks.")
       .def(py::init<const PyModel&, std::vector<int>, int>(), py::arg("model"), py::arg("cores"), py::arg("threads"))
       .def("time_step", &CpuDrafter::time_step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
-  py::class_<PythonDrafter, RankDrafter>(m, "PythonDrafter")
+  py::class_<PythonDrafter, RankDrafter>(m, "PythonDrafter",
+      "A draft stage of the ranks whose rows [count, hidden] a Python object computes.")
       .def(py::init<py::object, int, int, bool>(), py::arg("stage"), py::arg("hidden"), py::arg("vocab_size"),
            py::arg("hears"));
 
-  py::class_<PyShares>(m, "LayerShares")
+  py::class_<PyShares>(m, "LayerShares",
+      "A tensor-parallel share of every layer: rows [up to 64, hidden] float32 in, this share's part of the sum out.")
       .def(py::init<const PyModel&>(), py::arg("model"))
       .def("reserve", &PyShares::reserve, py::arg("capacity"))
       .def("attention", &PyShares::attention, py::arg("layer"), py::arg("x"), py::arg("start"), py::arg("part"))
       .def("mlp", &PyShares::mlp, py::arg("layer"), py::arg("x"), py::arg("part"))
       .def("best", &PyShares::best, py::arg("x"));
 
-  py::class_<PyRemote>(m, "Remote")
+  py::class_<PyRemote>(m, "Remote",
+      "An answer over ranks, seen from the one that drafts: what it sends, and what verdicts make of it.")
       .def_readonly("seconds", &PyRemote::seconds)
       .def_property_readonly("epoch", [](const PyRemote& answer) { return answer.remote->epoch(); })
       .def_property_readonly("tokens", [](const PyRemote& answer) { return answer.remote->tokens(); })

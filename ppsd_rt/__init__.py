@@ -13,8 +13,19 @@ if TYPE_CHECKING:
     from .errors import PpsdError, UsageError
     from .sampling import SamplingParams
     from .schedule import Schedule
+    from .stages import Stages
 
-__all__ = ["Completion", "Engine", "Generation", "PpsdError", "SamplingParams", "Schedule", "Token", "UsageError"]
+__all__ = [
+    "Completion",
+    "Engine",
+    "Generation",
+    "PpsdError",
+    "SamplingParams",
+    "Schedule",
+    "Stages",
+    "Token",
+    "UsageError",
+]
 
 _HOMES = {
     "Completion": "engine",
@@ -23,6 +34,7 @@ _HOMES = {
     "PpsdError": "errors",
     "SamplingParams": "sampling",
     "Schedule": "schedule",
+    "Stages": "stages",
     "Token": "engine",
     "UsageError": "errors",
 }

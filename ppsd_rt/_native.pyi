@@ -24,6 +24,8 @@ def read_bandwidth(threads: int, megabytes: int) -> float: ...
 def kernel_names() -> list[str]: ...
 
 class ModelShape:
+    """The sizes of a Llama model, as the kernels take them; tensors are checked against it."""
+
     def __init__(
         self,
         *,
@@ -46,6 +48,8 @@ def importance(
 ) -> npt.NDArray[np.float32]: ...
 
 class Model:
+    """Packed weights of layers [first, last), LM head and perhaps an exit head: read-only, shared by engines."""
+
     def __init__(
         self,
         shape: ModelShape,
@@ -73,9 +77,13 @@ class Model:
     def isa(self) -> str: ...
 
 class Limits:
+    """Where the committed text ends: before position `end`, or at one of `stop_ids`."""
+
     def __init__(self, end: int, stop_ids: Sequence[int]) -> None: ...
 
 class Session:
+    """An answer in the making: iterates over drafts and rounds as the tuples that ppsd_rt.protocol names."""
+
     seconds: float
     def __iter__(self) -> Iterator[tuple[Any, ...]]: ...
     def __next__(self) -> tuple[Any, ...]: ...
@@ -84,6 +92,8 @@ class Session:
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
 
 class Planner:
+    """Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted."""
+
     def __init__(self, costs: Mapping[str, Any], prior: float, lookup: int = ..., siblings: bool = ...) -> None: ...
     @property
     def acceptance(self) -> float: ...
@@ -111,10 +121,14 @@ class Planner:
     def measured(self) -> dict[str, tuple[int, int, float, float]]: ...
 
 class Crowd:
+    """For tests: passes of an engine's teams beside made-up other programs, counted by the members that worked."""
+
     @property
     def worked(self) -> dict[int, int]: ...
 
 class Engine:
+    """A model with threads and the KV caches of one text; start() begins an answer and ends the one before."""
+
     def __init__(self, model: Model, threads: int, cuts: Sequence[int] = ...) -> None: ...
     @property
     def threads(self) -> int: ...
@@ -140,7 +154,22 @@ class Engine:
         trace: bool = ...,
     ) -> Session: ...
 
+class Stages:
+    """The stages of one text with KV caches and threads of their own, for `ppsd_rt.stages.Stages`, which checks every
+    argument.
+
+    A call with `start` voids the rows that are held from there on.
+    """
+
+    def __init__(self, model: Model, threads: int, sampling: Mapping[str, Any]) -> None: ...
+    def reserve(self, capacity: int) -> None: ...
+    def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None: ...
+    def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]: ...
+    def learn(self, position: int) -> None: ...
+
 class Batch:
+    """Many texts side by side for sampling training text: one row [texts] of each a step, one KV cache for each."""
+
     def __init__(self, model: Model, threads: int, texts: int, capacity: int, keep: Sequence[int]) -> None: ...
     def step(
         self,
@@ -186,7 +215,8 @@ def stop_rule_draws(
 def philox(seed: int, counter: Sequence[int]) -> list[int]: ...
 def uniform(seed: int, position: int, id: int, stream: int) -> float: ...
 
-class CudaError(RuntimeError): ...
+class CudaError(RuntimeError):
+    """What the CUDA driver said, in one line."""
 
 def cuda_device(ordinal: int) -> tuple[str, int, int, int]: ...
 def cuda_instantiate(graph: int) -> int: ...
@@ -196,15 +226,21 @@ ROUNDS_A_LAUNCH: int
 SET_CONDITION_CODE: str
 
 class GraphLoop:
+    """A CUDA graph that repeats its body on the device for as long as the word at an address says so."""
+
     exec: int
     def __init__(self, *, device: int, body: Sequence[int], open: int, again: int, word: int) -> None: ...
 
 class GraphLanes:
+    """A CUDA context and stream for the draft stage, and one for each verification stage."""
+
     def __init__(self, draft_device: int, verify_devices: Sequence[int]) -> None: ...
     def upload(self, exec: int, stage: int) -> None: ...
     def timeline(self, launches: Sequence[tuple[int, int]]) -> list[tuple[float, float]]: ...
 
 class GraphSession:
+    """An answer by captured CUDA graphs: iterates over the same tuples as Session."""
+
     seconds: float
     def __init__(
         self,
@@ -228,6 +264,8 @@ class GraphSession:
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
 
 class LaunchPlan:
+    """What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession."""
+
     def __init__(
         self, *, schedule: Mapping[str, Any] | Planner, limits: Limits, seed: int, stages: int, in_turns: bool
     ) -> None: ...
@@ -262,6 +300,8 @@ def precise_waits() -> None: ...
 def sleep_until(clock: int) -> None: ...
 
 class RankStation:
+    """A verification stage that waits for messages, arrays of int32 words; work() writes those for the next stage."""
+
     def post(self, message: npt.NDArray[np.int32]) -> None: ...
     def announce(self, epoch: int, sent: int) -> None: ...
     def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int: ...
@@ -270,6 +310,8 @@ class RankStation:
     def counts(self) -> tuple[int, int, int, float]: ...
 
 class Station(RankStation):
+    """Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks."""
+
     def __init__(
         self, model: Model, first: int, last: int, cores: Sequence[int], threads: int, delay: float
     ) -> None: ...
@@ -277,9 +319,13 @@ class Station(RankStation):
     def time_pass(self, rows: int, context: int) -> float: ...
 
 class PythonStation(RankStation):
+    """A verification stage of the ranks whose rows [count, hidden] a Python object computes."""
+
     def __init__(self, stage: object, hidden: int, last: bool, delay: float) -> None: ...
 
 class Remote:
+    """An answer over ranks, seen from the one that drafts: what it sends, and what verdicts make of it."""
+
     seconds: float
     @property
     def epoch(self) -> int: ...
@@ -293,6 +339,8 @@ class Remote:
     def counts(self) -> tuple[int, float]: ...
 
 class RankDrafter:
+    """The draft stage of the ranks; start() gives the answer, seen from here."""
+
     def pin(self) -> None: ...
     def length(self) -> int: ...
     def start(
@@ -308,13 +356,19 @@ class RankDrafter:
     ) -> Remote: ...
 
 class Drafter(RankDrafter):
+    """Layers before the exit, and the exit head, on the C++ kernels, as the draft stage of the ranks."""
+
     def __init__(self, model: Model, cores: Sequence[int], threads: int) -> None: ...
     def time_step(self, draw: bool, context: int) -> float: ...
 
 class PythonDrafter(RankDrafter):
+    """A draft stage of the ranks whose rows [count, hidden] a Python object computes."""
+
     def __init__(self, stage: object, hidden: int, vocab_size: int, hears: bool) -> None: ...
 
 class LayerShares:
+    """A tensor-parallel share of every layer: rows [up to 64, hidden] float32 in, this share's part of the sum out."""
+
     def __init__(self, model: Model) -> None: ...
     def reserve(self, capacity: int) -> None: ...
     def attention(self, layer: int, x: npt.NDArray[np.float32], start: int, part: npt.NDArray[np.float32]) -> None: ...

@@ -211,7 +211,7 @@ class CpuBackend:
                 self._end()
                 session = self._engine.start(
                     list(prompt),
-                    {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
+                    self._sampling(params),
                     self._plan(schedule, oracle, params) if isinstance(schedule, Auto) else native_schedule(schedule),
                     _native.Limits(min(limits.end, _MOST_ROWS), sorted(limits.stop_ids)),
                     report_drafts=options.report_drafts,
@@ -246,6 +246,13 @@ class CpuBackend:
         self._end()
         with one_line(f"score {len(ids)} ids", self._threads, mend="give fewer"):
             return self._engine.logits(list(ids), last)
+
+    def stages(self, params: SamplingParams) -> _native.Stages:
+        with one_line("make stages", self._threads):
+            return _native.Stages(self._model, self._threads, self._sampling(params))
+
+    def _sampling(self, params: SamplingParams) -> dict[str, Any]:
+        return {**asdict(params), "top_k": min(params.top_k, self._vocab_size)}
 
     def bytes_per_token(self, context: int) -> int:
         return self._base.packed_bytes + round(self._kv_bytes * context)

@@ -23,6 +23,7 @@ from .printable import quoted
 from .protocol import Draft, Drafted, Limits, Round
 from .sampling import SamplingParams
 from .schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
+from .stages import Stages
 from .statistics import Statistics
 from .text import StopStrings
 
@@ -193,6 +194,14 @@ class Engine:
                 "--exit-head norm:LAYER, train one with `ppsd-run distill`, or use --schedule plain"
             )
         return Generation(self, self.encode(prompt), params, schedule, options)
+
+    def stages(self, params: SamplingParams | None = None) -> Stages:
+        """The stages for a loop of your own. They have KV caches of their own: this engine's answers go on beside it.
+
+        params: how tokens are chosen; where the answer ends is the loop's to say. They keep the exit head of now.
+        Raises UsageError on a backend that has none to give, and PpsdError where memory or threads are lacking.
+        """
+        return Stages(self, params)
 
 
 def open_model(model: str, backend: str) -> tuple[Checkpoint, Tokenizer]:

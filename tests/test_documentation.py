@@ -13,7 +13,7 @@ from ppsd_rt.cli.parser import parse
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 API = ROOT / "docs" / "guide" / "python.md"
-TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "examples/README.md")
 PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
 
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -86,7 +86,8 @@ def test_scripts_and_make_targets_exist(page):
         targets += [word for word in words[1:] if words[0] == "make" and "=" not in word]
         for word in words:
             name = word.partition("::")[0]
-            assert not re.fullmatch(r"(?:benchmarks|csrc|tests)/\S+\.(?:py|sh)", name) or (ROOT / name).exists(), name
+            ours = re.fullmatch(r"(?:benchmarks|csrc|examples|tests)/\S+\.(?:py|sh)", name)
+            assert not ours or (ROOT / name).exists(), name
     assert set(targets) <= make_targets()
 
 

@@ -22,6 +22,7 @@ from .auto import Chooser, Costs, seconds
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
 from .stage import DraftStage, VerifyStage
+from .text_stages import TorchStages
 from .timeline import Timeline
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -85,9 +86,12 @@ class TorchBackend:
         self._head = ExitHead.from_file(file, self.model) if file else None
         self._make_stages()
 
+    def _new_stages(self) -> tuple[DraftStage, VerifyStage]:
+        first = self._head.info.exit_layer if self._head else 0
+        return DraftStage(self.model, self._head), VerifyStage(self.model, first)
+
     def _make_stages(self) -> None:
-        self._draft = DraftStage(self.model, self._head)
-        self._verify = VerifyStage(self.model, self._head.info.exit_layer if self._head else 0)
+        self._draft, self._verify = self._new_stages()
         self._tokens: list[int] = []  # what the stages' rows were computed from
         self._active: Pipeline | None = None
         self._chooser: Chooser | None = None
@@ -155,6 +159,12 @@ class TorchBackend:
             self._tokens = list(ids)
             logits = self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last)
         return logits.float().cpu().numpy()
+
+    def stages(self, params: SamplingParams) -> TorchStages:
+        if self._on_gpu_before_fork:
+            raise PpsdError(NO_GPU_AFTER_FORK)
+        draft, verify = self._new_stages()
+        return TorchStages(draft, verify, Sampler(params))
 
     def bytes_per_token(self, context: int) -> int:
         weights = sum(parameter.nbytes for parameter in self.model.parameters())  # a tied LM head counts once

@@ -56,6 +56,12 @@ class Block:
         return slice(self.low - self.first, self.high - self.first)
 
 
+def zeros(like: Tensor, *shape: int) -> Tensor:
+    """What keeps rows from call to call: torch.inference_mode() would make tensors that only it may write to."""
+    with torch.inference_mode(False):
+        return like.new_zeros(shape)
+
+
 class Void(Exception):
     """What is being computed is wanted no more."""
 
@@ -82,7 +88,7 @@ class Stage:
             return
         capacity = -(-capacity // SPAN) * SPAN
         shape = (*self._keys.shape[:2], capacity, self._keys.shape[3])  # [layers, kv heads, capacity, head_dim]
-        keys, values = self._like.new_zeros(shape), self._like.new_zeros(shape)
+        keys, values = zeros(self._like, *shape), zeros(self._like, *shape)
         keys[:, :, :have], values[:, :, :have] = self._keys, self._values
         self._keys, self._values = keys, values
         self._rope = Rope(self.config, capacity, self._like.device)
@@ -178,7 +184,7 @@ class DraftStage(Stage):
         super().reserve(capacity)
         self._head_stage.reserve(capacity)
         if capacity > len(self._exit_hidden):
-            grown = self._exit_hidden.new_zeros(capacity, self._exit_hidden.shape[1])
+            grown = zeros(self._exit_hidden, capacity, self._exit_hidden.shape[1])
             grown[: len(self._exit_hidden)] = self._exit_hidden
             self._exit_hidden = grown
 

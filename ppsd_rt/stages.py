@@ -1,0 +1,206 @@
+"""The stages of a model, for a loop of your own: draft, verify, commit, roll back. `examples/own_loop.py` is one."""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from .arguments import whole_number
+from .errors import PpsdError, UsageError
+from .printable import quoted
+from .protocol import Draft
+from .sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from .engine import Engine, Prompt
+
+
+class RowStages(Protocol):
+    """Rows of one text through the layers: `_native.Stages`, or `reference.text_stages.TorchStages`.
+
+    They check nothing. A call with `start` voids the rows that are held from there on: rolling back writes a length.
+    """
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` rows; those that are held stay."""
+
+    def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None:
+        """Rows at positions start.. through the early layers; draw: -> what the exit head says after the last one."""
+
+    def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]:
+        """Rows that `draft` ran through the other layers -> the model's own id after each of the `last` ones."""
+
+    def learn(self, position: int) -> None:
+        """The verified row at `position` is the newest committed one."""
+
+
+@runtime_checkable
+class StagedBackend(Protocol):
+    def stages(self, params: SamplingParams) -> RowStages:
+        """Stages with KV caches of their own."""
+
+
+class Stages:
+    """One text on its way through a model, made by `engine.stages(params)`.
+
+    A row is a token at its position, counted from 0, the prompt included. Always committed <= verified <= drafted:
+    rows [0, drafted) have passed the layers before the exit, rows [0, verified) all layers, and rows [0, committed) are
+    the text that stays. The newest token of the text has no row yet: hand it to `draft` or `verify` first.
+
+    Sampled tokens are drawn by noise that depends on seed, position and id alone. So a loop that commits what `verify`
+    says decodes the ids of `engine.generate(..., "plain")`, however many rows it verifies at once.
+
+    Every method raises UsageError for rows that do not fit (ids outside the vocabulary, beyond the context, other than
+    those that were drafted), and PpsdError while another thread is in one of them, after a fork, or without memory. The
+    committed text stays as it was, but for `prefill`, which has dropped it.
+    """
+
+    def __init__(self, engine: "Engine", params: SamplingParams | None = None) -> None:
+        backend = engine.backend
+        if not isinstance(backend, StagedBackend):
+            raise UsageError(f"the {backend.name} backend gives no stages: use --backend cpu or torch")
+        if params is not None and not isinstance(params, SamplingParams):
+            raise UsageError(f"params must be SamplingParams(...), not {quoted(params)}")
+        self._engine, self._config = engine, engine.config
+        self._drafts = engine.head is not None
+        self._stages = backend.stages(params or SamplingParams())
+        self._capacity = self._committed = self._verified = 0
+        self._tokens: list[int] = []  # of the drafted rows
+        self._turn = Lock()
+        self._process = os.getpid()
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The ids of the drafted rows."""
+        return tuple(self._tokens)
+
+    @property
+    def drafted(self) -> int:
+        return len(self._tokens)
+
+    @property
+    def verified(self) -> int:
+        return self._verified
+
+    @property
+    def committed(self) -> int:
+        return self._committed
+
+    def prefill(self, prompt: "Prompt") -> int:
+        """Begin a text: all rows of the prompt through all layers, committed -> the first token of the answer.
+
+        prompt: as for `Engine.generate`.
+        """
+        ids = self._engine.encode(prompt)
+        with self._alone():
+            self._void(0)
+            self._run(ids)
+            first = self._verify(ids, last=1)[0]
+            self._commit(len(ids))
+            return first
+
+    def draft(self, ids: Iterable[int] = ()) -> Draft:
+        """Run the rows `ids` at positions drafted.. through the early layers -> a draft token for after the last one.
+
+        Draft.confidence is the exit head's own probability of it. Without ids: after the last row that there is. The
+        row of the draft token itself is not run: hand it to the next `draft`, or to `verify`.
+        """
+        with self._alone():
+            if not self._drafts:
+                raise PpsdError(f"{self._engine.name} has no exit head to draft with: give --exit-head")
+            rows = self._checked(ids, len(self._tokens))
+            if not rows and not self._tokens:
+                raise UsageError("there is no row to draft after: prefill a prompt first")
+            drawn = self._run(rows, draw=True)
+            assert drawn is not None
+            return Draft(*drawn)
+
+    def verify(self, ids: Iterable[int]) -> list[int]:
+        """Run the rows `ids` at positions verified.. through all layers -> the model's own id after each of them.
+
+        Rows that have been drafted skip the early layers; their ids must be those that they were drafted with.
+        ids[i + 1] is right if it is own id i; own ids after the first wrong row belong to a text that does not stay.
+        """
+        with self._alone():
+            rows = self._checked(ids, self._verified)
+            if not rows:
+                raise UsageError("verify takes at least one row")
+            held = self._tokens[self._verified :]
+            for position, (given, drafted) in enumerate(zip(rows, held, strict=False), self._verified):
+                if given != drafted:
+                    raise UsageError(f"row {position} was drafted as id {drafted}, not {given}: roll_back({position})")
+            if len(rows) > len(held):
+                self._run(rows[len(held) :])
+            return self._verify(rows, last=len(rows))
+
+    def commit(self, count: int) -> None:
+        """The first `count` verified rows that are not committed yet are. If more wait, all rows after them are void.
+
+        Exit heads of the kind `feedback` receive the last one's hidden state in the drafts that follow.
+        """
+        with self._alone():
+            waiting = self._verified - self._committed
+            if not 1 <= whole_number("count", count) <= waiting:
+                raise UsageError(f"{waiting} verified rows wait to be committed, not {count}")
+            self._commit(count)
+            if count < waiting:
+                self._void(self._committed)
+
+    def roll_back(self, to: int) -> None:
+        """Rows from position `to` on are void, committed ones too. This writes a length and copies nothing."""
+        with self._alone():
+            if not 0 <= whole_number("to", to) <= len(self._tokens):
+                raise UsageError(f"there are {len(self._tokens)} rows; none to roll back to at {to}")
+            self._void(to)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if os.getpid() != self._process:
+            raise PpsdError("these stages were made before a fork: make others in this process")
+        if not self._turn.acquire(blocking=False):
+            raise PpsdError("another thread uses these stages: make others for it, with engine.stages()")
+        try:
+            yield
+        except MemoryError:
+            raise PpsdError("no memory for the KV caches of so many rows: free some, or give a shorter text") from None
+        except RuntimeError as error:  # of a stage
+            raise PpsdError(str(error)) from None
+        finally:
+            self._turn.release()
+
+    def _checked(self, ids: Iterable[int], start: int) -> list[int]:
+        """The ids of rows from `start` on."""
+        if isinstance(ids, str | bytes | bytearray) or not isinstance(ids, Iterable):
+            raise UsageError(f"rows must be a list of token ids, not {quoted(ids)}")
+        rows = [whole_number("a token id", id) for id in ids]
+        if not all(0 <= id < self._config.vocab_size for id in rows):
+            raise UsageError(f"token ids are 0 to {self._config.vocab_size - 1}")
+        context = self._config.max_position_embeddings
+        if start + len(rows) > context:
+            raise UsageError(f"{len(rows)} rows from position {start} on reach beyond the context of {context}")
+        return rows
+
+    def _run(self, ids: Sequence[int], draw: bool = False) -> tuple[int, float] | None:
+        start, end = len(self._tokens), len(self._tokens) + len(ids)
+        if end > self._capacity:
+            capacity = min(max(end, 2 * self._capacity, 256), self._config.max_position_embeddings)
+            self._stages.reserve(capacity)
+            self._capacity = capacity
+        drawn = self._stages.draft(start, ids, draw)
+        self._tokens += ids
+        return drawn
+
+    def _verify(self, ids: Sequence[int], last: int) -> list[int]:
+        own = self._stages.verify(self._verified, ids, last)
+        self._verified += len(ids)
+        return own
+
+    def _commit(self, count: int) -> None:
+        self._committed += count
+        self._stages.learn(self._committed - 1)
+
+    def _void(self, start: int) -> None:
+        del self._tokens[start:]
+        self._verified = min(self._verified, start)
+        self._committed = min(self._committed, start)
