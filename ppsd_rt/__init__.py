@@ -9,18 +9,37 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engine import Completion, Engine, Generation, Token
+    from .backend import Oracle, RunOptions
+    from .engine import Committed, Completion, Engine, Generation, Token
     from .errors import PpsdError, UsageError
+    from .protocol import Drafted
     from .sampling import SamplingParams
     from .schedule import Schedule
 
-__all__ = ["Completion", "Engine", "Generation", "PpsdError", "SamplingParams", "Schedule", "Token", "UsageError"]
+__all__ = [
+    "Committed",
+    "Completion",
+    "Drafted",
+    "Engine",
+    "Generation",
+    "Oracle",
+    "PpsdError",
+    "RunOptions",
+    "SamplingParams",
+    "Schedule",
+    "Token",
+    "UsageError",
+]
 
 _HOMES = {
+    "Committed": "engine",
     "Completion": "engine",
+    "Drafted": "protocol",
     "Engine": "engine",
     "Generation": "engine",
+    "Oracle": "backend",
     "PpsdError": "errors",
+    "RunOptions": "backend",
     "SamplingParams": "sampling",
     "Schedule": "schedule",
     "Token": "engine",
