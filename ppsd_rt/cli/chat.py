@@ -88,7 +88,8 @@ def _session(path: Path) -> "PromptSession[str]":
         event.current_buffer.insert_text("\n")
 
     # Answers may go to a file: the turns are then typed on standard error.
-    return PromptSession(history=Kept(), key_bindings=keys, output=create_output(always_prefer_tty=True))
+    output = create_output(always_prefer_tty=True)
+    return PromptSession(history=Kept(), key_bindings=keys, output=output, reserve_space_for_menu=0)
 
 
 def read_history(path: Path) -> list[str]:
