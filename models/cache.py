@@ -4,7 +4,9 @@ A model that is there already is found without the packages that convert one: th
 """
 
 import json
+import logging
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -20,6 +22,8 @@ from .files import read_json_object
 CONVERTER_VERSION = 1
 
 _STAMP = "ppsd-rt-stamp.json"
+_WORK = re.compile(r"\.(.+)\.work-[0-9a-f]{8}")
+_LOG = logging.getLogger(__name__)
 
 
 def cache_dir() -> Path:
@@ -71,16 +75,51 @@ def _file_sizes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.name != _STAMP}
 
 
+def converted_folders(cache: Path) -> dict[Path, list[Path]]:
+    """What `converted_folder` has made in this cache: each model's folder, and which folders there are of it, with
+    those that killed processes have left. Links are not followed."""
+    found: dict[Path, list[Path]] = {}
+    for parent in (cache / "models", cache / "gguf"):
+        if parent.is_dir() and not parent.is_symlink():
+            for path in sorted(path for path in parent.iterdir() if path.is_dir() and not path.is_symlink()):
+                if work := _WORK.fullmatch(path.name):
+                    found.setdefault(parent / work[1], []).append(path)
+                elif (path / _STAMP).is_file():
+                    found.setdefault(path, []).append(path)
+    return found
+
+
+def remove_converted(folder: Path) -> None:
+    """A folder of `converted_folders`, and what is left of others of its name; it is gone at once, or stays whole.
+
+    Raises PpsdError where another process is making it, and OSError.
+    """
+    with _only_one(folder):
+        if folder.exists():
+            folder.rename(_work_folder(folder))
+        for work in folder.parent.glob(f".{folder.name}.work-*"):
+            shutil.rmtree(work)
+
+
+def _work_folder(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.work-{secrets.token_hex(4)}")
+
+
 @contextmanager
-def _only_one(folder: Path, name: str) -> Iterator[None]:
-    """Hold the lock of `folder`. The system frees the lock of a process that dies."""
+def _only_one(folder: Path, wait_for: str | None = None) -> Iterator[None]:
+    """Hold the lock of `folder`. The system frees the lock of a process that dies.
+
+    wait_for: what another process may be preparing, in the user's words; PpsdError where it is not to be waited for.
+    """
     from filelock import FileLock, Timeout
 
     lock = FileLock(folder.with_name(f".{folder.name}.lock"))
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"waiting for another process that is preparing {name}", file=sys.stderr)
+        if wait_for is None:
+            raise PpsdError(f"another process is preparing {folder}: try again when it has ended") from None
+        _LOG.info("waiting for another process that is preparing %s", wait_for)
         lock.acquire()
     try:
         yield
@@ -92,7 +131,7 @@ def _make(folder: Path, stamp: str, name: str, fetch: Callable[[Path], Path]) ->
     """Fetch and convert in a sibling folder, then put the result in its place. The caller holds the lock."""
     for leftover in folder.parent.glob(f".{folder.name}.work-*"):  # of processes that were killed
         shutil.rmtree(leftover, ignore_errors=True)  # a pip that outlived its parent may still write there
-    work = folder.with_name(f".{folder.name}.work-{secrets.token_hex(4)}")
+    work = _work_folder(folder)
     work.mkdir()
     try:
         made = work / "model"
@@ -112,7 +151,7 @@ def _convert(source: Path, target: Path, name: str) -> None:
     if not sys.stderr.isatty():
         began = time.monotonic()
         convert_gguf(source, target)
-        print(f"converted {name} in {time.monotonic() - began:.1f} s", file=sys.stderr)
+        _LOG.info("converted %s in %.1f s", name, time.monotonic() - began)
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn

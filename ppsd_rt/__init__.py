@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .engine import Completion, Engine, Generation, Token
+    from .backend import Oracle, RunOptions
+    from .engine import Committed, Completion, Engine, Generation, Token
     from .errors import PpsdError, UsageError
+    from .protocol import Drafted
     from .sampling import SamplingParams
     from .schedule import Schedule
     from .stages import Stages
 
 __all__ = [
+    "Committed",
     "Completion",
+    "Drafted",
     "Engine",
     "Generation",
+    "Oracle",
     "PpsdError",
+    "RunOptions",
     "SamplingParams",
     "Schedule",
     "Stages",
@@ -28,10 +34,14 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Committed": "engine",
     "Completion": "engine",
+    "Drafted": "protocol",
     "Engine": "engine",
     "Generation": "engine",
+    "Oracle": "backend",
     "PpsdError": "errors",
+    "RunOptions": "backend",
     "SamplingParams": "sampling",
     "Schedule": "schedule",
     "Stages": "stages",

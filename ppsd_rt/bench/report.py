@@ -1,6 +1,6 @@
 """A measurement as it is printed: as a table for people, as Markdown or CSV, or as JSON with everything in it.
 
-Whatever the format, the last line of standard output is one JSON object: the summary.
+CSV is rows alone, for spreadsheets. In every other format the last line is one JSON object: the summary.
 """
 
 import csv
@@ -50,8 +50,10 @@ class Report:
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     def lines(self, format: str) -> str:
-        """All of it as text, the summary last. `table` is rich's and is printed by the command: only its summary."""
-        body = {"md": self._markdown, "csv": self._csv, "jsonl": self._jsonl}.get(format)
+        """All of it as text. `table` is rich's and is printed by the command: only its summary."""
+        if format == "csv":
+            return self._csv().removesuffix("\n")
+        body = {"md": self._markdown, "jsonl": self._jsonl}.get(format)
         last = {**self.facts, **self.summary}
         if format == "json":
             last["rows"] = [_plain(row) for row in self.rows]

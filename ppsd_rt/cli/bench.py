@@ -19,7 +19,7 @@ from ..schedule import AUTO, parse_schedule
 from . import signals
 from .common import NamedPrompt, as_chat, evaluation_text, first_of_each_family, read_prompts, table
 from .info import machine
-from .notes import note
+from .notes import complain
 from .progress import progress_bar
 
 MOST_CONTEXT = 2**18  # rows of the KV caches that kernels are measured with: tens of gigabytes for a large model
@@ -37,12 +37,12 @@ def run(args: argparse.Namespace) -> int:
 
 def interrupted() -> int:
     """Says so after a report that is not whole -> exit status."""
-    note(f"ppsd-run: {signals.said()}; this is what had been measured")
+    complain(f"ppsd-run: {signals.said()}; this is what had been measured")
     return signals.status()
 
 
 def print_report(report: Report, output: str) -> None:
-    """On standard output; the last line is one JSON object."""
+    """On standard output; the last line is one JSON object, but for CSV."""
     if output == "table":
         table(report.title, [column.title for column in report.columns], report.cells())
     print(report.lines(output), flush=True)

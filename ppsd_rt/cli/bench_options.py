@@ -138,7 +138,7 @@ def format_option(group: argparse._ArgumentGroup) -> None:
         "--output",
         choices=("table", "md", "csv", "json", "jsonl"),
         default="table",
-        help="table, md, csv, json or jsonl; the last line is a JSON object with the summary",
+        help="table, md, csv (rows alone), json or jsonl; but for csv the last line is a JSON object with the summary",
     )
 
 

@@ -20,7 +20,7 @@ from ..errors import UsageError
 from ..models.cache import cache_dir
 from .bench import interrupted, run_facts
 from .common import as_chat, evaluation_text, load_engine, load_one_process, print_json, read_prompts, table
-from .notes import note
+from .notes import complain, note
 from .progress import progress_bar
 
 NOTES = 50  # of a campaign, where no progress bar can be shown
@@ -140,7 +140,7 @@ def _run(args: argparse.Namespace, case: Case, given: Pair | None) -> Outcome:
     if given is None:
         assert case.setup is not None
         given = load_pair(args.model, case.setup)
-    return run_case(case, given, lambda text: note(f"DIFFERENT {text}"))
+    return run_case(case, given, lambda text: complain(f"DIFFERENT {text}"))
 
 
 def _one_case(args: argparse.Namespace, material: Material, given: Pair | None) -> int:

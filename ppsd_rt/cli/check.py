@@ -23,7 +23,7 @@ from .common import (
     read_prompts,
     table,
 )
-from .notes import note
+from .notes import complain
 
 Ids = tuple[int, ...]
 
@@ -121,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
                 tallies[tally.sampling, tally.schedule] = tally
                 progress.advance(task)
                 if difference:
-                    note(f"DIFFERENT {difference}")
+                    complain(f"DIFFERENT {difference}")
         except KeyboardInterrupt:
             if not tallies:
                 raise

@@ -23,7 +23,7 @@ from ..printable import printable, quoted
 from ..reference.backend import TorchBackend, pick_device
 from . import signals
 from .common import read_prompts
-from .notes import note
+from .notes import complain
 
 
 def run(args: argparse.Namespace) -> None:
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> None:
         _show(job.sample(), job.infos)
         _show(job.train(), job.infos)
     except KeyboardInterrupt:
-        note(f"{signals.said()}; the same command with --resume goes on from {work}")
+        complain(f"{signals.said()}; the same command with --resume goes on from {work}")
         raise
     for file in job.save(path):
         info = read_info(file)

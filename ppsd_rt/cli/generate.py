@@ -11,7 +11,7 @@ from ..sampling import SamplingParams
 from ..schedule import PLAIN, Auto, Schedule, parse_schedule
 from ..statistics import Statistics
 from ..trace import TraceFile, occupancy
-from . import signals
+from . import chat, signals
 from .common import (
     MOST_BYTES,
     as_chat,
@@ -24,7 +24,15 @@ from .common import (
     sampling_params,
     statistics_line,
 )
-from .notes import note
+from .notes import complain, note
+
+_APART = (
+    ("chat", "prompts"),
+    ("chat", "json"),
+    ("chat", "raw"),
+    ("json", "show_drafts"),
+    ("quiet", "explain"),
+)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +80,7 @@ def _options(args: argparse.Namespace) -> RunOptions:
 
 
 def _check_combination(args: argparse.Namespace) -> None:
-    for first, second in (("chat", "prompts"), ("chat", "json"), ("chat", "raw"), ("json", "show_drafts")):
+    for first, second in _APART:
         if getattr(args, first) and getattr(args, second):
             raise UsageError(f"--{first} does not go with --{second}".replace("_", "-"))
     if args.prompt is not None and (args.prompts or args.chat):
@@ -130,7 +138,7 @@ def _answer(
             compared = _compare(engine, completion, generation.params)
         except KeyboardInterrupt:
             finished = False
-            note(f"ppsd-run: {signals.said()}; the answer is whole, the comparison is missing")
+            complain(f"ppsd-run: {signals.said()}; the answer is whole, the comparison is missing")
         except PpsdError as error:
             problem = error  # what has been decoded is printed first
     if args.json:
@@ -211,43 +219,30 @@ def _chat(
         raise PpsdError(f"{args.model} has no chat template; --chat needs one")
     system = [] if args.system is None else [{"role": "system", "content": args.system}]
     messages = list(system)
-    if sys.stdin.isatty():
-        note("/reset forgets the conversation; Ctrl-C stops an answer; Ctrl-D ends")
-        import readline  # noqa: F401 (gives input() history and editing)
     if args.system is not None:
         check_text(args.system, "--system")
+    typed = chat.on_terminal()
+    if typed:
+        note("/help shows what can be typed; Ctrl-C stops an answer; Ctrl-D ends")
+    turn = chat.next_turn(typed)
     whole = True
     while True:
         try:
-            text = _read_turn()
+            text = turn()
             if text is None:
                 break
-            if text == "/reset":
+            if text == chat.RESET:
                 messages = list(system)
-            if text in ("", "/reset"):
+            if text in ("", chat.RESET):
                 continue
             check_text(text)
             asked = [*messages, {"role": "user", "content": text}]
             generation = engine.generate(asked, params, schedule, _options(args))
         except PpsdError as error:
-            note(f"ppsd-run: {error} (this turn was dropped; /reset forgets the conversation)")
+            complain(f"ppsd-run: {error} (this turn was dropped; /reset forgets the conversation)")
             whole = False
             continue
         if not _answer(engine, generation, args, None, trace) and not signals.resume():
             return signals.status()
         messages = [*asked, {"role": "assistant", "content": generation.completion.text}]
-    return 0 if whole or sys.stdin.isatty() else 2
-
-
-def _read_turn() -> str | None:
-    """The next line; None at the end. UsageError for one that is not text: the next call goes on behind it."""
-    try:
-        if sys.stdin.isatty():
-            return input("> ").strip()
-        # As bytes: a text stream that meets a bad byte loses all that it has read ahead.
-        line = sys.stdin.buffer.readline()
-        return line.decode(sys.stdin.encoding, sys.stdin.errors or "strict").strip() if line else None
-    except EOFError:
-        return None
-    except UnicodeDecodeError as error:
-        raise not_readable(error) from None
+    return 0 if whole or typed else 2

@@ -5,8 +5,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from ..errors import PpsdError, UsageError
-from . import signals
-from .notes import note
+from . import notes, signals
 
 # Everything else is imported by `_start`: Ctrl-C is answered in one line there, and here with a traceback.
 if TYPE_CHECKING:
@@ -28,10 +27,11 @@ def main(argv: "Sequence[str] | None" = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     # A half-used tokenizers thread pool would only print a warning when a subprocess (pip) is started.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if argv is not None:
-        return _status_of(lambda: _start(argv))
-    signals.listen()
-    return _status_of(lambda: _start_process(sys.argv[1:]))
+    with notes.printed():
+        if argv is not None:
+            return _status_of(lambda: _start(argv))
+        signals.listen()
+        return _status_of(lambda: _start_process(sys.argv[1:]))
 
 
 def _start_process(argv: "Sequence[str]") -> int:
@@ -62,6 +62,8 @@ def _run(args: "argparse.Namespace", world: "World | None") -> int:
     from .parser import COMMANDS
 
     args.engine = None
+    if getattr(args, "quiet", False):
+        notes.quiet()
     if world is None:
         if getattr(args, "threads", None) is not None:
             from .common import note_threads
@@ -88,8 +90,8 @@ def _status_of(work: "Callable[[], int]") -> int:
         finally:
             signals.close()
     except KeyboardInterrupt:
-        note("")  # ends the line that it was on
-        note(f"ppsd-run: {signals.said()}")
+        notes.complain("")  # ends the line that it was on
+        notes.complain(f"ppsd-run: {signals.said()}")
         return signals.status()
 
 
@@ -97,7 +99,7 @@ def _status_of_errors(work: "Callable[[], int]") -> int:
     try:
         return work()
     except PpsdError as error:
-        note(f"ppsd-run: {error}")
+        notes.complain(f"ppsd-run: {error}")
         return 2 if isinstance(error, UsageError) else 1
     except BrokenPipeError:
         # The reader of our output has gone (`ppsd-run ... | head`): nobody is left to tell.
@@ -105,7 +107,7 @@ def _status_of_errors(work: "Callable[[], int]") -> int:
         return 1
     except OSError as error:  # such as a full disk behind standard output
         place = f"{error.filename}: " if error.filename else ""
-        note(f"ppsd-run: {place}{error.strerror or error}")
+        notes.complain(f"ppsd-run: {place}{error.strerror or error}")
         _abandon_output()
         return signals.status() if signals.received() else 1  # the terminal goes away as SIGHUP comes
 

@@ -12,6 +12,7 @@ from .. import __version__
 from ..errors import UsageError
 from ..printable import quoted
 from .bench_options import bench_options, eval_options, heads_options
+from .cache_options import cache_options
 from .simulate_options import simulate_options
 from .values import at_most, named, number, whole
 
@@ -163,7 +164,7 @@ def _generate_options(parser: Parser) -> None:
     group.add_argument(
         "--prompts", type=named, metavar="FILE", help='a file with one {"id": ..., "prompt": ...} per line'
     )
-    group.add_argument("--chat", action="store_true", help="talk: each line is a turn, with history")
+    group.add_argument("--chat", action="store_true", help="talk, with history; from a pipe each line is a turn")
     group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument("--json", action="store_true", help="print one JSON object per answer")
@@ -171,6 +172,7 @@ def _generate_options(parser: Parser) -> None:
     group.add_argument(
         "--trace", type=named, metavar="FILE", help="write a timeline of the stages, for ui.perfetto.dev"
     )
+    group.add_argument("-q", "--quiet", action="store_true", help="no statistics and no notes: the answer, and errors")
     group.add_argument("--compare", action="store_true", help="also decode plainly, and print how much faster this was")
     group.add_argument("--explain", action="store_true", help="print what auto predicted and what it measured")
     sampling_options(parser)
@@ -295,6 +297,7 @@ COMMANDS = {
     "calibrate": Command(
         "measure again what the auto schedule works with", "ppsd-run calibrate", _info_options, "calibrate"
     ),
+    "cache": Command("list or empty the cache folder", "ppsd-run cache --clean calibration", cache_options, "cache"),
     "info": Command("show model, exit head, formats and machine", "ppsd-run info", _info_options, "info"),
 }
 

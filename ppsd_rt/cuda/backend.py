@@ -5,7 +5,7 @@ text only what verdicts tell. Where they cannot be captured, and in Triton's int
 one kernel after the other (eager.py): slower, and the same answer.
 """
 
-import sys
+import logging
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import asdict, replace
 from threading import RLock
@@ -39,6 +39,8 @@ from .logits import logits_of
 from .spread import Measured, Spread, best_sizes, given_sizes, measure
 from .stages import DeviceStages
 from .weights import FORMATS, DeviceWeights, refuses
+
+_LOG = logging.getLogger(__name__)
 
 LEAST_CAPACITY = 1024  # positions that buffers are made for
 
@@ -306,7 +308,7 @@ class CudaBackend:
             return graphs.loop(min(schedule.first_chunk, schedule.lookahead))
         except CaptureFailed as error:
             self._loops = False
-            print(f"ppsd-rt: rounds cannot be one graph ({error}); the host launches each", file=sys.stderr)
+            _LOG.warning("ppsd-rt: rounds cannot be one graph (%s); the host launches each", error)
             return 0
 
     def _plan(self, sampled: bool, acceptance: float | None, schedule: Schedule | Auto) -> _native.Planner | None:
@@ -359,9 +361,7 @@ class CudaBackend:
             self._eager = True
             if not self._told:
                 self._told = True
-                print(
-                    f"ppsd-rt: the stages cannot be captured ({error}); they are launched one by one", file=sys.stderr
-                )
+                _LOG.warning("ppsd-rt: the stages cannot be captured (%s); they are launched one by one", error)
 
     def _drop_stages(self) -> None:
         if self._graphs is not None:

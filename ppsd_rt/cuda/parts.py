@@ -12,7 +12,7 @@ Rows of a prompt pass may be kept for a later answer; what decoding made has gon
 anew.
 """
 
-import sys
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +34,8 @@ from .graphs import CaptureFailed, PartGraphs, Recorder, Step
 from .launches import decoder_layer, early_layers, exit_head, lm_head
 from .prompt import PromptLayers
 from .weights import DeviceWeights
+
+_LOG = logging.getLogger(__name__)
 
 LEAST_CAPACITY = 1024  # positions that buffers are made for
 
@@ -145,9 +147,7 @@ class Part:
                 self._graphs = PartGraphs(self._steps(), self.device, self.how.recorder())
             except CaptureFailed as error:
                 self.how = How(self.how.pdl)
-                print(
-                    f"ppsd-rt: a rank's layers cannot be captured ({error}); they run kernel by kernel", file=sys.stderr
-                )
+                _LOG.warning("ppsd-rt: a rank's layers cannot be captured (%s); they run kernel by kernel", error)
 
     def _make_work(self) -> Work:
         raise NotImplementedError

@@ -5,6 +5,7 @@ same name in a folder, whose hash the tests put in the place of the real one's.
 """
 
 import hashlib
+import logging
 import os
 import pty
 import shutil
@@ -71,11 +72,13 @@ def failure(shop: Shop) -> str:
     return str(caught.value)
 
 
-def test_first_call_fetches_and_converts_later_ones_do_neither(shop: Shop, capfd: pytest.CaptureFixture[str]) -> None:
+def test_first_call_fetches_and_converts_later_ones_do_neither(
+    shop: Shop, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ppsd_rt")
     assert default_model.default_model() == shop.folder
-    out, err = capfd.readouterr()
-    assert out == ""
-    fetching, converted = err.splitlines()
+    assert capfd.readouterr() == ("", "")
+    fetching, converted = caplog.messages
     assert fetching == "fetching smollm2-135m (93 MB)"
     assert converted.startswith("converted smollm2-135m in ")
 
@@ -88,7 +91,7 @@ def test_first_call_fetches_and_converts_later_ones_do_neither(shop: Shop, capfd
     written = (shop.folder / "model.safetensors").stat().st_mtime_ns
     assert default_model.default_model() == default_model.default_model(offline=True) == shop.folder
     assert (shop.folder / "model.safetensors").stat().st_mtime_ns == written
-    assert capfd.readouterr() == ("", "")
+    assert (capfd.readouterr(), len(caplog.messages)) == (("", ""), 2)
 
 
 def test_the_cache_may_become_read_only(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,8 +215,9 @@ def test_cache_without_permission(shop: Shop, tmp_path: Path) -> None:
 
 # A process whose conversion says that it has begun and then waits until its standard input ends.
 HELD = """
-import sys
+import logging, sys
 from ppsd_rt.models import default_model, gguf_import
+logging.basicConfig(level=logging.INFO, format="%(message)s")
 default_model._WHEEL_SHA256 = sys.argv[1]
 convert = gguf_import.convert_gguf
 

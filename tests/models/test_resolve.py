@@ -6,6 +6,7 @@ asked by the real `huggingface_hub`, in a process of its own, because that packa
 
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -60,23 +61,26 @@ def test_folder_without_a_model(tmp_path: Path) -> None:
     assert "name the file empty/some.gguf" in refusal("empty")
 
 
-def test_gguf_is_converted_once(tmp_path: Path, empty_cache: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_gguf_is_converted_once(tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "ppsd_rt")
     path = small_gguf(tmp_path / "My [model] v1.GGUF")
     folder = resolve_model(str(path))
     assert folder.parent == empty_cache / "gguf"
     assert folder.name.startswith("My__model__v1-")
     assert load_file(folder / "model.safetensors")["model.norm.weight"][0] == 0.5
-    assert capfd.readouterr().err.startswith("converted My [model] v1.GGUF in ")
+    (message,) = caplog.messages
+    assert message.startswith("converted My [model] v1.GGUF in ")
 
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert resolve_model(f"./{path.name}", offline=True) == folder
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert capfd.readouterr() == ("", "")
+    assert caplog.messages == [message]
 
     for damaged in ("[" * 100_000, "{}", '{"stamp": 1, "files": []}', "\0"):
+        caplog.clear()
         (folder / "ppsd-rt-stamp.json").write_text(damaged)
         assert resolve_model(path.name) == folder
-        assert capfd.readouterr().err.startswith("converted ")
+        assert caplog.messages[0].startswith("converted ")
 
 
 def test_changed_gguf_is_another_model(tmp_path: Path) -> None:

@@ -105,7 +105,8 @@ def test_the_cpu_backend_answers_without_torch(folder):
 import sys
 from ppsd_rt.cli import main
 assert main.main(sys.argv[1:]) == 0
-print(*sorted({"torch", "transformers", "gguf", "sentencepiece", "rich", "huggingface_hub"} & set(sys.modules)))
+slow = {"torch", "transformers", "gguf", "sentencepiece", "rich", "huggingface_hub", "prompt_toolkit"}
+print(*sorted(slow & set(sys.modules)))
 import ppsd_rt.cli.heads, ppsd_rt.cli.simulate
 assert "matplotlib" not in sys.modules  # until a plot is asked for
 """

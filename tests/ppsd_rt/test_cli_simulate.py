@@ -130,7 +130,7 @@ def test_layers_are_cut_as_is_best(rows):
     }
 
 
-@pytest.mark.parametrize("output", ["table", "md", "csv", "json", "jsonl"])
+@pytest.mark.parametrize("output", ["table", "md", "json", "jsonl"])
 def test_the_last_line_is_one_json_object(run, output):
     status, out, _ = run("-n", 50, "-o", output)
     assert status == 0

@@ -8,7 +8,7 @@ from ppsd_rt.arguments import real_number, whole_number
 from ppsd_rt.bench.plot import Chart, Line, Panel, drawn
 from ppsd_rt.bench.report import Column, Report
 from ppsd_rt.cli.common import table
-from ppsd_rt.cli.notes import note
+from ppsd_rt.cli.notes import note, printed
 from ppsd_rt.errors import UsageError
 from ppsd_rt.printable import printable, quoted, shortened
 
@@ -35,8 +35,9 @@ def test_numbers_that_python_does_not_write_out_are_refused_in_one_line():
 
 
 def test_notes_are_one_line(capsys):
-    note(NASTY)
-    note("x" * 10_000)
+    with printed():
+        note(NASTY)
+        note("x" * 10_000)
     captured = capsys.readouterr()
     first, second = captured.err.splitlines()
     assert (first, len(second), captured.out) == (printable(NASTY), 1000, "")

@@ -167,20 +167,21 @@ class NoRecorder(Recorder):
         raise RuntimeError("no room for a graph\nand more that nobody reads")
 
 
-def test_a_part_that_cannot_be_captured_runs_kernel_by_kernel(folder, capsys):
+def test_a_part_that_cannot_be_captured_runs_kernel_by_kernel(folder, caplog):
     hidden = rows_of(3)
     part = part_of(folder, how=How(recorder=NoRecorder))
     assert np.array_equal(part.run(0, [0] * 3, hidden, None), part_of(folder).run(0, [0] * 3, hidden, None))
-    said = capsys.readouterr().err.splitlines()
-    assert said == ["ppsd-rt: a rank's layers cannot be captured (no room for a graph); they run kernel by kernel"]
+    assert caplog.messages == [
+        "ppsd-rt: a rank's layers cannot be captured (no room for a graph); they run kernel by kernel"
+    ]
 
 
-def test_a_rank_says_how_its_part_is_launched(folder, capsys):
+def test_a_rank_says_how_its_part_is_launched(folder, caplog):
     slices = slices_for("cuda", DEVICE, ("float32", "auto"), 1, [], 1)
     slices._how = How(recorder=NoRecorder)
     assert slices.facts()["launches"] == "captured", "so far nothing is known against it"
     slices.station(Checkpoint(folder), 1, 2, 0.0).time_pass(1, 1)
-    assert "cannot be captured" in capsys.readouterr().err
+    assert "cannot be captured" in caplog.text
     assert slices.facts()["launches"] == "one by one"
 
 
