@@ -76,7 +76,7 @@ def test_commands_are_not_sent_to_the_model(talk):
 
 
 def test_a_pasted_text_that_begins_with_a_command_is_a_text(talk):
-    assert turns(talk(pasted("/exit\nis a command") + ENTER + END)[1]) == ["/exit\nis a command"]
+    assert turns(talk(pasted("/exit now\nis a command") + ENTER + END)[1]) == ["/exit now\nis a command"]
 
 
 def test_history_goes_from_one_conversation_to_the_next(talk):

@@ -4,6 +4,7 @@ import importlib.metadata
 import io
 import itertools
 import json
+import logging
 import os
 import pty
 import re
@@ -165,13 +166,15 @@ def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
     assert "6 tokens |" in err
 
 
-def test_over_ranks_tensor_parallelism_asks_for_no_exit_head(folder, capsys):
+def test_over_ranks_tensor_parallelism_asks_for_no_exit_head(folder, caplog):
+    caplog.set_level(logging.INFO, "ppsd_rt")
     engine = Engine.from_pretrained(folder, exit_head="none", dtype="float32", threads=1)
     for parallel, said in (("tp", False), ("pipeline", True)):
         args = parse(["hello", "-n", "2", "--parallel", parallel])
         args.engine = engine
         assert generate.run(args) == 0
-        assert ("no exit head" in capsys.readouterr().err) == said
+        assert ("no exit head" in caplog.text) == said
+        caplog.clear()
 
 
 def test_tensor_parallelism_needs_ranks(run):
