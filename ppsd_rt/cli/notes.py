@@ -46,9 +46,9 @@ def quiet() -> None:
 
 def note(text: str) -> None:
     """A line that `--quiet` leaves out."""
-    _LOG.info("%s", text)
+    _LOG.info("%s", shortened(printable(text), _LONGEST))
 
 
 def complain(text: str) -> None:
     """A line that says what went wrong."""
-    _LOG.error("%s", text)
+    _LOG.error("%s", shortened(printable(text), _LONGEST))
