@@ -164,8 +164,8 @@ class Engine:
     ) -> "Generation":
         """Start an answer: iterate over the result for its tokens, or `.run()` it to the end.
 
-        schedule: a text as for `--schedule`. `auto` measures this machine and is then never slower than `plain`. With a
-        repetition penalty no siblings are verified.
+        schedule: a text as for `--schedule`. `auto` measures this machine and, where drafts do not pay, decodes
+        plainly. With a repetition penalty no siblings are verified.
         One answer at a time per engine: the one before ends when this one's first token is asked for.
 
         Raises, before anything is decoded, what `encode` raises for the prompt; UsageError for arguments of another

@@ -121,8 +121,6 @@ def test_readme_begins_with_the_two_commands_and_is_short():
 @pytest.mark.parametrize("page", [README, API], ids=lambda page: page.name)
 def test_python_examples_run(page, request, tmp_path, monkeypatch):
     """All blocks of a page one after the other, in one namespace; a folder `model` is there for them."""
-    if not page.exists():
-        pytest.skip(f"there is no {page.relative_to(ROOT)}")
     text = page.read_text(encoding="utf-8")
     blocks = list(PYTHON.finditer(text))
     assert blocks

@@ -139,7 +139,7 @@ def schedule_options(parser: Parser) -> None:
         "--schedule",
         metavar="NAME",
         default="auto",
-        help="auto (the best on this machine, never slower than plain), plain, eesd, ppsd or elastic, with changes as "
+        help="auto (the best on this machine, plain decoding included), plain, eesd, ppsd or elastic, with changes as "
         "in eesd:length=4,stop_rule=confidence=0.5; stop rules: fixed, confidence, beta, calibrated, survival",
     )
 
