@@ -10,7 +10,7 @@ MINUTES ?= 60
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test test-all lint types sanitize fuzz check clean
+.PHONY: run test test-all lint types sanitize fuzz wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	$(BIN)/ppsd-run --compare --max-tokens 128 "$(PROMPT)"
@@ -44,24 +44,31 @@ fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is f
 	@mkdir -p build
 	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES) --out build/fuzz.json
 
+# Of this interpreter and processor, for every Linux whose C library is as new as the tag says.
+wheel: $(VENV)/development  ## a wheel that runs elsewhere, in dist/
+	rm -rf build/wheel
+	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+
 check: lint types test-all
 
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # The marker files say which set-up has been done; a change of the pins, the build or the C++ sources repeats it.
+# What builds the extension is installed first and stays: in an environment of its own for every build, pip would have
+# all of it compiled again.
+BUILD := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+
 $(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -c '$(BUILD)' >$@.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --requirement $@.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable .
 	@touch $@
 
-# What the extras name, without the package: another editable install would compile it again.
-EXTRAS := import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
-          print(*extras["dev"], *extras["hub"], sep="\n")
-
 $(VENV)/development: $(VENV)/runtime
-	$(BIN)/python -c '$(EXTRAS)' >$@.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --requirement $@.txt
+	$(BIN)/pip install --quiet --constraint constraints.txt "ppsd-rt[all,dev]"
 	@touch $@

@@ -5,13 +5,18 @@ in anybody's site-packages. CMakeLists.txt builds the extension `ppsd_rt._native
 """
 
 import os
+import re
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
+import cmake
 import pybind11
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 FOLDERS = {"ppsd_rt": "ppsd_rt", "ppsd_rt.models": "models", "ppsd_rt.triton_kernels": "triton_kernels"}
 
@@ -20,15 +25,31 @@ for package, folder in FOLDERS.items():
     packages += [package, *(f"{package}.{found}" for found in find_packages(folder))]
 
 
+class FreshBuild(build_py):
+    """Without the modules of earlier builds, which setuptools would install although their sources are gone."""
+
+    def run(self) -> None:
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 class CMakeBuild(build_ext):
-    """Configures and builds with CMake, and leaves the module where setuptools expects it."""
+    """Configures and builds with CMake, and leaves the module where setuptools expects it.
+
+    One build folder for each interpreter and compiler serves `pip install`, editable or not, and `pip wheel`: what one
+    has compiled, the others only link.
+    """
 
     def build_extension(self, ext: Extension) -> None:
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
-        source, build = Path(__file__).resolve().parent, Path(self.build_temp).resolve()
+        source = Path(__file__).resolve().parent
+        kind = f"{sys.implementation.cache_tag} {sysconfig.get_platform()} {os.environ.get('CXX', '')}"
+        build = source / "build" / re.sub(r"\W+", "-", kind).strip("-")
+        program = str(Path(cmake.CMAKE_BIN_DIR) / "cmake")
         configure = [
-            "cmake",
+            program,
             f"-S{source}",
             f"-B{build}",
             "-DCMAKE_BUILD_TYPE=Release",
@@ -38,7 +59,7 @@ class CMakeBuild(build_ext):
         ]
         subprocess.run(configure, check=True)
         jobs = os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL") or str(os.cpu_count() or 1)
-        subprocess.run(["cmake", "--build", str(build), "--target", "_native", "--parallel", jobs], check=True)
+        subprocess.run([program, "--build", str(build), "--target", "_native", "--parallel", jobs], check=True)
 
 
 setup(
@@ -46,9 +67,9 @@ setup(
     package_dir=FOLDERS,
     include_package_data=False,  # package_data says it all
     package_data={
-        "ppsd_rt": ["py.typed", "_native.pyi", "data/*.json", "data/*.jsonl", "data/*.txt"],
+        "ppsd_rt": ["py.typed", "_native.pyi", "data/*.json", "data/*.jsonl", "data/*.txt", "serve/page.html"],
         "ppsd_rt.models": ["heads/*.safetensors"],
     },
     ext_modules=[Extension("ppsd_rt._native", sources=[])],
-    cmdclass={"build_ext": CMakeBuild},
+    cmdclass={"build_py": FreshBuild, "build_ext": CMakeBuild},
 )

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # llama.cpp for this machine, as the peer of ppsd-rt: a Release build with -march=native of the sources that
-# llama-cpp-python carries (so that a package index is all it takes), of the library alone. Some minutes on two cores.
-# Leaves benchmarks/llama.cpp/build/bin/libllama.so, where llama_library.py looks for it.
+# llama-cpp-python carries (so that a package index is all it takes). Some minutes on two cores.
+# Leaves benchmarks/llama.cpp/build/bin/libllama.so, where llama_library.py looks for it; with the argument `server`,
+# which takes some minutes more, also llama-server and llama-batched-bench beside it, for serve.py.
 set -euo pipefail
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -20,8 +21,14 @@ if grep -q amx_int8 /proc/cpuinfo 2> /dev/null; then
     amx="-mno-amx-int8 -mno-amx-tile -mno-amx-bf16"
     without=("-DCMAKE_C_FLAGS=$amx" "-DCMAKE_CXX_FLAGS=$amx")
 fi
+server=OFF targets=(llama) files=(libllama.so)
+if [ "${1:-}" = server ]; then
+    server=ON targets+=(llama-server llama-batched-bench) files+=(llama-server llama-batched-bench)
+fi
 cmake -S llama.cpp/source -B llama.cpp/build -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON -DBUILD_SHARED_LIBS=ON \
-    -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS=OFF \
-    -DLLAMA_BUILD_SERVER=OFF -DLLAMA_CURL=OFF "${without[@]}"
-cmake --build llama.cpp/build --target llama --parallel "${JOBS:-$(nproc)}"
-ls -l llama.cpp/build/bin/libllama.so
+    -DLLAMA_BUILD_COMMON="$server" -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_TOOLS="$server" \
+    -DLLAMA_BUILD_SERVER="$server" -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF \
+    -DLLAMA_CURL=OFF "${without[@]}"
+cmake --build llama.cpp/build --target "${targets[@]}" --parallel "${JOBS:-$(nproc)}"
+cd llama.cpp/build/bin
+ls -l "${files[@]}"

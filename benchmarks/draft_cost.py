@@ -2,7 +2,7 @@
 
     python benchmarks/draft_cost.py --layers 2,3,6 --vocabulary 4096,8192 -t 1,2
 
-first: behind a pass, which has displaced its weights from the cache; further: behind another draft; of_four: the mean
+first: after a pass, which has displaced its weights from the cache; further: after another draft; of_four: the mean
 of a round of four.
 The heads are untrained (their weights cost what trained ones cost). The last line is one JSON object.
 """
@@ -16,14 +16,14 @@ from pathlib import Path
 import torch
 
 from ppsd_rt import Engine
+from ppsd_rt._native import Costs
 from ppsd_rt.cli.info import machine
-from ppsd_rt.cpu_backend import CpuBackend
+from ppsd_rt.cpu.backend import CpuBackend
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.resolve import resolve_model
-from ppsd_rt.planner import Costs
 
 
 def numbers(text: str) -> list[int]:

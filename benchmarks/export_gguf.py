@@ -2,7 +2,7 @@
 
     python benchmarks/export_gguf.py smollm2-135m Q8_0 model-q8_0.gguf
 
-The file has no tokenizer: the benchmarks talk to llama.cpp in token ids.
+The file has no tokenizer: most benchmarks talk to llama.cpp in token ids.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from ppsd_rt.models.checkpoint import Checkpoint, as_float32
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.resolve import resolve_model
+from ppsd_rt.models.tokenizer import load_tokenizer
 
 FORMATS = {
     "F32": gguf.GGMLQuantizationType.F32,
@@ -48,8 +49,11 @@ _LAYER = {
 }
 
 
-def export(folder: Path, format: str, target: Path) -> None:
-    """Write the whole file, or none. Vectors stay float32, as llama.cpp has them."""
+def export(folder: Path, format: str, target: Path, tokenizer: bool = False) -> None:
+    """Write the whole file, or none. Vectors stay float32, as llama.cpp has them.
+
+    tokenizer: with what turns ids into text (of byte-level tokenizers); text into ids it may cut differently.
+    """
     checkpoint = Checkpoint(folder)
     config = checkpoint.config
     if config.rope_scaling is not None or config.attention_bias or config.attention_output_bias:
@@ -58,8 +62,11 @@ def export(folder: Path, format: str, target: Path) -> None:
     writer = gguf.GGUFWriter(unfinished, "llama")
     writer.add_name(folder.name)
     writer.add_file_type(_FILE_TYPES[format])
-    writer.add_tokenizer_model("no_vocab")
     writer.add_vocab_size(config.vocab_size)
+    if tokenizer:
+        _add_tokenizer(writer, folder, config)
+    else:
+        writer.add_tokenizer_model("no_vocab")
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_feed_forward_length(config.intermediate_size)
@@ -82,6 +89,16 @@ def export(folder: Path, format: str, target: Path) -> None:
     writer.write_tensors_to_file()
     writer.close()
     unfinished.replace(target)
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: LlamaConfig) -> None:
+    loaded = load_tokenizer(folder, config.vocab_size)
+    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([loaded.id_to_token(id) or f"<unused {id}>" for id in range(config.vocab_size)])
+    writer.add_token_types([control if id in loaded.special_ids else normal for id in range(config.vocab_size)])
+    gguf.SpecialVocab(folder, load_merges=True).add_to_gguf(writer)
 
 
 def interleave(rows: npt.NDArray[np.float32], config: LlamaConfig) -> npt.NDArray[np.float32]:

@@ -1,43 +1,52 @@
 #!/usr/bin/env bash
-# Proves or disproves on one GPU what is claimed of the CUDA backend: builds, tests, sanitizer, benchmarks, and a table
-# of targets. Ends within ten minutes (LIMIT seconds); parts are in the order of what they are worth, each has a limit
-# of its own, and one that fails or runs out of time stops none of the others.
+# Proves or disproves on one GPU what is claimed of the CUDA backend, in two calls of at most ten minutes (LIMIT seconds):
 #
-#     OUT=results benchmarks/gpu_check.sh          writes $OUT/gpu.json, $OUT/gpu.txt (the table) and $OUT/log.txt
+#     OUT=results benchmarks/gpu_check.sh speed    builds; answers and kernels, and a table of targets
+#     OUT=results benchmarks/gpu_check.sh proof    tests on the GPU, compute-sanitizer, ranks
+#     OUT=results benchmarks/gpu_check.sh more     larger shapes and more comparisons, where there is time for them
+#
+# Each writes $OUT/gpu.json and $OUT/gpu.txt (the table) after every part, and $OUT/log.txt; a later call adds to an
+# earlier gpu.json. Parts are in the order of what they are worth, each has a limit of its own, and one that fails or
+# runs out of time stops none of the others: it is interrupted, and what it had measured counts. No GPU: status 1.
 #
 # Needs a python3 with torch 2.8 or newer, Triton 3.6, numpy, pytest with pytest-xdist, cmake and pybind11. Where the
 # machine reaches no package index, put what it lacks into .whl/ beforehand (gguf, if anything; for python 3.12:
 # `python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl gguf hypothesis pytest-timeout`):
 # it is installed from there. No model is needed: all shapes are filled with random weights. MODEL=folder, of the default
 # model (and `tokenizers`), answers development prompts with it and the head that ships, too.
-# ONLY=name,name runs some of the parts. What was built stays in build/gpu for the next call.
+# ONLY=name,name runs some of the parts. What was built and compiled stays in build/gpu for the next call.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+call=${1:-}
+case $call in speed | proof | more) ;; *) echo "usage: benchmarks/gpu_check.sh speed|proof|more" >&2; exit 2 ;; esac
 python=${PYTHON:-python3}
 out=${OUT:-build/gpu-results}
 work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 built=$PWD/build/gpu
 limit=${LIMIT:-570}
 mkdir -p "$out" "$built"
-export PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=passive PPSD_CACHE="$work/cache"
+export PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=passive PPSD_CACHE="$work/cache" TRITON_CACHE_DIR="$built/triton"
 log=$out/log.txt
-: > "$log"
+echo "==== $call" >> "$log"
 
-# part NAME SECONDS COMMAND...: the last line of its output, where that is JSON, is its result.
+# part NAME SECONDS COMMAND...: the last line of its output is its result: JSON, or what pytest counted.
 part() {
-    local name=$1 most=$2 begun=$SECONDS left=$((limit - SECONDS - 5)) status
+    local name=$1 most=$2 begun=$SECONDS left=$((limit - SECONDS - 10)) status
     shift 2
     if [ -n "${ONLY:-}" ] && [[ ",$ONLY," != *",$name,"* ]]; then return; fi
     if [ "$left" -lt 8 ]; then echo "skipped $name: no time left"; return; fi
     [ "$left" -lt "$most" ] && most=$left
     echo "== $name: $*" >> "$log"
-    timeout -k 5 "$most" "$@" > "$work/$name.out" 2>> "$log"
+    timeout -s INT -k 8 "$most" "$@" > "$work/$name.out" 2>> "$log"
     status=$?
     tail -n 40 "$work/$name.out" | cut -c 1-2000 >> "$log"
     tail -n 1 "$work/$name.out" > "$work/$name.json"
     echo "$name $status $((SECONDS - begun))" >> "$work/parts"
     printf '%-22s %4d s  %s\n' "$name" $((SECONDS - begun)) \
         "$([ $status = 0 ] && echo ok || { [ $status -ge 124 ] && echo "out of time" || echo "failed ($status)"; })"
+    "$python" benchmarks/gpu_summary.py "$work" "$out/gpu.json" > "$out/gpu.txt"
+    return $status
 }
 
 site=$built/site
@@ -58,47 +67,36 @@ build() {
 import json, torch, triton
 from ppsd_rt import _native
 import ppsd_rt.models.config, ppsd_rt.triton_kernels.linear
+if not torch.cuda.is_available():
+    raise SystemExit("gpu_check: torch sees no GPU on this machine")
 gpu = torch.cuda.get_device_properties(0)
 print(json.dumps({"gpu": gpu.name, "torch": torch.__version__, "triton": triton.__version__, "isa": _native.isa()}))
 PYTHON
 }
 export -f build
 export python site built
-part build 150 bash -c build
+part build 90 bash -c build || { tail -n 3 "$log" >&2; exit 1; }
 run="$python -P -m ppsd_rt"
 generate="$run bench generate --backend cuda --device cuda -n 128 -p 64 -r 3 --output json"
 schedules="--schedule auto --schedule eesd:length=3,stop_rule=fixed --schedule eesd:length=5,stop_rule=fixed
     --schedule eesd --schedule ppsd --schedule elastic --schedule elastic:first_chunk=0 --schedule elastic:max_chunk=4"
 oracle="--oracle 0.6,0.8,0.9"
-
+kernels="$run bench kernels --device cuda --rows 1,16 --output json"
+small="-m random:smollm2-135m --exit-head norm:6:8192"
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 
-# A GPU takes turns between processes, and every process compiles what it launches: two at once, one file each.
-tests="$python -P -m pytest -q -p no:cacheprovider -n 2 --dist loadfile"
-part tests-captured 240 $tests tests/ppsd_rt/cuda/test_on_gpu.py
-part tests-kernels 150 $python -P -m pytest -q -n 8 -p no:cacheprovider tests/triton_kernels/test_on_gpu.py
-part answers-135m 90 $generate -m random:smollm2-135m --exit-head norm:6:8192 $oracle $schedules
-part answers-8b 110 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
-if [ -n "${MODEL:-}" ]; then
-    part answers-default 60 $run bench generate --backend cuda --device cuda -m "$MODEL" --prompts --limit 2 -n 128 -r 3 \
-        --schedule auto --schedule eesd --schedule elastic --output json
-fi
-part answers-1b 60 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
-part kernels-135m 45 $run bench kernels --device cuda --rows 1,16 -r 7 -m random:smollm2-135m \
-    --exit-head norm:6:8192 --output json
-part kernels-8b 45 $run bench kernels --device cuda --rows 1,16 -r 5 -m random:llama-3.1-8b --output json
-part kernels-8b-4k 25 $run bench kernels --device cuda --rows 1,16 -r 5 -m random:llama-3.1-8b --context 4096 \
-    --kernels attention --output json
-part kernels-8b-8k 25 $run bench kernels --device cuda --rows 1,16 -r 5 -m random:llama-3.1-8b --context 8192 \
-    --kernels attention --output json
-part baseline-1b 90 $python benchmarks/gpu_baseline.py -m random:llama-3.2-1b
-part idle-135m 40 $python benchmarks/gpu_idle.py -m random:smollm2-135m --exit-head norm:6:8192
-part loop-135m 60 $python benchmarks/gpu_loop.py -m random:smollm2-135m --exit-head norm:6:8192
-part memcheck 110 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4
-part answers-8b-far 80 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000,8000 -r 1 \
-    --schedule elastic --schedule eesd:length=5,stop_rule=fixed
-part kernels-1b 40 $run bench kernels --device cuda --rows 1,16 -r 5 -m random:llama-3.2-1b --output json
-part tests-backend 90 $tests -m "not slow" --ignore tests/ppsd_rt/cuda/test_on_gpu.py tests/ppsd_rt/cuda
+# Kernels are compiled for all shapes at once, on all cores; the parts that are measured find them in the cache.
+warm() {
+    local shape
+    for shape in "smollm2-135m --exit-head norm:6:8192" "llama-3.2-1b --exit-head norm:2:16384" "llama-3.1-8b --exit-head norm:4:16384"; do
+        $run bench generate --backend cuda --device cuda -m random:$shape -n 16 -p 64 -r 1 --output json --oracle 0.8 \
+            --schedule eesd:length=3,stop_rule=fixed --schedule elastic > /dev/null &
+    done
+    wait
+}
+export -f warm
+export run
+
 ranks() {   # two processes with layers of their own on one GPU, every answer against one process
     set -o pipefail
     PYTHONPATH=$site:tests "$python" -P - "$work/model" <<'PYTHON' || return
@@ -114,14 +112,41 @@ PYTHON
 }
 export -f ranks
 export work
-part ranks 100 bash -c ranks
-part racecheck 90 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2
-part answers-13b 90 $generate -m random:llama-2-13b --exit-head norm:5 -r 1 $oracle $schedules
-part answers-70b-int8 120 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 -n 64 -r 1 $oracle $schedules
-part baseline-135m 60 $python benchmarks/gpu_baseline.py -m random:smollm2-135m
-part baseline-8b 90 $python benchmarks/gpu_baseline.py -m random:llama-3.1-8b
-part tests-all 120 $python -P -m pytest -q -n 8 -p no:cacheprovider -m "not slow" --ignore tests/triton_kernels/test_on_gpu.py \
-    tests/triton_kernels
 
-"$python" benchmarks/gpu_summary.py "$work" "$out/gpu.json" | tee "$out/gpu.txt"
-rm -rf "$work"
+case $call in
+speed)
+    part warm 80 bash -c warm
+    part answers-135m 70 $generate $small $oracle $schedules
+    part answers-8b 80 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
+    part answers-1b 50 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
+    part kernels-135m 35 $kernels $small -r 7
+    part kernels-8b 35 $kernels -r 5 -m random:llama-3.1-8b
+    part kernels-1b 30 $kernels -r 5 -m random:llama-3.2-1b
+    part kernels-8b-4k 20 $kernels -r 5 -m random:llama-3.1-8b --context 4096 --kernels attention
+    part kernels-8b-8k 20 $kernels -r 5 -m random:llama-3.1-8b --context 8192 --kernels attention
+    part baseline-1b 50 $python benchmarks/gpu_baseline.py -m random:llama-3.2-1b
+    if [ -n "${MODEL:-}" ]; then
+        part answers-default 60 $run bench generate --backend cuda --device cuda -m "$MODEL" --prompts --limit 2 -n 128 -r 3 \
+            --schedule auto --schedule eesd --schedule elastic --output json
+    fi
+    ;;
+proof)
+    # Tests of one file go to several processes: each compiles what it launches.
+    pytest="$python -P -m pytest -q -p no:cacheprovider --dist worksteal"
+    part tests-captured 120 $pytest -n 3 tests/ppsd_rt/cuda/test_on_gpu.py
+    part tests-kernels 70 $pytest -n 8 tests/triton_kernels/test_on_gpu.py
+    part memcheck 80 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4
+    part ranks 50 bash -c ranks
+    part idle-135m 30 $python benchmarks/gpu_idle.py $small
+    part answers-8b-far 60 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000,8000 -r 1 \
+        --schedule elastic --schedule eesd:length=5,stop_rule=fixed
+    part racecheck 70 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2
+    ;;
+more)
+    part answers-13b 90 $generate -m random:llama-2-13b --exit-head norm:5 -r 1 $oracle $schedules
+    part answers-70b-int8 120 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 -n 64 -r 1 $oracle $schedules
+    part baseline-135m 60 $python benchmarks/gpu_baseline.py -m random:smollm2-135m
+    part baseline-8b 90 $python benchmarks/gpu_baseline.py -m random:llama-3.1-8b
+    ;;
+esac
+cat "$out/gpu.txt"

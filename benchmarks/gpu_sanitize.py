@@ -14,7 +14,7 @@ from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.config import LlamaConfig
-from ppsd_rt.sampling import SamplingParams
+from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.state import START
 
 CONFIG = {

@@ -106,13 +106,13 @@ class Llama:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self._context), True)
 
     def decode(self, ids: list[int]) -> npt.NDArray[np.float32]:
-        """Append ids to the text -> [vocabulary], the logits behind the last one; valid until the next call."""
+        """Append ids to the text -> [vocabulary], the logits after the last one; valid until the next call."""
         array = (c_int32 * len(ids))(*ids)  # that the batch only points at
         self._run(self.lib.llama_batch_get_one(array, len(ids)))
         return np.ctypeslib.as_array(self.lib.llama_get_logits_ith(self._context, -1), (self.vocabulary,))
 
     def logits(self, ids: list[int], last: int) -> npt.NDArray[np.float32]:
-        """[last, vocabulary]: a new text, and the logits behind each of its `last` ids."""
+        """[last, vocabulary]: a new text, and the logits after each of its `last` ids."""
         self.forget()
         batch = self.lib.llama_batch_init(len(ids), 0, 1)
         batch.n_tokens = len(ids)

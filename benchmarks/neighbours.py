@@ -16,7 +16,7 @@ from time import perf_counter, sleep
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.cli.bench import run_facts
-from ppsd_rt.default_threads import default_threads
+from ppsd_rt.cpu.default_threads import default_threads
 from ppsd_rt.errors import PpsdError
 
 BUSY = [sys.executable, "-c", "while True: pass"]

@@ -37,7 +37,7 @@ class PpsdRt:
     def __init__(self, format: str, model: str, threads: int, context: int) -> None:
         import ppsd_rt
         from ppsd_rt import Engine
-        from ppsd_rt.schedule import parse_schedule
+        from ppsd_rt.pipeline.schedule import parse_schedule
 
         dtype, _, schedule = format.partition("+")
         self.schedule = parse_schedule(schedule or "plain")

@@ -30,6 +30,7 @@ from peer_worker import PEERS
 
 from ppsd_rt import _native
 from ppsd_rt.bench.bandwidth import Bandwidth
+from ppsd_rt.bench.evaluate import evaluate, windows
 from ppsd_rt.bench.report import Column, Report
 from ppsd_rt.bench.spread import Spread, take_turns
 from ppsd_rt.cli.bench import print_report, run_facts
@@ -37,7 +38,6 @@ from ppsd_rt.cli.bench_options import list_of, positive
 from ppsd_rt.cli.common import evaluation_text
 from ppsd_rt.cli.eval import COLUMNS as EVALUATION_COLUMNS
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.evaluate import evaluate, windows
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.resolve import resolve_model

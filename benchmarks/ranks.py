@@ -4,7 +4,7 @@
     python benchmarks/ranks.py --stages 17,13 --link-ms 0.1,1,5 --schedules plain,eesd,ppsd,elastic,auto
 
 For every link delay the ranks are started anew by torchrun. Drafts come from an oracle of the given acceptance, through
-an untrained head of one layer and 8192 ids behind the first stage (the work is what a trained one would do). Schedules
+an untrained head of one layer and 8192 ids after the first stage (the work is what a trained one would do). Schedules
 take turns, so that slow moments of the machine hit all of them; of the repeats of one answer the lower quartile counts.
 Formula and simulator get the acceptance that the oracle's coins came to. Every answer is compared with
 plain decoding's. Stages are timed right before each round of schedules, for the machine changes its pace from minute to
@@ -19,21 +19,21 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
+from ppsd_rt._native import StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.cli.info import machine
-from ppsd_rt.closed_forms import closed_form
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadInfo, save_head
 from ppsd_rt.models.resolve import resolve_model
+from ppsd_rt.pipeline.schedule import Schedule, parse_schedule
+from ppsd_rt.planning.closed_forms import closed_form
+from ppsd_rt.planning.simulate import simulate
 from ppsd_rt.ranks.world import find_world
-from ppsd_rt.schedule import Schedule, parse_schedule
-from ppsd_rt.simulate import Costs, simulate
 
 PROMPT = "Why is the sky blue?"
 DRAFT_VOCABULARY = 8192
@@ -118,7 +118,7 @@ def middle(answers: list[list[tuple[float, float]]]) -> list[float]:
 
 
 def work(args: argparse.Namespace) -> None:
-    """As a rank, or as the one process: prints the result behind MEASURED."""
+    """As a rank, or as the one process: prints the result after MEASURED."""
     world = find_world()
     if world is None:
         engine = Engine.from_pretrained(
@@ -136,14 +136,13 @@ def work(args: argparse.Namespace) -> None:
         threads=args.threads,
         sizes=None if args.stages is None else tuple(args.stages),
         schedule="",
-        parallel=args.parallel,
         link_delay=args.link_ms[0] / 1000,
         silence=60.0,  # measurements pause other processes, and these may be paused too
     )
     joined = join(world, options)
     if joined is not None:
-        known = getattr(joined.backend, "costs", None)
-        costs = (lambda: [asdict(c) for c in known(again=True)]) if known else None
+        known = getattr(joined.backend, "measure", None)
+        costs = (lambda: [c.to_dict() for c in known()]) if known else None
         print(MEASURED, json.dumps(measure(joined, args, costs)), flush=True)
     leave(joined, 0)
 
@@ -154,46 +153,45 @@ def work(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace, ranks: int, **changes: Any) -> dict[str, Any]:
     values = {**vars(args), **changes}
     options = ["--worker", "-m", args.model, "--head", args.head, "--dtype", args.dtype]
-    options += [
-        "-n",
-        str(args.tokens),
-        "-r",
-        str(args.repeats),
-        "--seeds",
-        str(args.seeds),
-        "--parallel",
-        values["parallel"],
-    ]
+    options += ["-n", str(args.tokens), "-r", str(args.repeats), "--seeds", str(args.seeds)]
     for name in ("acceptance", "schedules", "stages", "link_ms"):
         if values[name]:
             options += ["--" + name.replace("_", "-"), ",".join(map(str, values[name]))]
     if values["threads"]:
         options += ["--threads", str(values["threads"])]
-    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command = [sys.executable, *launcher, __file__, *options]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MEASURED)]
-    if done.returncode or not lines:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    lines = [line for line in launch(__file__, ranks, options).splitlines() if line.startswith(MEASURED)]
     return json.loads(lines[0].removeprefix(MEASURED))
+
+
+def tensor_parallel(args: argparse.Namespace, ranks: int, delay: float) -> dict[str, Any]:
+    options = ["-m", args.model, "--dtype", args.dtype, "-n", str(args.tokens), "-r", str(args.repeats)]
+    script = str(Path(__file__).with_name("tensor_parallel.py"))
+    return json.loads(launch(script, ranks, [*options, "--link-ms", str(delay)]))
+
+
+def launch(script: str, ranks: int, options: list[str]) -> str:
+    """What it prints."""
+    launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    command = [sys.executable, *launcher, script, *options]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    if done.returncode or not done.stdout:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return done.stdout
 
 
 def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> None:
     """Beside every row: the ratio to plain, the formula, and the simulator with the costs that were measured."""
-    from ppsd_rt.ranks.costs import RankCosts
-
-    def rank_costs(measured: list[Any]) -> tuple[RankCosts, RankCosts]:
-        alone, beside = (RankCosts(c["row"], c["draft"], tuple(map(tuple, c["verify"])), c["link"]) for c in measured)
-        return alone, beside
-
-    moments = [(moment["acceptance"], moment["seed"], *rank_costs(moment["costs"])) for moment in result.pop("moments")]
-    alone, beside = mean([moment[2] for moment in moments]), mean([moment[3] for moment in moments])
-    free, shared, busy = alone.simulated(), alone.simulated(beside), beside.simulated()
-    slowed = free.plain_seconds / busy.plain_seconds
+    moments = [
+        (moment["acceptance"], moment["seed"], *map(StageCosts.from_dict, moment["costs"]))
+        for moment in result.pop("moments")
+    ]
+    free, busy = mean([moment[2] for moment in moments]), mean([moment[3] for moment in moments])
+    shared = overlapped(free, busy)
+    slowed = free.plain_step / busy.plain_step
     result["link_ms"] = 1000 * delay
-    result["stage_ms"] = [1000 * alone.row, *(1000 * verify[0] for verify in alone.verify)]
-    result["exit_head_ms"] = 1000 * (alone.draft - alone.row)
-    result["measured_link_ms"] = 1000 * alone.link
+    result["stage_ms"] = [1000 * free.row_step, *(1000 * verify[0] for verify in free.stages)]
+    result["exit_head_ms"] = 1000 * (free.draft_step - free.row_step)
+    result["measured_link_ms"] = 1000 * free.links[0]
     result["interference"] = [shared.draft_interference, shared.verify_interference]
     plain = {row["acceptance"]: row for row in result["rows"] if row["schedule"] == "plain"}
     for row in result["rows"]:
@@ -206,7 +204,7 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
         row["closed_form_beside"] = formula * (slowed if schedule.overlap else 1) if formula else None
         then = [
             [
-                predicted(args, schedule, alone.simulated(beside), acceptance)
+                predicted(args, schedule, overlapped(alone, beside), acceptance)
                 for at, of, alone, beside in moments
                 if (at, of) == (row["acceptance"], seed)
             ]
@@ -229,36 +227,39 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
         reference["best"] = best["schedule"]
 
 
-def in_place(costs: Costs, pieces: list[float]) -> Costs:
+def overlapped(alone: StageCosts, beside: StageCosts) -> StageCosts:
+    """Each rank alone, and how many times longer they take beside each other."""
+    from ppsd_rt.ranks.costs import side_by_side
+
+    costs = side_by_side(alone, beside).overlapped
+    assert costs is not None
+    return costs
+
+
+def in_place(costs: StageCosts, pieces: list[float]) -> StageCosts:
     """With what a draft step and a pass took in this row's own answers; they grow with rows as was measured."""
-    drawing = costs.step[0] + costs.head
-    draft = pieces[0] / drawing if pieces[0] else 1.0
+    draft = pieces[0] / costs.draft_step if pieces[0] else 1.0
     verify = tuple(
-        tuple(s * piece / table[0] for s in table) for table, piece in zip(costs.verify, pieces[1:], strict=True)
+        tuple(s * piece / table[0] for s in table) for table, piece in zip(costs.stages, pieces[1:], strict=True)
     )
-    return replace(costs, step=tuple(s * draft for s in costs.step), head=costs.head * draft, verify=verify)
+    return costs.replace(row_step=costs.row_step * draft, draft_step=costs.draft_step * draft, verify=verify)
 
 
-def predicted(args: argparse.Namespace, schedule: Schedule, costs: Costs, acceptance: float) -> float:
+def predicted(args: argparse.Namespace, schedule: Schedule, costs: StageCosts, acceptance: float) -> float:
     """Tokens per second, over several seeds."""
     runs = [simulate(schedule, costs, acceptance, args.tokens - 1, seed=seed) for seed in range(8)]
     return sum(len(r.tokens) for r in runs) / sum(r.seconds for r in runs)
 
 
-def mean(costs: list[Any]) -> Any:
-    from ppsd_rt.ranks.costs import RankCosts
+def mean(costs: list[StageCosts]) -> StageCosts:
+    def middle(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {name: middle([value[name] for value in values]) for name in values[0]}
+        if isinstance(values[0], list | tuple):
+            return [middle(list(places)) for places in zip(*values, strict=True)]
+        return sum(values) / len(values)
 
-    count = len(costs)
-    verify = tuple(
-        tuple(sum(times) / count for times in zip(*tables, strict=True))
-        for tables in zip(*(c.verify for c in costs), strict=True)
-    )
-    return RankCosts(
-        sum(c.row for c in costs) / count,
-        sum(c.draft for c in costs) / count,
-        verify,
-        sum(c.link for c in costs) / count,
-    )
+    return StageCosts.from_dict(middle([c.to_dict() for c in costs]))
 
 
 def numbers(text: str) -> list[float]:
@@ -277,7 +278,6 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2, help="of the oracle")
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--dtype", default="int8", help="float32, bfloat16, int8 or int4 [int8]")
-    parser.add_argument("--parallel", default="pipeline")
     parser.add_argument("--one-process", action="store_true", help="also one process with as many threads as ranks")
     parser.add_argument("--tp", action="store_true", help="also tensor-parallel over as many ranks (plain decoding)")
     parser.add_argument("--head", default="", help=argparse.SUPPRESS)
@@ -304,8 +304,7 @@ def main() -> int:
         if args.one_process:
             report["one_process"] = run(args, 1, threads=ranks, stages=None)
         if args.tp:
-            plain = {"schedules": ["plain"], "acceptance": [0.0], "stages": None, "parallel": "tp"}
-            report["tp"] = [run(args, ranks, link_ms=[delay], **plain) for delay in args.link_ms]
+            report["tp"] = [tensor_parallel(args, ranks, delay) for delay in args.link_ms]
     for result in results:
         note(
             f"stages {result['stage_ms']} ms, head {result['exit_head_ms']:.3f}, "

@@ -1,13 +1,12 @@
 """Exit heads in torch: what maps the hidden state after layer E to a draft token.
 
-| kind                 | body                                   | after                               |
-| -------------------- | -------------------------------------- | ----------------------------------- |
-| `norm`               | none: the model's own norm, early      | LayerSkip, arXiv 2404.16710         |
-| `adapter`            | one attention block with its norm      | Kangaroo, arXiv 2404.18911          |
-| `layer`              | one decoder layer, starts as the last  | EESD, arXiv 2406.03853              |
-| `two-layer`          | two of them, start as the last two     |                                     |
-| `feedback`           | `layer`, and what deep layers said     | the idea: EAGLE-3, arXiv 2503.01840 |
-| `two-layer-feedback` | `two-layer`, and the same              |                                     |
+| kind        | body                                   | after                               |
+| ----------- | -------------------------------------- | ----------------------------------- |
+| `norm`      | none: the model's own norm, early      | LayerSkip, arXiv 2404.16710         |
+| `adapter`   | one attention block with its norm      | Kangaroo, arXiv 2404.18911          |
+| `layer`     | one decoder layer, starts as the last  | EESD, arXiv 2406.03853              |
+| `two-layer` | two of them, start as the last two     |                                     |
+| `feedback`  | `layer`, and what deep layers said     | the idea: EAGLE-3, arXiv 2503.01840 |
 
 All end in a norm of their own (`norm`: the model's) and share the model's LM head, whole or, with a draft vocabulary,
 only the rows of the ids in `draft_ids`.
@@ -28,10 +27,10 @@ from .llama import Attend, Attention, DecoderLayer, Linear, LlamaForCausalLM, RM
 class AdapterLayer(nn.Module):
     """x + attention(norm(x)): a decoder layer without the MLP."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, layer)
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:  # [..., rows, hidden] -> [..., rows, hidden]
         return x + self.self_attn(self.input_layernorm(x), attend)
@@ -55,9 +54,9 @@ class Feedback(nn.Module):
         return x + self.get_submodule(str(distance))(self.norm(verified))
 
     def along(self, x: Tensor, last: Tensor, distances: Tensor) -> Tensor:
-        """x, last [batch, rows, hidden]: whole texts, `last` behind the last layer; distances [batch, rows] int64.
+        """x, last [batch, rows, hidden]: whole texts, `last` after the last layer; distances [batch, rows] int64.
 
-        A row whose distance is 0 or beyond DISTANCES hears nothing.
+        A row whose distance is 0 or beyond DISTANCES receives nothing.
         """
         heard = torch.zeros_like(x)
         places = torch.arange(x.shape[1], device=x.device)
@@ -79,7 +78,8 @@ class ExitHead(nn.Module):
         info.check(config)
         body = AdapterLayer if info.kind == "adapter" else DecoderLayer
         self.info = info
-        self.layers = nn.ModuleList(body(config) for _ in range(LAYERS[info.kind]))
+        # They begin as the model's last layers, and attend as those do.
+        self.layers = nn.ModuleList(body(config, number) for number in range(-LAYERS[info.kind], 0))
         self.feedback = Feedback(config) if info.hears else None
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.draft_ids: Tensor | None = None
@@ -93,7 +93,7 @@ class ExitHead(nn.Module):
         for number, layer in enumerate(head.layers):
             model_layer = model.model.layers[number - len(head.layers)].state_dict()
             layer.load_state_dict({name: model_layer[name] for name in layer.state_dict()})
-        if head.feedback is not None:  # nothing is heard in the beginning
+        if head.feedback is not None:  # it adds nothing in the beginning
             for name, parameter in head.feedback.named_parameters():
                 parameter.data.fill_(1.0 if name == "norm.weight" else 0.0)
         head.norm.load_state_dict({"weight": norm})

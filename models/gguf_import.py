@@ -80,7 +80,14 @@ def _refuse_occupied(target: Path) -> None:
         raise PpsdError(f"{target} already exists and is not an empty folder: remove it or name another")
 
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+# llama.cpp rotates neighbours for these, and halves, as Hugging Face does, for the others.
+_INTERLEAVED = ("llama", "smollm3")
 
 # GGUF name -> (Hugging Face name, shape in the words of `_Shape.sizes`)
 _LAYER = {
@@ -98,6 +105,10 @@ _QKV_BIAS = {
     "attn_q.bias": ("self_attn.q_proj.bias", "query"),
     "attn_k.bias": ("self_attn.k_proj.bias", "key"),
     "attn_v.bias": ("self_attn.v_proj.bias", "key"),
+}
+_HEAD_NORMS = {
+    "attn_q_norm.weight": ("self_attn.q_norm.weight", "head"),
+    "attn_k_norm.weight": ("self_attn.k_norm.weight", "head"),
 }
 _OUTPUT_BIAS = {"attn_output.bias": ("self_attn.o_proj.bias", "hidden")}
 
@@ -149,6 +160,7 @@ class _Shape:
             "inner": self.inner,
             "query": self.heads * self.head_dim,
             "key": self.kv_heads * self.head_dim,
+            "head": self.head_dim,
             "vocabulary": self.vocabulary,
         }
 
@@ -277,6 +289,8 @@ def _plan_weights(gguf: GgufFile, shape: _Shape) -> list[_Weight]:
 def _layer_tensors(shape: _Shape) -> dict[str, tuple[str, str]]:
     if shape.architecture == "qwen2":
         return {**_LAYER, **_QKV_BIAS}
+    if shape.architecture == "qwen3":
+        return {**_LAYER, **_HEAD_NORMS}
     return {**_LAYER, **_QKV_BIAS, **_OUTPUT_BIAS} if shape.bias else _LAYER
 
 
@@ -285,8 +299,7 @@ def _plan_weight(gguf: GgufFile, shape: _Shape, name: str, key: str, dimensions:
     expected = tuple(shape.sizes[word] for word in dimensions.split())
     if tensor.shape != expected:
         raise gguf.bad(f"the tensor {name!r} has shape {tensor.shape}, expected {expected}")
-    # llama.cpp rotates neighbours for `llama` and halves, as Hugging Face does, for `qwen2`.
-    interleaved = shape.architecture == "llama" and ("q_proj" in key or "k_proj" in key)
+    interleaved = shape.architecture in _INTERLEAVED and ("q_proj" in key or "k_proj" in key)
     return _Weight(tensor, key, shape.head_dim if interleaved else 0)
 
 
@@ -322,6 +335,10 @@ def _config(shape: _Shape, tokens: Tokens, dtype: str) -> dict[str, Any]:
     }
     if shape.architecture == "llama":
         return {**config, "attention_bias": shape.bias, "mlp_bias": False}
+    if shape.architecture == "smollm3":  # llama.cpp has the interval in its code, the file does not say it
+        return {**config, "attention_bias": shape.bias, "mlp_bias": False, "no_rope_layer_interval": 4}
+    if shape.architecture == "qwen3":
+        return {**config, "attention_bias": False, "use_sliding_window": False}
     return {**config, "use_sliding_window": False}
 
 

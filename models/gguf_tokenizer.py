@@ -119,14 +119,14 @@ def _pre_tokenizer(gguf: GgufFile, name: str) -> pre_tokenizers.PreTokenizer:
         steps = [pre_tokenizers.Digits(individual_digits=True), words]
     elif name == "qwen2":
         steps = [_split(_QWEN2_SPLIT), letters]
-    elif name in _LLAMA3_NAMES:
+    elif name in (*_LLAMA3_NAMES, "smaug-bpe"):  # smaug-bpe: SmolLM3's, too
         steps = [_split(_LLAMA3_SPLIT), letters]
     elif name == "default":
         # What llama.cpp falls back to, and so what these files have always been run with.
         splits = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_SPLIT, r"\p{N}+", "[0-9][0-9][0-9]")
         steps = [*map(_split, splits), letters]
     else:
-        known = ", ".join(("smollm", *_LLAMA3_NAMES, "qwen2", "gpt-2", "default"))
+        known = ", ".join(("smollm", *_LLAMA3_NAMES, "smaug-bpe", "qwen2", "gpt-2", "default"))
         raise gguf.bad(f"the pre-tokenizer {name!r} is not supported; supported are {known}")
     return pre_tokenizers.Sequence(steps)
 

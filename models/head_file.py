@@ -16,9 +16,9 @@ from .files import one_line, parse_json
 from .shapes import Shapes, check_shapes, layer_shapes
 
 FORMAT = "ppsd-exit-head-1"
-LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1, "two-layer-feedback": 2}  # of the body
+LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1}  # of the body
 KINDS = tuple(LAYERS)
-DISTANCES = 6  # rows behind the newest verified one from which a feedback head still hears of it
+DISTANCES = 6  # rows after the newest verified one to which its last hidden state is of use
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class HeadInfo:
 
     @property
     def hears(self) -> bool:
-        """Whether it is one of the feedback kinds."""
-        return self.kind.endswith("feedback")
+        """Whether last hidden states of verified tokens reach it."""
+        return self.kind == "feedback"
 
     def check(self, config: LlamaConfig) -> None:
         if self.kind not in KINDS:

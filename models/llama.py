@@ -13,12 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .checkpoint import Array, Checkpoint
-from .config import LlamaConfig
+from .config import LayerAttention, LlamaConfig
 from .rope import Rope
 
-# attend(q [..., rows, heads, head_dim], k and v [..., rows, kv heads, head_dim]) -> [..., rows, heads, head_dim]
+# attend(q [..., rows, heads, head_dim], k and v [..., rows, kv heads, head_dim], how) -> [..., rows, heads, head_dim]
 # q and k are not rotated yet: the callee knows the positions.
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, LayerAttention], Tensor]
 
 FP32_CPU_ROWS = 4
 
@@ -57,18 +57,24 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Grouped-query attention; rotation, cache and mask are the business of `attend`."""
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
+        """layer: whose way of attending it has; negative ones count from the last layer."""
         super().__init__()
         self.head_dim = config.head_dim
+        self.how = config.attention(layer)
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         self.q_proj = Linear(config.hidden_size, queries, config.attention_bias)
         self.k_proj = Linear(config.hidden_size, keys, config.attention_bias)
         self.v_proj = Linear(config.hidden_size, keys, config.attention_bias)
         self.o_proj = Linear(queries, config.hidden_size, config.attention_output_bias)
+        self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps) if config.qk_norm else None
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:  # [..., rows, hidden] -> [..., rows, hidden]
         q, k, v = (p(x).unflatten(-1, (-1, self.head_dim)) for p in (self.q_proj, self.k_proj, self.v_proj))
-        return self.o_proj(attend(q, k, v).flatten(-2))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return self.o_proj(attend(q, k, v, self.how).flatten(-2))
 
 
 class MLP(nn.Module):
@@ -85,10 +91,10 @@ class MLP(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, layer: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config)
+        self.self_attn = Attention(config, layer)
         self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.mlp = MLP(config)
 
@@ -110,7 +116,7 @@ class LlamaModel(nn.Module):
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, layer) for layer in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
@@ -180,9 +186,15 @@ def to_numpy(tensor: Tensor) -> Array:
 def causal_attention(rope: Rope) -> Attend:
     """attend() over whole sequences [batch, length, heads, head_dim] that begin at position 0."""
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        positions = slice(0, q.shape[-3])
-        q, k, v = (t.transpose(-3, -2) for t in (rope.rotate(q, positions), rope.rotate(k, positions), v))
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True).transpose(-3, -2)
+    def attend(q: Tensor, k: Tensor, v: Tensor, how: LayerAttention) -> Tensor:
+        length = q.shape[-3]
+        if how.rotary:
+            q, k = rope.rotate(q, slice(0, length)), rope.rotate(k, slice(0, length))
+        q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
+        seen = None
+        if how.window is not None and how.window < length:
+            seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - how.window)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, enable_gqa=True)
+        return mixed.transpose(-3, -2)
 
     return attend

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from ..errors import PpsdError
+from ..extras import need
 from .cache import cache_dir, converted_folder
 from .default_model import NAME as DEFAULT_NAME
 from .default_model import default_model
@@ -75,13 +76,10 @@ def _suggestion(name: str) -> str:
 
 def _from_hub(name: str, offline: bool) -> Path:
     """A snapshot in the hub's own cache, without the files that this runtime cannot use."""
-    try:
-        import huggingface_hub
-        from huggingface_hub import errors
-    except ImportError:
-        raise PpsdError(
-            f'there is no folder {name} here, and the hub needs a package: pip install "ppsd-rt[hub]"'
-        ) from None
+    need("huggingface_hub", "hub", f"there is no folder {name} here, and the hub")
+    import huggingface_hub
+    from huggingface_hub import errors
+
     try:
         folder = Path(
             huggingface_hub.snapshot_download(

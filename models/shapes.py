@@ -29,6 +29,8 @@ def layer_shapes(config: LlamaConfig, prefix: str, *, mlp: bool = True) -> Shape
         shapes[f"self_attn.{name}.weight"] = (outputs, hidden)
         if config.attention_bias:
             shapes[f"self_attn.{name}.bias"] = (outputs,)
+    if config.qk_norm:
+        shapes |= {"self_attn.q_norm.weight": (config.head_dim,), "self_attn.k_norm.weight": (config.head_dim,)}
     shapes["self_attn.o_proj.weight"] = (hidden, queries)
     if config.attention_output_bias:
         shapes["self_attn.o_proj.bias"] = (hidden,)

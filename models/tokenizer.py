@@ -113,6 +113,10 @@ class Tokenizer(ABC):
     def id_to_token(self, id: int) -> str | None:
         """The token as the vocabulary spells it (`Ġhello`, `▁hello`, `<0x0A>`), None for an id outside of it."""
 
+    def token_bytes(self, id: int) -> bytes:
+        """What a token stands for inside a text, special tokens included; nothing for an id outside the vocabulary."""
+        return self._piece(id, False) or b""
+
     @abstractmethod
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
 

@@ -9,20 +9,25 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .async_generation import AsyncGeneration
     from .backend import Oracle, RunOptions
     from .engine import Committed, Completion, Engine, Generation, Token
     from .errors import PpsdError, UsageError
-    from .protocol import Drafted
-    from .sampling import SamplingParams
-    from .schedule import Schedule
+    from .pipeline.rounds import Drafted, Logprob
+    from .pipeline.schedule import Schedule
+    from .sampling.grammar import Grammar
+    from .sampling.params import SamplingParams
     from .stages import Stages
 
 __all__ = [
+    "AsyncGeneration",
     "Committed",
     "Completion",
     "Drafted",
     "Engine",
     "Generation",
+    "Grammar",
+    "Logprob",
     "Oracle",
     "PpsdError",
     "RunOptions",
@@ -34,16 +39,19 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AsyncGeneration": "async_generation",
     "Committed": "engine",
     "Completion": "engine",
-    "Drafted": "protocol",
+    "Drafted": "pipeline.rounds",
     "Engine": "engine",
     "Generation": "engine",
+    "Grammar": "sampling.grammar",
+    "Logprob": "pipeline.rounds",
     "Oracle": "backend",
     "PpsdError": "errors",
     "RunOptions": "backend",
-    "SamplingParams": "sampling",
-    "Schedule": "schedule",
+    "SamplingParams": "sampling.params",
+    "Schedule": "pipeline.schedule",
     "Stages": "stages",
     "Token": "engine",
     "UsageError": "errors",

@@ -1,10 +1,16 @@
-"""The C++ extension, csrc/bindings.cpp."""
+"""The C++ extension, csrc/bindings/. Schedules, limits, events and the like are ppsd_rt's own dataclasses."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from .backend import Oracle
+from .pipeline.rounds import Drafted, Limits, Round
+from .pipeline.schedule import Schedule
+from .sampling.grammar import TokenMask
+from .sampling.params import SamplingParams
 
 def isa() -> str: ...
 def usable_isas() -> list[str]: ...
@@ -15,10 +21,6 @@ PASS_ROWS: int
 
 class NoThread(RuntimeError):
     """The system starts no more threads."""
-
-def running_threads() -> int: ...  # of the extension
-def let_threads_start(count: int) -> None:
-    """For tests: so many more threads of the extension start, and then none; below 0: as many as are wanted."""
 
 def read_bandwidth(threads: int, megabytes: int) -> float: ...
 def kernel_names() -> list[str]: ...
@@ -37,7 +39,26 @@ class ModelShape:
         num_kv_heads: int,
         head_dim: int,
         rms_norm_eps: float,
+        attention: Sequence[tuple[bool, int]] = (),  # of each layer: rotary?, and its window or 0; none: all are plain
     ) -> None: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def num_heads(self) -> int: ...
+    @property
+    def num_kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def rms_norm_eps(self) -> float: ...
+    @property
+    def attention(self) -> list[tuple[bool, int]]: ...
 
 def importance(
     shape: ModelShape,
@@ -68,7 +89,6 @@ class Model:
         exit_layer: int,
         tensors: Mapping[str, npt.NDArray[Any]],
         draft_ids: Sequence[int],
-        format: str,
         threads: int,
     ) -> Model: ...
     @property
@@ -76,25 +96,195 @@ class Model:
     @property
     def isa(self) -> str: ...
 
-class Limits:
-    """Where the committed text ends: before position `end`, or at one of `stop_ids`."""
-
-    def __init__(self, end: int, stop_ids: Sequence[int]) -> None: ...
-
 class Session:
-    """An answer in the making: iterates over drafts and rounds as the tuples that ppsd_rt.protocol names."""
+    """An answer in the making: iterates over its Drafted and Round events."""
 
-    seconds: float
-    def __iter__(self) -> Iterator[tuple[Any, ...]]: ...
-    def __next__(self) -> tuple[Any, ...]: ...
+    def __iter__(self) -> Iterator[Drafted | Round]: ...
+    def __next__(self) -> Drafted | Round: ...
+    def ready(self, milliseconds: int) -> bool: ...  # there is something to iterate over, waiting for so long
+    def prompt_rows(self) -> tuple[int, int]: ...  # of the prompt: rows done, rows to do; from any thread
     def cancel(self) -> None: ...  # from any thread: the answer ends soon
     def close(self) -> None: ...
+    def stop(self) -> None: ...  # as close; events that are there already can still be had
+    @property
+    def text(self) -> list[int]: ...  # prompt and committed ids, those of events that are still to be had included
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
+
+class LoopAnswer:
+    """One of many answers in the making: as Session."""
+
+    def __iter__(self) -> Iterator[Drafted | Round]: ...
+    def __next__(self) -> Drafted | Round: ...
+    def take(self) -> tuple[list[Drafted | Round], bool]: ...  # (events that are there, is it over), without waiting
+    def cancel(self) -> None: ...
+    def close(self) -> None: ...
+    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # always empty
+
+class Loop:
+    """Decodes many answers at once, their KV caches in blocks of 64 positions out of `kv_bytes`.
+
+    stepped: it has no thread, and works when `step` is called.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        threads: int,
+        kv_bytes: int,
+        most_answers: int,
+        prompt_rows: int,
+        stepped: bool = ...,
+    ) -> None: ...
+    def add(
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        schedule: Schedule,
+        limits: Limits,
+        automatic: bool = ...,
+        report_drafts: bool = ...,
+        committed: int = ...,
+        seconds: float = ...,
+        masks: tuple[Any, Any] | None = ...,
+    ) -> LoopAnswer:
+        """Queue an answer; the prompt's last `committed` tokens are its own already, and took `seconds`.
+
+        automatic: the loop decides on drafts, of the schedule `lookup` counts. masks: as of Engine.start.
+        MemoryError: the text may become longer than all blocks.
+        """
+
+    def learn(self, engine: Engine) -> None: ...
+    def step(self) -> bool: ...
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def counts(self) -> dict[str, int]: ...
+
+MOST_COST_ROWS: int
+
+class StageCosts:
+    """Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/pipeline/costs.h.
+
+    row_step: a row through the early layers, or a table by the number of rows; draft_step: a row and the exit head.
+    verify: of each verification stage, or of the one there is, passes over 1 to 16 (at most 64) rows.
+    first_draft: the first draft after a pass; plain: a row and its pass, again and again; 0: what the others say.
+    step_deeper, verify_deeper: what each further row of text adds to a step, and to a pass.
+    links: seconds to each verification stage, and of the verdict; one number: each. link_row: more for each row.
+    draft_interference, verify_interference: how many times longer each takes while the other works.
+
+    Raises ValueError for what costs cannot be.
+    """
+
+    CONTEXT: int
+    def __init__(
+        self,
+        row_step: float | Sequence[float],
+        draft_step: float,
+        verify: Sequence[float] | Sequence[Sequence[float]],
+        first_draft: float = ...,
+        plain: float = ...,
+        step_deeper: float = ...,
+        verify_deeper: Sequence[float] | Sequence[Sequence[float]] = ...,
+        links: float | Sequence[float] = ...,
+        link_row: float = ...,
+        draft_interference: float = ...,
+        verify_interference: float = ...,
+    ) -> None: ...
+    @property
+    def row_step(self) -> float: ...
+    @property
+    def draft_step(self) -> float: ...
+    @property
+    def first_draft(self) -> float: ...
+    @property
+    def plain(self) -> float: ...
+    @property
+    def step_deeper(self) -> float: ...
+    @property
+    def link_row(self) -> float: ...
+    @property
+    def draft_interference(self) -> float: ...
+    @property
+    def verify_interference(self) -> float: ...
+    @property
+    def links(self) -> tuple[float, ...]: ...
+    @property
+    def verify(self) -> tuple[float, ...]: ...  # through all stages, without links
+    @property
+    def stages(self) -> tuple[tuple[float, ...], ...]: ...
+    @property
+    def verify_deeper(self) -> tuple[float, ...]: ...  # of several stages: tuples
+    @property
+    def plain_step(self) -> float: ...
+    def step(self, rows: int, draw: bool) -> float: ...
+    def pass_seconds(self, rows: int) -> float: ...  # links included
+    def round(self, drafts: int) -> float: ...
+    def draft_share(self, drafts: int) -> float: ...  # of a plain step, on average
+    def after(self, context: int) -> StageCosts: ...
+    def replace(self, **changes: Any) -> StageCosts: ...
+    @staticmethod
+    def between(measured: Mapping[int, float], rows: int = ...) -> tuple[float, ...]: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> StageCosts: ...
+
+class Costs:
+    """What a calibration measures, in seconds: stages in turns, and side by side (None: they cannot be).
+
+    Raises ValueError for what cannot have been measured.
+    """
+
+    def __init__(self, turns: StageCosts, overlapped: StageCosts | None = ..., crowded: bool = ...) -> None: ...
+    @property
+    def turns(self) -> StageCosts: ...
+    @property
+    def overlapped(self) -> StageCosts | None: ...
+    @property
+    def crowded(self) -> bool: ...
+    @property
+    def plain_seconds(self) -> float: ...
+    def replace(self, **changes: Any) -> Costs: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    @staticmethod
+    def from_dict(values: Mapping[str, Any]) -> Costs: ...
+
+class Tuning:
+    """The tuned constants of planning: csrc/pipeline/tuning.h, docs/design/planner.md."""
+
+    def __init__(self, **changes: float) -> None: ...
+    def to_dict(self) -> dict[str, Any]: ...
+    prior_weight: float
+    recent: float
+    bias_step: float
+    same_moment: int
+    held_up: float
+    probing: float
+    last_probe: int
+    plain_probe: int
+    allowance: float
+    allowed_ahead: int
+    carried: float
+    stake: float
+    acquainted: int
+    worth_switching: float
+    stay: int
+    seconds: float
+    short_handed: float
+    doubts: int
+    moments: int
+    crowded: int
+    patience: float
 
 class Planner:
     """Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted."""
 
-    def __init__(self, costs: Mapping[str, Any], prior: float, lookup: int = ..., siblings: bool = ...) -> None: ...
+    def __init__(
+        self, costs: Costs, prior: float, lookup: int = ..., siblings: bool = ..., tuning: Tuning = ...
+    ) -> None: ...
+    @property
+    def costs(self) -> Costs: ...  # after the text that there is
+    @property
+    def lookup(self) -> int: ...  # of the schedule
     @property
     def acceptance(self) -> float: ...
     @property
@@ -120,11 +310,19 @@ class Planner:
     def copy_threshold(self) -> float: ...
     def measured(self) -> dict[str, tuple[int, int, float, float]]: ...
 
-class Crowd:
-    """For tests: passes of an engine's teams beside made-up other programs, counted by the members that worked."""
+class KernelTime:
+    """Of one sweep over all layers: seconds (median, least, most), bytes read, flops."""
 
     @property
-    def worked(self) -> dict[int, int]: ...
+    def seconds(self) -> float: ...
+    @property
+    def least(self) -> float: ...
+    @property
+    def most(self) -> float: ...
+    @property
+    def bytes(self) -> float: ...
+    @property
+    def flops(self) -> float: ...
 
 class Engine:
     """A model with threads and the KV caches of one text; start() begins an answer and ends the one before."""
@@ -134,24 +332,22 @@ class Engine:
     def threads(self) -> int: ...
     @property
     def pin_problem(self) -> str: ...
-    def crowd(self, seconds: float, lost: float, room: Sequence[int]) -> Crowd: ...
     def shared_rows(self, prompt: Sequence[int]) -> int: ...
-    def time_kernel(
-        self, name: str, rows: int, context: int, repeats: int
-    ) -> tuple[float, float, float, float, float]: ...
-    def calibrate(self, seconds: float) -> dict[str, Any]: ...
+    def time_kernel(self, name: str, rows: int, context: int, repeats: int) -> KernelTime: ...
+    def calibrate(self) -> Costs: ...
     def logits(self, ids: Sequence[int], last: int) -> npt.NDArray[np.float32]: ...
     def start(
         self,
         prompt: Sequence[int],
-        sampling: Mapping[str, Any],
-        schedule: Mapping[str, Any] | Planner,
+        sampling: SamplingParams,
+        schedule: Schedule | Planner,
         limits: Limits,
         report_drafts: bool = ...,
         lock_step: bool = ...,
         ticks: tuple[int, int] = ...,
-        oracle: tuple[Sequence[int], float, int] | None = ...,
+        oracle: Oracle | None = ...,
         trace: bool = ...,
+        masks: tuple[TokenMask, TokenMask] | None = ...,  # of drafts, and of verification
     ) -> Session: ...
 
 class Stages:
@@ -161,7 +357,8 @@ class Stages:
     A call with `start` voids the rows that are held from there on.
     """
 
-    def __init__(self, model: Model, threads: int, sampling: Mapping[str, Any]) -> None: ...
+    def __init__(self, model: Model, threads: int, sampling: SamplingParams) -> None: ...
+    def begin(self, answer: int) -> None: ...
     def reserve(self, capacity: int) -> None: ...
     def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None: ...
     def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]: ...
@@ -179,57 +376,34 @@ class Batch:
         seeds: npt.NDArray[np.uint64],
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint16]]: ...
 
-def lock_step_events(
-    prompt: Sequence[int],
-    draw: Callable[[list[int]], tuple[int, float, int, float]],  # token, confidence, second choice, its confidence
-    truth: Callable[[list[int]], int],
-    schedule: Mapping[str, Any],
-    limits: Limits,
-    seed: int,
-    stages: int,
-    per_stage: int,
-) -> list[tuple[Any, ...]]: ...
 def simulate(
     *,
-    schedule: Mapping[str, Any],
+    schedule: Schedule,
     tokens: int,
     acceptance: Sequence[float],
     seed: int,
-    step: Sequence[float],
-    drawing_step: Sequence[float],
-    verify: Sequence[Sequence[float]],
-    links: Sequence[float],
-    link_row: float,
-    interference: tuple[float, float],
+    costs: StageCosts,
     trace: bool,
-) -> tuple[list[tuple[float, tuple[Any, ...]]], list[int], list[tuple[str, int, int, float, float]]]: ...
-def lock_step_toy(
-    schedule: Mapping[str, Any], tokens: int, acceptance: Sequence[float], seed: int, stages: int, per_stage: int
-) -> list[tuple[int, tuple[Any, ...]]]: ...
-def toy_answer(seed: int, tokens: int) -> list[int]: ...
-def calibrate(bench: Any, threads: int, overlap: bool, step_share: float, seconds: float) -> dict[str, Any]: ...
-def roster(size: int, pinnable: bool, seconds: float, lost: float, room: Sequence[int]) -> list[tuple[int, bool]]: ...
-def stop_rule_draws(
-    schedule: Mapping[str, Any], seed: int, history: Sequence[float | Sequence[tuple[float, bool]]]
-) -> list[bool]: ...
-def philox(seed: int, counter: Sequence[int]) -> list[int]: ...
-def uniform(seed: int, position: int, id: int, stream: int) -> float: ...
+) -> tuple[list[tuple[float, Round]], list[int], list[tuple[str, int, int, float, float]]]: ...
 
 class CudaError(RuntimeError):
     """What the CUDA driver said, in one line."""
 
-def cuda_device(ordinal: int) -> tuple[str, int, int, int]: ...
+class CudaDevice:
+    """A GPU: its name, compute capability (major, minor), and bytes of memory."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def major(self) -> int: ...
+    @property
+    def minor(self) -> int: ...
+    @property
+    def memory(self) -> int: ...
+
+def cuda_device(ordinal: int) -> CudaDevice: ...
 def cuda_instantiate(graph: int) -> int: ...
 def cuda_destroy_graph(exec: int) -> None: ...
-
-ROUNDS_A_LAUNCH: int
-SET_CONDITION_CODE: str
-
-class GraphLoop:
-    """A CUDA graph that repeats its body on the device for as long as the word at an address says so."""
-
-    exec: int
-    def __init__(self, *, device: int, body: Sequence[int], open: int, again: int, word: int) -> None: ...
 
 class GraphLanes:
     """A CUDA context and stream for the draft stage, and one for each verification stage."""
@@ -238,27 +412,60 @@ class GraphLanes:
     def upload(self, exec: int, stage: int) -> None: ...
     def timeline(self, launches: Sequence[tuple[int, int]]) -> list[tuple[float, float]]: ...
 
-class GraphSession:
-    """An answer by captured CUDA graphs: iterates over the same tuples as Session."""
+class GraphCopy:
+    """What a stage hands to one on another device: `rows` rows of `row_bytes`, each at its position, between addresses
+    of position 0; rows 0: a block of words, copied as it is.
+    """
 
-    seconds: float
+    def __init__(
+        self, *, to: int, source: int, to_device: int, source_device: int, row_bytes: int, rows: int
+    ) -> None: ...
+
+class Graphs:
+    """Captured stages, and what they write: handles of graphs (0: none), copies before each leg of a pass, rings of
+    records [address, records], and the numbers of the last records.
+    """
+
+    def __init__(
+        self,
+        *,
+        draft: int,
+        row: int,
+        verify: Sequence[int],
+        copies: Sequence[Sequence[GraphCopy]],
+        take_apart: bool,
+        verdict_apart: bool,
+        verdicts: tuple[int, int],
+        drafts: tuple[int, int],
+        sequence: int,
+        drawn: int,
+        draft_records: bool,
+    ) -> None: ...
+
+class GraphSession:
+    """An answer by captured CUDA graphs: iterates over the same events as Session.
+
+    before: seconds of the answer's work that have passed already.
+    """
+
     def __init__(
         self,
         *,
         lanes: GraphLanes,
-        graphs: Mapping[str, Any],
+        graphs: Graphs,
         prompt: Sequence[int],
         keep: int,
         first: int,
-        schedule: Mapping[str, Any] | Planner,
+        schedule: Schedule | Planner,
         limits: Limits,
         seed: int,
         in_turns: bool,
         report_drafts: bool,
         trace: bool,
+        before: float,
     ) -> None: ...
-    def __iter__(self) -> Iterator[tuple[Any, ...]]: ...
-    def __next__(self) -> tuple[Any, ...]: ...
+    def __iter__(self) -> Iterator[Drafted | Round]: ...
+    def __next__(self) -> Drafted | Round: ...
     def cancel(self) -> None: ...  # from any thread: the answer ends soon
     def close(self) -> None: ...
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
@@ -267,13 +474,13 @@ class LaunchPlan:
     """What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession."""
 
     def __init__(
-        self, *, schedule: Mapping[str, Any] | Planner, limits: Limits, seed: int, stages: int, in_turns: bool
+        self, *, schedule: Schedule | Planner, limits: Limits, seed: int, stages: int, in_turns: bool
     ) -> None: ...
-    def begin(self, prompt: Sequence[int], keep: int, first: int) -> tuple[Any, ...]: ...
+    def begin(self, prompt: Sequence[int], keep: int, first: int) -> Round: ...
     def next(self, drafts_done: int) -> str: ...
     @property
     def window(self) -> tuple[int, int]: ...
-    def land(self, record: Sequence[int], drafts_done: int, seconds: float) -> tuple[Any, ...] | None: ...
+    def land(self, record: Sequence[int], drafts_done: int, seconds: float) -> Round | None: ...
     def wants_confidence(self) -> int: ...
     def drafted(self, confidence: float | None) -> None: ...
     def cancel(self) -> None: ...
@@ -299,6 +506,26 @@ def wire_clock() -> int: ...
 def precise_waits() -> None: ...
 def sleep_until(clock: int) -> None: ...
 
+class StationCounts:
+    """What a verification stage has done, and the seconds of passes that counted."""
+
+    @property
+    def passes(self) -> int: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def dropped_passes(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
+class RemoteCounts:
+    """Draft steps of one row that counted, and their seconds."""
+
+    @property
+    def steps(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
 class RankStation:
     """A verification stage that waits for messages, arrays of int32 words; work() writes those for the next stage."""
 
@@ -307,7 +534,7 @@ class RankStation:
     def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int: ...
     def close(self) -> None: ...
     def busy_seconds(self) -> float: ...
-    def counts(self) -> tuple[int, int, int, float]: ...
+    def counts(self) -> StationCounts: ...
 
 class Station(RankStation):
     """Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks."""
@@ -326,17 +553,15 @@ class PythonStation(RankStation):
 class Remote:
     """An answer over ranks, seen from the one that drafts: what it sends, and what verdicts make of it."""
 
-    seconds: float
     @property
     def epoch(self) -> int: ...
     @property
     def tokens(self) -> list[int]: ...
     def work(self, out: npt.NDArray[np.int32]) -> int: ...
-    def land(self, verdict: npt.NDArray[np.int32]) -> tuple[bool, tuple[int, int] | None]: ...
-    def next(self, milliseconds: int) -> tuple[Any, ...] | None: ...
-    def set_schedule(self, schedule: Mapping[str, Any]) -> None: ...
+    def land(self, verdict: npt.NDArray[np.int32]) -> bool: ...  # announce the epoch?
+    def next(self, milliseconds: int) -> Drafted | Round | None: ...
     def cancel(self) -> None: ...
-    def counts(self) -> tuple[int, float]: ...
+    def counts(self) -> RemoteCounts: ...
 
 class RankDrafter:
     """The draft stage of the ranks; start() gives the answer, seen from here."""
@@ -347,12 +572,12 @@ class RankDrafter:
         self,
         prompt: Sequence[int],
         keep: int,
-        sampling: Mapping[str, Any],
-        schedule: Mapping[str, Any],
+        sampling: SamplingParams,
+        schedule: Schedule | Planner,
         limits: Limits,
         epoch: int,
         report_drafts: bool = ...,
-        oracle: tuple[Sequence[int], float, int] | None = ...,
+        oracle: Oracle | None = ...,
     ) -> Remote: ...
 
 class Drafter(RankDrafter):
@@ -366,11 +591,79 @@ class PythonDrafter(RankDrafter):
 
     def __init__(self, stage: object, hidden: int, vocab_size: int, hears: bool) -> None: ...
 
-class LayerShares:
-    """A tensor-parallel share of every layer: rows [up to 64, hidden] float32 in, this share's part of the sum out."""
+class testing:
+    """What only tests and benchmarks call: at run time a module, `ppsd_rt._native.testing`."""
 
-    def __init__(self, model: Model) -> None: ...
-    def reserve(self, capacity: int) -> None: ...
-    def attention(self, layer: int, x: npt.NDArray[np.float32], start: int, part: npt.NDArray[np.float32]) -> None: ...
-    def mlp(self, layer: int, x: npt.NDArray[np.float32], part: npt.NDArray[np.float32]) -> None: ...
-    def best(self, x: npt.NDArray[np.float32]) -> tuple[float, int]: ...
+    class Crowd:
+        """Passes of an engine's teams beside made-up other programs, counted by the members that worked."""
+
+        @property
+        def worked(self) -> dict[int, int]: ...
+
+    @staticmethod
+    def crowd(engine: Engine, seconds: float, lost: float, room: Sequence[int]) -> Crowd: ...
+    @staticmethod
+    def roster(
+        size: int, pinnable: bool, seconds: float, lost: float, room: Sequence[int]
+    ) -> list[tuple[int, bool]]: ...
+    @staticmethod
+    def running_threads() -> int: ...  # of the extension
+    @staticmethod
+    def allot(
+        seen: Sequence[Sequence[tuple[int, float]]],
+        draft_share: float,
+        acceptance: Sequence[float],
+        others: int,
+        writing: int,
+        left: int,
+        most: int,
+        margin: float = ...,
+    ) -> tuple[list[int], float, float, float]: ...
+    @staticmethod
+    def let_threads_start(count: int) -> None:
+        """So many more threads of the extension start, and then none; below 0: as many as are wanted."""
+
+    @staticmethod
+    def read_sampling(sampling: SamplingParams) -> SamplingParams:
+        """As the stages of ranks that Python runs get it: what concerns the choice of tokens."""
+
+    @staticmethod
+    def lock_step_events(
+        prompt: Sequence[int],
+        draw: Callable[[list[int]], tuple[int, float, int, float]],  # token, confidence, second choice, its confidence
+        truth: Callable[[list[int]], int],
+        schedule: Schedule,
+        limits: Limits,
+        seed: int,
+        stages: int,
+        per_stage: int,
+    ) -> list[Drafted | Round]: ...
+    @staticmethod
+    def lock_step_toy(
+        schedule: Schedule, tokens: int, acceptance: Sequence[float], seed: int, stages: int, per_stage: int
+    ) -> list[tuple[int, Round]]: ...
+    @staticmethod
+    def toy_answer(seed: int, tokens: int) -> list[int]: ...
+    @staticmethod
+    def calibrate(bench: Any, threads: int, overlap: bool, step_share: float) -> Costs: ...
+    @staticmethod
+    def stop_rule_draws(
+        schedule: Schedule, seed: int, history: Sequence[float | Sequence[tuple[float, bool]]]
+    ) -> list[bool]: ...
+    @staticmethod
+    def philox(seed: int, counter: Sequence[int]) -> list[int]: ...
+    @staticmethod
+    def uniform(seed: int, position: int, id: int, stream: int) -> float: ...
+
+    class LayerShares:
+        """A tensor-parallel share of every layer, for benchmarks/tensor_parallel.py: rows [up to 64, hidden] float32
+        in, this share's part of the sum out.
+        """
+
+        def __init__(self, model: Model) -> None: ...
+        def reserve(self, capacity: int) -> None: ...
+        def attention(
+            self, layer: int, x: npt.NDArray[np.float32], start: int, part: npt.NDArray[np.float32]
+        ) -> None: ...
+        def mlp(self, layer: int, x: npt.NDArray[np.float32], part: npt.NDArray[np.float32]) -> None: ...
+        def best(self, x: npt.NDArray[np.float32]) -> tuple[float, int]: ...

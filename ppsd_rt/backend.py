@@ -1,26 +1,18 @@
-"""What an engine asks of a backend, and which backends there are."""
+"""What an engine asks of a backend."""
 
-import os
-import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
-from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
 
-from .arguments import whole_number
 from .errors import PpsdError, UsageError
-from .models.checkpoint import Checkpoint
 from .models.head_file import HeadFile, HeadInfo
-from .printable import quoted
-from .protocol import Drafted, Limits, Round
-from .sampling import SamplingParams
-from .schedule import Auto, Schedule
-
-NAMES = ("auto", "cpu", "cuda", "torch")
-NO_GPU_AFTER_FORK = "a GPU cannot be used after a fork: load the model in the new process, and start that by spawn"
+from .pipeline.rounds import Drafted, Limits, Round
+from .pipeline.schedule import Auto, Schedule
+from .sampling.grammar import Masks
+from .sampling.params import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -38,11 +30,18 @@ class Oracle:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What to do besides decoding: report draft tokens as they are drawn, record a timeline, draft by an oracle."""
+    """What to do besides decoding: report draft tokens as they are drawn, record a timeline, draft by an oracle.
+
+    masks: the engine's, of the grammar that the sampling asks for.
+    prompt_progress: called now and then while the prompt is computed, with the rows done and the rows to do; the last
+    time with all of them, however it ends. The cpu backend calls it, the others do not.
+    """
 
     report_drafts: bool = False
     trace: bool = False
     oracle: Oracle | None = None
+    masks: Masks | None = None
+    prompt_progress: Callable[[int, int], None] | None = None
 
 
 class Cancellation:
@@ -65,10 +64,14 @@ class Cancellation:
 
 
 class Backend(Protocol):
-    """One model, one exit head or none, one answer at a time: beginning another one ends the one before."""
+    """One model, one exit head or none. The engine sees to it that no more than `concurrency` answers are begun."""
 
     @property
     def name(self) -> str: ...
+    @property
+    def concurrency(self) -> int:
+        """How many answers are decoded at the same time; others wait."""
+
     @property
     def device(self) -> str: ...
     @property
@@ -82,6 +85,10 @@ class Backend(Protocol):
     @property
     def siblings(self) -> bool:
         """Can drafts have siblings (`siblings` of the schedules)?"""
+
+    @property
+    def extras(self) -> bool:
+        """Does it know `SamplingParams.extras`: presence and frequency penalty, logit_bias, logprobs, grammar?"""
 
     @property
     def head(self) -> HeadInfo | None: ...
@@ -103,7 +110,7 @@ class Backend(Protocol):
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
-        """[last, vocabulary]: the model's logits behind each of the `last` ids, as plain decoding computes them.
+        """[last, vocabulary]: the model's logits after each of the `last` ids, as plain decoding computes them.
 
         UsageError: an id that the model does not have, or fewer than `last` of them.
         """
@@ -123,130 +130,20 @@ def kv_dtype_of(backend: Backend) -> str:
     return str(backend.facts().get("kv_dtype", backend.dtype))
 
 
-def make_backend(
-    name: str,
-    checkpoint: Checkpoint,
-    dtype: str,
-    device: str,
-    threads: int | None,
-    stages: int | Sequence[int] = 1,
-    head_dtype: str = "auto",
-    kv_dtype: str = "auto",
-) -> Backend:
-    """`auto`: the C++ backend on a CPU; on a GPU the Triton kernels where they can run, else torch, which also does
-    what the others cannot.
-
-    stages: how many verification stages there are, or the layers at which verification is cut into them; with several
-    devices, how many layers each of them has (1: as is best).
-    """
-    if name not in NAMES:
-        raise UsageError(f"backend {quoted(name)} is unknown; backends are {', '.join(NAMES)}")
-    check_machine(device, threads)
-    threads = None if threads is None else whole_number("threads", threads)
-    several = "," in device
-    if name == "auto":
-        name = "cuda" if several else _pick(checkpoint, dtype, device)
-    if several and name != "cuda":
-        raise UsageError(f"the {name} backend runs on one device; several need --backend cuda")
-    if head_dtype != "auto" and name != "cpu":
-        raise UsageError(f"the {name} backend has the exit head in the model's dtype; head_dtype needs --backend cpu")
-    if kv_dtype != "auto" and name != "cpu":
-        raise UsageError(f"the {name} backend has the KV cache in the model's dtype; kv_dtype needs --backend cpu")
-    if name == "cuda":
-        from .cuda.errors import import_backend
-
-        return import_backend()(checkpoint, dtype, device, threads, stages)
-    if name == "torch":
-        from .reference.backend import TorchBackend
-
-        if stages != 1:
-            raise UsageError("the torch backend verifies in one stage; --stages needs --backend cpu or cuda")
-        return TorchBackend(checkpoint, dtype, device, threads)
-    from .cpu_backend import CpuBackend
-
-    return CpuBackend(checkpoint, dtype, device, threads, stages, head_dtype, kv_dtype)
-
-
-def check_machine(device: str, threads: int | None) -> None:
-    number = "(0|[1-9][0-9]?)"  # torch takes cuda:128 for cuda:-128, and refuses cuda:00
-    gpu, cpu = f"cuda(:{number})?", f"cpu:{number}"
-    known = f"auto|cpu|{gpu}(,{gpu})*|{cpu}(,{cpu})+"
-    if not isinstance(device, str) or not re.fullmatch(known, device):
-        raise UsageError(
-            f"device {quoted(device)} is unknown; write auto, cpu, cuda, cuda:N or cuda:N,cuda:M, with N from 0 to 99"
-        )
-    if threads is not None and not 1 <= whole_number("threads", threads) <= most_threads():
-        raise UsageError(f"threads must be from 1 to {most_threads()} on this machine, not {quoted(threads)}")
-
-
-def most_threads() -> int:
-    """Far more than help: several for each core, which is what tests and comparisons may want."""
-    return max(64, 2 * (os.cpu_count() or 1))
-
-
-def _pick(checkpoint: Checkpoint, dtype: str, device: str) -> str:
-    from .cpu_backend import refuses
-
-    if dtype == "int4" and not device.startswith("cuda"):
-        return "cpu"
-    if device.startswith("cuda") or _sees_a_gpu(device):
-        if dtype not in ("auto", "bfloat16", "int8") or refuses(checkpoint.config) is not None:
-            return "torch"
-        from .cuda.errors import unusable
-
-        return "torch" if unusable(device) else "cuda"
-    return "torch" if dtype == "float16" or refuses(checkpoint.config) is not None else "cpu"
-
-
-def _sees_a_gpu(device: str) -> bool:
-    """Without importing torch, which takes longer than loading a model, where the driver sees none."""
-    if device != "auto":
-        return False
-    import ctypes
-
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return False
-    count = ctypes.c_int()
-    if driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)) or not count.value:
-        return False
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def check_ids(ids: Sequence[int], last: int, vocab_size: int) -> None:
     """What every backend asks of `logits`."""
     if not 1 <= last <= len(ids):
-        raise UsageError(f"of {len(ids)} ids there are logits behind 1 to {len(ids)}, not behind {last}")
+        raise UsageError(f"of {len(ids)} ids there are logits after 1 to {len(ids)}, not after {last}")
     if not 0 <= min(ids) <= max(ids) < vocab_size:
         raise UsageError(f"token ids are 0 to {vocab_size - 1}")
+
+
+def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many ids both begin with."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def one_at_a_time(current: bool, cancellation: Cancellation) -> None:
     """What every backend says when an answer goes on that another one has ended."""
     if not current and not cancellation.asked:
         raise PpsdError("this generation was ended: another one has begun on the same engine")
-
-
-class Forks(Protocol):
-    def forked(self) -> None:
-        """Called in the new process after a fork, before anything else there: no thread but this one came along, and
-        what others were changing, or had locked, stays as it was.
-        """
-
-
-_living: WeakSet[Forks] = WeakSet()
-
-
-def hears_of_forks(backend: Forks) -> None:
-    _living.add(backend)
-
-
-def _forked() -> None:
-    for backend in _living:
-        backend.forked()
-
-
-os.register_at_fork(after_in_child=_forked)

@@ -10,22 +10,27 @@ from time import perf_counter
 from typing import Any, Self
 
 from .arguments import whole_number
-from .backend import Backend, Cancellation, RunOptions, make_backend
+from .async_generation import AsyncGeneration
+from .backend import Backend, Cancellation, RunOptions, one_at_a_time
+from .backends import make_backend
 from .errors import PpsdError, UsageError
 from .find_head import find_head
-from .models import made
+from .forks import hears_of_forks
+from .models import random_weights
 from .models.checkpoint import Checkpoint
 from .models.head_file import HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .models.unicode import check_unicode
+from .pipeline.rounds import Draft, Drafted, Limits, Logprob, Round
+from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .printable import quoted
-from .protocol import Draft, Drafted, Limits, Round
-from .sampling import SamplingParams
-from .schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
+from .sampling.grammar import Grammar, Grammars, Masks
+from .sampling.params import SamplingParams
 from .stages import Stages
 from .statistics import Statistics
 from .text import StopStrings
+from .turns import Turn, Turns
 
 Prompt = str | Iterable[Mapping[str, str]] | Iterable[int]
 
@@ -36,12 +41,14 @@ class Token:
 
     origin: `accepted`; `copied` (accepted, and copied from before); `corrected`; `sibling` (the same, and the draft's
     sibling); `bonus` (after a fully accepted chunk, or a sibling); or `plain` (nothing was drafted).
+    logprob: where `SamplingParams.logprobs` asks for it.
     """
 
     id: int
     position: int
     text: str
     origin: str
+    logprob: Logprob | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,7 @@ class Completion:
 
     ids: all committed ids, the end-of-sequence id included. text: without special tokens, cut before a stop string.
     finish_reason: `eos`, `stop` (a stop string or stop id), `length` (max_tokens), `context`, or `cancelled`.
+    logprobs: one for each id where `SamplingParams.logprobs` asks for them; else empty.
     """
 
     prompt_ids: tuple[int, ...]
@@ -65,6 +73,7 @@ class Completion:
     text: str
     finish_reason: str
     statistics: Statistics
+    logprobs: tuple[Logprob, ...] = ()
 
 
 class Engine:
@@ -73,6 +82,9 @@ class Engine:
     def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, name: str) -> None:
         self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
         self.config = checkpoint.config
+        self._grammars: Grammars | None = None
+        self._turns = Turns(backend.concurrency)
+        hears_of_forks(self._turns)
 
     @classmethod
     def from_pretrained(
@@ -85,8 +97,8 @@ class Engine:
         dtype: str = "auto",
         threads: int | None = None,
         stages: int | Sequence[int] = 1,
-        head_dtype: str = "auto",
         kv_dtype: str = "auto",
+        kv_memory: int | str | None = None,
     ) -> "Engine":
         """Load a model by any of the names that `models.resolve` knows.
 
@@ -94,14 +106,15 @@ class Engine:
         model's own norm and LM head after layer E (`norm:E:V`: of which it draws the first V ids only).
         stages: how many stages the verification layers are cut into (or at which layers), for PPSD on many cores.
         device: also `cuda:0,cuda:1`: some layers on each; `stages` then says how many (1: as is best, as measured).
-        head_dtype: what the cpu backend packs the exit head as (auto: as the model); it changes drafts, never answers.
         kv_dtype: what the cpu backend keeps keys and values as: float32, bfloat16 or int8 (auto: as the weights are, of
         int4 as int8; bfloat16 where head_dim is no multiple of 32). It is part of the format: it may change answers.
+        kv_memory: bytes that the cpu backend keeps them in, of all answers, or a text such as `4G`; None: half of what
+        the machine has to spare. Where it is full, answers wait for each other.
         Raises PpsdError with one line that says what to do.
         """
         try:
             checkpoint, tokenizer = open_model(str(model), backend)
-            made = make_backend(backend, checkpoint, dtype, device, threads, stages, head_dtype, kv_dtype)
+            made = make_backend(backend, checkpoint, dtype, device, threads, stages, kv_dtype, kv_memory)
             engine = cls(checkpoint, tokenizer, made, str(model))
             engine.use_head(exit_head)
         except MemoryError:
@@ -165,12 +178,14 @@ class Engine:
         """Start an answer: iterate over the result for its tokens, or `.run()` it to the end.
 
         schedule: a text as for `--schedule`. `auto` measures this machine and, where drafts do not pay, decodes
-        plainly. With a repetition penalty no siblings are verified.
-        One answer at a time per engine: the one before ends when this one's first token is asked for.
+        plainly. With a penalty (repetition, presence, frequency) or a grammar no siblings are verified.
+        Any thread may ask, and an answer begins when its first token is asked for. Where the backend decodes one answer
+        at a time (`backend.concurrency` is 1), that of another thread waits for its turn, first come first served; one
+        that the same thread has left half-iterated is ended, for it would wait for itself.
 
         Raises, before anything is decoded, what `encode` raises for the prompt; UsageError for arguments of another
-        type, a schedule that is not understood or that this backend cannot run; PpsdError for a schedule that drafts
-        where there is no exit head.
+        type, a schedule that is not understood, and a schedule or sampling that this backend cannot do; PpsdError for
+        a schedule that drafts where there is no exit head.
         """
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
@@ -186,7 +201,10 @@ class Engine:
             name = self.backend.name
             raise UsageError(f"the {name} backend verifies no siblings: leave siblings= out of the schedule")
         params = params or SamplingParams()
-        if isinstance(schedule, Schedule) and params.repetition_penalty != 1:
+        self.check(params)
+        if params.grammar:
+            options = replace(options, masks=self._masks(params.grammar))
+        if isinstance(schedule, Schedule) and params.looks_back:
             schedule = replace(schedule, siblings=0.0)  # a sibling's row would have seen another text than its pass
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:
             raise PpsdError(
@@ -194,6 +212,33 @@ class Engine:
                 "--exit-head norm:LAYER, train one with `ppsd-run distill`, or use --schedule plain"
             )
         return Generation(self, self.encode(prompt), params, schedule, options)
+
+    def agenerate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        schedule: Schedule | Auto | str = AUTO,
+        options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+    ) -> AsyncGeneration:
+        """`generate` for asyncio: `async for token in engine.agenerate(...)`. Raises what `generate` raises, at once.
+
+        Answers wait for their turn as those of other threads do, and none of a task's answers ends another one.
+        """
+        return AsyncGeneration(self.generate(prompt, params, schedule, options))
+
+    def _masks(self, grammar: Grammar) -> Masks:
+        if self._grammars is None:
+            self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
+        return self._grammars.masks(grammar)
+
+    def check(self, params: SamplingParams) -> None:
+        """UsageError for sampling that this backend, or this model, cannot do."""
+        if (extras := params.extras()) and not self.backend.extras:
+            name = self.backend.name
+            raise UsageError(f"the {name} backend has no {extras[0]}: leave it out, or use --backend cpu or torch")
+        wrong = [id for id in dict(params.logit_bias) if not 0 <= id < self.config.vocab_size]
+        if wrong:
+            raise UsageError(f"logit_bias: id {wrong[0]} is outside the vocabulary of {self.config.vocab_size}")
 
     def stages(self, params: SamplingParams | None = None) -> Stages:
         """The stages for a loop of your own. They have KV caches of their own: this engine's answers go on beside it.
@@ -206,10 +251,10 @@ class Engine:
 
 def open_model(model: str, backend: str) -> tuple[Checkpoint, Tokenizer]:
     """A model by any of its names, for a backend; opened, not read."""
-    if model.startswith(made.PREFIX):
+    if model.startswith(random_weights.PREFIX):
         if backend != "cuda":
-            raise UsageError(f"the weights of {model} are made on a GPU: use --backend cuda")
-        return made.made_model(model)
+            raise UsageError(f"{model} has random weights, which are drawn on a GPU: use --backend cuda")
+        return random_weights.random_model(model)
     folder = resolve_model(model)
     checkpoint = Checkpoint(folder)
     return checkpoint, load_tokenizer(folder, checkpoint.config.vocab_size)
@@ -238,7 +283,8 @@ class Generation:
         self._backend, self._head = backend, backend.head
         self._cancellation = Cancellation()
         self._rounds = backend.rounds(prompt_ids, params, schedule, limits, options, self._cancellation)
-        self._events = self._play()
+        self._events = self._play(engine._turns)
+        self._place = Turn()
         self._turn = RLock()  # of the thread that is in `_events`
         self._process = os.getpid()
         decoder = engine.tokenizer.stream()
@@ -246,6 +292,7 @@ class Generation:
             decoder.push(id)
         self._text = StopStrings(decoder, params.stop)
         self._ids: list[int] = []
+        self._logprobs: list[Logprob] = []
         self._pieces: list[str] = []
         self._reason = "cancelled"
         self._rest = ""
@@ -281,13 +328,17 @@ class Generation:
         the answer any more; but where another thread waits for the next token, or what the signal interrupted does, it
         returns at once: that iteration ends with the round in progress, without it, and `completion` is whole then.
         """
-        self._cancellation.ask()
+        self.cancel()
         if self._turn.acquire(blocking=False):
             try:
                 if getgeneratorstate(self._events) != GEN_RUNNING:
                     self._events.close()
             finally:
                 self._turn.release()
+
+    def cancel(self) -> None:
+        """The answer ends with the round at hand: as `close`, but it never waits."""
+        self._cancellation.ask()
 
     def __enter__(self) -> Self:
         return self
@@ -296,19 +347,27 @@ class Generation:
         self.close()
 
     def rest(self) -> str:
-        """The text of an answer that was ended early behind that of its tokens: held back, in case more would come."""
+        """The text of an answer that was ended early, after that of its tokens: held back, in case more would come."""
         return self._rest
 
     def _next(self) -> Committed | Drafted | None:
         if os.getpid() != self._process:  # `_turn` may be held by a thread that is not here
             raise PpsdError("this answer was begun before a fork: begin it again in this process")
         with self._turn:
+            self._place.go_on()
+            if self._place.ended and self._reason == "cancelled" and not self._cancellation.asked:
+                self._events.close()
+                one_at_a_time(False, self._cancellation)
             return next(self._events, None)
 
-    def _play(self) -> Generator[Committed | Drafted, None, None]:
-        spent, begun = 0.0, perf_counter()  # the caller's time between events does not count
+    def _play(self, turns: Turns) -> Generator[Committed | Drafted, None, None]:
         worked = 0.0
         try:
+            self._cancellation.tells(self._place.wake)
+            turns.take(self._place, lambda: self._cancellation.asked)
+            if self._cancellation.asked:
+                return
+            spent, begun = 0.0, perf_counter()  # the caller's time between events does not count
             if self._backend.head is not self._head:  # the schedule was checked against the one that was there
                 raise PpsdError("the exit head was changed after this answer was asked for: ask again")
             for event in self._rounds:
@@ -329,6 +388,7 @@ class Generation:
                 begun = perf_counter()
         finally:
             self._rounds.close()
+            turns.give(self._place)
             if self._reason == "cancelled":
                 self._rest = self._text.flush()
                 self._pieces.append(self._rest)
@@ -337,7 +397,7 @@ class Generation:
     def completion(self) -> Completion:
         """The answer so far; whole once the iteration has ended."""
         ids, text = tuple(self._ids), "".join(self._pieces)
-        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics)
+        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, tuple(self._logprobs))
 
     def _commit(self, round: Round) -> Committed:
         tokens: list[Token] = []
@@ -348,7 +408,10 @@ class Generation:
             if self._reason != "cancelled":
                 text += self._text.flush()
             self._pieces.append(text)
-            tokens.append(Token(id, round.position + place, text, _origin(round, place)))
+            logprob = round.logprobs[place] if round.logprobs else None
+            if logprob is not None:
+                self._logprobs.append(logprob)
+            tokens.append(Token(id, round.position + place, text, _origin(round, place), logprob))
             if self._text.found:
                 round = _cut(round, place + 1)
                 break
@@ -375,7 +438,7 @@ def _origin(round: Round, place: int) -> str:
 
 
 def _cut(round: Round, count: int) -> Round:
-    """The round without what it committed behind a stop string."""
+    """The round without what it committed after a stop string."""
     judged: tuple[Draft, ...] = round.judged[:count]
     return replace(
         round,
@@ -383,5 +446,6 @@ def _cut(round: Round, count: int) -> Round:
         judged=judged,
         accepted=min(round.accepted, count),
         rescued=round.rescued and count > len(judged),
+        logprobs=round.logprobs[:count],
         dropped=round.dropped + len(round.judged) - len(judged),
     )

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from .arguments import whole_number
 from .errors import PpsdError, UsageError
+from .pipeline.rounds import Draft
 from .printable import quoted
-from .protocol import Draft
-from .sampling import SamplingParams
+from .sampling.params import SamplingParams
 
 if TYPE_CHECKING:
     from .engine import Engine, Prompt
@@ -21,6 +21,9 @@ class RowStages(Protocol):
 
     They check nothing. A call with `start` voids the rows that are held from there on: rolling back writes a length.
     """
+
+    def begin(self, answer: int) -> None:
+        """A new text, of which the answer begins at position `answer`; all rows are void."""
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` rows; those that are held stay."""
@@ -62,9 +65,14 @@ class Stages:
             raise UsageError(f"the {backend.name} backend gives no stages: use --backend cpu or torch")
         if params is not None and not isinstance(params, SamplingParams):
             raise UsageError(f"params must be SamplingParams(...), not {quoted(params)}")
+        params = params or SamplingParams()
+        engine.check(params)
+        if params.logprobs is not None or params.grammar is not None:
+            which = "logprobs" if params.grammar is None else "grammar"
+            raise UsageError(f"stages have no {which}: leave it out")
         self._engine, self._config = engine, engine.config
         self._drafts = engine.head is not None
-        self._stages = backend.stages(params or SamplingParams())
+        self._stages = backend.stages(params)
         self._capacity = self._committed = self._verified = 0
         self._tokens: list[int] = []  # of the drafted rows
         self._turn = Lock()
@@ -95,6 +103,7 @@ class Stages:
         ids = self._engine.encode(prompt)
         with self._alone():
             self._void(0)
+            self._stages.begin(len(ids))
             self._run(ids)
             first = self._verify(ids, last=1)[0]
             self._commit(len(ids))

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .protocol import Round
+from .pipeline.rounds import Round
 
 
 @dataclass

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The C++ half for AArch64, tested on an x86-64 machine: cross-compiled, and run by QEMU's emulator of the processor.
 #
-#   tests/aarch64.sh FOLDER [PYTEST ARGUMENTS]      e.g. build/aarch64 tests/ppsd_rt/test_int4.py -k "neon or dotprod"
+#   tests/aarch64.sh FOLDER [PYTEST ARGUMENTS]      e.g. build/aarch64 tests/ppsd_rt/cpu/test_int4.py -k "neon or dotprod"
 #
 # For Debian 12, as root, in the development environment (.venv/bin on the PATH): it installs a cross compiler and the
 # emulator, and unpacks Python for arm64 into FOLDER, which the next run uses again. The build takes two minutes, and every

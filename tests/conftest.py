@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: its threads do not wait passively
@@ -17,6 +18,24 @@ torch.set_num_threads(1)
 
 # A shell's background jobs begin with Ctrl-C ignored, and what they start inherits that; tests of Ctrl-C want it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_the_run(tmp_path_factory):
+    """A cache folder of this run's own, for all its processes: what tests measure is nobody else's. Of the user's cache
+    it has the converted models, so that the default model is fetched once for all runs."""
+    from ppsd_rt.models.cache import cache_dir
+
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "cache"
+    folder.mkdir(exist_ok=True)
+    models = cache_dir() / "models"
+    with suppress(OSError):  # another process of this run has linked it, or the user's cache cannot be written
+        models.mkdir(parents=True, exist_ok=True)
+        (folder / "models").symlink_to(models)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PPSD_CACHE", str(folder))
+        yield folder
 
 
 @pytest.fixture

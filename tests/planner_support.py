@@ -1,10 +1,9 @@
 """Made-up stage costs, and rounds as they would come, for tests of the planner: no clock and no model."""
 
 import random
-from dataclasses import asdict
 
 from ppsd_rt import _native
-from ppsd_rt.planner import Costs, StageCosts
+from ppsd_rt._native import Costs, StageCosts
 
 ROW, DRAFT, ONE, MORE = 0.15e-3, 0.3e-3, 2.7e-3, 0.1e-3  # seconds, as on a laptop
 
@@ -18,7 +17,7 @@ def costs(draft: float = DRAFT, overlapped: bool = False, slow: float = 2.0) -> 
 
 
 def planner(costs: Costs, prior: float = 0.4) -> _native.Planner:
-    return _native.Planner(asdict(costs), prior)
+    return _native.Planner(costs, prior)
 
 
 class World:
@@ -33,7 +32,7 @@ class World:
         noise: tuple[float, float] = (0.97, 1.05),
     ) -> None:
         self.plan, self.costs, self.acceptance, self.noise = plan, costs, acceptance, noise
-        self.random = random.Random(seed)
+        self.random, self.speeds = random.Random(seed), dict[float, float]()
         self.seconds, self.tokens, self.pace, self.plain_rounds, self.overlapped = 0.0, 0, 1.0, 0, 0.0
 
     def decode(self, tokens: int) -> float:
@@ -64,12 +63,18 @@ class World:
         accepted = 0
         while accepted < 8 and self.random.random() < self.acceptance:
             accepted += 1
-        speed = planner(self.costs).predict("overlap", 0, self.acceptance)
+        speed = self.overlapped_speed()
         seconds = self.pace * (accepted + 1) / speed * self.random.uniform(*self.noise)
         self.seconds += seconds
         self.overlapped += seconds
         self.tokens += accepted + 1
         self.plan.after(accepted + 1, accepted + 1, accepted, seconds)
+
+    def overlapped_speed(self) -> float:
+        """Tokens per second, if what is foreseen is right."""
+        if self.acceptance not in self.speeds:
+            self.speeds[self.acceptance] = planner(self.costs).predict("overlap", 0, self.acceptance)
+        return self.speeds[self.acceptance]
 
 
 def best_fixed(costs: Costs, acceptance: float) -> float:

@@ -5,17 +5,16 @@ import threading
 import numpy as np
 
 from ppsd_rt import _native
-from ppsd_rt.cpu_backend import native_schedule, to_event
 from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.protocol import Round
+from ppsd_rt.pipeline.rounds import Limits, Round
+from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.ranks.slices import layers_of, slices_for
 from ppsd_rt.ranks.stage import lengths
-from ppsd_rt.schedule import parse_schedule
 
 
 class Pipeline:
-    """Threads in place of ranks; a message goes from hand to hand. serves: else the stations wait to be told."""
+    """Threads instead of ranks; a message goes from hand to hand. serves: else the stations wait to be told."""
 
     def __init__(self, folder, sizes, head=None, format="int8", kv="auto", backend="cpu", device="cpu", serves=True):
         checkpoint = Checkpoint(folder)
@@ -48,8 +47,7 @@ class Pipeline:
             self.failures.append(error)
 
     def land(self, verdict):
-        void, _ = self.answer.land(verdict)
-        if void:
+        if self.answer.land(verdict):
             self.announce(self.answer.epoch)
 
     def announce(self, epoch):
@@ -57,14 +55,10 @@ class Pipeline:
             station.announce(epoch, _native.wire_clock())
 
     def start(self, prompt, params, schedule, keep=0, end=None, oracle=None):
-        sampling = {
-            name: getattr(params, name)
-            for name in ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed")
-        }
-        limits = _native.Limits(end or len(prompt) + params.max_tokens, [])
-        self.answer = self.drafter.start(
-            prompt, keep, sampling, native_schedule(parse_schedule(schedule)), limits, self.epoch, oracle=oracle
-        )
+        limits = Limits(end or len(prompt) + params.max_tokens)
+        if isinstance(schedule, str):
+            schedule = parse_schedule(schedule)
+        self.answer = self.drafter.start(prompt, keep, params, schedule, limits, self.epoch, oracle=oracle)
         return self.answer
 
     def run(self, prompt, params, schedule, keep=0, oracle=None):
@@ -74,11 +68,11 @@ class Pipeline:
         rounds = []
         while not self.failures:
             try:
-                item = answer.next(50)
+                event = answer.next(50)
             except StopIteration:
                 break
-            if item is not None:
-                rounds.append(to_event(item))
+            if event is not None:
+                rounds.append(event)
         answer.cancel()
         drafting.join()
         self.epoch = answer.epoch + 1

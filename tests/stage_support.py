@@ -7,11 +7,11 @@ from support import tiny_model
 from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadInfo
-from ppsd_rt.protocol import Limits
+from ppsd_rt.pipeline.rounds import Limits
+from ppsd_rt.pipeline.schedule import PLAIN
 from ppsd_rt.reference.pipeline import Pipeline, Ticks
 from ppsd_rt.reference.sampler import Sampler
 from ppsd_rt.reference.stage import DraftStage, VerifyStage
-from ppsd_rt.schedule import PLAIN
 from ppsd_rt.triton_kernels.state import (
     RECORD_ACCEPTED,
     RECORD_COMMITTED,

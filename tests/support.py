@@ -51,6 +51,36 @@ def tiny_config(**changes: object) -> dict[str, object]:
     return {**config, **changes}
 
 
+# Families whose attention is not plain Llama's, in the settings of `tiny_config`.
+FAMILIES: dict[str, dict[str, object]] = {
+    "qwen3": {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 32},
+    "smollm3": {
+        "model_type": "smollm3",
+        "architectures": ["SmolLM3ForCausalLM"],
+        "pad_token_id": 0,
+        "no_rope_layer_interval": 3,
+    },
+    "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 21},
+    "qwen3, some layers sliding": {
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "head_dim": 16,
+        "attention_bias": True,
+        "use_sliding_window": True,
+        "sliding_window": 70,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "smollm3, some layers sliding": {
+        "model_type": "smollm3",
+        "architectures": ["SmolLM3ForCausalLM"],
+        "pad_token_id": 0,
+        "no_rope_layers": [1, 0, 1, 0],
+        "use_sliding_window": True,
+        "sliding_window": 5,
+    },
+}
+
+
 def tiny_model(seed: int = 0, **changes: object) -> LlamaForCausalLM:
     """Random weights, large enough for the answers to be neither constant nor uniform."""
     generator = torch.Generator().manual_seed(seed)
@@ -83,7 +113,7 @@ def write_model(folder: Path, model: LlamaForCausalLM | None = None, **changes: 
 
 
 def loud_head(hash: str, strength: float = 0.5, kind: str = "feedback", exit_layer: int = 2, **shape: int) -> ExitHead:
-    """A feedback head for which what it hears matters, and differs with the distance: a fresh one hears nothing."""
+    """A feedback head for which what it receives matters, and differs with the distance: a fresh one ignores it."""
     head = tiny_head(tiny_model(**shape), kind, exit_layer, hash)
     generator = torch.Generator().manual_seed(3)
     for name, parameter in head.feedback.named_parameters():

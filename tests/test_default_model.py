@@ -13,7 +13,7 @@ from support import slow
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
 from ppsd_rt.cli.common import read_prompts
-from ppsd_rt.schedule import parse_schedule
+from ppsd_rt.pipeline.schedule import parse_schedule
 
 PROMPTS = read_prompts(None)
 FAMILIES = ["chat", "story", "summary", "qa", "math", "code"]

@@ -61,7 +61,7 @@ def commands(page):
 
 
 def anchors(page):
-    """What links may name behind a `#`: its headings, as GitHub spells them."""
+    """What links may name after a `#`: its headings, as GitHub spells them."""
     headings = HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 

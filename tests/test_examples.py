@@ -10,7 +10,7 @@ from support import loud_head, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.protocol import Draft
+from ppsd_rt.pipeline.rounds import Draft
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 SAMPLED = {"temperature": 1.0, "top_p": 0.9, "repetition_penalty": 1.2, "seed": 3}

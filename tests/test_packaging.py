@@ -6,6 +6,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -21,7 +22,8 @@ def wanted(monkeypatch):
     setuptools = pytest.importorskip("setuptools")
     asked = {}
     monkeypatch.setattr(setuptools, "setup", asked.update)
-    monkeypatch.setitem(sys.modules, "pybind11", ModuleType("pybind11"))  # needed only to build
+    for name in ("cmake", "pybind11"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # needed only to build
     monkeypatch.chdir(ROOT)
     runpy.run_path("setup.py")
     return asked
@@ -46,6 +48,32 @@ def test_every_data_file_is_in_a_package(wanted):
         found = {path for pattern in patterns for path in (ROOT / folder).glob(pattern)}
         others = {p for p in (ROOT / folder).rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc", ".so")}
         assert others == found
+
+
+def test_a_build_has_nothing_of_earlier_ones(wanted, tmp_path):
+    from setuptools import Distribution
+
+    removed = tmp_path / "ppsd_rt" / "removed.py"
+    removed.parent.mkdir()
+    removed.touch()
+    build = wanted["cmdclass"]["build_py"](Distribution({"packages": []}))
+    build.build_lib = str(tmp_path)
+    build.ensure_finalized()
+    build.run()
+    assert not removed.exists()
+
+
+def test_every_requirement_is_pinned_and_torch_is_an_extra():
+    names = re.compile(r"^[\w-]+", re.MULTILINE)
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = pyproject["project"]
+    wanted = [*pyproject["build-system"]["requires"], *project["dependencies"]]
+    wanted += [requirement for extra in project["optional-dependencies"].values() for requirement in extra]
+    pinned = {name.lower() for name in names.findall((ROOT / "constraints.txt").read_text())}
+    assert {names.match(requirement)[0].lower() for requirement in wanted} <= pinned | {"ppsd-rt"}
+    assert not [requirement for requirement in project["dependencies"] if re.match("torch|triton", requirement)]
+    every = project["optional-dependencies"]["all"][0]
+    assert set(re.search(r"\[(.*)\]", every)[1].split(",")) == {*project["optional-dependencies"]} - {"all", "dev"}
 
 
 def test_python_in_a_checkout_takes_the_installed_package(tmp_path):

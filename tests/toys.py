@@ -5,8 +5,8 @@ import random
 import torch
 from hypothesis import strategies as st
 
-from ppsd_rt.schedule import MAX_CHUNK, PLAIN, Schedule
-from ppsd_rt.stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength, Survival
+from ppsd_rt.pipeline.schedule import MAX_CHUNK, PLAIN, Schedule
+from ppsd_rt.pipeline.stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength, Survival
 
 VOCAB = 12
 PROMPT = [1, 2, 3]

@@ -8,7 +8,7 @@ The positions are cut every SPLIT, counted from position 0, whatever the pass; a
 for all rows and all heads of the group at once (of a large group, GROUP of its heads), in tiles of TILE positions with
 a running maximum (online softmax, Milakov and Gimelshein, arXiv 1805.02867), all in float32. `combine_kernel` adds the
 splits in order. A tile or a split that a row cannot see leaves the row's numbers as they are, to the bit: that is why
-neighbours do not matter.
+neighbours do not matter. With a window a row sees its last `window` positions alone, its own included.
 
 The grid spans the capacity; programs beyond the length end at once. So a captured launch serves every length.
 """
@@ -31,7 +31,7 @@ _MAX_ROWS = tl.constexpr(MAX_ROWS)
 def attention_kernel(
     queries, keys, values, sums, tops, totals, state, capacity, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
-    SPLIT: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (kv_heads * PARTS, splits) -> sums [splits, heads, 16, head_dim], tops and totals [splits, heads, 16].
 
@@ -44,7 +44,10 @@ def attention_kernel(
     kv_head, part, split = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(1)
     rows, start = tl.load(state + _ROWS), tl.load(state + _START)
     first = split * SPLIT
-    if (rows > 0) & (first < start + rows):
+    concerns = (rows > 0) & (first < start + rows)
+    if WINDOW:
+        concerns = concerns & (first + SPLIT > start - WINDOW + 1)
+    if concerns:
         column = tl.arange(0, GROUP * _MAX_ROWS)  # as in the linear layers the rows are columns, now for every head
         member, row = part * GROUP + column // _MAX_ROWS, column % _MAX_ROWS
         head = kv_head * (HEADS // KV_HEADS) + member
@@ -57,7 +60,11 @@ def attention_kernel(
         total = tl.zeros([GROUP * _MAX_ROWS], tl.float32)
         mixed = tl.zeros([WIDTH, GROUP * _MAX_ROWS], tl.float32)
         base = kv_head.to(tl.int64) * capacity * HEAD_DIM
-        for tile in tl.range(SPLIT // TILE):
+        # A tile that no row of the pass sees would change nothing, to the bit.
+        begin = 0
+        if WINDOW:
+            begin = tl.maximum(start - WINDOW + 1 - first, 0) // TILE
+        for tile in tl.range(begin, tl.minimum(SPLIT // TILE, tl.cdiv(start + rows - first, TILE))):
             position = first + tile * TILE + tl.arange(0, TILE)
             known = (position < start + rows)[:, None] & wide[None, :]  # what lies beyond may be anything, NaN too
             cell = base + position[:, None] * HEAD_DIM + channel[None, :]
@@ -65,6 +72,8 @@ def attention_kernel(
             v = tl.load(values + cell, mask=known, other=0).to(DOT)
             score = tl.dot(k, q, input_precision="ieee") * scale  # [TILE, columns]
             score = tl.where(position[:, None] <= (start + row)[None, :], score, float("-inf"))
+            if WINDOW:
+                score = tl.where(position[:, None] > (start + row - WINDOW)[None, :], score, float("-inf"))
             higher = tl.maximum(top, tl.max(score, axis=0))
             anchor = tl.where(higher == float("-inf"), 0.0, higher)  # -inf minus -inf would be NaN
             weight = tl.exp2(score - anchor[None, :])
@@ -82,7 +91,7 @@ def attention_kernel(
 def combine_kernel(
     sums, tops, totals, out, state,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    SPLIT: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, SPLIT: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (heads, 16): the splits that a row sees, in order, BATCH at a time."""
     if PDL:
@@ -92,9 +101,12 @@ def combine_kernel(
     if row < tl.load(state + _ROWS):
         channel = tl.arange(0, WIDTH)
         wide = channel < HEAD_DIM
-        seen = (tl.load(state + _START) + row) // SPLIT + 1
+        position = tl.load(state + _START) + row
+        seen = position // SPLIT + 1
         top, total, mixed = float("-inf"), 0.0, tl.zeros([WIDTH], tl.float32)
         first = 0
+        if WINDOW:
+            first = tl.maximum(position - WINDOW + 1, 0) // SPLIT
         while first < seen:
             split = first + tl.arange(0, BATCH)
             place = (split * HEADS + head) * _MAX_ROWS + row
@@ -122,8 +134,9 @@ class Partials:
 
 
 def attention(
-    queries: Tensor, keys: Tensor, values: Tensor, partials: Partials, out: Tensor, state: Tensor, *, pdl: bool = False
-) -> None:
+    queries: Tensor, keys: Tensor, values: Tensor, partials: Partials, out: Tensor, state: Tensor, *,
+    window: int | None = None, pdl: bool = False,
+) -> None:  # fmt: skip
     """out [16, heads, head_dim] for the rows at positions state[START].., whose keys and values are in the cache."""
     (heads, head_dim), (kv_heads, capacity) = queries.shape[1:], keys.shape[:2]
     dot = tl.float32 if keys.dtype == torch.float32 else tl.bfloat16
@@ -131,6 +144,7 @@ def attention(
         "HEADS": heads,
         "HEAD_DIM": head_dim,
         "WIDTH": triton.next_power_of_2(head_dim),
+        "WINDOW": window or 0,
         "SPLIT": SPLIT,
         "PDL": pdl,
     }
@@ -150,11 +164,12 @@ def score_scale(head_dim: int) -> float:
     return head_dim**-0.5 * 1.4426950408889634
 
 
-def attention_twin(queries: Tensor, keys: Tensor, values: Tensor, start: int) -> Tensor:
+def attention_twin(queries: Tensor, keys: Tensor, values: Tensor, start: int, window: int | None = None) -> Tensor:
     """queries [rows, heads, head_dim] at positions start.. -> float32 [rows, heads, head_dim], by the formula."""
     rows, heads, head_dim = queries.shape
     length, group = start + rows, heads // len(keys)
     k, v = (cache[:, :length].float().repeat_interleave(group, 0) for cache in (keys, values))
     scores = torch.einsum("rhd,hpd->hrp", queries.float(), k) * head_dim**-0.5
-    later = torch.arange(length, device=k.device) > start + torch.arange(rows, device=k.device)[:, None]
-    return torch.einsum("hrp,hpd->rhd", scores.masked_fill(later, -torch.inf).softmax(-1), v)
+    behind = start + torch.arange(rows, device=k.device)[:, None] - torch.arange(length, device=k.device)
+    hidden = behind < 0 if window is None else (behind < 0) | (behind >= window)
+    return torch.einsum("hrp,hpd->rhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)

@@ -1,4 +1,4 @@
-"""What a feedback head hears: the last layer's hidden state of the newest verified row, by its distance.
+"""What a feedback head receives: the last layer's hidden state of the newest verified row, by its distance.
 
     y[r] = x[start + r] (+ W_d norm(h[v]), for the last row r)     v = known - 1, d = start + r - v, from 1 to DISTANCES
 

@@ -7,7 +7,7 @@
 
 id_i is i, or draft_ids[i], ascending, where W holds only the rows of a draft vocabulary. Penalty (Keskar et al.,
 arXiv 1909.05858): a logit is divided by it (multiplied, if negative) when the id stands before p. first_seen[id] < p
-tells so of committed tokens; behind state[KNOWN], up to where it certainly does, the text is looked at.
+tells so of committed tokens; after state[KNOWN], up to where it certainly does, the text is looked at.
 
 Each program of `heads_kernel` boils its outputs down to five numbers a row, `choose_kernel` the programs to one. What a
 request sets (seed, temperature, penalty, filters) stands in device memory, so that a captured launch serves every
@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ..sampling import SamplingParams
+from ..sampling.params import SamplingParams
 from .filters import filtered_choice, wanted
 from .linear import MAX_REGISTERS, Weight, at_positions, dot_type, linear_twin, multiply, tiling
 from .noise import gumbel
@@ -197,7 +197,7 @@ def heads_twin(
     penalty: float = 1.0, draft_ids: Tensor | None = None, first_seen: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x [rows, hidden] -> choices and confidences [rows], scores and logits [rows, outputs]."""
-    from ..noise import gumbel as cpu_gumbel
+    from ..sampling.noise import gumbel as cpu_gumbel
 
     logits = linear_twin(x, weight, norm=norm, eps=eps)
     ids = torch.arange(weight.outputs, device=x.device) if draft_ids is None else draft_ids.long()

@@ -36,9 +36,8 @@ from .heads import SAMPLING_WORDS, Scratch, heads
 from .linear import INT8_BLOCK, Weight, linear, tiling
 from .prompt_attention import prompt_attention
 from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
-from .qkv import qkv
-from .rounds import open_rounds, round_ended
-from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, MAX_STOPS, RING_WORDS, WORDS
+from .qkv import HeadNorms, qkv
+from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, RING_WORDS, WORDS
 from .swiglu import swiglu
 from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 
@@ -198,6 +197,9 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         qkv(x, norm, eps, projections, None, cosines, sines, queries, keys, values, state, pdl=pdl)
         partials = Partials(capacity, shape.heads, shape.head_dim, "meta")
         attention(queries, keys, values, partials, mixed, state, pdl=pdl)
+        norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
+        qkv(x, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms, pdl=pdl)
+        attention(queries, keys, values, partials, mixed, state, window=1000, pdl=pdl)
         add(mixed, out)
         swiglu(x, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
         add(inner, down)
@@ -218,8 +220,6 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
         fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
         verdict(text, choices, confidences, text, state, state, words(64, RING_WORDS), pdl=pdl)
-        open_rounds(text, words(MAX_STOPS), state, rounds=8, pdl=pdl)
-        round_ended(text, words(MAX_STOPS), state, pdl=pdl)
     return list(dict.fromkeys(launches))
 
 
@@ -235,6 +235,9 @@ def prompt_pass(shape: Shape, *, int8: bool) -> list[Launch]:
         projections = meta_weight(width + 2 * shape.kv_heads * shape.head_dim, shape.hidden, int8)
         prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0)
         prompt_attention(queries, keys, keys, queries, 0)
+        norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
+        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0, norms=norms, eps=1e-5)
+        prompt_attention(queries, keys, keys, queries, 0, 1000)
         prompt_linear(queries.view(rows, width), meta_weight(shape.hidden, width, int8), x, residual=x)
         prompt_swiglu(normed, meta_weight(2 * shape.inner, shape.hidden, int8), inner)
         prompt_linear(inner, meta_weight(shape.hidden, shape.inner, int8), x, residual=x)

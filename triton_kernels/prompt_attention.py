@@ -22,7 +22,7 @@ ROWS_BLOCK, TILE = 128, 64
 def prompt_attention_kernel(
     queries, keys, values, out, rows, start, capacity, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    ROWS_BLOCK: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
+    WINDOW: tl.constexpr, ROWS_BLOCK: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (heads, rows / ROWS_BLOCK), the longest rows first. WIDTH: head_dim, rounded up to a power of two."""
     head, first = tl.program_id(0), (tl.num_programs(1) - 1 - tl.program_id(1)) * ROWS_BLOCK
@@ -36,16 +36,25 @@ def prompt_attention_kernel(
     mixed = tl.zeros([ROWS_BLOCK, WIDTH], tl.float32)
     end = start + tl.minimum(first + ROWS_BLOCK, rows)
     base = (head // (HEADS // KV_HEADS)).to(tl.int64) * capacity * HEAD_DIM
-    for begin in tl.range(0, end, TILE):
+    seen_from = 0
+    if WINDOW:
+        seen_from = tl.maximum(start + first - WINDOW + 1, 0) // TILE * TILE
+    for begin in tl.range(seen_from, end, TILE):
         position = begin + tl.arange(0, TILE)
         known = position < end
         cell = base + position.to(tl.int64)[:, None] * HEAD_DIM + channel[None, :]
         k = tl.load(keys + cell, mask=known[:, None] & wide[None, :], other=0).to(DOT)
         score = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         score = tl.where(position[None, :] <= (start + row)[:, None], score, float("-inf"))
+        if WINDOW:
+            behind = start + tl.minimum(row, rows - 1) - WINDOW  # of rows that are not there: like the last one's
+            score = tl.where(position[None, :] > behind[:, None], score, float("-inf"))
         higher = tl.maximum(top, tl.max(score, axis=1))
-        weight = tl.exp2(score - higher[:, None])  # position 0 is seen by every row: `higher` is finite
-        keep = tl.exp2(top - higher)
+        anchor = higher  # position 0 is seen by every row: it is finite
+        if WINDOW:
+            anchor = tl.where(higher == float("-inf"), 0.0, higher)  # a row may see nothing of the first tiles
+        weight = tl.exp2(score - anchor[:, None])
+        keep = tl.exp2(top - anchor)
         total = total * keep + tl.sum(weight, axis=1)
         v = tl.load(values + cell, mask=known[:, None] & wide[None, :], other=0).to(DOT)
         mixed = mixed * keep[:, None] + tl.dot(weight.to(DOT), v, input_precision="ieee")
@@ -53,7 +62,9 @@ def prompt_attention_kernel(
     tl.store(out + place, (mixed / total[:, None]).to(out.dtype.element_ty), mask=mask)
 
 
-def prompt_attention(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, start: int) -> None:
+def prompt_attention(
+    queries: Tensor, keys: Tensor, values: Tensor, out: Tensor, start: int, window: int | None = None
+) -> None:
     """out [rows, heads, head_dim] for rows at positions start.., whose keys and values are in the cache."""
     rows, heads, head_dim = queries.shape
     kv_heads, capacity = keys.shape[:2]
@@ -61,5 +72,5 @@ def prompt_attention(queries: Tensor, keys: Tensor, values: Tensor, out: Tensor,
     prompt_attention_kernel[(heads, triton.cdiv(rows, ROWS_BLOCK))](
         queries, keys, values, out, rows, start, capacity, score_scale(head_dim),
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, WIDTH=triton.next_power_of_2(head_dim),
-        ROWS_BLOCK=ROWS_BLOCK, TILE=TILE, DOT=dot, num_warps=8, num_stages=2,
+        WINDOW=window or 0, ROWS_BLOCK=ROWS_BLOCK, TILE=TILE, DOT=dot, num_warps=8, num_stages=2,
     )  # fmt: skip

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .linear import Weight, dot_type
+from .qkv import HeadNorms, normed_head
 
 OUTPUTS_BLOCK, ROWS_BLOCK, STEP = 128, 128, 64
 WARPS, STAGES = 8, 3
@@ -102,11 +103,11 @@ def prompt_swiglu_kernel(
 
 @triton.jit(do_not_specialize=["rows", "start"])
 def prompt_qkv_kernel(
-    x, weight, scale, bias, cosines, sines, queries, keys, values, rows, start, capacity,
+    x, weight, scale, bias, query_norm, key_norm, eps, cosines, sines, queries, keys, values, rows, start, capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
+    BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """Grid (outputs / BLOCK, rows / ROWS_BLOCK): BLOCK / 2 channels of a head with their partners."""
+    """Grid (outputs / BLOCK, rows / ROWS_BLOCK): as in qkv.py."""
     HALF: tl.constexpr = BLOCK // 2
     PARTS: tl.constexpr = HEAD_DIM // BLOCK
     head, part, first = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(1) * _ROWS_BLOCK
@@ -119,7 +120,9 @@ def prompt_qkv_kernel(
     channel = (part * HALF + tl.arange(0, HALF))[:, None]
     row = (first + tl.arange(0, _ROWS_BLOCK))[None, :]
     position, live = start + row, (row < rows) & (channel < HEAD_DIM)
-    if head < HEADS + KV_HEADS:
+    if NORMS and head < HEADS + KV_HEADS:
+        a, b = normed_head(a, b, query_norm if head < HEADS else key_norm, channel, eps, HEAD_DIM)
+    if ROTARY and head < HEADS + KV_HEADS:
         angle = position * (HEAD_DIM // 2) + channel
         cos, sin = tl.load(cosines + angle, mask=live, other=0), tl.load(sines + angle, mask=live, other=0)
         a, b = a * cos - b * sin, b * cos + a * sin
@@ -164,13 +167,21 @@ def prompt_swiglu(x: Tensor, weight: Weight, out: Tensor) -> None:
 def prompt_qkv(
     x: Tensor, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
     queries: Tensor, keys: Tensor, values: Tensor, start: int,
+    *, norms: HeadNorms | None = None, eps: float = 0.0, rotary: bool = True,
 ) -> None:  # fmt: skip
-    """queries [rows, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2]."""
+    """queries [rows, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2].
+
+    eps: of the norms of heads.
+    """
     heads, head_dim = queries.shape[1:]
     block = next(size for size in (OUTPUTS_BLOCK, 64, 32, 16) if head_dim % size == 0)
+    assert norms is None or block == head_dim, "a head that has a norm is computed by one program"
+    query_norm, key_norm = norms or (None, None)
     prompt_qkv_kernel[(weight.outputs // block, triton.cdiv(len(x), ROWS_BLOCK))](
-        x, weight.values, weight.scales, bias, cosines, sines, queries, keys, values, len(x), start, keys.shape[1],
+        x, weight.values, weight.scales, bias, query_norm, key_norm, eps, cosines, sines, queries, keys, values,
+        len(x), start, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=block,
-        BIAS=bias is not None, INT8=weight.scales is not None, DOT=dot_type(weight, x),
+        BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
+        INT8=weight.scales is not None, DOT=dot_type(weight, x),
         num_warps=WARPS if block >= 64 else 4, num_stages=STAGES,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""RMSNorm, the three attention projections, rotation, and the KV cache's new rows: one kernel.
+"""RMSNorm, the three attention projections, norms of heads, rotation, and the KV cache's new rows: one kernel.
 
     (q | k | v) = norm(x) W^T (+ bias)          x [16 or capacity, hidden], W [(heads + 2 kv_heads) * head_dim, hidden]
     q, k rotated to positions start + r:  (a, b) -> (a cos - b sin, b cos + a sin), channels c and c + head_dim / 2
@@ -6,28 +6,53 @@
 
 A program computes BLOCK / 2 channels of a head and their rotary partners, so that the rotation stays inside it and the
 checkpoint's rows keep their order. v goes the same way, unrotated.
+
+With norms of heads (HeadNorms), q and k are first divided by the root mean square of their head's channels. A program
+then computes a whole head.
 """
+
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import MAX_REGISTERS, Tiling, Weight, at_positions, dot_type, linear_twin, multiply, tiling
+from .linear import MAX_REGISTERS, Tiling, Weight, at_positions, dot_type, linear_twin, multiply, normalise_twin, tiling
 from .state import MAX_ROWS, START
 
+HEAD_REGISTERS = 248  # of a thread, where a program computes a whole head with half as many warps
 _START = tl.constexpr(START)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 
 
+class HeadNorms(NamedTuple):
+    """RMSNorms of each head of the queries and of the keys: two vectors [head_dim]."""
+
+    queries: Tensor
+    keys: Tensor
+
+    def to(self, device: torch.device | str) -> "HeadNorms":
+        return HeadNorms(self.queries.to(device), self.keys.to(device))
+
+
+@triton.jit
+def normed_head(a, b, norm, channel, eps, HEAD_DIM: tl.constexpr):
+    """The two halves [HEAD_DIM / 2, rows] of a head, times `norm` over the root mean square of each row's channels."""
+    scale = tl.rsqrt(tl.sum(a * a + b * b, axis=0) / HEAD_DIM + eps)[None, :]
+    first, second = tl.load(norm + channel), tl.load(norm + HEAD_DIM // 2 + channel)
+    return a * scale * first.to(tl.float32), b * scale * second.to(tl.float32)
+
+
 @triton.jit
 def qkv_kernel(
-    x, norm, eps, weight, scale, bias, cosines, sines, queries, keys, values, state, capacity,
+    x, norm, eps, weight, scale, bias, query_norm, key_norm, cosines, sines, queries, keys, values, state, capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr,
-    BIAS: tl.constexpr, X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr,
+    X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (outputs / BLOCK): BLOCK / 2 channels of a head with their partners."""
+    """Grid (outputs / BLOCK): BLOCK / 2 channels of a head with their partners; with NORMS all of a head's."""
     HALF: tl.constexpr = BLOCK // 2
     PARTS: tl.constexpr = HEAD_DIM // BLOCK
     head, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
@@ -44,7 +69,9 @@ def qkv_kernel(
     row = tl.arange(0, _MAX_ROWS)[None, :]
     position = tl.load(state + _START, volatile=True) + row  # again: it need not wait in a register meanwhile
     live = (row < rows) & (channel < HEAD_DIM)
-    if head < HEADS + KV_HEADS:
+    if NORMS and head < HEADS + KV_HEADS:
+        a, b = normed_head(a, b, query_norm if head < HEADS else key_norm, channel, eps, HEAD_DIM)
+    if ROTARY and head < HEADS + KV_HEADS:
         angle = position * (HEAD_DIM // 2) + channel
         cos, sin = tl.load(cosines + angle, mask=live, other=0), tl.load(sines + angle, mask=live, other=0)
         a, b = a * cos - b * sin, b * cos + a * sin
@@ -60,36 +87,51 @@ def qkv_kernel(
         tl.store(cell + HEAD_DIM // 2, b.to(keys.dtype.element_ty), mask=live)
 
 
-def qkv_tiling(weight: Weight, head_dim: int) -> Tiling:
+def qkv_tiling(weight: Weight, head_dim: int, *, whole_heads: bool = False) -> Tiling:
     cut = tiling(weight)
+    if whole_heads:  # half as many warps, each with twice the registers
+        return Tiling(head_dim, 4, 32, 1, 4, 3)
     return cut._replace(block=cut.block if head_dim % cut.block == 0 else 16, splits=1)
 
 
 def qkv(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
-    queries: Tensor, keys: Tensor, values: Tensor, state: Tensor, *, pdl: bool = False,
+    queries: Tensor, keys: Tensor, values: Tensor, state: Tensor, *,
+    norms: HeadNorms | None = None, rotary: bool = True, pdl: bool = False,
 ) -> None:  # fmt: skip
     """queries [16, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2]."""
     heads, head_dim = queries.shape[1:]
     assert head_dim % 16 == 0, "a head's channels are computed sixteen at a time"
-    cut = qkv_tiling(weight, head_dim)
+    cut = qkv_tiling(weight, head_dim, whole_heads=norms is not None)
+    query_norm, key_norm = norms or (None, None)
     qkv_kernel[(weight.outputs // cut.block,)](
-        x, norm, eps, weight.values, weight.scales, bias, cosines, sines, queries, keys, values, state, keys.shape[1],
+        x, norm, eps, weight.values, weight.scales, bias, query_norm, key_norm, cosines, sines,
+        queries, keys, values, state, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=cut.block,
-        STEPS=cut.steps(weight.inputs), SLICES=cut.slices, SLICE=cut.slice, BIAS=bias is not None,
+        STEPS=cut.steps(weight.inputs), SLICES=cut.slices, SLICE=cut.slice,
+        BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
         X_AT=at_positions(x), INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
-        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
+        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS if norms is None else HEAD_REGISTERS,
+        launch_pdl=pdl,
     )  # fmt: skip
 
 
 def qkv_twin(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
-    heads: int, kv_heads: int, start: int,
+    heads: int, kv_heads: int, start: int, *, norms: HeadNorms | None = None, rotary: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x [rows, hidden] -> float32 queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim]."""
     y = linear_twin(x, weight, norm=norm, eps=eps, bias=bias).unflatten(1, (heads + 2 * kv_heads, -1))
+    q, k, v = y.split((heads, kv_heads, kv_heads), dim=1)
+    if norms is not None:
+        q, k = normalise_twin(q, norms.queries, eps), normalise_twin(k, norms.keys, eps)
+    if not rotary:
+        return q, k, v
     where = slice(start, start + len(x))
     cos, sin = cosines[where, None], sines[where, None]
-    a, b = y.chunk(2, dim=-1)
-    turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    return turned[:, :heads], turned[:, heads : heads + kv_heads], y[:, heads + kv_heads :]
+
+    def turned(y: Tensor) -> Tensor:
+        a, b = y.chunk(2, dim=-1)
+        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+    return turned(q), turned(k), v

@@ -37,11 +37,6 @@ ORACLE_END = 14  # draft tokens at positions below this are an oracle's, for ben
 ORACLE = 15  # the bits of the oracle's acceptance, float32
 ORACLE_SEED = 16  # and the next word: its seed
 
-# Of the answer, set by rounds.py: rounds that a loop runs without the host.
-LEFT = 18  # rounds that its launch may still run
-AGAIN = 19  # other than 0: one more is to be run
-MAX_STOPS = 16  # ids behind which it ends by itself
-
 WORDS = 32
 
 MAX_ROWS = 16  # the columns of a matrix instruction: one row costs what sixteen cost

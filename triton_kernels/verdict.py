@@ -1,6 +1,6 @@
 """Draft, verification and verdict, on the device: which rows a pass takes, what is committed, where the next one is.
 
-    text [capacity] int32: at positions up to START the committed tokens, behind them the draft tokens, up to DRAFTED
+    text [capacity] int32: at positions up to START the committed tokens, after them the draft tokens, up to DRAFTED
     choices [16] int32: the model's own token for position START + r + 1, of each row r of the pass
 
     accepted  = draft tokens at START + 1.. that equal the choices, up to the first that does not
@@ -12,7 +12,7 @@ disagreement raises EPOCH and ends the draft there. A pass that was begun in an 
 and COMMITTED are 0 and all else stays. Every verdict, void or not, leaves a record in a ring that the host reads
 (mapped memory); its sequence number is written last and released to the system.
 
-Each pass has words of its own (state.py): `early` of the draft stage's layers, `head` of the exit head's (which may be
+Each pass has words of its own (state.py): `early` of the draft stage's layers, `head` of the exit head's (which may lag
 behind: rows that went through the early layers without it), `late` of each verification stage. One of the `begin`
 kernels sets them, and they hold until the pass has ended. early[START] is also how far the early layers have come:
 verification takes only rows that have been through them.
@@ -24,7 +24,7 @@ they decide is sound in any order:
 - draft steps go back (over rows that verification may be reading) only after a rejection, which makes such a pass void;
 - a token that is drawn for a position that a verdict has filled meanwhile is thrown away.
 Passes over later rows may begin before the verdict on earlier ones (several verification stages): a stage takes the
-rows behind those of its last pass, and passes come to their verdicts in order.
+rows after those of its last pass, and passes come to their verdicts in order.
 """
 
 import triton

@@ -10,7 +10,7 @@
 
 namespace ppsd {
 
-// A text's next row, and how the token behind it is to be chosen.
+// A text's next row, and how the token after it is to be chosen.
 struct BatchRow {
   int id = 0, position = 0;
   float inverse_temperature = 0.0f;   // 0: greedy

@@ -3,30 +3,28 @@
 #include <algorithm>
 #include <chrono>
 #include <future>
-#include <iterator>
+#include <map>
 #include <stdexcept>
-#include <string>
 
-#include "../pipeline/simulated.h"
-#include "../pipeline/toy_stages.h"
+#include "../pipeline/tuning.h"
 
 namespace ppsd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using Passes = std::array<std::vector<double>, kMaxRows + 1>;   // seconds, by the number of rows
+using Passes = std::map<int, std::vector<double>>;   // seconds, by the number of rows
 
-constexpr int kContext = Costs::kContext;         // rows before those that are timed
+constexpr Tuning kTuning;
+constexpr int kContext = StageCosts::kContext;    // rows before those that are timed
 constexpr int kDeep = 1024;                       // the same, to learn what a longer text costs
 constexpr int kDeepRows[] = {1, 4, 16};
 constexpr int kDeepRepeats = 5;
 constexpr int kRows[] = {1, 2, 3, 4, 6, 8, 12, 16};   // those between are interpolated
-constexpr int kMoreDrafts = 3;                    // of a round, behind the first one
-constexpr int kPlainSteps = 3;                    // behind each other
-constexpr int kDoubts = 3;                        // measurements more, where one cannot be
-constexpr double kShortHanded = 0.2;              // share of the rounds on fewer threads that tells of a crowded moment
+constexpr int kManyRows[] = {24, 32, 48, 64};     // of passes over many answers
+constexpr int kManyRepeats = 2;
+constexpr int kMoreDrafts = 3;                    // of a round, after the first one
+constexpr int kPlainSteps = 3;                    // one after the other
 constexpr int kLeast = 3, kMost = 15;             // repeats of every kind; the latter if there is time
-constexpr double kLeastCost = 1e-12, kMostCost = 3600.0;   // seconds: nothing that runs is outside, and sums stay finite
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -39,17 +37,10 @@ double quartile(std::vector<double> times) {
   return *at;
 }
 
-// The times of one kind of pass at each number of rows, as a table: fewer rows never cost more.
-Costs::Table table_of(const Passes& times) {
-  Costs::Table table{};
-  int known = kMaxRows;
-  table[known] = quartile(times[known]);
-  for (auto rows = std::rbegin(kRows) + 1; rows != std::rend(kRows); ++rows) {
-    const double seconds = std::min(quartile(times[*rows]), table[known]);
-    for (int r = *rows; r < known; ++r) table[r] = seconds + (table[known] - seconds) * (r - *rows) / (known - *rows);
-    known = *rows;
-  }
-  return table;
+std::map<int, double> quartiles(const Passes& times) {
+  std::map<int, double> seconds;
+  for (const auto& [rows, measured] : times) seconds[rows] = quartile(measured);
+  return seconds;
 }
 
 // The stages of an engine that has no session; its thread is pinned, so it must not be the caller's.
@@ -57,16 +48,16 @@ class EngineBench : public Bench {
  public:
   explicit EngineBench(CpuEngine* engine) : engine_(engine) {
     Request request;
-    request.limits.end = kDeep + kMaxRows + 1;
+    request.limits.end = kDeep + RowTable::kMost + 1;
     stages_ = engine->begin(request, 0);
     engine->use_shared_team();
     engine->pin_shared();
-    for (int i = 0; i < kContext + kMaxRows; ++i) ids_.push_back(i % engine->model().shape.vocab_size);
+    for (int i = 0; i < kContext + RowTable::kMost; ++i) ids_.push_back(i % engine->model().shape.vocab_size);
     auto newest = std::make_shared<Feedback>();
     newest->position = kContext - 1;
     run_prompt(stages_, ids_, 0, nullptr, &newest->hidden);
     feedback_ = std::move(newest);
-    for (int rows = 0; rows <= kMaxRows; ++rows) {
+    for (int rows = 0; rows <= RowTable::kMost; ++rows) {
       chunks_[rows].start = kContext;
       chunks_[rows].ids.assign(ids_.begin() + kContext, ids_.begin() + kContext + rows);
       stages_.draft->export_hidden(&chunks_[rows]);
@@ -109,13 +100,13 @@ class EngineBench : public Bench {
   CpuEngine* engine_;
   Stages stages_;
   std::vector<int> ids_;
-  std::shared_ptr<const Feedback> feedback_;   // heads that hear of verified rows pay for it
-  std::array<Chunk, kMaxRows + 1> chunks_;
+  std::shared_ptr<const Feedback> feedback_;   // `feedback` heads pay for it
+  std::array<Chunk, RowTable::kMost + 1> chunks_;   // by the number of rows
 };
 
 // Rounds as they are decoded: what is in the cache at each step depends on those before it. Kinds of rounds take turns,
 // so that a slow moment of the machine hits all of them.
-Costs::Stages measure_turns(Bench* bench, double seconds, bool* crowded) {
+StageCosts measure_turns(Bench* bench, double seconds, bool* crowded) {
   std::vector<double> row_steps, draft_steps, first_drafts, plain_steps;
   Passes passes;
   int rounds = 0, short_handed = 0;
@@ -136,12 +127,20 @@ Costs::Stages measure_turns(Bench* bench, double seconds, bool* crowded) {
         if (plain > 0) plain_steps.push_back(took);   // the first one still finds what drafting has left
       }
     }
-  *crowded = short_handed > kShortHanded * rounds;
-  return {quartile(row_steps), quartile(draft_steps), table_of(passes), quartile(first_drafts), quartile(plain_steps)};
+  for (int repeat = 0; repeat < kManyRepeats; ++repeat)
+    for (int rows : kManyRows) passes[rows].push_back(bench->verify(rows, kContext));
+  *crowded = short_handed > kTuning.short_handed * rounds;
+  StageCosts costs;
+  costs.row_step = quartile(row_steps);
+  costs.draft_step = quartile(draft_steps);
+  costs.verify = {{RowTable::between(quartiles(passes), RowTable::kMost), {}}};
+  costs.first_draft = quartile(first_drafts);
+  costs.plain = quartile(plain_steps);
+  return costs;
 }
 
-// What each row of the text beyond kContext adds to a pass, into `stages`; and to a step, by its share of the layers.
-void measure_depth(Bench* bench, double step_share, Costs::Stages* stages) {
+// What each row of the text beyond kContext adds to a pass, into `costs`; and to a step, by its share of the layers.
+void measure_depth(Bench* bench, double step_share, StageCosts* costs) {
   bench->lengthen();
   Passes near, deep;
   for (int repeat = 0; repeat < kDeepRepeats; ++repeat)
@@ -150,20 +149,16 @@ void measure_depth(Bench* bench, double step_share, Costs::Stages* stages) {
       near[rows].push_back(bench->verify(rows, kContext));
       deep[rows].push_back(bench->verify(rows, kDeep));
     }
-  int below = 0;
-  for (const int rows : kDeepRows) {
-    Costs::Table& slopes = stages->verify_deeper;
-    slopes[rows] = std::max((quartile(deep[rows]) - quartile(near[rows])) / (kDeep - kContext), slopes[below]);
-    for (int r = below + 1; r < rows; ++r)
-      slopes[r] = slopes[below] + (slopes[rows] - slopes[below]) * (r - below) / (rows - below);
-    below = rows;
-  }
-  stages->step_deeper = stages->verify_deeper[1] * step_share;
+  std::map<int, double> slopes{{0, 0.0}};
+  for (const int rows : kDeepRows)
+    slopes[rows] = std::max((quartile(deep[rows]) - quartile(near[rows])) / (kDeep - kContext), 0.0);
+  costs->verify[0].deeper = RowTable::between(slopes);
+  costs->step_deeper = costs->verify[0].deeper(1) * step_share;
 }
 
 // Side by side, each on its own threads. Both go on until both have been timed often enough: where cores are busy, either
 // thread may get none for as long as the other one needs for everything.
-Costs::Stages measure_overlapped(Bench* bench, double seconds) {
+StageCosts measure_overlapped(Bench* bench, double seconds) {
   std::vector<double> row_steps, draft_steps;
   Passes passes;
   std::atomic<int> drafted{0};
@@ -192,63 +187,44 @@ Costs::Stages measure_overlapped(Bench* bench, double seconds) {
     for (int rows : kRows) passes[rows].push_back(pass(rows));
   over.store(true);
   drafting.get();
-  Costs::Stages stages;
-  stages.row_step = quartile(row_steps);
-  stages.draft_step = quartile(draft_steps);
-  stages.verify = table_of(passes);
-  return stages;
+  StageCosts costs;
+  costs.row_step = quartile(row_steps);
+  costs.draft_step = quartile(draft_steps);
+  costs.verify = {{RowTable::between(quartiles(passes)), {}}};
+  return costs;
 }
 
 // A plain step is a row and its pass. Where the two were measured in moments as different as that, neither says much.
-bool plausible(const Costs::Stages& stages) {
-  const double parts = stages.row_step + stages.verify[1];
-  return stages.plain < 1.5 * parts && parts < 1.5 * stages.plain;
+bool plausible(const StageCosts& costs) {
+  const double parts = costs.row_step + costs.pass(1);
+  return costs.plain < 1.5 * parts && parts < 1.5 * costs.plain;
 }
 
-// NaN is not between anything.
-void check(const char* name, double seconds, double least) {
-  if (!(seconds >= least && seconds <= kMostCost))
-    throw std::invalid_argument(std::string("a cost that cannot be: ") + name + " of " + std::to_string(seconds) + " s");
-}
-void check(const char* name, const Costs::Table& table, double least) {
-  for (int rows = 1; rows <= kMaxRows; ++rows) check(name, table[rows], rows == 1 ? least : std::max(least, table[rows - 1]));
-}
-void check(const Costs::Stages& stages) {
-  check("row_step", stages.row_step, kLeastCost);
-  check("draft_step", stages.draft_step, kLeastCost);
-  check("verify", stages.verify, kLeastCost);
-  check("first_draft", stages.first_draft, 0.0);
-  check("plain", stages.plain, 0.0);
-  check("step_deeper", stages.step_deeper, 0.0);
-  check("verify_deeper", stages.verify_deeper, 0.0);
+RowTable times(const RowTable& table, double factor) {
+  std::vector<double> seconds = table.seconds();
+  for (double& cost : seconds) cost *= factor;
+  return RowTable(std::move(seconds));
 }
 
 }  // namespace
 
-void check(const Costs& costs) {
-  check(costs.turns);
-  if (costs.can_overlap) check(costs.overlapped);
-}
-
-Costs calibrate(Bench* bench, int threads, bool overlap, double step_share, double seconds) {
+Costs calibrate(Bench* bench, int threads, bool overlap, double step_share) {
   Costs costs;
-  costs.can_overlap = overlap;
-  costs.turns = measure_turns(bench, 0.6 * seconds, &costs.crowded);
-  for (int again = 0; again < kDoubts && !plausible(costs.turns); ++again)
-    costs.turns = measure_turns(bench, 0.6 * seconds, &costs.crowded);
+  for (int doubt = 0; doubt == 0 || (doubt <= kTuning.doubts && !plausible(costs.turns)); ++doubt)
+    costs.turns = measure_turns(bench, 0.6 * kTuning.seconds, &costs.crowded);
   measure_depth(bench, step_share, &costs.turns);
-  if (costs.can_overlap) {
-    costs.overlapped = measure_overlapped(bench, 0.4 * seconds);
+  if (overlap) {
+    StageCosts beside = measure_overlapped(bench, 0.4 * kTuning.seconds);
     // One stage has all threads but one then: what it computes takes so much longer.
-    const double slower = costs.overlapped.verify[1] / costs.turns.verify[1];
-    costs.overlapped.step_deeper = costs.turns.step_deeper * threads;
-    for (int rows = 1; rows <= kMaxRows; ++rows) costs.overlapped.verify_deeper[rows] = costs.turns.verify_deeper[rows] * slower;
+    beside.step_deeper = costs.turns.step_deeper * threads;
+    beside.verify[0].deeper = times(costs.turns.verify[0].deeper, beside.pass(1) / costs.turns.pass(1));
+    costs.overlapped = std::move(beside);
   }
   check(costs);
   return costs;
 }
 
-Costs calibrate(CpuEngine* engine, double seconds) {
+Costs calibrate(CpuEngine* engine) {
   const CpuModel& model = engine->model();
   if (!model.drafts()) throw std::runtime_error("there is nothing to calibrate without an exit head");
   const bool overlap = engine->threads() > 1 && engine->verify().size() == 1;
@@ -256,31 +232,8 @@ Costs calibrate(CpuEngine* engine, double seconds) {
   const double step_share = double(model.exit_layer + int(model.exit_layers.size())) / late;
   return std::async(std::launch::async, [&] {   // on a thread of its own: it gets pinned, and the caller's must not be
     EngineBench bench(engine);
-    return calibrate(&bench, engine->threads(), overlap, step_share, seconds);
+    return calibrate(&bench, engine->threads(), overlap, step_share);
   }).get();
-}
-
-double simulate_overlap(const Schedule& schedule, const Costs& costs, double acceptance) {
-  constexpr int kTokens = 250;
-  const Costs::Stages& c = costs.overlapped;
-  SimulatedCosts simulated;
-  for (int rows = 1; rows <= kMaxRows; ++rows) {   // the draft stage's few layers cost by the row
-    simulated.step[rows] = rows * c.row_step;
-    simulated.drawing_step[rows] = (rows - 1) * c.row_step + c.draft_step;
-  }
-  simulated.drawing_step[0] = std::max(c.draft_step - c.row_step, 0.0);
-  simulated.verify = {c.verify};
-  simulated.links = {0.0, 0.0};
-  const ToyModel model{1};
-  ToyDraft draft(model, kTokens + 32, {acceptance}, 2);
-  ToyVerify verify(model, kTokens + 32, 0);
-  Limits limits;
-  limits.end = kTokens + 2;
-  Simulated carrier({&draft, {&verify}}, schedule, limits, 0, std::move(simulated), false);
-  carrier.begin({1}, 0);
-  while (carrier.next()) {
-  }
-  return kTokens / carrier.seconds();
 }
 
 }  // namespace ppsd

@@ -36,11 +36,17 @@ double machine_memory() { return double(sysconf(_SC_PHYS_PAGES)) * double(syscon
 
 }  // namespace
 
+// One thread alone has nobody to wait for: it goes where there is room.
+std::unique_ptr<Team> make_shared_team(int threads) {
+  const std::vector<int> cores = usable_cores().order;
+  return std::make_unique<Team>(threads, threads > 1 ? slice(cores, 0, threads) : std::vector<int>(), cores);
+}
+
 CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, int threads, std::vector<int> cuts)
     : model_(std::move(model)),
       threads_(threads),
-      // One thread alone has nobody to wait for: it goes where there is room.
-      shared_(threads, threads > 1 ? slice(usable_cores().order, 0, threads) : std::vector<int>(), usable_cores().order),
+      shared_team_(make_shared_team(threads)),
+      shared_(*shared_team_),
       draft_(*model_, threads) {
   cuts.insert(cuts.begin(), model_->exit_layer);
   cuts.push_back(model_->shape.num_layers);
@@ -91,14 +97,22 @@ void CpuEngine::reserve(int capacity) {
   capacity_ = capacity;
 }
 
+int CpuEngine::rows_done() const {
+  int64_t rows = int64_t(draft_.length()) * model_->exit_layer;
+  for (const auto& stage : verify_) rows += int64_t(stage->length()) * stage->layers();
+  return int(rows / model_->shape.num_layers);
+}
+
 Stages CpuEngine::begin(const Request& request, int keep) {
   reserve(request.limits.end);
-  draft_.begin(request.sampling, keep);
+  Sampling sampling = request.sampling;
+  sampling.answer = int(request.prompt.size());
+  draft_.begin(sampling, keep);
   draft_.set_oracle(request.oracle);
   Stages stages;
   stages.draft = &draft_;
   for (auto& stage : verify_) {
-    stage->begin(request.sampling, keep);
+    stage->begin(sampling, keep);
     stages.verify.push_back(stage.get());
   }
   tokens_.clear();

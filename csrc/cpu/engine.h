@@ -28,6 +28,9 @@ struct Request {
   Oracle oracle;
 };
 
+// The threads that work on one pass together, each on a core of its own where there are enough. Throws NoThread.
+std::unique_ptr<Team> make_shared_team(int threads);
+
 class CpuEngine {
  public:
   // Verification layers [E, L) are cut at `cuts` into stages that overlap with each other (PPSD); none: one stage.
@@ -40,7 +43,7 @@ class CpuEngine {
 
   // How many rows of `prompt` need not be run again; rows of an earlier answer's text stay where they are.
   int shared_rows(const std::vector<int>& prompt) const;
-  // The logits behind each of the `last` rows at the end of a text: [last][vocabulary].
+  // The logits after each of the `last` rows at the end of a text: [last][vocabulary].
   std::vector<float> logits(const std::vector<int>& ids, int last);
 
   // For a Session: makes the stages ready, and gives each its team.
@@ -49,6 +52,9 @@ class CpuEngine {
   void use_own_teams();
   void pin_stage(int stage) const;        // the calling thread, to the first core of the stage's own team
   void pin_shared() { shared_.pin_caller(); }
+  // How many rows of the text have passed all layers; one that has passed half of them counts as a half. From any thread.
+  int rows_done() const;
+  const std::vector<int>& tokens() const { return tokens_; }   // of which rows are here, see shared_rows
   void remember(std::vector<int> tokens) { tokens_ = std::move(tokens); }
 
   CpuDraftStage& draft() { return draft_; }
@@ -60,7 +66,8 @@ class CpuEngine {
  private:
   std::shared_ptr<const CpuModel> model_;
   const int threads_;
-  Team shared_;
+  const std::unique_ptr<Team> shared_team_;
+  Team& shared_;
   std::unique_ptr<Team> draft_team_;
   std::vector<std::unique_ptr<Team>> verify_teams_;
   CpuDraftStage draft_;

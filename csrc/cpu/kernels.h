@@ -26,7 +26,7 @@ constexpr int kPanel = 16;    // outputs that are computed together: the lanes o
 constexpr int kBlock = 32;    // inputs that share a scale in int8 and int4
 constexpr int kSpan = 64;     // positions of an attention block
 constexpr int kSiblings = 32; // positions, one after the other, that siblings are kept of
-constexpr int kMostHeadDim = 256;   // that an int8 KV cache takes
+constexpr int kMostHeadDim = 256;   // that an int8 KV cache takes, and norms of heads
 constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
 
 // What the sixteen values of int4 stand for, times the scale of their block (which has the sign that makes the block's
@@ -75,12 +75,12 @@ struct Kernels;
 
 // Rows of activations in the format that the weights want, in words of four bytes (one float, two bfloat16 or four int8;
 // of bfloat16 one, as a float, where the kernels have no instruction for pairs). The rows lie side by side, so that a kernel finds
-// those of one word beside each other: [words][rows]. Or one behind the other, [rows][words], where the kernels want that
+// those of one word beside each other: [words][rows]. Or one after the other, [rows][words], where the kernels want that
 // format so.
 struct Activations {
   Format format = Format::kFp32;   // never kInt4
   int width = 0, rows = 0;
-  bool row_major = false;          // one behind the other
+  bool row_major = false;          // one after the other
   uint32_t* words = nullptr;
   float* scales = nullptr;         // int8: [width / 32][rows]
   int32_t* corrections = nullptr;  // int8: [width / 32][rows], what unsigned weights add too much
@@ -109,8 +109,26 @@ struct KvCache {
   uint8_t* values = nullptr;   // [kv heads][capacity][head_dim]
   // int8: keys [kv heads][capacity / 16] panels of [head_dim / 4][16][4] int8 and [head_dim / 32][16] float scales;
   //       values the same panels of [4][head_dim][4] int8 (four positions side by side) and the same scales
+  // Or in blocks of kSpan positions, wherever these lie: each holds the same for its positions (so capacity is kSpan), the
+  // keys from `keys_at` on, the values from `values_at` on.
+  uint8_t* const* blocks = nullptr;
+  size_t keys_at = 0, values_at = 0;
 
-  static size_t bytes(Stored stored, int kv_heads, int head_dim, int capacity) {   // of keys, and of values
+  // The cache whose position 0 is the first of a span; good for that span alone.
+  PPSD_INLINE KvCache of_span(int span) const {
+    KvCache part = *this;
+    if (blocks != nullptr) {
+      part.keys = blocks[span] + keys_at;
+      part.values = blocks[span] + values_at;
+    } else {
+      const size_t one = bytes(stored, 1, head_dim, kSpan);
+      part.keys += span * one;
+      part.values += span * one;
+    }
+    return part;
+  }
+
+  PPSD_INLINE static size_t bytes(Stored stored, int kv_heads, int head_dim, int capacity) {   // of keys, and of values
     if (stored == Stored::kInt8) return size_t(kv_heads) * (capacity * panel_bytes(head_dim) / kPanel);
     return size_t(kv_heads) * capacity * head_dim * (stored == Stored::kFp32 ? 4 : 2);
   }
@@ -158,18 +176,26 @@ struct ReadThen {
   const uint8_t* then = nullptr;
 };
 
+// RMSNorms of every head of the queries and of the keys, [head_dim] in rotary order; null: there are none. A part of the work
+// is then of whole heads.
+struct HeadNorms {
+  const float *queries = nullptr, *keys = nullptr;
+  float eps = 0.0f;
+};
+
 struct QkvPhase {
   const Matrix* weights;         // rows: q heads, k heads (both in rotary order), v heads
   const float* bias;             // [outputs] in the same order, or null
   const Activations* input;
   int rows, start;               // positions [start, start + rows)
   int heads;
-  const float* rope;             // [capacity][head_dim][2]: cosine, signed sine, in rotary order
+  const float* rope;             // [capacity][head_dim][2]: cosine, signed sine, in rotary order; null: nothing is rotated
   float* queries;                // [rows][heads][head_dim], scaled by 1 / sqrt(head_dim)
   const KvCache* cache;
   const int* positions;          // null; or that of every row, each of which then has a cache of its own: cache[row]
   const Siblings* siblings = nullptr;   // or of the rows, the last ones
   ReadThen next{};
+  HeadNorms norms{};
 };
 
 struct AttendPhase {
@@ -179,6 +205,7 @@ struct AttendPhase {
   float* mixed;                  // [rows][heads][head_dim]
   const Siblings* siblings = nullptr;   // or of the rows, the last ones
   ReadAhead* ahead = nullptr;           // this member's
+  int window = 0;                       // positions that a row sees, its own included; 0: all before it
 
   // A unit of work: some of the queries that read one KV head, row by row.
   PPSD_INLINE int group() const { return heads / cache->kv_heads; }

@@ -9,10 +9,9 @@ namespace ppsd {
 namespace {
 
 constexpr int kPhases = 5;       // of a layer: qkv, attention, output, MLP in, MLP out
-constexpr int kTogether = 2;     // panels that a member takes at the least
-constexpr int kSwigluPanels = 4; // the same, of gate and up
+constexpr int kSwigluPanels = 4; // that a member takes at the least of gate and up
 
-// What a member reads behind attention, as much of it as stays in its own cache until then.
+// What a member reads after attention, as much of it as stays in its own cache until then.
 constexpr int64_t kReadAhead = 256 << 10;
 
 // Adds the squares of int8 activations to `squares` [width].
@@ -59,7 +58,7 @@ ReadThen read_then(const Shared& now, const Shared& next, const Team& team, int 
   return {panels_of(now, team, member).end, next.matrix->panel(panels_of(next, team, member).begin)};
 }
 
-ReadAhead behind_attention(const PackedLayer& layer, const Team& team, int member) {
+ReadAhead after_attention(const PackedLayer& layer, const Team& team, int member) {
   const auto memory_of = [&](const Shared& shared, int64_t most, const uint8_t** begin, const uint8_t** end) {
     const auto [first, last] = panels_of(shared, team, member);
     *begin = shared.matrix->panel(first);
@@ -124,6 +123,70 @@ void LayerStack::reserve(int capacity) {
   kv_memory_ = std::move(memory);
   caches_ = std::move(caches);
   capacity_ = capacity;
+}
+
+size_t LayerStack::keep_in_blocks(size_t offset) {
+  block_offset_ = offset;
+  row_caches_.assign(inputs_.size(), std::vector<KvCache>(kPassRows));
+  return offset + 2 * layers_.size() * KvCache::bytes(kv_, shape_.num_kv_heads, shape_.head_dim, kSpan);
+}
+
+KvCache LayerStack::in_blocks(size_t layer, uint8_t* const* blocks) const {
+  const size_t one = KvCache::bytes(kv_, shape_.num_kv_heads, shape_.head_dim, kSpan);
+  KvCache cache{kv_, shape_.num_kv_heads, shape_.head_dim, kSpan, nullptr, nullptr};
+  cache.blocks = blocks;
+  cache.keys_at = block_offset_ + 2 * layer * one;
+  cache.values_at = cache.keys_at + one;
+  return cache;
+}
+
+void LayerStack::copy_to_blocks(const LayerStack& other, int rows, uint8_t* const* blocks) const {
+  const size_t span_bytes = KvCache::bytes(kv_, 1, shape_.head_dim, kSpan);   // of a head
+  for (size_t layer = 0; layer < layers_.size(); ++layer)
+    for (int span = 0; span * kSpan < rows; ++span) {
+      const KvCache from = caches_[layer].of_span(span), to = other.in_blocks(layer, blocks).of_span(span);
+      const size_t head_bytes = KvCache::bytes(kv_, 1, shape_.head_dim, from.capacity);
+      for (int head = 0; head < shape_.num_kv_heads; ++head) {
+        std::memcpy(to.keys + head * span_bytes, from.keys + head * head_bytes, span_bytes);
+        std::memcpy(to.values + head * span_bytes, from.values + head * head_bytes, span_bytes);
+      }
+    }
+}
+
+void LayerStack::begin_pass(const std::vector<Segment>& segments) {
+  begin_pass();
+  segments_ = segments;
+  segment_rows_.clear();
+  segment_units_.clear();
+  row_positions_.clear();
+  int units = 0;
+  for (const Segment& segment : segments) {
+    for (int row = 0; row < segment.rows; ++row) row_positions_.push_back(segment.start + row);
+    const KvCache shape{kv_, shape_.num_kv_heads, shape_.head_dim, kSpan, nullptr, nullptr};
+    units += AttendPhase{nullptr, &shape, segment.rows, segment.start, shape_.num_heads, nullptr}.units();
+    segment_rows_.push_back(int(row_positions_.size()));
+    segment_units_.push_back(units);
+  }
+}
+
+void LayerStack::pass_segments(Team& team, int member, const float* rope, float* x) {
+  run(team, member, rope, x, int(row_positions_.size()), 0, row_positions_.data(), nullptr);
+}
+
+// Units [begin, end) of the attention of all segments.
+void LayerStack::attend_segments(size_t layer, int begin, int end, ReadAhead* ahead) {
+  size_t i = size_t(std::upper_bound(segment_units_.begin(), segment_units_.end(), begin) - segment_units_.begin());
+  for (; begin < end; ++i) {
+    const Segment& segment = segments_[i];
+    const int first_unit = i > 0 ? segment_units_[i - 1] : 0, first_row = i > 0 ? segment_rows_[i - 1] : 0;
+    const size_t at = size_t(first_row) * shape_.q_outputs();
+    const KvCache cache = in_blocks(layer, segment.blocks);
+    const AttendPhase attend{queries_.data() + at, &cache,  segment.rows, segment.start,                   shape_.num_heads,
+                             mixed_.data() + at,   nullptr, ahead,        layers_[layer]->attention.window};
+    const int last = std::min(end, segment_units_[i]);
+    kernels_.attend(attend, begin - first_unit, last - first_unit);
+    begin = last;
+  }
 }
 
 void LayerStack::observe(float* squares) {
@@ -200,7 +263,12 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
   const InputOffsets inputs(shape_);
   for (size_t number = 0; number < layers_.size(); ++number) {
     const PackedLayer& layer = *layers_[number];
-    const KvCache* cache = &caches_[number * texts_];
+    const KvCache* cache = segments_.empty() ? &caches_[number * texts_] : row_caches_[member].data();
+    if (!segments_.empty())
+      for (size_t i = 0, row = 0; i < segments_.size(); ++i) {
+        const KvCache in = in_blocks(number, segments_[i].blocks);
+        for (int r = 0; r < segments_[i].rows; ++r) row_caches_[member][row++] = in;
+      }
 
     const auto observe = [&](const Activations& in, int offset) {
       if (squares_ != nullptr && member == 0) add_squares(in, squares_ + number * inputs.width + offset);
@@ -209,27 +277,32 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
     kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, narrow);
     observe(narrow, inputs.qkv);
     const bool last = number + 1 == layers_.size();
-    const Shared in{&layer.qkv}, out{&layer.o}, up{&layer.gate_up, kSwigluPanels}, down_to{&layer.down},
-        after{last ? next_ : &layers_[number + 1]->qkv};
+    const auto qkv_of = [&](const PackedLayer& of) { return Shared{&of.qkv, of.qkv_together(shape_.head_dim)}; };
+    const Shared in = qkv_of(layer), out{&layer.o}, up{&layer.gate_up, kSwigluPanels}, down_to{&layer.down},
+                 after = last ? Shared{next_} : qkv_of(*layers_[number + 1]);
     const auto then = [&](const Shared& now, const Shared& next) { return read_then(now, next, team, member); };
 
     const Siblings kept = sibling_positions_.empty() ? Siblings{} : siblings_of(number);
     const Siblings* siblings = kept.rows > 0 ? &kept : nullptr;
     const float* qkv_bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
-    const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, rope,
-                       queries_.data(), cache,     positions, siblings, then(in, out)};
-    share(layer.qkv.panels(), kTogether, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
+    const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, layer.attention.rotary ? rope : nullptr,
+                       queries_.data(), cache, positions, siblings, then(in, out), layer.norms(shape_.rms_norm_eps)};
+    share(layer.qkv.panels(), in.together, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
     if (positions == nullptr) {
-      ReadAhead ahead = behind_attention(layer, team, member);
-      const AttendPhase attend{queries_.data(), cache, rows, start, shape_.num_heads, mixed_.data(), siblings, &ahead};
+      ReadAhead ahead = after_attention(layer, team, member);
+      const AttendPhase attend{queries_.data(), cache,    rows,   start,                 shape_.num_heads,
+                               mixed_.data(),   siblings, &ahead, layer.attention.window};
       share(attend.units(), 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
+    } else if (!segments_.empty()) {
+      ReadAhead ahead = after_attention(layer, team, member);
+      share(segment_units_.back(), 1, [&](int begin, int end) { attend_segments(number, begin, end, &ahead); });
     } else {
       share(rows, 1, [&](int begin, int end) {
         for (int r = begin; r < end; ++r) {
           const size_t at = size_t(r) * shape_.q_outputs();
-          const AttendPhase attend{queries_.data() + at, cache + r,         1, positions[r],
-                                   shape_.num_heads,     mixed_.data() + at};
+          const AttendPhase attend{queries_.data() + at, cache + r, 1,       positions[r],          shape_.num_heads,
+                                   mixed_.data() + at,   nullptr,   nullptr, layer.attention.window};
           kernels_.attend(attend, 0, attend.units());
         }
       });
@@ -249,7 +322,7 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
 
       observe(mlp, inputs.down);
       const AddPhase down{&layer.down, nullptr, &mlp, rows, x, then(down_to, after)};
-      // Member 0's answer is there for all behind the barrier, and is not changed before every member has passed more.
+      // Member 0's answer is there for all after the barrier, and is not changed before every member has passed more.
       if (member == 0 && cancelled && cancelled()) cancelled_.store(true, std::memory_order_relaxed);
       share(layer.down.panels(), kTogether, [&](int begin, int end) { kernels_.add(down, begin, end); });
       if (cancelled_.load(std::memory_order_relaxed)) return false;
@@ -258,17 +331,18 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
   return true;
 }
 
-FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members)
+FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members,
+                             int most_rows)
     : kernels_(kernels), feedback_(feedback), eps_(shape.rms_norm_eps), shares_(members) {
   for (int member = 0; member < members && !feedback.distances.empty(); ++member)
-    inputs_.emplace_back(Activations::bytes(kernels, feedback.distances[0].format, 1, shape.hidden_size));
+    inputs_.emplace_back(Activations::bytes(kernels, feedback.distances[0].format, most_rows, shape.hidden_size));
 }
 
-void FeedbackStack::pass(Team& team, int member, const float* state, int distance, float* x) {
+void FeedbackStack::pass(Team& team, int member, const float* states, int distance, float* x, int rows) {
   const Matrix& matrix = feedback_.distances[distance - 1];
-  const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, 1, matrix.inputs);
-  kernels_.normalize(state, 1, feedback_.norm.data(), eps_, input);
-  const AddPhase phase{&matrix, nullptr, &input, 1, x};
+  const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, rows, matrix.inputs);
+  kernels_.normalize(states, rows, feedback_.norm.data(), eps_, input);
+  const AddPhase phase{&matrix, nullptr, &input, rows, x};
   team.share(shares_, member, matrix.panels(), kTogether, [&](int begin, int end) { kernels_.add(phase, begin, end); });
   team.barrier();
 }

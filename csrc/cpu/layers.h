@@ -14,6 +14,13 @@ namespace ppsd {
 // then sixteen sines: [capacity][head_dim / 16][2][16]. frequencies: [head_dim / 2].
 std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity);
 
+// Of a pass over several texts: consecutive rows of one of them, at positions [start, start + rows); `blocks`: where its cache
+// lies, span by span, see KvCache.
+struct Segment {
+  int rows = 0, start = 0;
+  uint8_t* const* blocks = nullptr;
+};
+
 class LayerStack {
  public:
   // `texts`: how many have a cache of their own here. One: a pass takes consecutive rows of it. Several: a row of each.
@@ -21,7 +28,12 @@ class LayerStack {
              std::vector<const PackedLayer*> layers, int members, int texts = 1);
 
   void reserve(int capacity);   // rows of cache for each text; what it holds stays
-  void followed_by(const Matrix* matrix) { next_ = matrix; }   // is read behind the last layer
+  // Instead of reserve: the caches of any number of texts lie in blocks of kSpan positions. In each of them this stack's
+  // bytes begin at `offset`; where they end is returned.
+  size_t keep_in_blocks(size_t offset);
+  // Rows [0, rows) of the one text's cache, into the blocks of another stack of these layers.
+  void copy_to_blocks(const LayerStack& other, int rows, uint8_t* const* blocks) const;
+  void followed_by(const Matrix* matrix) { next_ = matrix; }   // is read after the last layer
   // From now on member 0 adds up the squares of what goes into the matrices, in [layers][InputOffsets::width], 0 at first.
   void observe(float* squares);
   void fill();                  // the cache, with made-up numbers: to measure what is read from memory that is really there
@@ -29,18 +41,23 @@ class LayerStack {
   int size() const { return int(layers_.size()); }
 
   void begin_pass();   // by one thread, before the members begin
-  // The same, where `siblings` of the rows [start, start + rows) lie behind them in x. Several texts have none.
+  // The same, where `siblings` of the rows [start, start + rows) lie after them in x. Several texts have none.
   void begin_pass(int start, int rows, const std::vector<Sibling>& siblings);
   // By every member: rows x [rows + siblings][hidden], those of the text at positions [start, start + rows), in place.
   // False: cancelled on the way.
   bool pass(Team& team, int member, const float* rope, float* x, int rows, int start, const Cancelled& cancelled);
   // The same for x [texts][hidden], one row of every text, at these positions.
   void pass_side_by_side(Team& team, int member, const float* rope, float* x, const int* positions);
+  // The same for texts in blocks: x [rows of all segments][hidden]. begin_pass keeps the segments until the pass ends.
+  void begin_pass(const std::vector<Segment>& segments);
+  void pass_segments(Team& team, int member, const float* rope, float* x);
   void adopt(int position);   // of the two rows at a position, the sibling's now is the text's
 
  private:
   bool run(Team& team, int member, const float* rope, float* x, int rows, int start, const int* positions,
            const Cancelled& cancelled);
+  KvCache in_blocks(size_t layer, uint8_t* const* blocks) const;
+  void attend_segments(size_t layer, int begin, int end, ReadAhead* ahead);
   Siblings siblings_of(size_t layer) const;
 
   const Kernels& kernels_;
@@ -56,6 +73,11 @@ class LayerStack {
   std::vector<KvCache> caches_;                  // [layers][texts]
   Memory sibling_memory_;                        // [layers], keys and values
   std::vector<int> sibling_positions_, order_;   // of the pass: see Siblings
+  size_t block_offset_ = 0;
+  std::vector<Segment> segments_;                // of the pass
+  std::vector<int> segment_rows_, segment_units_;   // up to and including each: rows, and units of attention
+  std::vector<int> row_positions_;               // [rows of the segments]
+  std::vector<std::vector<KvCache>> row_caches_; // of each member [kPassRows]: of the layer at hand
   std::vector<float> queries_, mixed_;           // [kPassRows][heads][head_dim]
   std::vector<Memory> inputs_;                   // of each member: the rows as the next matrix wants them
   Memory mlp_;                                   // of all: the MLP's inner activations
@@ -64,15 +86,16 @@ class LayerStack {
 };
 
 // What a head of the kind `feedback` adds to the exit hidden state that it draws from: of the newest row that has passed
-// all layers, seen from `distance` rows behind it.
+// all layers, seen from `distance` rows after it.
 class FeedbackStack {
  public:
-  FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members);
+  FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members,
+                int most_rows = 1);
 
   int most_distance() const { return int(feedback_.distances.size()); }
   void begin_pass() { shares_.reset(); }
-  // By every member: x [hidden] += W[distance] norm(state [hidden]); distance: 1 to most_distance().
-  void pass(Team& team, int member, const float* state, int distance, float* x);
+  // By every member: x [rows][hidden] += W[distance] norm(states [rows][hidden]); distance: 1 to most_distance().
+  void pass(Team& team, int member, const float* states, int distance, float* x, int rows = 1);
 
  private:
   const Kernels& kernels_;

@@ -123,10 +123,12 @@ class Sweep {
     for (int number = 0; number < s_.num_layers; ++number) {
       const PackedLayer& layer = model_.layers[number];
       if (name == "qkv") {
-        const QkvPhase phase{&layer.qkv, nullptr, &in, rows_, start_, s_.num_heads, rope_.data(), queries_.data(), &caches_[number], nullptr};
-        share(layer.qkv.panels(), 2, [&](int begin, int end) { k_.qkv(phase, begin, end); });
+        const QkvPhase phase{&layer.qkv, nullptr, &in, rows_, start_, s_.num_heads, layer.attention.rotary ? rope_.data() : nullptr,
+                             queries_.data(), &caches_[number], nullptr, nullptr, {}, layer.norms(s_.rms_norm_eps)};
+        share(layer.qkv.panels(), layer.qkv_together(s_.head_dim), [&](int begin, int end) { k_.qkv(phase, begin, end); });
       } else if (name == "attention") {
-        const AttendPhase phase{queries_.data(), &caches_[number], rows_, start_, s_.num_heads, mixed_.data()};
+        const AttendPhase phase{queries_.data(), &caches_[number], rows_,   start_,                s_.num_heads,
+                                mixed_.data(),   nullptr,          nullptr, layer.attention.window};
         share(phase.units(), 1, [&](int begin, int end) { k_.attend(phase, begin, end); });
       } else if (name == "output" || name == "down") {
         const bool down = name == "down";

@@ -31,13 +31,13 @@ void append_rotary(const Tensor& tensor, int head_dim, std::vector<SourceRow>* r
   }
 }
 
-void append_rotary(const Tensor& bias, int head_dim, std::vector<float>* out) {
-  const std::vector<float> plain = Packer::vector(bias);
+void append_rotary(const Tensor& vector, int head_dim, std::vector<float>* out) {
+  const std::vector<float> plain = Packer::vector(vector);
   for (size_t r = 0; r < plain.size(); ++r)
     out->push_back(plain[r / head_dim * head_dim + rope_channel(int(r % head_dim), head_dim)]);
 }
 
-// Panels of gate and up by turns.
+// Panels of gate and up in turn.
 std::vector<SourceRow> interleaved(const Tensor& gate, const Tensor& up) {
   std::vector<SourceRow> rows;
   for (int64_t first = 0; first < gate.rows; first += kPanel) {
@@ -86,6 +86,11 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
     append_rotary(t.q_bias, shape_.head_dim, &out.qkv_bias);
     append_rotary(t.k_bias, shape_.head_dim, &out.qkv_bias);
     for (float x : vector(t.v_bias)) out.qkv_bias.push_back(x);
+  }
+  out.attention = t.attention;
+  if (t.q_norm.present()) {
+    append_rotary(t.q_norm, shape_.head_dim, &out.q_norm);
+    append_rotary(t.k_norm, shape_.head_dim, &out.k_norm);
   }
   out.o = pack({format_, shape_.hidden_size, shape_.q_outputs()}, source(rows_of(t.o), t.o, at.o), memory);
   if (t.o_bias.present()) out.o_bias = vector(t.o_bias);

@@ -12,11 +12,21 @@
 
 namespace ppsd {
 
+constexpr int kTogether = 2;   // panels that a member of a team takes at the least
+
+// How a layer attends.
+struct LayerAttention {
+  bool rotary = true;   // are queries and keys rotated?
+  int window = 0;       // positions that a row sees, its own included; 0: all before it
+};
+
 struct ModelShape {
   int vocab_size = 0, hidden_size = 0, intermediate_size = 0, num_layers = 0;
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;
   float rms_norm_eps = 0.0f;
+  std::vector<LayerAttention> attention;   // of each layer, or empty: all are plain
 
+  LayerAttention attention_of(int layer) const { return attention.empty() ? LayerAttention{} : attention.at(layer); }
   int q_outputs() const { return num_heads * head_dim; }
   int kv_outputs() const { return num_kv_heads * head_dim; }
 };
@@ -35,14 +45,21 @@ struct Tensor {
 
 struct LayerTensors {
   Tensor input_norm, q, k, v, o, q_bias, k_bias, v_bias, o_bias;
+  Tensor q_norm, k_norm;              // [head_dim]; absent where the family has none
   Tensor post_norm, gate, up, down;   // absent in an `adapter` exit head: attention only
+  LayerAttention attention;
 };
 
 // A decoder layer, or the attention block of one.
 struct PackedLayer {
   std::vector<float> input_norm, post_norm, qkv_bias, o_bias;
+  std::vector<float> q_norm, k_norm;   // in rotary order, or empty
   Matrix qkv, o, gate_up, down;
+  LayerAttention attention;
   bool has_mlp() const { return gate_up.data != nullptr; }
+  HeadNorms norms(float eps) const { return q_norm.empty() ? HeadNorms{} : HeadNorms{q_norm.data(), k_norm.data(), eps}; }
+  // Panels of q, k and v that a member takes at the least: whole heads where those have norms.
+  int qkv_together(int head_dim) const { return q_norm.empty() ? kTogether : head_dim / kPanel; }
 };
 
 // Where in a row of all inputs of a layer's matrices, one after the other, those of each begin: [width].

@@ -30,10 +30,12 @@ Sampler::Sampler(const Kernels& kernels, int vocab_size, int members)
 
 void Sampler::begin(const Sampling& sampling, int kept) {
   sampling_ = sampling;
+  sampling_.top_k = std::min(sampling.top_k, int(first_seen_.size()));
   const std::vector<int> ids(ids_.begin(), ids_.begin() + kept);
   std::fill(first_seen_.begin(), first_seen_.end(), kNever);
   ids_.clear();
   know(0, ids.data(), kept);
+  told_ = 0;
 }
 
 void Sampler::know(int start, const int* ids, int count) {
@@ -45,17 +47,21 @@ void Sampler::know(int start, const int* ids, int count) {
     if (first_seen_[ids[i]] == kNever) first_seen_[ids[i]] = int(ids_.size());
     ids_.push_back(ids[i]);
   }
+  told_ = std::clamp(start - sampling_.answer, 0, told_);
 }
 
 void Sampler::begin_rows(std::vector<int> positions, int outputs, bool store) {
   positions_ = std::move(positions);
   const size_t rows = positions_.size();
   const bool filters_all = sampling_.top_p < 1.0f || sampling_.min_p > 0.0f;
-  if (store) choice_ = Choice::kStore;
+  const bool edits = sampling_.counted() || !sampling_.logit_bias.empty() || sampling_.mask;
+  logprobs_.assign(sampling_.logprobs >= 0 ? rows : 0, {});
+  if (store || edits || !logprobs_.empty()) choice_ = Choice::kStore;
   else if (sampling_.temperature == 0.0f) choice_ = Choice::kBest;
   else if (sampling_.top_k > 0) choice_ = Choice::kTop;
   else choice_ = filters_all ? Choice::kStore : Choice::kBest;
   if (choice_ == Choice::kStore && logits_.size() < rows * outputs) logits_.resize(rows * outputs);
+  if (sampling_.mask) ask_mask();
   for (Scratch& scratch : scratch_) {
     scratch.best.assign(rows, kNoCandidate);
     if (choice_ == Choice::kTop) {
@@ -68,6 +74,37 @@ void Sampler::begin_rows(std::vector<int> positions, int outputs, bool store) {
   }
 }
 
+// The rows choose for the last positions of what is known, and for the one after it.
+void Sampler::ask_mask() {
+  const int rows = int(positions_.size());
+  if (positions_.back() != known() || positions_.front() != known() - rows + 1)
+    throw std::logic_error("with a grammar, rows are those at the end of the text");
+  allowed_.assign(size_t(rows) * TokenMask::words(int(first_seen_.size())), 0);
+  const auto answer = ids_.begin() + sampling_.answer;
+  sampling_.mask->fill(told_, {answer + told_, ids_.end()}, rows, allowed_.data());
+  told_ = int(ids_.end() - answer);
+}
+
+// Bias and mask, in the stored logits.
+void Sampler::edit(int r, const int* draft_ids, int outputs) {
+  float* scores = logits_.data() + size_t(r) * outputs;
+  for (const auto& [id, bias] : sampling_.logit_bias)
+    if (const int index = index_of(id, draft_ids, outputs); index >= 0) scores[index] += bias;
+  if (!sampling_.mask) return;
+  const uint32_t* allowed = allowed_.data() + size_t(r) * TokenMask::words(int(first_seen_.size()));
+  for (int i = 0; i < outputs; ++i) {
+    const int id = draft_ids ? draft_ids[i] : i;
+    if ((allowed[id / 32] >> (id % 32) & 1) == 0) scores[i] = kLowest;
+  }
+}
+
+std::optional<RowChoice> Sampler::alike() const {
+  const bool filters = sampling_.top_k > 0 || sampling_.top_p < 1.0f || sampling_.min_p > 0.0f;
+  const bool edits = sampling_.looks_back() || !sampling_.logit_bias.empty() || sampling_.logprobs >= 0;
+  if (edits || (filters && sampling_.temperature > 0.0f)) return std::nullopt;
+  return RowChoice{sampling_.temperature > 0.0f ? 1.0f / sampling_.temperature : 0.0f, sampling_.seed};
+}
+
 LogitsPhase Sampler::phase(int member, const int* draft_ids, int outputs) const {
   LogitsPhase phase{};
   phase.rows = int(positions_.size());
@@ -76,7 +113,7 @@ LogitsPhase Sampler::phase(int member, const int* draft_ids, int outputs) const 
   phase.draft_ids = draft_ids;
   // Stored logits are penalised when the token is chosen: confidence wants them as they are.
   phase.repetition_penalty = sampling_.repetition_penalty;
-  phase.first_seen = penalised() && choice_ != Choice::kStore ? first_seen_.data() : nullptr;
+  phase.first_seen = sampling_.penalised() && choice_ != Choice::kStore ? first_seen_.data() : nullptr;
   phase.inverse_temperature = sampling_.temperature > 0.0f ? 1.0f / sampling_.temperature : 0.0f;
   phase.seed = sampling_.seed;
   phase.top_k = std::min(sampling_.top_k, outputs);
@@ -88,7 +125,14 @@ LogitsPhase Sampler::phase(int member, const int* draft_ids, int outputs) const 
 
 int Sampler::choose(int member, int r, int position, const int* draft_ids, int outputs) {
   Scratch& scratch = scratch_[member];
-  if (choice_ == Choice::kStore) return choose_stored(scratch, logits(r, outputs), position, draft_ids, outputs);
+  if (choice_ == Choice::kStore) {
+    const float* scores = logits(r, outputs);
+    if (!logprobs_.empty()) scratch.raw.assign(scores, scores + outputs);
+    edit(r, draft_ids, outputs);
+    const int token = choose_stored(scratch, scores, position, draft_ids, outputs);
+    if (!logprobs_.empty()) logprobs_[r] = logprobs_of(scratch.raw, token);
+    return token;
+  }
   if (choice_ == Choice::kBest) {
     Candidate best = scratch_[0].best[r];
     for (const Scratch& other : scratch_)
@@ -105,13 +149,15 @@ int Sampler::choose(int member, int r, int position, const int* draft_ids, int o
 int Sampler::choose_without(int token, int member, int r, int position, const int* draft_ids, int outputs) {
   float& score = logits_[size_t(r) * outputs + index_of(token, draft_ids, outputs)];
   const float was = std::exchange(score, kLowest);
-  const int second = choose(member, r, position, draft_ids, outputs);
+  const int second = choose_stored(scratch_[member], logits(r, outputs), position, draft_ids, outputs);
   score = was;
   return second;
 }
 
 int Sampler::index_of(int token, const int* draft_ids, int outputs) {
-  return draft_ids ? int(std::lower_bound(draft_ids, draft_ids + outputs, token) - draft_ids) : token;
+  if (draft_ids == nullptr) return token;
+  const int* found = std::lower_bound(draft_ids, draft_ids + outputs, token);
+  return found != draft_ids + outputs && *found == token ? int(found - draft_ids) : -1;
 }
 
 double Sampler::confidence(int r, int token, const int* draft_ids, int outputs) const {
@@ -128,12 +174,42 @@ float Sampler::penalise(float score, int id, int position) const {
   return score < 0.0f ? score * sampling_.repetition_penalty : score / sampling_.repetition_penalty;
 }
 
+// Of the ids that the answer holds before the position, in scratch.scores.
+void Sampler::penalise_answer(Scratch& scratch, int position, const int* draft_ids, int n) const {
+  scratch.counts.resize(first_seen_.size());
+  for (int p = sampling_.answer; p < position; ++p) ++scratch.counts[ids_[p]];
+  for (int p = sampling_.answer; p < position; ++p) {
+    const int count = std::exchange(scratch.counts[ids_[p]], 0), index = index_of(ids_[p], draft_ids, n);
+    if (count > 0 && index >= 0)
+      scratch.scores[index] -= float(double(sampling_.frequency_penalty) * count + double(sampling_.presence_penalty));
+  }
+}
+
+// Of a whole vocabulary's logits, at temperature 1.
+Logprobs Sampler::logprobs_of(const std::vector<float>& raw, int token) const {
+  Logprobs logprobs;
+  if (token == kNone) return logprobs;
+  const int n = int(raw.size()), most = std::min(sampling_.logprobs, n);
+  float max, sum;
+  kernels_.soft_sum(raw.data(), n, 1.0f, &max, &sum);
+  const double rest = double(max) + std::log(double(sum));
+  std::vector<Candidate> top;
+  for (int id = 0; id < n && most > 0; ++id)
+    if (int(top.size()) < most || raw[id] > top.front().score) keep_best(&top, most, {raw[id], id});
+  std::sort(top.begin(), top.end());
+  logprobs.own = float(raw[token] - rest);
+  for (const Candidate& candidate : top) logprobs.top.emplace_back(candidate.id, float(candidate.score - rest));
+  return logprobs;
+}
+
 int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, const int* draft_ids, int n) {
   const float* scores = raw;
   auto id_of = [&](int i) { return draft_ids ? draft_ids[i] : i; };
-  if (penalised()) {
-    scratch.scores.resize(n);
-    for (int i = 0; i < n; ++i) scratch.scores[i] = penalise(raw[i], id_of(i), position);
+  if (sampling_.penalised() || sampling_.counted()) {
+    scratch.scores.assign(raw, raw + n);
+    if (sampling_.penalised())
+      for (int i = 0; i < n; ++i) scratch.scores[i] = penalise(raw[i], id_of(i), position);
+    if (sampling_.counted()) penalise_answer(scratch, position, draft_ids, n);
     scores = scratch.scores.data();
   }
   if (sampling_.temperature == 0.0f) return id_of(int(std::max_element(scores, scores + n) - scores));
@@ -143,6 +219,8 @@ int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, con
   if (!filtered) return kernels_.choose(scores, draft_ids, n, inverse, sampling_.seed, position).id;
 
   // Few ids matter: those within a margin of the best, and ever more of them until the filters have what they need.
+  const int usable = int(n - std::count(scores, scores + n, kLowest));
+  if (usable == 0) return kNone;   // a draft vocabulary may hold nothing that the mask allows
   float max, total;   // total: of exp((score - max) / T) over all ids
   kernels_.soft_sum(scores, n, inverse, &max, &total);
   auto& candidates = scratch.candidates;
@@ -151,14 +229,14 @@ int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, con
     double covered = 0.0;
     const float bar = max - margin * sampling_.temperature;
     for (int i = 0; i < n; ++i)
-      if (scores[i] >= bar) {
+      if (scores[i] >= bar && scores[i] != kLowest) {
         candidates.push_back({scores[i], id_of(i)});
         covered += std::exp((scores[i] - max) * inverse);
       }
     const bool enough = sampling_.top_k > 0     ? int(candidates.size()) >= sampling_.top_k
                         : sampling_.top_p < 1.0f ? covered >= double(sampling_.top_p) * total
                                                  : std::exp(-margin) < sampling_.min_p;
-    if (enough || int(candidates.size()) == n || std::isinf(margin))
+    if (enough || int(candidates.size()) == usable || std::isinf(margin))
       return choose_among(scratch, position, sampling_.top_k > 0 ? 0.0 : total);
   }
 }

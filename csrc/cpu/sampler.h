@@ -3,13 +3,18 @@
 //   token(p) = argmax over ids of (filtered logits / T + gumbel(seed, p, id)); T = 0: argmax of the logits
 //
 // One sampler for each side (draft, verification): it knows the tokens of the rows that its side has run, for the
-// repetition penalty, and forgets them when rows are rolled back.
+// penalties, and forgets them when rows are rolled back.
 #pragma once
 
 #include <limits>
+#include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "../pipeline/protocol.h"
 #include "kernels.h"
+#include "token_mask.h"
 
 namespace ppsd {
 
@@ -17,7 +22,16 @@ struct Sampling {
   float temperature = 0.0f;
   int top_k = 0;
   float top_p = 1.0f, min_p = 0.0f, repetition_penalty = 1.0f;
+  float presence_penalty = 0.0f, frequency_penalty = 0.0f;   // taken off the logits of ids in the answer: once, and each time
+  std::vector<std::pair<int, float>> logit_bias;             // ids, and what is added to their logits; no id twice
+  int answer = 0;       // the position at which the answer begins
+  int logprobs = -1;    // the most probable ids to report for every token; -1: nothing is reported
+  std::shared_ptr<TokenMask> draft_mask, mask;   // of a grammar, for each side its own; null: there is none
   uint64_t seed = 0;
+
+  bool penalised() const { return repetition_penalty != 1.0f; }
+  bool counted() const { return presence_penalty != 0.0f || frequency_penalty != 0.0f; }
+  bool looks_back() const { return penalised() || counted() || mask; }   // a token's choice depends on which ids precede it
 };
 
 class Sampler {
@@ -34,15 +48,20 @@ class Sampler {
   // How an LM head of so many outputs should deliver its results for rows that choose the tokens for these positions.
   // `store`: logits, whatever the filters.
   void begin_rows(std::vector<int> positions, int outputs, bool store);
+  // How a row chooses, where temperature and seed are all that matters: such rows of several texts can be given to the LM
+  // head together, without begin_rows and choose.
+  std::optional<RowChoice> alike() const;
   LogitsPhase phase(int member, const int* draft_ids, int outputs) const;
   static constexpr int kNone = std::numeric_limits<int>::max();
-  // After the LM head: the token of row r; kNone: no logit is a number. Rows may be asked for by different members at the
-  // same time.
+  // After the LM head, once: the token of row r; kNone: no logit is a number. Rows may be asked for by different members at
+  // the same time. Adds the bias to stored logits, and takes out what the mask forbids.
   int choose(int member, int r, int position, const int* draft_ids, int outputs);
-  // What would be chosen from stored logits if there were no `token`: the second choice.
+  // What would be chosen from stored logits if there were no `token`, which was: the second choice.
   int choose_without(int token, int member, int r, int position, const int* draft_ids, int outputs);
-  // The probability of `token` among the stored logits of row r, unfiltered and at temperature 1.
+  // The probability of `token` among the stored logits of row r after `choose`: no penalty, no filter, temperature 1.
   double confidence(int r, int token, const int* draft_ids, int outputs) const;
+  // Of the rows that have been chosen for, of the logits as the model gives them; empty if they are not asked for.
+  std::vector<Logprobs> take_logprobs() { return std::move(logprobs_); }
   const float* logits(int r, int outputs) const { return logits_.data() + size_t(r) * outputs; }
 
  private:
@@ -50,12 +69,16 @@ class Sampler {
     std::vector<Candidate> best;               // [rows]
     std::vector<std::vector<Candidate>> top;   // [rows][top_k]
     std::vector<Candidate> candidates;
-    std::vector<float> scores, noise;
+    std::vector<float> scores, noise, raw;
     std::vector<int> noise_ids;
+    std::vector<int> counts;                   // [vocabulary], zeros between uses
   };
 
-  static int index_of(int token, const int* draft_ids, int outputs);
-  bool penalised() const { return sampling_.repetition_penalty != 1.0f; }
+  static int index_of(int token, const int* draft_ids, int outputs);   // -1: it is not among them
+  void ask_mask();
+  void edit(int r, const int* draft_ids, int outputs);
+  void penalise_answer(Scratch& scratch, int position, const int* draft_ids, int n) const;
+  Logprobs logprobs_of(const std::vector<float>& raw, int token) const;
   int choose_stored(Scratch& scratch, const float* raw, int position, const int* draft_ids, int n);
   int choose_among(Scratch& scratch, int position, double total);
   float penalise(float score, int id, int position) const;
@@ -66,6 +89,9 @@ class Sampler {
   Choice choice_ = Choice::kBest;
   std::vector<int> positions_;                 // [rows]
   std::vector<Scratch> scratch_;
+  std::vector<Logprobs> logprobs_;             // [rows], or none
+  std::vector<uint32_t> allowed_;              // [rows][words of the vocabulary], with a mask
+  int told_ = 0;                               // ids of the answer that the mask knows
   mutable std::vector<float> logits_;          // [rows][outputs]
 };
 

@@ -13,7 +13,7 @@ constexpr std::chrono::milliseconds kNews{25};
 }  // namespace
 
 Session::Session(CpuEngine* engine, Request request, Trace* trace)
-    : engine_(engine), request_(std::move(request)), trace_(trace), thread_([this] { work(); }) {}
+    : engine_(engine), request_(std::move(request)), trace_(trace), text_(request_.prompt), thread_([this] { work(); }) {}
 
 Session::~Session() { end(); }
 
@@ -25,8 +25,7 @@ void Session::end() {
 
 Session::Status Session::next(int milliseconds, Event* event, double* seconds) {
   std::unique_lock<std::mutex> lock(mutex_);
-  const auto ready = [this] { return !events_.empty() || over_; };
-  if (!changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), ready)) return Status::kWaiting;
+  if (!wait(&lock, milliseconds)) return Status::kWaiting;
   if (events_.empty()) {
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     return Status::kEnded;
@@ -38,11 +37,31 @@ Session::Status Session::next(int milliseconds, Event* event, double* seconds) {
   return Status::kEvent;
 }
 
+bool Session::wait(std::unique_lock<std::mutex>* lock, int milliseconds) {
+  return changed_.wait_for(*lock, std::chrono::milliseconds(milliseconds), [this] { return !events_.empty() || over_; });
+}
+
+bool Session::ready(int milliseconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  return wait(&lock, milliseconds);
+}
+
+std::pair<int, int> Session::prompt_rows() const {
+  const int rows = int(request_.prompt.size()), kept = kept_;
+  if (kept < 0) return {0, rows};
+  return {std::min(engine_->rows_done(), rows) - kept, rows - kept};
+}
+
 void Session::cancel() {
   cancelled_.store(true);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (carrier_ != nullptr) carrier_->cancel();
   changed_.notify_all();
+}
+
+std::vector<int> Session::text() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return text_;
 }
 
 void Session::work() {
@@ -82,6 +101,7 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
   if (request_.planner) after_round = [this](const Round& round, Scheduler* s) { return replan(round, s); };
   const int keep = first ? engine_->shared_rows(*tokens) : int(tokens->size()) - 1;
   const Stages stages = engine_->begin(request_, keep);
+  if (first) kept_ = keep;
   std::unique_ptr<Carrier> carrier;
   if (schedule.overlap && !request_.lock_step) {
     engine_->use_own_teams();
@@ -115,6 +135,8 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
       const double seconds = std::chrono::duration<double>(done - begun_ - waited_).count();
       std::unique_lock<std::mutex> lock(mutex_);
       changed_.wait(lock, [this] { return events_.size() < kAhead || cancelled_.load(); });
+      if (const Round* round = std::get_if<Round>(&*event))
+        text_.insert(text_.end(), round->committed.begin(), round->committed.end());
       events_.push_back({std::move(*event), seconds});
       const Clock::time_point now = Clock::now();
       waited_ += now - done;

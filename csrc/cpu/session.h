@@ -17,10 +17,16 @@ class Session {
   // The next event, waiting for at most `milliseconds`. Rethrows what went wrong in a stage.
   // seconds: of work, from the beginning to this event; what the consumer does meanwhile neither counts nor helps.
   Status next(int milliseconds, Event* event, double* seconds);
+  // Whether there is something for `next`, waiting for at most `milliseconds`.
+  bool ready(int milliseconds);
+  // Of the prompt: {rows that have passed the layers, rows that have to}, without those that an earlier answer left.
+  std::pair<int, int> prompt_rows() const;
   void cancel();   // from any thread: the answer ends soon
   void end();      // cancels, and returns when nothing runs any more; the engine is free for another session then
+  std::vector<int> text();   // the prompt, and what the events commit, those that nobody has asked for yet included
 
  private:
+  bool wait(std::unique_lock<std::mutex>* lock, int milliseconds);
   void work();
   bool play(const Schedule& schedule, std::vector<int>* tokens, bool first);
   bool replan(const Round& round, Scheduler* scheduler);
@@ -37,12 +43,14 @@ class Session {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Stamped> events_;
+  std::vector<int> text_;
   const Clock::time_point begun_ = Clock::now();
   Clock::time_point woken_{};  // when the consumer was, last
   Clock::duration waited_{};   // for a consumer that is slower than the work
   Carrier* carrier_ = nullptr;
   bool over_ = false;
   std::atomic<bool> cancelled_{false};
+  std::atomic<int> kept_{-1};   // rows of the prompt that an earlier answer left; -1: not begun
   std::exception_ptr failure_;
   Clock::time_point committed_;          // when the last round was
   bool switching_ = false;               // the planner wants another carrier

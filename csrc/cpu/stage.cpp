@@ -47,7 +47,7 @@ std::vector<int> chosen_by(const Chunk& chunk, int first) {
 CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
     : model_(model),
       early_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, 0, model.exit_layer), members),
-      late_(*model.kernels, model.shape, model.exit_format, model.kv,
+      late_(*model.kernels, model.shape, model.format, model.kv,
             pointers(model.exit_layers, 0, int(model.exit_layers.size())), members),
       feedback_(*model.kernels, model.shape, model.exit_feedback, members),
       sampler_(*model.kernels, model.shape.vocab_size, members),
@@ -71,14 +71,17 @@ void CpuDraftStage::reserve(int capacity, const float* rope) {
 }
 
 void CpuDraftStage::begin(const Sampling& sampling, int kept) {
-  length_ = std::min(length_, kept);
-  head_length_ = std::min(head_length_, length_);
-  sampler_.begin(sampling, length_);
+  length_ = std::min<int>(length_, kept);
+  head_length_ = std::min<int>(head_length_, length_);
+  Sampling drawing = sampling;
+  drawing.logprobs = -1;   // of drafts nobody asks
+  drawing.mask = drawing.draft_mask;
+  sampler_.begin(drawing, length_);
 }
 
 bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
-  length_ = std::min(length_, step.start);
-  head_length_ = std::min(head_length_, length_);
+  length_ = std::min<int>(length_, step.start);
+  head_length_ = std::min<int>(head_length_, length_);
   const int count = int(step.ids.size());
   sampler_.know(step.start, step.ids.data(), count);
   int done = 0;
@@ -92,7 +95,7 @@ bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& c
 }
 
 // Up to kPassRows rows of a step through the early layers, with its siblings, and if a draft is wanted the exit head
-// behind them.
+// after them.
 bool CpuDraftStage::run_rows(const int* ids, int rows, const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
   const int hidden = model_.shape.hidden_size, start = length_;
   const Feedback* feedback = step.feedback.get();
@@ -114,10 +117,10 @@ bool CpuDraftStage::run_rows(const int* ids, int rows, const DraftStep& step, Dr
   if (draft == nullptr) return true;
 
   // The exit head's own layers first catch up with the rows that came since it was last asked. The row that is drawn
-  // from also hears of the newest row that has passed all layers, if that is near.
+  // from also receives what became of the newest row that has passed all layers, if that is near.
   const int distance = feedback != nullptr ? length_ - 1 - feedback->position : 0;
   const bool heard = distance >= 1 && distance <= feedback_.most_distance();
-  head_length_ = std::min(head_length_, length_ - 1);
+  head_length_ = std::min<int>(head_length_, length_ - 1);
   while (head_length_ < length_) {
     const int behind = std::min(kPassRows, length_ - head_length_), first = head_length_;
     const bool last = first + behind == length_;
@@ -208,13 +211,13 @@ void CpuVerifyStage::reserve(int capacity, const float* rope) {
 }
 
 void CpuVerifyStage::begin(const Sampling& sampling, int kept) {
-  length_ = std::min(length_, kept);
+  length_ = std::min<int>(length_, kept);
   if (sampler_) sampler_->begin(sampling, length_);
 }
 
 bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
   const size_t hidden = size_t(model_.shape.hidden_size);
-  length_ = std::min(length_, chunk->start);
+  length_ = std::min<int>(length_, chunk->start);
   if (sampler_) sampler_->know(chunk->start, chunk->ids.data(), chunk->rows());
   const int siblings = int(chunk->siblings.size());   // of few rows, in one pass with them
   for (int done = 0; done < chunk->rows(); done += kPassRows) {

@@ -1,6 +1,7 @@
 // Stages on a CPU: the model cut at the exit layer, each part worked on by a team of threads.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -14,19 +15,17 @@ struct CpuModel {
   ModelShape shape;
   Format format;
   Stored kv;
-  Tensor embedding;                    // [vocabulary][hidden], where the checkpoint has it
+  Tensor embedding, lm_head;           // [vocabulary][hidden], where the checkpoint has them; tied: the same
   std::vector<float> frequencies;      // [head_dim / 2]
   std::vector<PackedLayer> layers;
   PackedHead head;                     // the final norm, and the whole LM head
   // The exit head; without one nothing is drafted, and all layers verify.
   int exit_layer = 0;
-  Format exit_format = Format::kFp32;
   std::vector<PackedLayer> exit_layers;
   PackedFeedback exit_feedback;
   PackedHead exit_head;                // its matrix may be `head`'s
   std::vector<int> draft_ids;          // or empty: the whole vocabulary
-  std::vector<Memory> memory;          // what the matrices lie in
-  std::shared_ptr<const CpuModel> base;   // or whose memory some of them lie in
+  std::vector<std::shared_ptr<const Memory>> memory;   // what the matrices lie in; models with other heads share it
   size_t packed_bytes = 0;
 
   bool drafts() const { return exit_layer > 0; }
@@ -53,6 +52,11 @@ class CpuDraftStage final : public DraftStage {
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);   // a new answer that shares the first `kept` rows
   void set_oracle(const Oracle& oracle) { oracle_ = oracle; }
+  // Rows [0, rows) of the caches, into the blocks of other stacks of the same layers.
+  void copy_to_blocks(const LayerStack& early, const LayerStack& late, int rows, uint8_t* const* blocks) const {
+    early_.copy_to_blocks(early, rows, blocks);
+    late_.copy_to_blocks(late, rows, blocks);
+  }
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
   void export_hidden(Chunk* chunk) override;
@@ -70,7 +74,8 @@ class CpuDraftStage final : public DraftStage {
   FeedbackStack feedback_;
   std::unique_ptr<HeadStack> head_;
   Sampler sampler_;
-  int length_ = 0, head_length_ = 0;     // rows that have passed the early layers, and the exit head's own
+  std::atomic<int> length_{0};           // rows that have passed the early layers; others may look at it any time
+  int head_length_ = 0;                  // and the exit head's own
   Memory exit_hidden_;                   // [capacity][hidden]
   std::vector<float> sibling_exits_;     // [kSiblings][hidden], by position modulo kSiblings
   std::vector<float> x_;                 // [kPassRows][hidden]
@@ -85,15 +90,20 @@ class CpuVerifyStage final : public VerifyStage {
   void use(Team* team) { team_ = team; }
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
+  int layers() const { return layers_.size(); }
   void begin(const Sampling& sampling, int kept);
-  // To time what comes behind rows that nobody has computed.
+  // To time what comes after rows that nobody has computed.
   void pretend(int length) { length_ = length; }
   void fill() { layers_.fill(); }
+  void copy_to_blocks(const LayerStack& other, int rows, uint8_t* const* blocks) const {
+    layers_.copy_to_blocks(other, rows, blocks);
+  }
 
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;
+  std::vector<Logprobs> take_logprobs() override { return sampler_->take_logprobs(); }
   void adopt(const Sibling& sibling) override;
-  // The logits behind every row of a chunk of at most kPassRows, [rows][vocabulary], at the end of `out`.
+  // The logits after every row of a chunk of at most kPassRows, [rows][vocabulary], at the end of `out`.
   void append_logits(const Chunk& chunk, std::vector<float>* out);
 
  private:
@@ -106,7 +116,7 @@ class CpuVerifyStage final : public VerifyStage {
   LayerStack layers_;
   std::unique_ptr<HeadStack> head_;
   std::unique_ptr<Sampler> sampler_;
-  int length_ = 0;
+  std::atomic<int> length_{0};           // others may look at it any time
   std::vector<float> x_;                 // [kPassRows][hidden]
 };
 

@@ -130,7 +130,7 @@ class Team {
   const std::vector<int> cores_, around_;
   Roster roster_;
   bool watching_ = true;
-  std::function<Pass(int)> told_;     // in the place of the clock
+  std::function<Pass(int)> told_;     // instead of the clock
   int active_;                        // changes between passes alone
   const uint32_t forks_ = forks();
   std::thread::id caller_;            // that was pinned

@@ -35,9 +35,11 @@ void LayerShares::attention(int layer, const float* x, int rows, int start, floa
   const Activations heads = Activations::at(kernels_, heads_.as<>(), model_.format, rows, s.q_outputs());
   kernels_.normalize(x, rows, weights.input_norm.data(), s.rms_norm_eps, narrow);
   const float* bias = weights.qkv_bias.empty() ? nullptr : weights.qkv_bias.data();
-  const QkvPhase qkv{&weights.qkv, bias, &narrow, rows, start, s.num_heads, rope_.data(), queries_.data(), &caches_[layer], nullptr};
+  const QkvPhase qkv{&weights.qkv, bias, &narrow, rows, start, s.num_heads, weights.attention.rotary ? rope_.data() : nullptr,
+                     queries_.data(), &caches_[layer], nullptr, nullptr, {}, weights.norms(s.rms_norm_eps)};
   kernels_.qkv(qkv, 0, weights.qkv.panels());
-  const AttendPhase attend{queries_.data(), &caches_[layer], rows, start, s.num_heads, mixed_.data()};
+  const AttendPhase attend{queries_.data(), &caches_[layer], rows,    start,                   s.num_heads,
+                           mixed_.data(),   nullptr,         nullptr, weights.attention.window};
   kernels_.attend(attend, 0, attend.units());
   kernels_.convert(mixed_.data(), rows, heads);
   std::fill_n(part, size_t(rows) * s.hidden_size, 0.0f);

@@ -50,7 +50,7 @@ GraphCarrier::GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule
                            bool report_drafts, AfterRound after_round, Trace* trace)
     : lanes_(lanes),
       graphs_(std::move(graphs)),
-      plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots), graphs_.rounds != nullptr),
+      plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots)),
       report_drafts_(report_drafts),
       after_round_(std::move(after_round)),
       trace_(trace),
@@ -112,7 +112,7 @@ std::optional<Event> GraphCarrier::next() {
         else if (now - *idle > kSilence)
           throw DriverError(Fault::kSilent, "the GPU has nothing left to do, but a verdict has not come");
       }
-    } catch (...) {   // told behind the events that there are already
+    } catch (...) {   // told after the events that there are already
       lost_ = true;
       failure_ = std::current_exception();
     }
@@ -134,7 +134,6 @@ bool GraphCarrier::queue() {
     const Step step = plan_.next(done_);
     if (step.kind == Step::Kind::kWait) return queued;
     if (step.kind == Step::Kind::kVerify) launch_pass(step);
-    else if (step.kind == Step::Kind::kRounds) launch_rounds(step);
     else launch_draft(step);
     queued = true;
   }
@@ -187,14 +186,14 @@ void GraphCarrier::launch_pass(const Step& step) {
   for (int leg = 0; leg < legs; ++leg) {
     const Lane& lane = pass_lane(leg);
     enter(lane);
-    const auto behind = [&](int other, int64_t its) {
+    const auto wait_for_leg = [&](int other, int64_t its) {
       if (pass_lane(other).stream != lane.stream)
         check(cu.cuStreamWaitEvent(lane.stream, lanes_->stage_done[size_t(other)]->at(its), 0), "ordering two streams");
     };
     if (leg == 0) wait_for(lane, step);
-    else behind(leg - 1, pass);
+    else wait_for_leg(leg - 1, pass);
     // Rows are taken when the first stage is free for them: whatever has been drafted until then comes along.
-    if (leg < first && pass > 0) behind(first, pass - 1);
+    if (leg < first && pass > 0) wait_for_leg(first, pass - 1);
     if (leg < int(graphs_.copies.size()))
       for (const Copy& what : graphs_.copies[size_t(leg)]) copy(lane, what, step);
     const char* name = leg < first ? "take" : leg < end ? "verify" : "verdict";
@@ -202,17 +201,6 @@ void GraphCarrier::launch_pass(const Step& step) {
     check(cu.cuEventRecord(lanes_->stage_done[size_t(leg)]->at(pass), lane.stream), "recording an event");
     if (leg + 1 == legs) pass_streams_[size_t(pass % Lanes::kPassSlots)] = lane.stream;
   }
-}
-
-// On one device, in the order of its stream; the event is that of the last pass.
-void GraphCarrier::launch_rounds(const Step& step) {
-  const int64_t pass = plan_.passes_launched() - 1;
-  const Lane& lane = pass_lane(0);
-  enter(lane);
-  wait_for(lane, step);
-  launch(lane, graphs_.rounds, "rounds", kVerifyTrack, pass);
-  check(driver().cuEventRecord(lanes_->stage_done.back()->at(pass), lane.stream), "recording an event");
-  pass_streams_[size_t(pass % Lanes::kPassSlots)] = lane.stream;
 }
 
 void GraphCarrier::copy(const Lane& lane, const Copy& what, const Step& step) {
@@ -331,9 +319,7 @@ void GraphCarrier::drain() {
     Patience patience;
     for (;;) {
       enter(lane);
-      Result result = driver().cuStreamQuery(lane.stream);
-      // A loop has been seen to go on where a query said that it had ended (by others, on WSL2); waiting knows better.
-      if (result == kSuccess && graphs_.rounds != nullptr) result = driver().cuStreamSynchronize(lane.stream);
+      const Result result = driver().cuStreamQuery(lane.stream);
       if (result == kSuccess) break;
       if (result != kNotReady) {
         lost_ = true;

@@ -1,7 +1,7 @@
 // The carrier of captured stages: CUDA graphs launched on one stream per stage, verdicts read from mapped memory.
 //
 // The plan (plan.h) says what to queue; here it is queued, in its order on the device: every launch is followed by the
-// record of an event of its own, and whoever must run behind it on another stream waits for that event. Nothing waits
+// record of an event of its own, and whoever must run after it on another stream waits for that event. Nothing waits
 // on the host but for verdicts, and for those it looks into memory that the device writes.
 #pragma once
 
@@ -32,9 +32,8 @@ struct Copy {
 struct Graphs {
   GraphExec draft = nullptr, row = nullptr;      // a draft step; the early layers without the exit head
   std::vector<GraphExec> verify;                 // a pass: its legs (ppsd_rt/cuda/devices.py), one for each stage,
-  bool take_apart = false, verdict_apart = false;   // and before them the taking of rows, behind them the verdict
+  bool take_apart = false, verdict_apart = false;   // and before them the taking of rows, after them the verdict
   std::vector<std::vector<Copy>> copies;         // before each leg; within one device none is needed, and none made
-  GraphExec rounds = nullptr;                    // a loop (loop.h) of rounds of this answer's schedule; null: none
   Ring verdicts, drafts;
   int32_t sequence = 0, drawn = 0;               // numbers of the last records
   bool draft_records = false;                    // do draft steps leave records?
@@ -70,7 +69,6 @@ class GraphCarrier final : public Carrier {
   bool queue();                      // whatever the plan allows; true if there was something
   void launch_draft(const Step& step);
   void launch_pass(const Step& step);
-  void launch_rounds(const Step& step);
   void wait_for(const Lane& lane, const Step& step);
   void enter(const Lane& lane);
   bool collect();                    // verdicts and drafts that have come; true if there were any

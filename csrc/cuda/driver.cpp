@@ -33,23 +33,15 @@ std::unique_ptr<Driver> load() {
   const auto get = reinterpret_cast<GetProcAddress>(dlsym(library, "cuGetProcAddress_v2"));
   if (get == nullptr) too_old("it has no cuGetProcAddress_v2");
   auto loaded = std::make_unique<Driver>();
-  const auto look_for = [&](const char* name, int version) {
+  const auto find = [&](const char* name) {
     void* function = nullptr;
     int status = 0;
-    return get(name, &function, version, 0, &status) == kSuccess ? function : nullptr;
-  };
-  const auto find = [&](const char* name) {
-    void* function = look_for(name, kNeededVersion);
-    if (function == nullptr) too_old("it has no " + std::string(name));
+    if (get(name, &function, kNeededVersion, 0, &status) != kSuccess || function == nullptr) too_old("it has no " + std::string(name));
     return function;
   };
 #define PPSD_CUDA_FIND(name, arguments) loaded->name = reinterpret_cast<decltype(loaded->name)>(find(#name));
   PPSD_CUDA_FUNCTIONS(PPSD_CUDA_FIND)
 #undef PPSD_CUDA_FIND
-#define PPSD_CUDA_LOOK_FOR(name, arguments) \
-  loaded->name = reinterpret_cast<decltype(loaded->name)>(look_for(#name, kLoopVersion));
-  PPSD_CUDA_LOOP_FUNCTIONS(PPSD_CUDA_LOOK_FOR)
-#undef PPSD_CUDA_LOOK_FOR
   const Result started = loaded->cuInit(0);
   if (started != kSuccess) {
     const char* name = nullptr;
@@ -68,12 +60,6 @@ std::unique_ptr<Driver> load() {
 
 std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
-
-bool Driver::has_loops() const {
-#define PPSD_CUDA_HAS(name, arguments) &&name != nullptr
-  return version >= kLoopVersion PPSD_CUDA_LOOP_FUNCTIONS(PPSD_CUDA_HAS);
-#undef PPSD_CUDA_HAS
 }
 
 const Driver& driver() {

@@ -20,12 +20,6 @@ using Stream = struct StreamTag*;
 using EventHandle = struct EventTag*;
 using Graph = struct GraphTag*;
 using GraphExec = struct GraphExecTag*;
-using GraphNode = struct GraphNodeTag*;
-using Module = struct ModuleTag*;
-using Function = struct FunctionTag*;
-using Condition = unsigned long long;   // of a conditional node: a handle
-struct EdgeData;
-struct NodeParams;                      // loop.h
 
 constexpr Result kSuccess = 0, kOutOfMemory = 2, kNotReady = 600;
 constexpr unsigned kNonBlocking = 1;      // a stream that does not wait for the legacy default stream
@@ -68,24 +62,12 @@ constexpr int kComputeMajor = 75, kComputeMinor = 76;   // device attributes
   F(cuGetErrorName, (Result result, const char** name))                           \
   F(cuGetErrorString, (Result result, const char** text))
 
-// What loops (loop.h) need besides: null where the driver is older than kLoopVersion.
-#define PPSD_CUDA_LOOP_FUNCTIONS(F)                                               \
-  F(cuGraphCreate, (Graph* graph, unsigned flags))                                \
-  F(cuGraphDestroy, (Graph graph))                                                \
-  F(cuGraphConditionalHandleCreate, (Condition* condition, Graph graph, Context context, unsigned at_launch, unsigned flags)) \
-  F(cuGraphAddNode, (GraphNode* node, Graph graph, const GraphNode* behind, const EdgeData* how, size_t count, NodeParams* params)) \
-  F(cuModuleLoadData, (Module* module, const void* image))                        \
-  F(cuModuleGetFunction, (Function* function, Module module, const char* name))   \
-  F(cuModuleUnload, (Module module))
-
 struct Driver {
 #define PPSD_CUDA_POINTER(name, arguments) Result(*name) arguments = nullptr;
   PPSD_CUDA_FUNCTIONS(PPSD_CUDA_POINTER)
-  PPSD_CUDA_LOOP_FUNCTIONS(PPSD_CUDA_POINTER)
 #undef PPSD_CUDA_POINTER
   int version = 0;   // of CUDA: 12030 is 12.3
 
-  bool has_loops() const;
 };
 
 enum class Fault { kNoDriver, kTooOld, kNoDevice, kOutOfMemory, kLaunch, kLost, kSilent, kOther };
@@ -97,7 +79,6 @@ class DriverError : public std::runtime_error {
 };
 
 constexpr int kNeededVersion = 12000;   // CUDA 12.0: the interface that the entry points are asked for in
-constexpr int kLoopVersion = 12030;     // CUDA 12.3: conditional nodes, and the interface of the loops' entry points
 
 // Loaded and initialised on first use, once in a process. Library: libcuda.so.1, or what PPSD_CUDA_DRIVER names.
 // Throws DriverError; the next call tries again.

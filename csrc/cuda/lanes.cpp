@@ -93,7 +93,7 @@ std::vector<std::pair<double, double>> Lanes::timeline(const std::vector<std::pa
     }
   } timers;
   const auto lane_of = [&](int stage) -> const Lane& { return stage < 0 ? draft : verify.at(size_t(stage)); };
-  // Every stream begins behind the same moment; times can be compared within a device only.
+  // Every stream begins after the same moment; times can be compared within a device only.
   const EventHandle begun = timers.record(draft);
   for (const Lane& lane : verify) {
     check(cu.cuCtxSetCurrent(lane.context), "choosing the GPU");

@@ -6,16 +6,12 @@
 
 namespace ppsd::cuda {
 
-Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, bool loops)
+Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages)
     : schedule_(schedule),
       limits_(limits),
       controller_(Controller::make(schedule.stop_rule, seed)),
       seed_(seed),
-      stages_(stages),
-      loops_(loops) {
-  if (loops && (schedule.overlap || schedule.stop_rule.kind != StopRule::Kind::kFixed))
-    throw std::invalid_argument("rounds in a loop all have the same number of drafts, and none beside a pass");
-}
+      stages_(stages) {}
 
 Round Plan::begin(const std::vector<int>& prompt, int keep, int first) {
   tokens_ = prompt;
@@ -33,15 +29,15 @@ Step Plan::next(int64_t drafts_done) {
   if (finished_) return {};
   if (pending_ && !open_ && flights_.empty()) adopt_pending();
   if (pending_ && !open_) return {};
-  return loops_ ? next_rounds() : schedule_.overlap ? next_overlapped(drafts_done) : next_in_turns();
+  return schedule_.overlap ? next_overlapped(drafts_done) : next_in_turns();
 }
 
 Step Plan::draft(Step::Kind kind) { return {kind, launched_++ - 1, schedule_.overlap ? -1 : passes_ - 1, 0, 0}; }
 
 Step Plan::pass(int64_t after_draft, int rows) {
   flights_.push_back(rows);
-  // It begins behind what the passes in flight will have committed, of which each takes up to kMaxRows rows.
-  // With overlap it begins behind the others' first stages (their stream sees to it), not behind their verdicts.
+  // It begins after what the passes in flight will have committed, of which each takes up to kMaxRows rows.
+  // With overlap it begins after the others' first stages (their stream sees to it), not after their verdicts.
   const int first = int(tokens_.size()) - 1;
   const int64_t before = passes_++ - 1;
   return {Step::Kind::kVerify, after_draft, schedule_.overlap ? -1 : before, first, kMaxRows * passes_in_flight()};
@@ -84,16 +80,6 @@ Step Plan::next_in_turns() {
   open_ = false;
   asked_ = launched_;
   return pass(launched_ - 1, kMaxRows);
-}
-
-// One launch runs and one waits behind it. One that has nothing left to do does nothing.
-Step Plan::next_rounds() {
-  const int in_flight = passes_in_flight();
-  if (in_flight > kRoundsALaunch || limits_.end - int(tokens_.size()) <= in_flight) return {};
-  Step step{Step::Kind::kRounds, launched_ - 1, passes_ - 1, int(tokens_.size()) - 1, kMaxRows * kRoundsALaunch};
-  flights_.insert(flights_.end(), kRoundsALaunch, kMaxRows);
-  passes_ += kRoundsALaunch;
-  return step;
 }
 
 // -- with overlap ------------------------------------------------------------------------------------------------------
@@ -155,7 +141,7 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
     if (rejected) {
       const int64_t run = std::min(drafts_done, launched_) - base_ - taken_;
       round.dropped = int(std::max<int64_t>(0, run - int(round.judged.size())));
-      // The step that may be running began before the verdict was known; the one behind it will not.
+      // The step that may be running began before the verdict was known; the one after it will not.
       base_ = std::min(drafts_done + 1, launched_), taken_ = 0;
       std::fill(flights_.begin(), flights_.end(), 0);   // void
       restarted_ = true;

@@ -7,11 +7,10 @@
 //
 // - without overlap, a round is some draft steps, the row of the last draft token, and a verification pass, all in one
 //   order. Rounds are queued ahead of their predecessors' verdicts: whatever those say, the next round begins where
-//   they end. Only how *many* draft steps it has is decided on what was known when it was queued. Where that is always the
-//   same number, many rounds can be one launch (loop.h), which ends by itself where the text does.
+//   they end. Only how *many* draft steps it has is decided on what was known when it was queued.
 // - with overlap, draft steps are queued on a stream of their own, a few ahead, while a pass runs. The next pass is
-//   queued as soon as a verification stage is free for it: behind the first draft step that surely gives it a row, or
-//   behind as many as the schedule wants to wait for. After a rejection that is a step that surely began after it.
+//   queued as soon as a verification stage is free for it: after the first draft step that surely gives it a row, or
+//   after as many as the schedule wants to wait for. After a rejection that is a step that surely began after it.
 //
 // Pure state: no clock, no driver. The carrier (carrier.h) and the interpreter's (ppsd_rt/cuda/eager.py) ask it.
 #pragma once
@@ -36,8 +35,8 @@ struct Record {
 };
 
 struct Step {
-  // kRow: the early layers alone, no draft token is drawn. kRounds: kRoundsALaunch rounds.
-  enum class Kind { kWait, kDraft, kRow, kVerify, kRounds };
+  // kRow: the early layers alone, no draft token is drawn.
+  enum class Kind { kWait, kDraft, kRow, kVerify };
   Kind kind = Kind::kWait;
   int64_t after_draft = -1;    // begins when this draft launch is complete (they are counted from 0, rows among them),
   int64_t after_pass = -1;     // and this pass
@@ -49,10 +48,9 @@ class Plan {
   static constexpr int kRoundsAhead = 3;   // rounds in flight: one runs, and the host has two to answer in;
   static constexpr int kPlannedAhead = 2;  // fewer where every round may change the schedule
   static constexpr int kDraftsAhead = 4;   // draft steps in flight while a pass overlaps with them
-  static constexpr int kRoundsALaunch = 8; // of a loop: few enough that an answer can be left soon
 
-  // stages: of verification; with overlap, each may hold a pass. loops: rounds of this schedule are launched in loops.
-  Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1, bool loops = false);
+  // stages: of verification; with overlap, each may hold a pass.
+  Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1);
 
   // The prompt has passed all layers, its rows from `keep` on just now, and its last row gave `first`.
   Round begin(const std::vector<int>& prompt, int keep, int first);
@@ -78,7 +76,6 @@ class Plan {
 
  private:
   Step next_in_turns();
-  Step next_rounds();
   Step next_overlapped(int64_t drafts_done);
   Step draft(Step::Kind kind);
   Step pass(int64_t after_draft, int rows);
@@ -93,7 +90,6 @@ class Plan {
   std::unique_ptr<Controller> controller_;
   const uint64_t seed_;
   const int stages_;
-  const bool loops_;
   std::vector<int> tokens_;
   bool finished_ = false;
   int64_t launched_ = 0, passes_ = 0;      // draft launches, rows among them; passes

@@ -52,7 +52,7 @@ void LockStep::prefill() {
   std::vector<float> last;
   const int first = run_prompt(stages_, prompt_, keep_, [this] { return cancelled(); }, &last);
   if (first < 0) return scheduler_.cancel();
-  Round round = scheduler_.begin(prompt_, keep_, first, std::move(last));
+  Round round = scheduler_.begin(prompt_, keep_, first, std::move(last), stages_.verify.back()->take_logprobs());
   const bool go_on = !after_round_ || after_round_(round, &scheduler_);
   events_.emplace_back(std::move(round));
   if (!go_on) scheduler_.cancel();
@@ -94,7 +94,8 @@ void LockStep::launch() {
   for (VerifyStage* stage : stages_.verify)
     if (!stage->run(&chunk, [this] { return cancelled(); })) return scheduler_.cancel();
   std::vector<int> true_ids = stages_.verify.back()->choose(chunk, chunk.rows());
-  Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), std::move(chunk.hidden), std::move(chunk.siblings)};
+  Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), std::move(chunk.hidden), std::move(chunk.siblings),
+                  stages_.verify.back()->take_logprobs()};
   flights_.push_back({std::move(verdict), tick_ + int64_t(ticks_.stages) * ticks_.per_stage});
   stage_free_at_ = tick_ + ticks_.per_stage;
 }

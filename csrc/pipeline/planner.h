@@ -2,17 +2,18 @@
 // picks the best. Pure arithmetic: carriers tell it what each round committed and how long it took.
 //
 // Draft-then-verify with K drafts at acceptance a commits (1 - a^(K+1)) / (1 - a) tokens in K draft steps, one row
-// through the early layers and a pass over K + 1 rows. Overlapped schedules have no such closed form: the simulated
-// carrier is asked at a grid of acceptances, and again when the text is twice as long.
+// through the early layers and a pass over K + 1 rows. Overlapped schedules have no such closed form: they are simulated
+// at a grid of acceptances, and again when the text is twice as long.
 //
-// Drafts have to earn what they cost. The planner keeps an account in plain steps: every committed token is worth one, every
-// round costs what it is predicted to take, its schedule's bias included, so the bound is as good as the costs are. What
-// drafting may lose in all is 2 % of the tokens (and the share of 16 tokens may be spent at once), so a round drafts only as much as the account can pay if every draft is rejected. A head of unknown quality is thereby tried
-// at a bounded cost, whatever its file says of it; one that is right pays for longer drafts at once.
+// Drafts have to earn what they cost. The planner keeps an account in plain steps: every committed token is worth one,
+// every round costs what it is predicted to take, its schedule's bias included, so the bound is as good as the costs are.
+// What drafting may lose in all is 2 % of the tokens (and the share of 16 tokens may be spent at once), so a round drafts
+// only as much as the account can pay if every draft is rejected. A head of unknown quality is thereby tried at a bounded
+// cost, whatever its file says of it; one that is right pays for longer drafts at once.
 //
 // What rounds really take corrects this in two ways. The machine's pace changes from moment to moment and is common to
 // all schedules; a schedule's bias is how much longer than predicted it takes than plain decoding does in the same
-// moments. So that there are such moments, plain rounds are strewn in while drafting, and drafts while decoding plainly.
+// moments. So that there are such moments, plain rounds are put in while drafting, and drafts while decoding plainly.
 #pragma once
 
 #include <array>
@@ -20,60 +21,30 @@
 #include <string>
 #include <vector>
 
+#include "costs.h"
 #include "protocol.h"
-#include "schedule.h"
+#include "tuning.h"
 
 namespace ppsd {
-
-// Seconds on this machine, of this model, format, exit head and thread count, behind a text of kContext rows.
-struct Costs {
-  static constexpr int kContext = 128;
-  using Table = std::array<double, kMaxRows + 1>;   // by the number of rows; [0] is unused
-  struct Stages {
-    double row_step = 0.0;     // a row through the early layers, behind another step
-    double draft_step = 0.0;   // the same, and the exit head behind it
-    Table verify{};            // a pass of verification with its choice of tokens, behind drafts
-    // Behind a pass, the draft stage's weights are no longer in the cache; and where nothing is drafted, more of the other
-    // weights are. 0: no difference.
-    double first_draft = 0.0;  // the first draft of a round
-    double plain = 0.0;        // a row and its pass, again and again
-    // What each further row of the text adds: to a step of either kind, and to a pass. Attention is arithmetic, and costs by
-    // the row of the pass where the weights hardly do.
-    double step_deeper = 0.0;
-    Table verify_deeper{};
-
-    Stages behind(int context) const;   // the same costs behind a text of so many rows
-    double plain_step() const { return plain > 0.0 ? plain : row_step + verify[1]; }
-    double round(int drafts, int rows) const {
-      if (drafts == 0) return plain_step() + verify[rows] - verify[1];
-      return (first_draft > 0.0 ? first_draft : draft_step) + (drafts - 1) * draft_step + row_step + verify[rows];
-    }
-  };
-  Stages turns;                // one after the other, each on all threads
-  Stages overlapped;           // each on its own threads, the others at work too
-  bool can_overlap = false;
-  bool crowded = false;        // measured while others had so much of the cores that fewer threads worked
-
-  double plain() const { return turns.plain_step(); }
-};
 
 // What a schedule is expected to do.
 struct Prediction {
   enum class Mode { kPlain, kTurns, kOverlap };
   Mode mode = Mode::kPlain;
-  int length = 0;                  // kTurns: drafts a round
+  int length = 0;                  // kTurns: drafts a round; kOverlap: which of overlapped_schedules()
   double tokens_per_second = 0.0;
 };
 
 class Planner {
  public:
-  // simulate(schedule, costs, acceptance) -> tokens per second of an overlapped schedule.
-  using Simulate = std::function<double(const Schedule&, const Costs&, double acceptance)>;
+  // simulate(schedule, costs, acceptance) -> tokens per second of an overlapped schedule (simulate_overlap.h).
+  using Simulate = std::function<double(const Schedule&, const StageCosts&, double acceptance)>;
 
-  // prior: the acceptance to begin with, which counts as much as a few verdicts.
+  // prior: the acceptance to begin with, which counts as much as a few verdicts; NaN: not known.
   // lookup: of the schedules, where drafts may be copied; copies are neither counted nor foreseen, they come on top.
   // siblings: of drafts that do not overlap verification may be verified.
-  Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0, bool siblings = false);
+  Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0, bool siblings = false,
+          const Tuning& tuning = {});
 
   // Before the first round of an answer: how long its prompt is. What earlier answers gained counts little for this one.
   void begin(int context);
@@ -99,7 +70,8 @@ class Planner {
 
  private:
   void move_to(int context);
-  double simulated(int i) const;
+  double simulated(int which, int i) const;
+  Prediction predict_overlap(int which, double acceptance) const;
   void learn(const Round& round, double seconds);
   void decide();
   Prediction best_turns(double acceptance, int most) const;
@@ -111,6 +83,7 @@ class Planner {
   int affordable_copies() const;
   double corrected(Prediction::Mode mode, double seconds) const { return seconds * pace_ * bias_[int(mode)]; }
 
+  const Tuning tuning_;
   const Costs measured_costs_;
   const Simulate simulate_;
   Costs costs_;                                // at the present length of the text
@@ -122,11 +95,14 @@ class Planner {
   double credit_ = 0.0;
   int tokens_ = 0;                             // of this answer
   double promised_, kept_;                     // of judged copies: the sum of their chances, and how many were right
-  // Tokens per second of overlapping at acceptance 0, 1 / kGrid, ..., 1 (0: not simulated yet): for texts of kContext
-  // rows, of twice as many, and so on.
+  // Tokens per second of the overlapped schedules at acceptance 0, 1 / kGrid, ..., 1 (0: not simulated yet): for texts of
+  // StageCosts::kContext rows, of twice as many, and so on.
   static constexpr int kGrid = 20;
-  mutable std::vector<std::array<double, kGrid + 1>> simulated_;
+  const std::vector<Schedule> overlaps_;
+  using Simulated = std::vector<std::array<double, kGrid + 1>>;   // of each of them
+  mutable std::vector<Simulated> simulated_;
   size_t doubled_ = 0;                         // which of them is that of the present length
+  int overlap_ = 0;                            // the overlapped schedule that is the best
   double pace_ = 1.0;                          // measured over predicted seconds, of all modes
   std::array<double, 3> bias_{1, 1, 1};        // by mode: the same, over plain decoding's; plain decoding's stays 1
   std::array<double, 3> recent_{1, 1, 1};      // by mode: measured over predicted seconds of its last rounds
@@ -139,10 +115,11 @@ class Planner {
   Schedule schedule_;
   bool probing_ = false;                       // this round is not what seems best, but tells something
   int since_probe_ = 0, first_probe_, probe_after_, rounds_in_mode_ = 0;
-  int overlapped_stay_;                        // rounds, after which others are tried again
+  int overlapped_stay_;                        // overlapped rounds after which others are tried again
+  int apart_;                                  // other rounds before overlapping: the more stages, the more they lose
 };
 
-// The schedule that a mode stands for; threshold: of the survival stop rule.
-Schedule schedule_of(Prediction::Mode mode, int length, double threshold);
+// Those that a planner chooses from, over so many verification stages: one machine overlaps as `elastic` does.
+std::vector<Schedule> overlapped_schedules(int stages);
 
 }  // namespace ppsd

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace ppsd {
@@ -26,6 +27,12 @@ struct Sibling {
   int position = 0, id = 0;
 };
 
+// The log-probability of a token, and the most probable ids with theirs, by the model's own logits.
+struct Logprobs {
+  float own = 0.0f;
+  std::vector<std::pair<int, float>> top;
+};
+
 // The draft stage's next step: rows to run through the early layers, then perhaps the exit head on the last of them.
 struct DraftStep {
   uint64_t epoch = 0;
@@ -42,7 +49,7 @@ struct DraftStep {
 struct Draft {
   int token = 0;
   double confidence = 0.0;     // the exit head's own probability, or the chance of a copy
-  int copied = 0;              // tokens of the match that it was copied behind; 0: drawn by the exit head
+  int copied = 0;              // tokens of the match that it was copied after; 0: drawn by the exit head
   int sibling = -1;            // the exit head's second choice, to be verified beside it, or -1
   double sibling_confidence = 0.0;
 };
@@ -66,22 +73,24 @@ struct Verdict {
   std::vector<int> true_ids;
   std::vector<float> hidden;   // [rows + siblings, hidden]: what the last layer made of them; empty: no head asks for it
   std::vector<Sibling> siblings;
+  std::vector<Logprobs> logprobs;   // of true_ids; empty: nobody asks for them
 
   int rows() const { return int(true_ids.size() - siblings.size()); }   // of the text
 };
 
-// One verification pass and what it committed; the fields are those of ppsd_rt/protocol.py.
+// One verification pass and what it committed; the fields are those of ppsd_rt/pipeline/rounds.py.
 struct Round {
   uint64_t epoch = 0;
   int position = 0;
   int rows = 0;
   std::vector<int> committed;
+  std::vector<Logprobs> logprobs;   // of these; empty: nobody asks for them
   std::vector<Draft> judged;
   int accepted = 0;
   int dropped = 0;
   int copied = 0;              // of the drafts, judged or dropped: those that were copied
   int siblings = 0;            // of the rows
-  bool rescued = false;        // the rejected draft's sibling was right: the token behind it is committed, too
+  bool rescued = false;        // the rejected draft's sibling was right: the token after it is committed, too
   bool prompt = false;
 };
 

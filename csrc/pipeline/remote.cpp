@@ -1,20 +1,22 @@
 #include "remote.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "station.h"
 
 namespace ppsd {
 
 Remote::Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& schedule, const Limits& limits,
-               uint64_t seed, uint64_t first_epoch, bool report_drafts, bool feedback)
+               uint64_t seed, uint64_t first_epoch, bool report_drafts, bool feedback, std::shared_ptr<Planner> planner)
     : draft_(draft),
       hidden_(hidden),
       prompt_rows_(prompt_rows),
       scheduler_(schedule, limits, seed),
       first_epoch_(first_epoch),
       report_drafts_(report_drafts),
-      feedback_(feedback) {}
+      feedback_(feedback),
+      planner_(std::move(planner)) {}
 
 void Remote::begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings) {
   prompt_ = prompt;
@@ -65,7 +67,7 @@ int Remote::work(int32_t* out) {
   }
 }
 
-// A block of the prompt at a time, so that the stages behind work on it while the next one is made.
+// A block of the prompt at a time, so that the next stages work on it while the next one is made.
 int Remote::send_prompt(int32_t* out) {
   int written = 0;
   if (sent_ < 0) {
@@ -124,7 +126,7 @@ int Remote::send(const Chunk& chunk, int limit, int32_t flags, int32_t* out) con
 
 // -- the receiving thread ----------------------------------------------------------------------------------------------
 
-bool Remote::land(const int32_t* message, size_t words, std::optional<Round>* round) {
+bool Remote::land(const int32_t* message, size_t words) {
   const WireHeader header = read_header(message, words, hidden_);
   if (header.kind != int32_t(Wire::kVerdict)) throw std::runtime_error("a message that is no verdict came back");
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -136,23 +138,34 @@ bool Remote::land(const int32_t* message, size_t words, std::optional<Round>* ro
                              std::to_string(expected) + " is next");
   const float* rows = reinterpret_cast<const float*>(message + kWireRows);
   std::vector<float> hidden(rows, rows + (header.flags & kWireFeedback ? size_t(header.count) * hidden_ : 0));
+  std::optional<Round> round;
   if (!begun_) {
-    *round = scheduler_.begin(prompt_, keep_, message[kWireIds], std::move(hidden));
+    round = scheduler_.begin(prompt_, keep_, message[kWireIds], std::move(hidden));
     begun_ = true;
   } else {
     std::vector<int> true_ids(message + kWireIds, message + kWireIds + header.count);
-    *round = scheduler_.land({header.epoch - first_epoch_, header.start, std::move(true_ids), std::move(hidden), {}});
+    round = scheduler_.land({header.epoch - first_epoch_, header.start, std::move(true_ids), std::move(hidden), {}, {}});
   }
-  if (*round) report_locked(**round);
+  if (round) {
+    replan(*round);
+    report_locked(*std::move(round));
+  }
   const bool rolled_back = epoch() != header.epoch;
   wake_.notify_one();
   return rolled_back || scheduler_.finished();
 }
 
-void Remote::set_schedule(const Schedule& schedule) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (!over()) scheduler_.set_schedule(schedule);
-  wake_.notify_one();
+// What the planner makes of a round. Rows that have left before it ended overlapping do not tell what its decision is worth.
+void Remote::replan(const Round& round) {
+  const Clock::time_point now = Clock::now();
+  const double seconds = std::chrono::duration<double>(now - std::exchange(committed_, now)).count();
+  if (!planner_ || round.prompt || scheduler_.finished()) return;
+  const bool counts = !left_over_, overlapped = scheduler_.schedule().overlap;
+  left_over_ = left_over_ && scheduler_.in_flight();
+  if (!counts) return;
+  const Schedule& next = planner_->after(round, seconds);
+  left_over_ = overlapped && !next.overlap && scheduler_.in_flight();
+  scheduler_.set_schedule(next);
 }
 
 // -- the consumer ------------------------------------------------------------------------------------------------------

@@ -10,15 +10,17 @@
 #include <mutex>
 
 #include "carrier.h"
+#include "planner.h"
 #include "wire.h"
 
 namespace ppsd {
 
 class Remote {
  public:
-  // first_epoch: on the wire; above all that earlier answers have used. prompt_rows: of a pass over a prompt.
+  // first_epoch: on the wire; above all that earlier answers have used. prompt_rows: of a pass over a prompt. planner:
+  // chooses the schedule after every round, or null.
   Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& schedule, const Limits& limits, uint64_t seed,
-         uint64_t first_epoch, bool report_drafts, bool feedback);
+         uint64_t first_epoch, bool report_drafts, bool feedback, std::shared_ptr<Planner> planner = nullptr);
 
   // Before work(). settings: what every stage is told of this answer, kWireSettings words.
   void begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings);
@@ -29,9 +31,8 @@ class Remote {
   int most_messages() const { return (prompt_rows_ + kMaxRows - 1) / kMaxRows + 1; }
 
   // The receiving thread. True: an older epoch has become void (announce epoch()). Throws std::runtime_error for what
-  // does not follow the protocol. round: what it committed.
-  bool land(const int32_t* verdict, size_t words, std::optional<Round>* round);
-  void set_schedule(const Schedule& schedule);   // from now on
+  // does not follow the protocol.
+  bool land(const int32_t* verdict, size_t words);
   uint64_t epoch() const { return first_epoch_ + scheduler_.epoch(); }
 
   enum class Status { kEvent, kEnded, kWaiting };
@@ -53,6 +54,7 @@ class Remote {
 
   bool over() const { return stop_ || scheduler_.finished(); }
   void report_locked(Event event);
+  void replan(const Round& round);
   int send_prompt(int32_t* out);
   int send(const Chunk& chunk, int limit, int32_t flags, int32_t* out) const;
 
@@ -61,6 +63,8 @@ class Remote {
   Scheduler scheduler_;
   const uint64_t first_epoch_;
   const bool report_drafts_, feedback_;
+  const std::shared_ptr<Planner> planner_;
+  bool left_over_ = false;                   // rows under way have left before the planner ended overlapping
   mutable std::mutex mutex_;
   std::condition_variable wake_, happened_;
   std::deque<Stamped> events_;
@@ -68,7 +72,7 @@ class Remote {
   std::vector<int32_t> settings_;
   int keep_ = 0, sent_ = -1;                 // rows of the prompt that have been sent; -1: not even the beginning
   bool prompt_sent_ = false, begun_ = false; // the prompt has left; its verdict has come
-  Clock::time_point began_;
+  Clock::time_point began_, committed_;      // the latter: when the last round was
   Counts counts_;
   std::atomic<bool> stop_{false};
 };

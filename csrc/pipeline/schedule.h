@@ -1,4 +1,4 @@
-// A schedule is data: the twin of ppsd_rt/schedule.py and of the settings in ppsd_rt/stop_rules.py, which check it.
+// A schedule is data: the twin of ppsd_rt/pipeline/schedule.py and of the settings in ppsd_rt/pipeline/stop_rules.py, which check it.
 #pragma once
 
 #include <cstdint>

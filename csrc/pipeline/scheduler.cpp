@@ -7,7 +7,8 @@ namespace ppsd {
 Scheduler::Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed)
     : schedule_(schedule), limits_(limits), controller_(Controller::make(schedule.stop_rule, seed)), seed_(seed) {}
 
-Round Scheduler::begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden) {
+Round Scheduler::begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden,
+                       std::vector<Logprobs> logprobs) {
   tokens_ = prompt;
   tokens_.push_back(first);
   drafted_rows_ = launched_ = int(prompt.size());
@@ -19,6 +20,7 @@ Round Scheduler::begin(const std::vector<int>& prompt, int keep, int first, std:
   round.position = int(prompt.size());
   round.rows = int(prompt.size()) - keep;
   round.committed = {first};
+  round.logprobs = std::move(logprobs);
   round.prompt = true;
   return round;
 }
@@ -98,7 +100,7 @@ bool Scheduler::stepped(const DraftStep& step, const Draft* draft) {
   if (draft != nullptr && drafted_rows_ == known()) {
     Draft kept = *draft;
     const bool worth_it = takes_siblings() && alive() * kept.sibling_confidence >= schedule_.siblings;
-    if (!worth_it || is_stop(kept.sibling)) kept.sibling = -1;   // (behind a stop there is nothing to know)
+    if (!worth_it || is_stop(kept.sibling)) kept.sibling = -1;   // (after a stop there is nothing to know)
     add(kept, controller_->stop(kept.confidence));
   }
   return true;
@@ -146,10 +148,14 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
   round.rows = int(verdict.true_ids.size());
   round.siblings = int(verdict.siblings.size());
   round.copied = int(std::count_if(drafts_.begin(), drafts_.end(), [](const Draft& draft) { return draft.copied > 0; }));
+  const auto commit = [&](int row) {
+    tokens_.push_back(verdict.true_ids[row]);
+    round.committed.push_back(verdict.true_ids[row]);
+    if (!verdict.logprobs.empty()) round.logprobs.push_back(verdict.logprobs[row]);
+  };
   for (int row = 0; row < verdict.rows(); ++row) {
     const int true_id = verdict.true_ids[row];
-    tokens_.push_back(true_id);
-    round.committed.push_back(true_id);
+    commit(row);
     const bool foreseen = !drafts_.empty() && drafts_.front().token == true_id;
     const bool judged = !drafts_.empty();
     if (judged) {
@@ -163,8 +169,7 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
   const bool rejected = round.accepted < int(round.judged.size());
   const auto sibling = rejected && !finished_ ? right_sibling(verdict) : std::nullopt;
   if (sibling) {
-    tokens_.push_back(verdict.true_ids[*sibling]);
-    round.committed.push_back(tokens_.back());
+    commit(*sibling);
     round.rescued = true;
     finished_ = ended();
   }

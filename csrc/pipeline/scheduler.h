@@ -1,8 +1,8 @@
 // The scheduler: what to draft, what to verify, what to commit. Pure state, no clock, no threads, no arithmetic.
 //
-// It is the loop of ppsd_rt/reference/pipeline.py turned inside out: carriers (lock-step, simulated time, threads, later
-// CUDA graphs and ranks) ask it what may be done now and tell it what has been done. Every answer of a stage carries the
-// epoch of its question; what belongs to an older epoch is void.
+// It is the loop of ppsd_rt/reference/pipeline.py turned inside out: carriers (lock-step, simulated time, threads,
+// ranks) ask it what may be done now and tell it what has been done. Every answer of a stage carries the epoch of its
+// question; what belongs to an older epoch is void.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,8 @@ class Scheduler {
   Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed);
 
   // The prompt has passed all layers, its rows from `keep` on just now; its last row is `hidden` and gave `first`.
-  Round begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden = {});
+  Round begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden = {},
+              std::vector<Logprobs> logprobs = {});
 
   // The carrier tells the stages to adopt the sibling that a round was rescued by; before it is asked for anything.
   void adopts_siblings() { adopts_ = true; }

@@ -7,25 +7,22 @@
 namespace ppsd {
 namespace {
 
-double least_cost(const SimulatedCosts& costs) {
+double least_cost(const StageCosts& costs) {
   double least = std::numeric_limits<double>::infinity();
   const auto look = [&](double cost) { least = cost > 0.0 ? std::min(least, cost) : least; };
-  for (double cost : costs.step) look(cost);
-  for (double cost : costs.drawing_step) look(cost);
-  for (const SimulatedCosts::Table& table : costs.verify) std::for_each(table.begin(), table.end(), look);
+  look(costs.row_step);
+  look(costs.draft_step);
+  look(costs.step(0, true));
+  for (double cost : costs.steps.seconds()) look(cost);
+  for (const PassCosts& stage : costs.verify) look(stage.seconds(1));
   for (double cost : costs.links) look(cost);
   look(costs.link_row);
   return least;
 }
 
-// More rows than a pass takes go through in several.
-double cost_of(const SimulatedCosts::Table& table, int rows) {
-  return double(rows / kMaxRows) * table[kMaxRows] + (rows % kMaxRows || rows == 0 ? table[rows % kMaxRows] : 0.0);
-}
-
 }  // namespace
 
-Simulated::Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, SimulatedCosts costs,
+Simulated::Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, StageCosts costs,
                      bool report_drafts, AfterRound after_round, Trace* trace)
     : stages_(std::move(stages)),
       scheduler_(schedule, limits, seed),
@@ -34,8 +31,7 @@ Simulated::Simulated(Stages stages, const Schedule& schedule, const Limits& limi
       after_round_(std::move(after_round)),
       trace_(trace),
       stations_(stages_.verify.size()) {
-  if (costs_.verify.size() != stations_.size() || costs_.links.size() != stations_.size() + 1)
-    throw std::invalid_argument("a table for each verification stage, and a delay for each link and the verdict's");
+  if (costs_.verify.size() != stations_.size()) throw std::invalid_argument("a table for each verification stage");
   // Sums of the same seconds in another order differ in their last bits.
   const double least = least_cost(costs_);
   tolerance_ = least < std::numeric_limits<double>::infinity() ? 1e-6 * least : 0.0;
@@ -98,8 +94,8 @@ void Simulated::finish_chunk(int stage) {
     const double left = travel(stage + 1, chunk.rows());
     stations_[stage + 1].inbox.push_back({std::move(chunk), left});
   } else {
-    Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, chunk.rows()), {}, {}};
-    replies_.push_back({std::move(verdict), costs_.links.back()});
+    Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, chunk.rows()), {}, {}, {}};
+    replies_.push_back({std::move(verdict), link(stage + 1)});
   }
 }
 
@@ -145,13 +141,13 @@ void Simulated::start() {
     if (station.chunk || station.inbox.empty() || !over(station.inbox.front().travel)) continue;
     station.chunk = std::move(station.inbox.front().chunk);
     station.inbox.pop_front();
-    station.work = {cost_of(costs_.verify[stage], station.chunk->rows()), now_};
+    station.work = {pass(stage, station.chunk->rows()), now_};
   }
   if (!step_ && scheduler_.may_step()) {
     step_ = scheduler_.next_step();
     if (report_drafts_)
       for (const Drafted& copy : copied_for(*step_)) events_.emplace_back(copy);
-    drafting_ = {cost_of(step_->draw ? costs_.drawing_step : costs_.step, int(step_->ids.size())), now_};
+    drafting_ = {costs_.step(int(step_->ids.size()), step_->draw), now_};
   }
 }
 
@@ -160,16 +156,24 @@ double Simulated::first_stage_free_in() const {
   const Station& station = stations_.front();
   double free_in = station.chunk ? station.work.left * verify_pace() : 0.0;
   for (const Message& message : station.inbox)
-    free_in = std::max(free_in, message.travel) + cost_of(costs_.verify.front(), message.chunk.rows());
+    free_in = std::max(free_in, message.travel) + pass(0, message.chunk.rows());
   return free_in;
 }
 
 // What is drafted until then goes along, and takes longer on the way.
 double Simulated::leave_in() const { return first_stage_free_in() - travel(0, scheduler_.rows_ready()); }
 
+double Simulated::link(int stage) const { return costs_.links.empty() ? 0.0 : costs_.links[size_t(stage)]; }
+
+// More rows than a pass takes go through in several.
+double Simulated::pass(int stage, int rows) const {
+  const RowTable& seconds = costs_.verify[size_t(stage)].seconds;
+  return double(rows / kMaxRows) * seconds(kMaxRows) + (rows % kMaxRows ? seconds(rows % kMaxRows) : 0.0);
+}
+
 // Of a message of so many rows to a stage; its rows follow those of the message before it.
 double Simulated::travel(int stage, int rows) const {
-  const double alone = costs_.links[stage] + rows * costs_.link_row;
+  const double alone = link(stage) + rows * costs_.link_row;
   const std::deque<Message>& inbox = stations_[stage].inbox;
   return inbox.empty() ? alone : std::max(alone, inbox.back().travel + rows * costs_.link_row);
 }

@@ -1,33 +1,20 @@
 // The carrier in simulated time: the scheduler's decisions, with stage costs and link delays as numbers.
 //
-// Every stage is a worker of its own. Work takes the seconds that the tables say, and is done (by the stages it was
+// Every stage is a worker of its own. Work takes the seconds that the costs say, and is done (by the stages it was
 // given, real or toys) at the end of them; all that coincides happens in one instant: draft, verification, verdict,
 // then new work. What a verdict makes void is dropped at once, wherever it is: the limit of ever thinner layers.
 //
 // The prompt passes in no time: time 0 is when its token is committed.
 #pragma once
 
-#include <array>
-
 #include "carrier.h"
+#include "costs.h"
 
 namespace ppsd {
 
-struct SimulatedCosts {
-  using Table = std::array<double, kMaxRows + 1>;   // seconds, by the number of rows
-
-  Table step{};                    // of the draft stage: rows through the early layers
-  Table drawing_step{};            // the same, and then the exit head
-  std::vector<Table> verify;       // of each verification stage; what lies in the last is paid with it (the LM head)
-  std::vector<double> links;       // on the way from each stage to the next, and of the verdict back to drafting
-  double link_row = 0.0;           // more for each row of a chunk: what its hidden states take at the link's bandwidth
-  // On one device: how many times longer a draft step takes while verification works, and the other way round.
-  double draft_interference = 1.0, verify_interference = 1.0;
-};
-
 class Simulated final : public Carrier {
  public:
-  Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, SimulatedCosts costs,
+  Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, StageCosts costs,
             bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr);
 
   void begin(const std::vector<int>& prompt, int keep) { prompt_ = prompt, keep_ = keep; }
@@ -65,6 +52,8 @@ class Simulated final : public Carrier {
   double first_stage_free_in() const;
   double leave_in() const;
   double travel(int stage, int rows) const;
+  double link(int stage) const;
+  double pass(int stage, int rows) const;
   double draft_pace() const;
   double verify_pace() const;
   bool verifying() const;
@@ -73,7 +62,7 @@ class Simulated final : public Carrier {
 
   Stages stages_;
   Scheduler scheduler_;
-  const SimulatedCosts costs_;
+  const StageCosts costs_;
   const bool report_drafts_;
   const AfterRound after_round_;
   Trace* const trace_;

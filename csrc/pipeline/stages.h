@@ -1,5 +1,5 @@
-// What a carrier asks of the stages. The seam for every kind of stage: C++ on a CPU, simulated, later captured CUDA
-// graphs and ranks.
+// What a carrier asks of the stages. The seam for every kind of stage: on the C++ kernels, in Python over
+// ranks, and made up for simulations and tests. (Captured CUDA graphs have a plan of their own: csrc/cuda/plan.h.)
 //
 // A stage keeps the length of its caches to itself: a message whose `start` is below it voids the rows from there on
 // (rolling back writes a length), and messages never leave a gap.
@@ -13,7 +13,7 @@
 namespace ppsd {
 
 // Siblings are run beside rows of the same message, which do not see them, and are kept apart. Only the lock-step carrier
-// sends any. If one turns out to be the text, `adopt` makes it a row like others; rows behind it are void.
+// sends any. If one turns out to be the text, `adopt` makes it a row like others; rows after it are void.
 class SiblingStage {
  public:
   virtual ~SiblingStage() = default;
@@ -39,6 +39,8 @@ class VerifyStage : public SiblingStage {
   // The last stage of the chain only: the model's own token after each of the `last` rows of the text at the chunk's end,
   // and then after each of its siblings.
   virtual std::vector<int> choose(const Chunk& chunk, int last) = 0;
+  // Of the ids that `choose` gave last; empty: nobody asks for them.
+  virtual std::vector<Logprobs> take_logprobs() { return {}; }
 };
 
 }  // namespace ppsd

@@ -15,6 +15,10 @@ int64_t wire_clock() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(Station::Clock::now().time_since_epoch()).count();
 }
 
+void sleep_until(int64_t clock) {
+  std::this_thread::sleep_until(Station::Clock::time_point(std::chrono::nanoseconds(clock)));
+}
+
 Station::Station(VerifyStage* stage, int hidden, bool last, int prompt_rows, Begin begin, double delay)
     : stage_(stage),
       hidden_(hidden),

@@ -1,4 +1,4 @@
-// A verification stage of its own process: an inbox that a network fills, and messages for the stage behind it.
+// A verification stage of its own process: an inbox that a network fills, and messages for the next stage.
 //
 // Drafted rows come one by one, as they are drafted. Whenever the stage is free it takes all that have arrived, up to the
 // schedule's chunk: the decision is made where it is known that the stage is free, so no message has to say so.
@@ -81,5 +81,6 @@ class Station {
 
 // Now, as `sent` says it; comparable between processes of one host.
 int64_t wire_clock();
+void sleep_until(int64_t clock);
 
 }  // namespace ppsd

@@ -1,4 +1,4 @@
-// Twins of the controllers in ppsd_rt/stop_rules.py, compared with them draw by draw.
+// Twins of the controllers in ppsd_rt/pipeline/stop_rules.py, compared with them draw by draw.
 #include <algorithm>
 
 #include "schedule.h"

@@ -1,6 +1,9 @@
 #include "thread.h"
 
 #include <pthread.h>
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 
 #include <system_error>
 
@@ -42,6 +45,12 @@ void Thread::join() {
     --running;
   }
   thread_.reset();
+}
+
+void precise_waits() {
+#if defined(__linux__)
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
+#endif
 }
 
 int running_threads() { return running; }

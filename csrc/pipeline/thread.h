@@ -45,6 +45,9 @@ class Thread {
   std::unique_ptr<std::thread, NotAfterFork> thread_;
 };
 
+// The calling thread waits as long as it says: the system may otherwise wake it 50 us late.
+void precise_waits();
+
 // For tests: how many `Thread`s of this process have not been joined; and that so many more start, and then none (below
 // 0: as many as are wanted).
 int running_threads();

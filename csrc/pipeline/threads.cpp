@@ -143,12 +143,12 @@ void Threads::verify_loop(int stage) {
       continue;
     }
     std::vector<int> true_ids = stages_.verify[stage]->choose(chunk, message.prompt ? 1 : chunk.rows());
-    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}, {}};
+    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}, {}, stages_.verify[stage]->take_logprobs()};
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stop_) return;
     std::optional<Round> round;
     if (message.prompt) {
-      round = scheduler_.begin(prompt_, keep_, verdict.true_ids.front(), last_row(chunk));
+      round = scheduler_.begin(prompt_, keep_, verdict.true_ids.front(), last_row(chunk), std::move(verdict.logprobs));
       begun_ = true;
     } else {
       verdict.hidden = std::move(chunk.hidden);

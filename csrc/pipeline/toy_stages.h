@@ -3,11 +3,12 @@
 #pragma once
 
 #include <atomic>
+#include <memory>
 #include <stdexcept>
 #include <vector>
 
+#include "carrier.h"
 #include "noise.h"
-#include "stages.h"
 
 namespace ppsd {
 
@@ -114,6 +115,26 @@ class ToyVerify final : public VerifyStage {
  private:
   ToyRows rows_;
   const int stage_;
+};
+
+// The stages of a toy model whose answer to a prompt of one token is `tokens` long after the prompt's own.
+struct Toy {
+  static constexpr int kPrompt = 1;
+  Limits limits;
+  ToyDraft draft;
+  std::vector<std::unique_ptr<ToyVerify>> verify;
+
+  Toy(int tokens, std::vector<double> acceptance, uint64_t seed, size_t stages)
+      : limits{kPrompt + 1 + tokens, {}}, draft({seed}, limits.end, std::move(acceptance), seed) {
+    for (size_t stage = 0; stage < stages; ++stage)
+      verify.push_back(std::make_unique<ToyVerify>(ToyModel{seed}, limits.end, int(stage)));
+  }
+  Stages stages() {
+    Stages stages{&draft, {}};
+    for (const auto& stage : verify) stages.verify.push_back(stage.get());
+    return stages;
+  }
+  static std::vector<int> prompt() { return std::vector<int>(kPrompt, 0); }
 };
 
 }  // namespace ppsd

@@ -2,7 +2,7 @@
 //
 //   0 magic     1 kind      2-3 epoch   4 start     5 count     6 limit     7 flags     8-9 sent (ns)   10-15 zero
 //   16-31       token ids of the rows (of a verdict: the model's own tokens); of kBegin: settings of the answer
-//   32-         hidden states of the rows, float32 [count][hidden] (of a verdict: behind the last layer, where asked for)
+//   32-         hidden states of the rows, float32 [count][hidden] (of a verdict: after the last layer, where asked for)
 //
 // Epochs on the wire rise from answer to answer too, so that what an earlier answer has left on the way is void.
 #pragma once

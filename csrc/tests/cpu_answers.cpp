@@ -6,76 +6,10 @@
 
 #include "../cpu/session.h"
 #include "check.h"
+#include "tiny_model.h"
 
 namespace ppsd::test {
 namespace {
-
-constexpr int kContext = 160;
-
-// Random tensors, large enough for the answers to be neither constant nor uniform.
-class TinyWeights {
- public:
-  TinyWeights(const ModelShape& shape, uint64_t seed) : shape_(shape), random_(seed) {}
-
-  Tensor matrix(int rows, int columns) { return tensor(rows, columns, 0.0f, 0.15f); }
-  Tensor vector(int size) { return tensor(size, 1, 1.0f, 0.1f); }
-  LayerTensors layer(bool mlp) {
-    LayerTensors t;
-    t.input_norm = vector(shape_.hidden_size);
-    t.q = matrix(shape_.q_outputs(), shape_.hidden_size);
-    t.k = matrix(shape_.kv_outputs(), shape_.hidden_size);
-    t.v = matrix(shape_.kv_outputs(), shape_.hidden_size);
-    t.o = matrix(shape_.hidden_size, shape_.q_outputs());
-    if (!mlp) return t;
-    t.post_norm = vector(shape_.hidden_size);
-    t.gate = matrix(shape_.intermediate_size, shape_.hidden_size);
-    t.up = matrix(shape_.intermediate_size, shape_.hidden_size);
-    t.down = matrix(shape_.hidden_size, shape_.intermediate_size);
-    return t;
-  }
-
- private:
-  Tensor tensor(int rows, int columns, float mean, float deviation) {
-    std::normal_distribution<float> normal(mean, deviation);
-    data_.push_back(std::make_unique<std::vector<float>>(size_t(rows) * columns));
-    for (float& x : *data_.back()) x = normal(random_);
-    return {data_.back()->data(), Stored::kFp32, rows, columns, false};
-  }
-
-  const ModelShape shape_;
-  Random random_;
-  std::vector<std::unique_ptr<std::vector<float>>> data_;
-};
-
-// What bindings.cpp makes of a checkpoint, and of an exit head with a layer of its own and half of the vocabulary.
-std::shared_ptr<CpuModel> tiny_model(const Kernels& kernels, Format format, TinyWeights* weights, const ModelShape& shape) {
-  auto model = std::make_shared<CpuModel>();
-  model->kernels = &kernels;
-  model->shape = shape;
-  model->format = format;
-  model->kv = format == Format::kFp32 ? Stored::kFp32 : format == Format::kBf16 ? Stored::kBf16 : Stored::kInt8;
-  for (int i = 0; i < shape.head_dim / 2; ++i)
-    model->frequencies.push_back(std::pow(10000.0f, -2.0f * float(i) / float(shape.head_dim)));
-  model->embedding = weights->matrix(shape.vocab_size, shape.hidden_size);
-  std::vector<LayerTensors> layers, exit_layers = {weights->layer(true), weights->layer(false)};
-  for (int i = 0; i < shape.num_layers; ++i) layers.push_back(weights->layer(true));
-  for (int id = 0; id < shape.vocab_size; id += 2) model->draft_ids.push_back(id);
-  Team team(2, {});
-  const Packer packer(kernels, format, shape, &team);
-  size_t bytes = 2 * packer.lm_head_bytes();
-  for (const auto* stack : {&layers, &exit_layers})
-    for (const LayerTensors& layer : *stack) bytes += packer.layer_bytes(layer);
-  model->memory.emplace_back(bytes);
-  uint8_t* memory = model->memory.back().as<>();
-  for (const LayerTensors& layer : layers) model->layers.push_back(packer.layer(layer, &memory));
-  for (const LayerTensors& layer : exit_layers) model->exit_layers.push_back(packer.layer(layer, &memory));
-  model->exit_layer = 2;
-  model->exit_format = format;
-  model->head.norm = model->exit_head.norm = Packer::vector(weights->vector(shape.hidden_size));
-  model->head.lm_head = packer.lm_head(model->embedding, &memory);
-  model->exit_head.lm_head = packer.draft_head(model->embedding, model->draft_ids, &memory);
-  return model;
-}
 
 std::vector<int> answer(CpuEngine* engine, const Request& request, const std::vector<int>* plain, int patience_us,
                         const std::string& where) {
@@ -100,24 +34,10 @@ std::vector<int> answer(CpuEngine* engine, const Request& request, const std::ve
   return known;
 }
 
-Sampling random_sampling(Random& random) {
-  Sampling sampling;
-  sampling.seed = random();
-  if (chance(random, 40)) return sampling;
-  sampling.temperature = 0.5f + 0.1f * float(between(random, 0, 8));
-  if (chance(random, 50)) sampling.top_k = between(random, 1, 40);
-  if (chance(random, 50)) sampling.top_p = 0.9f;
-  if (chance(random, 30)) sampling.min_p = 0.02f;
-  if (chance(random, 40)) sampling.repetition_penalty = 1.2f;
-  return sampling;
-}
-
 }  // namespace
 
 int64_t cpu_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
-  ModelShape shape;
-  shape.vocab_size = 259, shape.hidden_size = 64, shape.intermediate_size = 96, shape.num_layers = 5;
-  shape.num_heads = 4, shape.num_kv_heads = 2, shape.head_dim = 32, shape.rms_norm_eps = 1e-5f;
+  const ModelShape shape = tiny_shape();
   Random random(seed);
   int64_t answers = 0;
   do {
@@ -130,13 +50,14 @@ int64_t cpu_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
         const std::vector<std::vector<int>> cuts = {{}, {4}, {3, 4}};
         CpuEngine engine(model, between(random, 1, 3), cuts[random() % cuts.size()]);
         Request request;
-        request.sampling = random_sampling(random);
+        request.sampling = random_sampling(random, shape.vocab_size);
         for (int i = between(random, 1, 90); i > 0; --i) request.prompt.push_back(between(random, 0, shape.vocab_size - 1));
         request.limits.end = std::min(int(request.prompt.size()) + between(random, 1, 60), kContext);
         const std::vector<int> plain = answer(&engine, request, nullptr, -1, where);
+        if (request.sampling.mask) check_mask(plain, request.prompt.size(), where);
         for (int turn = 0; turn < 3; ++turn, ++answers) {
           request.schedule = random_schedule(random);
-          if (request.sampling.repetition_penalty != 1.0f) request.schedule.siblings = 0.0;
+          if (request.sampling.looks_back()) request.schedule.siblings = 0.0;
           request.lock_step = chance(random, 20);
           request.report_drafts = chance(random, 50);
           answer(&engine, request, &plain, chance(random, 30) ? between(random, 0, 3000) : -1, where);

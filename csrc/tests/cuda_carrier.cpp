@@ -10,7 +10,6 @@
 #include <cstring>
 #include <memory>
 
-#include "../cuda/loop.h"
 #include "../cuda/session.h"
 #include "check.h"
 #include "fake_cuda.h"
@@ -42,7 +41,6 @@ struct Levers {
   LEVER(fake_cuda_repair);
   LEVER(fake_cuda_streams);
   LEVER(fake_cuda_events);
-  LEVER(fake_cuda_made);
   LEVER(fake_cuda_misuse);
   LEVER(fake_cuda_log);
   LEVER(fake_cuda_clear_log);
@@ -67,8 +65,6 @@ struct Captured {
   std::vector<int> devices;   // of the stages
   std::vector<std::unique_ptr<Stage>> stages;
   Graphs graphs;
-  GraphExec opens = nullptr, ends = nullptr;   // of a loop
-  std::vector<std::unique_ptr<Loop>> loops;
   std::shared_ptr<Lanes> lanes;
 
   // on: the device of each verification stage.
@@ -80,8 +76,6 @@ struct Captured {
     };
     graphs.draft = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(true); }, -1);
     if (with_row) graphs.row = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(false); }, -1);
-    opens = graph([](void* data) { return static_cast<Stage*>(data)->device->open_loop(); }, -1);
-    ends = graph([](void* data) { return static_cast<Stage*>(data)->device->round_ended(); }, -1);
     const int count = int(devices.size());
     graphs.take_apart = device.apart(0), graphs.verdict_apart = device.apart(count);
     std::vector<int> on_legs;
@@ -117,20 +111,9 @@ struct Captured {
     lanes = std::make_shared<Lanes>(ToyDevice::kHome, on_legs);
   }
 
-  // Rounds of so many drafts as one graph. In the fake, a graph is as good as an executable one.
-  GraphExec loop(int drafts) {
-    std::vector<Graph> body(size_t(drafts), reinterpret_cast<Graph>(graphs.draft));
-    body.push_back(reinterpret_cast<Graph>(graphs.row != nullptr ? graphs.row : graphs.draft));
-    for (GraphExec stage : graphs.verify) body.push_back(reinterpret_cast<Graph>(stage));
-    loops.push_back(std::make_unique<Loop>(ToyDevice::kHome, body, reinterpret_cast<Graph>(opens), reinterpret_cast<Graph>(ends),
-                                           Address(reinterpret_cast<uintptr_t>(device.again()))));
-    return loops.back()->exec();
-  }
-
   // As the backend does: the prompt, then one plain step for the first token.
   int begin(const std::vector<int>& prompt, const Limits& limits, const Schedule& schedule, bool planned) {
-    device.begin(prompt, limits.end, planned ? kMaxChunk : schedule.max_chunk, planned ? kMaxChunk : schedule.lookahead,
-                 graphs.rounds == nullptr, limits.stop_ids);
+    device.begin(prompt, limits.end, planned ? kMaxChunk : schedule.max_chunk, planned ? kMaxChunk : schedule.lookahead, graphs.draft_records);
     device.draft_step(false);
     const auto hand = [&](size_t leg) {   // the copies, by hand
       for (const Copy& copy : graphs.copies[leg])
@@ -163,9 +146,8 @@ Limits limits_of(Random& random, const std::vector<int>& prompt, int vocabulary,
 Costs toy_costs() {
   Costs costs;
   costs.turns.row_step = 1e-4, costs.turns.draft_step = 1.2e-4;
-  for (int rows = 1; rows <= kMaxRows; ++rows) costs.turns.verify[size_t(rows)] = 4e-4 + 1e-6 * rows;
+  costs.turns.verify = {{RowTable::between({{1, 4.01e-4}, {kMaxRows, 4.16e-4}}), {}}};
   costs.overlapped = costs.turns;
-  costs.can_overlap = true;
   return costs;
 }
 
@@ -174,7 +156,7 @@ void expect_good_manners(const std::string& where) {
   check(misuse.empty(), misuse.c_str(), where);
 }
 
-int64_t answers_of_a_model(uint64_t seed, int64_t* looped) {
+int64_t answers_of_a_model(uint64_t seed) {
   const std::string where = "cuda carrier, seed " + std::to_string(seed);
   Random random(seed);
   std::vector<int> devices(size_t(between(random, 1, 3)), 0);
@@ -191,24 +173,13 @@ int64_t answers_of_a_model(uint64_t seed, int64_t* looped) {
     request.schedule = random_schedule(random);
     if (chance(random, 40)) request.schedule.stop_rule.kind = StopRule::Kind::kSurvival;
     if (chance(random, 25))
-      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, [](const Schedule&, const Costs&, double a) { return 2000 + 3000 * a; });
+      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, [](const Schedule&, const StageCosts&, double a) { return 2000 + 3000 * a; });
     request.in_turns = chance(random, 20);
     request.seed = random();
     request.report_drafts = chance(random, 50);
-    // Rounds that have the same number of drafts each can be one launch.
-    const bool one_device = std::count(devices.begin(), devices.end(), ToyDevice::kHome) == int(devices.size());
-    const bool loops = one_device && !request.planner && chance(random, 30);
-    captured.graphs.draft_records = !loops;
-    captured.graphs.rounds = nullptr;
-    if (loops) {
-      const int drafts = between(random, 0, 6);
-      request.schedule = {};
-      request.schedule.first_chunk = request.schedule.lookahead = drafts;
-      request.schedule.max_chunk = drafts == 0 ? 0 : between(random, drafts, kMaxChunk);
-      request.report_drafts = false;
-      captured.graphs.rounds = captured.loop(drafts);
-      ++*looped;
-    }
+    // Only these need the records of draft steps.
+    const bool records = request.planner || request.report_drafts || request.schedule.stop_rule.kind != StopRule::Kind::kFixed;
+    captured.graphs.draft_records = records || chance(random, 50);
     request.prompt = prompt;
     request.first = captured.begin(prompt, request.limits, request.schedule, bool(request.planner));
     const bool interrupted = chance(random, 25), traced = chance(random, 30);
@@ -246,8 +217,6 @@ int64_t answers_of_a_model(uint64_t seed, int64_t* looped) {
     expect_good_manners(where);
   }
   captured.lanes.reset();
-  captured.loops.clear();
-  check(levers().fake_cuda_made() == 0, "a loop's graph was left behind", where);
   check(levers().fake_cuda_streams() == 0 && levers().fake_cuda_events() == 0, "streams or events were left behind", where);
   return rounds;
 }
@@ -281,7 +250,7 @@ std::vector<FakeCudaCall> log_of(Captured* captured, const Schedule& schedule, i
 // Does the first leg of a pass begin without waiting for the last one of the pass before?
 bool overtakes(const Captured& captured, const std::vector<FakeCudaCall>& calls) {
   const void *first = captured.graphs.verify.front(), *last = captured.graphs.verify.back();
-  const void *recorded = nullptr, *launched = nullptr, *stream = nullptr;   // behind the last leg; the newest launch
+  const void *recorded = nullptr, *launched = nullptr, *stream = nullptr;   // after the last leg; the newest launch
   bool waits = false;
   for (const FakeCudaCall& call : calls) {
     const std::string name = call.function;
@@ -298,7 +267,7 @@ bool overtakes(const Captured& captured, const std::vector<FakeCudaCall>& calls)
   return false;
 }
 
-// Launches behind each other on one stream need no events; with overlap, every pass waits for a draft step that has
+// Launches one after another on one stream need no events; with overlap, every pass waits for a draft step that has
 // been queued before it, and every launch is followed by the record of an event that nobody has waited for before.
 void calls_come_in_order() {
   const std::string where = "order of calls";
@@ -349,43 +318,6 @@ void calls_come_in_order() {
       check(draft_stream != nullptr, "no draft step was launched", where);
       expect_good_manners(where);
     }
-  }
-}
-
-// -- loops -------------------------------------------------------------------------------------------------------------
-
-// Few launches for many rounds; none that runs behind the end of the text; and what a driver that cannot says.
-void loops() {
-  const std::string where = "loops";
-  for (int drafts : {0, 3}) {
-    Captured captured(7, 1000, {0}, 0.7, true);
-    Schedule schedule;
-    schedule.first_chunk = schedule.max_chunk = schedule.lookahead = drafts;
-    captured.graphs.rounds = captured.loop(drafts);
-    captured.graphs.draft_records = false;
-    std::vector<int> text;
-    const int sequence = captured.device.sequence();
-    const auto calls = log_of(&captured, schedule, 60, &text);
-    check(text == captured.model.plain({1, 2, 3}, 60), "a token differs from plain decoding", where);
-    const auto launches = std::count_if(calls.begin(), calls.end(), [](const FakeCudaCall& call) {
-      return std::string(call.function) == "cuGraphLaunch";
-    });
-    const int rounds = captured.device.sequence() - sequence;   // a record each; the prompt's is one of them
-    check(rounds <= 60 && (drafts > 0 || rounds == 60), "rounds behind the end of the text", where);
-    check(launches <= (rounds - 1 + Plan::kRoundsALaunch - 1) / Plan::kRoundsALaunch + 1, "more launches than loops need", where);
-    expect_good_manners(where);
-  }
-  for (const auto& [function, result] :
-       {std::make_pair("cuGraphAddNode", 801), {"cuModuleLoadData", 218}, {"cuGraphInstantiateWithFlags", 1}}) {
-    Captured captured(7, 1000, {0}, 0.7, true);
-    levers().fake_cuda_fail(function, 1, result);
-    bool told = false;
-    try {
-      captured.loop(2);
-    } catch (const DriverError&) {
-      told = true;
-    }
-    check(told && levers().fake_cuda_made() == 0, "making a loop fails badly", function);
   }
 }
 
@@ -495,14 +427,13 @@ int run(double seconds, uint64_t seed) {
   check(device_facts(0).name == "Fake GPU" && device_facts(1).major == 9, "the fake driver is not the one in use", "device_facts");
   calls_come_in_order();
   failures();
-  loops();
-  int64_t rounds = 0, models = 0, looped = 0;
+  int64_t rounds = 0, models = 0;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-  do rounds += answers_of_a_model(seed + uint64_t(models++), &looped);
+  do rounds += answers_of_a_model(seed + uint64_t(models++));
   while (Clock::now() < end);
   check(rounds > 0, "too little time for anything", "cuda_carrier");
-  std::printf("cuda_carrier: ok, %lld rounds of %lld models, %lld answers in loops, seed %llu\n", (long long)rounds,
-              (long long)models, (long long)looped, (unsigned long long)seed);
+  std::printf("cuda_carrier: ok, %lld rounds of %lld models, seed %llu\n", (long long)rounds,
+              (long long)models, (unsigned long long)seed);
   return 0;
 }
 

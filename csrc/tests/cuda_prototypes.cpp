@@ -4,9 +4,7 @@
 
 #include <type_traits>
 
-#undef cuGraphAddNode   // the one with edges, which CUDA 13 calls so too
-#define cuGraphAddNode cuGraphAddNode_v2
-#include "../cuda/loop.h"
+#include "../cuda/driver.h"
 
 namespace {
 
@@ -25,29 +23,6 @@ struct Same<ppsd::cuda::Result (*)(Ours...), CUresult (*)(Theirs...)> {
 
 #define PPSD_SAME(name, arguments) static_assert(Same<decltype(ppsd::cuda::Driver::name), decltype(&::name)>::value, #name);
 PPSD_CUDA_FUNCTIONS(PPSD_SAME)
-#if CUDA_VERSION >= 12030
-PPSD_CUDA_LOOP_FUNCTIONS(PPSD_SAME)
-
-using ppsd::cuda::NodeParams;
-static_assert(sizeof(NodeParams) == sizeof(CUgraphNodeParams));
-#define PPSD_AT(ours, theirs) static_assert(offsetof(NodeParams, ours) == offsetof(CUgraphNodeParams, theirs), #ours)
-PPSD_AT(kernel.function, kernel.func);
-PPSD_AT(kernel.grid, kernel.gridDimX);
-PPSD_AT(kernel.block, kernel.blockDimX);
-PPSD_AT(kernel.shared_bytes, kernel.sharedMemBytes);
-PPSD_AT(kernel.arguments, kernel.kernelParams);
-PPSD_AT(kernel.context, kernel.ctx);
-PPSD_AT(child.graph, graph.graph);
-PPSD_AT(conditional.condition, conditional.handle);
-PPSD_AT(conditional.type, conditional.type);
-PPSD_AT(conditional.size, conditional.size);
-PPSD_AT(conditional.bodies, conditional.phGraph_out);
-PPSD_AT(conditional.context, conditional.ctx);
-#undef PPSD_AT
-static_assert(ppsd::cuda::kKernelNode == CU_GRAPH_NODE_TYPE_KERNEL && ppsd::cuda::kChildNode == CU_GRAPH_NODE_TYPE_GRAPH);
-static_assert(ppsd::cuda::kConditionalNode == CU_GRAPH_NODE_TYPE_CONDITIONAL && ppsd::cuda::kWhile == CU_GRAPH_COND_TYPE_WHILE);
-static_assert(ppsd::cuda::kAssignAtLaunch == CU_GRAPH_COND_ASSIGN_DEFAULT);
-#endif
 #undef PPSD_SAME
 
 static_assert(ppsd::cuda::kOutOfMemory == CUDA_ERROR_OUT_OF_MEMORY && ppsd::cuda::kNotReady == CUDA_ERROR_NOT_READY);

@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "../cuda/loop.h"
+#include "../cuda/driver.h"
 
 namespace {
 
@@ -44,40 +44,10 @@ struct Stream {
   std::thread thread;
 };
 
-struct Exec;
-
-struct FakeCondition {
-  Exec* graph;
-  int at_launch, value;
-};
-
-// A node of a graph that was made node by node; nodes run in the order in which they were added.
-struct Node {
-  const Exec* child = nullptr;            // runs it,
-  FakeCondition* loop = nullptr;          // or the body while this holds,
-  std::unique_ptr<Exec> body;
-  FakeCondition* set = nullptr;           // or sets this to the word
-  const int32_t* word = nullptr;
-};
-
+// What was captured.
 struct Exec {
-  FakeGraphRun run = nullptr;             // what was captured
-  void* data = nullptr;
-  std::vector<std::unique_ptr<Node>> nodes;
-  std::vector<std::unique_ptr<FakeCondition>> conditions;
-
-  Result execute() const {
-    if (run != nullptr) return run(data);
-    for (const auto& condition : conditions) condition->value = condition->at_launch;
-    for (const auto& node : nodes) {
-      if (node->set != nullptr) node->set->value = *node->word;
-      if (node->child != nullptr)
-        if (const Result result = node->child->execute()) return result;
-      while (node->loop != nullptr && node->loop->value != 0)
-        if (const Result result = node->body->execute()) return result;
-    }
-    return 0;
-  }
+  FakeGraphRun run;
+  void* data;
 };
 
 struct Fake {
@@ -95,7 +65,6 @@ struct Fake {
   std::set<Event*> events;
   std::vector<std::unique_ptr<Event>> buried;
   std::vector<std::unique_ptr<Exec>> graphs;
-  int made = 0, modules = 0;   // graphs that were made node by node and not destroyed; modules that are loaded
   std::deque<FakeCudaCall> log;
   std::string misuse;
 };
@@ -362,73 +331,6 @@ Result cuGraphInstantiateWithFlags(void** exec, void* graph, unsigned long long)
   *exec = graph;   // a graph is as good as an executable one here
   return graph == nullptr ? kInvalidValue : 0;
 }
-Result cuGraphCreate(void** graph, unsigned flags) {
-  ENTER("cuGraphCreate");
-  if (flags != 0) return kInvalidValue;
-  fake().graphs.push_back(std::make_unique<Exec>());
-  ++fake().made;
-  *graph = fake().graphs.back().get();
-  return 0;
-}
-Result cuGraphDestroy(void*) {
-  Lock lock(fake().mutex);
-  --fake().made;   // what was instantiated of it lives on
-  return 0;
-}
-Result cuGraphConditionalHandleCreate(ppsd::cuda::Condition* handle, void* graph, void* context, unsigned at_launch, unsigned flags) {
-  ENTER("cuGraphConditionalHandleCreate");
-  if (context == nullptr || flags != ppsd::cuda::kAssignAtLaunch) return kInvalidValue;
-  auto* exec = static_cast<Exec*>(graph);
-  exec->conditions.push_back(std::make_unique<FakeCondition>(FakeCondition{exec, int(at_launch), 0}));
-  *handle = ppsd::cuda::Condition(reinterpret_cast<uintptr_t>(exec->conditions.back().get()));
-  return 0;
-}
-Result cuGraphAddNode(void** handle, void* graph, void* const* behind, const void* how, size_t count, ppsd::cuda::NodeParams* params) {
-  ENTER("cuGraphAddNode");
-  auto* exec = static_cast<Exec*>(graph);
-  const bool ordered = exec->nodes.empty() ? count == 0 : count == 1 && behind[0] == exec->nodes.back().get();
-  if (!ordered || how != nullptr) misused("a node was not added behind the one before");
-  auto node = std::make_unique<Node>();
-  const auto condition_of = [](ppsd::cuda::Condition number) { return reinterpret_cast<FakeCondition*>(uintptr_t(number)); };
-  if (params->type == ppsd::cuda::kChildNode) {
-    node->child = reinterpret_cast<Exec*>(params->child.graph);
-    if (node->child == nullptr || params->child.rest != 0) return kInvalidValue;
-  } else if (params->type == ppsd::cuda::kConditionalNode) {
-    static std::vector<std::unique_ptr<ppsd::cuda::Graph>> bodies;
-    auto& its = params->conditional;
-    node->loop = condition_of(its.condition);
-    if (its.type != ppsd::cuda::kWhile || its.size != 1 || its.context != current_context || node->loop->graph != exec) return kInvalidValue;
-    node->body = std::make_unique<Exec>();
-    bodies.push_back(std::make_unique<ppsd::cuda::Graph>(reinterpret_cast<ppsd::cuda::Graph>(node->body.get())));
-    its.bodies = bodies.back().get();
-  } else {
-    const auto& its = params->kernel;
-    if (params->type != ppsd::cuda::kKernelNode || reinterpret_cast<void*>(its.function) != &fake().modules) return kInvalidValue;
-    if (its.grid[0] * its.grid[1] * its.grid[2] * its.block[0] * its.block[1] * its.block[2] != 1) misused("a condition is set by more than one thread");
-    node->set = condition_of(*static_cast<ppsd::cuda::Condition*>(its.arguments[0]));
-    node->word = reinterpret_cast<const int32_t*>(uintptr_t(*static_cast<Address*>(its.arguments[1])));
-  }
-  *handle = node.get();
-  exec->nodes.push_back(std::move(node));
-  return 0;
-}
-Result cuModuleLoadData(void** module, const void* image) {
-  ENTER("cuModuleLoadData");
-  if (std::strstr(static_cast<const char*>(image), "cudaGraphSetConditional") == nullptr) return 218;   // invalid PTX
-  ++fake().modules;
-  *module = &fake().modules;
-  return 0;
-}
-Result cuModuleGetFunction(void** function, void* module, const char* name) {
-  ENTER("cuModuleGetFunction");
-  *function = module;
-  return std::string(name) == "ppsd_set_condition" ? 0 : kNotFound;
-}
-Result cuModuleUnload(void*) {
-  Lock lock(fake().mutex);
-  --fake().modules;
-  return 0;
-}
 Result cuGraphExecDestroy(void*) {
   ENTER("cuGraphExecDestroy");
   return 0;
@@ -444,7 +346,7 @@ Result cuGraphLaunch(void* handle, void* stream_handle) {
   const Exec* exec = static_cast<Exec*>(handle);
   record_call("cuGraphLaunch", stream_handle, handle, 0);
   stream->queue.push_back([exec] {
-    if (const Result result = exec->execute()) {
+    if (const Result result = exec->run(exec->data)) {
       const Lock inner(fake().mutex);
       fake().broken = result;
       fake().changed.notify_all();
@@ -504,19 +406,13 @@ Result cuGetErrorString(Result, const char** text) {
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-EXPORT Result cuGetProcAddress_v2(const char* name, void** function, int version, unsigned long long, int* status) {
+EXPORT Result cuGetProcAddress_v2(const char* name, void** function, int, unsigned long long, int* status) {
   static const std::map<std::string, void*> functions = {
 #define PPSD_FAKE(function, arguments) {#function, reinterpret_cast<void*>(&function)},
       PPSD_CUDA_FUNCTIONS(PPSD_FAKE)
   };
-  static const std::map<std::string, void*> for_loops = {PPSD_CUDA_LOOP_FUNCTIONS(PPSD_FAKE)};
 #undef PPSD_FAKE
-  auto found = functions.find(name);
-  if (found == functions.end() && number("PPSD_FAKE_CUDA_VERSION", fake().version) >= ppsd::cuda::kLoopVersion) {
-    found = for_loops.find(name);
-    if (found == for_loops.end()) found = functions.end();
-    else if (version < ppsd::cuda::kLoopVersion) misused(found->first + " was asked for with the arguments of an older one");
-  }
+  const auto found = functions.find(name);
   *function = found == functions.end() ? nullptr : found->second;
   if (status != nullptr) *status = found == functions.end() ? 1 : 0;
   const char* without = std::getenv("PPSD_FAKE_CUDA_WITHOUT");   // an entry point that this driver is too old for
@@ -566,10 +462,6 @@ EXPORT int fake_cuda_streams() {
 EXPORT int fake_cuda_events() {
   const Lock lock(fake().mutex);
   return int(fake().events.size());
-}
-EXPORT int fake_cuda_made() {
-  const Lock lock(fake().mutex);
-  return fake().made + fake().modules;
 }
 EXPORT const char* fake_cuda_misuse() {
   const Lock lock(fake().mutex);

@@ -17,7 +17,6 @@ void fake_cuda_stall(int on);   // what is queued waits
 void fake_cuda_repair();        // forgets all of the above, and what is queued
 int fake_cuda_streams();        // that exist
 int fake_cuda_events();
-int fake_cuda_made();             // graphs made node by node, and modules
 
 // What has been called wrongly so far, as one line, or an empty one.
 const char* fake_cuda_misuse();

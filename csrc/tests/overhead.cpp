@@ -52,10 +52,10 @@ int run(int tokens) {
     return carrier;
   };
   const Make simulated = [](Stages stages, const Schedule& schedule, const Limits& limits, const std::vector<int>& prompt) {
-    SimulatedCosts costs;
-    costs.step.fill(0.2), costs.drawing_step.fill(0.3);
-    costs.verify.resize(1), costs.verify[0].fill(1.0);
-    costs.links = {0.0, 0.0};
+    StageCosts costs;
+    costs.row_step = 0.2, costs.draft_step = 0.3;
+    costs.steps = RowTable(kMaxRows, 0.2);
+    costs.verify = {{RowTable(kMaxRows, 1.0), {}}};
     auto carrier = std::make_unique<Simulated>(stages, schedule, limits, 1, costs, false);
     carrier->begin(prompt, 0);
     return carrier;

@@ -14,6 +14,7 @@
 #include "../pipeline/toy_stages.h"
 #include "check.h"
 #include "cpu_answers.h"
+#include "many_answers.h"
 
 namespace ppsd::test {
 namespace {
@@ -172,7 +173,7 @@ void crowded_teams_shrink_and_grow() {
     team.run([&](int member) {
       team.share(shares, member, kUnits, 1, [&](int begin, int end) { done += end - begin; });
       team.barrier();
-      check(done == kUnits, "units of work are not done behind the barrier", "Team");
+      check(done == kUnits, "units of work are not done after the barrier", "Team");
     });
   };
   for (int i = 0; i < 20; ++i) pass();
@@ -196,12 +197,14 @@ int run(double seconds, uint64_t seed) {
   };
   unpinned_threads_work();
   crowded_teams_shrink_and_grow();
-  int64_t rounds = 0, chains = 0, answers = 0;
-  for (; Clock::now() < share(0.6); ++chains) rounds += answers_of_a_chain(seed + uint64_t(chains));
-  answers = cpu_answers(share(1.0), seed);
-  check(rounds > 0 && answers > 0, "too little time for anything", "stress");
-  std::printf("stress: ok, %lld rounds of %lld chains of toy stages, %lld answers of the CPU library, seed %llu\n",
-              (long long)rounds, (long long)chains, (long long)answers, (unsigned long long)seed);
+  int64_t rounds = 0, chains = 0, answers = 0, many = 0;
+  for (; Clock::now() < share(0.4); ++chains) rounds += answers_of_a_chain(seed + uint64_t(chains));
+  answers = cpu_answers(share(0.7), seed);
+  many = many_answers(share(1.0), seed);
+  check(rounds > 0 && answers > 0 && many > 0, "too little time for anything", "stress");
+  std::printf("stress: ok, %lld rounds of %lld chains of toy stages, %lld answers of the CPU library, %lld of its loop, "
+              "seed %llu\n",
+              (long long)rounds, (long long)chains, (long long)answers, (long long)many, (unsigned long long)seed);
   return 0;
 }
 

@@ -32,7 +32,7 @@ class ToyDevice {
       stages_.push_back(std::make_unique<Stage>());
       stages_.back()->rows = std::vector<std::atomic<uint64_t>>(size_t(capacity));
     }
-    // In front of each stage, and behind the last one: what the one before has written, and where it is read.
+    // In front of each stage, and after the last one: what the one before has written, and where it is read.
     for (int border = 0; border <= int(on_.size()); ++border) {
       for (auto& [to, size] : {std::make_pair(&rows_, capacity), std::make_pair(&mail_, kMail * kMailWords)}) {
         to->written.push_back(std::make_unique<Memory>(size_t(size)));
@@ -54,7 +54,7 @@ class ToyDevice {
   Ends epoch_on(int device) const { return {&epochs_[size_t(device)], &epochs_[kHome]}; }
 
   // The prompt but for its last row has passed all layers.
-  void begin(const std::vector<int>& prompt, int end, int most, int lookahead, bool report, std::vector<int> stops = {}) {
+  void begin(const std::vector<int>& prompt, int end, int most, int lookahead, bool report) {
     uint64_t text = model_.empty();
     for (int p = 0; p < int(prompt.size()); ++p) {
       text_[size_t(p)] = prompt[size_t(p)];
@@ -69,7 +69,6 @@ class ToyDevice {
     for (auto& counts : counts_) counts->posted = counts->fetched = 0;
     taken_ = {}, taken_.start = rows;
     most_ = most, lookahead_ = lookahead, limit_ = end - 1, report_ = report;
-    stops_ = std::move(stops), stopped_ = false;
     early_ = {}, early_.start = rows;
   }
 
@@ -159,18 +158,6 @@ class ToyDevice {
     return 0;
   }
 
-  // In front of the rounds of a loop, and behind each: triton_kernels/rounds.py.
-  int open_loop() {
-    left_ = cuda::Plan::kRoundsALaunch;
-    again_ = int(!stopped_ && state_.start < limit_);
-    return 0;
-  }
-  int round_ended() {
-    again_ = int(--left_ > 0 && !stopped_ && state_.start < limit_);
-    return 0;
-  }
-  const int32_t* again() const { return &again_; }
-
   void slow_down(int most_us, uint64_t seed) { delay_us_ = most_us, random_ = seed; }
   int sequence() const { return state_.sequence; }
   int drawn() const { return state_.drawn; }
@@ -241,7 +228,6 @@ class ToyDevice {
           }
           ++committed;
           text_[size_t(place)] = choices[r];
-          stopped_ = stopped_ || std::find(stops_.begin(), stops_.end(), choices[r]) != stops_.end();
           if (place >= drafted) break;   // the bonus
         }
         const int end = at.start + committed;
@@ -286,10 +272,6 @@ class ToyDevice {
   Words early_;
   int most_ = 0, lookahead_ = 0, limit_ = 0;
   bool report_ = false;
-  std::vector<int> stops_;
-  bool stopped_ = false;
-  int left_ = 0;   // of a loop's launch: rounds
-  int32_t again_ = 0;
   std::vector<std::atomic<int32_t>> text_;
   std::vector<std::atomic<uint64_t>> early_rows_;
   std::vector<std::atomic<float>> confidences_;

@@ -16,7 +16,7 @@ from ..cuda.launches import decoder_layer
 from ..cuda.stages import DeviceStages
 from ..cuda.weights import DeviceWeights, weight_bytes
 from ..errors import UsageError
-from ..sampling import SamplingParams
+from ..sampling.params import SamplingParams
 from ..triton_kernels.attention import attention
 from ..triton_kernels.heads import heads
 from ..triton_kernels.linear import Weight, linear
@@ -139,7 +139,7 @@ class DeviceBench:
             for layer, keys, values in zip(layers, b.keys, b.values, strict=False):
                 qkv(
                     work.x, layer.norm, 1e-5, layer.qkv, layer.qkv_bias, b.cosines, b.sines, work.queries, keys, values,
-                    words, pdl=stages.pdl,
+                    words, norms=layer.norms, rotary=layer.attention.rotary, pdl=stages.pdl,
                 )  # fmt: skip
 
         return self._linear([layer.qkv for layer in layers], rows, ours)
@@ -149,9 +149,9 @@ class DeviceBench:
         work, context = stages._late[0], self.context
 
         def ours() -> None:
-            for keys, values in zip(b.keys[:count], b.values[:count], strict=True):
-                out = work.mixed.view_as(work.queries)
-                attention(work.queries, keys, values, work.partials, out, words, pdl=stages.pdl)
+            for layer, keys, values in zip(self.weights.layers, b.keys[:count], b.values[:count], strict=True):
+                out, window = work.mixed.view_as(work.queries), layer.attention.window
+                attention(work.queries, keys, values, work.partials, out, words, window=window, pdl=stages.pdl)
 
         q = torch.randn(1, work.queries.shape[1], rows, work.queries.shape[2], device=self.weights.device)
         q = q.to(self.weights.dtype)
@@ -280,6 +280,7 @@ def _row(case: Case, weights: DeviceWeights, copy: Spread) -> dict[str, Any]:
         "context": case.context,
         "microseconds": seconds.map(lambda s: 1e6 * s),
         "bytes": case.bytes,
+        "count": case.count,
         "gigabytes_per_second": rate / 1e9,
         "bandwidth_share": rate / copy.median,
     }

@@ -16,8 +16,8 @@ from typing import Any
 from ..backend import Oracle, RunOptions, kv_dtype_of
 from ..engine import Engine
 from ..errors import UsageError
-from ..sampling import SamplingParams
-from ..schedule import PLAIN, Auto, Schedule
+from ..pipeline.schedule import PLAIN, Auto, Schedule
+from ..sampling.params import SamplingParams
 from ..statistics import Statistics
 from .bandwidth import Bandwidth
 from .report import Column, Report

@@ -4,10 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..cpu_backend import CpuBackend
+from .._native import Costs
+from ..cpu.backend import CpuBackend
 from ..engine import Engine
-from ..planner import MOMENTS, Costs, typical
-from ..sampling import SamplingParams
+from ..pipeline.schedule import MAX_ROWS
+from ..planning.planner import TUNING, typical
+from ..sampling.params import SamplingParams
 from ..statistics import Statistics
 from .plot import Chart, Line, Panel
 from .report import Column
@@ -53,7 +55,7 @@ class HeadMeasure:
 
     @property
     def draft_cost(self) -> float:
-        """Of one draft step, as a share of a plain step; of a few behind a pass, the first of which is dearer."""
+        """Of one draft step, as a share of a plain step; of a few after a pass, the first of which is dearer."""
         return self.costs.turns.draft_share(USUAL)
 
     @property
@@ -128,13 +130,13 @@ def measure_head(
         kind=head.kind,
         exit_layer=head.exit_layer,
         vocabulary=backend.draft_vocabulary,
-        dtype=backend.head_dtype,
+        dtype=backend.dtype,
         acceptance=greedy.acceptance or 0.0,
         warm=warm.acceptance or 0.0,
         by_position=_given_all_before(greedy),
         by_family={family: totals.acceptance or 0.0 for family, totals in families.items()},
         survival=[greedy.accepted_by_position[place] / max(greedy.rounds, 1) for place in range(1, length + 1)],
-        costs=typical([backend.costs(again=True) for _ in range(MOMENTS)]),
+        costs=typical([backend.costs(again=True) for _ in range(TUNING.moments)]),
     )
     return measure, whole
 
@@ -169,7 +171,7 @@ def _needed(costs: Costs, draft_cost: float, speed: float) -> float | None:
 
     def reached(acceptance: float) -> float:
         best, draft = 0.0, draft_cost * costs.plain_seconds
-        for length in range(1, len(costs.turns.verify)):
+        for length in range(1, MAX_ROWS):
             tokens = sum(acceptance**place for place in range(length + 1))
             seconds = length * draft + costs.turns.row_step + costs.turns.verify[length]
             best = max(best, tokens * costs.plain_seconds / seconds)

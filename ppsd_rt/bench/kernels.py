@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any
 
 from .. import _native
-from ..cpu_backend import CpuBackend
+from ..cpu.backend import CpuBackend
 from ..engine import Engine
 from ..errors import UsageError
 from .bandwidth import Bandwidth
@@ -60,8 +60,9 @@ class Case:
     flops: float = 0.0
 
     def measure(self) -> None:
-        seconds, _, _, self.bytes, self.flops = self.engine.time_kernel(self.kernel, self.rows, self.context, _SWEEPS)
-        self.seconds.append(seconds)
+        time = self.engine.time_kernel(self.kernel, self.rows, self.context, _SWEEPS)
+        self.bytes, self.flops = time.bytes, time.flops
+        self.seconds.append(time.seconds)
 
 
 def measure_kernels(

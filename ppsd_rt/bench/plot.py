@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PpsdError, UsageError
-from ..output_file import OutputFile
+from ..errors import UsageError
+from ..extras import need
+from ..files.output import OutputFile
 from ..printable import printable, quoted, shortened
 
 if TYPE_CHECKING:
@@ -89,10 +90,7 @@ class PlotFile:
             raise UsageError(f"cannot write the plot to {quoted(path)}: its name must end in {' or '.join(ENDINGS)}")
         if panels > MOST_PANELS:
             raise UsageError(f"a plot of {panels} panels cannot be read: at most {MOST_PANELS}, by giving fewer values")
-        try:
-            import matplotlib.figure  # noqa: F401 (only tried)
-        except ImportError:
-            raise PpsdError('plots need a package: pip install "ppsd-rt[plot]"') from None
+        need("matplotlib", "plot", "a plot")
         self._file = OutputFile(path, "plot", inputs)
 
     def finish(self, chart: Chart) -> None:

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]  # plain values, and `Spread`s
 
 @dataclass(frozen=True)
 class Column:
-    """What a table shows of a row: `key`, under `title`, with `digits` behind the point; `percent`: times 100."""
+    """What a table shows of a row: `key`, under `title`, with `digits` after the point; `percent`: times 100."""
 
     key: str
     title: str

@@ -5,7 +5,7 @@
 
 A digit begins a piece of work and says how many rows it takes (a letter from 10 on), `=` goes on with it, `x` says that
 a verdict made it void before its end, a blank is a stage that waits. The line `tokens` says how many tokens a verdict
-committed, at the moment of its arrival; `!` behind it: it rejected a draft.
+committed, at the moment of its arrival; `!` after it: it rejected a draft.
 """
 
 from collections.abc import Iterable, Sequence

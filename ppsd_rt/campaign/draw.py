@@ -4,15 +4,15 @@ A case is one engine, some texts (a prompt and sampling parameters, each with a 
 answers to them that follow each other on that engine, so that they find each other's rows in the KV cache.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import TypeVar
 
-from ..cpu_backend import FORMATS
-from ..planner import Costs, StageCosts
-from ..sampling import SamplingParams
-from ..schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKUP, PLAIN, Auto, Schedule
-from ..stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength, StopRule, Survival
+from .._native import Costs, StageCosts
+from ..pipeline.schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKUP, PLAIN, Auto, Schedule
+from ..pipeline.stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength, StopRule, Survival
+from ..sampling.grammar import Grammar
+from ..sampling.params import MOST_LOGPROBS, SamplingParams
 
 CASE_TOKENS = 6000  # of a fast engine's case, about; slow ones get a share
 ANSWERS = 9  # to a text, about: the plain answer is decoded once for all of them
@@ -20,6 +20,12 @@ MOST_PROMPT = 1000  # tokens, but for texts that fill the context
 MOST_LOOKAHEAD = 20
 _SLOW = {"portable": 0.05, "float32": 0.4, "bfloat16": 0.5}
 _GIVEN = 0.25  # the share of an engine that is not drawn
+_GRAMMARS = (
+    Grammar.json(),
+    Grammar.json_schema({"type": "array", "items": {"type": "string", "maxLength": 12}, "minItems": 9}),
+    Grammar.regex("([A-Z]?[a-z]{1,9}[ ,.]){20,}"),
+    Grammar.lark('start: line+\nline: /[a-z ]{0,30}/ ("=" | "->") /[0-9]+/ "\\n"'),
+)
 
 T = TypeVar("T")
 
@@ -30,7 +36,8 @@ class Material:
 
     questions, text: as ids. isas to stages: what a `Setup` is drawn from, by weight. head: an exit head, `auto` for
     any; exit_layer: after which it drafts, of `auto` the shipped one; None: there is none. engine: False where the
-    engine is given (ranks, backends other than cpu); copies, siblings, oracles: what it can draft.
+    engine is given (ranks, backends other than cpu); copies, siblings, oracles: what it can draft. extras: does it know
+    `SamplingParams.extras`? grammars: is llguidance there, which grammars need?
     """
 
     questions: tuple[tuple[int, ...], ...]
@@ -49,6 +56,8 @@ class Material:
     copies: bool = True
     siblings: bool = True
     oracles: bool = True
+    extras: bool = True
+    grammars: bool = True
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,6 @@ class Setup:
     isa: str
     dtype: str
     kv_dtype: str
-    head_dtype: str
     exit_head: str
     threads: int
     reference_threads: int
@@ -132,7 +140,6 @@ def _setup(rng: Random, material: Material) -> Setup:
         isa=_weighted(rng, material.isas),
         dtype=_weighted(rng, material.dtypes),
         kv_dtype=_weighted(rng, material.kv_dtypes),
-        head_dtype=rng.choice(("auto", "auto", "auto", *FORMATS)),
         exit_head=head,
         threads=_weighted(rng, material.threads),
         reference_threads=_weighted(rng, material.threads),
@@ -157,6 +164,8 @@ def _head(rng: Random, material: Material) -> tuple[str, int | None]:
 def _text(rng: Random, material: Material, earlier: list[Text], share: float) -> Text:
     most = min(300, int(share * CASE_TOKENS / ANSWERS) + 8, material.context // 4)
     params = _sampling(rng, _long(rng, min(8, most), most))
+    if material.extras:
+        params = _with_extras(params, material)
     kinds = {"question": 4.0, "cut": 3.0, "repeated": 1.5}
     if earlier:
         kinds |= {"turn": 2.0, "continued": 2.0, "edited": 2.0}
@@ -199,6 +208,21 @@ def _sampling(rng: Random, max_tokens: int) -> SamplingParams:
         stop=(rng.choice((".", "\n\n", " the", "e")),) if rng.random() < 0.05 else (),
         ignore_eos=rng.random() < 0.6,
     )
+
+
+def _with_extras(params: SamplingParams, material: Material) -> SamplingParams:
+    rng = Random(params.seed)  # what else is drawn does not depend on them
+    ids = rng.sample(range(material.vocabulary), min(material.vocabulary, _long(rng, 1, 200)))
+    params = replace(
+        params,
+        presence_penalty=0.0 if rng.random() < 0.8 else round(rng.uniform(-2, 2), 2),
+        frequency_penalty=0.0 if rng.random() < 0.8 else round(rng.uniform(-2, 2), 2),
+        logit_bias={} if rng.random() < 0.85 else {id: round(rng.uniform(-20, 8), 2) for id in ids},
+        logprobs=None if rng.random() < 0.8 else rng.randint(0, MOST_LOGPROBS),
+    )
+    if material.grammars and rng.random() < 0.12:
+        params = replace(params, grammar=rng.choice(_GRAMMARS), ignore_eos=False)
+    return params
 
 
 def _answer(rng: Random, material: Material, drafts: bool, text: int) -> Answer:

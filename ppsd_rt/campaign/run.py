@@ -2,16 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from itertools import takewhile
 from time import perf_counter
 from typing import Any
 
-from ..backend import Oracle, RunOptions
+from ..backend import Oracle, RunOptions, common_prefix
 from ..bench.kernels import chosen_isa
-from ..cpu_backend import CpuBackend
+from ..cpu.backend import CpuBackend
 from ..engine import Committed, Completion, Engine, Generation
-from ..schedule import PLAIN, Auto, describe
-from ..stop_rules import describe_stop_rule
+from ..pipeline.schedule import PLAIN, Auto, describe
 from .draw import Answer, Case, Setup, Text
 
 _RANGES = ((0, "0"), (15, "1 to 15"), (127, "16 to 127"), (1023, "128 to 1023"))
@@ -52,7 +50,6 @@ def load_pair(model: str, setup: Setup) -> Pair:
             dtype=setup.dtype,
             threads=setup.threads,
             stages=setup.stages,
-            head_dtype=setup.head_dtype,
             kv_dtype=setup.kv_dtype,
         )
         assert isinstance(tested.backend, CpuBackend)
@@ -81,7 +78,7 @@ def run_case(case: Case, pair: Pair, tell: Callable[[str], None]) -> Outcome:
         done, open = _run(pair.tested, prompt, truth, case.texts[answer.text], answer, outcome.passes)
         whole = done.finish_reason != "cancelled"
         same = _same(done, truth, whole)
-        shared = sum(1 for _ in takewhile(lambda ids: ids[0] == ids[1], zip(held, prompt, strict=False)))
+        shared = common_prefix(held, prompt)
         values = _dimensions(case, answer, pair, prompt, shared, abandoned, whole)
         for dimension, value in values:
             if answer.kind != "plain" or dimension == "schedule":
@@ -138,8 +135,10 @@ def _run(
 
 def _same(done: Completion, truth: Completion, whole: bool) -> bool:
     if not whole:
-        return done.ids == truth.ids[: len(done.ids)] and len(done.ids) < len(truth.ids)
-    return (done.ids, done.text, done.finish_reason) == (truth.ids, truth.text, truth.finish_reason)
+        begins = done.ids == truth.ids[: len(done.ids)] and done.logprobs == truth.logprobs[: len(done.ids)]
+        return begins and len(done.ids) < len(truth.ids)
+    same = (done.ids, done.logprobs) == (truth.ids, truth.logprobs)
+    return same and (done.text, done.finish_reason) == (truth.text, truth.finish_reason)
 
 
 def _dimensions(
@@ -156,7 +155,6 @@ def _dimensions(
     }
     if setup is not None:
         engine |= {
-            "head format": setup.head_dtype,
             "exit head": setup.exit_head.partition(":")[0],
             "threads, plain": str(setup.reference_threads),
             "stages": str(setup.stages),
@@ -166,13 +164,14 @@ def _dimensions(
         name for name in ("top_k", "top_p", "min_p") if getattr(params, name) not in (0, 1.0) and params.temperature
     ]
     filters += ["repetition_penalty"] if params.repetition_penalty != 1 else []
+    filters += params.extras()
     filters += ["stop"] if params.stop else []
     return [
         ("schedule", answer.kind),
-        ("stop rule", describe_stop_rule(fixed.stop_rule).partition("=")[0] if fixed else "-"),
+        ("stop rule", fixed.stop_rule.kind if fixed else "-"),
         ("longest draft", str(fixed.max_chunk) if fixed else "-"),
         ("copies", "yes" if schedule.lookup else "no"),
-        ("siblings", "yes" if schedule.siblings and params.repetition_penalty == 1 else "no"),
+        ("siblings", "yes" if schedule.siblings and not params.looks_back else "no"),
         ("drafts", "exit head's" if answer.acceptance is None else "oracle's"),
         ("sampling", "temperature" if params.temperature else "greedy"),
         *[("filters", name) for name in filters or ["none"]],
@@ -198,10 +197,7 @@ def _difference(
     done: Completion,
     values: dict[str, str],
 ) -> dict[str, Any]:
-    place = next(
-        (i for i, (a, b) in enumerate(zip(truth.ids, done.ids, strict=False)) if a != b),
-        min(len(truth.ids), len(done.ids)),
-    )
+    place = common_prefix(truth.ids, done.ids)
     ids = [completion.ids[place] if place < len(completion.ids) else None for completion in (truth, done)]
     logits = pair.reference.backend.logits([*prompt, *truth.ids[:place]])[-1]
     return {

@@ -11,11 +11,11 @@ from .. import _native
 from ..bench.generate import Answers, Workload, measure_generation
 from ..bench.kernels import Sweeps, measure_kernels
 from ..bench.report import Report
-from ..default_threads import default_threads
+from ..cpu.default_threads import default_threads
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
-from ..sampling import SamplingParams
-from ..schedule import AUTO, parse_schedule
+from ..pipeline.schedule import AUTO, parse_schedule
+from ..sampling.params import SamplingParams
 from . import signals
 from .common import NamedPrompt, as_chat, evaluation_text, first_of_each_family, read_prompts, table
 from .info import machine
@@ -85,6 +85,9 @@ def _kernels(args: argparse.Namespace) -> tuple[Report, bool]:
 
 def _device_kernels(args: argparse.Namespace) -> tuple[Report, bool]:
     """The Triton kernels, on a GPU."""
+    from ..cuda.errors import check_triton
+
+    check_triton()  # before the modules that cannot be imported without it
     from ..bench.device_kernels import measure_device_kernels
     from ..cuda.backend import CudaBackend
 

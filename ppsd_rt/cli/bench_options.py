@@ -79,7 +79,9 @@ def _kernel_options(parser: argparse.ArgumentParser) -> None:
 def _generation_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to measure (lists: every combination)")
     numbers = list_of(positive)
-    group.add_argument("-p", "--prompt-tokens", type=numbers, metavar="N,N,...", help="lengths of a made prompt [64]")
+    group.add_argument(
+        "-p", "--prompt-tokens", type=numbers, metavar="N,N,...", help="lengths of a made-up prompt [64]"
+    )
     group.add_argument(
         "--prompts",
         type=named,
@@ -155,9 +157,6 @@ def heads_options(parser: "Parser") -> None:
     group = parser.add_argument_group("model and machine")
     group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
     group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 or int4")
-    group.add_argument(
-        "--head-dtype", type=words, default=["auto"], metavar="A,B,...", help="of the heads [auto: as the model]"
-    )
     group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
     format_option(parser.add_argument_group("output"))
 

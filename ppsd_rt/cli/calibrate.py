@@ -1,10 +1,10 @@
 """`ppsd-run calibrate`: measure again what `auto` works with, and print it."""
 
 import argparse
-from dataclasses import asdict
 
+from .._native import StageCosts
 from ..errors import PpsdError
-from ..planner import StageCosts
+from ..pipeline.schedule import MAX_ROWS
 from .common import load_engine, print_json, table
 from .notes import note
 
@@ -16,7 +16,7 @@ def run(args: argparse.Namespace) -> None:
         raise PpsdError(f"the {backend.name} backend measures at every start; use --backend cpu or cuda")
     costs = backend.costs(again=True)
     if args.json:
-        print_json({"dtype": backend.dtype, "threads": backend.threads, **asdict(costs)})
+        print_json({"dtype": backend.dtype, "threads": backend.threads, **costs.to_dict()})
         return
     columns = {"in turns, all threads": costs.turns}
     if costs.overlapped:
@@ -35,10 +35,10 @@ def _rows(stages: list[StageCosts]) -> list[tuple[str, list[float]]]:
     rows = [
         ("one row, early layers", [s.row_step for s in stages]),
         ("a draft: the same and the exit head", [s.draft_step for s in stages]),
-        ("the first draft behind a pass", [s.first_draft or s.draft_step for s in stages]),
+        ("the first draft after a pass", [s.first_draft or s.draft_step for s in stages]),
         ("a plain step", [s.plain_step for s in stages]),
     ]
-    return rows + [(f"verify {n} rows", [s.verify[n - 1] for s in stages]) for n in range(1, len(stages[0].verify) + 1)]
+    return rows + [(f"verify {n} rows", [s.verify[n - 1] for s in stages]) for n in range(1, MAX_ROWS + 1)]
 
 
 def _share(stages: StageCosts, plain: float) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ from .. import _native
 from ..campaign.draw import Case, Material, draw_case
 from ..campaign.run import Outcome, Pair, load_pair, run_case
 from ..campaign.state import State, build_id
-from ..cpu_backend import KV_FORMATS, CpuBackend, kv_format
-from ..cpu_name import cpu_name
+from ..cpu.backend import CpuBackend
+from ..cpu.formats import KV_FORMATS, kv_format
+from ..cpu.name import cpu_name
 from ..engine import Engine
 from ..errors import UsageError
 from ..models.cache import cache_dir
@@ -45,6 +47,7 @@ def run_campaign(args: argparse.Namespace) -> int:
         "cpu": cpu_name(),
         "options": {name: getattr(args, name) for name in ("exit_head", "dtype", "kv_dtype", "threads", "raw")},
         "isas": list(material.isas),
+        "grammars": material.grammars,
         "engine": "drawn" if own else {"backend": engine.backend.name, **_layers(engine)},
         "prompts": args.prompts or "",
         "stages": args.stages,
@@ -101,6 +104,8 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
         copies=backend.copies,
         siblings=backend.siblings,
         oracles=backend.name != "torch",
+        extras=backend.extras,
+        grammars=find_spec("llguidance") is not None,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .. import cache_file
+from ..files import cache as cache_file
 from ..models.cache import cache_dir
 from .common import not_readable
 from .notes import complain

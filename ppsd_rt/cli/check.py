@@ -7,11 +7,12 @@ from dataclasses import dataclass, field, replace
 from rich.console import Console
 from rich.progress import Progress
 
+from ..backend import common_prefix
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
+from ..pipeline.schedule import PLAIN, Auto, Schedule, parse_schedule
 from ..printable import printable, quoted
-from ..sampling import SamplingParams
-from ..schedule import PLAIN, Auto, Schedule, parse_schedule
+from ..sampling.params import SamplingParams
 from .bench import interrupted
 from .common import (
     NamedPrompt,
@@ -180,7 +181,7 @@ def _difference(
 ) -> Difference | None:
     if plain == ids:
         return None
-    place = next((i for i, (a, b) in enumerate(zip(plain, ids, strict=False)) if a != b), min(len(plain), len(ids)))
+    place = common_prefix(plain, ids)
     a, b = (answer[place] if place < len(answer) else None for answer in (plain, ids))
     logits = engine.backend.logits([*prompt, *plain[:place]])[-1]
     values = [None if token is None else float(logits[token]) for token in (a, b)]

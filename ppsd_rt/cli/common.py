@@ -11,13 +11,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..backend import most_threads
+from ..backends import most_threads
 from ..engine import Engine, Prompt
 from ..errors import PpsdError, UsageError
 from ..models.files import one_line, parse_json, read_text
 from ..models.unicode import check_unicode
 from ..printable import quoted
-from ..sampling import SamplingParams
+from ..sampling.grammar import Grammar
+from ..sampling.params import SamplingParams
 from ..statistics import Statistics
 from .notes import note
 
@@ -45,10 +46,6 @@ def load_one_process(args: argparse.Namespace) -> Engine:
             "--stages A,B,... says how many layers each rank or each device has: start ranks with torchrun, or name "
             "several devices"
         )
-    if not over_ranks and getattr(args, "parallel", "pipeline") != "pipeline":
-        raise UsageError(
-            f"--parallel {args.parallel} is for ranks: start them with torchrun --nproc-per-node N -m ppsd_rt ..."
-        )
     return Engine.from_pretrained(
         args.model,
         exit_head=args.exit_head,
@@ -58,6 +55,7 @@ def load_one_process(args: argparse.Namespace) -> Engine:
         threads=args.threads,
         stages=1 if over_ranks else args.stages,
         kv_dtype=args.kv_dtype,
+        kv_memory=args.kv_memory,
     )
 
 
@@ -77,9 +75,28 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         top_p=args.top_p,
         min_p=args.min_p,
         repetition_penalty=args.repetition_penalty,
+        presence_penalty=args.presence_penalty,
+        frequency_penalty=args.frequency_penalty,
+        logprobs=getattr(args, "logprobs", None),
+        grammar=grammar_of(getattr(args, "grammar", None)),
         seed=args.seed,
         stop=tuple(args.stop),
     )
+
+
+def grammar_of(option: str | None) -> Grammar | None:
+    """Of `--grammar`."""
+    if option is None:
+        return None
+    kind, _, value = option.partition("=")
+    if option == "json":
+        return Grammar.json()
+    if kind == "regex" and value:
+        return Grammar.regex(value)
+    if kind in ("schema", "lark") and value:
+        text = _given_text(value)
+        return Grammar.json_schema(text) if kind == "schema" else Grammar.lark(text)
+    raise UsageError(f"--grammar is json, schema=FILE, regex=PATTERN or lark=FILE, not {quoted(option)}")
 
 
 def as_chat(engine: Engine, text: str, raw: bool, system: str | None = None) -> Prompt:

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from ..backend import check_machine
-from ..cpu_backend import DEFAULT_FORMAT, refuses
+from ..backends import check_machine
+from ..cpu.formats import DEFAULT_FORMAT, refuses
 from ..distill import run as distillation
 from ..distill.train import TrainSettings
 from ..errors import PpsdError, UsageError
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> None:
     if "," in args.device:
         raise UsageError("distillation runs on one device; --device names one")
     kinds = _kinds(args.kind)
-    layers = _layers(args.exit_layer)
+    layers = _layers(args.exit_layer) if args.exit_layer else ()
     sizes = _sizes(args.draft_vocabulary)
     path = _path(args.out, len(kinds) > 1, len(layers) > 1, len(sizes) > 1)
     _check_writable(Path(args.out).parent)
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> None:
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
         kinds=kinds,
-        exit_layers=layers,
+        exit_layers=layers or (distillation.default_exit_layer(checkpoint.config.num_hidden_layers),),
         tokens=args.tokens,
         draft_vocabularies=tuple(size if size < checkpoint.config.vocab_size else 0 for size in sizes),
         slots=args.slots,
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> None:
     for file in job.save(path):
         info = read_info(file)
         right, known = (_share(info.acceptance.get(n)) for n in ("held_out_greedy", "draft_vocabulary_coverage"))
-        head = f"{info.kind} behind layer {info.exit_layer}"
+        head = f"{info.kind} after layer {info.exit_layer}"
         print(printable(f"{file}: {head}, held-out acceptance {right}, vocabulary covers {known}"))
 
 
@@ -120,7 +120,7 @@ def _layers(text: str) -> tuple[int, ...]:
     try:
         layers = tuple(sorted(int(layer) for layer in text.split(",")))
     except ValueError:
-        raise UsageError(f"--exit-layer takes layer numbers, as in 6 or 3,6,10, not {quoted(text)}") from None
+        raise UsageError(f"--exit-layer takes layer numbers, as in 3 or 3,6,10, not {quoted(text)}") from None
     if len(set(layers)) != len(layers):
         raise UsageError(f"--exit-layer {text} names a layer twice")
     return layers
@@ -141,7 +141,7 @@ def _sizes(text: str) -> tuple[int, ...]:
         return tuple(dict.fromkeys(int(size) for size in text.split(",")))
     except ValueError:
         raise UsageError(
-            f"--draft-vocabulary takes numbers of ids, as in 8192 or 4096,8192,0, not {quoted(text)}"
+            f"--draft-vocabulary takes numbers of ids, as in 4096 or 4096,8192,0, not {quoted(text)}"
         ) from None
 
 

@@ -5,10 +5,10 @@ from itertools import product
 from typing import Any
 
 from ..backend import kv_dtype_of
+from ..bench.evaluate import evaluate, windows
 from ..bench.report import Column, Report
 from ..engine import Engine
 from ..errors import UsageError
-from ..evaluate import evaluate, windows
 from .bench import interrupted, print_report, run_facts
 from .common import evaluation_text
 from .progress import progress_bar

@@ -3,12 +3,13 @@
 import argparse
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 
 from ..backend import RunOptions
 from ..engine import Completion, Engine, Generation
 from ..errors import PpsdError, UsageError
-from ..sampling import SamplingParams
-from ..schedule import PLAIN, Auto, Schedule, parse_schedule
+from ..pipeline.schedule import PLAIN, Auto, Schedule, parse_schedule
+from ..sampling.params import SamplingParams
 from ..statistics import Statistics
 from ..trace import TraceFile, occupancy
 from . import chat, signals
@@ -25,6 +26,7 @@ from .common import (
     statistics_line,
 )
 from .notes import complain, note
+from .prompt_bar import PromptBar
 
 _APART = (
     ("chat", "prompts"),
@@ -53,8 +55,7 @@ def _run(
     trace: TraceFile | None,
 ) -> int:
     engine = load_engine(args)
-    drafts = args.engine is None or args.parallel == "pipeline"  # tensor parallelism does not, whatever head there is
-    if drafts and engine.head is None and isinstance(schedule, Auto) and not args.json:
+    if engine.head is None and isinstance(schedule, Auto) and not args.json:
         how = "only repetitions are drafted" if engine.backend.copies and schedule.lookup else "decoding plainly"
         note(f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one; or try --exit-head norm:E)")
     if args.chat:
@@ -76,7 +77,9 @@ def _encode(engine: Engine, text: str, id: str | None, args: argparse.Namespace)
 
 
 def _options(args: argparse.Namespace) -> RunOptions:
-    return RunOptions(report_drafts=args.show_drafts, trace=args.trace is not None)
+    shows = not args.quiet and not args.show_drafts and sys.stderr is not None and sys.stderr.isatty()
+    bar = PromptBar() if shows else None
+    return RunOptions(report_drafts=args.show_drafts, trace=args.trace is not None, prompt_progress=bar)
 
 
 def _check_combination(args: argparse.Namespace) -> None:
@@ -85,6 +88,8 @@ def _check_combination(args: argparse.Namespace) -> None:
             raise UsageError(f"--{first} does not go with --{second}".replace("_", "-"))
     if args.prompt is not None and (args.prompts or args.chat):
         raise UsageError("give a prompt, or --prompts, or --chat: not two of them")
+    if args.logprobs is not None and not args.json:
+        raise UsageError("--logprobs needs --json, which shows them")
     if args.chat and sys.stdin is None:
         raise UsageError("--chat reads standard input, which is closed")
     if args.show_drafts and not (sys.stdout and sys.stdout.isatty()):
@@ -197,12 +202,14 @@ def _as_json(completion: Completion, id: str | None, compared: Statistics | None
     stats = completion.statistics.as_dict()
     if compared is not None:
         stats["plain"] = compared.as_dict()
+    logprobs = {"logprobs": [asdict(logprob) for logprob in completion.logprobs]} if completion.logprobs else {}
     return {
         "id": id,
         "prompt_ids": completion.prompt_ids,
         "ids": completion.ids,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
+        **logprobs,
         "stats": stats,
     }
 

@@ -19,25 +19,23 @@ def run(args: argparse.Namespace) -> int:
     plot = PlotFile(args.plot, [args.prompts, args.model, *args.heads]) if args.plot else None
     measures: list[HeadMeasure] = []
     whole = True
-    cases = [(name, dtype) for name in args.heads for dtype in args.head_dtype]
-    engines = {case: _engine(args, *case) for case in cases}
-    if none := [name for (name, _), engine in engines.items() if engine.head is None]:
+    engines = {name: _engine(args, name) for name in args.heads}
+    if none := [name for name, engine in engines.items() if engine.head is None]:
         raise UsageError(f"{none[0]} is no exit head: nothing can be drafted")
     with progress_bar("drafting") as advance:
-        for number, ((name, dtype), engine) in enumerate(engines.items()):
-            called = Path(name).stem + (f" {dtype}" if len(args.head_dtype) > 1 else "")
+        for number, (name, engine) in enumerate(engines.items()):
             done = number * len(prompts)
 
             def tick(prompt: int, done: int = done) -> None:
                 advance(done + prompt, len(engines) * len(prompts))
 
-            measure, whole = measure_head(engine, called, prompts, args.max_tokens, args.length, tick)
+            measure, whole = measure_head(engine, Path(name).stem, prompts, args.max_tokens, args.length, tick)
             measures += [measure] if measure else []
             if not whole:
                 break
     if not measures:
         raise KeyboardInterrupt
-    first = engines[cases[0]].backend
+    first = engines[args.heads[0]].backend
     facts = run_facts("heads", args.model) | {"dtype": first.dtype, "threads": first.threads, "prompts": len(prompts)}
     title = f"{len(prompts)} prompts, up to {args.max_tokens} tokens, drafts of {args.length}: {first.dtype}"
     best = max(measures, key=lambda measure: measure.speed)
@@ -49,13 +47,12 @@ def run(args: argparse.Namespace) -> int:
     return 0 if whole else interrupted()
 
 
-def _engine(args: argparse.Namespace, name: str, head_dtype: str) -> Engine:
+def _engine(args: argparse.Namespace, name: str) -> Engine:
     return Engine.from_pretrained(
         args.model,
         exit_head=name,
         backend="cpu",
         device="cpu",
         dtype=args.dtype,
-        head_dtype=head_dtype,
         threads=args.threads,
     )

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .. import __version__
-from ..cpu_name import cpu_name
+from ..cpu.name import cpu_name
 from ..models.cache import cache_dir
 from ..printable import printable
 from .common import load_engine, print_json
@@ -52,6 +52,7 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
             "device": engine.backend.device,
             "dtype": engine.backend.dtype,
             "threads": engine.backend.threads,
+            "answers_at_once": engine.backend.concurrency,
             **engine.backend.facts(),
         },
         "machine": {**machine(), "cache": str(cache_dir())},

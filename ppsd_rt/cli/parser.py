@@ -13,6 +13,7 @@ from ..errors import UsageError
 from ..printable import quoted
 from .bench_options import bench_options, eval_options, heads_options
 from .cache_options import cache_options
+from .serve_options import serve_options
 from .simulate_options import simulate_options
 from .values import at_most, named, number, whole
 
@@ -116,6 +117,9 @@ def model_options(parser: Parser) -> None:
         default="auto",
         help="of the KV cache (cpu): auto (as the weights; int4: int8), float32, bfloat16, int8",
     )
+    group.add_argument(
+        "--kv-memory", metavar="SIZE", help="for the KV caches of all answers (cpu), such as 4G [half of what is spare]"
+    )
     group.add_argument("--threads", type=whole, metavar="N", help="CPU threads [one for each core]")
     group.add_argument(
         "--stages",
@@ -126,7 +130,6 @@ def model_options(parser: Parser) -> None:
         "them, else as is best",
     )
     group = parser.add_argument_group("ranks (torchrun --nproc-per-node N -m ppsd_rt ...)")
-    group.add_argument("--parallel", default="pipeline", help="pipeline, or tp: tensor-parallel, a baseline")
     group.add_argument("--rank-timeout", type=number, default=20.0, metavar="S", help="a rank silent so long is lost")
     group.add_argument(
         "--link-ms", type=number, default=0.0, metavar="T", help="delay every message, to try it out [0]"
@@ -152,6 +155,10 @@ def sampling_options(parser: Parser, max_tokens: int = 256) -> None:
     group.add_argument("--top-p", type=number, default=1.0, metavar="P", help="keep the likeliest with probability P")
     group.add_argument("--min-p", type=number, default=0.0, metavar="P", help="keep those with P x the best's [0]")
     group.add_argument("--repetition-penalty", type=number, default=1.0, metavar="R", help="above 1: repeat less")
+    group.add_argument(
+        "--presence-penalty", type=number, default=0.0, metavar="R", help="off logits of ids answered [0]"
+    )
+    group.add_argument("--frequency-penalty", type=number, default=0.0, metavar="R", help="the same, each time [0]")
     group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same answer [0]")
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
@@ -164,10 +171,21 @@ def _generate_options(parser: Parser) -> None:
     group.add_argument(
         "--prompts", type=named, metavar="FILE", help='a file with one {"id": ..., "prompt": ...} per line'
     )
-    group.add_argument("--chat", action="store_true", help="talk, with history; from a pipe each line is a turn")
+    group.add_argument("--chat", action="store_true", help="a conversation; from a pipe each line is a turn")
     group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument("--json", action="store_true", help="print one JSON object per answer")
+    group.add_argument(
+        "--grammar",
+        metavar="G",
+        help="what the answer must be: json, schema=FILE, regex=PATTERN or lark=FILE",
+    )
+    group.add_argument(
+        "--logprobs",
+        type=whole,
+        metavar="N",
+        help="with --json: log-probabilities of the tokens and of the N likeliest",
+    )
     group.add_argument("--show-drafts", action="store_true", help="colour drafted, accepted and corrected tokens")
     group.add_argument(
         "--trace", type=named, metavar="FILE", help="write a timeline of the stages, for ui.perfetto.dev"
@@ -176,6 +194,12 @@ def _generate_options(parser: Parser) -> None:
     group.add_argument("--compare", action="store_true", help="also decode plainly, and print how much faster this was")
     group.add_argument("--explain", action="store_true", help="print what auto predicted and what it measured")
     sampling_options(parser)
+    schedule_options(parser)
+    model_options(parser)
+
+
+def _serve_options(parser: Parser) -> None:
+    serve_options(parser)
     schedule_options(parser)
     model_options(parser)
 
@@ -192,11 +216,15 @@ def _convert_options(parser: Parser) -> None:
 
 def _distill_options(parser: Parser) -> None:
     group = parser.add_argument_group("what to train")
-    group.add_argument("--exit-layer", default="6", metavar="E[,E...]", help="one head for each, in one pass")
-    kinds = "one head of each, in the same pass: feedback, two-layer-feedback, layer, two-layer, adapter"
+    group.add_argument(
+        "--exit-layer",
+        metavar="E[,E...]",
+        help="one head for each, in one pass [a tenth of the layers: 3 of the default model's 30]",
+    )
+    kinds = "one head of each, in the same pass: feedback, layer, two-layer, adapter"
     group.add_argument("--kind", default="feedback", metavar="KIND[,KIND...]", help=kinds)
     group.add_argument("--begin", type=named, metavar="HEAD", help="a head to go on from [the model's last layers]")
-    group.add_argument("--draft-vocabulary", default="8192", metavar="N[,N...]", help="most frequent ids; 0: all")
+    group.add_argument("--draft-vocabulary", default="4096", metavar="N[,N...]", help="most frequent ids; 0: all")
     group.add_argument(
         "--out",
         type=named,
@@ -260,13 +288,14 @@ COMMANDS = {
     "generate": Command(
         "answer a prompt (the default command)", 'ppsd-run "Why is the sky blue?"', _generate_options, "generate"
     ),
+    "serve": Command("answer over HTTP, as OpenAI's API does", "ppsd-run serve --port 8000", _serve_options, "serve"),
     "pull": Command("fetch a model into the cache", "ppsd-run pull", _pull_options, "pull"),
     "convert": Command(
         "turn a GGUF file into a model folder", "ppsd-run convert model.gguf model/", _convert_options, "convert"
     ),
     "distill": Command(
         "train an exit head on text that the model writes itself",
-        "ppsd-run distill --exit-layer 3,6 --tokens 2000000 --out head.safetensors",
+        "ppsd-run distill -m my-model/ --out head.safetensors",
         _distill_options,
         "distill",
     ),
@@ -303,7 +332,6 @@ COMMANDS = {
 
 _ELSEWHERE = {  # what other programs have commands for
     "chat": "ppsd-run --chat",
-    "serve": "ppsd-run --chat",
     "run": "ppsd-run PROMPT",
     "help": "ppsd-run --help",
     "version": "ppsd-run --version",
@@ -357,5 +385,5 @@ def _build(name: str) -> Parser:
 _WIDTH = max(map(len, COMMANDS))
 _OVERVIEW = """Answers from a Llama-family model, drafted by its own early layers: faster, and token for token the same.
 
-commands (each has its own --help; a prompt that is one of these words goes behind --):
+commands (each has its own --help; a prompt that is one of these words goes after --):
 """ + "\n".join(f"  {name:<{_WIDTH}}  {command.summary}" for name, command in COMMANDS.items())

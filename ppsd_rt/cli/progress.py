@@ -10,8 +10,8 @@ from ..printable import printable
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Gives advance(done, total)."""
+def progress_bar(title: str, transient: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Gives advance(done, total). transient: the bar goes away at the end."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -19,6 +19,6 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with Progress(*columns, console=console, transient=transient, disable=not console.is_terminal) as progress:
         task = progress.add_task(printable(title), total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)

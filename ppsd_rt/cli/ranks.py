@@ -55,7 +55,6 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
         threads=args.threads,
         sizes=sizes,
         schedule=getattr(args, "schedule", None) or getattr(args, "schedules", None) or "",
-        parallel=args.parallel,
         link_delay=args.link_ms / 1000,
         silence=args.rank_timeout,
     )

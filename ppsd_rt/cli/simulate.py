@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from .._native import StageCosts
 from ..bench.plot import Chart, Line, Panel, PlotFile
 from ..bench.report import Column, Report
 from ..bench.timeline import LEGEND, column_seconds, draw
-from ..closed_forms import closed_form
 from ..errors import PpsdError, UsageError
-from ..schedule import Auto, Schedule, parse_schedule
-from ..simulate import Costs, Simulation, simulate
-from ..split import LayerCosts
-from ..stage_costs import ModelCosts, costs_of_stages, growth, measured
+from ..pipeline.schedule import Auto, Schedule, parse_schedule
+from ..planning.closed_forms import closed_form
+from ..planning.simulate import Simulation, simulate
+from ..planning.split import LayerCosts
+from ..planning.stage_costs import ModelCosts, costs_of_stages, growth, measured
+from ..planning.utilisation import utilisation
 from ..trace import TraceFile
-from ..utilisation import utilisation
 from .bench import interrupted, print_report, run_facts
 from .common import load_engine
 from .notes import note
@@ -45,7 +46,7 @@ class Pipeline:
     """costs(link seconds); split: layers in each stage, where there are layers."""
 
     stages: int
-    costs: Callable[[float], Costs]
+    costs: Callable[[float], StageCosts]
     split: tuple[int, ...] | None = None
 
 
@@ -58,7 +59,7 @@ class Case:
     schedule: Schedule
 
     @property
-    def costs(self) -> Costs:
+    def costs(self) -> StageCosts:
         return self.pipeline.costs(self.link_ms / 1e3)
 
     @property
@@ -171,7 +172,7 @@ def _model(args: argparse.Namespace) -> ModelCosts | None:
 
 
 def _calibrated(args: argparse.Namespace) -> ModelCosts:
-    args.backend, args.device, args.kv_dtype = "cpu", "auto", "auto"  # as load_engine takes them
+    args.backend, args.device, args.kv_dtype, args.kv_memory = "cpu", "auto", "auto", None  # as load_engine takes them
     args.stages, stages = 1, args.stages
     engine = load_engine(args)
     args.stages = stages
@@ -257,7 +258,7 @@ def _row(case: Case, simulation: Simulation) -> dict[str, Any]:
         "acceptance": case.acceptance,
         "schedule": case.name,
         "tokens_per_second": simulation.tokens_per_second,
-        "speedup": simulation.tokens_per_second * costs.plain_seconds,
+        "speedup": simulation.tokens_per_second * costs.plain_step,
         "closed_form": formula,
         "stall": use.stall,
         "wasted_drafting": use.wasted_drafting,
@@ -298,12 +299,12 @@ def _report(
 
 def _describe(pipeline: Pipeline) -> dict[str, Any]:
     costs = pipeline.costs(0.0)
-    stages = [costs.step[0], *(stage[0] for stage in costs.verify)]
+    stages = [costs.row_step, *(stage[0] for stage in costs.stages)]
     return {
         "stages": pipeline.stages,
         "split": pipeline.split,
         "stage_ms": [1e3 * seconds for seconds in stages],
-        "exit_head_ms": 1e3 * costs.head,
+        "exit_head_ms": 1e3 * (costs.draft_step - costs.row_step),
         "link_ms_per_row": 1e3 * costs.link_row,
     }
 
@@ -313,7 +314,7 @@ def _timelines(first: Sequence[tuple[Case, Simulation]], columns: int) -> None:
     case, _ = first[0]
     column = min(column_seconds(simulation.spans) for _, simulation in first)
     costs = case.costs
-    stages = "/".join(f"{1e3 * seconds:g}" for seconds in (costs.step[0], *(stage[0] for stage in costs.verify)))
+    stages = "/".join(f"{1e3 * seconds:g}" for seconds in (costs.row_step, *(stage[0] for stage in costs.stages)))
     print(
         f"{case.pipeline.stages} stages of {stages} ms, links {case.link_ms:g} ms, acceptance {case.acceptance:g}; "
         f"a column is {1e3 * column:.3g} ms"

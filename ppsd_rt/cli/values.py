@@ -67,6 +67,13 @@ def probability(text: str) -> float:
     return value
 
 
+def seconds(text: str) -> float:
+    """Above 0, and no more than a year."""
+    if not 0 < (value := _or_nan(text)) <= 366 * 86400:
+        raise ArgumentTypeError(f"{quoted(text)} is not a number of seconds above 0")
+    return value
+
+
 def zero_or(least: float, most: float) -> Callable[[str], float]:
     """0, or a number that arithmetic in float64 has room for."""
 

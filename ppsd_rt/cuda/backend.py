@@ -7,7 +7,6 @@ one kernel after the other (eager.py): slower, and the same answer.
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import asdict, replace
 from threading import RLock
 from time import perf_counter
 from typing import Any
@@ -18,16 +17,17 @@ import torch
 from triton.errors import TritonError
 
 from .. import _native
-from ..backend import NO_GPU_AFTER_FORK, Cancellation, RunOptions, check_ids, hears_of_forks, one_at_a_time
-from ..cpu_backend import cut_layers, native_schedule, to_event
+from ..backend import Cancellation, RunOptions, check_ids, common_prefix, one_at_a_time
 from ..errors import PpsdError, UsageError
+from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile, HeadInfo
-from ..planner import Costs, costs_here, costs_path, explain, prior
-from ..protocol import Drafted, Limits, Round
-from ..sampling import SamplingParams
-from ..schedule import MAX_CHUNK, Auto, Schedule
-from ..stop_rules import BetaThompson, FixedLength
+from ..pipeline.cuts import cut_layers
+from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.schedule import MAX_CHUNK, Auto, Schedule
+from ..pipeline.stop_rules import BetaThompson, FixedLength
+from ..planning.planner import costs_here, costs_path, explain, prior
+from ..sampling.params import SamplingParams
 from ..trace import occupancy
 from ..triton_kernels.state import DRAWN, RECORD_COMMITTED, RECORD_IDS, RECORD_SEQUENCE, REPORT, SEQUENCE
 from . import calibrate, errors
@@ -36,7 +36,7 @@ from .devices import synchronise
 from .eager import EagerCarrier
 from .graphs import CaptureFailed, Recorder, StageGraphs
 from .logits import logits_of
-from .spread import Measured, Spread, best_sizes, given_sizes, measure
+from .placement import Measured, Placement, best_sizes, given_sizes, measure
 from .stages import DeviceStages
 from .weights import FORMATS, DeviceWeights, refuses
 
@@ -47,7 +47,8 @@ LEAST_CAPACITY = 1024  # positions that buffers are made for
 
 class CudaBackend:
     name = "cuda"
-    copies = siblings = False
+    copies = siblings = extras = False
+    concurrency = 1
     threads = 1  # that launches
 
     def __init__(
@@ -70,21 +71,20 @@ class CudaBackend:
         self._config, self._cuts = checkpoint.config, stages
         self._checkpoint = checkpoint
         self._serial = errors.switch("PPSD_CUDA_SERIAL")
-        self._loops = errors.switch("PPSD_CUDA_LOOP")
         self._eager = not on_gpu or errors.switch("PPSD_CUDA_EAGER")
         self._pdl = errors.launches_dependently(devices)
         self._told = False
         self._measured: list[Measured] = []  # of each device, where the best split is to be found
-        self._spread: Spread | None = None
+        self._placement: Placement | None = None
         if len(devices) > 1:
-            self._spread = self._first_spread(devices)
-            errors.check_parts(self._config, self._dtype, devices, self._spread.sizes)
-            needed = errors.parts_bytes(self._config, self._dtype, devices, self._spread.sizes)
+            self._placement = self._first_placement(devices)
+            errors.check_parts(self._config, self._dtype, devices, self._placement.sizes)
+            needed = errors.parts_bytes(self._config, self._dtype, devices, self._placement.sizes)
         else:
             cut_layers(0, self._config.num_hidden_layers, stages)  # before the weights are loaded
             errors.check_memory(self._config, self._dtype, self._device)
             needed = {self._device: errors.weight_bytes(self._config, self._dtype)}
-        places = self._spread.places if self._spread else ()
+        places = self._placement.places if self._placement else ()
         with self._out_of_memory(f"the weights as {self._dtype}", needed):
             self._base = DeviceWeights.from_checkpoint(checkpoint, self._dtype, self._device, places)
         self._starting = RLock()
@@ -99,7 +99,7 @@ class CudaBackend:
 
     @property
     def device(self) -> str:
-        return ",".join(map(str, self._spread.devices)) if self._spread else str(self._device)
+        return ",".join(map(str, self._placement.devices)) if self._placement else str(self._device)
 
     @property
     def dtype(self) -> str:
@@ -115,17 +115,17 @@ class CudaBackend:
 
     def use_head(self, file: HeadFile | None) -> None:
         draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
-        spread = self._spread_for(file.info if file else None, draft_vocabulary)
-        self._stage_cuts(file.info.exit_layer if file else 0, spread)
+        placement = self._placement_for(file.info if file else None, draft_vocabulary)
+        self._stage_cuts(file.info.exit_layer if file else 0, placement)
         self._end()
         self._drop_stages()
         with self._out_of_memory("the exit head", dict.fromkeys(self._devices(), 0)):
-            if spread is not None:
+            if placement is not None:
                 self._weights = self._base
-                self._spread, self._base = spread, self._base.spread(spread.places)
+                self._placement, self._base = placement, self._base.placed(placement.places)
             self._weights = self._base.with_head(file)
         self._draft_vocabulary = draft_vocabulary
-        self._costs: Costs | None = None
+        self._costs: _native.Costs | None = None
         # by whether tokens are sampled, and the oracle's acceptance (None without one)
         self._planners: dict[tuple[bool, float | None], _native.Planner] = {}
         self._planned: _native.Planner | None = None
@@ -179,19 +179,19 @@ class CudaBackend:
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._last.spans() if self._last else []
 
-    def costs(self, again: bool = False) -> Costs:
+    def costs(self, again: bool = False) -> _native.Costs:
         """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
         self._end()
         head = self.head
         if head is None:
             raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
         if self._costs is None or again:
-            stages = self._ready(calibrate.most_positions())
+            stages = self._ready(calibrate.most_positions(self._config.max_position_embeddings))
             path = costs_path(
                 self._checkpoint.hash, head, self._draft_vocabulary, [self._dtype], len(stages.slices), self._machine()
             )
 
-            def measure() -> Costs:
+            def measure() -> _native.Costs:
                 self._tokens = []
                 return calibrate.calibrate(stages, self._graphs)
 
@@ -214,11 +214,11 @@ class CudaBackend:
 
     def facts(self) -> dict[str, Any]:
         facts: dict[str, Any] = {
-            "launches": "one by one" if self._eager else "captured, in loops" if self._loops else "captured",
+            "launches": "one by one" if self._eager else "captured",
             "dependent_launches": self._pdl,
         }
-        if self._spread is not None:
-            facts["layers"] = str(self._spread)
+        if self._placement is not None:
+            facts["layers"] = str(self._placement)
         if self._measured:
             facts["measured_layer_us"] = [round(1e6 * each.layer, 2) for each in self._measured]
         if self._device.type == "cuda":
@@ -247,15 +247,12 @@ class CudaBackend:
         """Run the prompt and the pass that gives the first token; then the carrier's work begins."""
         begun = perf_counter()
         stages = self._ready(limits.end)
-        keep = _common_prefix(self._tokens, prompt[:-1])
+        keep = common_prefix(self._tokens, prompt[:-1])
         self._tokens = []
         most, lookahead = (
             (MAX_CHUNK, MAX_CHUNK) if isinstance(schedule, Auto) else (schedule.max_chunk, schedule.lookahead)
         )
-        stages.begin(
-            prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle,
-            stops=limits.stop_ids,
-        )  # fmt: skip
+        stages.begin(prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle)
         self._tokens = list(prompt)
         kept = min(keep, len(prompt) - 1)
         records = options.report_drafts or isinstance(schedule, Auto) or _by_confidence(schedule)
@@ -271,8 +268,8 @@ class CudaBackend:
         if record[RECORD_SEQUENCE] != sequence or record[RECORD_COMMITTED] != 1:
             raise PpsdError("the prompt's verdict has not come from the device")
         arguments: dict[str, Any] = {
-            "schedule": planner if planner is not None else native_schedule(schedule),  # type: ignore[arg-type]
-            "limits": _native.Limits(limits.end, sorted(limits.stop_ids)),
+            "schedule": planner if planner is not None else schedule,
+            "limits": limits,
             "seed": params.seed,
             "in_turns": self._serial,
         }
@@ -280,36 +277,19 @@ class CudaBackend:
             plan = _native.LaunchPlan(stages=len(stages.slices), **arguments)
             carrier = EagerCarrier(stages, plan, sequence=sequence, drawn=drawn, report_drafts=options.report_drafts)
             events = carrier.events(prompt, kept, record[RECORD_IDS])
-            return _Answer(events, None, perf_counter() - begun)
+            return _Answer(events)
         session = _native.GraphSession(
             lanes=self._graphs.lanes,
-            graphs=self._graphs.as_dict(
-                stages,
-                draft_records=records,
-                sequence=sequence,
-                drawn=drawn,
-                rounds=0 if records or isinstance(schedule, Auto) else self._rounds(self._graphs, schedule),
-            ),
+            graphs=self._graphs.native(stages, draft_records=records, sequence=sequence, drawn=drawn),
             prompt=list(prompt),
             keep=kept,
             first=record[RECORD_IDS],
             report_drafts=options.report_drafts,
             trace=options.trace,
+            before=perf_counter() - begun,
             **arguments,
         )
-        return _Answer(map(to_event, session), session, perf_counter() - begun)
-
-    def _rounds(self, graphs: StageGraphs, schedule: Schedule) -> int:
-        """The loop that runs rounds of this schedule, or 0: the host launches each."""
-        fixed = isinstance(schedule.stop_rule, FixedLength) and not schedule.overlap
-        if not self._loops or graphs.apart or not fixed or (schedule.lookahead > 0 and schedule.first_chunk == 0):
-            return 0
-        try:
-            return graphs.loop(min(schedule.first_chunk, schedule.lookahead))
-        except CaptureFailed as error:
-            self._loops = False
-            _LOG.warning("ppsd-rt: rounds cannot be one graph (%s); the host launches each", error)
-            return 0
+        return _Answer(session, session)
 
     def _plan(self, sampled: bool, acceptance: float | None, schedule: Schedule | Auto) -> _native.Planner | None:
         """The planner goes on from answer to answer; what an oracle feigns stays apart, and what is sampled."""
@@ -319,7 +299,7 @@ class CudaBackend:
         costs = self.costs()
         key = (sampled, acceptance)
         if key not in self._planners:
-            self._planners[key] = _native.Planner(asdict(costs), prior(self.head))
+            self._planners[key] = _native.Planner(costs, prior(self.head))
         self._planned = self._planners[key]
         return self._planned
 
@@ -342,10 +322,11 @@ class CudaBackend:
     def _ready(self, end: int) -> DeviceStages:
         """Stages, captured where that can be, for texts that end before this position."""
         if self._stages is None or self._stages.capacity < end:
-            capacity = max(LEAST_CAPACITY, calibrate.most_positions(), 1 << (end - 1).bit_length())
-            capacity = max(end, min(capacity, self._config.max_position_embeddings), calibrate.most_positions())
+            longest = self._config.max_position_embeddings
+            measured = calibrate.most_positions(longest)
+            capacity = max(end, min(max(LEAST_CAPACITY, 1 << (end - 1).bit_length()), longest), measured)
             self._drop_stages()
-            cuts = self._stage_cuts(self._weights.exit_layer, self._spread)
+            cuts = self._stage_cuts(self._weights.exit_layer, self._placement)
             with self._out_of_memory(f"a KV cache of {capacity} tokens", needed_bytes(self._weights, capacity, cuts)):
                 self._stages = DeviceStages(self._weights, capacity, cuts, pdl=self._pdl)
             if not self._eager:
@@ -376,7 +357,7 @@ class CudaBackend:
     def _machine(self) -> str:
         if self._device.type != "cuda":
             return "interpreter"
-        switches = (self._eager, self._pdl, *([str(self._spread)] if self._spread else []))
+        switches = (self._eager, self._pdl, *([str(self._placement)] if self._placement else []))
         return f"{torch.cuda.get_device_name(self._device)} {torch.__version__} {switches}"
 
     def _out_of_memory(self, what: str, needed: dict[torch.device, int]) -> errors.OutOfMemory:
@@ -385,9 +366,9 @@ class CudaBackend:
     # -- several devices -----------------------------------------------------------------------------------------------
 
     def _devices(self) -> tuple[torch.device, ...]:
-        return self._spread.devices if self._spread else (self._device,)
+        return self._placement.devices if self._placement else (self._device,)
 
-    def _first_spread(self, devices: list[torch.device]) -> Spread:
+    def _first_placement(self, devices: list[torch.device]) -> Placement:
         """As --stages says, or measured; the exit head, which has a say in it too, is not known yet."""
         layers = self._config.num_hidden_layers
         sizes = given_sizes(layers, len(devices), self._cuts)
@@ -402,26 +383,28 @@ class CudaBackend:
             self._measured = [costs[each] for each in devices]
             sizes = best_sizes(layers, self._measured, None, 1.0)
             errors.check_same_kind(devices, sizes)
-        return Spread(tuple(devices), sizes)
+        return Placement(tuple(devices), sizes)
 
-    def _spread_for(self, head: HeadInfo | None, draft_vocabulary: int) -> Spread | None:
-        if self._spread is None or not self._measured:
-            return self._spread
+    def _placement_for(self, head: HeadInfo | None, draft_vocabulary: int) -> Placement | None:
+        if self._placement is None or not self._measured:
+            return self._placement
         share = draft_vocabulary / self._config.vocab_size if draft_vocabulary else 1.0
         sizes = best_sizes(self._config.num_hidden_layers, self._measured, head, share)
-        return Spread(self._spread.devices, sizes)
+        return Placement(self._placement.devices, sizes)
 
-    def _stage_cuts(self, exit_layer: int, spread: Spread | None) -> list[int]:
-        return spread.cuts(exit_layer) if spread else cut_layers(exit_layer, self._config.num_hidden_layers, self._cuts)
+    def _stage_cuts(self, exit_layer: int, placement: Placement | None) -> list[int]:
+        return (
+            placement.cuts(exit_layer)
+            if placement
+            else cut_layers(exit_layer, self._config.num_hidden_layers, self._cuts)
+        )
 
 
 class _Answer:
     """The events of one answer, whichever carrier makes them."""
 
-    def __init__(
-        self, events: Iterator[Round | Drafted], session: "_native.GraphSession | None", prompt_seconds: float
-    ) -> None:
-        self._events, self._session, self._before = events, session, prompt_seconds
+    def __init__(self, events: Iterator[Round | Drafted], session: "_native.GraphSession | None" = None) -> None:
+        self._events, self._session = events, session
         self._turn = RLock()  # of the thread that launches, where Python does
 
     def events(self) -> Generator[Round | Drafted, None, None]:
@@ -430,8 +413,6 @@ class _Answer:
                 event = next(self._events, None)
             if event is None:
                 return
-            if isinstance(event, Round) and self._session is not None:
-                event = replace(event, seconds=self._before + self._session.seconds)
             yield event
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
@@ -451,7 +432,3 @@ class _Answer:
 
 def _by_confidence(schedule: Schedule) -> bool:
     return not isinstance(schedule.stop_rule, (FixedLength, BetaThompson))
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

@@ -10,7 +10,7 @@ from ..models.rope import Rope
 from ..triton_kernels.attention import SPLIT, Partials
 from ..triton_kernels.heads import SAMPLING_WORDS, Scratch
 from ..triton_kernels.linear import Weight, tiling
-from ..triton_kernels.state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, MAX_STOPS, RING_WORDS, WORDS
+from ..triton_kernels.state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, RING_WORDS, WORDS
 from .weights import DeviceWeights, Layer
 
 SLOTS = 64  # records in a ring: more than the passes that a carrier has in flight
@@ -49,7 +49,7 @@ class Site:
     state: the answer's words, elsewhere than at home a copy of them, which tells of rejections. late and mail: the
     words of each verification stage's passes (and, where verdicts are apart, of theirs), and those handed to it. text
     [capacity] int32, first_seen [vocabulary] int32. exit_hidden [capacity, hidden] float32; the same are last_hidden,
-    behind the last layer (no rows, but for a head that hears of it), and handed, at each border between verification
+    after the last layer (no rows, but for a head that receives it), and handed, at each border between verification
     stages. keys and values: per layer, those of the exit head last, [kv_heads, capacity, head_dim].
     """
 
@@ -101,8 +101,7 @@ class Buffers(Site):
     """Of one model for one answer at a time, on the device that drafts.
 
     early and head: the words of a draft step's layers and of its exit head. confidences [capacity] (of draft tokens, by
-    position), truth [capacity] int32 (the oracle's). choices [16] int32: of a pass whose verdict is apart. stops [16]
-    int32: ids behind which a loop of rounds ends, -1 where there are fewer.
+    position), truth [capacity] int32 (the oracle's). choices [16] int32: of a pass whose verdict is apart.
     """
 
     def __init__(
@@ -119,7 +118,6 @@ class Buffers(Site):
         self.truth = _words(device, self.capacity)
         self.confidences = torch.zeros(self.capacity, device=device)
         self.choices = _words(device, MAX_ROWS)
-        self.stops = _words(device, MAX_STOPS)
         self.ring, self.drafts = host_words(SLOTS, RING_WORDS, device), host_words(SLOTS, DRAFT_WORDS, device)
 
 

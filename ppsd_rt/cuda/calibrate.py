@@ -1,80 +1,168 @@
 """What draft steps and passes cost on this GPU, for the planner of `auto` (csrc/pipeline/planner.h).
 
-They are measured at work: launched graph by graph as the carrier does, on a text that goes on meanwhile, between
-events that the GPU itself stamps. First one after the other, then side by side on two streams. On one GPU both stages
-read the same memory: where that is what they wait for, side by side each takes as long as both would in turns, the
-table says so, and the planner does not overlap them.
+They are measured at work: rounds launched graph by graph as the carrier does, on a text that goes on meanwhile,
+between events that the GPU itself stamps. First one after the other, then side by side on two streams. On one GPU both
+stages read the same memory: where that is what they wait for, side by side each takes as long as both would in turns,
+the table says so, and the planner does not overlap them.
+
+A pass takes all rows that wait, so one over a single row follows no drafts.
 """
 
+from collections.abc import Callable
+from functools import partial
 from statistics import median
 from time import perf_counter
+from typing import NamedTuple
 
-from ..planner import Costs, StageCosts
-from ..sampling import SamplingParams
-from ..schedule import MAX_ROWS
+from .._native import Costs, StageCosts
+from ..pipeline.schedule import MAX_ROWS
+from ..sampling.params import SamplingParams
 from .devices import synchronise
 from .graphs import StageGraphs
 from .stages import DeviceStages
 
-CONTEXT = 64  # rows behind which is measured
+CONTEXT = StageCosts.CONTEXT  # rows of text after which rounds are measured
+DEEP = 1024  # the same, to learn what a longer text costs
 MEASURED_ROWS = (1, 2, 4, 8, 16)
+DEEP_ROWS = (1, 4, 16)
 REPEATS = 5
+_PLAIN = 3  # plain steps, one after the other
 _PAIRED = 24  # draft steps beside which passes are timed
+_ROOM = sum(MEASURED_ROWS) + _PLAIN + 4 * (_PAIRED + MAX_ROWS)  # positions that the text goes on by at most
 
 
-def most_positions() -> int:
-    """That a calibration needs."""
-    return CONTEXT + (REPEATS + 1) * sum(MEASURED_ROWS) + 4 * (_PAIRED + MAX_ROWS)
+def _deep(longest: int) -> int:
+    """Rows of the longer text, of a model that takes texts of `longest` tokens; 0: too few to tell."""
+    deep = min(DEEP, longest - _ROOM)
+    return deep if deep >= 2 * CONTEXT else 0
+
+
+def most_positions(longest: int) -> int:
+    """That a calibration needs, of a model that takes texts of `longest` tokens."""
+    return max(CONTEXT, _deep(longest)) + _ROOM
+
+
+class Round(NamedTuple):
+    """Seconds of what a round launches: draft steps, the last draft's row, the legs of the pass."""
+
+    drafts: list[float]
+    row: float
+    legs: list[float]
 
 
 def calibrate(stages: DeviceStages, graphs: StageGraphs | None) -> Costs:
     """Overwrites the answer in progress. Without graphs: eager launches, which do not overlap."""
-    prompt = [i % stages.weights.config.vocab_size for i in range(1, CONTEXT + 1)]
-    stages.begin(prompt, SamplingParams(), most=MAX_ROWS - 1, lookahead=10**6)
     if graphs is None:
-        return _eager(stages)
+        return Costs(_in_turns(stages, partial(_eager_round, stages), 3 if stages.home.type == "cuda" else 1))
+    turns = _in_turns(stages, partial(_apart_round if graphs.apart else _round, graphs), REPEATS)
+    _begin(stages, CONTEXT)
+    return Costs(turns, _beside_a_stage(graphs, turns) if graphs.apart else _side_by_side(graphs, turns))
+
+
+def _begin(stages: DeviceStages, context: int) -> None:
+    """A made-up text of `context` tokens; rows that it shares with the one before are not computed again."""
+    prompt = [i % stages.weights.config.vocab_size for i in range(1, context + 1)]
+    stages.begin(prompt, SamplingParams(), keep=context - 1, most=MAX_ROWS - 1, lookahead=10**6)
     synchronise(stages.devices)
-    rows, drafts = [], []
-    passes: dict[int, list[float]] = {n: [] for n in MEASURED_ROWS}
-    if graphs.apart:
-        return _apart(graphs)
-    for repeat in range(REPEATS + 1):
-        for count in MEASURED_ROWS:
-            # The first draft step finds its row done and has only the exit head left: it is not counted.
-            spans = graphs.lanes.timeline([(0, graphs.row), *[(0, graphs.draft)] * count, *_a_pass(graphs)])
-            if repeat:  # the first time warms up
-                took = [end - begin for begin, end in spans]
-                rows.append(took[0])
-                drafts += took[2 : 1 + count]
-                passes[count].append(sum(took[1 + count :]))
-    turns = StageCosts(median(rows), median(drafts), _table({n: median(times) for n, times in passes.items()}))
-    return Costs(turns, _side_by_side(graphs, turns))
 
 
-def _apart(graphs: StageGraphs) -> Costs:
-    """On several devices: a pass's legs are timed one by one, the copies between them are not.
+def _in_turns(stages: DeviceStages, play: Callable[[int], Round], repeats: int) -> StageCosts:
+    """Rounds as they are decoded: what a step finds in the cache depends on those before it. The first repeat warms up.
 
-    What overlaps on one device is drafting with the stage that shares it, if there is one; the rest of a pass runs
-    elsewhere, beside drafts at full speed. Passes that follow each other through the stages are not foreseen.
+    play: a round whose pass takes so many rows.
     """
-    rows, drafts = [], []
-    passes: dict[int, list[float]] = {n: [] for n in MEASURED_ROWS}
-    shared: list[float] = []  # seconds of a pass on the device that drafts
-    for repeat in range(REPEATS + 1):
-        for count in MEASURED_ROWS:
-            spans = graphs.lanes.timeline([(-1, graphs.row), *[(-1, graphs.draft)] * count])
-            legs = graphs.pass_apart(None)
-            if repeat:
-                took = [end - begin for begin, end in spans]
-                rows.append(took[0])
-                drafts += took[2:]
-                passes[count].append(sum(legs))
-                shared.append(legs[0])
-    turns = StageCosts(median(rows), median(drafts), _table({n: median(times) for n, times in passes.items()}))
+    steps: dict[str, list[float]] = {"row": [], "draft": [], "first": [], "plain": []}
+    passes: dict[int, list[float]] = {rows: [] for rows in MEASURED_ROWS}
+    for repeat in range(repeats + 1):
+        _begin(stages, CONTEXT)
+        for rows in MEASURED_ROWS[1:]:
+            drafts, row, legs = play(rows)
+            if repeat or repeats == 1:
+                steps["first"].append(drafts[0])
+                steps["draft"] += drafts[1:]
+                steps["row"].append(row)
+                passes[rows].append(sum(legs))
+        for place in range(_PLAIN):
+            _, row, legs = play(1)
+            if place and (repeat or repeats == 1):  # the first one still finds what drafting has left
+                steps["plain"].append(row + sum(legs))
+                passes[1].append(sum(legs))
+    slopes = _slopes(stages, play, repeats)
+    late = stages.weights.config.num_hidden_layers - stages.weights.exit_layer
+    return StageCosts(
+        row_step=median(steps["row"]),
+        draft_step=median(steps["draft"]),
+        verify=StageCosts.between({rows: median(times) for rows, times in passes.items()}),
+        first_draft=median(steps["first"]),
+        plain=median(steps["plain"]),
+        step_deeper=slopes[0] * stages.weights.exit_layer / late,
+        verify_deeper=slopes,
+    )
+
+
+def _slopes(stages: DeviceStages, play: Callable[[int], Round], repeats: int) -> tuple[float, ...]:
+    """What each further row of the text adds to a pass, by its number of rows."""
+    deep = _deep(stages.weights.config.max_position_embeddings)
+    if not deep or stages.home.type != "cuda":  # the interpreter's times mean nothing
+        return (0.0,) * MAX_ROWS
+    seconds: dict[tuple[int, int], list[float]] = {}
+    for context in (CONTEXT, deep):
+        for repeat in range(repeats + 1):
+            _begin(stages, context)
+            for rows in DEEP_ROWS:
+                took = sum(play(rows).legs)
+                if repeat:
+                    seconds.setdefault((context, rows), []).append(took)
+    more = {rows: median(seconds[deep, rows]) - median(seconds[CONTEXT, rows]) for rows in DEEP_ROWS}
+    return StageCosts.between({0: 0.0, **{rows: max(m, 0.0) / (deep - CONTEXT) for rows, m in more.items()}})
+
+
+def _round(graphs: StageGraphs, rows: int) -> Round:
+    launches = [*[(0, graphs.draft)] * (rows - 1), (0, graphs.row), *((0, exec) for exec in graphs.verify)]
+    took = [end - begin for begin, end in graphs.lanes.timeline(launches)]
+    return Round(took[: rows - 1], took[rows - 1], took[rows:])
+
+
+def _apart_round(graphs: StageGraphs, rows: int) -> Round:
+    """On several devices: a pass's legs are timed one by one, the copies between them are not."""
+    spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * (rows - 1), (-1, graphs.row)])
+    took = [end - begin for begin, end in spans]
+    return Round(took[:-1], took[-1], graphs.pass_apart(None))
+
+
+def _eager_round(stages: DeviceStages, rows: int) -> Round:
+    def seconds(step: Callable[[], None]) -> float:
+        begun = perf_counter()
+        step()
+        synchronise(stages.devices)
+        return perf_counter() - begun
+
+    drafts = [seconds(stages.draft_step) for _ in range(rows - 1)]
+    return Round(drafts, seconds(stages.early_step), [seconds(stages.verification)])
+
+
+def _beside(turns: StageCosts, drafting: float, verifying: float) -> StageCosts:
+    """The same stages, where steps and passes take so many times as long beside each other."""
+    return turns.replace(
+        row_step=turns.row_step * drafting,
+        draft_step=turns.draft_step * drafting,
+        verify=tuple(seconds * verifying for seconds in turns.verify),
+        first_draft=0.0,
+        plain=0.0,
+        step_deeper=turns.step_deeper * drafting,
+        verify_deeper=tuple(seconds * verifying for seconds in turns.verify_deeper),
+    )
+
+
+def _beside_a_stage(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
+    """What overlaps on one of several devices is drafting with the stage that shares it, if there is one; the rest of a
+    pass runs elsewhere, beside drafts at full speed. Passes that follow each other through the stages are not foreseen.
+    """
     if not graphs.drafts_beside_a_stage:
-        return Costs(turns, turns)
-    slower_drafts, slower_leg, alone = [], [], median(shared)
+        return turns
+    slower_drafts, slower_leg, alone = [], [], 0.0
     for repeat in range(4):
+        alone = _apart_round(graphs, 4).legs[0]
         graphs.lanes.timeline([(-1, graphs.draft)] * 4)
         beside = min(_PAIRED, int(2 * alone / turns.draft_step) + 2)
         spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * beside, (0, graphs.verify[0])])
@@ -85,15 +173,9 @@ def _apart(graphs: StageGraphs) -> Costs:
             slower_drafts.append(median(together) / turns.draft_step)
             slower_leg.append((end - begin) / alone)
     if not slower_drafts:
-        return Costs(turns, None)
+        return None
     share = min(1.0, alone / turns.verify[3])
-    drafting, verifying = (1 + share * (max(1.0, median(times)) - 1) for times in (slower_drafts, slower_leg))
-    table = tuple(seconds * verifying for seconds in turns.verify)
-    return Costs(turns, StageCosts(turns.row_step * drafting, turns.draft_step * drafting, table))
-
-
-def _a_pass(graphs: StageGraphs) -> list[tuple[int, int]]:
-    return [(0, exec) for exec in graphs.verify]
+    return _beside(turns, *(1 + share * (max(1.0, median(times)) - 1) for times in (slower_drafts, slower_leg)))
 
 
 def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
@@ -102,7 +184,8 @@ def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
     beside = min(_PAIRED, int(2 * turns.verify[3] / turns.draft_step) + 2)
     for repeat in range(4):
         graphs.lanes.timeline([(0, graphs.draft)] * 4)  # rows for the pass
-        spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * beside, *_a_pass(graphs)])
+        a_pass = [(0, exec) for exec in graphs.verify]
+        spans = graphs.lanes.timeline([*[(-1, graphs.draft)] * beside, *a_pass])
         drafts, verified = spans[:beside], spans[beside:]
         begin, end = verified[0][0], verified[-1][1]
         shared = [stop - start for start, stop in drafts if start < end and stop > begin]
@@ -111,43 +194,4 @@ def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
             slower_passes.append((end - begin) / turns.verify[3])
     if not slower_drafts:
         return None
-    drafting, verifying = max(1.0, median(slower_drafts)), max(1.0, median(slower_passes))
-    table = tuple(seconds * verifying for seconds in turns.verify)
-    return StageCosts(turns.row_step * drafting, turns.draft_step * drafting, table)
-
-
-def _eager(stages: DeviceStages) -> Costs:
-    device = stages.home
-
-    def seconds(*steps: str) -> float:
-        begun = perf_counter()
-        for step in steps:
-            getattr(stages, step)()
-        synchronise(stages.devices)
-        return perf_counter() - begun
-
-    rows, drafts = [], []
-    passes: dict[int, list[float]] = {1: [], 4: []}
-    for repeat in range(3 if device.type == "cuda" else 1):  # the interpreter's times mean nothing
-        for count, times in passes.items():
-            row = seconds("early_step")
-            seconds("draft_step")
-            drafted = seconds(*["draft_step"] * max(1, count - 1)) / max(1, count - 1)
-            verified = seconds("verification")
-            if repeat or device.type != "cuda":
-                rows.append(row)
-                drafts.append(drafted)
-                times.append(verified)
-    return Costs(StageCosts(median(rows), median(drafts), _table({n: median(t) for n, t in passes.items()})), None)
-
-
-def _table(known: dict[int, float]) -> tuple[float, ...]:
-    """Seconds of a pass over 1 to 16 rows: straight lines between those that were measured, never falling."""
-    counts = sorted(known)
-    table: list[float] = []
-    for rows in range(1, MAX_ROWS + 1):
-        low = max((n for n in counts if n <= rows), default=counts[0])
-        high = min((n for n in counts if n >= rows), default=counts[-1])
-        share = (rows - low) / (high - low) if high > low else 0.0
-        table.append(max([known[low] + share * (known[high] - known[low]), *table[-1:]]))
-    return tuple(table)
+    return _beside(turns, max(1.0, median(slower_drafts)), max(1.0, median(slower_passes)))

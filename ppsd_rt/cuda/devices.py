@@ -4,7 +4,7 @@ The answer's words, the text and the verdict stay on the device that drafts, und
 on copies. So a pass has legs, each a graph of its own:
 
     take      on the drafting device, if the first verification stage is elsewhere: the rows of the pass
-    verify    a stage: layers, and behind the last ones the LM head and the choice of tokens
+    verify    a stage: layers, and after the last ones the LM head and the choice of tokens
     verdict   on the drafting device, if the last stage is elsewhere
 
 In front of a leg whose rows come from another device stand copies: the mailbox with the pass's words (and choices), the
@@ -15,9 +15,12 @@ another one's memory, and no lock is taken from afar. With all stages on one dev
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from threading import RLock
 
 import torch
 from torch import Tensor
+
+from .. import _native
 
 Window = tuple[int, int]  # the first row, and how many: those of a pass are among them
 
@@ -27,10 +30,16 @@ def on(device: torch.device) -> AbstractContextManager[object]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
+# One thread at a time warms up, captures, or waits for a whole device: a device-wide wait breaks every capture that is
+# under way on the device, whichever thread captures, and warming up and capturing wait so themselves.
+DEVICE_WIDE = RLock()
+
+
 def synchronise(devices: Sequence[torch.device]) -> None:
-    for device in dict.fromkeys(devices):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+    with DEVICE_WIDE:
+        for device in dict.fromkeys(devices):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
 
 @dataclass(frozen=True)
@@ -48,11 +57,16 @@ class Copy:
         first, count = window if self.rows and window is not None else (0, len(self.source))
         self.to[first : first + count].copy_(self.source[first : first + count])
 
-    def as_tuple(self) -> tuple[int, int, int, int, int, int]:
-        """What the C++ carrier takes: addresses, devices, bytes of a row, and how many there are (0: a whole block)."""
-        size = self.source.nbytes // len(self.source) if self.rows else self.source.nbytes
-        devices = self.to_device.index or 0, self.from_device.index or 0
-        return self.to.data_ptr(), self.source.data_ptr(), *devices, size, len(self.source) if self.rows else 0
+    def native(self) -> _native.GraphCopy:
+        """What the C++ carrier takes."""
+        return _native.GraphCopy(
+            to=self.to.data_ptr(),
+            source=self.source.data_ptr(),
+            to_device=self.to_device.index or 0,
+            source_device=self.from_device.index or 0,
+            row_bytes=self.source.nbytes // len(self.source) if self.rows else self.source.nbytes,
+            rows=len(self.source) if self.rows else 0,
+        )
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,8 @@ from time import perf_counter
 import torch
 
 from .. import _native
-from ..cpu_backend import to_event
 from ..errors import PpsdError
-from ..protocol import Drafted, Round
+from ..pipeline.rounds import Drafted, Round
 from ..triton_kernels.state import DRAFT_CONFIDENCE, DRAFT_POSITION, DRAFT_SEQUENCE, DRAFT_TOKEN, RECORD_SEQUENCE
 from .devices import Window
 from .stages import DeviceStages
@@ -36,7 +35,7 @@ class EagerCarrier:
         self._committed = perf_counter()
 
     def events(self, prompt: Sequence[int], keep: int, first: int) -> Generator[Round | Drafted, None, None]:
-        yield to_event(self.plan.begin(list(prompt), keep, first))
+        yield self.plan.begin(list(prompt), keep, first)
         self._committed = perf_counter()
         while not self.plan.finished:
             step = self.plan.next(self.plan.drafts_launched)
@@ -74,7 +73,7 @@ class EagerCarrier:
         event = self.plan.land(record, self.plan.drafts_launched, now - self._committed)
         self._committed = now
         if event is not None:
-            yield to_event(event)
+            yield event
 
     def _finish_passes(self) -> None:
         while self._begun:

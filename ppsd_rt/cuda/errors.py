@@ -3,18 +3,14 @@
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 import torch
 
 from .. import _native
 from ..errors import PpsdError, UsageError
+from ..extras import need
 from ..models.config import LlamaConfig
 from ..models.shapes import model_shapes
-
-if TYPE_CHECKING:
-    from .backend import CudaBackend
 
 LEAST_SM = (8, 0)  # bfloat16 matrix instructions and asynchronous copies
 _BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0 + 2 / 32}  # a weight, and its share of a block's scale
@@ -25,17 +21,8 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
-def import_backend() -> "type[CudaBackend]":
-    """The backend's class, whose modules cannot be imported without Triton."""
-    check_triton()
-    from .backend import CudaBackend
-
-    return CudaBackend
-
-
 def check_triton() -> None:
-    if find_spec("triton") is None:
-        raise PpsdError("the cuda backend needs Triton, which is not installed: pip install triton, or --backend torch")
+    need("triton", "cuda", "the cuda backend")
 
 
 def pick_device(name: str) -> torch.device:
@@ -48,12 +35,12 @@ def pick_device(name: str) -> torch.device:
     device = torch.device("cuda" if name == "auto" else name)
     ordinal = device.index or 0
     try:
-        gpu, major, minor, _ = _native.cuda_device(ordinal)
+        gpu = _native.cuda_device(ordinal)
     except _native.CudaError as error:
         raise PpsdError(f"{error}; use --backend cpu") from None
-    if (major, minor) < LEAST_SM:
+    if (gpu.major, gpu.minor) < LEAST_SM:
         raise PpsdError(
-            f"{gpu} (sm_{major}{minor}) is too old for the cuda backend, which needs sm_80 or newer; "
+            f"{gpu.name} (sm_{gpu.major}{gpu.minor}) is too old for the cuda backend, which needs sm_80 or newer; "
             "use --backend torch"
         )
     if not torch.backends.cuda.is_built():

@@ -11,9 +11,6 @@ When it is invalid: as soon as the memory goes that its kernels read and write. 
 of one capacity, one exit head and one set of cuts; whoever makes another one captures again. They are kept alive here,
 with the memory pool that each stage has for itself: graphs that may run at the same time must not share one.
 
-Loops: rounds with a fixed number of draft steps can be one graph, made of copies of the captured ones around a
-conditional WHILE node (csrc/cuda/loop.h), one for each number, when it is first asked for (`StageGraphs.loop`).
-
 Several devices: each leg of a pass (devices.py) is captured on its own; the copies in front of it are the carrier's.
 
 Priorities: kernels keep the priority of the stream that they were captured on. Verification goes first where both
@@ -30,8 +27,7 @@ from triton.errors import TritonError
 
 from .. import _native
 from ..errors import PpsdError
-from ..triton_kernels.state import AGAIN
-from .devices import Window, synchronise
+from .devices import DEVICE_WIDE, Window, synchronise
 from .stages import DeviceStages
 
 _LOW, _HIGH = 0, -1  # a smaller number is a higher priority
@@ -49,7 +45,6 @@ class Recorder:
     def __init__(self) -> None:
         self._kept: list[tuple[torch.cuda.CUDAGraph, int | None]] = []  # and what the driver has instantiated of it
         self._pools: dict[int, Any] = {}
-        self._graphs: dict[int, int] = {}  # by what was instantiated: the CUgraph
 
     def warm_up(self, steps: list[tuple[Step, torch.device]]) -> None:
         """Compile every kernel: nothing may be compiled or allocated while a graph is captured."""
@@ -70,7 +65,7 @@ class Recorder:
             stream = torch.cuda.Stream(priority=priority)
             before = torch.cuda.current_stream()
             try:
-                # Other threads may go on using CUDA meanwhile.
+                # Other threads may launch and wait for streams meanwhile, but not for a device: see DEVICE_WIDE.
                 with torch.cuda.graph(graph, pool=self._pools[stage], stream=stream, capture_error_mode="thread_local"):
                     step()
             finally:
@@ -82,12 +77,7 @@ class Recorder:
             else:
                 exec = _native.cuda_instantiate(int(graph.raw_cuda_graph()))
                 self._kept.append((graph, exec))
-            self._graphs[exec] = int(graph.raw_cuda_graph())
             return exec
-
-    def graph_of(self, exec: int) -> int:
-        """The handle of what was recorded: a CUgraph, for graphs to be made of it."""
-        return self._graphs[exec]
 
     def close(self) -> None:
         for _, exec in self._kept:
@@ -102,8 +92,6 @@ class StageGraphs:
     def __init__(self, stages: DeviceStages, recorder: Recorder) -> None:
         """Raises CaptureFailed."""
         self._recorder, self._stages = recorder, stages
-        self._ends: tuple[int, int] | None = None  # of a loop: the graphs in front of its rounds, and behind each
-        self._loops: dict[int, _native.GraphLoop] = {}  # by the number of draft steps
         early = [stages.early_step, *([stages.draft_step] if stages.weights.head is not None else [])]
         legs = [(partial(stages.launch, number), leg.device) for number, leg in enumerate(stages.legs)]
         with _capturing(recorder):
@@ -118,33 +106,7 @@ class StageGraphs:
                 self.lanes.upload(exec, number)
 
     def close(self) -> None:
-        self._loops.clear()
         self._recorder.close()
-
-    def loop(self, drafts: int) -> int:
-        """The handle of rounds of so many draft steps, without the host in between. Raises CaptureFailed."""
-        assert not self.apart, "a loop is on one device"
-        try:
-            if self._ends is None:
-                home = self._stages.home
-                ends = self._stages.open_loop, self._stages.round_ended
-                self._recorder.warm_up([(step, home) for step in ends])
-                opened, ended = (self._recorder.record(step, _HIGH, 0, home) for step in ends)
-                self._ends = opened, ended
-            if drafts not in self._loops:
-                body = [*[self.draft] * drafts, self.row, *self.verify]
-                opened, ended = map(self._recorder.graph_of, self._ends)
-                self._loops[drafts] = _native.GraphLoop(
-                    device=self._stages.home.index or 0,
-                    body=[self._recorder.graph_of(exec) for exec in body],
-                    open=opened,
-                    again=ended,
-                    word=self._stages.state[AGAIN:].data_ptr(),
-                )
-                self.lanes.upload(self._loops[drafts].exec, 0)
-        except (RuntimeError, TritonError) as error:
-            raise CaptureFailed(str(error).strip().splitlines()[0]) from None
-        return self._loops[drafts].exec
 
     def plain_step(self, window: Window) -> None:
         """A step of plain decoding, and its end."""
@@ -174,24 +136,21 @@ class StageGraphs:
             seconds.append(end - begin)
         return seconds
 
-    def as_dict(
-        self, stages: DeviceStages, *, draft_records: bool, sequence: int, drawn: int, rounds: int = 0
-    ) -> dict[str, Any]:
-        """What _native.GraphSession takes. sequence, drawn: the numbers of the last records. rounds: a loop, or 0."""
-        return {
-            "draft": self.draft,
-            "row": self.row,
-            "verify": self.verify,
-            "copies": [[copy.as_tuple() for copy in stages.copies(number)] for number in range(len(self.verify))],
-            "take_apart": stages.legs[0].name == "take",
-            "verdict_apart": stages.legs[-1].name == "verdict",
-            "ring": (stages.ring.data_ptr(), len(stages.ring)),
-            "drafts": (stages.drafts.data_ptr(), len(stages.drafts)),
-            "sequence": sequence,
-            "drawn": drawn,
-            "draft_records": draft_records,
-            "rounds": rounds,
-        }
+    def native(self, stages: DeviceStages, *, draft_records: bool, sequence: int, drawn: int) -> _native.Graphs:
+        """What _native.GraphSession takes. sequence, drawn: the numbers of the last records."""
+        return _native.Graphs(
+            draft=self.draft,
+            row=self.row,
+            verify=self.verify,
+            copies=[[copy.native() for copy in stages.copies(number)] for number in range(len(self.verify))],
+            take_apart=stages.legs[0].name == "take",
+            verdict_apart=stages.legs[-1].name == "verdict",
+            verdicts=(stages.ring.data_ptr(), len(stages.ring)),
+            drafts=(stages.drafts.data_ptr(), len(stages.drafts)),
+            sequence=sequence,
+            drawn=drawn,
+            draft_records=draft_records,
+        )
 
 
 class PartGraphs:
@@ -208,7 +167,7 @@ class PartGraphs:
                 self._lanes.upload(exec, -1)
 
     def launch(self, number: int) -> None:
-        """Behind all that torch has begun on the device; returns when it has ended."""
+        """After all that torch has begun on the device; returns when it has ended."""
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
         self._lanes.timeline([(-1, self._handles[number])])
@@ -220,7 +179,8 @@ class PartGraphs:
 @contextmanager
 def _capturing(recorder: Recorder) -> Iterator[None]:
     try:
-        yield
+        with DEVICE_WIDE:
+            yield
     except (RuntimeError, TritonError) as error:  # of torch (its out-of-memory error too), the driver; the compiler
         recorder.close()
         raise CaptureFailed(str(error).strip().splitlines()[0]) from None

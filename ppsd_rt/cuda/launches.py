@@ -30,13 +30,14 @@ def decoder_layer(
     *,
     pdl: bool,
 ) -> Tensor:
-    """x -> out, and from there, behind the MLP, to `last` where that is not the same. number: of its KV cache."""
+    """x -> out, and from there, after the MLP, to `last` where that is not the same. number: of its KV cache."""
     keys, values, eps = site.keys[number], site.values[number], weights.config.rms_norm_eps
     qkv(
         x, layer.norm, eps, layer.qkv, layer.qkv_bias, site.cosines, site.sines, work.queries, keys, values, words,
-        pdl=pdl,
+        norms=layer.norms, rotary=layer.attention.rotary, pdl=pdl,
     )  # fmt: skip
-    attention(work.queries, keys, values, work.partials, work.mixed.view_as(work.queries), words, pdl=pdl)
+    mixed, window = work.mixed.view_as(work.queries), layer.attention.window
+    attention(work.queries, keys, values, work.partials, mixed, words, window=window, pdl=pdl)
     linear(work.mixed, layer.out, out, words, bias=layer.out_bias, residual=x, partial=work.sums, pdl=pdl)
     if layer.gate_up is None or layer.down is None or layer.post_norm is None:
         return out
@@ -74,7 +75,7 @@ def exit_head(weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, 
 def lm_head(
     weights: DeviceWeights, x: Tensor, words: Tensor, work: Work, site: Site, logits: Tensor | None = None, *, pdl: bool
 ) -> None:
-    """x, behind the last layer -> work.choices: the model's own tokens. logits [16, vocabulary]: where they go too."""
+    """x, after the last layer -> work.choices: the model's own tokens. logits [16, vocabulary]: where they go too."""
     assert work.scratch is not None
     heads(
         x, weights.norm, weights.config.rms_norm_eps, weights.lm_head, site.sampling, work.scratch, work.choices,

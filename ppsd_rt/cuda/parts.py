@@ -1,7 +1,7 @@
 """Some layers of a model on one device, for a process that has no others: what a rank runs.
 
     DraftPart     the embedding, layers [0, E), an exit head or none
-    VerifyPart    layers [first, last), and behind the last of all the LM head
+    VerifyPart    layers [first, last), and after the last of all the LM head
 
 The kernels are those of stages.py, and so are the bits: a prompt's rows but the last take a prompt pass, all others the
 captured launches, sixteen at a time. What differs is who says which rows: texts, epochs and verdicts are the
@@ -16,7 +16,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +24,7 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from ..errors import PpsdError
-from ..sampling import SamplingParams
+from ..sampling.params import SamplingParams
 from ..triton_kernels.heads import sampling_words
 from ..triton_kernels.state import KNOWN, MAX_ROWS, ROWS, START, WORDS
 from . import devices, errors
@@ -73,7 +72,7 @@ class Part:
         """Rows that a later answer may keep."""
         return min(self._length, self._prompt)
 
-    def begin(self, keep: int, end: int, prompt: int, sampling: Mapping[str, Any]) -> None:
+    def begin(self, keep: int, end: int, prompt: int, params: SamplingParams) -> None:
         """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt` tokens.
 
         Raises PpsdError if the device has no memory for it.
@@ -82,7 +81,6 @@ class Part:
         with self._on_device():
             self._reserve(end)
             self._prompt = prompt - 1
-            params = SamplingParams(**sampling)
             self.site.sampling.copy_(sampling_words(params, "cpu"))
             self._text.begin(keep, self.site.first_seen if params.repetition_penalty != 1 else None)
 
@@ -158,7 +156,7 @@ class Part:
 
 
 class VerifyPart(Part):
-    """Layers [first, last); chooses: behind them the LM head. As csrc/bindings_ranks.cpp asks a verification stage."""
+    """Layers [first, last); chooses: after them the LM head. As csrc/bindings/ranks.cpp asks a verification stage."""
 
     def __init__(self, weights: DeviceWeights, chooses: bool, how: How) -> None:
         self.chooses = chooses
@@ -166,7 +164,7 @@ class VerifyPart(Part):
         super().__init__(weights, how)
 
     def run(self, start: int, ids: Sequence[int], hidden: Rows, cancelled: Cancelled) -> Rows | None:
-        """hidden [rows, hidden] at positions start.. -> the rows behind the last layer; None: they became void."""
+        """hidden [rows, hidden] at positions start.. -> the rows after the last layer; None: they became void."""
         self._goes_on(start, ids)
         count = len(ids)
         site, prompt = self.site, self._prompt_rows(start, count)
@@ -194,7 +192,7 @@ class VerifyPart(Part):
         return torch.cat(done).numpy()
 
     def choose(self, last: int) -> list[int]:
-        """The model's own token behind each of the last rows that ran: of one launch at most."""
+        """The model's own token after each of the last rows that ran: of one launch at most."""
         return self._chosen[-last:]
 
     def _make_work(self) -> Work:
@@ -218,7 +216,7 @@ _ROWS_ONLY, _AND_DRAFT = 0, 1  # steps of a DraftPart
 
 
 class DraftPart(Part):
-    """As csrc/bindings_ranks.cpp asks a draft stage."""
+    """As csrc/bindings/ranks.cpp asks a draft stage."""
 
     def __init__(self, weights: DeviceWeights, how: How) -> None:
         self._head_length = 0  # rows that the exit head's own layers have seen
@@ -262,7 +260,7 @@ class DraftPart(Part):
     def _set_head(self, arrived: int, end: int) -> int:
         """The exit head catches up with the rows that will have come -> which of its rows is in front of `end`, or -1.
 
-        What the last layer made of a verified row is heard there alone. All tokens that came are known to the penalty.
+        Last hidden states of verified rows are received there alone. All tokens that came are known to the penalty.
         """
         start = min(self._head_length, arrived - 1)
         rows = min(MAX_ROWS, arrived - start)

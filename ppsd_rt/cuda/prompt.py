@@ -75,7 +75,7 @@ class PromptLayers:
             if number < len(weights.layers) + len(heads) - 1:
                 x = self.taken(x)
                 self.layer(layer, number, x, start)
-            else:  # what the rows become behind the last one is asked of new rows only
+            else:  # what the rows become after the last one is asked of new rows only
                 with devices.on(site.device):
                     self._qkv(layer, number, x, start)
 
@@ -91,14 +91,18 @@ class PromptLayers:
         queries = between.queries[: len(x)].view(len(x), config.num_attention_heads, config.head_dim)
         normalise(x, layer.norm, config.rms_norm_eps, normed)
         keys, values = site.keys[number], site.values[number]
-        prompt_qkv(normed, layer.qkv, layer.qkv_bias, site.cosines, site.sines, queries, keys, values, start)
+        prompt_qkv(
+            normed, layer.qkv, layer.qkv_bias, site.cosines, site.sines, queries, keys, values, start,
+            norms=layer.norms, eps=config.rms_norm_eps, rotary=layer.attention.rotary,
+        )  # fmt: skip
         return queries
 
     def _layer(self, layer: Layer, number: int, x: Tensor, start: int) -> None:
         site, between, rows = self.site, self._between, len(x)
         normed, mixed, inner = between.normed[:rows], between.mixed[:rows], between.inner[:rows]
         queries = self._qkv(layer, number, x, start)
-        prompt_attention(queries, site.keys[number], site.values[number], mixed.view_as(queries), start)
+        keys, values, window = site.keys[number], site.values[number], layer.attention.window
+        prompt_attention(queries, keys, values, mixed.view_as(queries), start, window)
         prompt_linear(mixed, layer.out, x, bias=layer.out_bias, residual=x)
         assert layer.post_norm is not None
         assert layer.gate_up is not None

@@ -4,7 +4,6 @@
     early_step    the same without the exit head
     verification  rows that the early layers have seen, through layers [E, L) and the LM head; verdict; report
     plain_step    early_step, then verification: with nothing drafted, a step of plain decoding
-    open_loop, round_ended    in front of and behind the rounds of a loop: may one more begin?
 
 They allocate nothing, read nothing on the host and take no argument that changes: captured once, they can be launched
 for ever. Which rows a pass takes, where they stand, what is sampled and where it ends is in device memory
@@ -17,26 +16,24 @@ decoding and every schedule compute the same bits.
 Verification stages may be on devices of their own: see devices.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _native
 from ..backend import Oracle
 from ..errors import UsageError
-from ..sampling import SamplingParams
+from ..pipeline.cuts import cut_layers
+from ..sampling.params import SamplingParams
 from ..triton_kernels.heads import sampling_words
-from ..triton_kernels.rounds import open_rounds, round_ended
 from ..triton_kernels.state import (
     DRAFTED,
     DRAWN,
     LIMIT,
     LOOKAHEAD,
     MAX_ROWS,
-    MAX_STOPS,
     MOST,
     ORACLE,
     ORACLE_END,
@@ -73,9 +70,8 @@ class DeviceStages:
 
         A stage runs on the device of its layers.
         """
-        bounds = [weights.exit_layer, *cuts, len(weights.layers)]
-        if any(low >= high for low, high in pairwise(bounds)):
-            raise UsageError(f"verification, layers {bounds[0]} to {bounds[-1]}, cannot be cut at the layers {[*cuts]}")
+        first, last = weights.exit_layer, len(weights.layers)
+        bounds = [first, *cut_layers(first, last, cuts), last]
         self.weights, self.pdl = weights, pdl
         self.slices = list(pairwise(bounds))  # of the layers, one for each verification stage
         self.home, places = weights.device, weights.places or (weights.device,) * len(weights.layers)
@@ -167,13 +163,11 @@ class DeviceStages:
         most: int = 0,
         lookahead: int = 0,
         oracle: Oracle | None = None,
-        stops: Iterable[int] = (),
     ) -> None:
         """The prompt but for its last token through all layers; that one is the first row of the first pass.
 
         No pass may be under way. The first `keep` rows are taken from the answer before, as far as a prompt pass made
-        them. end: the committed text ends before this position. stops: ids behind which a loop of rounds ends (of more
-        than 16 the others do not end it). Records count on from answer to answer.
+        them. end: the committed text ends before this position. Records count on from answer to answer.
         """
         rows = len(prompt) - 1
         end = self.capacity if end is None else end
@@ -188,8 +182,6 @@ class DeviceStages:
         first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32)
         first_seen[torch.from_numpy(tokens)] = torch.from_numpy(first_places).int()
         b.first_seen.copy_(first_seen)
-        ids = sorted(stops)[:MAX_STOPS]
-        b.stops.copy_(torch.tensor(ids + [-1] * (MAX_STOPS - len(ids)), dtype=torch.int32))
         words = self._words({START: rows})
         for site in self._sites.values():
             site.sampling.copy_(sampling_words(sampling, "cpu"))
@@ -236,16 +228,6 @@ class DeviceStages:
     def plain_step(self, window: Window | None = None) -> None:
         self.early_step()
         self.verification(window=window)
-
-    def open_loop(self) -> None:
-        with devices.on(self.home):
-            b = self.buffers
-            open_rounds(b.text, b.stops, b.state, rounds=_native.ROUNDS_A_LAUNCH, pdl=self.pdl)
-
-    def round_ended(self) -> None:
-        with devices.on(self.home):
-            b = self.buffers
-            round_ended(b.text, b.stops, b.state, pdl=self.pdl)
 
     def launch(self, leg: int) -> None:
         """Without the copies: what is captured."""
@@ -357,7 +339,7 @@ class DeviceStages:
             x = work.x
 
     def _border(self, site: Site, stage: int) -> Tensor:
-        """The rows in front of a verification stage, or behind the last one, each at its position."""
+        """The rows in front of a verification stage, or after the last one, each at its position."""
         return [site.exit_hidden, *site.handed, site.last_hidden][stage]
 
     def _leaves(self, stage: int) -> Tensor | None:

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Array, Checkpoint
-from ..models.config import LlamaConfig
+from ..models.config import LayerAttention, LlamaConfig
 from ..models.head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, head_shapes
 from ..models.llama import from_numpy
-from ..models.made import MadeCheckpoint
+from ..models.random_weights import RandomCheckpoint
 from ..models.shapes import model_shapes
 from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise
+from ..triton_kernels.prompt_layers import OUTPUTS_BLOCK
+from ..triton_kernels.qkv import HeadNorms
 
 FORMATS = ("float32", "bfloat16", "int8")
 _ROWS_AT_A_TIME = 8192  # of a matrix that is quantised: its float32 copy should not need much memory
@@ -37,6 +39,8 @@ def refuses(config: LlamaConfig) -> str | None:
     ):
         if value % step:
             return f"{name} {value} is not a multiple of {step}"
+    if config.qk_norm and (config.head_dim & (config.head_dim - 1) or config.head_dim > OUTPUTS_BLOCK):
+        return f"norms of queries and keys need a head_dim of 16, 32, 64 or {OUTPUTS_BLOCK}, not {config.head_dim}"
     return None
 
 
@@ -49,6 +53,8 @@ class Layer:
     qkv_bias: Tensor | None
     out: Weight  # [hidden, heads * head_dim]
     out_bias: Tensor | None
+    attention: LayerAttention
+    norms: HeadNorms | None = None
     post_norm: Tensor | None = None  # [hidden]
     gate_up: Weight | None = None  # [2 inner, hidden]
     down: Weight | None = None  # [hidden, inner]
@@ -60,8 +66,8 @@ class Layer:
 
     def to(self, device: torch.device) -> "Layer":
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved: dict[str, Any] = {name: None if part is None else part.to(device) for name, part in parts.items()}
-        return Layer(**moved)
+        moved: dict[str, Any] = {name: part.to(device) for name, part in parts.items() if hasattr(part, "to")}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
@@ -103,7 +109,7 @@ class DeviceWeights:
         places: Sequence[torch.device] = (),
     ) -> "DeviceWeights":
         """places: the device of each layer, the first one's being `device`; none: all are there."""
-        if isinstance(checkpoint, MadeCheckpoint):
+        if isinstance(checkpoint, RandomCheckpoint):
             return cls.random(checkpoint.config, format, device, seed=checkpoint.seed, places=places)
         return cls.build(checkpoint.config, _mapped(checkpoint.tensors), format, device, places)
 
@@ -118,7 +124,7 @@ class DeviceWeights:
         scale: float = 0.02,
         places: Sequence[torch.device] = (),
     ) -> "DeviceWeights":
-        """Made on the device, for benchmarks: no checkpoint is read, and int8 matrices were never anything else."""
+        """Random weights, drawn on the device, for benchmarks; no checkpoint is read, int8 as such."""
         return cls.build(config, _Dice(model_shapes(config), device, seed, scale), format, device, places)
 
     @classmethod
@@ -133,7 +139,7 @@ class DeviceWeights:
         """Raises UsageError for an unknown format, PpsdError for a shape that the kernels do not do."""
         _check(config, format)
         loaders = [_Loader(source, format, place) for place in places or (device,) * config.num_hidden_layers]
-        layers = tuple(loader.layer(f"model.layers.{i}.", config) for i, loader in enumerate(loaders))
+        layers = tuple(loader.layer(f"model.layers.{i}.", config, i) for i, loader in enumerate(loaders))
         embedding = _Loader(source, format, device).plain("model.embed_tokens.weight")
         if not config.tie_word_embeddings:
             lm_head = loaders[-1].matrix("lm_head.weight")
@@ -160,7 +166,7 @@ class DeviceWeights:
         _check(checkpoint.config, format)
         config = replace(checkpoint.config, num_hidden_layers=layers[1] - layers[0])
         loader = _Loader(_mapped(checkpoint.tensors), format, device)
-        stack = tuple(loader.layer(f"model.layers.{i}.", config) for i in range(*layers))
+        stack = tuple(loader.layer(f"model.layers.{i}.", config, i) for i in range(*layers))
         nothing = torch.empty(0, config.hidden_size, dtype=loader.dtype, device=device)
         tied = config.tie_word_embeddings
         table = loader.plain("model.embed_tokens.weight") if embeds or (chooses and tied) else nothing
@@ -174,7 +180,7 @@ class DeviceWeights:
         """The exit head may have one of its own."""
         return replace(self, lm_head=Weight(self.embedding[:0]))
 
-    def spread(self, places: Sequence[torch.device]) -> "DeviceWeights":
+    def placed(self, places: Sequence[torch.device]) -> "DeviceWeights":
         """The same weights with each layer on its device; those that are there already stay what they are."""
         if tuple(places) == self.places:
             return self
@@ -203,7 +209,8 @@ class DeviceWeights:
     def _with(self, source: Source, info: HeadInfo, draft_ids: Sequence[int] | None) -> "DeviceWeights":
         loader = _Loader(source, self.format, self.device)
         mlp = info.kind != "adapter"
-        layers = tuple(loader.layer(f"layers.{i}.", self.config, mlp=mlp) for i in range(LAYERS[info.kind]))
+        count = LAYERS[info.kind]
+        layers = tuple(loader.layer(f"layers.{i}.", self.config, i - count, mlp=mlp) for i in range(count))
         heard, norm = None, None
         if info.hears:
             heard = loader.matrix(*(f"feedback.{distance}.weight" for distance in range(1, DISTANCES + 1)))
@@ -226,7 +233,7 @@ class DeviceWeights:
 
     @property
     def hears(self) -> bool:
-        """Does the exit head hear of the last layer's hidden states?"""
+        """Does the exit head receive the last layer's hidden states?"""
         return self.head is not None and self.head.feedback is not None
 
     @property
@@ -290,7 +297,8 @@ class _Loader:
             return Weight(matrix)
         return _stacked([quantise(part) for part in matrix.split(_ROWS_AT_A_TIME)])
 
-    def layer(self, prefix: str, config: LlamaConfig, *, mlp: bool = True) -> Layer:
+    def layer(self, prefix: str, config: LlamaConfig, number: int, *, mlp: bool = True) -> Layer:
+        """number: of the layer that it attends like; negative ones count from the last one."""
         projections = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
         bias, out_bias = config.attention_bias, config.attention_output_bias
         layer = Layer(
@@ -299,6 +307,10 @@ class _Loader:
             torch.cat([self.plain(f"{name}.bias") for name in projections]) if bias else None,
             self.matrix(f"{prefix}self_attn.o_proj.weight"),
             self.plain(f"{prefix}self_attn.o_proj.bias") if out_bias else None,
+            config.attention(number),
+            HeadNorms(*(self.plain(f"{prefix}self_attn.{name}_norm.weight") for name in "qk"))
+            if config.qk_norm
+            else None,
         )
         if not mlp:
             return layer

@@ -109,7 +109,7 @@ def _family(name: str, spec: dict[str, Any], encode: Encode) -> Family:
 
 
 def _frame(tokenizer: Tokenizer, systems: Sequence[str]) -> tuple[list[str], str]:
-    """The template cut where the user's text stands: before it (plain, and with each system prompt), and behind it."""
+    """The template cut where the user's text stands: before it (plain, and with each system prompt), and after it."""
     template = tokenizer.chat_template
     assert template is not None
     user = {"role": "user", "content": _MARK}

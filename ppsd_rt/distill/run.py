@@ -18,9 +18,9 @@ from ..models.files import one_line, read_json_object
 from ..models.head_file import KINDS, HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
+from .deduplication import Deduplication
 from .mix import mix_of
-from .shards import STEPS, NativeWriters, Plan, Text, read_shard, torch_writers, write_shards
-from .sieve import Sieve
+from .shards import STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
 from .train import Trainer, TrainSettings, batches
 
 CHECKPOINT_SECONDS = 45.0  # an interruption loses less than a minute
@@ -30,13 +30,18 @@ MOST_NATIVE_SLOTS = 64  # rows of one pass of the C++ engine
 HELD_OUT = 0  # number of the shard that is never trained on
 
 
+def default_exit_layer(layers: int) -> int:
+    """Of a model of so many layers: a tenth of them, as was found best for 30 (docs/history/exit-heads.md)."""
+    return max(1, round(layers / 10))
+
+
 @dataclass(frozen=True)
 class Settings:
     """What decides the outcome; a run can be resumed only with the same."""
 
     model_hash: str
     kinds: tuple[str, ...]
-    exit_layers: tuple[int, ...]  # ascending; a head of each kind behind each
+    exit_layers: tuple[int, ...]  # ascending; a head of each kind after each
     tokens: int
     draft_vocabularies: tuple[int, ...]  # sizes, 0: all ids; the largest is trained with, a file is written for each
     slots: int
@@ -127,18 +132,18 @@ class Distillation:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""
         plan = self.plan
         if self.settings.format:
-            written = NativeWriters(self.checkpoint.folder, self.settings.format).write_shards(plan, self.workers)
+            written = NativeSamplers(self.checkpoint.folder, self.settings.format).write_shards(plan, self.workers)
         else:
-            written = write_shards(plan, torch_writers(self.model, plan))
+            written = write_shards(plan, torch_samplers(self.model, plan))
         for tokens in written:
             yield Progress("sampling", tokens, plan.shards * plan.slots * STEPS)
 
     def train(self) -> Iterator[Progress]:
-        sieve = Sieve(self.tokenizer, self.judges)
-        held_out = [text for text in sieve.sift(read_shard(self.text, HELD_OUT)) if text.greedy]
+        unique = Deduplication(self.tokenizer, self.judges)
+        held_out = [text for text in unique.new(read_shard(self.text, HELD_OUT)) if text.greedy]
         numbers = range(1, self.settings.shards + 1)
-        texts = [text for number in numbers for text in sieve.sift(read_shard(self.text, number))]
-        self._log(texts=len(texts), doubles=sieve.doubles, leaks=sieve.leaks)
+        texts = [text for number in numbers for text in unique.new(read_shard(self.text, number))]
+        self._log(texts=len(texts), doubles=unique.doubles, leaks=unique.leaks)
         self.frequent = self._by_frequency(texts)
         plan = batches(texts, self.settings.train, self.settings.seed)
         self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, len(plan))

@@ -1,6 +1,6 @@
 """Sampled texts on disk: token ids in safetensors shards, each reproducible from the seed and its number.
 
-Beside the shards lie the hidden states of their rows, where the writer hands them out: they came for nothing while the
+Beside the shards lie the hidden states of their rows, where the sampler hands them out: they came for nothing while the
 text was written, and to compute them again would cost as much as the sampling did.
 """
 
@@ -22,16 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cpu_backend import CpuBackend
+from ..cpu.backend import CpuBackend
 from ..errors import PpsdError
 from ..models.checkpoint import Array, Checkpoint, read_file, save
 from .mix import Mix
-from .talk import MAX_ANSWER, Conversation, Talk
-from .writers import NativeWriter, States, TorchWriter, Writer
+from .samplers import NativeSampler, Sampler, States, TorchSampler
+from .self_text import MAX_ANSWER, Conversation, SelfText
 
 STEPS = 1024  # tokens that each slot writes for a shard: less than a minute with 64 slots on one core
 
-Writers = Callable[[int], Writer]  # a fresh one for each seed
+Samplers = Callable[[int], Sampler]  # a fresh one for each seed
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Text:
     family: int = 0
     states: Mapping[int, States] = field(default_factory=dict)
 
-    def behind(self, layer: int) -> Tensor:
-        """[length, hidden] bfloat16: the hidden states behind this many layers."""
+    def after(self, layer: int) -> Tensor:
+        """[length, hidden] bfloat16: the hidden states after this many layers."""
         return torch.from_numpy(self.states[layer]).view(torch.bfloat16)
 
 
@@ -80,29 +80,29 @@ def capacity(mix: Mix, context: int) -> int:
     return min(mix.longest + MAX_ANSWER, context)
 
 
-def write_shards(plan: Plan, writers: Writers) -> Iterator[int]:
+def write_shards(plan: Plan, samplers: Samplers) -> Iterator[int]:
     """Sample what is missing; yields the number of tokens so far, those of earlier runs included."""
     each = plan.slots * STEPS
     done = (plan.shards - len(plan.missing())) * each
     for number in plan.missing():
-        for tokens in _write_shard(plan, number, writers):
+        for tokens in _write_shard(plan, number, samplers):
             yield done + tokens
         done += each
     yield done
 
 
 @dataclass(frozen=True)
-class NativeWriters:
-    """C++ writers with one thread each, for one process of several."""
+class NativeSamplers:
+    """C++ samplers with one thread each, for one process of several."""
 
     checkpoint: Path
     format: str
 
-    def writers(self, plan: Plan) -> Writers:
+    def samplers(self, plan: Plan) -> Samplers:
         checkpoint = Checkpoint(self.checkpoint)
         backend = CpuBackend(checkpoint, self.format, "cpu", 1)
         longest = capacity(plan.mix, checkpoint.config.max_position_embeddings)
-        return lambda seed: NativeWriter(backend, plan.slots, longest, plan.keep)
+        return lambda seed: NativeSampler(backend, plan.slots, longest, plan.keep)
 
     def write_shards(self, plan: Plan, workers: int) -> Iterator[int]:
         """Like the function of that name, in `workers` processes: they do more than one with as many threads.
@@ -110,7 +110,7 @@ class NativeWriters:
         How many there are does not change the shards.
         """
         if workers == 1:
-            yield from write_shards(plan, self.writers(plan))
+            yield from write_shards(plan, self.samplers(plan))
             return
         each = plan.slots * STEPS
         done = (plan.shards - len(plan.missing())) * each
@@ -147,9 +147,9 @@ def _terminal_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def torch_writers(model: Any, plan: Plan) -> Writers:
+def torch_samplers(model: Any, plan: Plan) -> Samplers:
     longest = capacity(plan.mix, model.config.max_position_embeddings)
-    return lambda seed: TorchWriter(model, plan.slots, longest, seed)
+    return lambda seed: TorchSampler(model, plan.slots, longest, seed)
 
 
 def _result(future: Future[None]) -> None:
@@ -165,10 +165,10 @@ def _result(future: Future[None]) -> None:
 _worker: dict[str, Any] = {}
 
 
-def _start_worker(how: NativeWriters, plan: Plan, counter: Any) -> None:
+def _start_worker(how: NativeSamplers, plan: Plan, counter: Any) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
-    _worker.update(writers=how.writers(plan), plan=plan, counter=counter)
+    _worker.update(samplers=how.samplers(plan), plan=plan, counter=counter)
 
 
 def _end_with_parent() -> None:
@@ -181,23 +181,25 @@ def _end_with_parent() -> None:
 
 def _write_in_worker(number: int) -> None:
     plan: Plan = _worker["plan"]
-    for _ in _write_shard(plan, number, _worker["writers"]):
+    for _ in _write_shard(plan, number, _worker["samplers"]):
         with _worker["counter"].get_lock():
             _worker["counter"].value += plan.slots
 
 
-def _write_shard(plan: Plan, number: int, writers: Writers) -> Iterator[int]:
+def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Iterator[int]:
     """Sample one shard (slots * STEPS tokens) and save it whole; yields the tokens so far."""
     seed = plan.seed * 1_000_003 + number
-    talk = Talk(writers(seed), plan.mix, seed)
-    yield from talk.run(STEPS)
+    generated = SelfText(samplers(seed), plan.mix, seed)
+    yield from generated.run(STEPS)
     metadata = {"seed": str(plan.seed), "slots": str(plan.slots)}
-    rows = [c.states for c in talk.finished if c.states is not None]
+    rows = [c.states for c in generated.finished if c.states is not None]
     if rows:
         states = np.concatenate(rows)
         by_layer = {str(layer): states[:, kind] for kind, layer in enumerate(plan.keep)}
         save(states_path(plan.folder, number), by_layer, metadata)
-    save(shard_path(plan.folder, number), _pack(talk.finished, plan.mix), metadata)  # last: it says that all is there
+    save(
+        shard_path(plan.folder, number), _pack(generated.finished, plan.mix), metadata
+    )  # last: it says that all is there
 
 
 def read_shard(folder: Path, number: int) -> list[Text]:

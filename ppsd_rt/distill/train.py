@@ -14,7 +14,7 @@ from .shards import Text
 
 AREA = 8192  # tokens, padding included, that pass through the model together
 LONGEST_CHUNK = 8  # drafts in a row that a feedback head is trained for
-DEAF_SHARE = 0.1  # of the texts on which it hears nothing
+DEAF_SHARE = 0.1  # of the texts on which a feedback head receives nothing
 CHUNK = 2048  # rows whose logits are held at a time: [CHUNK, draft vocabulary] in float32
 
 
@@ -138,7 +138,7 @@ class Trainer:
     def _padded(self, texts: Sequence[Text], layer: int, ids: Tensor) -> Tensor:
         padded = torch.zeros(*ids.shape, self.model.config.hidden_size, dtype=self.dtype)
         for row, text in enumerate(texts):
-            padded[row, : len(text.ids)] = text.behind(layer)
+            padded[row, : len(text.ids)] = text.after(layer)
         return padded.to(self.device)
 
     def _student(self, head: ExitHead, exit_hidden: Tensor, last: Tensor, distances: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ class Trainer:
 
 
 def chunk_places(shape: Sequence[int], seed: int, deaf: float = 0.0) -> Tensor:
-    """[texts, rows] int64: how far each row is behind the newest verified one, where rows come in chunks at random.
+    """[texts, rows] int64: how many rows each comes after the newest verified one. Rows come in chunks at random.
 
     1, 2, .. in each chunk, which is 1 to LONGEST_CHUNK long; 0 all along for a share of the texts, at random: `deaf`.
     """

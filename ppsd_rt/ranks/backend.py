@@ -3,7 +3,6 @@
 import signal
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from queue import Empty, Queue
 from statistics import median
 from threading import Event, RLock, Thread
@@ -14,17 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import Cancellation, RunOptions, one_at_a_time
-from ..cpu_backend import native_schedule, to_event
+from ..backend import Cancellation, Oracle, RunOptions, common_prefix, one_at_a_time
 from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
-from ..planner import prior
-from ..protocol import Drafted, Limits, Round
-from ..sampling import SamplingParams
-from ..schedule import Auto, Schedule, copying
-from .choose import RankChooser
+from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.schedule import Auto, Schedule
+from ..planning.planner import explain, prior
+from ..sampling.params import SamplingParams
 from .control import Control, Kind, Words, numbers_of
-from .costs import RankCosts, displacer, time_drafts
+from .costs import displacer, rank_costs, side_by_side, time_drafts
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
 from .slices import RankDrafter, Slices
@@ -39,7 +36,8 @@ class RanksBackend:
     """Stages of this many layers each; `slices` has made `drafter`, which is what rank 0 holds of the model."""
 
     name = "ranks"
-    copies, siblings = True, False
+    copies, siblings, extras = True, False, False
+    concurrency = 1
 
     def __init__(
         self,
@@ -62,12 +60,12 @@ class RanksBackend:
         self._epoch = 1  # on the wire: above all that earlier answers have used
         self._tokens: list[int] = []  # whose rows every rank holds
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
-        self._chooser: RankChooser | None = None
-        self._choosers: dict[float | None, RankChooser] = {}
+        # by whether tokens are sampled, the oracle's acceptance, and lookup
+        self._planners: dict[tuple[bool, float | None, int], _native.Planner] = {}
+        self._planned: _native.Planner | None = None
         self._ending = RLock()  # the thread that iterates may end an answer while another one begins the next
-        self._lookup = 0  # of the schedules that it chooses
         self._steps = 0, 0.0  # of one row and a draft: how many, and their seconds
-        self._costs: tuple[RankCosts, RankCosts] | None = None
+        self._costs: _native.Costs | None = None
         self._answers: Queue[tuple[_native.Remote, Event]] = Queue()
         self._replies: Queue[tuple[int, list[float]]] = Queue()
         self._pongs: Queue[int] = Queue()
@@ -123,25 +121,19 @@ class RanksBackend:
         self._end()
         self._control.check()
         oracle = options.oracle
-        if isinstance(schedule, Auto):
-            self._chooser = self._choose(oracle.acceptance if oracle else None)
-            self._lookup = 0 if oracle else schedule.lookup
-            schedule = copying(self._chooser.schedule, self._lookup)
-        else:
-            self._chooser = None
-        same = next((i for i, (a, b) in enumerate(zip(self._tokens, prompt, strict=False)) if a != b), None)
-        known = min(len(self._tokens), len(prompt)) if same is None else same
+        steering = self._plan(schedule, oracle, params) if isinstance(schedule, Auto) else schedule
+        known = common_prefix(self._tokens, prompt)
         keep = max(min(known, len(self._tokens) - 1, len(prompt) - 1, self._drafter.length()), 0)
         try:
             answer = self._drafter.start(
                 list(prompt),
                 keep,
-                {**asdict(params), "top_k": min(params.top_k, self._vocab_size)},
-                native_schedule(schedule),
-                _native.Limits(limits.end, sorted(limits.stop_ids)),
+                params,
+                steering,
+                limits,
                 self._epoch,
                 report_drafts=options.report_drafts,
-                oracle=(list(oracle.truth), oracle.acceptance, oracle.seed) if oracle else None,
+                oracle=oracle,
             )
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
@@ -152,12 +144,11 @@ class RanksBackend:
             while not cancellation.asked:
                 self._control.check()
                 try:
-                    item = answer.next(50)
+                    event = answer.next(50)
                 except StopIteration:
                     break
-                if item is None:
+                if event is None:
                     continue
-                event = to_event(item, answer.seconds)
                 if isinstance(event, Round):
                     whole = limits.reached_by(event)
                 yield event
@@ -179,35 +170,47 @@ class RanksBackend:
         return {**self._slices.facts(), "ranks": self._control.world.size, "layers": list(self.sizes)}
 
     def explain(self) -> str:
-        return self._chooser.explain() if self._chooser else ""
+        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
+        if self._planned is None:
+            return ""
+        costs = self.costs()
+        ranks = "/".join(
+            f"{1000 * seconds:.2f}" for seconds in (costs.turns.row_step, *(t[0] for t in costs.turns.stages))
+        )
+        links = f"ranks take {ranks} ms a row, a link {1000 * costs.turns.links[0]:.2f} ms"
+        return f"{links}\n{explain(self._planned, costs)}"
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 
-    def costs(self, again: bool = False) -> tuple[RankCosts, RankCosts]:
+    def costs(self, again: bool = False) -> _native.Costs:
+        """Of all ranks; measured when it is first asked for, or `again`."""
+        if self._costs is None or again:
+            self._costs = side_by_side(*self.measure())
+            self._planners.clear()
+        return self._costs
+
+    def measure(self) -> tuple[_native.StageCosts, _native.StageCosts]:
         """(each rank while the others wait, all at once)"""
         self._end()
-        if self._costs is None or again:
-            self._tokens = []  # measuring overwrites the rows
-            others = range(1, self._control.world.size)
-            link = self._link()
-            neighbours = self._control.world.local_size - 1
-            row, draft = time_drafts(self._drafter.time_step, displace=displacer(self._slices.bytes * neighbours))
-            alone = []
-            for rank in others:
-                self._control.tell(rank, Kind.MEASURE, 0)
-                alone.append(tuple(self._collect(1)[rank]))
-            for rank in others:
-                self._control.tell(rank, Kind.MEASURE, 1)
-            row_beside, draft_beside = time_drafts(self._step_and_message)
-            beside = self._collect(len(others))
-            while not self._pongs.empty():
-                self._pongs.get()
-            self._costs = (
-                RankCosts(row, draft, tuple(alone), link),
-                RankCosts(row_beside, draft_beside, tuple(tuple(beside[rank]) for rank in others), link),
-            )
-            self._choosers.clear()
-        return self._costs
+        self._tokens = []  # measuring overwrites the rows
+        others = range(1, self._control.world.size)
+        link = self._link()
+        neighbours = self._control.world.local_size - 1
+        row, draft = time_drafts(self._drafter.time_step, displace=displacer(self._slices.bytes * neighbours))
+        alone = []
+        for rank in others:
+            self._control.tell(rank, Kind.MEASURE, 0)
+            alone.append(tuple(self._collect(1)[rank]))
+        for rank in others:
+            self._control.tell(rank, Kind.MEASURE, 1)
+        row_beside, draft_beside = time_drafts(self._step_and_message)
+        beside = self._collect(len(others))
+        while not self._pongs.empty():
+            self._pongs.get()
+        return (
+            rank_costs(row, draft, alone, link),
+            rank_costs(row_beside, draft_beside, [tuple(beside[rank]) for rank in others], link),
+        )
 
     def report(self) -> list[list[float]]:
         """Of every rank: see report.py."""
@@ -254,14 +257,15 @@ class RanksBackend:
         self._wait(arrived, _PATIENCE, "to measure")
         return found
 
-    def _choose(self, acceptance: float | None) -> RankChooser:
-        """It goes on from answer to answer; what an oracle feigns stays apart."""
+    def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
+        """The planner goes on from answer to answer; sampled ones have their own, and what an oracle feigns."""
         assert self._head is not None
-        alone, beside = self.costs()
-        if acceptance not in self._choosers:
-            known = prior(self._head) if acceptance is None else acceptance
-            self._choosers[acceptance] = RankChooser(alone.simulated(beside), known)
-        return self._choosers[acceptance]
+        costs = self.costs()
+        key = (params.temperature > 0, oracle.acceptance if oracle else None, 0 if oracle else schedule.lookup)
+        if key not in self._planners:
+            self._planners[key] = _native.Planner(costs, prior(self._head), key[2])
+        self._planned = self._planners[key]
+        return self._planned
 
     # -- threads -------------------------------------------------------------------------------------------------------
 
@@ -291,13 +295,8 @@ class RanksBackend:
         if self._active is None:
             return
         answer, _ = self._active
-        void, judged = answer.land(message)
-        if void:
+        if answer.land(message):
             self._control.tell_all(Kind.EPOCH, answer.epoch)
-        if judged is not None and self._chooser is not None:
-            changed = self._chooser.after(*judged)
-            if changed is not None:
-                answer.set_schedule(native_schedule(copying(changed, self._lookup)))
 
     # -- ending an answer ----------------------------------------------------------------------------------------------
 
@@ -315,8 +314,8 @@ class RanksBackend:
             self._active = None  # its thread sees why it ends
             self._epoch = answer.epoch + 1
             self._tokens = answer.tokens
-            steps, seconds = answer.counts()
-            self._steps = self._steps[0] + steps, self._steps[1] + seconds
+            counts = answer.counts()
+            self._steps = self._steps[0] + counts.steps, self._steps[1] + counts.seconds
             if self._control.failure is None:
                 self._control.tell_all(Kind.EPOCH, self._epoch)
 

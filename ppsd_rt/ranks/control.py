@@ -1,6 +1,6 @@
 """The control links: between rank 0 and every other rank, beside the pipeline.
 
-They carry what must not wait behind rows: a new epoch, signs of life, questions about costs, and the end. A message is
+They carry what must not wait for rows: a new epoch, signs of life, questions about costs, and the end. A message is
 64 int32 words: magic, kind, value (int64), sent (int64, nanoseconds of the sender's steady clock), count, 0, and 56
 words of payload: `count` float32 numbers, or bytes of text.
 

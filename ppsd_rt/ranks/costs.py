@@ -1,62 +1,33 @@
 """What the stages and links of a running pipeline cost, measured on the ranks themselves."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 from statistics import median
 from time import perf_counter
 
 import numpy as np
 
-from ..schedule import MAX_ROWS
-from ..seconds import check_seconds, check_table
-from ..simulate import Costs, Table
+from .._native import Costs, StageCosts
+from ..planning.simulate import Table
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # those between are interpolated
-CONTEXT = 128  # rows before those that are timed
+CONTEXT = StageCosts.CONTEXT  # rows before those that are timed
 SECONDS = 0.3  # for each rank
 _LEAST = 3  # repeats
 _CACHE = 64 << 20  # bytes that displace what a cache holds, or most of it
 
 
-@dataclass(frozen=True)
-class RankCosts:
+def rank_costs(row: float, draft: float, verify: Sequence[Table], link: float) -> StageCosts:
     """Seconds on each rank. row: one row through the draft stage; draft: the same and the exit head; verify: of each
-    other rank, passes over 1 to 16 rows; link: a message from one rank to the next, with the threads that it wakes.
-    Raises ValueError for what cannot have been measured."""
-
-    row: float
-    draft: float
-    verify: tuple[Table, ...]
-    link: float
-
-    def __post_init__(self) -> None:
-        check_seconds("row", self.row)
-        check_seconds("draft", self.draft)
-        for table in self.verify:
-            check_table("verify", table)
-        check_seconds("link", self.link, least=0.0)
-
-    def simulated(self, beside: "RankCosts | None" = None) -> Costs:
-        """For the simulator. beside: the same, measured while all ranks were at work at once."""
-        step = tuple(self.row * rows for rows in range(1, MAX_ROWS + 1))
-        costs = Costs(step, max(self.draft - self.row, 0.0), self.verify, self.link)
-        if beside is None:
-            return costs
-        drafting = max(1.0, beside.draft / self.draft)
-        verifying = max(1.0, *(b[0] / a[0] for a, b in zip(self.verify, beside.verify, strict=True)))
-        return replace(costs, draft_interference=drafting, verify_interference=verifying)
+    other rank, passes over 1 to 16 rows; link: a message from one rank to the next, with the threads that it wakes."""
+    return StageCosts(row, draft, tuple(verify), links=link)
 
 
-def interpolate(times: dict[int, list[float]]) -> Table:
-    """Seconds of 1 to 16 rows, from those that were timed; fewer rows never cost more."""
-    known = {rows: median(measured) for rows, measured in times.items()}
-    for rows, more in reversed(list(pairwise(sorted(known)))):
-        known[rows] = min(known[rows], known[more])
-    table: list[float] = []
-    for rows, more in pairwise(sorted(known)):
-        table += [known[rows] + (known[more] - known[rows]) * i / (more - rows) for i in range(more - rows)]
-    return (*table, known[max(known)])
+def side_by_side(alone: StageCosts, beside: StageCosts) -> Costs:
+    """For the planner. beside: the same ranks, measured while all were at work at once."""
+    drafting = max(1.0, beside.draft_step / alone.draft_step)
+    passes = zip(alone.stages, beside.stages, strict=True)
+    verifying = max(1.0, *(together[0] / by_itself[0] for by_itself, together in passes))
+    return Costs(alone, alone.replace(draft_interference=drafting, verify_interference=verifying))
 
 
 def displacer(between: float) -> Callable[[], object]:
@@ -81,7 +52,7 @@ def time_passes(
         for rows, measured in times.items():
             displace()
             measured.append(time_pass(rows, CONTEXT))
-    return (median(times[1]),) * MAX_ROWS if one_row else interpolate(times)
+    return StageCosts.between({rows: median(measured) for rows, measured in times.items()})
 
 
 def time_drafts(

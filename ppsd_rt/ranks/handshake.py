@@ -15,7 +15,6 @@ FIELDS = (
     "format",
     "KV cache",
     "schedule",
-    "parallel",
     "stages",
     "link delay",
     "kind of device",

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__, _native
-from ..errors import PpsdError, UsageError
+from ..errors import PpsdError
+from ..extras import need
 from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
@@ -18,7 +19,7 @@ from .control import GRACE, Control
 from .handshake import exchange
 from .links import CONTROL
 from .meeting import Meeting, first_line, open_store
-from .options import PARALLEL, RankOptions
+from .options import RankOptions
 from .slices import RankStation, Slices, cores_of, layers_of, slices_for
 from .split import check_sizes, pack_sizes, solve, unpack_sizes
 from .stage import serve
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 def join(world: World, options: RankOptions, clock: Clock = CLOCK) -> "Engine | None":
     """Take part as `world` says. Rank 0: the engine, to be closed with `leave`. The others serve until rank 0 ends, and
     then return None. Raises PpsdError, with the same line on every rank, when that cannot be or ends otherwise."""
+    need("torch", "torch", "a pipeline over processes")
     # Of torch's C++: what it says about connections comes as an error too, or is nothing to worry about.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     sys.setswitchinterval(0.0005)  # of the interpreter lock: threads here have microseconds of work for it
@@ -43,7 +45,7 @@ def join(world: World, options: RankOptions, clock: Clock = CLOCK) -> "Engine | 
     exchange(meeting, _facts(world, checkpoint, head, slices, options))
     if world.drafts:
         sizes = options.sizes or ()
-        if not sizes and options.parallel == "pipeline":
+        if not sizes:
             try:
                 sizes = solve(checkpoint, head, world.size, slices)
             except PpsdError as error:
@@ -85,8 +87,6 @@ def _play(
     station: list[RankStation],
 ) -> "Engine | None":
     """Load the slice; then serve, or give the engine."""
-    if options.parallel == "tp":
-        return _play_tp(control, checkpoint, slices.dtype, options)
     first, last = layers_of(sizes, control.world.rank)
     hidden, vocabulary = checkpoint.config.hidden_size, checkpoint.config.vocab_size
     if not control.world.drafts:
@@ -106,20 +106,6 @@ def _play(
     return Engine(checkpoint, tokenizer, backend, options.model)
 
 
-def _play_tp(control: Control, checkpoint: Checkpoint, dtype: str, options: RankOptions) -> "Engine | None":
-    from .tensor_parallel import TensorParallel, TensorParallelBackend, serve_share
-
-    work = TensorParallel(checkpoint, control.world.rank, control.world.size, dtype)
-    if not control.world.drafts:
-        serve_share(work, control)
-        return None
-    from ..engine import Engine
-    from ..models.tokenizer import load_tokenizer
-
-    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
-    return Engine(checkpoint, tokenizer, TensorParallelBackend(work, control, dtype), options.model)
-
-
 def leave(engine: "Engine | None", status: int) -> NoReturn:
     """The end of a rank's process. Threads that wait for messages would hold up Python's own way out."""
     close = getattr(engine.backend, "close", None) if engine is not None else None
@@ -136,17 +122,11 @@ def leave(engine: "Engine | None", status: int) -> NoReturn:
 
 def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | None, Slices, int]:
     """What this rank is about to run. Raises PpsdError where it cannot."""
-    if options.parallel not in PARALLEL:
-        raise UsageError(f"--parallel takes {' or '.join(PARALLEL)}, not {options.parallel!r}")
-    if options.parallel == "tp" and options.kv_dtype != "auto":
-        raise UsageError("--parallel tp keeps its KV cache as is best beside the weights: leave --kv-dtype out")
-    if options.parallel == "tp" and options.backend != "cpu":
-        raise UsageError(f"--parallel tp runs C++ shares on a CPU: leave --backend {options.backend} out")
     threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
     formats = options.dtype, options.kv_dtype
     slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
     checkpoint = Checkpoint(Path(resolve_model(options.model)))
-    head = find_head(options.exit_head, checkpoint) if options.parallel == "pipeline" else None
+    head = find_head(options.exit_head, checkpoint)
     if options.sizes:
         check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
     return checkpoint, head, slices, threads
@@ -166,10 +146,9 @@ def _facts(
         "format": slices.dtype,
         "KV cache": options.kv_dtype,
         "schedule": options.schedule,
-        "parallel": options.parallel,
         "stages": ",".join(map(str, options.sizes)) if options.sizes else "auto",
         "link delay": f"{options.link_delay:g} s",
-        "kind of device": "any" if options.sizes or options.parallel == "tp" else slices.kind,
+        "kind of device": "any" if options.sizes else slices.kind,
     }
 
 
@@ -179,4 +158,4 @@ def head_hash(head: HeadFile) -> str:
         digest.update(name.encode() + tensor.tobytes())
     if head.draft_ids is not None:
         digest.update(head.draft_ids.tobytes())
-    return f"{head.info.kind} behind layer {head.info.exit_layer}, {digest.hexdigest()[:16]}"
+    return f"{head.info.kind} after layer {head.info.exit_layer}, {digest.hexdigest()[:16]}"

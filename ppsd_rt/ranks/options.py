@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-PARALLEL = ("pipeline", "tp")
-
 
 @dataclass(frozen=True)
 class RankOptions:
@@ -19,6 +17,5 @@ class RankOptions:
     threads: int | None = None
     sizes: tuple[int, ...] | None = None
     schedule: str = "auto"
-    parallel: str = "pipeline"
     link_delay: float = 0.0
     silence: float = 20.0

@@ -1,17 +1,18 @@
-"""Stages that Python runs, as csrc/bindings_ranks.cpp asks them: torch's (torch_stages.py) and CUDA's (cuda_stages.py).
+"""Stages that Python runs, as csrc/bindings/ranks.cpp asks them: torch's (torch_stages.py) and CUDA's (cuda_stages.py).
 
 Rows come and go as float32 arrays of the host, which hold bfloat16 and float16 exactly.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..schedule import MAX_ROWS
+from ..pipeline.schedule import MAX_ROWS
+from ..sampling.params import SamplingParams
 
 Rows = npt.NDArray[np.float32]  # [rows, hidden]
 Cancelled = Callable[[], bool] | None
@@ -23,16 +24,16 @@ class Held(Protocol):
     @property
     def length(self) -> int: ...
 
-    def begin(self, keep: int, end: int, prompt: int, sampling: Mapping[str, Any]) -> None:
+    def begin(self, keep: int, end: int, prompt: int, params: SamplingParams) -> None:
         """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt` tokens."""
 
 
 class Verify(Held, Protocol):
     def run(self, start: int, ids: Sequence[int], hidden: Rows, cancelled: Cancelled) -> Rows | None:
-        """hidden [rows, hidden] at positions start.. -> the rows behind the last layer; None: they became void."""
+        """hidden [rows, hidden] at positions start.. -> the rows after the last layer; None: they became void."""
 
     def choose(self, last: int) -> list[int]:
-        """The model's own token behind each of the last rows that ran."""
+        """The model's own token after each of the last rows that ran."""
 
 
 class Draft(Held, Protocol):
@@ -47,7 +48,7 @@ class Draft(Held, Protocol):
 
 
 class PythonStation(_native.PythonStation):
-    """last: behind the last layer of all, where tokens are chosen. delay: of every message, seconds."""
+    """last: after the last layer of all, where tokens are chosen. delay: of every message, seconds."""
 
     def __init__(self, stage: Verify, hidden: int, last: bool, delay: float) -> None:
         self._stage, self._hidden, self._last = stage, hidden, last
@@ -57,7 +58,7 @@ class PythonStation(_native.PythonStation):
         """Torch's threads go where the process may."""
 
     def time_pass(self, rows: int, context: int) -> float:
-        """Seconds of a pass over so many rows behind `context` others, the choice of tokens included."""
+        """Seconds of a pass over so many rows after `context` others, the choice of tokens included."""
         if not _kept(self._stage, context):
             self._run(0, context)
         begun = perf_counter()
@@ -72,14 +73,14 @@ class PythonStation(_native.PythonStation):
 
 
 class PythonDrafter(_native.PythonDrafter):
-    """draws: there is an exit head. hears: it hears of verified rows."""
+    """draws: there is an exit head. hears: it receives last hidden states."""
 
     def __init__(self, stage: Draft, hidden: int, vocab_size: int, draws: bool, hears: bool) -> None:
         self._stage, self._draws = stage, draws
         super().__init__(stage, hidden, vocab_size, hears)
 
     def time_step(self, draw: bool, context: int) -> float:
-        """Seconds of a row through the early layers behind `context` others; draw: and of the exit head."""
+        """Seconds of a row through the early layers after `context` others; draw: and of the exit head."""
         if not _kept(self._stage, context):
             self._stage.step(0, [0] * context, self._draws, None)
         begun = perf_counter()
@@ -92,5 +93,5 @@ class PythonDrafter(_native.PythonDrafter):
 def _kept(stage: Held, context: int) -> bool:
     """A prompt of `context` rows and one more begins; are those rows there?"""
     keep = context if stage.length >= context else 0
-    stage.begin(keep, context + MAX_ROWS, context + 1, {})
+    stage.begin(keep, context + MAX_ROWS, context + 1, SamplingParams())
     return keep > 0

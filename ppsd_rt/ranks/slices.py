@@ -8,12 +8,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from .. import _native
-from ..cpu_backend import DEFAULT_FORMAT, FORMATS, kv_format, one_line, refuses
+from ..cpu.default_threads import default_threads
+from ..cpu.failures import one_line
+from ..cpu.formats import DEFAULT_FORMAT, FORMATS, kv_format, refuses
+from ..cpu.packing import pack_model
 from ..errors import PpsdError, UsageError
-from ..importance import importance_for
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
-from ..models.rotary import inverse_frequencies
 
 if TYPE_CHECKING:
     from .python_stages import PythonDrafter, PythonStation
@@ -37,43 +38,21 @@ def pack_slice(
     reason = refuses(config)
     if reason:
         raise PpsdError(f"ranks run the cpu backend, which cannot run this model: {reason}")
-    shape = _native.ModelShape(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-    )
     kv = kv_format(dtype, config.head_dim, kv_dtype)
-    frequencies = inverse_frequencies(config).tolist()
     with one_line(f"pack layers {first} to {last}", threads):
-        return _native.Model(
-            shape,
-            checkpoint.tensors,
-            frequencies,
-            dtype,
-            kv,
-            threads,
-            first=first,
-            last=last,
-            lm_head=lm_head,
-            importance=importance_for(dtype, checkpoint, shape, threads),
-        )
+        return pack_model(checkpoint, dtype, kv, threads, first=first, last=last, lm_head=lm_head)
 
 
 def draft_slice(
     checkpoint: Checkpoint, head: HeadFile | None, size: int, formats: Formats, threads: int
 ) -> _native.Model:
-    """Layers [0, size) and the exit head behind them; without one, nothing can be drafted."""
+    """Layers [0, size) and the exit head after them; without one, nothing can be drafted."""
     whole = head is not None and head.draft_ids is None  # it reads the model's LM head
-    model, dtype = pack_slice(checkpoint, 0, size, formats, threads, lm_head=whole), formats[0]
+    model = pack_slice(checkpoint, 0, size, formats, threads, lm_head=whole)
     tensors = {"norm.weight": checkpoint.tensors["model.norm.weight"]} if head is None else dict(head.tensors)
     draft_ids = [] if head is None or head.draft_ids is None else head.draft_ids.tolist()
     with one_line("pack the exit head", threads):
-        return model.with_exit_head(size, tensors, draft_ids, dtype, threads)
+        return model.with_exit_head(size, tensors, draft_ids, threads)
 
 
 def verify_slice(checkpoint: Checkpoint, first: int, last: int, formats: Formats, threads: int) -> _native.Model:
@@ -167,8 +146,7 @@ def slices_for(backend: str, device: str, formats: Formats, threads: int, cores:
 def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:
     """(threads, cores) of a rank: its host's cores are dealt out; none: too few, the system chooses."""
     cores = _native.usable_cores()
-    share = max(len(cores) // local_size, 1)
-    count = threads or min(share, 16)
+    count = threads or default_threads(local_size)
     if len(cores) < local_size * count:
         # Each rank may have been given cores of its own (taskset, a container): then it has all it sees.
         return count, cores[:count] if local_size == 1 and len(cores) >= count else []

@@ -1,4 +1,4 @@
-"""How many layers each rank gets: as the user says, or by the solver of ppsd_rt/split.py from costs measured here."""
+"""How many layers each rank gets: as the user says, or as planning/split.py finds from costs measured here."""
 
 from collections.abc import Callable, Sequence
 from statistics import median
@@ -8,7 +8,8 @@ import numpy as np
 from ..errors import UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
-from ..split import LayerCosts, best_split
+from ..pipeline.cuts import is_split
+from ..planning.split import LayerCosts, best_split
 from .costs import CONTEXT, displacer
 from .slices import RankStation, Slices
 
@@ -17,11 +18,11 @@ _REPEATS = 12
 
 def check_sizes(sizes: Sequence[int], ranks: int, layers: int, head: HeadFile | None) -> None:
     shown = ",".join(map(str, sizes))
-    if len(sizes) != ranks or min(sizes) < 1 or sum(sizes) != layers:
+    if not is_split(sizes, ranks, layers):
         raise UsageError(f"--stages {shown} does not give {layers} layers to {ranks} ranks")
     if head is not None and sizes[0] != head.info.exit_layer:
         raise UsageError(
-            f"--stages {shown}: rank 0 has the layers in front of the exit head, which is behind {head.info.exit_layer}"
+            f"--stages {shown}: rank 0 has the layers before the exit head, which are {head.info.exit_layer}"
         )
 
 
@@ -34,7 +35,7 @@ def solve(checkpoint: Checkpoint, head: HeadFile | None, ranks: int, slices: Sli
     if exit_layer is not None and ranks == 2:
         return exit_layer, layers - exit_layer
     if exit_layer is not None and layers - exit_layer < ranks - 1:
-        raise UsageError(f"{layers - exit_layer} layers behind the exit head do not go to {ranks - 1} ranks")
+        raise UsageError(f"{layers - exit_layer} layers after the exit head do not go to {ranks - 1} ranks")
     return best_split(measure(checkpoint, head, slices), ranks, exit_layer).sizes
 
 

@@ -38,8 +38,8 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
         station.announce(epoch, int(message[4:6].view("int64")[0]))
 
     def report(peer: int, value: int, message: Words) -> None:
-        passes, rows, _, seconds = station.counts()
-        control.tell(peer, Kind.REPORT, 0, report_of(packed_bytes, passes, rows, seconds))
+        counts = station.counts()
+        control.tell(peer, Kind.REPORT, 0, report_of(packed_bytes, counts.passes, counts.rows, counts.seconds))
 
     control.on(Kind.MEASURE, measure)
     control.on(Kind.EPOCH, announce)

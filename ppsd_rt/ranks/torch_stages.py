@@ -4,7 +4,7 @@ The stages are those of ppsd_rt/reference/stage.py.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..models.llama import LlamaForCausalLM
 from ..reference.backend import pick_device, pick_dtype
 from ..reference.sampler import Sampler, confidence
 from ..reference.stage import DraftStage, Stage, VerifyStage, Void
-from ..sampling import SamplingParams
+from ..sampling.params import SamplingParams
 from .python_stages import Cancelled, PythonDrafter, PythonStation, Rows
 
 
@@ -56,12 +56,12 @@ class _Held:
     def length(self) -> int:
         return self._rows.length
 
-    def begin(self, keep: int, end: int, prompt: int, sampling: Mapping[str, Any]) -> None:
+    def begin(self, keep: int, end: int, prompt: int, params: SamplingParams) -> None:
         """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt`."""
         self._rows.reserve(end)
         self._rows.rollback(keep)
         del self._ids[keep:]
-        self._sampler = Sampler(SamplingParams(**sampling))
+        self._sampler = Sampler(params)
 
     def _go_on(self, start: int, ids: Sequence[int]) -> None:
         self._rows.rollback(start)
@@ -72,7 +72,7 @@ class _Held:
 
 
 class TorchVerify(_Held):
-    """Layers [first, last) and, behind the last of all, the LM head."""
+    """Layers [first, last) and, after the last of all, the LM head."""
 
     def __init__(self, model: LlamaForCausalLM, first: int, last: int) -> None:
         like = next(model.model.layers[first].parameters())
@@ -91,7 +91,7 @@ class TorchVerify(_Held):
             return None
 
     def choose(self, last: int) -> list[int]:
-        """The model's own token behind each of the last rows that ran."""
+        """The model's own token after each of the last rows that ran."""
         first = self.length - last
         with torch.inference_mode():
             logits = self._stage.choices(self._out[-last:], first)
@@ -100,7 +100,7 @@ class TorchVerify(_Held):
 
 
 class TorchDraft(_Held):
-    """Layers [0, layers), and the exit head behind them; without one nothing is drafted."""
+    """Layers [0, layers), and the exit head after them; without one nothing is drafted."""
 
     def __init__(self, model: LlamaForCausalLM, head: ExitHead | None, layers: int) -> None:
         self._stage = DraftStage(model, head, layers)

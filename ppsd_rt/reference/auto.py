@@ -1,79 +1,52 @@
-"""`auto` in eager torch: what a draft and a pass cost is timed once, and every answer's schedule chosen from it.
+"""`auto` in eager torch: fills the table of costs, and asks the planner of csrc/pipeline/planner.h after every round.
 
-The C++ planner (csrc/pipeline/planner.h) decides after every round; here once an answer is enough for a reference. The
-prediction is the closed form of draft-then-verify at the acceptance of the answers so far.
+Nothing else here needs the C++ extension: it is imported when `auto` is asked for.
 """
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import ClassVar
 
-from ..protocol import Round
-from ..schedule import PLAIN, Schedule, copying
-from ..seconds import check_seconds
-from ..stop_rules import BetaThompson
+import torch
 
-LENGTHS = (1, 2, 3, 4, 6, 8)
-PRIOR_WEIGHT = 6.0  # verdicts that the head's own figure counts as
-WORTH = 1.05  # predicted gain from which on drafting is tried
+from .._native import Costs, Planner, StageCosts
+from ..pipeline.rounds import Drafted, Round
+from ..pipeline.schedule import MAX_ROWS, Schedule
+from ..pipeline.stop_rules import Survival
+from .pipeline import Pipeline
+from .stage import DraftStage, VerifyStage
 
-
-@dataclass(frozen=True)
-class Costs:
-    """Seconds: one row through the draft stage without and with a draft, and a pass over 1 and over `MANY` rows.
-    Raises ValueError for what cannot have been measured."""
-
-    row_step: float
-    draft_step: float
-    verify_one: float
-    verify_many: float
-    MANY: ClassVar[int] = 8
-
-    def __post_init__(self) -> None:
-        for name, cost in asdict(self).items():
-            check_seconds(name, cost)
-
-    def verify(self, rows: int) -> float:
-        """More rows never take less, whatever the moments in which both were timed."""
-        return self.verify_one + max(self.verify_many - self.verify_one, 0.0) * (rows - 1) / (self.MANY - 1)
+ROWS = (1, 2, 4, 8, MAX_ROWS)  # of the passes that are timed; those between are interpolated
 
 
-@dataclass
-class Chooser:
-    costs: Costs
-    prior: float
-    accepted: float = 0.0
-    judged: float = 0.0
+def measure(draft: DraftStage, verify: VerifyStage, context: int) -> Costs:
+    """Seconds of steps and passes after `context` rows of made-up text. The stages have room for MAX_ROWS more."""
+    draft.rollback(0)
+    verify.rollback(0)
+    with torch.inference_mode():
+        draft.run_tokens([0] * (context + MAX_ROWS))
+        hidden = draft.exit_hidden(0, context + MAX_ROWS)
+        verify.logits(hidden, 1)
 
-    @property
-    def acceptance(self) -> float:
-        return (PRIOR_WEIGHT * self.prior + self.accepted) / (PRIOR_WEIGHT + self.judged)
+        def row() -> None:
+            draft.rollback(context)
+            draft.run_tokens([0])
 
-    def observe(self, round: Round) -> None:
-        drawn = [place < round.accepted for place, draft in enumerate(round.judged) if not draft.copied]
-        self.accepted += sum(drawn)
-        self.judged += len(drawn)
+        def drafted() -> None:
+            row()
+            draft.draft_logits()
 
-    def gain(self, length: int) -> float:
-        """Of `length` drafts a round, over plain decoding."""
-        a, c = self.acceptance, self.costs
-        tokens = sum(a**k for k in range(length + 1))
-        return tokens * (c.row_step + c.verify_one) / (length * c.draft_step + c.row_step + c.verify(length + 1))
+        def verified(rows: int) -> Callable[[], object]:
+            def run() -> None:
+                verify.rollback(context)
+                verify.logits(hidden[context : context + rows], rows)
 
-    def choose(self, lookup: int = 0) -> Schedule:
-        """lookup: of the schedule; copies are not foreseen, they come on top."""
-        best = max(LENGTHS, key=self.gain)
-        if self.gain(best) < WORTH:
-            return copying(PLAIN, lookup)
-        return copying(Schedule(best, best, best, overlap=False, stop_rule=BetaThompson()), lookup)
+            return run
 
-    def explain(self) -> str:
-        gains = ", ".join(f"{length}: {self.gain(length):.2f}x" for length in LENGTHS)
-        return f"acceptance {self.acceptance:.2f}; predicted gain by drafts a round: {gains}; next: {self.choose()}"
+        passes = StageCosts.between({rows: _seconds(verified(rows)) for rows in ROWS})
+        return Costs(StageCosts(_seconds(row), _seconds(drafted), passes))
 
 
-def seconds(work: Callable[[], object], repeats: int = 5) -> float:
+def _seconds(work: Callable[[], object], repeats: int = 5) -> float:
     """The median of several runs, after one that warms up."""
     work()
     times = []
@@ -82,3 +55,44 @@ def seconds(work: Callable[[], object], repeats: int = 5) -> float:
         work()
         times.append(perf_counter() - begun)
     return sorted(times)[repeats // 2]
+
+
+def replanned(pipeline: Pipeline, planner: Planner, events: Iterator[Round | Drafted]) -> Iterator[Round | Drafted]:
+    """The same events; after every round the planner chooses how the pipeline goes on."""
+    seconds = 0.0  # of work since the last round
+    while True:
+        begun = perf_counter()
+        event = next(events, None)
+        seconds += perf_counter() - begun
+        if event is None:
+            return
+        if isinstance(event, Round):
+            if not event.prompt and not pipeline.finished:
+                learn(planner, event, seconds)
+                pipeline.set_schedule(planned(planner))
+            seconds = 0.0
+        yield event
+
+
+def planned(planner: Planner) -> Schedule:
+    """What the planner wants next."""
+    first_chunk, max_chunk, lookahead, overlap, threshold, siblings = planner.schedule()
+    rule = Survival(threshold, copy_threshold=planner.copy_threshold)
+    return Schedule(first_chunk, max_chunk, lookahead, overlap, rule, planner.lookup, siblings)
+
+
+def learn(planner: Planner, round: Round, seconds: float) -> None:
+    """seconds: since the round before."""
+    copies = [draft.confidence for draft in round.judged if draft.copied]
+    planner.after(
+        committed=len(round.committed),
+        judged=len(round.judged),
+        accepted=round.accepted,
+        seconds=seconds,
+        copied=len(copies),
+        siblings=round.siblings,
+        rescued=round.rescued,
+        position=round.position,
+        chance=sum(copies) / len(copies) if copies else 0.0,
+        dropped=round.dropped,
+    )

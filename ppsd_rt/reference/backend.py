@@ -2,29 +2,32 @@
 
 from collections.abc import Generator, Iterator, Sequence
 from threading import RLock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..backend import NO_GPU_AFTER_FORK, Cancellation, RunOptions, check_ids, hears_of_forks, one_at_a_time
+from ..backend import Cancellation, RunOptions, check_ids, common_prefix, one_at_a_time
 from ..errors import PpsdError, UsageError
+from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
 from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
-from ..planner import prior
-from ..protocol import Drafted, Limits, Round
-from ..sampling import SamplingParams
-from ..schedule import Auto, Schedule
-from .auto import Chooser, Costs, seconds
+from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.schedule import MAX_ROWS, Auto, Schedule
+from ..sampling.params import SamplingParams
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
 from .stage import DraftStage, VerifyStage
 from .text_stages import TorchStages
 from .timeline import Timeline
 
+if TYPE_CHECKING:
+    from .._native import Costs, Planner
+
+CONTEXT = 128  # rows of text after which `auto` measures, where the model takes so many
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -52,7 +55,8 @@ class TorchBackend:
     """One model, one head, one sequence at a time."""
 
     name = "torch"
-    copies = siblings = True
+    copies = siblings = extras = True
+    concurrency = 1
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
         self.torch_device = pick_device(device)
@@ -94,7 +98,9 @@ class TorchBackend:
         self._draft, self._verify = self._new_stages()
         self._tokens: list[int] = []  # what the stages' rows were computed from
         self._active: Pipeline | None = None
-        self._chooser: Chooser | None = None
+        self._costs: Costs | None = None
+        self._planners: dict[tuple[bool, int, bool], Planner] = {}  # by whether tokens are sampled, lookup, siblings
+        self._planned: Planner | None = None
         self._timeline: Timeline | None = None
 
     def forked(self) -> None:
@@ -119,16 +125,23 @@ class TorchBackend:
             raise UsageError("the torch backend drafts by no oracle; use --backend cpu")
         with self._working:
             self._retire()
+            planner = None
             if isinstance(schedule, Auto):
-                schedule = self._choose(schedule.lookup)
+                from . import auto
+
+                planner = self._plan(schedule, params)
+                planner.begin(len(prompt))
+                schedule = auto.planned(planner)
             self._keep_common(prompt)
             self._reserve(limits.end)
             self._timeline = Timeline() if options.trace else None
-            pipeline = Pipeline(
-                self._draft, self._verify, schedule, Sampler(params), limits, self._ticks(schedule), self._timeline
-            )
+            mask, ticks = options.masks() if options.masks else None, self._ticks(schedule)
+            sampler = Sampler(params, len(prompt), mask)
+            pipeline = Pipeline(self._draft, self._verify, schedule, sampler, limits, ticks, self._timeline)
             self._active = pipeline
         events = pipeline.run(prompt)
+        if planner is not None:
+            events = auto.replanned(pipeline, planner, events)
         try:
             while (event := self._next(pipeline, events, cancellation)) is not None:
                 if options.report_drafts or isinstance(event, Round):
@@ -143,10 +156,7 @@ class TorchBackend:
     ) -> Round | Drafted | None:
         with self._working:
             one_at_a_time(self._active is pipeline, cancellation)
-            event = None if cancellation.asked else next(events, None)
-            if self._chooser and isinstance(event, Round):
-                self._chooser.observe(event)
-            return event
+            return None if cancellation.asked else next(events, None)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self.model.config.vocab_size)
@@ -179,44 +189,34 @@ class TorchBackend:
         return {"torch": torch.__version__, "cpu_capability": torch.backends.cpu.get_cpu_capability()}
 
     def explain(self) -> str:
-        return self._chooser.explain() if self._chooser else ""
+        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
+        if self._planned is None or self._costs is None:
+            return ""
+        from ..planning.planner import explain
 
-    def _choose(self, lookup: int) -> Schedule:
+        return explain(self._planned, self._costs)
+
+    def _plan(self, schedule: Auto, params: SamplingParams) -> "Planner":
+        """The planner goes on from answer to answer; sampled ones, which are harder to foresee, have their own."""
+        from ..planning.planner import Planner, prior
+        from .auto import measure
+
         assert self._head is not None, "without a head there is nothing to choose"
-        if self._chooser is None:
-            self._chooser = Chooser(self._measure(), prior(self._head.info))
-        return self._chooser.choose(lookup)
-
-    def _measure(self) -> Costs:
-        """What a draft and a pass cost, timed behind a few rows of made-up text."""
-        draft, verify, context = self._draft, self._verify, 16
-        self._tokens = []
-        self._reserve(context + Costs.MANY)
-        draft.rollback(0)
-        verify.rollback(0)
-        draft.run_tokens([0] * (context + Costs.MANY))
-        verify.logits(draft.exit_hidden(0, context + Costs.MANY), 1)
-
-        def row() -> None:
-            draft.rollback(context)
-            draft.run_tokens([0])
-
-        def drafted() -> None:
-            row()
-            draft.draft_logits()
-
-        def verified(rows: int) -> None:
-            verify.rollback(context)
-            verify.logits(draft.exit_hidden(context, rows), rows)
-
-        with torch.inference_mode():
-            return Costs(
-                seconds(row), seconds(drafted), seconds(lambda: verified(1)), seconds(lambda: verified(Costs.MANY))
-            )
+        if self._costs is None:
+            context = max(min(CONTEXT, self.model.config.max_position_embeddings - MAX_ROWS), 1)
+            self._tokens = []
+            self._reserve(context + MAX_ROWS)
+            self._costs = measure(self._draft, self._verify, context)
+        siblings = schedule.siblings and not params.looks_back
+        key = (params.temperature > 0, schedule.lookup, siblings)
+        if key not in self._planners:
+            self._planners[key] = Planner(self._costs, prior(self._head.info), schedule.lookup, siblings)
+        self._planned = self._planners[key]
+        return self._planned
 
     def _keep_common(self, prompt: Sequence[int], last: int = 1) -> None:
         """Roll back to the rows that `prompt` shares with the stages; the `last` ones are always run again."""
-        keep = min(_common_prefix(self._tokens, prompt), len(prompt) - last)
+        keep = min(common_prefix(self._tokens, prompt), len(prompt) - last)
         self._draft.rollback(keep)
         self._verify.rollback(keep)
 
@@ -244,7 +244,3 @@ class TorchBackend:
         late = self.model.config.num_hidden_layers - self._head.info.exit_layer
         ratio = max(1, round(late / early))
         return Ticks(stages=ratio) if schedule.max_chunk == 1 else Ticks(per_stage=ratio)
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))

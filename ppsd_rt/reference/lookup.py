@@ -12,7 +12,7 @@ The priors were measured on 175 held-out greedy answers of the default model, by
 from bisect import bisect_right
 from collections.abc import Sequence
 
-from ..protocol import Draft
+from ..pipeline.rounds import Draft
 
 LONG = 8  # tokens of a match that is preferred to a newer, shorter one
 MOST = 24  # tokens of a match that are counted
@@ -44,7 +44,7 @@ class Lookup:
         self._indexed = len(tokens)
 
     def propose(self, known: Sequence[int]) -> Draft | None:
-        """The token that followed the last occurrence of what `known` ends with: committed text, drafts behind it."""
+        """The token that followed the last occurrence of what `known` ends with: committed text, then drafts."""
         for length, following in self._indices:
             end = following.get(tuple(known[-length:])) if len(known) >= length else None
             if end is not None:

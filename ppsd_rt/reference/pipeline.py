@@ -27,8 +27,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..protocol import Draft, Drafted, Limits, Round
-from ..schedule import MAX_ROWS, Schedule
+from ..pipeline.rounds import Draft, Drafted, Limits, Logprob, Round
+from ..pipeline.schedule import MAX_ROWS, Schedule
+from ..pipeline.stop_rules import Survival, SurvivalController
 from .lookup import Lookup
 from .sampler import Sampler, confidence
 from .timeline import DRAFT, VERIFY, Timeline
@@ -80,6 +81,7 @@ class _Flight:
     last_hidden: Tensor  # [rows, hidden]
     siblings: list["_SiblingRow"]
     lands: int
+    logprobs: list[Logprob | None]
 
     @property
     def rows(self) -> int:
@@ -90,8 +92,9 @@ class _Flight:
 class _SiblingRow:
     position: int
     token: int
-    true_id: int  # behind it
+    true_id: int  # after it
     last_hidden: Tensor  # [hidden]
+    logprob: Logprob | None
 
 
 class Pipeline:
@@ -113,7 +116,7 @@ class Pipeline:
         self.controller = schedule.stop_rule.start(sampler.params.seed)
         self.tokens: list[int] = []
         self.drafts: list[Draft] = []
-        self.lookup = Lookup(schedule.lookup) if schedule.lookup else None
+        self.lookup: Lookup | None = None
         self.finished = False
         self.tick = 0
         self._epoch = 0
@@ -145,12 +148,27 @@ class Pipeline:
         with self._span("prompt", VERIFY, rows):
             logits = self.verify.logits(self.draft.exit_hidden(start, rows), last=1)
             self.tokens.append(self.sampler.choose(logits[0], len(prompt), prompt))
+            reported = [self.sampler.logprob(logits[0], self.tokens[-1])]
         self.draft.learn(len(prompt) - 1, self.verify.last_hidden()[-1])
-        if self.lookup:
-            self.lookup.learn(self.tokens)
+        self._look_up()
         self._launched = len(prompt)
         self.finished = self._ended()
-        return Round(self._epoch, len(prompt), rows, (self.tokens[-1],), prompt=True)
+        return Round(self._epoch, len(prompt), rows, (self.tokens[-1],), prompt=True, logprobs=_asked_for(reported))
+
+    def set_schedule(self, schedule: Schedule) -> None:
+        """Between two rounds; drafts that stand stay, and what the survival rule has learned."""
+        rule = schedule.stop_rule
+        if isinstance(self.controller, SurvivalController) and isinstance(rule, Survival):
+            self.controller.rule = rule
+        elif rule != self.schedule.stop_rule:
+            self.controller = rule.start(self.sampler.params.seed)
+        self.schedule = schedule
+        self._look_up()
+
+    def _look_up(self) -> None:
+        if self.schedule.lookup:
+            self.lookup = self.lookup or Lookup(self.schedule.lookup)
+            self.lookup.learn(self.tokens)
 
     # -- draft ---------------------------------------------------------------------------------------------------------
 
@@ -171,7 +189,7 @@ class Pipeline:
         """What the text goes on with if it repeats itself, where drafting may go on."""
         most = max(self.schedule.lookahead, self.schedule.max_chunk)
         room = len(self.tokens) + len(self.drafts) < self.limits.end - 1 and len(self.drafts) < most
-        if self.lookup is None or not room or self._drafted_end():
+        if self.lookup is None or not self.schedule.lookup or not room or self._drafted_end():
             return None
         copy = self.lookup.propose(self._known())
         if copy is None or not self.controller.may_copy(copy.confidence, self._stopped):
@@ -200,8 +218,9 @@ class Pipeline:
             yield drafted
 
     def _draw(self, known: Sequence[int]) -> Drafted:
-        logits, ids = self.draft.draft_logits(), self.draft.draft_ids
-        token = self.sampler.choose(logits, len(known), known, ids)
+        ids = self.draft.draft_ids
+        logits = self.sampler.edited(self.draft.draft_logits(), known, ids)
+        token = self.sampler.pick(logits, len(known), known, ids)
         sure = confidence(logits, token, ids)
         draft = Draft(token, sure, sibling=self._second(logits, token, sure, known))
         return self._add(draft, self.controller.stop(draft.confidence))
@@ -214,9 +233,9 @@ class Pipeline:
             return -1
         others = logits.clone()
         others[token if ids is None else int((ids == token).nonzero())] = -torch.inf
-        second = self.sampler.choose(others, len(known), known, ids)
+        second = self.sampler.pick(others, len(known), known, ids)
         worth_it = alive * confidence(logits, second, ids) >= least
-        return second if worth_it and second not in self.limits.stop_ids else -1  # (behind a stop there is nothing)
+        return second if worth_it and second not in self.limits.stop_ids else -1  # (after a stop there is nothing)
 
     def _siblings(self, start: int, end: int) -> list[tuple[int, int]]:
         """(position, token) of those beside the rows [start, end)."""
@@ -250,11 +269,13 @@ class Pipeline:
             logits = self.verify.logits(self.draft.exit_hidden(start, count), last=count)
             # Choosing an id waits for the device, so that the span is the work and not its being asked for.
             true_ids = [self.sampler.choose(row, start + i, known[: start + i]) for i, row in enumerate(logits, 1)]
-            flight = _Flight(start, true_ids, self.verify.last_hidden(), [], lands)
+            reported = [self.sampler.logprob(row, id) for row, id in zip(logits, true_ids, strict=True)]
+            flight = _Flight(start, true_ids, self.verify.last_hidden(), [], lands, reported)
             for position, token in siblings:
                 logits = self.verify.sibling_logits(self.draft.sibling_hidden(position), position)
                 true_id = self.sampler.choose(logits[0], position + 1, [*known[:position], token])
-                flight.siblings.append(_SiblingRow(position, token, true_id, self.verify.last_hidden()[-1]))
+                logprob = self.sampler.logprob(logits[0], true_id)
+                flight.siblings.append(_SiblingRow(position, token, true_id, self.verify.last_hidden()[-1], logprob))
         self._flights.append(flight)
         self._stage_free_at = self.tick + self.ticks.per_stage
         self._launched = start + count
@@ -267,7 +288,7 @@ class Pipeline:
 
     def _commit(self, flight: _Flight) -> Round:
         """The verdict: true ids are committed up to and including the first that no draft token foresaw; if its
-        sibling did, also the one behind the sibling."""
+        sibling did, also the one after the sibling."""
         judged, accepted = [], 0
         for true_id in flight.true_ids:
             self.tokens.append(true_id)
@@ -288,9 +309,9 @@ class Pipeline:
         self.controller.observe(
             [(draft.confidence, i < accepted) for i, draft in enumerate(judged) if not draft.copied]
         )
-        if self.lookup:
+        if self.lookup and self.schedule.lookup:
             self.lookup.observe(judged, accepted)
-            self.lookup.learn(self.tokens)
+        self._look_up()
         self._stopped = False
         dropped, epoch = 0, self._epoch
         if rejected or self.finished:
@@ -299,6 +320,9 @@ class Pipeline:
         elif not self.schedule.overlap:
             self._restarted = True
         committed = tuple(self.tokens[flight.start + 1 :])
+        reported = [*flight.logprobs, None][: len(committed)]
+        if sibling is not None:
+            reported[-1] = sibling.logprob
         newest = flight.last_hidden[len(committed) - 1] if sibling is None else sibling.last_hidden
         self.draft.learn(flight.start + len(committed) - 1, newest)
         return Round(
@@ -311,6 +335,7 @@ class Pipeline:
             dropped,
             siblings=len(flight.siblings),
             rescued=sibling is not None,
+            logprobs=_asked_for(reported),
         )
 
     def _right_sibling(self, flight: _Flight) -> _SiblingRow | None:
@@ -344,3 +369,7 @@ class Pipeline:
 
     def _known(self) -> list[int]:
         return self.tokens + [draft.token for draft in self.drafts]
+
+
+def _asked_for(reported: Sequence[Logprob | None]) -> tuple[Logprob, ...]:
+    return tuple(logprob for logprob in reported if logprob is not None)

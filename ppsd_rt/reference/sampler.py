@@ -6,8 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..noise import gumbel
-from ..sampling import SamplingParams
+from ..backend import common_prefix
+from ..pipeline.rounds import Logprob
+from ..sampling.grammar import TokenMask
+from ..sampling.noise import gumbel
+from ..sampling.params import SamplingParams
 
 
 class Sampler:
@@ -17,15 +20,45 @@ class Sampler:
     Ties go to the lowest id.
     """
 
-    def __init__(self, params: SamplingParams) -> None:
-        self.params = params
+    def __init__(self, params: SamplingParams, answer: int = 0, mask: TokenMask | None = None) -> None:
+        """answer: the position at which the answer begins. mask: of its grammar."""
+        self.params, self.answer = params, answer
+        self._mask = mask
+        self._masked: list[int] = []  # the answer's ids, when the mask was last asked
+        bias = dict(params.logit_bias)
+        self._biased = torch.tensor(list(bias), dtype=torch.int64)
+        self._bias = torch.tensor(list(bias.values()), dtype=torch.float32)
 
     def choose(self, logits: Tensor, position: int, history: Sequence[int], ids: Tensor | None = None) -> int:
         """The id for `position`, given the ids at all earlier positions.
 
         logits: [n]. ids: [n] int64, which id each logit is for (a draft vocabulary), or None for 0..n-1.
         """
-        scores = self.filtered(logits, history, ids)
+        return self.pick(self.edited(logits, history, ids), position, history, ids)
+
+    def edited(self, logits: Tensor, history: Sequence[int], ids: Tensor | None = None) -> Tensor:
+        """-> [n] float32, of which `pick` chooses: the logits with the bias, -inf for what the grammar forbids."""
+        scores = self._with_bias(logits.float(), ids)
+        if self._mask is None:
+            return scores
+        answer = list(history[self.answer :])
+        same = common_prefix(self._masked, answer)
+        allowed = torch.from_numpy(self._mask.allowed(same, answer[same:]))
+        self._masked = answer
+        allowed = allowed[: len(scores)] if ids is None else allowed[ids.cpu()]
+        return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
+
+    def _with_bias(self, scores: Tensor, ids: Tensor | None) -> Tensor:
+        if not len(self._bias):
+            return scores
+        bias = torch.zeros(len(scores) if ids is None else int(ids[-1]) + 1)
+        known = self._biased < len(bias)
+        bias[self._biased[known]] = self._bias[known]
+        return scores + (bias if ids is None else bias[ids.cpu()]).to(scores.device)
+
+    def pick(self, scores: Tensor, position: int, history: Sequence[int], ids: Tensor | None = None) -> int:
+        """The id for `position` of what `edited` gives."""
+        scores = self.filtered(scores, history, ids)
         if self.params.temperature > 0:
             numbers = np.arange(len(scores)) if ids is None else ids.cpu().numpy()
             scores = scores + torch.from_numpy(gumbel(self.params.seed, position, numbers)).to(scores.device)
@@ -38,6 +71,8 @@ class Sampler:
         scores = logits.float()
         if params.repetition_penalty != 1.0:
             scores = _penalise(scores, history, ids, params.repetition_penalty)
+        if params.presence_penalty or params.frequency_penalty:
+            scores = scores - self._penalty(history[self.answer :], len(scores), ids).to(scores.device)
         if params.temperature == 0:
             return scores
         scores = scores / params.temperature
@@ -48,11 +83,30 @@ class Sampler:
             scores = scores.masked_fill(probabilities < params.min_p * probabilities.max(), -torch.inf)
         return scores
 
+    def _penalty(self, answer: Sequence[int], n: int, ids: Tensor | None) -> Tensor:
+        """-> [n] float32: what presence and frequency of the answer's ids take off."""
+        counts = torch.bincount(
+            torch.tensor(answer, dtype=torch.int64), minlength=n if ids is None else int(ids[-1]) + 1
+        )
+        counts = (counts[:n] if ids is None else counts[ids.cpu()]).double()
+        params = self.params
+        return (params.frequency_penalty * counts + params.presence_penalty * (counts > 0)).float()
+
+    def logprob(self, logits: Tensor, token: int) -> Logprob | None:
+        """Of a token among the model's logits [n]; None: nobody asks for it."""
+        most = self.params.logprobs
+        if most is None:
+            return None
+        own = logits.float().log_softmax(-1)
+        values, ids = own.sort(descending=True, stable=True)
+        top = zip(ids[:most].tolist(), values[:most].tolist(), strict=True)
+        return Logprob(float(own[token]), tuple(top))
+
 
 def confidence(logits: Tensor, choice: int, ids: Tensor | None = None) -> float:
-    """The draft's own probability of the id it chose: softmax of the unfiltered draft logits [n] at temperature 1."""
+    """The draft's own probability of the id it chose: softmax of `edited` draft logits [n] at temperature 1."""
     index = choice if ids is None else int(torch.searchsorted(ids, choice))
-    return float(logits.float().softmax(-1)[index])
+    return float(logits.float().softmax(-1)[index].nan_to_num())  # a grammar may forbid all ids of a draft vocabulary
 
 
 def _penalise(scores: Tensor, history: Sequence[int], ids: Tensor | None, penalty: float) -> Tensor:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..models.config import LlamaConfig
+from ..models.config import LayerAttention, LlamaConfig
 from ..models.exit_head import ExitHead
 from ..models.head_file import DISTANCES
 from ..models.llama import FP32_CPU_ROWS, Attend, LlamaForCausalLM
@@ -123,7 +123,7 @@ class Stage:
         return x
 
     def adopt(self, position: int) -> None:
-        """The row that ran beside the one at `position` takes its place; those behind it are void."""
+        """The row that ran beside the one at `position` takes its place; those after it are void."""
         self._put(position, self._siblings[position])
         self.length = position + 1
 
@@ -136,19 +136,21 @@ class Stage:
     def _through_layers(self, x: Tensor, block: Block) -> Tensor:
         span = SPAN * (block.first // SPAN + 1)
         positions = torch.arange(block.first, block.first + len(x), device=x.device)
-        hidden = torch.arange(span, device=x.device) > positions[:, None]  # [rows, span]: later than the query
+        behind = positions[:, None] - torch.arange(span, device=x.device)  # [rows, span]: how far, or negative
         for number, layer in enumerate(self.layers):
             if self._cancelled is not None and self._cancelled():
                 raise Void
-            x = layer(x, self._attend(number, block, span, hidden))
+            x = layer(x, self._attend(number, block, span, behind))
         return x
 
-    def _attend(self, number: int, block: Block, span: int, hidden: Tensor) -> Attend:
+    def _attend(self, number: int, block: Block, span: int, behind: Tensor) -> Attend:
         keys, values = self._keys[number], self._values[number]  # [kv heads, capacity, head_dim]
         positions = slice(block.first, block.first + self.rows)
 
-        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            q, k = self._rope.rotate(q, positions), self._rope.rotate(k, positions)
+        def attend(q: Tensor, k: Tensor, v: Tensor, how: LayerAttention) -> Tensor:
+            if how.rotary:
+                q, k = self._rope.rotate(q, positions), self._rope.rotate(k, positions)
+            hidden = behind < 0 if how.window is None else (behind < 0) | (behind >= how.window)
             keys[:, block.low : block.high] = k[block.slots].transpose(0, 1)
             values[:, block.low : block.high] = v[block.slots].transpose(0, 1)
             kv_heads, head_dim = k.shape[1:]
@@ -265,5 +267,5 @@ class VerifyStage(Stage):
         return in_blocks(self.rows, start, x, lambda rows, _: self._model.lm_head(self._model.model.norm(rows)))
 
     def last_hidden(self) -> Tensor:
-        """[last, hidden]: the rows of the last `logits` or `sibling_logits`, behind the last layer."""
+        """[last, hidden]: the rows of the last `logits` or `sibling_logits`, after the last layer."""
         return self._last

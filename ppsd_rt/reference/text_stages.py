@@ -16,6 +16,9 @@ class TorchStages:
         self._ids: list[int] = []  # of the rows that the draft stage holds
         self._kept: dict[int, Tensor] = {}  # verified rows that may be learnt, as the last layer left them [hidden]
 
+    def begin(self, answer: int) -> None:
+        self._sampler = Sampler(self._sampler.params, answer)
+
     def reserve(self, capacity: int) -> None:
         self._draft.reserve(capacity)
         self._verify.reserve(capacity)
@@ -28,8 +31,9 @@ class TorchStages:
             self._ids += ids
         if not draw:
             return None
-        logits, draft_ids = self._draft.draft_logits(), self._draft.draft_ids
-        token = self._sampler.choose(logits, len(self._ids), self._ids, draft_ids)
+        draft_ids = self._draft.draft_ids
+        logits = self._sampler.edited(self._draft.draft_logits(), self._ids, draft_ids)
+        token = self._sampler.pick(logits, len(self._ids), self._ids, draft_ids)
         return token, confidence(logits, token, draft_ids)
 
     def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]:

@@ -1,6 +1,7 @@
 """The table of targets that a run of gpu_check.sh ends with."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,17 +20,25 @@ def summary(folder):
 
 def test_nothing_measured(tmp_path):
     lines, result = summary(tmp_path)
-    assert len(lines) == 26
+    assert len(lines) == 25
     assert set(lines.values()) == {"not measured"}
     assert result["parts"] == {}
 
 
 def test_targets_are_met_or_missed(tmp_path):
-    parts = {"tests-kernels": 0, "ranks": 1, "memcheck": 9, "racecheck": 127, "answers-8b-far": 124, "answers-135m": 0}
+    parts = {
+        "tests-kernels": 0,
+        "tests-captured": 1,
+        "ranks": 1,
+        "memcheck": 9,
+        "racecheck": 127,
+        "answers-8b-far": 124,
+        "answers-135m": 0,
+    }
     (tmp_path / "parts").write_text("".join(f"{name} {status} 7\n" for name, status in parts.items()))
     answers = [
         {"schedule": "plain", "decode_tokens_per_second": 2500.0, "ratio": 1.0},
-        {"schedule": "eesd", "oracle": 0.8, "ratio": 2.2},
+        {"schedule": "eesd", "oracle": 0.8, "ratio": 2.5},
         {"schedule": "elastic", "oracle": 0.8, "ratio": 2.4},
         {"schedule": "elastic", "oracle": 0.9, "ratio": 3.0, "differing": 2},
     ]
@@ -38,26 +47,28 @@ def test_targets_are_met_or_missed(tmp_path):
         {"kernel": "pass", "rows": 16, "microseconds": 360.0},
         {"kernel": "draft_step", "rows": 1, "microseconds": 85.0},
     ]
-    runs = [
-        {"in_turns": False, "idle_share": 0.02, "tokens_per_second": 110.0},
-        {"in_turns": True, "idle_share": 0.3, "tokens_per_second": 100.0},
-    ]
+    alone = {"qkv": 1.0, "attention": 2.0, "output": 1.0, "gate_up": 3.0, "down": 2.0}
+    kernels += [{"kernel": name, "rows": 1, "microseconds": us, "count": 30} for name, us in alone.items()]
+    kernels.append({"kernel": "lm_head", "rows": 1, "microseconds": 15.0, "count": 1})
+    runs = [{"in_turns": False, "idle_share": 0.02}, {"in_turns": True, "idle_share": 0.3}]
     files = {
         "answers-135m": {"results": answers}, "kernels-135m": {"results": kernels}, "idle-135m": {"runs": runs},
         "answers-1b": {"results": [{"schedule": "plain", "decode_tokens_per_second": 1300.0}]},
         "baseline-1b": {"milliseconds_per_token": 0.9},
         "answers-default": {"results": [{"schedule": "eesd", "ratio": 1.3}, {"schedule": "auto", "ratio": 1.2}]},
-        "loop-135m": {"results": [{"schedule": "plain", "ratio": 1.2}, {"schedule": "eesd:length=4", "ratio": 0.97}]},
     }  # fmt: skip
     for name, value in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
     (tmp_path / "kernels-8b.json").write_text("Traceback (most recent call last)")
+    (tmp_path / "tests-kernels.json").write_text("41 passed, 2 skipped in 61.20s (0:01:01)\n")
+    (tmp_path / "tests-captured.json").write_text("1 failed, 40 passed in 61.20s\n")
     lines, result = summary(tmp_path)
     expected = {
         "kernels: row invariance, error, exactness": "met",
+        "captured stages, streams, mapped memory": "missed",
         "two ranks: the answers of one process": "missed",
         "compute-sanitizer: memory": "missed",
-        "compute-sanitizer: races": "not measured",
+        "compute-sanitizer: races in shared memory": "not measured",
         "answers that are not plain decoding's": "missed",
         "plain, default shape": "missed",
         "plain, 1B shape": "met",
@@ -65,11 +76,11 @@ def test_targets_are_met_or_missed(tmp_path):
         "16 rows / 1 row, default shape": "missed",
         "draft step, default shape, exit 6": "met",
         "default shape, oracle 0.8, best / plain": "met",
-        "default shape: overlap / in turns": "met",
+        "default shape: overlap / best in turns": "missed",
         "against torch.compile and graphs, 1B shape": "missed",
         "default model, its own head, auto / plain": "met",
-        "GPU idle, overlapped rounds": "met",
-        "rounds in one graph / launched by the host": "missed",
+        "GPU idle between launches, overlapped rounds": "met",
+        "a pass: what its kernels alone do not take": "met",
         "answers at 4k, 8k equal plain decoding's": "not measured",
     }
     assert {what: lines[what] for what in expected} == expected
@@ -77,5 +88,34 @@ def test_targets_are_met_or_missed(tmp_path):
     assert result["parts"]["memcheck"] == {"status": 9, "seconds": 7}
 
 
-def test_the_script_is_sound_shell():
+def test_tests_that_were_all_skipped_prove_nothing(tmp_path):
+    (tmp_path / "parts").write_text("tests-kernels 0 7\ntests-captured 1 7\n")
+    (tmp_path / "tests-kernels.json").write_text("43 skipped in 6.20s\n")
+    (tmp_path / "tests-captured.json").write_text("2 passed, 1 error in 6.20s\n")
+    lines, _ = summary(tmp_path)
+    assert lines["kernels: row invariance, error, exactness"] == "not measured"
+    assert lines["captured stages, streams, mapped memory"] == "missed"
+
+
+def test_a_later_call_adds_to_an_earlier_one(tmp_path):
+    (tmp_path / "parts").write_text("memcheck 0 7\nracecheck 9 7\n")
+    summary(tmp_path)
+    (tmp_path / "parts").write_text("racecheck 0 7\n")
+    lines, result = summary(tmp_path)
+    assert lines["compute-sanitizer: memory"] == lines["compute-sanitizer: races in shared memory"] == "met"
+    assert result["parts"]["racecheck"] == {"status": 0, "seconds": 7}
+
+
+def test_the_script_is_sound_shell_and_names_its_calls():
     subprocess.run(["bash", "-n", SCRIPTS / "gpu_check.sh"], check=True)
+    done = subprocess.run([SCRIPTS / "gpu_check.sh"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, "usage: benchmarks/gpu_check.sh speed|proof|more\n")
+
+
+def test_the_limits_of_a_call_fit_into_it():
+    script = (SCRIPTS / "gpu_check.sh").read_text()
+    for call in ("speed", "proof", "more"):
+        parts = script[script.index(f"\n{call})") :].partition(";;")[0]
+        limits = re.findall(r"^part build (\d+)", script, re.MULTILINE)
+        limits += re.findall(r"^    part \S+ (\d+)", parts, re.MULTILINE)
+        assert sum(map(int, limits)) <= 570, call

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ppsd_rt import PpsdError, SamplingParams
+from ppsd_rt import Grammar, PpsdError, SamplingParams
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.engine import Committed, Completion, Generation
 
@@ -27,6 +27,9 @@ PARAMS = (
     {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2, "seed": 6},
     {"repetition_penalty": 0.5, "max_tokens": 30},
     {"stop_token_ids": (135, 20), "stop": ("A",)},
+    {"grammar": Grammar.regex("([a-z]{2,5} )+"), "temperature": 1.0, "max_tokens": 40},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5, "logprobs": 3, "max_tokens": 30},
+    {"temperature": 0.9, "logit_bias": {9: 3.0, 20: -100.0}, "logprobs": 0, "seed": 7},
 )
 
 

@@ -147,6 +147,29 @@ class Counts:
         return True
 
 
+def _queued_seconds(process: int | str | None) -> float:
+    """How long the threads of a process were ready to work, and had no core: a busy machine."""
+    seconds = 0.0
+    for task in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        try:
+            seconds += int(task.read_text().split()[1]) / 1e9
+        except (OSError, IndexError):  # it has ended, or the kernel keeps no such account
+            continue
+    return seconds
+
+
+def _children(process: int | str | None) -> Iterator[str]:
+    """And theirs."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = stat.read_text().rpartition(")")[2].split()[1]
+        except (OSError, IndexError):
+            continue
+        if parent == str(process):
+            yield stat.parent.name
+            yield from _children(stat.parent.name)
+
+
 class _Watched:
     """A slice in the making, seen from outside."""
 
@@ -163,7 +186,7 @@ class _Watched:
         self._begin()
 
     def _begin(self) -> None:
-        self.began, self.cpu = time.monotonic(), self._cpu_seconds()
+        self.began, self.cpu, self.queued = time.monotonic(), self._cpu_seconds(), _queued_seconds(self.process.pid)
 
     def _cpu_seconds(self) -> float:
         try:
@@ -198,8 +221,11 @@ class _Watched:
                 yield from self._lost(f"{DIED} ({name})")
 
     def watch(self) -> Iterator[str]:
-        """Ends a child that works too long on one input, or waits too long without working."""
-        spent, waited = self._cpu_seconds() - self.cpu, time.monotonic() - self.began
+        """Ends a child that works too long on one input, or waits too long for anything but a core."""
+        spent = self._cpu_seconds() - self.cpu
+        waited = time.monotonic() - self.began
+        if waited > WALL_SECONDS:  # then it is worth a look at what it had to wait for
+            waited += self.queued - sum(map(_queued_seconds, (self.process.pid, *_children(self.process.pid))))
         works = spent > CPU_SECONDS
         if not self.over and (works or waited > WALL_SECONDS * (1 + spent)):
             os.kill(self.process.pid or 0, signal.SIGUSR1)

@@ -4,7 +4,6 @@ import io
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -12,13 +11,13 @@ from hypothesis import strategies as st
 from support import TEMPLATE, VOCAB
 
 from ppsd_rt import PpsdError, SamplingParams, _native
+from ppsd_rt.cpu.importance import importance_for
 from ppsd_rt.distill.shards import read_shard
-from ppsd_rt.importance import importance_for
 from ppsd_rt.models.chat_template import ChatTemplate
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.gguf_import import convert_gguf
 from ppsd_rt.models.tokenizer import load_tokenizer
-from ppsd_rt.planner import costs_here, prior
+from ppsd_rt.planning.planner import costs_here, prior
 
 from .command_line import run_main
 from .mutations import (
@@ -161,7 +160,7 @@ def shard(name: str) -> Run:
             if not 0 <= text.answer <= len(text.ids) or (text.ids < 0).any():
                 raise Fault("a text that cannot be was accepted")
             for layer in text.states:
-                text.behind(layer)
+                text.after(layer)
 
     def run(place: Place, data: bytes) -> str:
         with place.file(place.shards / name, data):
@@ -178,7 +177,7 @@ def calibration(place: Place, data: bytes) -> str:
     def use() -> None:
         for _ in range(2):
             costs = costs_here(path, lambda: COSTS)
-            predictions = [speed for _, _, speed in _native.Planner(asdict(costs), 0.5, 3, True).predictions()]
+            predictions = [speed for _, _, speed in _native.Planner(costs, 0.5, 3, True).predictions()]
             if not all(0 < speed < float("inf") for speed in predictions):
                 raise Fault("costs with which the planner predicts nothing sensible")
         if list(path.parent.iterdir()) != [path]:
@@ -189,7 +188,7 @@ def calibration(place: Place, data: bytes) -> str:
 
 
 def importance_files(place: Place) -> st.SearchStrategy[bytes]:
-    """numpy's: the header is a Python literal behind ten bytes."""
+    """numpy's: the header is a Python literal after ten bytes."""
     buffer = io.BytesIO()
     np.save(buffer, np.ones((3, 128), np.float32))
     good = buffer.getvalue()
@@ -209,22 +208,11 @@ def importance_files(place: Place) -> st.SearchStrategy[bytes]:
 def importance(place: Place, data: bytes) -> str:
     """No refusal here either."""
     checkpoint = Checkpoint(place.model)
-    config = checkpoint.config
-    shape = _native.ModelShape(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_layers=config.num_hidden_layers,
-        num_heads=config.num_attention_heads,
-        num_kv_heads=config.num_key_value_heads,
-        head_dim=config.head_dim,
-        rms_norm_eps=config.rms_norm_eps,
-    )
-    importance_for("int4", checkpoint, shape, 1)  # finds out what the file is called
+    importance_for("int4", checkpoint, 1)  # finds out what the file is called
     [path] = (place.cache / "importance").iterdir()
 
     def use() -> None:
-        found = importance_for("int4", checkpoint, shape, 1)
+        found = importance_for("int4", checkpoint, 1)
         if found.shape != (3, 128) or found.dtype != np.float32 or not np.isfinite(found).all():
             raise Fault("an importance that cannot be")
         if list(path.parent.iterdir()) != [path]:

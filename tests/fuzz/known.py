@@ -25,7 +25,7 @@ def _llama3(**changes: float) -> dict[str, Any]:
 
 
 def _moments(**changes: Any) -> bytes:
-    """A calibration cache with these in place of the turns' costs."""
+    """A calibration cache with these instead of the turns' costs."""
     damaged = moments(3)
     for moment in damaged:
         moment["costs"]["turns"].update(changes)

@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from support import small_gguf, tiny_config, tiny_head, tiny_model, write_model
 
-from ppsd_rt import Engine, PpsdError, SamplingParams
+from ppsd_rt import Engine, PpsdError, SamplingParams, _native
+from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.models.checkpoint import Checkpoint, save
-from ppsd_rt.planner import Costs, StageCosts
-from ppsd_rt.schedule import MAX_ROWS
+from ppsd_rt.pipeline.schedule import MAX_ROWS
 
 from .mutations import SPECIAL
 
@@ -33,7 +33,7 @@ SHAPE = {
     "max_position_embeddings": 64,
 }
 STAGE = StageCosts(1e-4, 2e-4, tuple(3e-4 + 1e-5 * rows for rows in range(MAX_ROWS)))
-COSTS = Costs(STAGE, None)  # in place of a calibration, which takes a second and differs from run to run
+COSTS = Costs(STAGE, None)  # instead of a calibration, which takes a second and differs from run to run
 
 
 class Place:
@@ -63,7 +63,7 @@ class Place:
         with ExitStack() as stack:
             stack.enter_context(patch.dict(os.environ, environment))
             stack.enter_context(patch("tempfile.tempdir", str(self.case / "tmp")))
-            stack.enter_context(patch("ppsd_rt.cpu_backend.calibrate", lambda engine: COSTS))
+            stack.enter_context(patch.object(_native.Engine, "calibrate", lambda engine: COSTS))
             stack.enter_context(patch("ppsd_rt.cuda.errors.interpreted", lambda: False))  # as users have it
             stack.enter_context(patch("ppsd_rt.models.default_model._download_wheel", _no_network))
             os.chdir(self.case / "cwd")
@@ -207,7 +207,5 @@ def _remove(path: Path) -> None:
 
 def moments(count: int) -> list[dict[str, Any]]:
     """Of calibrations, as the cache keeps them."""
-    from dataclasses import asdict
-
     generator = random.Random(count)
-    return [{"costs": asdict(COSTS), "at": time.time() - generator.random()} for _ in range(count)]
+    return [{"costs": COSTS.to_dict(), "at": time.time() - generator.random()} for _ in range(count)]

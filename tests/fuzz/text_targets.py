@@ -7,9 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ppsd_rt import PpsdError, SamplingParams
+from ppsd_rt import Grammar, PpsdError, SamplingParams
+from ppsd_rt.pipeline.schedule import describe, parse_schedule
 from ppsd_rt.ranks.world import find_world
-from ppsd_rt.schedule import describe, parse_schedule
 
 from .file_targets import MESSAGES
 from .mutations import json_texts, nasty_text, texts
@@ -28,6 +28,10 @@ SAMPLING = [
         "repetition_penalty": 1.2,
         "seed": 6,
     },
+    {"max_tokens": 20, "grammar": {"type": "regex", "regex": "[a-c]{2,9}( [0-9]+)*"}, "temperature": 1.0},
+    {"grammar": {"type": "json_schema", "json_schema": {"schema": {"type": "object", "required": ["a"]}}}},
+    {"grammar": {"type": "lark", "lark": 'start: "a" | "b" start'}, "max_tokens": 9},
+    {"presence_penalty": 1.5, "frequency_penalty": -0.5, "logit_bias": {3: -100, 5: 2.5}, "logprobs": 2},
     {"max_tokens": 9, "stop": ["a", "bc"], "stop_token_ids": [1, 2], "ignore_eos": True, "seed": 7},
 ]
 PROMPTS = [[1, 2, 3], "Hello", MESSAGES, [{"role": "user", "content": "Hi"}]]
@@ -82,7 +86,10 @@ def sampling(place: Place, text: str) -> str:
         return "no values"
 
     def use() -> None:
-        params = SamplingParams(**{name: value for name, value in values.items() if name in FIELDS})
+        given = {name: value for name, value in values.items() if name in FIELDS}
+        if given.get("grammar") is not None:
+            given["grammar"] = Grammar.from_response_format(given["grammar"])
+        params = SamplingParams(**given)
         generation = place.engine.generate([5, 6, 7], params, "lookup")
         for _ in zip(range(4), generation.events(), strict=False):
             pass

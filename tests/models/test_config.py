@@ -8,7 +8,7 @@ import pytest
 from support import tiny_config
 
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.models.config import _RANGES, LlamaConfig, RopeScaling
+from ppsd_rt.models.config import _RANGES, LayerAttention, LlamaConfig, RopeScaling
 from ppsd_rt.models.rotary import inverse_frequencies
 
 HUGE = 10**399
@@ -73,6 +73,17 @@ def test_rope_scaling_in_old_and_new_spelling():
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
         ({"sliding_window": 4096}, "sliding_window"),
         ({"num_local_experts": 8}, "num_experts"),
+        ({"model_type": "mistral", "sliding_window": 0}, "sliding_window must be a whole number from 1"),
+        ({"model_type": "qwen3", "use_sliding_window": "yes"}, "use_sliding_window"),
+        ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 4}, "no sliding_window is in use"),
+        ({"layer_types": ["sliding_attention"] * 4}, "no sliding_window is in use"),
+        ({"layer_types": ["chunked_attention"] * 4}, "layer_types must name full_attention or sliding_attention"),
+        ({"layer_types": ["full_attention"] * 3}, "for each of the 4 layers"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}, "no_rope_layers must be a list of 0 and 1"),
+        ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layers": {}}, "no_rope_layers"),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
+        ({"model_type": "qwen3_moe"}, "qwen3_moe"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "yarn"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor"),
         ({"rope_scaling": [1]}, "rope_scaling"),
@@ -138,8 +149,53 @@ def test_everything_in_range_gives_frequencies_that_mean_something():
         assert ((frequencies > 0) & (frequencies <= 1) & np.isfinite(angles)).all(), (theta, scaling)
 
 
-def test_sliding_window_that_is_switched_off_is_accepted():
-    LlamaConfig.from_dict(tiny_config(model_type="qwen2", sliding_window=4096, use_sliding_window=False))
+SLIDES = {"use_sliding_window": True, "sliding_window": 8}
+FULL, SLIDING = LayerAttention(), LayerAttention(True, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"model_type": "llama"}, ()),
+        ({"model_type": "llama", "sliding_window": 8, "use_sliding_window": False}, ()),
+        ({"model_type": "mistral", "sliding_window": None}, ()),
+        ({"model_type": "mistral"}, (LayerAttention(True, 4096),) * 4),
+        ({"model_type": "mistral", "sliding_window": 8}, (SLIDING,) * 4),
+        ({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": False}, ()),
+        ({"model_type": "qwen2", **SLIDES}, ()),  # from layer 28 on
+        ({"model_type": "qwen3", **SLIDES, "max_window_layers": 2}, (FULL, FULL, SLIDING, SLIDING)),
+        ({"model_type": "qwen3", **SLIDES, "max_window_layers": 0}, (SLIDING,) * 4),
+        (
+            {"model_type": "qwen3", **SLIDES, "layer_types": ["sliding_attention", *["full_attention"] * 3]},
+            (SLIDING, FULL, FULL, FULL),
+        ),
+        ({"model_type": "smollm3"}, (FULL, FULL, FULL, LayerAttention(False))),
+        ({"model_type": "smollm3", "no_rope_layer_interval": 9}, ()),
+        ({"model_type": "smollm3", "no_rope_layers": [0, 1, 1, 1, 0]}, (LayerAttention(False), FULL, FULL, FULL)),
+        ({"model_type": "smollm3", **SLIDES}, (FULL, FULL, FULL, LayerAttention(False, 8))),
+    ],
+)
+def test_how_each_layer_attends(changes, expected):
+    config = LlamaConfig.from_dict(tiny_config(**changes))
+    assert config.layer_attention == expected
+    assert [config.attention(layer) for layer in range(-4, 4)] == list(expected or (FULL,) * 4) * 2
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
+def test_what_a_file_does_not_say_is_what_transformers_takes(model_type):
+    transformers = pytest.importorskip("transformers")
+    silent = ("num_key_value_heads", "rope_theta", "tie_word_embeddings", "max_position_embeddings", "rms_norm_eps")
+    raw = {key: value for key, value in tiny_config(model_type=model_type).items() if key not in silent}
+    raw |= {"num_attention_heads": 32, "hidden_size": 512}
+    ours = LlamaConfig.from_dict(raw)
+    theirs = transformers.AutoConfig.for_model(**raw, pad_token_id=0)
+    for name in ("num_key_value_heads", "tie_word_embeddings", "max_position_embeddings", "rms_norm_eps"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.head_dim == (getattr(theirs, "head_dim", None) or 512 // 32)
+    assert ours.rope_theta == theirs.rope_parameters["rope_theta"]
+    assert ours.qk_norm == (model_type == "qwen3")
+    window = getattr(theirs, "sliding_window", None)
+    assert [ours.attention(layer).window for layer in range(4)] == [window] * 4
 
 
 def test_generation_config_adds_eos_ids(tmp_path):

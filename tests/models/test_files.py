@@ -1,4 +1,4 @@
-"""Reading small files: whatever stands in the place of one is one line, and costs neither memory nor time."""
+"""Reading small files: whatever is there instead of one is one line, and costs neither memory nor time."""
 
 import os
 

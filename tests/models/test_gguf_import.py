@@ -28,6 +28,7 @@ from tokenizers import Tokenizer, pre_tokenizers
 
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models import gguf_import
+from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.default_model import default_model
 from ppsd_rt.models.gguf_import import convert_gguf
@@ -80,6 +81,8 @@ GGUF_NAMES = {
     "lm_head": "output",
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "self_attn.q_proj": "attn_q",
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
@@ -154,7 +157,7 @@ def write_gguf(
     state = tiny_state() if state is None else state
     tensors: dict[str, tuple[np.ndarray, Kind]] = {}
     for key, tensor in state.items():
-        if values["general.architecture"] == "llama" and ("q_proj" in key or "k_proj" in key):
+        if values["general.architecture"] in ("llama", "smollm3") and ("q_proj" in key or "k_proj" in key):
             tensor = interleaved(tensor, SIZES["head_dim"])
         name = gguf_name(key)
         kind = kinds(name) if tensor.dim() == 2 else Kind.F32
@@ -226,6 +229,42 @@ def test_qwen2_weights_keep_their_row_order(tmp_path: Path) -> None:
     assert read(folder, "config.json")["architectures"] == ["Qwen2ForCausalLM"]
     config = LlamaConfig.from_folder(folder)
     assert (config.attention_bias, config.attention_output_bias) == (True, False)
+
+
+def test_qwen3_weights_keep_their_row_order_and_have_norms_of_heads(tmp_path: Path) -> None:
+    state = tiny_state()
+    for layer in range(SIZES["layers"]):
+        for name in "qk":
+            state[f"model.layers.{layer}.self_attn.{name}_norm.weight"] = torch.randn(SIZES["head_dim"])
+    values = {**metadata("qwen3"), "tokenizer.ggml.pre": "qwen2", "qwen3.attention.key_length": SIZES["head_dim"]}
+    folder = converted(write_gguf(tmp_path / "m.gguf", state, values))
+
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    checkpoint = Checkpoint(folder)  # its tensors fit its config
+    assert checkpoint.config.qk_norm
+    assert (checkpoint.config.attention_bias, checkpoint.config.layer_attention) == (False, ())
+
+    del state["model.layers.1.self_attn.k_norm.weight"]
+    assert "'blk.1.attn_k_norm.weight' is missing" in refusal(write_gguf(tmp_path / "n.gguf", state, values))
+
+
+def test_smollm3_skips_every_fourth_rotation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SIZES, "layers", 5)
+    state = tiny_state()
+    values = {**metadata("smollm3"), "tokenizer.ggml.pre": "smaug-bpe"}
+    folder = converted(write_gguf(tmp_path / "m.gguf", state, values))
+
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    config = Checkpoint(folder).config
+    assert [layer.rotary for layer in config.layer_attention] == [True, True, True, False, True]
+    assert config.tie_word_embeddings
+    tokenizer = tokenizer_of(folder)
+    for text, expected in SPLITS.items():
+        assert " ".join(tokenizer.encode(text, add_special_tokens=False).tokens) == expected["llama-bpe"]
 
 
 @pytest.mark.parametrize(("kind", "dtype"), [(Kind.F16, torch.float16), (Kind.BF16, torch.bfloat16)])

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support import tiny_model, write_model
+from support import FAMILIES, tiny_model, write_model
 
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.llama import LlamaForCausalLM
@@ -24,6 +24,7 @@ VARIANTS = {
     "linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "llama bias": {"attention_bias": True},
     "qwen2 bias": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False},
+    **FAMILIES,
 }
 
 
@@ -38,7 +39,7 @@ def peer(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def prompt(length: int = 40) -> torch.Tensor:
+def prompt(length: int = 90) -> torch.Tensor:
     return torch.randint(0, 256, (1, length), generator=torch.Generator().manual_seed(1))
 
 
@@ -46,7 +47,7 @@ def prompt(length: int = 40) -> torch.Tensor:
 def test_batched_logits_equal_transformers(folder, peer):
     model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
     ids = prompt()
-    hidden, kept = model.forward_batch(ids, Rope(model.config, 64), keep=(2,))
+    hidden, kept = model.forward_batch(ids, Rope(model.config, 128), keep=(2,))
     expected = peer(ids, output_hidden_states=True)
     torch.testing.assert_close(
         model.lm_head(hidden), expected.logits, rtol=1e-4, atol=1e-4 * expected.logits.abs().max()
@@ -59,8 +60,8 @@ def test_staged_logits_equal_transformers(folder, peer):
     model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
     ids = prompt()
     draft, verify = DraftStage(model, None), VerifyStage(model, 0)
-    draft.reserve(64)
-    verify.reserve(64)
+    draft.reserve(128)
+    verify.reserve(128)
     draft.run_tokens(ids[0].tolist())
     logits = verify.logits(draft.exit_hidden(0, ids.shape[1]), last=ids.shape[1])
     expected = peer(ids).logits[0]
@@ -73,7 +74,7 @@ def test_bfloat16_error_is_that_of_transformers_in_bfloat16(folder, peer):
     ids = prompt()
     truth = peer(ids).logits
     model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.bfloat16)
-    ours = model.lm_head(model.forward_batch(ids, Rope(model.config, 64))[0]).float()
+    ours = model.lm_head(model.forward_batch(ids, Rope(model.config, 128))[0]).float()
     theirs = peer.bfloat16()(ids).logits.float()
     assert (ours - truth).pow(2).mean() <= 4 * (theirs - truth).pow(2).mean()
 

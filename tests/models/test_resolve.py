@@ -268,4 +268,4 @@ def test_hub_out_of_reach(tmp_path: Path, hub: str) -> None:
 
 def test_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert 'pip install "ppsd-rt[hub]"' in refusal("org/model")
+    assert 'the hub needs huggingface_hub: pip install "ppsd-rt[hub]"' in refusal("org/model")

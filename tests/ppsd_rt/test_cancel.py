@@ -8,10 +8,11 @@ from contextlib import suppress
 import pytest
 from support import write_model
 
-from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt._native import testing
 from ppsd_rt.backend import Cancellation, RunOptions
-from ppsd_rt.protocol import Limits
-from ppsd_rt.schedule import parse_schedule
+from ppsd_rt.pipeline.rounds import Limits
+from ppsd_rt.pipeline.schedule import parse_schedule
 
 LONG = SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.8, seed=2)
 AT = 3  # the round, counted from 0, in which the tests end an answer
@@ -33,7 +34,7 @@ def expected(engine):
 def before(expected):
     """How many threads there are; none of them is that of an earlier test's garbage."""
     gc.collect()
-    return _native.running_threads()
+    return testing.running_threads()
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def check(engine, generation, tokens, expected):
 
 @pytest.mark.parametrize("schedule", ["plain", "eesd", "elastic"])
 def test_another_thread_ends_an_answer(engine, expected, in_round, schedule):
-    """In the middle of a round: `close` does not wait for it, and the iteration ends behind it."""
+    """In the middle of a round: `close` does not wait for it, and the iteration ends after it."""
     inside, go_on, tokens = threading.Event(), threading.Event(), []
     in_round(lambda: (inside.set(), go_on.wait()))
     generation = engine.generate("cancel", LONG, schedule)
@@ -99,7 +100,7 @@ def test_another_thread_ends_an_answer_whose_consumer_is_busy(engine, expected, 
     worker.start()
     has_token.wait()
     generation.close()
-    assert _native.running_threads() == before
+    assert testing.running_threads() == before
     ids = generation.completion.ids
     go_on.set()
     worker.join()
@@ -138,7 +139,7 @@ def test_the_garbage_collector_ends_an_answer(engine, expected, in_round, before
 
     del dropped
     gc.collect()
-    assert _native.running_threads() == before
+    assert testing.running_threads() == before
     in_round(collect)
     generation = engine.generate("cancel", LONG, "elastic")
     check(engine, generation, list(generation), expected)
@@ -163,7 +164,7 @@ def test_an_exception_leaves_a_context_with_the_answer_ended(engine, before):
     with suppress(KeyError), generation:
         next(iter(generation))
         raise KeyError
-    assert _native.running_threads() == before
+    assert testing.running_threads() == before
     assert generation.completion.finish_reason == "cancelled"
 
 
@@ -190,7 +191,7 @@ def test_the_stages_are_told(engine, late):
     assert len(list(rounds)) <= (66 if engine.backend.name == "cpu" else 0)
 
 
-def test_the_next_answer_begins_behind_the_round_of_the_one_before(engine, expected):
+def test_the_next_answer_begins_after_the_round_of_the_one_before(engine, expected):
     """The threads that ended the last answer, and the one that is still in it, never use the stages at once."""
     for schedule in ("plain", "eesd", "elastic") * 3:
         generation, begun = engine.generate("cancel", LONG, schedule), threading.Event()

@@ -1,4 +1,4 @@
-"""Heads that hear of the newest verified row: the same drafts from C++ and torch, and never another answer."""
+"""Feedback heads: the same drafts from C++ and torch, and never another answer."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from ppsd_rt.engine import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead, Feedback
 from ppsd_rt.models.head_file import DISTANCES
-from ppsd_rt.protocol import Drafted
+from ppsd_rt.pipeline.rounds import Drafted
 
 
 @pytest.fixture(scope="module")
@@ -27,17 +27,16 @@ def drafts_of(folder, path, backend, schedule, threads=1):
     return drafted, [token.id for event in events if isinstance(event, Committed) for token in event.tokens]
 
 
-@pytest.mark.parametrize("kind", ["feedback", "two-layer-feedback"])
 @pytest.mark.parametrize("length", [1, 3, 8])  # 8: beyond the farthest distance
-def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length, kind):
+def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length):
     path = tmp_path / "head.safetensors"
-    loud_head(Checkpoint(folder).hash, kind=kind).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash).save(path, torch.float32)
     schedule = f"eesd:length={length},stop_rule=fixed"
     native, answer = drafts_of(folder, path, "cpu", schedule, threads=2)
     twin, same = drafts_of(folder, path, "torch", schedule)
     assert native == twin
     assert answer == same
-    loud_head(Checkpoint(folder).hash, strength=0.0, kind=kind).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash, strength=0.0).save(path, torch.float32)
     deaf, answer = drafts_of(folder, path, "cpu", schedule)
     assert answer == same
     assert deaf != native
@@ -45,7 +44,7 @@ def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length, kind):
 
 @pytest.mark.parametrize("schedule", ["eesd", "ppsd", "elastic", "elastic:first_chunk=0", "auto"])
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
-def test_what_is_heard_changes_no_answer(folder, tmp_path, schedule, dtype):
+def test_what_is_received_changes_no_answer(folder, tmp_path, schedule, dtype):
     loud_head(Checkpoint(folder).hash).save(tmp_path / "head.safetensors")
     engine = Engine.from_pretrained(folder, exit_head=tmp_path / "head.safetensors", dtype=dtype, threads=2)
     for params in (

@@ -10,7 +10,7 @@ from support import VOCAB, loud_head, write_model
 from ppsd_rt import Engine, PpsdError, SamplingParams, Stages, UsageError, _native
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.protocol import Drafted
+from ppsd_rt.pipeline.rounds import Drafted
 from ppsd_rt.reference.text_stages import TorchStages
 
 PROMPT = list(b"the stages of one text, " * 4)  # more rows than share a pass
@@ -47,7 +47,7 @@ def stages(engine):
 
 
 def test_it_drafts_what_the_engine_drafts(engine, params):
-    """With a head that hears of committed rows: what is learnt, and when, matters."""
+    """With a head that receives last hidden states: what is learnt, and when, matters."""
     events = engine.generate(PROMPT, params, "eesd:length=4,stop_rule=fixed", RunOptions(report_drafts=True)).events()
     expected = [(event.position, event.token) for event in events if isinstance(event, Drafted)]
     stages, drafted = engine.stages(params), []

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ppsd_rt.protocol import Draft, Round
+from ppsd_rt.pipeline.rounds import Draft, Round
 from ppsd_rt.statistics import Statistics
 
 D = Draft(1, 0.5)

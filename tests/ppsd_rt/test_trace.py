@@ -9,8 +9,8 @@ from support import write_model
 from ppsd_rt import Engine, SamplingParams, UsageError
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.cli import main as cli
-from ppsd_rt.schedule import Schedule, named
-from ppsd_rt.simulate import Costs, simulate, table
+from ppsd_rt.pipeline.schedule import Schedule, named
+from ppsd_rt.planning.simulate import pipeline_costs, simulate, table
 from ppsd_rt.trace import TraceFile, occupancy, trace_events
 
 PARAMS = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.7, seed=3)
@@ -70,7 +70,9 @@ def test_threads_really_overlap(folder):
 
 
 def test_events_of_a_simulation():
-    costs = Costs(table(0.2), 0.01, (table(0.2), table(0.3), table(0.25)))  # out of step, so that verdicts cut work off
+    costs = pipeline_costs(
+        table(0.2), 0.01, (table(0.2), table(0.3), table(0.25))
+    )  # out of step, so that verdicts cut work off
     spans = simulate(named("ppsd"), costs, 0.5, tokens=50, trace=True).spans
     events = trace_events(spans, process=7, title="four stages", offset=1000.0)
     names = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}

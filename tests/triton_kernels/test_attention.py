@@ -14,7 +14,7 @@ def cache_of(kv_heads, capacity, head_dim):
     return make(kv_heads, capacity, head_dim, seed=1), make(kv_heads, capacity, head_dim, seed=2)
 
 
-def attend(queries, keys, values, start, rows, partials=None):
+def attend(queries, keys, values, start, rows, partials=None, window=None):
     """The first `rows` of the queries, with all that the pass must not read made NaN."""
     padded, keys, values = torch.full_like(make(16, *queries.shape[1:]), torch.nan), keys.clone(), values.clone()
     padded[:rows] = queries[:rows]
@@ -23,7 +23,7 @@ def attend(queries, keys, values, start, rows, partials=None):
     for part in (partials.sums, partials.tops, partials.totals):
         part.fill_(torch.nan)
     out = torch.full_like(padded, 7.0)
-    attention(padded, keys, values, partials, out, state_of(rows, start))
+    attention(padded, keys, values, partials, out, state_of(rows, start), window=window)
     assert (out[rows:] == 7.0).all(), "rows beyond the count must stay as they are"
     return out[:rows]
 
@@ -45,6 +45,18 @@ def test_attention_is_near_the_formula(heads, kv_heads, head_dim):
         (2 * SPLIT + 40, 3),
     ]:
         close(attend(queries, keys, values, start, rows), attention_twin(queries[:rows], keys, values, start))
+
+
+@pytest.mark.parametrize("window", [1, 7, TILE + 3, SPLIT + 30])
+def test_a_row_sees_its_window_alone(window):
+    keys, values = cache_of(1, 3 * SPLIT, 16)
+    queries = make(16, 2, 16, seed=3)
+    for start, rows in [(0, 3), (SPLIT - 9, 16), (2 * SPLIT + 40, 3), (2 * SPLIT + 70, 16)]:
+        together = attend(queries, keys, values, start, rows, window=window)
+        close(together, attention_twin(queries[:rows], keys, values, start, window))
+        for row in (0, rows - 1):
+            alone = attend(queries[row:], keys, values, start + row, 1, window=window)
+            assert torch.equal(alone, together[row : row + 1])
 
 
 @pytest.mark.parametrize("end", [16, TILE + 5, SPLIT, SPLIT + 1, SPLIT + 7])

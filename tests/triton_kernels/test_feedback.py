@@ -1,4 +1,4 @@
-"""What a feedback head hears: near the twin, from every distance, and nothing from further."""
+"""What a feedback head receives: near the twin, from every distance, and nothing from further."""
 
 import pytest
 import torch

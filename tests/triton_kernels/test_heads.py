@@ -11,9 +11,9 @@ import triton.language as tl
 from kernel_support import DEVICE, close, make, quantised, state_of
 from support import slow
 
-import ppsd_rt.noise
+import ppsd_rt.sampling.noise
 import ppsd_rt.triton_kernels.heads as heads_module
-from ppsd_rt.sampling import SamplingParams
+from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.embedding import embedding, embedding_twin
 from ppsd_rt.triton_kernels.heads import Scratch, heads, heads_twin, sampling_words
 from ppsd_rt.triton_kernels.linear import Weight
@@ -41,8 +41,8 @@ def test_noise_is_the_same_as_on_the_cpu(seed, position):
     place = torch.tensor([position], dtype=torch.int32, device=DEVICE)
     noise_kernel[(1,)](uniforms, gumbels, ids, place, words, words[1:], N=len(ids))
     numbers = ids.cpu().numpy()
-    assert np.array_equal(uniforms.cpu().numpy(), ppsd_rt.noise.uniform(seed, position, numbers)), "to the bit"
-    expected = ppsd_rt.noise.gumbel(seed, position, numbers)
+    assert np.array_equal(uniforms.cpu().numpy(), ppsd_rt.sampling.noise.uniform(seed, position, numbers)), "to the bit"
+    expected = ppsd_rt.sampling.noise.gumbel(seed, position, numbers)
     assert np.abs(gumbels.cpu().numpy() - expected).max() < 4e-6
 
 
@@ -76,7 +76,7 @@ def test_heads(outputs, hidden, int8, temperature, draft, penalty):
     generator = torch.Generator().manual_seed(5)
     draft_ids = torch.arange(outputs, dtype=torch.int32, device=DEVICE) * 3 + 1 if draft else None
     first_seen = torch.randint(0, 60, (3 * outputs + 1,), generator=generator, dtype=torch.int32).to(DEVICE)
-    # first_seen knows the text up to position 16; behind it the pass looks for itself.
+    # first_seen knows the text up to position 16; after it the pass looks for itself.
     text = torch.randint(0, 3 * outputs + 1, (64,), generator=generator, dtype=torch.int32).to(DEVICE)
     sampling, x, start = sampling_of(temperature, penalty), make(16, hidden, seed=3), 20
     known = first_seen.clone()

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from kernel_support import DEVICE, ROW_COUNTS, close, make, quantised, state_of, table
 
 from ppsd_rt.triton_kernels.linear import Tiling, Weight, linear, linear_twin, quantise, tiling
-from ppsd_rt.triton_kernels.qkv import qkv, qkv_twin
+from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv, qkv_twin
 from ppsd_rt.triton_kernels.swiglu import swiglu, swiglu_twin
 
 EPS = 1e-5
@@ -68,25 +68,29 @@ def test_linear_rows_do_not_depend_on_count_or_place(norm, splits):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "hidden", "bias", "int8"),
+    ("heads", "kv_heads", "head_dim", "hidden", "bias", "int8", "normed", "rotary"),
     [
-        (4, 2, 16, 64, False, False),
-        (4, 1, 32, 96, True, False),
-        (3, 3, 48, 64, False, True),
-        (9, 3, 64, 576, False, False),  # the default model
+        (4, 2, 16, 64, False, False, False, True),
+        (4, 1, 32, 96, True, False, False, True),
+        (3, 3, 48, 64, False, True, False, True),
+        (9, 3, 64, 576, False, False, False, True),  # the default model
+        (4, 2, 32, 64, False, False, False, False),
+        (4, 1, 32, 96, True, False, True, True),
+        (2, 1, 128, 64, False, True, True, True),
     ],
 )
-def test_qkv(heads, kv_heads, head_dim, hidden, bias, int8):
+def test_qkv(heads, kv_heads, head_dim, hidden, bias, int8, normed, rotary):
     capacity, outputs = 64, (heads + 2 * kv_heads) * head_dim
     x, norm, weight = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), matrix(outputs, hidden, int8)
     offset = make(outputs, seed=3) if bias else None
+    norms = HeadNorms(*(1 + 0.3 * make(head_dim, seed=seed) for seed in (4, 5))) if normed else None
     cosines, sines = table(capacity, head_dim)
-    alone = None
+    alone, how = None, {"norms": norms, "rotary": rotary}
     for rows, start in [(1, 9), (2, 9), (16, 9), (5, 0), (16, 48)]:
         queries = torch.zeros(16, heads, head_dim, device=DEVICE)
         keys, values = torch.zeros(2, kv_heads, capacity, head_dim, device=DEVICE)
-        qkv(x, norm, EPS, weight, offset, cosines, sines, queries, keys, values, state_of(rows, start))
-        twin = qkv_twin(x[:rows], norm, EPS, weight, offset, cosines, sines, heads, kv_heads, start)
+        qkv(x, norm, EPS, weight, offset, cosines, sines, queries, keys, values, state_of(rows, start), **how)
+        twin = qkv_twin(x[:rows], norm, EPS, weight, offset, cosines, sines, heads, kv_heads, start, **how)
         inside = slice(start, start + rows)
         found = queries[:rows], keys[:, inside].transpose(0, 1), values[:, inside].transpose(0, 1)
         for ours, theirs in zip(found, twin, strict=True):

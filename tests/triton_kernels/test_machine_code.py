@@ -33,7 +33,7 @@ def test_every_kernel_is_sound(models, capability):
     names = {row.split()[3] for row in rows}
     assert names == {
         "embedding", "qkv", "attention", "combine", "linear", "swiglu", "heads", "choose",
-        "begin_draft", "arrived", "drafted", "begin_verification", "forward", "verdict", "rounds",
+        "begin_draft", "arrived", "drafted", "begin_verification", "forward", "verdict",
         "feedback", "normalise", "prompt_qkv", "prompt_attention", "prompt_linear", "prompt_swiglu", "reduce_splits",
     }  # fmt: skip
 

@@ -18,8 +18,8 @@ from support import slow
 from ppsd_rt.cuda.stages import DeviceStages
 from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.models.config import LlamaConfig
-from ppsd_rt.models.made import SHAPES
-from ppsd_rt.sampling import SamplingParams
+from ppsd_rt.models.random_weights import SHAPES
+from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.attention import Partials, attention, attention_twin
 from ppsd_rt.triton_kernels.heads import Scratch, heads, sampling_words
 from ppsd_rt.triton_kernels.linear import Weight, linear, linear_twin, normalise_twin, quantise, tiling

@@ -11,7 +11,7 @@ from ppsd_rt.triton_kernels.attention import attention_twin
 from ppsd_rt.triton_kernels.linear import Weight, linear_twin, normalise_twin
 from ppsd_rt.triton_kernels.prompt_attention import ROWS_BLOCK, TILE, prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
-from ppsd_rt.triton_kernels.qkv import qkv_twin
+from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv_twin
 from ppsd_rt.triton_kernels.swiglu import swiglu_twin
 
 EPS = 1e-5
@@ -58,19 +58,27 @@ def test_swiglu(int8):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "bias", "int8"), [(4, 2, 16, False, False), (3, 1, 48, True, True)]
+    ("heads", "kv_heads", "head_dim", "bias", "int8", "normed", "rotary"),
+    [
+        (4, 2, 16, False, False, False, True),
+        (3, 1, 48, True, True, False, True),
+        (2, 1, 32, True, False, True, True),
+        (2, 1, 16, False, False, False, False),
+    ],
 )
-def test_qkv(heads, kv_heads, head_dim, bias, int8):
+def test_qkv(heads, kv_heads, head_dim, bias, int8, normed, rotary):
     capacity, rows, start, hidden = 256, 140, 37, 64
     x, norm = make(rows, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2)
     weight = matrix((heads + 2 * kv_heads) * head_dim, hidden, int8)
     offset = make(weight.outputs, seed=3) if bias else None
+    norms = HeadNorms(*(1 + 0.3 * make(head_dim, seed=seed) for seed in (4, 5))) if normed else None
     cosines, sines = table(capacity, head_dim)
-    normed, queries = torch.empty_like(x), torch.zeros(rows, heads, head_dim, device=DEVICE)
+    y, queries = torch.empty_like(x), torch.zeros(rows, heads, head_dim, device=DEVICE)
     keys, values = torch.zeros(2, kv_heads, capacity, head_dim, device=DEVICE)
-    normalise(x, norm, EPS, normed)
-    prompt_qkv(normed, weight, offset, cosines, sines, queries, keys, values, start)
-    twin = qkv_twin(x, norm, EPS, weight, offset, cosines, sines, heads, kv_heads, start)
+    normalise(x, norm, EPS, y)
+    how = {"norms": norms, "rotary": rotary}
+    prompt_qkv(y, weight, offset, cosines, sines, queries, keys, values, start, eps=EPS, **how)
+    twin = qkv_twin(x, norm, EPS, weight, offset, cosines, sines, heads, kv_heads, start, **how)
     inside = slice(start, start + rows)
     for ours, theirs in zip(
         (queries, keys[:, inside].transpose(0, 1), values[:, inside].transpose(0, 1)), twin, strict=True
@@ -81,16 +89,18 @@ def test_qkv(heads, kv_heads, head_dim, bias, int8):
         assert not cache[:, start + rows :].any()
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(2, 2, 16), (3, 1, 48)])
-def test_attention(heads, kv_heads, head_dim):
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window"), [(2, 2, 16, None), (3, 1, 48, None), (2, 1, 16, 5), (2, 1, 16, 100)]
+)
+def test_attention(heads, kv_heads, head_dim, window):
     rows, start = ROWS_BLOCK + 20, TILE - 7
     keys, values = make(kv_heads, 256, head_dim, seed=1), make(kv_heads, 256, head_dim, seed=2)
     keys[:, start + rows :] = values[:, start + rows :] = torch.nan  # must not be read
     queries = 3 * make(rows, heads, head_dim, seed=3)
     out = torch.full_like(queries, torch.nan)
-    prompt_attention(queries, keys, values, out, start)
-    close(out, attention_twin(queries, keys, values, start))
+    prompt_attention(queries, keys, values, out, start, window)
+    close(out, attention_twin(queries, keys, values, start, window))
     for first, last in [(0, 1), (5, 77), (100, rows)]:
         alone = torch.full_like(queries[first:last], torch.nan)
-        prompt_attention(queries[first:last], keys, values, alone, start + first)
+        prompt_attention(queries[first:last], keys, values, alone, start + first, window)
         assert torch.equal(alone, out[first:last])

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE
 
-from ppsd_rt.noise import philox
+from ppsd_rt.sampling.noise import philox
 from ppsd_rt.triton_kernels.state import (
     ACCEPTED,
     COMMITTED,
@@ -227,7 +227,7 @@ def test_a_loop_on_the_device_commits_what_the_model_says(ahead, most):
 
 @pytest.mark.parametrize("stages", [1, 3])
 def test_any_order_of_launches_commits_what_the_model_says(stages):
-    """Draft steps and stages as the dice will: passes in flight one behind the other, and rejections under way."""
+    """Draft steps and stages as the dice will: passes in flight one after the other, and rejections under way."""
     dice, in_flight, most_in_flight = random.Random(stages), [], 0
     loop = Loop({MOST: 2, LOOKAHEAD: 9, LIMIT: 60}, stages)
     for _ in range(700):

@@ -8,14 +8,14 @@
 namespace ppsd {
 namespace {
 
-// Q queries of one KV head over one span of positions. Queries that the span lies behind of are not passed in, so every
-// query sees the same spans in the same order, whatever other queries it shares them with. (What lies behind the last of
-// them is left out, or weighs exactly nothing.)
+// Q queries of one KV head over one span of positions; `cache` is that of the span. Queries that come before the span are
+// not passed in, so every query sees the same spans in the same order, whatever other queries it shares them with. (What
+// comes after the last of them is left out, or weighs exactly nothing; so does what lies in front of a query's window.)
 template <int Q, Stored S>
 void attend_span(const KvCache& cache, int kv_head, int span, Query* queries, ReadAhead* ahead) {
   constexpr int J = panels_together(Q);
   const int head_dim = cache.head_dim, first = span * kSpan;
-  const size_t at = (size_t(kv_head) * cache.capacity + first) * head_dim;   // of the span's keys, and of its values
+  const size_t at = size_t(kv_head) * cache.capacity * head_dim;   // of the span's keys, and of its values
   const int count = std::min(queries[Q - 1].position - first + 1, kSpan);
   alignas(64) float weights[Q][kSpan];
   for (int j = 0; j * kPanel < count; j += J) score<Q, J, S>(cache, at, j, queries, ahead, weights);
@@ -65,7 +65,7 @@ void attend_unit(const AttendPhase& phase, int unit) {
     const int place = (begin + i) / group, row = siblings ? siblings->order[place] : place;
     const int head = kv_head * group + (begin + i) % group;
     const size_t at = (size_t(row) * phase.heads + head) * head_dim;
-    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f, nullptr, nullptr, nullptr};
+    queries[i] = {phase.queries + at, phase.mixed + at, phase.start + row, -kInfinity, 0.0f, nullptr, nullptr, nullptr, 0};
     if constexpr (S == Stored::kInt8) {
       make_query(queries[i].q, head_dim, &bytes[i]);
       queries[i].bytes = &bytes[i];
@@ -77,12 +77,15 @@ void attend_unit(const AttendPhase& phase, int unit) {
       queries[i].key = siblings->keys + slot;
       queries[i].value = siblings->values + slot;
     }
+    if (phase.window > 0) queries[i].from = std::max(0, queries[i].position - phase.window + 1);
     std::fill(queries[i].mixed, queries[i].mixed + head_dim, 0.0f);
   }
-  // Queries are in order of their positions, so those that a span concerns are the last ones.
-  for (int span = 0, from = 0; span <= queries[count - 1].position / kSpan; ++span) {
+  // Queries are in order of their positions, which follow one another: those that a span concerns lie together, the last
+  // ones or, with a window, those that do not begin after it.
+  for (int span = queries[0].from / kSpan, from = 0; span <= queries[count - 1].position / kSpan; ++span) {
+    int to = count;
     while (queries[from].position < span * kSpan) ++from;
-    attend_some<kAttendTogether, S>(cache, kv_head, span, queries + from, count - from, ahead);
+    attend_some<kAttendTogether, S>(cache.of_span(span), kv_head, span, queries + from, to - from, ahead);
   }
   for (int i = 0; i < count; ++i) {
     const V inverse = Simd::set1(1.0f / queries[i].total);

@@ -111,7 +111,7 @@ inline void take(const KvCache& cache, const uint8_t* values, int count, int b, 
 }
 
 // J panels of channels from c on, of one block: what is mixed so far, shrunk, plus the shares of the span's values. Those
-// behind `count` have none. (Sums stay below 2^24, so that they are exact as floats too.)
+// after `count` have none. (Sums stay below 2^24, so that they are exact as floats too.)
 template <int Q, int J>
 inline void mix_bytes(const KvCache& cache, const uint8_t* values, int count, int c, const Query* queries, ReadAhead* ahead,
                       const Taken* taken, const float* shrink) {
@@ -156,8 +156,8 @@ template <int Q>
 void attend_span_bytes(const KvCache& cache, int kv_head, int span, Query* queries, ReadAhead* ahead) {
   constexpr int J = panels_together(Q), kChannels = J >= 2 ? 2 : 1;
   const int head_dim = cache.head_dim, first = span * kSpan;
-  const uint8_t* keys = cache.panel(cache.keys, kv_head, first);
-  const uint8_t* values = cache.panel(cache.values, kv_head, first);
+  const uint8_t* keys = cache.panel(cache.keys, kv_head, 0);
+  const uint8_t* values = cache.panel(cache.values, kv_head, 0);
   const int count = std::min(queries[Q - 1].position - first + 1, kSpan);
   alignas(64) float weights[Q][kSpan];
   for (int j = 0; j * kPanel < count; j += J) score_bytes<Q, J>(cache, keys, j, queries, ahead, weights);

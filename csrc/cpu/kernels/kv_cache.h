@@ -53,7 +53,8 @@ struct Keep {
     return r < of_text ? phase.start + r : phase.siblings->positions[r - of_text];
   }
   void put(bool value, int r, int kv_head, int channel, V x) {
-    const KvCache& cache = phase.cache[phase.positions ? r : 0];
+    const int place = position(r) % kSpan;
+    const KvCache cache = phase.cache[phase.positions ? r : 0].of_span(position(r) / kSpan);
     uint8_t* aside = nullptr;
     if (r >= of_text) {
       const size_t slot = size_t(position(r) % kSiblings) * cache.kv_heads + kv_head;
@@ -61,16 +62,16 @@ struct Keep {
     }
     if (cache.stored != Stored::kInt8) {
       if (aside) put_aside(aside, cache.stored, channel, x);
-      else if (value) put_value(cache, kv_head, position(r), channel, x);
-      else put_key(cache, kv_head, position(r), channel, x);
+      else if (value) put_value(cache, kv_head, place, channel, x);
+      else put_key(cache, kv_head, place, channel, x);
     } else if (channel % kBlock == 0) {
       waiting[r] = x;
     } else {
       const Bytes bytes = to_bytes(waiting[r], x);
       channel -= kPanel;
       if (aside) put_aside_bytes(aside, cache.head_dim, channel, bytes);
-      else if (value) put_value_bytes(cache, kv_head, position(r), channel, bytes);
-      else put_key_bytes(cache, kv_head, position(r), channel, bytes);
+      else if (value) put_value_bytes(cache, kv_head, place, channel, bytes);
+      else put_key_bytes(cache, kv_head, place, channel, bytes);
     }
   }
 };

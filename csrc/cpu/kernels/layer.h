@@ -8,19 +8,47 @@
 namespace ppsd {
 namespace {
 
+// A row's channels of a head times `weight` over their root mean square, in place.
+inline void normalize_head(float* x, int head_dim, const float* weight, float eps) {
+  V squares = Simd::zero();
+  for (int c = 0; c < head_dim; c += kPanel) {
+    const V v = Simd::load(x + c);
+    squares = Simd::fma(v, v, squares);
+  }
+  const V inverse = Simd::set1(1.0f / std::sqrt(Simd::sum_lanes(squares) / float(head_dim) + eps));
+  for (int c = 0; c < head_dim; c += kPanel)
+    Simd::store(x + c, Simd::mul(Simd::mul(Simd::load(x + c), inverse), Simd::load(weight + c)));
+}
+
 void qkv(const QkvPhase& phase, int begin, int end) {
   const KvCache& shape = *phase.cache;
   const int head_dim = shape.head_dim, panels_per_head = head_dim / kPanel;
   const V scale = Simd::set1(1.0f / std::sqrt(float(head_dim)));
   Keep keep(phase);
-  multiply(*phase.weights, *phase.input, phase.next, begin, end, [&](int r, int p, V y) {
-    if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
-    const int head = p / panels_per_head, channel = p % panels_per_head * kPanel;
+  const auto put = [&](int r, int head, int channel, V y) {
     if (const int kv_head = head - phase.heads - shape.kv_heads; kv_head >= 0) return keep.put(true, r, kv_head, channel, y);
-    const float* rope = phase.rope + (size_t(keep.position(r)) * head_dim + channel) * 2;
-    y = Simd::fma(Simd::swap_halves(y), Simd::load(rope + kPanel), Simd::mul(y, Simd::load(rope)));
+    if (phase.rope) {
+      const float* rope = phase.rope + (size_t(keep.position(r)) * head_dim + channel) * 2;
+      y = Simd::fma(Simd::swap_halves(y), Simd::load(rope + kPanel), Simd::mul(y, Simd::load(rope)));
+    }
     if (const int kv_head = head - phase.heads; kv_head >= 0) return keep.put(false, r, kv_head, channel, y);
     Simd::store(phase.queries + (size_t(r) * phase.heads + head) * head_dim + channel, Simd::mul(y, scale));
+  };
+  const auto biased = [&](int p, V y) { return phase.bias ? Simd::add(y, Simd::load(phase.bias + p * kPanel)) : y; };
+
+  const int normed = phase.norms.queries ? (phase.heads + shape.kv_heads) * panels_per_head : 0;   // panels of q and k
+  float waiting[kPassRows][kMostHeadDim];
+  for (; begin < std::min(end, normed); begin += panels_per_head) {
+    multiply(*phase.weights, *phase.input, phase.next, begin, begin + panels_per_head,
+             [&](int r, int p, V y) { Simd::store(waiting[r] + (p - begin) * kPanel, biased(p, y)); });
+    const int head = begin / panels_per_head;
+    for (int r = 0; r < phase.rows; ++r) {
+      normalize_head(waiting[r], head_dim, head < phase.heads ? phase.norms.queries : phase.norms.keys, phase.norms.eps);
+      for (int c = 0; c < head_dim; c += kPanel) put(r, head, c, Simd::load(waiting[r] + c));
+    }
+  }
+  multiply(*phase.weights, *phase.input, phase.next, begin, end, [&](int r, int p, V y) {
+    put(r, p / panels_per_head, p % panels_per_head * kPanel, biased(p, y));
   });
 }
 

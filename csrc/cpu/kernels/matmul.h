@@ -19,13 +19,13 @@ namespace {
 // Meanwhile the weights that come next are asked for, evenly over all row groups of a panel: so memory is as busy
 // while a panel is used again from the cache as it is while it is read. A processor follows what is read within a page (of
 // 4096 bytes, whatever pages the system has) and no further, so that one stream of reading does not fill the way to memory: it
-// is asked from several pages by turns. Reading a window of them asks for the next window.
+// is asked from several pages in turn. Reading a window of them asks for the next window.
 constexpr uintptr_t kStreams = 4, kPage = 4096, kWindow = kStreams * kPage, kTurn = kStreams * 64;
 
 struct Ahead {
   uintptr_t from;              // what this row group stands for of the panel that is read, in turns
   int turns;                   // for each block of 32 inputs
-  const uint8_t *end, *then;   // at `then` is what is read behind `end`
+  const uint8_t *end, *then;   // at `then` is what is read after `end`
 };
 
 inline void ask_turns(const Ahead& ahead, int first, int count) {

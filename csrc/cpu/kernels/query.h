@@ -40,6 +40,7 @@ struct Query {
   float largest, total;          // of the scores so far, and of their exponentials
   const uint8_t *key, *value;    // null; or of a sibling, to be taken at its position for what the cache holds there
   const QueryBytes* bytes;       // q for a cache of int8
+  int from;                      // the first position that it sees
 };
 
 // Panels whose sums stay in registers beside each other, for each of Q queries.
@@ -128,6 +129,11 @@ inline void soften(Query* queries, int first, int count, Power&& power, float (&
         const I position = Simd::addi(lanes, Simd::seti(first + j * kPanel));
         const auto later = Simd::less_i(Simd::seti(queries[i].position), position);
         scores[j] = Simd::select(later, Simd::set1(-kInfinity), scores[j]);
+      }
+      if (queries[i].from > first) {
+        const I position = Simd::addi(lanes, Simd::seti(first + j * kPanel));
+        const auto earlier = Simd::less_i(position, Simd::seti(queries[i].from));
+        scores[j] = Simd::select(earlier, Simd::set1(-kInfinity), scores[j]);
       }
       best = Simd::max(best, scores[j]);
     }

@@ -127,7 +127,7 @@ struct Simd {
     return fma(high, set1(x[apart]), fma(low, set1(x[0]), acc));
   }
 #endif
-  // Ask for a line of memory, for now or for later (it need not be in the first cache); an address behind the end of all
+  // Ask for a line of memory, for now or for later (it need not be in the first cache); an address past the end of all
   // does no harm.
   static void prefetch(const void* p) { ppsd::prefetch(p); }
   static void prefetch_far(const void* p) { ppsd::prefetch_far(p); }

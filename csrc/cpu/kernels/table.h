@@ -17,7 +17,7 @@ uint64_t stream(const uint8_t* data, size_t bytes) {
   const auto take = [&](I& into, size_t at) {
     into = Simd::bit_xor(into, Simd::loadi(reinterpret_cast<const int32_t*>(data + at)));
   };
-  size_t from = 0;   // windows of pages by turns, and the rest one line after the other
+  size_t from = 0;   // windows of pages in turn, and the rest one line after the other
   for (; from + kWindow <= bytes; from += kWindow)
     for (size_t at = 0; at < kPage; at += 64)
       for (size_t page = 0; page < kStreams; ++page) take(sum[at / 64 % 2 * kStreams + page], from + page * kPage + at);

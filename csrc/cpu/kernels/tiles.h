@@ -84,7 +84,7 @@ inline void some_panels(const Matrix& w, int p, const Activations& in, int last,
       if constexpr (Panels == 1) tile_load<of_rows>(x + group * group_step, step);
       tile_dot<sum, of_rows, of_weights>();
     });
-    for (int at = 0; at < kTileBytes; at += 64)   // from the panels' pages by turns, see Ahead
+    for (int at = 0; at < kTileBytes; at += 64)   // from the panels' pages in turn, see Ahead
       for (int i = 0; i < Panels; ++i) Simd::prefetch_far(ahead + i * panel + at);
   }
   alignas(64) float sums[kTileRows * kPanel];

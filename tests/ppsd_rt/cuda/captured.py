@@ -3,7 +3,6 @@
 import ctypes
 import json
 import os
-import shutil
 import sys
 import threading
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.cuda import backend as cuda_backend
 from ppsd_rt.cuda import graphs
@@ -21,9 +21,7 @@ from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.planner import Costs, StageCosts
-from ppsd_rt.sampling import SamplingParams
-from ppsd_rt.triton_kernels.state import SEQUENCE
+from ppsd_rt.sampling.params import SamplingParams
 
 sys.path.append(str(Path(__file__).parents[2]))
 import kernel_support  # noqa: F401  (mends the interpreter)
@@ -71,9 +69,6 @@ class FakeRecorder(graphs.Recorder):
         self.calls.append(RUN(run))
         return fake.fake_cuda_graph(self.calls[-1], None)
 
-    def graph_of(self, exec):
-        return exec  # here a graph is as good as an executable one
-
 
 class NoRecorder(graphs.Recorder):
     def warm_up(self, steps):
@@ -101,7 +96,6 @@ def answer(engine, schedule, trace=False, params=PARAMS):
         "judged": completion.statistics.judged,
         "launches": engine.backend.facts()["launches"],
         "streams": len(streams),
-        "graphs": sum(call.function == b"cuGraphLaunch" for call in calls),
         "copies": sum(call.function == b"cuMemcpyPeerAsync" for call in calls),
         "spans": engine.backend.spans(),
         "explained": engine.backend.explain(),
@@ -118,35 +112,6 @@ def answers(folder):
     result["auto"] = answer(engine, "auto")
     result["elastic, serial"] = answer(engine_of(folder, serial=True), "elastic")
     return result
-
-
-def loops(folder):
-    """Rounds without the host: fixed numbers of drafts; other schedules, and stop ids in the middle of a launch."""
-    os.environ["PPSD_CUDA_LOOP"] = "1"
-    engine = engine_of(folder)
-    long = replace(PARAMS, max_tokens=11)
-    kinds = {"greedy": long, "sampled": replace(long, temperature=1.2, seed=3)}
-    cases = [(name, kind) for name in ("plain", "eesd:length=3,stop_rule=fixed") for kind in kinds]
-    result = {f"{name}, {kind}": answer(engine, name, params=kinds[kind]) for name, kind in cases}
-    result["eesd:length=2, greedy"] = answer(engine, "eesd:length=2", params=long)
-    # The third token ends the answer: a model that has it as its end-of-sequence id.
-    config = json.loads((Path(folder) / "config.json").read_text())
-    last = result["plain, greedy"]["ids"][2]
-    stopping = Path(folder).parent / "stopping"
-    shutil.copytree(folder, stopping, dirs_exist_ok=True)
-    (stopping / "config.json").write_text(json.dumps({**config, "eos_token_id": last}))
-    ended = engine_of(stopping)
-    for name in ("plain", "eesd:length=3,stop_rule=fixed"):
-        result[f"stopped, {name}"] = answer(ended, name, params=replace(long, ignore_eos=False))
-        result[f"stopped, {name}"]["verdicts"] = int(ended.backend._stages.state[SEQUENCE])
-        ended.backend._drop_stages()
-    return result
-
-
-def old_driver(folder):
-    os.environ["PPSD_CUDA_LOOP"] = "1"
-    engine = engine_of(folder)
-    return [answer(engine, name)["ids"] for name in ("plain", "eesd:length=3,stop_rule=fixed")]
 
 
 def devices(folder):
@@ -211,7 +176,7 @@ def parts(folder):
         late = DeviceWeights.part(checkpoint, "float32", device, (1, 3), embeds=False, chooses=True)
         draft, verify = DraftPart(early, how), VerifyPart(late, True, how)
         for part in (draft, verify):
-            part.begin(0, 16, 3, {"temperature": 0.9, "seed": 3})
+            part.begin(0, 16, 3, SamplingParams(temperature=0.9, seed=3))
         drafted = [draft.step(0, PROMPT, False, None), draft.step(3, [7], True, None)]
         passed = [verify.run(0, PROMPT, rows, None), verify.run(3, [7], draft.exported(3, 1), None)]
         log = (Call * 1000)()

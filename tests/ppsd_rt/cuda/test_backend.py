@@ -15,9 +15,9 @@ from support import slow, write_model
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Committed, Engine
 from ppsd_rt.errors import PpsdError, UsageError
-from ppsd_rt.protocol import Drafted
-from ppsd_rt.sampling import SamplingParams
-from ppsd_rt.schedule import parse_schedule
+from ppsd_rt.pipeline.rounds import Drafted
+from ppsd_rt.pipeline.schedule import parse_schedule
+from ppsd_rt.sampling.params import SamplingParams
 
 ON_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", "bfloat16") if ON_GPU else ("cpu", "float32")

@@ -8,46 +8,68 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from types import SimpleNamespace
 
 from ppsd_rt.cuda import calibrate
-from ppsd_rt.schedule import MAX_ROWS
+from ppsd_rt.pipeline.schedule import MAX_ROWS
 
 ROW, DRAFT, PASS = 11, 12, 13  # graphs
 SECONDS = {ROW: 1.0, DRAFT: 1.5}
 
 
-class Lanes:
-    """Streams of a GPU on which a pass of n rows takes 10 + n / 10, and everything longer beside something else."""
+class Text:
+    """Stages of 4 layers, the exit after 1, for a model of texts of so many tokens."""
 
-    def __init__(self, slower):
-        self.slower, self.rows = slower, 0
+    def __init__(self, device="cuda", longest=2048):
+        self.home, self.devices, self.context = torch.device(device), [torch.device("cpu")], 0
+        config = SimpleNamespace(vocab_size=100, max_position_embeddings=longest, num_hidden_layers=4)
+        self.weights = SimpleNamespace(config=config, exit_layer=1)
+
+    def begin(self, prompt, params, keep, **options):
+        assert keep == len(prompt) - 1
+        self.context = len(prompt)
+
+
+class Lanes:
+    """Streams of a GPU on which a pass of n rows takes 10 + n / 10, and everything longer beside something else. The
+    first draft after a pass takes another 0.5, and so does a pass after drafts."""
+
+    def __init__(self, slower, text):
+        self.slower, self.text, self.rows, self.drafted = slower, text, 0, False
 
     def timeline(self, launches):
         free = {-1: 0.0, 0: 0.0}
         beside = {lane for lane, _ in launches} == {-1, 0}
         spans = []
         for lane, graph in launches:
-            took = SECONDS.get(graph, 10 + self.rows / 10) * (self.slower if beside else 1.0)
-            self.rows = 0 if graph == PASS else self.rows + (graph == DRAFT)
+            took = SECONDS.get(graph, 10 + self.rows / 10 + 1e-3 * self.rows * (self.text.context - calibrate.CONTEXT))
+            took += 0.5 * (self.drafted if graph == PASS else graph == DRAFT and not self.drafted)
+            took *= self.slower if beside else 1.0
+            self.drafted = graph == DRAFT or (self.drafted and graph != PASS)
+            self.rows = 0 if graph == PASS else self.rows + 1
             spans.append((free[lane], free[lane] + took))
             free[lane] += took
         return spans
 
 
-def costs_of(slower):
-    stages = SimpleNamespace(
-        begin=lambda *arguments, **options: None,
-        devices=[torch.device("cpu")],
-        weights=SimpleNamespace(config=SimpleNamespace(vocab_size=100)),
-        state=torch.zeros(1, dtype=torch.int32),
-    )
-    graphs = SimpleNamespace(apart=False, lanes=Lanes(slower), row=ROW, draft=DRAFT, verify=[PASS])
-    return calibrate.calibrate(stages, graphs)
+def costs_of(slower, longest=2048):
+    text = Text(longest=longest)
+    graphs = SimpleNamespace(apart=False, lanes=Lanes(slower, text), row=ROW, draft=DRAFT, verify=[PASS])
+    return calibrate.calibrate(text, graphs)
 
 
 def test_tables_from_measured_rows():
-    costs = costs_of(1.0)
-    assert (costs.turns.row_step, costs.turns.draft_step) == (1.0, 1.5)
-    assert costs.turns.verify == pytest.approx([10 + n / 10 for n in range(1, MAX_ROWS + 1)])
-    assert costs.plain_seconds == pytest.approx(11.1)
+    turns = costs_of(1.0).turns
+    assert (turns.row_step, turns.draft_step, turns.first_draft) == (1.0, 1.5, 2.0)
+    assert turns.verify[0] == pytest.approx(10.1), "again and again: after no drafts"
+    assert turns.verify[1:] == pytest.approx([10.5 + n / 10 for n in range(2, MAX_ROWS + 1)])
+    assert turns.plain == turns.plain_step == pytest.approx(11.1)
+
+
+def test_what_a_longer_text_costs():
+    turns = costs_of(1.0).turns
+    assert turns.verify_deeper == pytest.approx([1e-3 * n for n in range(1, MAX_ROWS + 1)])
+    assert turns.step_deeper == pytest.approx(1e-3 / 3)  # by its share of the layers
+    shorter = costs_of(1.0, longest=700).turns
+    assert shorter.verify_deeper == pytest.approx(turns.verify_deeper)
+    assert costs_of(1.0, longest=300).turns.step_deeper == 0.0, "such texts are too short to tell"
 
 
 def test_a_gpu_that_stamps_the_same_time_twice_has_measured_nothing(monkeypatch):
@@ -58,13 +80,16 @@ def test_a_gpu_that_stamps_the_same_time_twice_has_measured_nothing(monkeypatch)
 
 def test_overlap_that_only_shares_the_bandwidth_shows_in_the_table():
     costs = costs_of(1.8)
-    assert costs.overlapped.draft_step == pytest.approx(1.8 * costs.turns.draft_step)
+    assert 1.75 < costs.overlapped.draft_step / costs.turns.draft_step < 2.5
     # The pass beside drafts has all their rows: it takes a little longer for that too.
     assert 1.75 < costs.overlapped.verify[0] / costs.turns.verify[0] < 2.3
 
 
 def test_there_is_room_for_what_is_measured():
-    assert calibrate.most_positions() > calibrate.CONTEXT + 6 * sum(calibrate.MEASURED_ROWS)
+    for longest in (64, 512, 4096):
+        room = calibrate.most_positions(longest) - sum(calibrate.MEASURED_ROWS) - 4 * (24 + MAX_ROWS)
+        assert room > calibrate.CONTEXT
+    assert calibrate.most_positions(700) == 700 and calibrate.most_positions(10**6) < 2048
 
 
 class Apart:
@@ -88,16 +113,23 @@ class Apart:
 
 
 def test_legs_of_a_pass_on_several_devices():
-    stages = SimpleNamespace(
-        begin=lambda *arguments, **options: None,
-        weights=SimpleNamespace(config=SimpleNamespace(vocab_size=100)),
-        devices=[torch.device("cpu", 0), torch.device("cpu", 1)],
-    )
-    apart = calibrate.calibrate(stages, Apart(False, 1.0))
+    apart = calibrate.calibrate(Text(), Apart(False, 1.0))
     assert (apart.turns.row_step, apart.turns.draft_step, apart.turns.verify) == (1.0, 1.5, (10.0,) * MAX_ROWS)
     assert apart.overlapped == apart.turns
     # Four tenths of a pass are beside drafts, where both take twice as long.
-    shared = calibrate.calibrate(stages, Apart(True, 2.0))
+    shared = calibrate.calibrate(Text(), Apart(True, 2.0))
     assert shared.turns == apart.turns
     assert shared.overlapped.draft_step == pytest.approx(1.4 * 1.5)
     assert shared.overlapped.verify[0] == pytest.approx(1.4 * 10)
+
+
+def test_eager_launches(monkeypatch):
+    """By a made-up clock; the interpreter has no depth."""
+    clock, text = [0.0], Text("cpu")
+    for step, took in {"early_step": 1.0, "draft_step": 1.5, "verification": 10.0}.items():
+        setattr(text, step, lambda took=took: clock.__setitem__(0, clock[0] + took))
+    monkeypatch.setattr(calibrate, "perf_counter", lambda: clock[0])
+    costs = calibrate.calibrate(text, None)
+    assert costs.overlapped is None
+    assert (costs.turns.row_step, costs.turns.draft_step, costs.turns.plain) == (1.0, 1.5, 11.0)
+    assert costs.turns.verify == (10.0,) * MAX_ROWS

@@ -65,40 +65,6 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
 
 
 @pytest.mark.slow
-def test_rounds_in_loops_give_the_plain_answer(folder, fake_driver):
-    result, errors = run("loops", folder, fake_driver)
-    assert errors == ""
-    plain = {kind: result[f"plain, {kind}"]["ids"] for kind in ("greedy", "sampled")}
-    assert plain["greedy"] != plain["sampled"]
-    for name, answer in result.items():
-        kind = name.rsplit(", ", 1)[-1]
-        if kind in plain:
-            assert answer["ids"] == plain[kind], name
-            # The step that gives the first token is two graphs; a loop of eight rounds is one.
-            looped = name.startswith("plain") or "fixed" in name
-            assert (answer["graphs"] <= 2 + 3) == looped, name
-            assert (answer["judged"] > 0) == (not name.startswith("plain")), name
-        assert answer["launches"] == "captured, in loops"
-    stopped = {name: answer for name, answer in result.items() if name.startswith("stopped")}
-    for answer in stopped.values():
-        assert answer["ids"] == plain["greedy"][: len(answer["ids"])]
-        assert 1 <= len(answer["ids"]) <= 3
-    ids, verdicts = (stopped["stopped, plain"][key] for key in ("ids", "verdicts"))
-    assert verdicts == len(ids), "a loop goes on behind the end of the text"
-
-
-@pytest.mark.slow
-def test_a_driver_without_loops_is_told_once(folder, fake_driver, monkeypatch):
-    monkeypatch.setenv("PPSD_FAKE_CUDA_VERSION", "12020")
-    (plain, drafted), errors = run("old_driver", folder, fake_driver)
-    assert drafted == plain
-    assert errors == (
-        "ppsd-rt: rounds cannot be one graph (the NVIDIA driver is too old for a loop in a graph: it speaks CUDA 12.2, "
-        "and 12.3 is needed); the host launches each\n"
-    )
-
-
-@pytest.mark.slow
 def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driver):
     result, errors = run("devices", three_layers, fake_driver)
     assert errors == ""

@@ -19,7 +19,7 @@ import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cuda.logits import logits_of
 from ppsd_rt.cuda.stages import DeviceStages
-from ppsd_rt.sampling import SamplingParams
+from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.state import EPOCH, RECORD_ACCEPTED, RECORD_COMMITTED, RECORD_JUDGED, ROWS, START
 
 GREEDY = SamplingParams()
@@ -81,7 +81,7 @@ def test_any_order_of_launches_commits_the_references_text(guard, layers, kind, 
 
 @pytest.mark.slow
 def test_a_feedback_head_hears_of_rows_that_another_device_verified(guard, monkeypatch):
-    """Its drafts are those of one device, and others if what it hears is not copied."""
+    """Its drafts are those of one device, and others if what it receives is not copied."""
     model, copies = model_of(), DeviceStages.copies
 
     def text(places):
@@ -124,13 +124,13 @@ def test_a_prompt_and_logits_pass_through_all_devices(guard, monkeypatch):
     monkeypatch.setattr(ppsd_rt.cuda.prompt, "ROWS", 7)
     model = model_of(num_hidden_layers=4, tie_word_embeddings=False)
     alone = DeviceStages(weights_of(model, "norm"), 64)
-    spread = DeviceStages(weights_of(model, "norm", places=places_of(0, 0, 1, 2)), 64, (2, 3))
+    parted = DeviceStages(weights_of(model, "norm", places=places_of(0, 0, 1, 2)), 64, (2, 3))
     for prompt, keep in ((PROMPT, 0), (PROMPT[:12] + [7, 7], 12)):
-        for stages in (alone, spread):
+        for stages in (alone, parted):
             stages.begin(prompt, SAMPLED, keep, end=len(prompt) + 2)
             stages.plain_step()
-        assert text_of(spread) == text_of(alone)
-    assert torch.equal(logits_of(spread, PROMPT, 3), logits_of(alone, PROMPT, 3))
+        assert text_of(parted) == text_of(alone)
+    assert torch.equal(logits_of(parted, PROMPT, 3), logits_of(alone, PROMPT, 3))
 
 
 def test_weights_move_from_device_to_device():
@@ -138,10 +138,10 @@ def test_weights_move_from_device_to_device():
     for format in ("float32", "int8"):
         model = model_of(num_hidden_layers=3)
         whole = weights_of(model, "norm", format=format)
-        parted = weights_of(model, format=format, places=places_of(0, 0, 1)).spread(places_of(0, 1, 1))
-        again = parted.spread(places_of(0, 1, 2))
+        parted = weights_of(model, format=format, places=places_of(0, 0, 1)).placed(places_of(0, 1, 1))
+        again = parted.placed(places_of(0, 1, 2))
         assert again.layers[1] is parted.layers[1]
-        assert parted.spread(parted.places) is parted
+        assert parted.placed(parted.places) is parted
         for ours, theirs in zip(again.layers, whole.layers, strict=True):
             assert torch.equal(ours.qkv.values, theirs.qkv.values)
             assert torch.equal(ours.norm, theirs.norm)

@@ -35,7 +35,7 @@ def last_line(program, driver, ordinal=0, **environment):
             {"PPSD_FAKE_CUDA_WITHOUT": "cuGraphUpload"},
             "the NVIDIA driver is too old: it has no cuGraphUpload; CUDA 12.0",
         ),
-        ({}, "('Fake GPU', 9, 0, 83886080000)"),
+        ({}, "CudaDevice(name='Fake GPU', major=9, minor=0, memory=83886080000)"),
     ],
 )
 def test_drivers(fake_driver, environment, line):
@@ -58,9 +58,9 @@ def test_torch_without_cuda(fake_driver):
 
 
 def test_without_triton(monkeypatch):
-    monkeypatch.setattr(errors, "find_spec", lambda name: None)
-    with pytest.raises(PpsdError, match="needs Triton, which is not installed: pip install triton"):
-        errors.import_backend()
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(PpsdError, match=r'the cuda backend needs triton: pip install "ppsd-rt\[cuda\]"'):
+        errors.check_triton()
     assert errors.unusable("cuda") is not None
 
 

@@ -12,7 +12,7 @@ from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.sampling import SamplingParams
+from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.trace import occupancy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
@@ -78,26 +78,6 @@ def test_eager_launches_and_one_stream_give_the_same_bits(folder, engine, monkey
             assert other.generate(PROMPT, GREEDY, "elastic").run().ids == ids, switch
 
 
-def test_rounds_in_loops(folder, engine, monkeypatch, caplog):
-    """A graph with a WHILE node gives the bits of rounds that the host launches, and ends where the text does."""
-    monkeypatch.setenv("PPSD_CUDA_LOOP", "1")
-    loops = Engine.from_pretrained(folder, exit_head="norm:2", backend="cuda", dtype=engine.backend.dtype)
-    for params in (GREEDY, SAMPLED):
-        plain = engine.generate(PROMPT, params, "plain").run().ids
-        for schedule in ("plain", "eesd:length=1,stop_rule=fixed", "eesd:length=5,stop_rule=fixed", "elastic", "auto"):
-            for _ in range(2):
-                assert loops.generate(PROMPT, params, schedule).run().ids == plain, schedule
-        oracle = RunOptions(oracle=Oracle((*PROMPT, *plain), 0.8))
-        drafted = loops.generate(PROMPT, params, "eesd:length=5,stop_rule=fixed", oracle).run()
-        assert drafted.ids == plain
-        assert drafted.statistics.tokens_per_round > 2
-    traced = loops.generate(PROMPT, GREEDY, "eesd:length=5,stop_rule=fixed", RunOptions(trace=True)).run()
-    assert traced.ids == engine.generate(PROMPT, GREEDY, "plain").run().ids
-    assert {span[0] for span in loops.backend.spans()} == {"rounds"}
-    assert loops.backend.facts()["launches"] == "captured, in loops"
-    assert "rounds cannot be one graph" not in caplog.text
-
-
 def test_times_from_the_gpu(engine):
     completion = engine.generate(PROMPT, GREEDY, "elastic", RunOptions(trace=True)).run()
     spans = engine.backend.spans()
@@ -143,32 +123,32 @@ def skip_without(devices):
 @pytest.mark.parametrize("exit_head", ["norm:2", "feedback"])
 @pytest.mark.parametrize("devices", DEVICES)
 def test_several_devices_give_the_bits_of_one(folder, engine, devices, exit_head):
-    """The same random drafts in every schedule; a feedback head hears across devices."""
+    """The same random drafts in every schedule; a feedback head receives across devices."""
     skip_without(devices)
     if exit_head == "feedback":
         exit_head = folder / "feedback.safetensors"
     dtype = engine.backend.dtype
     for sizes in {2: [(2, 4), (5, 1)], 3: [(2, 2, 2), (3, 1, 2)]}[devices.count(",") + 1]:
-        spread = Engine.from_pretrained(
+        parted = Engine.from_pretrained(
             folder, exit_head=exit_head, backend="cuda", device=devices, stages=sizes, dtype=dtype
         )
         for params in (GREEDY, SAMPLED):
             plain = engine.generate(PROMPT, params, "plain").run().ids
             for schedule in ("plain", "eesd", "ppsd", "elastic", "auto"):
-                assert spread.generate(PROMPT, params, schedule).run().ids == plain, (sizes, schedule)
-        assert spread.backend.facts()["launches"] == "captured"
+                assert parted.generate(PROMPT, params, schedule).run().ids == plain, (sizes, schedule)
+        assert parted.backend.facts()["launches"] == "captured"
 
 
 @pytest.mark.parametrize("devices", DEVICES)
 def test_the_split_is_measured_where_none_is_given(folder, engine, devices):
     skip_without(devices)
-    spread = Engine.from_pretrained(
+    parted = Engine.from_pretrained(
         folder, exit_head="norm:2", backend="cuda", device=devices, dtype=engine.backend.dtype
     )
-    assert all(seconds > 0 for seconds in spread.backend.facts()["measured_layer_us"])
+    assert all(seconds > 0 for seconds in parted.backend.facts()["measured_layer_us"])
     plain = engine.generate(PROMPT, GREEDY, "plain").run().ids
-    assert spread.generate(PROMPT, GREEDY, "elastic").run().ids == plain
-    assert spread.generate([*PROMPT, 7] * 5, GREEDY, "ppsd").run().ids == (
+    assert parted.generate(PROMPT, GREEDY, "elastic").run().ids == plain
+    assert parted.generate([*PROMPT, 7] * 5, GREEDY, "ppsd").run().ids == (
         engine.generate([*PROMPT, 7] * 5, GREEDY, "plain").run().ids
     )
 
@@ -178,12 +158,12 @@ def test_several_devices_without_graphs(folder, engine, devices, monkeypatch):
     skip_without(devices)
     monkeypatch.setenv("PPSD_CUDA_EAGER", "1")
     parts = devices.count(",") + 1
-    spread = Engine.from_pretrained(
+    parted = Engine.from_pretrained(
         folder, exit_head="norm:2", backend="cuda", device=devices, stages=[2] * 3 if parts == 3 else [3, 3],
         dtype=engine.backend.dtype,
     )  # fmt: skip
     plain = engine.generate(PROMPT, SAMPLED, "plain").run().ids
-    assert spread.generate(PROMPT, SAMPLED, "elastic").run().ids == plain
+    assert parted.generate(PROMPT, SAMPLED, "elastic").run().ids == plain
 
 
 def test_a_device_that_is_not_there_is_named(folder):

@@ -1,70 +1,71 @@
-"""`auto` over ranks: what it chooses from measured costs, and how it follows the acceptance."""
+"""What ranks fill the planner's table with, and what it makes of several stages."""
 
 import pytest
+from planner_support import World
 
-from ppsd_rt.ranks.choose import RankChooser, candidates
-from ppsd_rt.ranks.costs import RankCosts, displacer, interpolate, time_drafts, time_passes
+from ppsd_rt import _native
+from ppsd_rt._native import Costs
+from ppsd_rt.pipeline.schedule import MAX_ROWS, named, parse_schedule
+from ppsd_rt.planning.simulate import simulate
+from ppsd_rt.ranks.costs import displacer, rank_costs, side_by_side, time_drafts, time_passes
 from ppsd_rt.ranks.slices import layers_of
-from ppsd_rt.schedule import MAX_ROWS, PLAIN
-from ppsd_rt.simulate import simulate
 
 
 def flat(seconds):
     return (seconds,) * MAX_ROWS
 
 
-EVEN = RankCosts(row=1.0, draft=1.1, verify=(flat(1.0), flat(1.0), flat(1.0)), link=0.05)
-ONE_DEVICE = RankCosts(row=1.0, draft=1.9, verify=(flat(9.0),), link=0.05)  # an early exit with a heavy head
+EVEN = rank_costs(row=1.0, draft=1.1, verify=(flat(1.0), flat(1.0), flat(1.0)), link=0.05)
+ONE_DEVICE = rank_costs(row=1.0, draft=1.9, verify=(flat(9.0),), link=0.05)  # an early exit with a heavy head
 
 
-@pytest.mark.parametrize("costs", [EVEN, ONE_DEVICE], ids=["even", "uneven"])
 @pytest.mark.parametrize("acceptance", [0.3, 0.6, 0.9])
-def test_the_choice_is_within_a_few_percent_of_the_best(costs, acceptance):
-    chooser = RankChooser(costs.simulated(), acceptance)
-    speeds = {s: simulate(s, costs.simulated(), acceptance, 1500).tokens_per_second for s in candidates()}
-    assert speeds[chooser.schedule] > 0.93 * max(speeds.values())
+@pytest.mark.parametrize("stages", [EVEN, ONE_DEVICE], ids=["even", "uneven"])
+def test_of_overlapped_schedules_the_best_is_foreseen(stages, acceptance):
+    """Over several stages `ppsd` and other first chunks stand beside `elastic`."""
+    names = ("elastic", *(("ppsd", *(f"elastic:first_chunk={n}" for n in (0, 1, 4))) if stages is EVEN else ()))
+    best = max(simulate(parse_schedule(name), stages, acceptance, 1500).tokens_per_second for name in names)
+    foreseen = _native.Planner(side_by_side(stages, stages), acceptance).predict("overlap", 0, acceptance)
+    assert foreseen == pytest.approx(best, rel=0.17)  # of 250 tokens
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.6, 0.9])
+def test_over_ranks_too_no_answer_is_slower_than_plain(acceptance):
+    costs = side_by_side(EVEN, EVEN)
+    world = World(_native.Planner(costs, 0.5), costs, acceptance, noise=(1.0, 1.0))
+    for tokens in range(16, 400):
+        if tokens > world.tokens:
+            world.decode(tokens - world.tokens)
+        assert world.tokens / world.seconds * costs.plain_seconds >= 0.98
+
+
+def test_overlapping_over_ranks_is_found():
+    costs = side_by_side(EVEN, EVEN)
+    world = World(_native.Planner(costs, 0.4), costs, 0.9)
+    world.decode(300)
+    overlap = max(simulate(named(name), EVEN, 0.9).tokens_per_second for name in ("ppsd", "elastic"))
+    assert world.decode(2000) > 0.8 * overlap
+    assert world.overlapped > 0
 
 
 def test_a_useless_head_means_plain_decoding_with_few_tries():
-    chooser = RankChooser(ONE_DEVICE.simulated(), 0.0)
-    assert chooser.schedule == PLAIN
-    drafted = 0
-    for _ in range(400):
-        judged = int(chooser.schedule.drafts)
-        drafted += judged
-        chooser.after(judged, 0)
-    assert 0 < drafted < 20
-    assert chooser.schedule == PLAIN
-
-
-def test_it_learns_that_drafts_are_good():
-    chooser = RankChooser(ONE_DEVICE.simulated(), 0.05)
-    rounds = 0
-    while rounds < 300:
-        judged = 4 if chooser.schedule.drafts else 0
-        chooser.after(judged, judged)
-        rounds += 1
-    assert chooser.acceptance > 0.8
-    assert chooser.schedule.drafts
-    assert f"acceptance {chooser.acceptance:.2f}" in chooser.explain()
+    costs = Costs(ONE_DEVICE)
+    world = World(_native.Planner(costs, 0.0), costs, 0.0)
+    world.decode(400)
+    assert 0 < 400 - world.plain_rounds < 20
 
 
 def test_interference_is_what_working_side_by_side_adds():
-    beside = RankCosts(
-        row=1.2, draft=2.2, verify=tuple(flat(seconds * 1.5) for (seconds, *_) in EVEN.verify), link=0.05
-    )
-    costs = EVEN.simulated(beside)
-    assert costs.draft_interference == pytest.approx(2.0)
-    assert costs.verify_interference == pytest.approx(1.5)
-    assert EVEN.simulated().draft_interference == 1.0
+    slower = tuple(flat(seconds * 1.5) for (seconds, *_) in EVEN.stages)
+    beside = rank_costs(row=1.2, draft=2.2, verify=slower, link=0.05)
+    costs = side_by_side(EVEN, beside)
+    assert costs.turns == EVEN
+    assert costs.overlapped.draft_interference == pytest.approx(2.0)
+    assert costs.overlapped.verify_interference == pytest.approx(1.5)
+    assert side_by_side(EVEN, EVEN).overlapped == EVEN
 
 
-def test_rows_between_those_that_were_timed_are_interpolated():
-    table = interpolate({1: [3.0], 2: [2.0], 4: [4.0], 16: [16.0]})
-    assert table[0] == table[1] == 2.0  # fewer rows never cost more
-    assert table[2] == 3.0
-    assert table[9] == 10.0
-    assert len(table) == MAX_ROWS
+def test_times_of_passes():
     assert time_passes(lambda rows, context: float(rows), seconds=0.0)[6] == 7.0
     assert set(time_passes(lambda rows, context: float(rows), seconds=0.0, one_row=True)) == {1.0}
 

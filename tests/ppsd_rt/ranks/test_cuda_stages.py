@@ -15,6 +15,7 @@ from triton.runtime import interpreter
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
 from ppsd_rt.cuda.buffers import NEVER
+from ppsd_rt.cuda.devices import DEVICE_WIDE
 from ppsd_rt.cuda.graphs import Recorder
 from ppsd_rt.cuda.parts import How, Text, VerifyPart
 from ppsd_rt.cuda.weights import DeviceWeights
@@ -82,7 +83,7 @@ def test_every_schedule_gives_the_tokens_of_one_process(engine, stages, schedule
 
 @pytest.mark.slow
 def test_drafts_are_those_of_one_process(engine, stages):
-    """The exit head has seen the same rows, and heard the same."""
+    """The exit head has seen the same rows, and received the same."""
     params = SamplingParams(max_tokens=6, ignore_eos=True, temperature=1.0, seed=3)
     schedule = "eesd:length=3,stop_rule=fixed"
     one = [event.round for event in engine.generate(PROMPT, params, schedule).events()]
@@ -110,7 +111,7 @@ def part_of(folder, layers=(1, 3), how=How()):
         Checkpoint(folder), "float32", torch.device(DEVICE), layers, embeds=False, chooses=chooses
     )
     part = VerifyPart(weights, chooses, how)
-    part.begin(0, 32, 5, {})
+    part.begin(0, 32, 5, SamplingParams())
     return part
 
 
@@ -174,6 +175,23 @@ def test_a_part_that_cannot_be_captured_runs_kernel_by_kernel(folder, caplog):
     assert caplog.messages == [
         "ppsd-rt: a rank's layers cannot be captured (no room for a graph); they run kernel by kernel"
     ]
+
+
+def test_nothing_else_waits_for_the_device_while_a_part_is_captured(folder):
+    """Another thread that captured, or waited for the whole device, would break this one's capture."""
+    free = []
+
+    class Watched(NoRecorder):
+        def warm_up(self, steps):
+            other = threading.Thread(target=lambda: free.append(DEVICE_WIDE.acquire(blocking=False)))
+            other.start()
+            other.join()
+            super().warm_up(steps)
+
+    part_of(folder, how=How(recorder=Watched)).run(0, [0] * 3, rows_of(3), None)
+    assert free == [False]
+    with DEVICE_WIDE:
+        pass  # it is given back when capturing fails
 
 
 def test_a_rank_says_how_its_part_is_launched(folder, caplog):

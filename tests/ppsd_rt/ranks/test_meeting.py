@@ -248,7 +248,7 @@ def test_the_others_wait_for_a_rank_0_that_never_comes(start):
     ("changed", "line"),
     [
         ({"dtype": "float32"}, "rank 1 has format float32, rank 0 has int8: "),
-        ({"exit_head": "norm:2"}, "rank 1 has exit head norm behind layer 2"),
+        ({"exit_head": "norm:2"}, "rank 1 has exit head norm after layer 2"),
         ({"backend": "torch"}, "rank 1 has backend torch, rank 0 has cpu: "),
         ({"sizes": (1, 3)}, "rank 1 has stages 1,3, rank 0 has auto: "),
         ({"sizes": (1, 4)}, "rank 1: --stages 1,4 does not give 4 layers to 2 ranks"),
@@ -265,7 +265,7 @@ def test_ranks_that_differ_end_with_the_same_line(start, changed, line):
 
 def test_a_split_that_cannot_be_ends_all(start):
     lines = start({rank: {"exit_head": "norm:3"} for rank in range(3)}, ranks=range(3), size=3)
-    assert lines == ["rank 0: 1 layers behind the exit head do not go to 2 ranks"] * 3
+    assert lines == ["rank 0: 1 layers after the exit head do not go to 2 ranks"] * 3
 
 
 # -- connecting --------------------------------------------------------------------------------------------------------

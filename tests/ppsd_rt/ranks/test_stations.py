@@ -6,8 +6,9 @@ import torch
 from rank_support import Pipeline, ids_of
 from support import loud_head, slow, write_model
 
-from ppsd_rt import Engine, SamplingParams, UsageError, _native
+from ppsd_rt import Engine, Oracle, SamplingParams, UsageError, _native
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.ranks.costs import rank_costs, side_by_side
 from ppsd_rt.ranks.slices import slices_for
 from ppsd_rt.ranks.stage import lengths
 
@@ -45,7 +46,7 @@ def pipeline(folder):
 
 @pytest.mark.parametrize(("backend", "sizes"), [("cpu", (2, 4)), ("cpu", (2, 1, 3)), ("torch", (2, 1, 3))], ids=str)
 def test_verdicts_bring_home_what_a_feedback_head_hears(folder, pipeline, tmp_path, sizes, backend):
-    """In turns the drafts are those of one process: the head has heard the same."""
+    """In turns the drafts are those of one process: the head has received the same."""
     path, params = tmp_path / "head.safetensors", SamplingParams(max_tokens=30, ignore_eos=True)
     schedule = "eesd:length=3,stop_rule=fixed"
     drafts = []
@@ -119,7 +120,7 @@ def test_a_free_station_takes_all_rows_that_have_come(pipeline):
     whole.run(PROMPT, params, "plain")
     truth = (*whole.answer.tokens, 0)
     stages = pipeline((2, 4), serves=False)
-    answer = stages.start(PROMPT, params, "elastic:first_chunk=0", oracle=(truth, 1.0, 0))
+    answer = stages.start(PROMPT, params, "elastic:first_chunk=0", oracle=Oracle(truth, 1.0))
     station, out = stages.stations[0], stages.buffers()
     for _ in range(2):  # the prompt's blocks
         stages.draft_once(answer)
@@ -127,13 +128,29 @@ def test_a_free_station_takes_all_rows_that_have_come(pipeline):
         pass
     stages.land(out[0])
     assert [stages.draft_once(answer) for _ in range(5)] == [1] * 5
-    passes = station.counts()[0]
+    passes = station.counts().passes
     assert station.work(out, 0) == 1
     assert out[0][5] == 5
     stages.land(out[0])
-    assert station.counts()[0] == passes + 1
+    assert station.counts().passes == passes + 1
     assert tuple(answer.tokens) == truth[: len(PROMPT) + 6]
     answer.cancel()
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.9])
+def test_the_planner_chooses_after_every_round(pipeline, acceptance):
+    """Whatever the rounds really take: it learns from them, and no token changes."""
+    params = SamplingParams(max_tokens=150, ignore_eos=True)
+    stages = pipeline((2, 2, 2))
+    plain = ids_of(stages.run(PROMPT, params, "plain"))
+    table = (1.0,) * 16
+    costs = side_by_side(*[rank_costs(1.0, 1.1, (table, table), 0.0)] * 2)
+    planner = _native.Planner(costs, 0.5)
+    for _ in range(2):
+        oracle = Oracle((*PROMPT, *plain), acceptance)
+        assert ids_of(stages.run(PROMPT, params, planner, oracle=oracle)) == plain
+    assert sum(rounds for rounds, *_ in planner.measured().values()) > 10
+    assert (planner.acceptance > 0.5) == (acceptance > 0)
 
 
 def test_a_message_that_leaves_a_gap_is_refused(pipeline):
@@ -191,7 +208,7 @@ def test_a_verdict_on_another_row_is_refused(pipeline):
     with pytest.raises(RuntimeError, match="came back"):
         answer.land(verdict)
     verdict[2] = 0  # of an earlier answer: void
-    assert answer.land(verdict) == (False, None)
+    assert answer.land(verdict) is False
     answer.cancel()
 
 
@@ -201,7 +218,7 @@ def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, pipeline, backend):
     engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, device="cpu", dtype=format, threads=1)
     stages = pipeline((2, 4), backend=backend, format=format)
     params = SamplingParams(max_tokens=60, ignore_eos=True)
-    for _ in range(2):  # behind a short answer, and behind one that is longer than the timed context
+    for _ in range(2):  # after a short answer, and after one that is longer than the timed context
         stages.drafter.time_step(True, 128)
         stages.stations[0].time_pass(16, 128)
         assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
@@ -215,8 +232,7 @@ def test_a_torch_stage_whose_rows_are_void_ends_at_a_layer(folder):
     assert model.model.embed_tokens.weight.device.type == "cpu"  # it is tied to the LM head
     assert model.model.layers[1].mlp.up_proj.weight.device.type == "meta"
     verify, asked = TorchVerify(model, 2, 6), []
-    sampling = {"temperature": 0.0, "seed": 0}
-    verify.begin(0, 64, 5, sampling)
+    verify.begin(0, 64, 5, SamplingParams())
     rows = np.random.default_rng(0).standard_normal((5, 64)).astype(np.float32)
 
     def cancelled():
@@ -227,7 +243,7 @@ def test_a_torch_stage_whose_rows_are_void_ends_at_a_layer(folder):
     assert len(asked) == 3  # in front of the third of its layers
     verify.run(0, [1, 2, 3, 4, 5], rows, lambda: False)
     fresh = TorchVerify(model, 2, 6)
-    fresh.begin(0, 64, 5, sampling)
+    fresh.begin(0, 64, 5, SamplingParams())
     fresh.run(0, [1, 2, 3, 4, 5], rows, None)
     assert verify.choose(5) == fresh.choose(5)
 
@@ -237,7 +253,7 @@ def test_torch_ranks_draft_by_an_oracle(pipeline):
     stages.run(PROMPT, params, "plain")
     truth = tuple(stages.answer.tokens)
     for acceptance, accepted in ((1.0, 3), (0.0, 0)):
-        rounds = stages.run(PROMPT, params, "eesd:length=3,stop_rule=fixed", oracle=(truth, acceptance, 0))
+        rounds = stages.run(PROMPT, params, "eesd:length=3,stop_rule=fixed", oracle=Oracle(truth, acceptance))
         assert tuple(stages.answer.tokens) == truth
         assert [round.accepted for round in rounds[1:3]] == [accepted] * 2
 
@@ -263,7 +279,7 @@ def test_torch_ranks_say_what_they_cannot_do():
 
 def test_a_python_stage_that_fails_ends_its_rank(folder):
     class Wrong:
-        def begin(self, keep, end, prompt, sampling):
+        def begin(self, keep, end, prompt, params):
             pass
 
         def run(self, start, ids, hidden, cancelled):
@@ -274,6 +290,7 @@ def test_a_python_stage_that_fails_ends_its_rank(folder):
     version = 0x50535000 + _native.WIRE_VERSION
     begin, rows = out[0].copy(), out[0].copy()
     begin[:8] = (version, 1, 1, 0, 0, 0, 9, 0)  # the answer begins: room for 9 rows
+    begin[17:21].view(np.float32)[:] = 0.0, 1.0, 0.0, 1.0  # temperature, top_p, min_p, repetition_penalty
     rows[:8] = (version, _native.WIRE_ROWS, 1, 0, 0, 2, 2, 0)
     station.post(begin[: _native.WIRE_WORDS])
     assert station.work(out, 50) == 1

@@ -4,9 +4,9 @@ import pytest
 from support import write_model
 
 from ppsd_rt import Engine, SamplingParams, UsageError
-from ppsd_rt.protocol import Draft
+from ppsd_rt.pipeline.rounds import Draft
+from ppsd_rt.pipeline.schedule import AUTO, PLAIN, Auto, copying, describe, named, parse_schedule
 from ppsd_rt.reference.lookup import LONG, MOST, PRIORS, Lookup
-from ppsd_rt.schedule import AUTO, PLAIN, Auto, copying, describe, named, parse_schedule
 
 
 def proposal(committed, drafts=(), shortest=2):

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from support import slow
 from toys import PROMPT, VOCAB, ToyDraft, ToyVerify, blurred, hashed_logits, schedules
 
-from ppsd_rt.protocol import Drafted, Limits, Round
+from ppsd_rt.pipeline.rounds import Drafted, Limits, Round
+from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named
+from ppsd_rt.pipeline.stop_rules import ConfidenceThreshold
 from ppsd_rt.reference.pipeline import Pipeline, Ticks
 from ppsd_rt.reference.sampler import Sampler
-from ppsd_rt.sampling import SamplingParams
-from ppsd_rt.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named
-from ppsd_rt.stop_rules import ConfidenceThreshold
+from ppsd_rt.sampling.params import SamplingParams
 
 
 def run(schedule, truth, drafts, params=SamplingParams(), limits=Limits(60), ticks=Ticks(), draft_ids=None):
@@ -136,7 +136,7 @@ def test_each_partial_length(accepted):
 @pytest.mark.parametrize("schedule", [LENGTH_5, named("elastic"), named("ppsd")], ids=["eesd", "elastic", "ppsd"])
 @pytest.mark.parametrize("place", range(8))
 def test_stop_id_at_each_place_of_a_chunk(place, schedule):
-    """Nothing behind a stop id is committed, and it is committed itself."""
+    """Nothing after a stop id is committed, and it is committed itself."""
     stop = 4 + place
     pipeline, events = run(
         schedule, known_truth, wrong_at(), limits=Limits(50, frozenset({stop})), ticks=Ticks(per_stage=4)

@@ -8,7 +8,7 @@ from support import slow
 
 from ppsd_rt.errors import UsageError
 from ppsd_rt.reference.sampler import Sampler, confidence
-from ppsd_rt.sampling import SamplingParams
+from ppsd_rt.sampling.params import SamplingParams
 
 
 def logits(n=50, seed=0):

@@ -82,7 +82,7 @@ def test_across_a_span_border():
 
 @pytest.mark.parametrize("dtype", MODELS)
 def test_rollback_leaves_no_trace(dtype):
-    """Right rows up to some place, wrong ones behind it, back again: as if the wrong ones had never been."""
+    """Right rows up to some place, wrong ones after it, back again: as if the wrong ones had never been."""
     model = MODELS[dtype]
     exit_hidden, drafted, logits = passes(model, [])
     draft, verify = DraftStage(model, tiny_head(model)), VerifyStage(model, 2)

@@ -1,0 +1,350 @@
+"""Several clients at once, over HTTP: `ppsd-run serve` beside llama.cpp's llama-server, in turns.
+
+    python benchmarks/serve.py                                        # 1 to 32 clients: many minutes
+    python benchmarks/serve.py --clients 1,4 --requests 8 -n 32 -r 1
+
+Every client sends a request, reads the whole answer as it streams, and sends its next one. The requests are the
+development prompts, in order and as token ids; every answer is greedy and has -n tokens, past any end: the same work
+for all engines. `direct:FORMAT+SCHEDULE` is ours in this process without HTTP: what it is faster by is what HTTP costs.
+
+`tokens/s`: of all answers, from the first request to the end of the last answer. `first`: from a request to the first
+bytes of its answer. `pause`: between arrivals of bytes in an answer; ours may bring several tokens at once. `x`: the
+first engine over this one, with as many clients. llama-server is what `benchmarks/build_llama_cpp.sh server` builds; it
+gets as many slots (-np) as there are clients. The last line of the output is one JSON object.
+"""
+
+import argparse
+import asyncio
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from time import perf_counter, sleep
+from typing import Any, Protocol
+
+import httpx2
+import numpy as np
+from export_gguf import FORMATS, export
+from llama_library import BUILT
+from peers import median_of
+
+from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt.bench.report import Column, Report
+from ppsd_rt.bench.spread import Spread, take_turns
+from ppsd_rt.cli.bench import print_report, run_facts
+from ppsd_rt.cli.bench_options import list_of, positive
+from ppsd_rt.cli.common import read_prompts
+from ppsd_rt.cli.progress import progress_bar
+from ppsd_rt.engine import Committed
+from ppsd_rt.models.cache import cache_dir
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.resolve import resolve_model
+
+SERVER = BUILT.with_name("llama-server")
+ENGINES = "ppsd-rt:int8+auto,ppsd-rt:int8+plain,direct:int8+auto,llama.cpp:Q8_0"
+
+COLUMNS = (
+    Column("engine", "engine"),
+    Column("clients", "clients"),
+    Column("tokens_per_second", "tokens/s", 1),
+    Column("times", "x", 2),
+    Column("first_ms", "first ms", 0),
+    Column("first_ms_99", "99th", 0),
+    Column("pause_ms", "pause ms", 1),
+    Column("pause_ms_99", "99th", 1),
+)
+
+
+@dataclass
+class Arrivals:
+    """Of one answer: seconds to the first bytes, then between bytes; how many tokens it has."""
+
+    first: float = 0.0
+    pauses: list[float] = field(default_factory=list)
+    tokens: int = 0
+
+
+class Target(Protocol):
+    """What the clients ask."""
+
+    async def ask(self, ids: list[int], tokens: int) -> Arrivals: ...
+    async def leave(self) -> None: ...
+    def close(self) -> None: ...
+
+
+class Served:
+    """A server in a process of its own."""
+
+    def __init__(self, command: list[object], url: str | None) -> None:
+        """url: where it will listen; None: it says so on standard error."""
+        self._process = subprocess.Popen(
+            [str(word) for word in command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
+        self._said: deque[str] = deque(maxlen=20)
+        try:
+            self.url = url or self._heard()
+            threading.Thread(target=self._listen, daemon=True).start()
+            self._wait()
+        except BaseException:
+            self.close()
+            raise
+        self._client: httpx2.AsyncClient | None = None
+
+    async def ask(self, ids: list[int], tokens: int) -> Arrivals:
+        if self._client is None:
+            self._client = httpx2.AsyncClient(base_url=self.url, timeout=None)
+        body = {
+            "prompt": ids, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True},
+        }  # fmt: skip
+        found, tail, before = Arrivals(), b"", perf_counter()
+        async with self._client.stream("POST", "/v1/completions", json=body) as reply:
+            if reply.status_code != 200:
+                raise SystemExit(f"{self.url} answers {reply.status_code}: {(await reply.aread()).decode()}")
+            async for piece in reply.aiter_raw():
+                now = perf_counter()
+                if found.first:
+                    found.pauses.append(now - before)
+                else:
+                    found.first = now - before
+                before, tail = now, (tail + piece)[-2000:]
+        counted = re.findall(rb'"completion_tokens":\s*(\d+)', tail)
+        found.tokens = int(counted[-1])
+        return found
+
+    async def leave(self) -> None:
+        """At the end of an event loop, which has the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def _heard(self) -> str:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            self._said.append(line)
+            if found := re.search(r"http://[\d.]+:\d+", line):
+                return found[0]
+        raise self._failed()
+
+    def _listen(self) -> None:
+        assert self._process.stderr is not None
+        self._said.extend(self._process.stderr)
+
+    def _wait(self) -> None:
+        while True:
+            if self._process.poll() is not None:
+                raise self._failed()
+            try:
+                if httpx2.get(f"{self.url}/health").status_code == 200:
+                    return
+            except httpx2.TransportError:
+                pass
+            sleep(0.1)
+
+    def _failed(self) -> SystemExit:
+        return SystemExit("the server has failed:\n" + "".join(self._said))
+
+
+class Direct:
+    """The engine itself, in this process."""
+
+    def __init__(self, engine: Engine, schedule: str) -> None:
+        self._engine, self._schedule = engine, schedule
+
+    async def ask(self, ids: list[int], tokens: int) -> Arrivals:
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True)
+        found, before = Arrivals(), perf_counter()
+        generation = self._engine.agenerate(ids, params, self._schedule)
+        async for event in generation.events():
+            if isinstance(event, Committed):
+                now = perf_counter()
+                if found.tokens:
+                    found.pauses.append(now - before)
+                else:
+                    found.first = now - before
+                before = now
+                found.tokens += len(event.tokens)
+        return found
+
+    async def leave(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Case:
+    """An engine with so many clients; each list has a figure for each repeat."""
+
+    name: str
+    clients: int
+    target: Target
+    prompts: list[list[int]]
+    tokens: int
+    figures: dict[str, list[float]] = field(default_factory=dict)
+
+    def measure(self) -> None:
+        begin = perf_counter()
+        answers = asyncio.run(self._all())
+        seconds = perf_counter() - begin
+        firsts = [1000 * answer.first for answer in answers]
+        pauses = [1000 * pause for answer in answers for pause in answer.pauses]
+        found = {
+            "tokens_per_second": sum(answer.tokens for answer in answers) / seconds,
+            "first_ms": float(np.median(firsts)),
+            "first_ms_99": float(np.quantile(firsts, 0.99)),
+            "pause_ms": float(np.median(pauses)),
+            "pause_ms_99": float(np.quantile(pauses, 0.99)),
+        }
+        for name, figure in found.items():
+            self.figures.setdefault(name, []).append(figure)
+
+    async def _all(self) -> list[Arrivals]:
+        waiting, answers = deque(self.prompts), list[Arrivals]()
+
+        async def client() -> None:
+            while waiting:
+                answers.append(await self.target.ask(waiting.popleft(), self.tokens))
+
+        try:
+            await asyncio.gather(*(client() for _ in range(self.clients)))
+        finally:
+            await self.target.leave()
+        if wrong := [answer.tokens for answer in answers if answer.tokens != self.tokens]:
+            raise SystemExit(f"{self.name}: an answer has {wrong[0]} tokens instead of {self.tokens}")
+        return answers
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _arguments(argv)
+    folder = resolve_model(args.model)
+    names, absent = _at_hand(args.engines)
+    engine = Engine.from_pretrained(args.model, exit_head=args.exit_head, threads=args.threads, dtype=_direct(names))
+    texts = [prompt.prompt for prompt in read_prompts(None)[: args.requests]]
+    every = [engine.encode([{"role": "user", "content": text}]) for text in texts]
+    prompts = [every[number % len(every)] for number in range(args.requests)]
+    context = max(map(len, prompts)) + args.max_tokens
+    facts = run_facts("serve", args.model)
+    facts |= {"command": " ".join(["python", *sys.argv]), "absent": absent, "threads": args.threads}
+    facts |= {"requests": args.requests, "tokens": args.max_tokens}
+    cases: list[Case] = []
+    whole = True
+    with progress_bar("measuring") as advance:
+        total = len(args.clients) * len(names) * args.repeats
+        for place, clients in enumerate(args.clients):
+            group: list[Case] = []
+            try:
+                for name in names:
+                    target = _target(name, engine, folder, args, clients, context)
+                    group.append(Case(name, clients, target, prompts, args.max_tokens))
+                take_turns(group, 1, lambda case: asyncio.run(_warm(case)))
+                done = place * len(names) * args.repeats
+                whole = take_turns(
+                    group, args.repeats, Case.measure, lambda now, _, done=done: advance(done + now, total)
+                )
+            finally:
+                for case in group:
+                    case.target.close()
+            cases += group
+            if not whole:
+                break
+    rows = [_row(case, cases) for case in cases if case.figures]
+    short = [{key: median_of(value) for key, value in row.items()} for row in rows]
+    summary = {"repeats": args.repeats, "interrupted": not whole, "results": short}
+    print_report(Report("whole requests, in turns", COLUMNS, rows, facts, summary), args.output)
+    return 0 if whole else 130
+
+
+async def _warm(case: Case) -> None:
+    await case.target.ask(case.prompts[0], 4)
+    await case.target.leave()
+
+
+def _target(name: str, engine: Engine, folder: Path, args: argparse.Namespace, clients: int, context: int) -> Target:
+    kind, _, format = name.partition(":")
+    format, _, schedule = format.partition("+")
+    if kind == "direct":
+        return Direct(engine, schedule)
+    if kind == "ppsd-rt":
+        command: list[object] = [sys.executable, "-m", "ppsd_rt", "serve", "--model", folder, "--dtype", format]
+        command += ["--schedule", schedule, "--exit-head", args.exit_head, "--port", 0, "--queue", 1000]
+        return Served([*command, *(["--threads", args.threads] if args.threads else [])], None)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [SERVER, "--model", _gguf(folder, format), "--parallel", clients, "--ctx-size", clients * context]
+    command += ["--threads", args.threads or len(_native.usable_cores()), "--host", "127.0.0.1", "--port", port]
+    return Served(command, f"http://127.0.0.1:{port}")
+
+
+def _gguf(folder: Path, format: str) -> Path:
+    """The model with its tokenizer, in the cache, written once: llama-server answers with text."""
+    target = cache_dir() / "benchmarks" / f"{Checkpoint(folder).hash}-{format}-text.gguf"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        export(folder, format, target, tokenizer=True)
+    return target
+
+
+def _row(case: Case, cases: list[Case]) -> dict[str, Any]:
+    figures = {name: Spread(tuple(samples)) for name, samples in case.figures.items()}
+    first = next(other for other in cases if other.clients == case.clients)
+    speed = Spread(tuple(first.figures["tokens_per_second"]))
+    return {
+        "engine": case.name, "clients": case.clients, **figures, "times": speed.over(figures["tokens_per_second"])
+    }  # fmt: skip
+
+
+def _at_hand(names: list[str]) -> tuple[list[str], list[str]]:
+    if SERVER.exists():
+        return names, []
+    absent = [name for name in names if name.startswith("llama.cpp")]
+    reason = f"no {SERVER}: run benchmarks/build_llama_cpp.sh server"
+    if absent:
+        print(reason, file=sys.stderr)
+    return [name for name in names if name not in absent], [f"{name}: {reason}" for name in absent]
+
+
+def _direct(names: list[str]) -> str:
+    """The format of the engine in this process."""
+    return next((re.split("[:+]", name)[1] for name in names if name.startswith("direct")), "auto")
+
+
+def _name(text: str) -> str:
+    kind, _, rest = text.partition(":")
+    format, plus, schedule = rest.partition("+")
+    if kind in ("ppsd-rt", "direct") and format and plus and schedule:
+        return text
+    if kind == "llama.cpp" and format in FORMATS:
+        return text
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is not ppsd-rt:FORMAT+SCHEDULE, direct:FORMAT+SCHEDULE or llama.cpp:FORMAT ({', '.join(FORMATS)})"
+    )
+
+
+def _arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names: Callable[[str], list[str]] = list_of(_name)
+    add = partial(parser.add_argument, type=positive)
+    parser.add_argument("-m", "--model", default="smollm2-135m")
+    parser.add_argument("--exit-head", default="auto", help="of ours [auto]")
+    parser.add_argument("--engines", type=names, default=names(ENGINES), help=f"[{ENGINES}]")
+    parser.add_argument("--clients", type=list_of(positive), default=[1, 2, 4, 8, 16, 32], help="[1,2,4,8,16,32]")
+    add("--requests", default=64, help="in all, whatever the number of clients [64]")
+    add("-n", "--max-tokens", default=128, help="of every answer [128]")
+    add("-t", "--threads", help="of every engine [one for each core]")
+    add("-r", "--repeats", default=3, help="[3]")
+    parser.add_argument("-o", "--output", choices=("table", "md", "csv", "json", "jsonl"), default="table")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

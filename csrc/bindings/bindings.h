@@ -1,0 +1,121 @@
+// What the files of bindings share.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+#include <optional>
+#include <variant>
+
+#include "../cpu/engine.h"
+#include "../pipeline/planner.h"
+#include "../pipeline/thread.h"
+#include "values.h"
+
+namespace ppsd::bindings {
+
+// A model, and the arrays that it was packed from: the embedding stays where it is.
+struct PyModel {
+  std::shared_ptr<const CpuModel> model;
+  pybind11::dict arrays;
+};
+
+// An engine and the arrays that its model reads from.
+struct PyEngine {
+  PyModel model;
+  std::unique_ptr<CpuEngine, NotAfterFork> engine;
+};
+
+
+// Who chooses the schedule: the caller, or a planner round by round.
+using Steering = std::variant<Schedule, std::shared_ptr<Planner>>;
+
+template <class Request>
+void steer(const Steering& steering, Request* request) {
+  if (const auto* schedule = std::get_if<Schedule>(&steering)) request->schedule = *schedule;
+  else request->planner = std::get<std::shared_ptr<Planner>>(steering);
+}
+
+// Ends an answer's threads without the interpreter lock, which one of them may wait for to ask a grammar.
+struct WithoutLock {
+  NotAfterFork end;
+  template <class Answer>
+  void operator()(Answer* answer) const {
+    std::optional<pybind11::gil_scoped_release> release;
+    if (PyGILState_Check()) release.emplace();
+    end(answer);
+  }
+};
+
+inline bool on_main_thread() {
+  const auto threading = pybind11::module_::import("threading");
+  return threading.attr("current_thread")().is(threading.attr("main_thread")());
+}
+
+// An answer: iterate with next(); waiting lets Python's signals through, so Ctrl-C works.
+template <class Answer>
+struct PyAnswer {
+  std::unique_ptr<Trace, NotAfterFork> trace;
+  std::shared_ptr<Answer> session;   // shared with a thread that waits in next() while another one closes
+  double before = 0.0;   // seconds of the answer's work before the session began
+  uint32_t made = forks();
+
+  bool here() const { return made == forks(); }
+  pybind11::object next() {
+    if (!here()) throw std::runtime_error("this answer was begun before a fork: begin it again in this process");
+    for (int patience = 50;;) {
+      Event event;
+      typename Answer::Status status;
+      double seconds = 0.0;
+      const std::shared_ptr<Answer> held = session;
+      if (!held) throw pybind11::stop_iteration();   // closed
+      {
+        const pybind11::gil_scoped_release release;
+        status = held->next(patience, &event, &seconds);
+      }
+      if (status == Answer::Status::kEvent) return event_of(event, before + seconds);
+      if (status == Answer::Status::kEnded) throw pybind11::stop_iteration();
+      if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
+      if (!on_main_thread()) patience = 1000;   // signals are none of its business
+    }
+  }
+  void cancel() {
+    const std::shared_ptr<Answer> held = session;
+    if (!held || !here()) return;
+    const pybind11::gil_scoped_release release;
+    held->cancel();
+  }
+  void stop() {
+    const std::shared_ptr<Answer> held = session;
+    if (!held || !here()) return;
+    const pybind11::gil_scoped_release release;   // several threads may stop it, and all of them wait for the end
+    held->end();
+  }
+  void close() {
+    stop();
+    if (here()) session = nullptr;
+  }
+  pybind11::list spans() const { return trace_spans(here() ? trace.get() : nullptr); }
+};
+
+template <class Answer>
+pybind11::class_<PyAnswer<Answer>> bind_answer(pybind11::module_& m, const char* name, const char* doc) {
+  using Py = PyAnswer<Answer>;
+  return pybind11::class_<Py>(m, name, doc)
+      .def("__iter__", [](Py& answer) -> Py& { return answer; })
+      .def("__next__", &Py::next)
+      .def("cancel", &Py::cancel, "End the answer soon; from any thread.")
+      .def("close", &Py::close, "End the answer; returns when nothing runs any more.")
+      .def("spans", &Py::spans, "Of an answer with a trace: [(name, track, rows, begin, end)], microseconds.");
+}
+
+}  // namespace ppsd::bindings
+
+void bind_planning(pybind11::module_& m);
+void bind_cpu(pybind11::module_& m);
+void bind_stages(pybind11::module_& m);
+void bind_serving(pybind11::module_& m);
+void bind_simulation(pybind11::module_& m);
+void bind_cuda(pybind11::module_& m);
+void bind_ranks(pybind11::module_& m);
+void bind_testing(pybind11::module_& m);

@@ -1,0 +1,270 @@
+// The CPU part: models packed from arrays, engines and their answers, batches for sampling text.
+#include "bindings.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "../cpu/batch.h"
+#include "../cpu/calibrate.h"
+#include "../cpu/checkpoint.h"
+#include "../cpu/cores.h"
+#include "../cpu/importance.h"
+#include "../cpu/measure.h"
+#include "../cpu/session.h"
+
+namespace py = pybind11;
+using namespace ppsd;
+using namespace ppsd::bindings;
+
+namespace {
+
+using FloatArray = py::array_t<float, py::array::c_style>;
+
+Stored stored_as(const py::dtype& dtype, const std::string& name) {
+  if (dtype.kind() == 'f' && dtype.itemsize() == 4) return Stored::kFp32;
+  if (dtype.kind() == 'f' && dtype.itemsize() == 2) return Stored::kFp16;
+  if (dtype.kind() == 'u' && dtype.itemsize() == 2) return Stored::kBf16;
+  throw std::runtime_error("tensor " + name + " has dtype " + std::string(py::str(dtype)) + "; expected 16 or 32 bits");
+}
+
+// Dense arrays by name, where they lie.
+NamedTensors tensors_of(const py::dict& arrays) {
+  const py::object memmap = py::module_::import("numpy").attr("memmap");
+  NamedTensors tensors;
+  for (const auto& [key, value] : arrays) {
+    const auto name = key.cast<std::string>();
+    if (!py::isinstance<py::array>(value)) throw std::runtime_error("tensor " + name + " is no array");
+    const auto array = py::reinterpret_borrow<py::array>(value);
+    if (array.ndim() < 1 || array.ndim() > 2 || !(array.flags() & py::array::c_style))
+      throw std::runtime_error("tensor " + name + " is not a dense array of one or two dimensions");
+    const int64_t columns = array.ndim() == 2 ? array.shape(1) : 1;
+    tensors[name] = {array.data(), stored_as(array.dtype(), name), array.shape(0), columns, py::isinstance(value, memmap)};
+  }
+  return tensors;
+}
+
+// [layers][InputOffsets::width], of these token ids as a text.
+FloatArray importance_of(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
+                         const std::vector<int>& ids, int threads) {
+  const NamedTensors tensors = tensors_of(arrays);
+  FloatArray out({shape.num_layers, InputOffsets(shape).width});
+  float* to = out.mutable_data();
+  const py::gil_scoped_release release;
+  measure_importance(pick_kernels(), shape, layers_of(tensors, shape), embedding_of(tensors, shape), frequencies, ids,
+                     threads, to);
+  return out;
+}
+
+// importance: null; or as importance_of gives it
+PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
+                   const std::string& format, const std::string& kv, int threads, int first, int last, bool lm_head,
+                   const std::optional<FloatArray>& importance) {
+  const NamedTensors tensors = tensors_of(arrays);
+  if (importance && (importance->ndim() != 2 || importance->shape(0) != shape.num_layers ||
+                     importance->shape(1) != InputOffsets(shape).width))
+    throw std::runtime_error("the importance of the inputs is that of a model of another shape");
+  const Packing packing{format_of(format), kv_format_of(kv), threads, first, last, lm_head,
+                        importance ? importance->data() : nullptr};
+  PyModel model{nullptr, arrays};
+  const py::gil_scoped_release release;
+  model.model = pack_model(pick_kernels(), shape, tensors, frequencies, packing);
+  return model;
+}
+
+PyModel make_with_exit_head(const PyModel& base, int exit_layer, const py::dict& arrays, const std::vector<int>& draft_ids,
+                            int threads) {
+  const NamedTensors tensors = tensors_of(arrays);
+  PyModel model{nullptr, base.arrays};
+  const py::gil_scoped_release release;
+  model.model = with_exit_head(*base.model, exit_layer, tensors, draft_ids, threads);
+  return model;
+}
+
+using PySession = PyAnswer<Session>;
+
+bool ready(const PySession& answer, int milliseconds) {
+  const std::shared_ptr<Session> held = answer.session;
+  if (!held || !answer.here()) return true;   // next() says why
+  const py::gil_scoped_release release;
+  return held->ready(milliseconds);
+}
+
+std::pair<int, int> prompt_rows(const PySession& answer) {
+  return answer.session && answer.here() ? answer.session->prompt_rows() : std::make_pair(0, 0);
+}
+
+// One step of all texts: -> chosen [texts], kept [texts, kinds, hidden] bfloat16 bits.
+template <class T>
+using Column = py::array_t<T, py::array::c_style>;
+
+py::tuple batch_step(CpuBatch& batch, const Column<int32_t>& ids, const Column<int32_t>& positions,
+                     const Column<float>& inverse_temperatures, const Column<uint64_t>& seeds) {
+  const py::ssize_t texts = batch.texts();
+  if (ids.size() != texts || positions.size() != texts || inverse_temperatures.size() != texts || seeds.size() != texts)
+    throw std::runtime_error("a step takes one row of each of the " + std::to_string(texts) + " texts");
+  std::vector<BatchRow> rows;
+  for (py::ssize_t i = 0; i < texts; ++i)
+    rows.push_back({ids.data()[i], positions.data()[i], inverse_temperatures.data()[i], seeds.data()[i]});
+  py::array_t<int32_t> chosen(texts);
+  py::array_t<uint16_t> kept({texts, py::ssize_t(batch.kept()), py::ssize_t(batch.hidden_size())});
+  {
+    int32_t* to = chosen.mutable_data();
+    uint16_t* states = kept.mutable_data();
+    const py::gil_scoped_release release;
+    batch.step(rows.data(), to, states);
+  }
+  return py::make_tuple(chosen, kept);
+}
+
+}  // namespace
+
+void bind_cpu(py::module_& m) {
+  m.def("isa", [] { return std::string(pick_kernels().name); });
+  m.def("usable_isas", [] {
+    std::vector<std::string> names;
+    for (const Kernels* kernels : usable_kernels()) names.push_back(kernels->name);
+    return names;
+  });
+  m.def("usable_cores", [](const std::string& system) { return usable_cores(system).order; }, py::arg("system") = kDevices);
+  m.def("best_cores", [](const std::string& system) { return usable_cores(system).best; }, py::arg("system") = kDevices);
+  m.attr("PASS_ROWS") = kPassRows;
+  m.def("read_bandwidth", &read_bandwidth, py::arg("threads"), py::arg("megabytes"), py::call_guard<py::gil_scoped_release>());
+  m.def("kernel_names", &kernel_names);
+
+  py::class_<ModelShape>(m, "ModelShape",
+      "The sizes of a Llama model, as the kernels take them; tensors are checked against it.")
+      .def(py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers, int num_heads,
+                       int num_kv_heads, int head_dim, float rms_norm_eps,
+                       const std::vector<std::pair<bool, int>>& attention) {
+             ModelShape shape;
+             shape.vocab_size = vocab_size;
+             shape.hidden_size = hidden_size;
+             shape.intermediate_size = intermediate_size;
+             shape.num_layers = num_layers;
+             shape.num_heads = num_heads;
+             shape.num_kv_heads = num_kv_heads;
+             shape.head_dim = head_dim;
+             shape.rms_norm_eps = rms_norm_eps;
+             for (const auto& [rotary, window] : attention) shape.attention.push_back({rotary, window});
+             return shape;
+           }),
+           py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"), py::arg("intermediate_size"),
+           py::arg("num_layers"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
+           py::arg("rms_norm_eps"), py::arg("attention") = std::vector<std::pair<bool, int>>())
+      .def_readonly("vocab_size", &ModelShape::vocab_size)
+      .def_readonly("hidden_size", &ModelShape::hidden_size)
+      .def_readonly("intermediate_size", &ModelShape::intermediate_size)
+      .def_readonly("num_layers", &ModelShape::num_layers)
+      .def_readonly("num_heads", &ModelShape::num_heads)
+      .def_readonly("num_kv_heads", &ModelShape::num_kv_heads)
+      .def_readonly("head_dim", &ModelShape::head_dim)
+      .def_readonly("rms_norm_eps", &ModelShape::rms_norm_eps)
+      .def_property_readonly("attention", [](const ModelShape& s) {
+        std::vector<std::pair<bool, int>> layers;
+        for (const LayerAttention& layer : s.attention) layers.push_back({layer.rotary, layer.window});
+        return layers;
+      })
+      .def("__repr__", [](const ModelShape& s) {
+        return py::str("ModelShape(vocab_size={}, hidden_size={}, intermediate_size={}, num_layers={}, num_heads={}, "
+                       "num_kv_heads={}, head_dim={}, rms_norm_eps={:g})")
+            .format(s.vocab_size, s.hidden_size, s.intermediate_size, s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim,
+                    s.rms_norm_eps);
+      });
+
+  m.def("importance", &importance_of, py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("ids"),
+        py::arg("threads"));
+  py::class_<PyModel>(m, "Model",
+      "Packed weights of layers [first, last), LM head and perhaps an exit head: read-only, shared by engines.")
+      .def(py::init(&make_model), py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("format"),
+           py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true,
+           py::arg("importance") = py::none())
+      .def("with_exit_head", &make_with_exit_head, py::arg("exit_layer"), py::arg("tensors"), py::arg("draft_ids"),
+           py::arg("threads"))
+      .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })
+      .def_property_readonly("isa", [](const PyModel& model) { return std::string(model.model->kernels->name); });
+
+  py::class_<KernelTime>(m, "KernelTime", "Of one sweep over all layers: seconds (median, least, most), bytes read, flops.")
+      .def_readonly("seconds", &KernelTime::seconds)
+      .def_readonly("least", &KernelTime::least)
+      .def_readonly("most", &KernelTime::most)
+      .def_readonly("bytes", &KernelTime::bytes)
+      .def_readonly("flops", &KernelTime::flops)
+      .def("__repr__", [](const KernelTime& time) {
+        return py::str("KernelTime(seconds={}, least={}, most={}, bytes={}, flops={})")
+            .format(time.seconds, time.least, time.most, time.bytes, time.flops);
+      });
+
+  py::class_<PyEngine>(m, "Engine",
+      "A model with threads and the KV caches of one text; start() begins an answer and ends the one before.")
+      .def(py::init([](const PyModel& model, int threads, const std::vector<int>& cuts) {
+             return PyEngine{model, {new CpuEngine(model.model, threads, cuts), NotAfterFork()}};
+           }),
+           py::arg("model"), py::arg("threads"), py::arg("cuts") = std::vector<int>())
+      .def_property_readonly("threads", [](const PyEngine& engine) { return engine.engine->threads(); })
+      .def_property_readonly("pin_problem", [](const PyEngine& engine) { return engine.engine->pin_problem(); })
+      .def("shared_rows", [](const PyEngine& engine, const std::vector<int>& prompt) { return engine.engine->shared_rows(prompt); })
+      .def(
+          "time_kernel",
+          [](PyEngine& engine, const std::string& name, int rows, int context, int repeats) {
+            return time_kernel(engine.engine.get(), name, rows, context, repeats);
+          },
+          py::arg("name"), py::arg("rows"), py::arg("context"), py::arg("repeats"),
+          py::call_guard<py::gil_scoped_release>())
+      .def("calibrate", [](PyEngine& engine) { return calibrate(engine.engine.get()); },
+           py::call_guard<py::gil_scoped_release>())
+      .def(
+          "logits",
+          [](PyEngine& engine, const std::vector<int>& ids, int last) {
+            if (last < 1 || last > int(ids.size())) throw std::invalid_argument("there are not so many ids");
+            std::vector<float> logits;
+            {
+              const py::gil_scoped_release release;
+              logits = engine.engine->logits(ids, last);
+            }
+            return py::array_t<float>({py::ssize_t(last), py::ssize_t(logits.size() / last)}, logits.data());
+          },
+          py::arg("ids"), py::arg("last"))
+      .def(
+          "start",
+          [](PyEngine& engine, std::vector<int> prompt, const Sampling& sampling, const Steering& schedule,
+             const Limits& limits, bool report_drafts, bool lock_step, std::pair<int, int> ticks,
+             const std::optional<Oracle>& oracle, bool trace, const std::optional<std::pair<py::object, py::object>>& masks) {
+            Request request;
+            request.prompt = std::move(prompt);
+            request.sampling = sampling;
+            if (masks) {
+              request.sampling.draft_mask = token_mask_of(masks->first);
+              request.sampling.mask = token_mask_of(masks->second);
+            }
+            steer(schedule, &request);
+            request.limits = limits;
+            request.report_drafts = report_drafts;
+            request.lock_step = lock_step;
+            request.ticks = {ticks.first, ticks.second};
+            if (oracle) request.oracle = *oracle;
+            PySession session;
+            if (trace) session.trace.reset(new Trace);
+            session.session.reset(new Session(engine.engine.get(), std::move(request), session.trace.get()), WithoutLock());
+            return session;
+          },
+          py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"), py::arg("limits"),
+          py::arg("report_drafts") = false, py::arg("lock_step") = false, py::arg("ticks") = std::make_pair(1, 1),
+          py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("masks") = py::none());
+
+  py::class_<CpuBatch, std::unique_ptr<CpuBatch, NotAfterFork>>(m, "Batch",
+      "Many texts side by side for sampling training text: one row [texts] of each a step, one KV cache for each.")
+      .def(py::init([](const PyModel& model, int threads, int texts, int capacity, const std::vector<int>& keep) {
+             return std::unique_ptr<CpuBatch, NotAfterFork>(new CpuBatch(model.model, threads, texts, capacity, keep));
+           }),
+           py::keep_alive<1, 2>(), py::arg("model"), py::arg("threads"), py::arg("texts"), py::arg("capacity"),
+           py::arg("keep"))
+      .def("step", &batch_step, py::arg("ids"), py::arg("positions"), py::arg("inverse_temperatures"), py::arg("seeds"));
+
+  bind_answer<Session>(m, "Session", "An answer in the making: iterates over its Drafted and Round events.")
+      .def("ready", &ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
+      .def("prompt_rows", &prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
+      .def("stop", &PySession::stop, "Ends the work, as close; events that are there already can still be had.")
+      .def_property_readonly("text", [](PySession& session) { return session.session->text(); });
+}

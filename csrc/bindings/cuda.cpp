@@ -1,0 +1,179 @@
+// The CUDA part of ppsd_rt._native: the driver, captured stages, the plan of launches. Nothing here needs a GPU to be built.
+#include <pybind11/stl.h>
+
+#include "bindings.h"
+#include "../cuda/session.h"
+
+namespace py = pybind11;
+
+using namespace ppsd;
+using namespace ppsd::bindings;
+using namespace ppsd::cuda;
+
+namespace {
+
+// Addresses and handles come from Python as integers.
+template <class Handle>
+Handle handle_of(uint64_t number) {
+  return reinterpret_cast<Handle>(uintptr_t(number));
+}
+
+// What ends with the driver or a thread ends without the interpreter lock, and in its own process alone.
+template <class Object>
+std::shared_ptr<Object> unlocked(Object* object) {
+  return std::shared_ptr<Object>(object, [made = forks()](Object* ended) {
+    if (made != forks()) return;
+    if (PyGILState_Check()) {
+      const py::gil_scoped_release release;
+      delete ended;
+    } else {
+      delete ended;
+    }
+  });
+}
+
+const char* name_of(Step::Kind kind) {
+  switch (kind) {
+    case Step::Kind::kDraft: return "draft";
+    case Step::Kind::kRow: return "row";
+    case Step::Kind::kVerify: return "verify";
+    case Step::Kind::kWait: break;
+  }
+  return "wait";
+}
+
+// The plan, for a carrier written in Python.
+struct PyPlan {
+  std::shared_ptr<Planner> planner;
+  bool in_turns;
+  Plan plan;
+  Step step;   // the last one
+
+  py::object land(const py::list& words, int64_t drafts_done, double seconds) {
+    const auto record = words.cast<std::vector<int32_t>>();
+    if (int(record.size()) != record::kWords) throw std::runtime_error("a verdict's record has another length");
+    const std::optional<Round> round = plan.land(record_of(record.data()), drafts_done);
+    if (!round) return py::none();
+    if (planner) replan(planner.get(), *round, seconds, in_turns, &plan);
+    return event_of(Event(*round));
+  }
+};
+
+}  // namespace
+
+void bind_cuda(py::module_& m) {
+  py::register_exception<DriverError>(m, "CudaError", PyExc_RuntimeError).doc() = "What the CUDA driver said, in one line.";
+
+  py::class_<DeviceFacts>(m, "CudaDevice", "A GPU: its name, compute capability (major, minor), and bytes of memory.")
+      .def_readonly("name", &DeviceFacts::name)
+      .def_readonly("major", &DeviceFacts::major)
+      .def_readonly("minor", &DeviceFacts::minor)
+      .def_readonly("memory", &DeviceFacts::memory)
+      .def("__repr__", [](const DeviceFacts& facts) {
+        return py::str("CudaDevice(name={!r}, major={}, minor={}, memory={})")
+            .format(facts.name, facts.major, facts.minor, facts.memory);
+      });
+  m.def("cuda_device", &device_facts, py::arg("ordinal"), "Raises CudaError where the driver does not say.");
+  m.def("cuda_instantiate", [](uint64_t graph) {
+    constexpr unsigned long long kUseNodePriority = 8;   // kernels keep the priority that they were captured with
+    GraphExec exec = nullptr;
+    check(driver().cuGraphInstantiateWithFlags(&exec, handle_of<Graph>(graph), kUseNodePriority), "instantiating a graph");
+    return uint64_t(reinterpret_cast<uintptr_t>(exec));
+  }, py::arg("graph"));
+  m.def("cuda_destroy_graph", [](uint64_t exec) { driver().cuGraphExecDestroy(handle_of<GraphExec>(exec)); }, py::arg("exec"));
+
+  py::class_<Lanes, std::shared_ptr<Lanes>>(m, "GraphLanes",
+      "A CUDA context and stream for the draft stage, and one for each verification stage.")
+      .def(py::init([](int draft_device, const std::vector<int>& verify_devices) {
+             const py::gil_scoped_release release;
+             return unlocked(new Lanes(draft_device, verify_devices));
+           }),
+           py::arg("draft_device"), py::arg("verify_devices"))
+      .def("upload", [](const Lanes& lanes, uint64_t exec, int stage) {   // -1: the draft stage's
+        const Lane& lane = stage < 0 ? lanes.draft : lanes.verify.at(size_t(stage));
+        check(driver().cuCtxSetCurrent(lane.context), "choosing the GPU");
+        check(driver().cuGraphUpload(handle_of<GraphExec>(exec), lane.stream), "uploading a graph");
+      }, py::arg("exec"), py::arg("stage"))
+      .def("timeline", [](Lanes& lanes, const std::vector<std::pair<int, uint64_t>>& launches) {
+        std::vector<std::pair<int, GraphExec>> handles;
+        for (const auto& [stage, exec] : launches) handles.emplace_back(stage, handle_of<GraphExec>(exec));
+        const py::gil_scoped_release release;
+        return lanes.timeline(handles);
+      }, py::arg("launches"));
+
+  py::class_<Copy>(m, "GraphCopy",
+      "What a stage hands to one on another device: `rows` rows of `row_bytes`, each at its position, between addresses "
+      "of position 0; rows 0: a block of words, copied as it is.")
+      .def(py::init([](uint64_t to, uint64_t source, int to_device, int source_device, size_t row_bytes, int rows) {
+             return Copy{Address(to), Address(source), to_device, source_device, row_bytes, rows};
+           }),
+           py::kw_only(), py::arg("to"), py::arg("source"), py::arg("to_device"), py::arg("source_device"),
+           py::arg("row_bytes"), py::arg("rows"));
+  using Words = std::pair<uint64_t, int>;   // an address, and how many records there are
+  py::class_<Graphs>(m, "Graphs",
+      "Captured stages, and what they write: handles of graphs (0: none), copies before each leg of a pass, rings of "
+      "records [address, records], and the numbers of the last records.")
+      .def(py::init([](uint64_t draft, uint64_t row, const std::vector<uint64_t>& verify, std::vector<std::vector<Copy>> copies,
+                       bool take_apart, bool verdict_apart, Words verdicts, Words drafts, int32_t sequence, int32_t drawn,
+                       bool draft_records) {
+             Graphs graphs;
+             graphs.draft = handle_of<GraphExec>(draft), graphs.row = handle_of<GraphExec>(row);
+             for (const uint64_t exec : verify) graphs.verify.push_back(handle_of<GraphExec>(exec));
+             graphs.copies = std::move(copies);
+             graphs.take_apart = take_apart, graphs.verdict_apart = verdict_apart;
+             graphs.verdicts = Ring(handle_of<const int32_t*>(verdicts.first), verdicts.second, record::kWords);
+             graphs.drafts = Ring(handle_of<const int32_t*>(drafts.first), drafts.second, record::kDraftWords);
+             graphs.sequence = sequence, graphs.drawn = drawn, graphs.draft_records = draft_records;
+             return graphs;
+           }),
+           py::kw_only(), py::arg("draft"), py::arg("row"), py::arg("verify"), py::arg("copies"), py::arg("take_apart"),
+           py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("sequence"), py::arg("drawn"),
+           py::arg("draft_records"));
+
+  bind_answer<GraphSession>(m, "GraphSession", "An answer by captured CUDA graphs: iterates over the same events as Session.")
+      .def(py::init([](std::shared_ptr<Lanes> lanes, const Graphs& graphs, std::vector<int> prompt, int keep, int first,
+                       const Steering& schedule, const Limits& limits, uint64_t seed, bool in_turns, bool report_drafts,
+                       bool trace, double before) {
+             GraphRequest request;
+             request.prompt = std::move(prompt);
+             request.keep = keep, request.first = first;
+             steer(schedule, &request);
+             request.limits = limits;
+             request.seed = seed, request.in_turns = in_turns, request.report_drafts = report_drafts;
+             auto session = std::make_unique<PyAnswer<GraphSession>>();
+             session->before = before;
+             if (trace) session->trace.reset(new Trace);
+             session->session = unlocked(new GraphSession(std::move(lanes), graphs, std::move(request), session->trace.get()));
+             return session;
+           }),
+           py::kw_only(), py::arg("lanes"), py::arg("graphs"), py::arg("prompt"), py::arg("keep"), py::arg("first"),
+           py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("in_turns"), py::arg("report_drafts"),
+           py::arg("trace"), py::arg("before"));
+
+  py::class_<PyPlan>(m, "LaunchPlan",
+      "What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession.")
+      .def(py::init([](const Steering& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns) {
+             GraphRequest request;
+             steer(schedule, &request);
+             const Schedule first = request.planner ? request.planner->schedule() : request.schedule;
+             return PyPlan{request.planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages), {}};
+           }),
+           py::kw_only(), py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("in_turns"))
+      .def("begin", [](PyPlan& p, const std::vector<int>& prompt, int keep, int first) {
+             return event_of(Event(p.plan.begin(prompt, keep, first)));
+           }, py::arg("prompt"), py::arg("keep"), py::arg("first"))
+      .def("next", [](PyPlan& p, int64_t drafts_done) {
+             p.step = p.plan.next(drafts_done);
+             return name_of(p.step.kind);
+           }, py::arg("drafts_done"))
+      .def_property_readonly("window", [](const PyPlan& p) { return std::make_pair(p.step.first_row, p.step.rows); })
+      .def("land", &PyPlan::land, py::arg("record"), py::arg("drafts_done"), py::arg("seconds"))
+      .def("wants_confidence", [](const PyPlan& p) { return p.plan.wants_confidence(); })
+      .def("drafted", [](PyPlan& p, std::optional<double> confidence) { p.plan.drafted(confidence); }, py::arg("confidence"))
+      .def("cancel", [](PyPlan& p) { p.plan.cancel(); })
+      .def_property_readonly("finished", [](const PyPlan& p) { return p.plan.finished(); })
+      .def_property_readonly("overlapping", [](const PyPlan& p) { return p.plan.overlapping(); })
+      .def_property_readonly("passes_in_flight", [](const PyPlan& p) { return p.plan.passes_in_flight(); })
+      .def_property_readonly("drafts_launched", [](const PyPlan& p) { return p.plan.drafts_launched(); })
+      .def_property_readonly("tokens", [](const PyPlan& p) { return p.plan.tokens(); });
+}

@@ -1,0 +1,16 @@
+// The Python module ppsd_rt._native. What its callers see is typed and described in ppsd_rt/_native.pyi.
+#include "bindings.h"
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "The C++ half of ppsd_rt: kernels, CPU stages, scheduler.";
+  pybind11::register_exception<ppsd::NoThread>(m, "NoThread", PyExc_RuntimeError).doc() = "The system starts no more threads.";
+  bind_planning(m);
+  bind_cpu(m);
+  bind_stages(m);
+  bind_serving(m);
+  bind_simulation(m);
+  bind_cuda(m);
+  bind_ranks(m);
+  pybind11::module_ testing = m.def_submodule("testing", "What only tests and benchmarks call.");
+  bind_testing(testing);
+}

@@ -1,0 +1,341 @@
+// Planning: what stages cost, and the planner of `auto`.
+#include "bindings.h"
+
+#include <pybind11/stl.h>
+
+#include <limits>
+#include <map>
+
+#include "../pipeline/planner.h"
+#include "../pipeline/simulate_overlap.h"
+
+namespace py = pybind11;
+using namespace ppsd;
+using namespace ppsd::bindings;
+
+namespace {
+
+// -- costs -------------------------------------------------------------------------------------------------------------
+
+double number_of(const py::handle& value, const char* name) {
+  if (PyBool_Check(value.ptr()) || !(PyFloat_Check(value.ptr()) || PyLong_Check(value.ptr())))
+    throw std::invalid_argument(std::string("a cost that cannot be: ") + name + " of " + std::string(py::str(value)).substr(0, 40));
+  const double number = PyFloat_AsDouble(value.ptr());
+  if (PyErr_Occurred() == nullptr) return number;
+  PyErr_Clear();   // a whole number that is too great
+  return std::numeric_limits<double>::infinity();
+}
+
+bool is_sequence(const py::handle& value) { return py::isinstance<py::sequence>(value) && !py::isinstance<py::str>(value); }
+
+std::vector<double> numbers_of(const py::handle& values, const char* name) {
+  std::vector<double> numbers;
+  if (!is_sequence(values)) return {number_of(values, name)};
+  for (const py::handle& value : values) numbers.push_back(number_of(value, name));
+  return numbers;
+}
+
+// One table, or one for each verification stage.
+std::vector<RowTable> tables_of(const py::handle& values, const char* name) {
+  std::vector<RowTable> tables;
+  const bool several = is_sequence(values) && py::len(values) > 0 && is_sequence(*py::iter(values));
+  if (!several) return {RowTable(numbers_of(values, name))};
+  for (const py::handle& table : values) tables.emplace_back(numbers_of(table, name));
+  return tables;
+}
+
+py::tuple tuple_of(const std::vector<double>& values) { return py::tuple(py::cast(values)); }
+
+// Nothing deepens where all numbers are 0.
+std::vector<RowTable> slopes_of(const py::handle& values) {
+  std::vector<RowTable> tables = tables_of(values, "verify_deeper");
+  for (RowTable& table : tables)
+    if (table.size() >= kMaxRows && table.seconds() == std::vector<double>(size_t(table.size()))) table = RowTable();
+  return tables;
+}
+
+// From the constructor's arguments, or what from_dict takes: one machine needs no links and no interference.
+StageCosts stages_of(const py::dict& values) {
+  StageCosts costs;
+  const auto number = [&](const char* name) { return number_of(values[name], name); };
+  const auto given = [&](const char* name, double otherwise) { return values.contains(name) ? number(name) : otherwise; };
+  if (is_sequence(values["row_step"])) {
+    costs.steps = RowTable(numbers_of(values["row_step"], "row_step"));
+    if (!costs.steps.empty()) costs.row_step = costs.steps(1);
+  } else {
+    costs.row_step = number("row_step");
+  }
+  costs.draft_step = number("draft_step");
+  costs.first_draft = number("first_draft");
+  costs.plain = number("plain");
+  costs.step_deeper = number("step_deeper");
+  for (RowTable& table : tables_of(values["verify"], "verify")) costs.verify.push_back({std::move(table), {}});
+  const std::vector<RowTable> deeper = slopes_of(values["verify_deeper"]);
+  if (deeper.size() == costs.verify.size())
+    for (size_t stage = 0; stage < deeper.size(); ++stage) costs.verify[stage].deeper = deeper[stage];
+  else if (deeper.size() != 1 || !deeper[0].empty())
+    throw std::invalid_argument("a cost that cannot be: verify_deeper of another number of stages than verify");
+  if (values.contains("links")) {
+    if (is_sequence(values["links"])) costs.links = numbers_of(values["links"], "links");
+    else costs.links.assign(costs.verify.size() + 1, number("links"));
+  }
+  costs.link_row = given("link_row", 0.0);
+  costs.draft_interference = given("draft_interference", 1.0);
+  costs.verify_interference = given("verify_interference", 1.0);
+  check(costs);
+  return costs;
+}
+
+// As dict_of gives them: all tables are there.
+StageCosts stored_stages(const py::dict& values) {
+  if (is_sequence(values["verify_deeper"]) && py::len(values["verify_deeper"]) == 0)
+    throw std::invalid_argument("a cost that cannot be: verify_deeper of no numbers of rows");
+  return stages_of(values);
+}
+
+py::object tables_of(const StageCosts& costs, RowTable PassCosts::*which) {
+  py::list tables;
+  for (const PassCosts& stage : costs.verify) {
+    const RowTable& table = stage.*which;
+    tables.append(tuple_of(table.empty() ? std::vector<double>(kMaxRows) : table.seconds()));
+  }
+  return tables;
+}
+
+py::dict dict_of(const StageCosts& costs) {
+  py::dict out;
+  const bool one = costs.stages() == 1;
+  const py::object verify = tables_of(costs, &PassCosts::seconds), deeper = tables_of(costs, &PassCosts::deeper);
+  out["row_step"] = costs.steps.empty() ? py::object(py::float_(costs.row_step)) : tuple_of(costs.steps.seconds());
+  out["draft_step"] = costs.draft_step;
+  out["verify"] = one ? py::object(verify[py::int_(0)]) : verify;
+  out["first_draft"] = costs.first_draft;
+  out["plain"] = costs.plain;
+  out["step_deeper"] = costs.step_deeper;
+  out["verify_deeper"] = one ? py::object(deeper[py::int_(0)]) : deeper;
+  if (!costs.links.empty()) out["links"] = tuple_of(costs.links);
+  if (costs.link_row != 0.0) out["link_row"] = costs.link_row;
+  if (costs.draft_interference != 1.0) out["draft_interference"] = costs.draft_interference;
+  if (costs.verify_interference != 1.0) out["verify_interference"] = costs.verify_interference;
+  return out;
+}
+
+Costs costs_of(const StageCosts& turns, const std::optional<StageCosts>& overlapped, bool crowded) {
+  Costs costs{turns, overlapped, crowded};
+  check(costs);
+  return costs;
+}
+
+Costs costs_of(const py::dict& values) {
+  if (!py::isinstance<py::bool_>(values["crowded"])) throw py::type_error("crowded is neither true nor false");
+  const auto stages = [&](const char* name) {
+    if (!py::isinstance<py::dict>(values[name])) throw py::type_error(std::string(name) + " are no costs of stages");
+    return stored_stages(py::dict(values[name]));
+  };
+  const bool overlaps = !values["overlapped"].is_none();
+  return costs_of(stages("turns"), overlaps ? std::optional(stages("overlapped")) : std::nullopt,
+                  values["crowded"].cast<bool>());
+}
+
+py::dict dict_of(const Costs& costs) {
+  py::dict out;
+  out["turns"] = dict_of(costs.turns);
+  out["overlapped"] = costs.overlapped ? py::object(dict_of(*costs.overlapped)) : py::none();
+  out["crowded"] = costs.crowded;
+  return out;
+}
+
+// A pass through all verification stages, without links: seconds by the number of rows.
+py::tuple work_of(const StageCosts& costs) {
+  std::vector<double> sum(costs.verify.front().seconds.seconds());
+  for (size_t stage = 1; stage < costs.verify.size(); ++stage)
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += costs.verify[stage].seconds(int(i) + 1);
+  return tuple_of(sum);
+}
+
+void bind_costs(py::module_& m) {
+  m.attr("MOST_COST_ROWS") = RowTable::kMost;
+  py::class_<StageCosts>(m, "StageCosts",
+      "Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/pipeline/costs.h.")
+      .def(py::init([](const py::object& row_step, const py::object& draft_step, const py::object& verify,
+                       const py::object& first_draft, const py::object& plain, const py::object& step_deeper,
+                       const py::object& verify_deeper, const py::object& links, const py::object& link_row,
+                       const py::object& draft_interference, const py::object& verify_interference) {
+             using namespace py::literals;
+             return stages_of(py::dict("row_step"_a = row_step, "draft_step"_a = draft_step, "verify"_a = verify,
+                                       "first_draft"_a = first_draft, "plain"_a = plain, "step_deeper"_a = step_deeper,
+                                       "verify_deeper"_a = verify_deeper, "links"_a = links, "link_row"_a = link_row,
+                                       "draft_interference"_a = draft_interference,
+                                       "verify_interference"_a = verify_interference));
+           }),
+           py::arg("row_step"), py::arg("draft_step"), py::arg("verify"), py::arg("first_draft") = 0.0, py::arg("plain") = 0.0,
+           py::arg("step_deeper") = 0.0, py::arg("verify_deeper") = py::tuple(), py::arg("links") = py::tuple(),
+           py::arg("link_row") = 0.0, py::arg("draft_interference") = 1.0, py::arg("verify_interference") = 1.0)
+      .def_readonly_static("CONTEXT", &StageCosts::kContext)
+      .def_readonly("row_step", &StageCosts::row_step)
+      .def_readonly("draft_step", &StageCosts::draft_step)
+      .def_readonly("first_draft", &StageCosts::first_draft)
+      .def_readonly("plain", &StageCosts::plain)
+      .def_readonly("step_deeper", &StageCosts::step_deeper)
+      .def_readonly("link_row", &StageCosts::link_row)
+      .def_readonly("draft_interference", &StageCosts::draft_interference)
+      .def_readonly("verify_interference", &StageCosts::verify_interference)
+      .def_property_readonly("links", [](const StageCosts& costs) { return tuple_of(costs.links); })
+      .def_property_readonly("verify", &work_of)
+      .def_property_readonly("stages", [](const StageCosts& costs) { return py::tuple(tables_of(costs, &PassCosts::seconds)); })
+      .def_property_readonly("verify_deeper", [](const StageCosts& costs) { return py::object(dict_of(costs)["verify_deeper"]); })
+      .def_property_readonly("plain_step", &StageCosts::plain_step)
+      .def("step", &StageCosts::step, py::arg("rows"), py::arg("draw"))
+      .def("pass_seconds", &StageCosts::pass, py::arg("rows"))
+      .def("round", [](const StageCosts& costs, int drafts) { return costs.round(drafts, drafts + 1); }, py::arg("drafts"))
+      .def("draft_share", &StageCosts::draft_share, py::arg("drafts"))
+      .def("after", &StageCosts::after, py::arg("context"))
+      .def("replace", [](const StageCosts& costs, const py::kwargs& changes) {
+        py::dict values = dict_of(costs);
+        for (const auto& [name, value] : changes) values[name] = value;
+        return py::type::of<StageCosts>()(**values);
+      })
+      .def_static("between", [](const std::map<int, double>& measured, int rows) {
+        if (measured.empty()) throw std::invalid_argument("a table needs at least one number of rows that was measured");
+        return tuple_of(RowTable::between(measured, rows).seconds());
+      }, py::arg("measured"), py::arg("rows") = kMaxRows)
+      .def("to_dict", [](const StageCosts& costs) { return dict_of(costs); })
+      .def_static("from_dict", &stored_stages, py::arg("values"))
+      .def("__eq__", [](const StageCosts& a, const StageCosts& b) { return a == b; }, py::is_operator())
+      .def("__repr__", [](const StageCosts& costs) { return "StageCosts(**" + std::string(py::repr(dict_of(costs))) + ")"; });
+  py::class_<Costs>(m, "Costs", "What a calibration measures: stages in turns, and side by side (None: they cannot be).")
+      .def(py::init([](const StageCosts& turns, const std::optional<StageCosts>& overlapped, bool crowded) {
+             return costs_of(turns, overlapped, crowded);
+           }),
+           py::arg("turns"), py::arg("overlapped") = py::none(), py::arg("crowded") = false)
+      .def_readonly("turns", &Costs::turns)
+      .def_readonly("overlapped", &Costs::overlapped)
+      .def_readonly("crowded", &Costs::crowded)
+      .def_property_readonly("plain_seconds", &Costs::plain)
+      .def("replace", [](const Costs& costs, const py::kwargs& changes) {
+        py::dict values;
+        values["turns"] = costs.turns, values["overlapped"] = costs.overlapped, values["crowded"] = costs.crowded;
+        for (const auto& [name, value] : changes) values[name] = value;
+        return py::type::of<Costs>()(**values);
+      })
+      .def("to_dict", [](const Costs& costs) { return dict_of(costs); })
+      .def_static("from_dict", [](const py::dict& values) { return costs_of(values); }, py::arg("values"))
+      .def("__eq__", [](const Costs& a, const Costs& b) { return a == b; }, py::is_operator())
+      .def("__repr__", [](const Costs& costs) { return "Costs.from_dict(" + std::string(py::repr(dict_of(costs))) + ")"; });
+}
+
+// -- tuning ------------------------------------------------------------------------------------------------------------
+
+template <class Field>
+void each_field(Field&& field) {
+  field("prior_weight", &Tuning::prior_weight);
+  field("recent", &Tuning::recent);
+  field("bias_step", &Tuning::bias_step);
+  field("same_moment", &Tuning::same_moment);
+  field("held_up", &Tuning::held_up);
+  field("probing", &Tuning::probing);
+  field("last_probe", &Tuning::last_probe);
+  field("plain_probe", &Tuning::plain_probe);
+  field("allowance", &Tuning::allowance);
+  field("allowed_ahead", &Tuning::allowed_ahead);
+  field("carried", &Tuning::carried);
+  field("stake", &Tuning::stake);
+  field("acquainted", &Tuning::acquainted);
+  field("worth_switching", &Tuning::worth_switching);
+  field("stay", &Tuning::stay);
+  field("seconds", &Tuning::seconds);
+  field("short_handed", &Tuning::short_handed);
+  field("doubts", &Tuning::doubts);
+  field("moments", &Tuning::moments);
+  field("crowded", &Tuning::crowded);
+  field("patience", &Tuning::patience);
+}
+
+void bind_tuning(py::module_& m) {
+  py::class_<Tuning> tuning(m, "Tuning", "The tuned constants of planning: csrc/pipeline/tuning.h, docs/design/planner.md.");
+  tuning.def(py::init([](const py::kwargs& changes) {
+    Tuning tuning;
+    size_t known = 0;
+    each_field([&](const char* name, auto field) {
+      if (!changes.contains(name)) return;
+      tuning.*field = changes[name].cast<std::decay_t<decltype(tuning.*field)>>();
+      ++known;
+    });
+    if (known != changes.size()) throw py::type_error("Tuning has no such field");
+    return tuning;
+  }));
+  each_field([&](const char* name, auto field) { tuning.def_readonly(name, field); });
+  tuning.def("to_dict", [](const Tuning& values) {
+    py::dict out;
+    each_field([&](const char* name, auto field) { out[name] = values.*field; });
+    return out;
+  });
+}
+
+// -- the planner -------------------------------------------------------------------------------------------------------
+
+const char* name_of(Prediction::Mode mode) {
+  return mode == Prediction::Mode::kPlain ? "plain" : mode == Prediction::Mode::kTurns ? "turns" : "overlap";
+}
+
+}  // namespace
+
+void bind_planning(py::module_& m) {
+  bind_costs(m);
+  bind_tuning(m);
+  py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner",
+      "Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted.")
+      .def(py::init([](const Costs& costs, double prior, int lookup, bool siblings, const Tuning& tuning) {
+             auto* planner = new Planner(costs, prior, simulate_overlap, lookup, siblings, tuning);
+             return std::shared_ptr<Planner>(planner, NotAfterFork());   // an answer's thread may be in it
+           }),
+           py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0, py::arg("siblings") = false,
+           py::arg("tuning") = Tuning())
+      .def_property_readonly("costs", [](const Planner& planner) { return planner.costs(); })
+      .def_property_readonly("acceptance", &Planner::acceptance)
+      .def_property_readonly("credit", &Planner::credit)
+      .def("predictions",
+           [](const Planner& planner) {
+             py::list out;
+             for (const Prediction& p : planner.predictions())
+               out.append(py::make_tuple(name_of(p.mode), p.length, p.tokens_per_second));
+             return out;
+           })
+      .def("predict", [](const Planner& planner, const std::string& mode, int length, double acceptance) {
+             if (mode == "turns") return planner.predict_turns(length, acceptance).tokens_per_second;
+             return (mode == "overlap" ? planner.predict_overlap(acceptance) : planner.predict_plain()).tokens_per_second;
+           }, py::arg("mode"), py::arg("length"), py::arg("acceptance"))
+      .def("schedule", [](const Planner& planner) {
+             const Schedule& s = planner.schedule();
+             return py::make_tuple(s.first_chunk, s.max_chunk, s.lookahead, s.overlap, s.stop_rule.threshold, s.siblings);
+           })
+      .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings,
+                       bool rescued, int position, double chance, int dropped) {
+             Round round;
+             round.position = position;
+             round.rows = judged + dropped + 1 + siblings;
+             round.dropped = dropped;
+             round.siblings = siblings;
+             round.rescued = rescued;
+             round.copied = copied;   // of the judged, the first ones
+             round.committed.assign(size_t(committed), 0);
+             round.judged.assign(size_t(judged), Draft{});
+             for (int i = 0; i < copied; ++i) round.judged[i].copied = 1, round.judged[i].confidence = chance;
+             round.accepted = accepted;
+             planner.after(round, seconds);
+           }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
+           py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = StageCosts::kContext,
+           py::arg("chance") = 0.5, py::arg("dropped") = 0)
+      .def("begin", &Planner::begin, py::arg("context"))
+      .def_property_readonly("lookup", [](const Planner& planner) { return planner.schedule().lookup; })
+      .def_property_readonly("copy_threshold", [](const Planner& planner) { return planner.schedule().stop_rule.copy_threshold; })
+      .def("measured", [](const Planner& planner) {
+        py::dict out;
+        for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap}) {
+          const Planner::Measured& measured = planner.measured(mode);
+          out[name_of(mode)] =
+              py::make_tuple(measured.rounds, measured.tokens, measured.seconds, measured.predicted_seconds);
+        }
+        return out;
+      });
+}

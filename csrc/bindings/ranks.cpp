@@ -1,0 +1,264 @@
+// Single stages for ranks: the draft stage with the scheduler, and verification stages with an inbox. Messages are rows
+// of int32 arrays that Python sends and receives; nothing here holds the interpreter lock while it waits or works.
+#include "bindings.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/stl.h>
+
+#include "../cpu/ranks.h"
+
+namespace py = pybind11;
+using namespace ppsd;
+using namespace ppsd::bindings;
+
+namespace {
+
+using Words = py::array_t<int32_t, py::array::c_style>;
+
+// Messages of `out`, [messages][words each].
+int32_t* place_for(Words& out, int messages, int hidden) {
+  if (out.ndim() != 2 || out.shape(0) < messages || size_t(out.shape(1)) != wire_words(kMaxRows, hidden))
+    throw std::runtime_error("messages need a dense array of int32, [" + std::to_string(messages) + "][" +
+                             std::to_string(wire_words(kMaxRows, hidden)) + "]");
+  return out.mutable_data();
+}
+
+int station_work(RankStation& rank, Words out, int milliseconds) {
+  int32_t* place = place_for(out, rank.station().most_messages(), rank.hidden());
+  const py::gil_scoped_release release;
+  return rank.station().work(place, milliseconds);
+}
+
+// -- stages in Python (ppsd_rt/ranks/python_stages.py says what they do) -------------------------------------------------
+
+using Rows = py::array_t<float, py::array::c_style | py::array::forcecast>;
+
+Rows rows_of(const std::vector<float>& hidden, int rows) {
+  return Rows({py::ssize_t(rows), py::ssize_t(hidden.size()) / std::max(rows, 1)}, hidden.data());
+}
+
+// [rows][hidden], as a stage gave them.
+void take_rows(const py::object& from, int rows, int hidden, std::vector<float>* to) {
+  const auto array = Rows::ensure(from);
+  if (!array || array.ndim() != 2 || array.shape(0) != rows || array.shape(1) != hidden)
+    throw std::runtime_error("a stage gave other rows than those it was asked for");
+  to->assign(array.data(), array.data() + array.size());
+}
+
+py::object ask(const Cancelled& cancelled) {   // for as long as the call takes
+  return cancelled ? py::cpp_function([&cancelled] { return cancelled(); }) : py::object(py::none());
+}
+
+void begin_stage(const py::object& stage, int keep, const Settings& settings) {
+  stage.attr("begin")(keep, settings.end, settings.prompt, sampling_params_of(settings.sampling));
+}
+
+class PythonVerifyStage final : public VerifyStage {
+ public:
+  PythonVerifyStage(py::object stage, int hidden) : stage_(std::move(stage)), hidden_(hidden) {}
+
+  void begin(int keep, const Settings& settings) {
+    const py::gil_scoped_acquire lock;
+    begin_stage(stage_, keep, settings);
+  }
+  bool run(Chunk* chunk, const Cancelled& cancelled) override {
+    const py::gil_scoped_acquire lock;
+    const py::object out = stage_.attr("run")(chunk->start, chunk->ids, rows_of(chunk->hidden, chunk->rows()), ask(cancelled));
+    if (out.is_none()) return false;
+    take_rows(out, chunk->rows(), hidden_, &chunk->hidden);
+    return true;
+  }
+  std::vector<int> choose(const Chunk&, int last) override {
+    const py::gil_scoped_acquire lock;
+    return stage_.attr("choose")(last).cast<std::vector<int>>();
+  }
+
+ private:
+  const py::object stage_;
+  const int hidden_;
+};
+
+class PythonStation : public RankStation {
+ public:
+  PythonStation(py::object stage, int hidden, bool last, double delay) : RankStation(hidden), stage_(std::move(stage), hidden) {
+    wait_for_rows(&stage_, last, [this](int keep, const Settings& settings) { stage_.begin(keep, settings); }, delay);
+  }
+
+ private:
+  PythonVerifyStage stage_;
+};
+
+class PythonDraftStage final : public DraftStage {
+ public:
+  PythonDraftStage(py::object stage, int hidden, int vocab_size)
+      : stage_(std::move(stage)), hidden_(hidden), vocab_size_(vocab_size) {}
+
+  void begin(int keep, const Settings& settings, const Oracle& oracle) {
+    heard_.reset();
+    oracle_ = oracle;
+    begin_stage(stage_, keep, settings);
+  }
+  int length() const { return stage_.attr("length").cast<int>(); }
+  bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override {
+    const py::gil_scoped_acquire lock;
+    if (step.feedback && step.feedback != heard_) {
+      heard_ = step.feedback;
+      stage_.attr("learn")(heard_->position, rows_of(heard_->hidden, 1));
+    }
+    const py::object drawn = stage_.attr("step")(step.start, step.ids, draft != nullptr, ask(cancelled));
+    if (drawn.is_none()) return false;
+    if (draft != nullptr) {
+      const auto [token, confidence] = drawn.cast<std::tuple<int, double>>();
+      *draft = foreseen(oracle_, {token, confidence, 0, -1, 0.0}, step.start + int(step.ids.size()), vocab_size_);
+    }
+    return true;
+  }
+  void export_hidden(Chunk* chunk) override {
+    const py::gil_scoped_acquire lock;
+    take_rows(stage_.attr("exported")(chunk->start, chunk->rows()), chunk->rows(), hidden_, &chunk->hidden);
+  }
+
+ private:
+  const py::object stage_;
+  const int hidden_, vocab_size_;
+  Oracle oracle_;
+  std::shared_ptr<const Feedback> heard_;
+};
+
+class PythonDrafter : public RankDrafter {
+ public:
+  PythonDrafter(py::object stage, int hidden, int vocab_size, bool hears)
+      : RankDrafter(hidden, hears), stage_(std::move(stage), hidden, vocab_size) {}
+  int length() const override { return stage_.length(); }
+
+ private:
+  DraftStage* stage() override { return &stage_; }
+  void begin(int keep, const Settings& settings, const Oracle& oracle) override { stage_.begin(keep, settings, oracle); }
+
+  PythonDraftStage stage_;
+};
+
+// An answer, seen from the rank that drafts.
+struct PyRemote {
+  std::unique_ptr<Remote> remote;
+  int hidden = 0;
+
+  int work(Words out) {
+    int32_t* place = place_for(out, remote->most_messages(), hidden);
+    const py::gil_scoped_release release;
+    return remote->work(place);
+  }
+  bool land(const Words& verdict) {   // announce the epoch?
+    const int32_t* words = verdict.data();
+    const size_t count = size_t(verdict.size());
+    const py::gil_scoped_release release;
+    return remote->land(words, count);
+  }
+  py::object next(int milliseconds) {   // an event, None (nothing yet); ends with StopIteration
+    Event event;
+    Remote::Status status;
+    double seconds = 0.0;
+    {
+      const py::gil_scoped_release release;
+      status = remote->next(milliseconds, &event, &seconds);
+    }
+    if (status == Remote::Status::kEnded) throw py::stop_iteration();
+    return status == Remote::Status::kEvent ? event_of(event, seconds) : py::object(py::none());
+  }
+};
+
+}  // namespace
+
+void bind_ranks(py::module_& m) {
+  m.attr("WIRE_VERSION") = kWireVersion;
+  m.attr("WIRE_ROWS") = int(Wire::kRows);   // the kind of a message that has rows
+  m.attr("WIRE_MESSAGES") = (kPassRows + kMaxRows - 1) / kMaxRows + 1;   // that one piece of work writes at the most
+  m.attr("WIRE_FEEDBACK") = int(kWireFeedback);   // the flag of a verdict that has rows too
+  m.attr("WIRE_WORDS") = kWireRows;   // of a message without rows
+  m.def("wire_words", [](int hidden) { return wire_words(kMaxRows, hidden); });
+  m.def("wire_clock", &wire_clock);
+  m.def("precise_waits", &precise_waits, "Of the calling thread: the system may otherwise wake it 50 us late.");
+  m.def("sleep_until", &sleep_until, py::arg("clock"), py::call_guard<py::gil_scoped_release>(), "Until a wire_clock().");
+
+  py::class_<Station::Counts>(m, "StationCounts", "What a verification stage has done, and the seconds of passes that counted.")
+      .def_readonly("passes", &Station::Counts::passes)
+      .def_readonly("rows", &Station::Counts::rows)
+      .def_readonly("dropped_passes", &Station::Counts::dropped_passes)
+      .def_readonly("seconds", &Station::Counts::seconds)
+      .def("__repr__", [](const Station::Counts& counts) {
+        return py::str("StationCounts(passes={}, rows={}, dropped_passes={}, seconds={})")
+            .format(counts.passes, counts.rows, counts.dropped_passes, counts.seconds);
+      });
+  py::class_<Remote::Counts>(m, "RemoteCounts", "Draft steps of one row that counted, and their seconds.")
+      .def_readonly("steps", &Remote::Counts::steps)
+      .def_readonly("seconds", &Remote::Counts::seconds)
+      .def("__repr__", [](const Remote::Counts& counts) {
+        return py::str("RemoteCounts(steps={}, seconds={})").format(counts.steps, counts.seconds);
+      });
+
+  py::class_<RankStation>(m, "RankStation",
+      "A verification stage that waits for messages, arrays of int32 words; work() writes those for the next stage.")
+      .def("post", [](RankStation& rank, const Words& message) {
+        rank.station().post(message.data(), size_t(message.size()));
+      }, py::arg("message"))
+      .def("announce", [](RankStation& rank, uint64_t epoch, int64_t sent) { rank.station().announce(epoch, sent); },
+           py::arg("epoch"), py::arg("sent"), py::call_guard<py::gil_scoped_release>())
+      .def("work", &station_work, py::arg("out"), py::arg("milliseconds"))
+      .def("close", [](RankStation& rank) { rank.station().close(); })
+      .def("busy_seconds", [](RankStation& rank) { return rank.station().busy_seconds(); })
+      .def("counts", [](RankStation& rank) { return rank.station().counts(); });
+
+  py::class_<CpuStation, RankStation>(m, "Station",
+      "Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks.")
+      .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay) {
+             return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, delay);
+           }),
+           py::keep_alive<1, 2>(), py::arg("model"), py::arg("first"), py::arg("last"), py::arg("cores"), py::arg("threads"),
+           py::arg("delay"))
+      .def("pin", &CpuStation::pin)
+      .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
+
+  py::class_<PythonStation, RankStation>(m, "PythonStation",
+      "A verification stage of the ranks whose rows [count, hidden] a Python object computes.")
+      .def(py::init<py::object, int, bool, double>(), py::arg("stage"), py::arg("hidden"), py::arg("last"), py::arg("delay"));
+
+  py::class_<RankDrafter>(m, "RankDrafter", "The draft stage of the ranks; start() gives the answer, seen from here.")
+      .def("pin", &RankDrafter::pin)
+      .def("length", &RankDrafter::length)
+      .def(
+          "start",
+          [](RankDrafter& drafter, const std::vector<int>& prompt, int keep, const Sampling& sampling,
+             const Steering& steering, const Limits& limits, uint64_t epoch, bool report_drafts,
+             const std::optional<Oracle>& oracle) {
+            const auto* schedule = std::get_if<Schedule>(&steering);
+            return PyRemote{drafter.start(prompt, keep, sampling, schedule ? *schedule : Schedule(),
+                                          schedule ? nullptr : std::get<std::shared_ptr<Planner>>(steering), limits, epoch,
+                                          report_drafts, oracle.value_or(Oracle())),
+                            drafter.hidden()};
+          },
+          py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("keep"), py::arg("sampling"), py::arg("schedule"),
+          py::arg("limits"), py::arg("epoch"), py::arg("report_drafts") = false, py::arg("oracle") = py::none());
+
+  py::class_<CpuDrafter, RankDrafter>(m, "Drafter",
+      "Layers before the exit, and the exit head, on the C++ kernels, as the draft stage of the ranks.")
+      .def(py::init([](const PyModel& model, std::vector<int> cores, int threads) {
+             return std::make_unique<CpuDrafter>(model.model, std::move(cores), threads);
+           }),
+           py::keep_alive<1, 2>(), py::arg("model"), py::arg("cores"), py::arg("threads"))
+      .def("time_step", &CpuDrafter::time_step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
+
+  py::class_<PythonDrafter, RankDrafter>(m, "PythonDrafter",
+      "A draft stage of the ranks whose rows [count, hidden] a Python object computes.")
+      .def(py::init<py::object, int, int, bool>(), py::arg("stage"), py::arg("hidden"), py::arg("vocab_size"),
+           py::arg("hears"));
+
+  py::class_<PyRemote>(m, "Remote",
+      "An answer over ranks, seen from the one that drafts: what it sends, and what verdicts make of it.")
+      .def_property_readonly("epoch", [](const PyRemote& answer) { return answer.remote->epoch(); })
+      .def_property_readonly("tokens", [](const PyRemote& answer) { return answer.remote->tokens(); })
+      .def("work", &PyRemote::work, py::arg("out"))
+      .def("land", &PyRemote::land, py::arg("verdict"))
+      .def("next", &PyRemote::next, py::arg("milliseconds"))
+      .def("cancel", [](PyRemote& answer) { answer.remote->cancel(); })
+      .def("counts", [](const PyRemote& answer) { return answer.remote->counts(); });
+}

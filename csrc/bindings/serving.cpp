@@ -1,0 +1,121 @@
+// Many answers at once: the loop, in a thread of its own or stepped by hand.
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "../serving/thread.h"
+#include "bindings.h"
+
+namespace py = pybind11;
+using namespace ppsd;
+using namespace ppsd::bindings;
+
+namespace {
+
+using PyOutbox = PyAnswer<Outbox>;
+
+struct PyLoop {
+  PyModel model;
+  std::unique_ptr<LoopThread, WithoutLock> thread;   // or
+  std::unique_ptr<Loop, WithoutLock> stepped;
+  uint32_t made = forks();
+
+  Loop& loop() {
+    if (made != forks()) throw std::runtime_error("this loop was made before a fork: make another one in this process");
+    return thread ? thread->loop() : *stepped;
+  }
+};
+
+PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_answers, int prompt_rows, bool stepped) {
+  PyLoop made{model, nullptr, nullptr};
+  const py::gil_scoped_release release;
+  auto loop = std::make_unique<Loop>(model.model, threads, kv_bytes, LoopLimits{most_answers, prompt_rows});
+  if (stepped) made.stepped.reset(loop.release());
+  else made.thread.reset(new LoopThread(std::move(loop)));
+  return made;
+}
+
+PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
+             bool automatic, bool report_drafts, int committed, double seconds,
+             const std::optional<std::pair<py::object, py::object>>& masks) {
+  if (prompt.empty() || committed < 0 || committed >= int(prompt.size()))
+    throw std::invalid_argument("an answer begins with a prompt");
+  Request request;
+  request.prompt = std::move(prompt);
+  request.sampling = sampling;
+  if (masks) {
+    request.sampling.draft_mask = token_mask_of(masks->first);
+    request.sampling.mask = token_mask_of(masks->second);
+  }
+  request.schedule = schedule;
+  request.limits = limits;
+  request.report_drafts = report_drafts;
+  PyOutbox answer;
+  const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, committed, seconds);
+  // An answer that nobody holds ends; after a fork it is left alone, with the locks that others may have held.
+  auto* held = new std::shared_ptr<Outbox>(out);
+  answer.session = {out.get(), [held, made = forks()](Outbox*) {
+                      if (made != forks()) return;
+                      (*held)->cancel();
+                      delete held;
+                    }};
+  return answer;
+}
+
+// What there is by now, without waiting: (events, over).
+py::tuple take(PyOutbox& answer) {
+  py::list events;
+  for (;;) {
+    Event event;
+    double seconds = 0.0;
+    const auto status = answer.session->next(0, &event, &seconds);
+    if (status != Outbox::Status::kEvent) return py::make_tuple(events, status == Outbox::Status::kEnded);
+    events.append(event_of(event, seconds));
+  }
+}
+
+}  // namespace
+
+void bind_serving(py::module_& m) {
+  bind_answer<Outbox>(m, "LoopAnswer", "One of many answers in the making: as Session.")
+      .def("take", &take, "-> (events, over): what there is by now, without waiting.");
+
+  py::class_<PyLoop>(m, "Loop", "Decodes many answers at once, their KV caches in blocks of 64 positions out of `kv_bytes`.")
+      .def(py::init(&make_loop), py::arg("model"), py::arg("threads"), py::arg("kv_bytes"), py::arg("most_answers"),
+           py::arg("prompt_rows"), py::arg("stepped") = false)
+      .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
+           py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false, py::arg("committed") = 0,
+           py::arg("seconds") = 0.0, py::arg("masks") = py::none(),
+           "Queue an answer. automatic: the loop decides on drafts, of the schedule `lookup` counts. The prompt's last "
+           "`committed` tokens are its own already. MemoryError: it may become longer than all blocks.")
+      .def(
+          "learn",
+          [](PyLoop& loop, PyEngine& engine) {
+            Loop& made = loop.loop();
+            const py::gil_scoped_release release;
+            if (loop.thread) loop.thread->learn(*engine.engine);
+            else made.learn(*engine.engine);
+          },
+          py::arg("engine"), "Keep the rows of the engine's text for answers that begin like it; it has no session meanwhile.")
+      .def(
+          "step",
+          [](PyLoop& loop) {
+            if (!loop.stepped) throw std::logic_error("this loop has a thread of its own");
+            Loop& made = loop.loop();
+            const py::gil_scoped_release release;
+            return made.step();
+          },
+          "One round, where the loop has no thread: False if there is nothing to do.")
+      .def_property_readonly("capacity", [](PyLoop& loop) { return loop.loop().capacity(); }, "Tokens of the longest text.")
+      .def_property_readonly("counts", [](PyLoop& loop) {
+        const LoopCounts counts = loop.loop().counts();
+        py::dict out;
+        out["rounds"] = counts.rounds;
+        out["rows"] = counts.rows;
+        out["draft_rows"] = counts.draft_rows;
+        out["prompt_rows"] = counts.prompt_rows;
+        out["shared_rows"] = counts.shared_rows;
+        out["preempted"] = counts.preempted;
+        return out;
+      });
+}

@@ -1,0 +1,180 @@
+#include "values.h"
+
+#include <pybind11/gil_safe_call_once.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+
+namespace py = pybind11;
+
+namespace ppsd::bindings {
+namespace {
+
+constexpr int kMostRows = std::numeric_limits<int>::max() - 64;   // that positions can count
+
+bool is(py::handle value, const char* module, const char* type) {
+  return py::isinstance(value, py::module_::import(module).attr(type));
+}
+
+// A whole number that no text and no vocabulary reaches is as good as `most`.
+int at_most(const py::object& number, int most) {
+  return PyObject_RichCompareBool(number.ptr(), py::int_(most).ptr(), Py_GT) == 1 ? most : number.cast<int>();
+}
+
+template <class Value>
+void read_if_there(py::handle from, const char* name, Value* to) {
+  if (py::hasattr(from, name)) *to = from.attr(name).cast<Value>();
+}
+
+StopRule stop_rule_of(const py::object& rule) {
+  static const std::pair<const char*, StopRule::Kind> kKinds[] = {{"fixed", StopRule::Kind::kFixed},
+                                                                  {"confidence", StopRule::Kind::kConfidence},
+                                                                  {"beta", StopRule::Kind::kBeta},
+                                                                  {"calibrated", StopRule::Kind::kCalibrated},
+                                                                  {"survival", StopRule::Kind::kSurvival}};
+  const std::string kind = py::str(py::getattr(rule, "kind", py::str("without a kind")));
+  const auto found = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& known) { return kind == known.first; });
+  if (found == std::end(kKinds)) {
+    const py::object error = py::module_::import("ppsd_rt.errors").attr("UsageError");
+    PyErr_SetString(error.ptr(), ("stop rule " + kind + " is unknown to the C++ pipelines; use --backend torch").c_str());
+    throw py::error_already_set();
+  }
+  StopRule read;
+  read.kind = found->second;
+  read_if_there(rule, "threshold", &read.threshold);
+  read_if_there(rule, "discount", &read.discount);
+  read_if_there(rule, "bins", &read.bins);
+  read_if_there(rule, "weight", &read.weight);
+  read_if_there(rule, "copy_threshold", &read.copy_threshold);
+  return read;
+}
+
+// The number whose shortest text is that of a float: 0.7, not 0.699999988.
+double shortest(float value) {
+  char text[32];
+  for (int digits = 6; digits <= 9; ++digits) {
+    std::snprintf(text, sizeof text, "%.*g", digits, double(value));
+    if (std::strtof(text, nullptr) == value) break;
+  }
+  return std::strtod(text, nullptr);
+}
+
+// A Python object with `fill(start, ids, rows, address of the bits)`, asked in the threads of stages.
+class PyTokenMask final : public TokenMask {
+ public:
+  explicit PyTokenMask(py::object mask) : mask_(std::move(mask)) {}
+  ~PyTokenMask() override {
+    const py::gil_scoped_acquire acquire;
+    mask_ = {};
+  }
+  void fill(int start, const std::vector<int>& ids, int rows, uint32_t* bits) override {
+    const py::gil_scoped_acquire acquire;
+    try {
+      mask_.attr("fill")(start, ids, rows, reinterpret_cast<uintptr_t>(bits));
+    } catch (const py::error_already_set& error) {   // which lives no longer than the lock
+      throw std::runtime_error(py::str(error.value()).cast<std::string>());
+    }
+  }
+
+ private:
+  py::object mask_;
+};
+
+struct EventTypes {
+  py::object draft, drafted, logprob, round;
+};
+
+const EventTypes& event_types() {
+  PYBIND11_CONSTINIT static py::gil_safe_call_once_and_store<EventTypes> storage;
+  return storage
+      .call_once_and_store_result([] {
+        const auto rounds = py::module_::import("ppsd_rt.pipeline.rounds");
+        return EventTypes{rounds.attr("Draft"), rounds.attr("Drafted"), rounds.attr("Logprob"), rounds.attr("Round")};
+      })
+      .get_stored();
+}
+
+}  // namespace
+
+bool read(py::handle from, Sampling* to) {
+  if (!is(from, "ppsd_rt.sampling.params", "SamplingParams")) return false;
+  to->temperature = from.attr("temperature").cast<float>();
+  to->top_k = at_most(from.attr("top_k"), std::numeric_limits<int>::max());
+  to->top_p = from.attr("top_p").cast<float>();
+  to->min_p = from.attr("min_p").cast<float>();
+  to->repetition_penalty = from.attr("repetition_penalty").cast<float>();
+  to->presence_penalty = from.attr("presence_penalty").cast<float>();
+  to->frequency_penalty = from.attr("frequency_penalty").cast<float>();
+  to->logit_bias = from.attr("logit_bias").cast<std::vector<std::pair<int, float>>>();
+  to->logprobs = from.attr("logprobs").cast<std::optional<int>>().value_or(-1);
+  to->seed = from.attr("seed").cast<uint64_t>();
+  return true;
+}
+
+bool read(py::handle from, Schedule* to) {
+  if (!is(from, "ppsd_rt.pipeline.schedule", "Schedule")) return false;
+  to->first_chunk = from.attr("first_chunk").cast<int>();
+  to->max_chunk = from.attr("max_chunk").cast<int>();
+  to->lookahead = from.attr("lookahead").cast<int>();
+  to->overlap = from.attr("overlap").cast<bool>();
+  to->lookup = from.attr("lookup").cast<int>();
+  to->siblings = from.attr("siblings").cast<double>();
+  to->stop_rule = stop_rule_of(from.attr("stop_rule"));
+  return true;
+}
+
+bool read(py::handle from, Limits* to) {
+  if (!is(from, "ppsd_rt.pipeline.rounds", "Limits")) return false;
+  to->end = at_most(from.attr("end"), kMostRows);
+  to->stop_ids.clear();
+  for (const py::handle id : from.attr("stop_ids")) to->stop_ids.push_back(id.cast<int>());
+  std::sort(to->stop_ids.begin(), to->stop_ids.end());
+  return true;
+}
+
+bool read(py::handle from, Oracle* to) {
+  if (!is(from, "ppsd_rt.backend", "Oracle")) return false;
+  to->truth = from.attr("truth").cast<std::vector<int>>();
+  to->acceptance = from.attr("acceptance").cast<double>();
+  to->seed = from.attr("seed").cast<uint64_t>();
+  return true;
+}
+
+std::shared_ptr<TokenMask> token_mask_of(py::object mask) { return std::make_shared<PyTokenMask>(std::move(mask)); }
+
+py::object sampling_params_of(const Sampling& s) {
+  using py::literals::operator""_a;
+  return py::module_::import("ppsd_rt.sampling.params")
+      .attr("SamplingParams")("temperature"_a = shortest(s.temperature), "top_k"_a = s.top_k, "top_p"_a = shortest(s.top_p),
+                              "min_p"_a = shortest(s.min_p), "repetition_penalty"_a = shortest(s.repetition_penalty),
+                              "seed"_a = s.seed);
+}
+
+py::object event_of(const Event& event, std::optional<double> seconds) {
+  const EventTypes& types = event_types();
+  if (const auto* drafted = std::get_if<Drafted>(&event)) return types.drafted(drafted->position, drafted->token);
+  const Round& round = std::get<Round>(event);
+  py::tuple judged(round.judged.size());
+  for (size_t i = 0; i < round.judged.size(); ++i) {
+    const Draft& draft = round.judged[i];
+    judged[i] = types.draft(draft.token, draft.confidence, draft.copied, draft.sibling);
+  }
+  py::tuple logprobs(round.logprobs.size());
+  for (size_t i = 0; i < round.logprobs.size(); ++i)
+    logprobs[i] = types.logprob(round.logprobs[i].own, py::tuple(py::cast(round.logprobs[i].top)));
+  return types.round(round.epoch, round.position, round.rows, py::tuple(py::cast(round.committed)), judged, round.accepted,
+                     round.dropped, round.prompt, round.siblings, round.rescued, logprobs, seconds);
+}
+
+py::list trace_spans(const Trace* trace) {
+  py::list spans;
+  if (trace != nullptr)
+    for (const Trace::Span& span : trace->spans())
+      spans.append(py::make_tuple(span.name, span.track, span.rows, span.begin_us, span.end_us));
+  return spans;
+}
+
+}  // namespace ppsd::bindings

@@ -1,0 +1,55 @@
+// ppsd_rt's dataclasses where our functions take and give structs; values.cpp is the only place that knows their fields.
+// The dataclasses are the public types: the torch reference uses them without this extension.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <optional>
+
+#include "../cpu/stage.h"
+#include "../pipeline/carrier.h"
+
+namespace ppsd::bindings {
+
+// False: it is an object of another class. Throw Python's UsageError for values that have no counterpart here.
+bool read(pybind11::handle from, Sampling* to);   // SamplingParams
+bool read(pybind11::handle from, Schedule* to);
+bool read(pybind11::handle from, Limits* to);
+bool read(pybind11::handle from, Oracle* to);
+
+// Of a Python object with `fill(start, ids, rows, address of the bits)`, see ppsd_rt/sampling/grammar.py.
+std::shared_ptr<TokenMask> token_mask_of(pybind11::object mask);
+pybind11::object sampling_params_of(const Sampling& sampling);
+// A Round or a Drafted. seconds: Round's.
+pybind11::object event_of(const Event& event, std::optional<double> seconds = std::nullopt);
+pybind11::list trace_spans(const Trace* trace);
+
+}  // namespace ppsd::bindings
+
+namespace pybind11::detail {
+
+template <>
+struct type_caster<ppsd::Sampling> {
+  PYBIND11_TYPE_CASTER(ppsd::Sampling, const_name("SamplingParams"));
+  bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
+};
+
+template <>
+struct type_caster<ppsd::Schedule> {
+  PYBIND11_TYPE_CASTER(ppsd::Schedule, const_name("Schedule"));
+  bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
+};
+
+template <>
+struct type_caster<ppsd::Limits> {
+  PYBIND11_TYPE_CASTER(ppsd::Limits, const_name("Limits"));
+  bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
+};
+
+template <>
+struct type_caster<ppsd::Oracle> {
+  PYBIND11_TYPE_CASTER(ppsd::Oracle, const_name("Oracle"));
+  bool load(handle from, bool) { return ppsd::bindings::read(from, &value); }
+};
+
+}  // namespace pybind11::detail

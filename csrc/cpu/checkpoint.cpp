@@ -1,0 +1,175 @@
+#include "checkpoint.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace ppsd {
+namespace {
+
+bool has(const NamedTensors& tensors, const std::string& name) { return tensors.count(name) > 0; }
+
+// Absent if it may be.
+Tensor tensor_of(const NamedTensors& tensors, const std::string& name, int64_t rows, int64_t columns, bool required = true) {
+  const auto found = tensors.find(name);
+  if (found == tensors.end()) {
+    if (required) throw std::runtime_error("tensor " + name + " is missing");
+    return {};
+  }
+  if (found->second.rows != rows || found->second.columns != columns)
+    throw std::runtime_error("tensor " + name + " is not of the expected shape");
+  return found->second;
+}
+
+// layer: whose way of attending it has
+LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, const ModelShape& s, int layer, bool mlp) {
+  LayerTensors t;
+  t.attention = s.attention_of(layer);
+  const auto get = [&](const std::string& name, int64_t rows, int64_t columns, bool required) {
+    return tensor_of(tensors, prefix + name, rows, columns, required);
+  };
+  t.input_norm = get("input_layernorm.weight", s.hidden_size, 1, true);
+  t.q = get("self_attn.q_proj.weight", s.q_outputs(), s.hidden_size, true);
+  t.k = get("self_attn.k_proj.weight", s.kv_outputs(), s.hidden_size, true);
+  t.v = get("self_attn.v_proj.weight", s.kv_outputs(), s.hidden_size, true);
+  t.o = get("self_attn.o_proj.weight", s.hidden_size, s.q_outputs(), true);
+  t.q_bias = get("self_attn.q_proj.bias", s.q_outputs(), 1, false);
+  t.k_bias = get("self_attn.k_proj.bias", s.kv_outputs(), 1, t.q_bias.present());
+  t.v_bias = get("self_attn.v_proj.bias", s.kv_outputs(), 1, t.q_bias.present());
+  t.o_bias = get("self_attn.o_proj.bias", s.hidden_size, 1, false);
+  t.q_norm = get("self_attn.q_norm.weight", s.head_dim, 1, false);
+  t.k_norm = get("self_attn.k_norm.weight", s.head_dim, 1, t.q_norm.present());
+  if (t.q_norm.present() && s.head_dim > kMostHeadDim)
+    throw std::runtime_error(prefix + ": norms of queries and keys need a head_dim of 256 at most");
+  if (mlp) {
+    t.post_norm = get("post_attention_layernorm.weight", s.hidden_size, 1, true);
+    t.gate = get("mlp.gate_proj.weight", s.intermediate_size, s.hidden_size, true);
+    t.up = get("mlp.up_proj.weight", s.intermediate_size, s.hidden_size, true);
+    t.down = get("mlp.down_proj.weight", s.hidden_size, s.intermediate_size, true);
+  }
+  if (t.q.stored != t.k.stored || t.q.stored != t.v.stored || t.gate.stored != t.up.stored)
+    throw std::runtime_error(prefix + ": tensors that are packed together differ in dtype");
+  return t;
+}
+
+std::vector<LayerTensors> layers_of(const NamedTensors& tensors, const ModelShape& shape, int first, int last) {
+  std::vector<LayerTensors> layers;
+  for (int i = first; i < last; ++i)
+    layers.push_back(layer_of(tensors, "model.layers." + std::to_string(i) + ".", shape, i, true));
+  return layers;
+}
+
+void check(const ModelShape& s, Stored kv) {
+  if (s.hidden_size % kBlock || s.intermediate_size % kBlock || s.q_outputs() % kBlock || s.head_dim % kPanel)
+    throw std::runtime_error("the cpu backend needs hidden and intermediate sizes that are multiples of 32 and a head_dim "
+                             "that is a multiple of 16; use --backend torch");
+  if (!s.attention.empty() && s.attention.size() != size_t(s.num_layers))
+    throw std::runtime_error("the way of attending is to be given for every layer, or for none");
+  if (kv == Stored::kInt8 && !KvCache::takes_int8(s.head_dim))
+    throw std::runtime_error("an int8 KV cache needs a head_dim that is a multiple of 32 and 256 at most");
+}
+
+// Memory that the model owns from now on.
+uint8_t* allocate(size_t bytes, CpuModel* model) {
+  model->memory.push_back(std::make_shared<const Memory>(bytes));
+  model->packed_bytes += bytes;
+  return model->memory.back()->as<>();
+}
+
+}  // namespace
+
+Format format_of(const std::string& name) {
+  if (name == "float32") return Format::kFp32;
+  if (name == "bfloat16") return Format::kBf16;
+  if (name == "int8") return Format::kInt8;
+  if (name == "int4") return Format::kInt4;
+  throw std::runtime_error("format " + name + " is unknown; formats are float32, bfloat16, int8, int4");
+}
+
+Stored kv_format_of(const std::string& name) {
+  if (name == "float32") return Stored::kFp32;
+  if (name == "bfloat16") return Stored::kBf16;
+  if (name == "int8") return Stored::kInt8;
+  throw std::runtime_error("format " + name + " is unknown to the KV cache; formats are float32, bfloat16, int8");
+}
+
+std::vector<LayerTensors> layers_of(const NamedTensors& tensors, const ModelShape& shape) {
+  return layers_of(tensors, shape, 0, shape.num_layers);
+}
+
+Tensor embedding_of(const NamedTensors& tensors, const ModelShape& shape) {
+  return tensor_of(tensors, "model.embed_tokens.weight", shape.vocab_size, shape.hidden_size);
+}
+
+std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelShape& shape, const NamedTensors& tensors,
+                                           std::vector<float> frequencies, const Packing& packing) {
+  check(shape, packing.kv);
+  const int first = packing.first, last = packing.last < 0 ? shape.num_layers : packing.last;
+  if (first < 0 || first > last || last > shape.num_layers) throw std::runtime_error("there are no such layers");
+  auto model = std::make_shared<CpuModel>();
+  model->kernels = &kernels;
+  model->shape = shape;
+  model->format = packing.format;
+  model->kv = packing.kv;
+  model->frequencies = std::move(frequencies);
+  model->embedding = embedding_of(tensors, shape);
+  const bool tied = !has(tensors, "lm_head.weight");
+  model->lm_head = tied ? model->embedding : tensor_of(tensors, "lm_head.weight", shape.vocab_size, shape.hidden_size);
+  const std::vector<LayerTensors> layers = layers_of(tensors, shape, first, last);
+  const Tensor norm = tensor_of(tensors, "model.norm.weight", shape.hidden_size, 1);
+
+  Team team(packing.threads, {});
+  const Packer packer(kernels, packing.format, shape, &team);
+  size_t bytes = packing.lm_head ? packer.lm_head_bytes() : 0;
+  for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
+  uint8_t* memory = allocate(bytes, model.get());
+  const int width = InputOffsets(shape).width;
+  model->layers.resize(size_t(shape.num_layers));
+  for (int i = first; i < last; ++i) {
+    const float* importance = packing.importance ? packing.importance + size_t(i) * width : nullptr;
+    model->layers[i] =
+        named("layer " + std::to_string(i), [&] { return packer.layer(layers[i - first], &memory, importance); });
+  }
+  model->head.norm = named("the final norm", [&] { return Packer::vector(norm); });
+  if (packing.lm_head) model->head.lm_head = named("the LM head", [&] { return packer.lm_head(model->lm_head, &memory); });
+  return model;
+}
+
+std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_layer, const NamedTensors& tensors,
+                                               std::vector<int> draft_ids, int threads) {
+  auto model = std::make_shared<CpuModel>(base);
+  model->exit_layer = exit_layer;
+  model->draft_ids = std::move(draft_ids);
+  const ModelShape& shape = model->shape;
+  const auto layer = [](int i) { return "layers." + std::to_string(i) + "."; };
+  int count = 0;
+  while (has(tensors, layer(count) + "input_layernorm.weight")) ++count;
+  std::vector<LayerTensors> layers;   // they begin as the model's last layers, and attend as those do
+  for (int i = 0; i < count; ++i)
+    layers.push_back(layer_of(tensors, layer(i), shape, std::max(0, shape.num_layers - count + i),
+                              has(tensors, layer(i) + "mlp.gate_proj.weight")));
+  const auto distance = [](int d) { return "feedback." + std::to_string(d) + ".weight"; };
+  std::vector<Tensor> distances;
+  for (int d = 1; has(tensors, distance(d)); ++d)
+    distances.push_back(tensor_of(tensors, distance(d), shape.hidden_size, shape.hidden_size));
+  const Tensor feedback_norm = tensor_of(tensors, "feedback.norm.weight", shape.hidden_size, 1, !distances.empty());
+  const Tensor norm = tensor_of(tensors, "norm.weight", shape.hidden_size, 1);
+
+  Team team(threads, {});
+  const Packer packer(*model->kernels, model->format, shape, &team);
+  size_t bytes = model->draft_ids.empty() ? 0 : packer.matrix_bytes(int(model->draft_ids.size()), shape.hidden_size);
+  for (const LayerTensors& own : layers) bytes += packer.layer_bytes(own);
+  bytes += distances.size() * packer.matrix_bytes(shape.hidden_size, shape.hidden_size);
+  uint8_t* memory = allocate(bytes, model.get());
+  model->exit_layers.clear();
+  for (const LayerTensors& own : layers) model->exit_layers.push_back(packer.layer(own, &memory));
+  model->exit_feedback = {};
+  if (!distances.empty()) model->exit_feedback.norm = Packer::vector(feedback_norm);
+  for (const Tensor& matrix : distances) model->exit_feedback.distances.push_back(packer.matrix(matrix, &memory));
+  model->exit_head.norm = Packer::vector(norm);
+  model->exit_head.lm_head = model->draft_ids.empty()
+                                 ? model->head.lm_head
+                                 : packer.draft_head(model->lm_head, model->draft_ids, &memory);
+  return model;
+}
+
+}  // namespace ppsd

@@ -1,0 +1,149 @@
+#include "ranks.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <stdexcept>
+
+namespace ppsd {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kPromptWord = 8;   // of the settings
+
+double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
+
+}  // namespace
+
+std::vector<int32_t> words_of(const Settings& settings) {
+  const Sampling& s = settings.sampling;
+  const float floats[] = {s.temperature, s.top_p, s.min_p, s.repetition_penalty};
+  std::vector<int32_t> words(kWireSettings);
+  words[0] = settings.end;
+  std::memcpy(&words[1], floats, sizeof floats);
+  words[5] = s.top_k;
+  std::memcpy(&words[6], &s.seed, sizeof s.seed);
+  words[kPromptWord] = settings.prompt;
+  return words;
+}
+
+Settings settings_of(const int32_t* words) {
+  float floats[4];
+  std::memcpy(floats, words + 1, sizeof floats);
+  Settings settings;
+  settings.end = words[0];
+  settings.prompt = words[kPromptWord];
+  Sampling& s = settings.sampling;
+  s.temperature = floats[0], s.top_p = floats[1], s.min_p = floats[2], s.repetition_penalty = floats[3];
+  s.top_k = words[5];
+  std::memcpy(&s.seed, words + 6, sizeof s.seed);
+  return settings;
+}
+
+void RankStation::wait_for_rows(VerifyStage* stage, bool last, Begin begin, double delay) {
+  const auto begin_with = [begin = std::move(begin)](int keep, int end, const int32_t* words) {
+    Settings settings = settings_of(words);
+    settings.end = end;   // that rows are held to; the word beside it may say something else on a damaged wire
+    begin(keep, settings);
+  };
+  station_ = std::make_unique<Station>(stage, hidden_, last, kPassRows, begin_with, delay);
+}
+
+std::unique_ptr<Remote> RankDrafter::start(const std::vector<int>& prompt, int keep, const Sampling& sampling,
+                                           const Schedule& schedule, std::shared_ptr<Planner> planner, const Limits& limits,
+                                           uint64_t epoch, bool report_drafts, const Oracle& oracle) {
+  if (keep > length()) throw std::runtime_error("there are not so many rows to keep");
+  const Settings settings{limits.end, int(prompt.size()), sampling};
+  begin(keep, settings, oracle);
+  if (planner) planner->begin(int(prompt.size()));
+  auto remote = std::make_unique<Remote>(stage(), hidden_, kPassRows, planner ? planner->schedule() : schedule, limits,
+                                         sampling.seed, epoch, report_drafts, hears_, planner);
+  remote->begin(prompt, keep, words_of(settings));
+  return remote;
+}
+
+const float* Rope::reserve(int capacity) {
+  if (capacity > capacity_) rope_ = make_rope(frequencies_, capacity_ = capacity);
+  return rope_.data();
+}
+
+CpuStation::CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads,
+                       double delay)
+    : RankStation(model->shape.hidden_size),
+      model_(std::move(model)),
+      team_(threads, std::move(cores)),
+      stage_(*model_, first, last, threads),
+      rope_(*model_),
+      last_(last == model_->shape.num_layers) {
+  stage_.use(&team_);
+  const auto begin = [this](int keep, const Settings& settings) {
+    reserve(settings.end);
+    stage_.begin(settings.sampling, keep);
+  };
+  wait_for_rows(&stage_, last_, begin, delay);
+}
+
+double CpuStation::time_pass(int rows, int context) {
+  reserve(context + kMaxRows);
+  if (stage_.length() < context) {
+    stage_.begin({}, 0);
+    run(0, context);
+  }
+  return run(context, rows);
+}
+
+void CpuStation::reserve(int rows) {
+  const int capacity = std::max(rows, rope_.capacity());
+  stage_.reserve(capacity, rope_.reserve(capacity));
+}
+
+double CpuStation::run(int start, int rows) {
+  Chunk chunk;
+  chunk.start = start;
+  for (int r = 0; r < rows; ++r) chunk.ids.push_back((start + r) % model_->shape.vocab_size);
+  for (size_t i = 0; i < size_t(rows) * hidden(); ++i) chunk.hidden.push_back(float(i * 37 % 101) / 101.0f - 0.5f);
+  const Clock::time_point begin = Clock::now();
+  stage_.run(&chunk, nullptr);
+  if (last_) stage_.choose(chunk, std::min(rows, kMaxRows));
+  return since(begin);
+}
+
+CpuDrafter::CpuDrafter(std::shared_ptr<const CpuModel> model, std::vector<int> cores, int threads)
+    : RankDrafter(model->shape.hidden_size, !model->exit_feedback.distances.empty()),
+      model_(std::move(model)),
+      team_(threads, std::move(cores)),
+      stage_(*model_, threads),
+      rope_(*model_) {
+  stage_.use(&team_);
+}
+
+double CpuDrafter::time_step(bool draw, int context) {
+  Draft draft;
+  reserve(context + kMaxRows);
+  if (stage_.length() < context) {
+    stage_.begin({}, 0);
+    DraftStep step;
+    for (int id = 0; id < context; ++id) step.ids.push_back(id % model_->shape.vocab_size);
+    stage_.step(step, &draft, nullptr);
+  }
+  DraftStep step;
+  step.start = context;
+  step.ids = {context % model_->shape.vocab_size};
+  const Clock::time_point begin = Clock::now();
+  stage_.step(step, draw ? &draft : nullptr, nullptr);
+  return since(begin);
+}
+
+void CpuDrafter::begin(int keep, const Settings& settings, const Oracle& oracle) {
+  reserve(settings.end);
+  stage_.begin(settings.sampling, keep);
+  stage_.set_oracle(oracle);
+}
+
+void CpuDrafter::reserve(int rows) {
+  const int capacity = std::max(rows, rope_.capacity());
+  stage_.reserve(capacity, rope_.reserve(capacity));
+}
+
+}  // namespace ppsd

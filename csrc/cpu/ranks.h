@@ -1,0 +1,119 @@
+// The stages of ranks: a verification stage that waits for messages, and the draft stage, which makes a Remote for each
+// answer. Here are those of the C++ kernels; others come from csrc/bindings/ranks.cpp.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "../pipeline/remote.h"
+#include "../pipeline/station.h"
+#include "stage.h"
+
+namespace ppsd {
+
+// What the first message of an answer says of it besides the rows: kWireSettings words.
+struct Settings {
+  int end = 0;      // positions that the answer may have
+  int prompt = 0;   // tokens of its prompt
+  Sampling sampling;
+};
+std::vector<int32_t> words_of(const Settings& settings);
+Settings settings_of(const int32_t* words);
+
+// A verification stage that waits for rows.
+class RankStation {
+ public:
+  virtual ~RankStation() = default;
+  Station& station() { return *station_; }
+  int hidden() const { return hidden_; }
+
+ protected:
+  // Makes the stage ready for an answer that keeps so many rows.
+  using Begin = std::function<void(int keep, const Settings& settings)>;
+
+  explicit RankStation(int hidden) : hidden_(hidden) {}
+  void wait_for_rows(VerifyStage* stage, bool last, Begin begin, double delay);   // makes the station; arguments: see Station
+
+ private:
+  const int hidden_;
+  std::unique_ptr<Station> station_;
+};
+
+// The stage in front of the exit head, with the head.
+class RankDrafter {
+ public:
+  virtual ~RankDrafter() = default;
+  virtual void pin() {}                 // the calling thread, which drafts from now on
+  virtual int length() const = 0;       // rows that an answer may keep
+  int hidden() const { return hidden_; }
+
+  // planner: chooses the schedule, or null.
+  std::unique_ptr<Remote> start(const std::vector<int>& prompt, int keep, const Sampling& sampling, const Schedule& schedule,
+                                std::shared_ptr<Planner> planner, const Limits& limits, uint64_t epoch, bool report_drafts,
+                                const Oracle& oracle);
+
+ protected:
+  // hears: its head is of a kind that draws on verified rows
+  RankDrafter(int hidden, bool hears) : hidden_(hidden), hears_(hears) {}
+  virtual void begin(int keep, const Settings& settings, const Oracle& oracle) = 0;
+  virtual DraftStage* stage() = 0;
+
+ private:
+  const int hidden_;
+  const bool hears_;
+};
+
+// The rotary table of a stage, as long as the longest answer so far.
+class Rope {
+ public:
+  explicit Rope(const CpuModel& model) : frequencies_(model.frequencies) {}
+  const float* reserve(int capacity);
+  int capacity() const { return capacity_; }
+
+ private:
+  const std::vector<float>& frequencies_;
+  std::vector<float> rope_;
+  int capacity_ = 0;
+};
+
+// Layers [first, last) of a model.
+class CpuStation final : public RankStation {
+ public:
+  CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads, double delay);
+
+  void pin() { team_.pin_caller(); }
+  // Seconds of a pass over so many rows after `context` others, the choice of tokens included. Not while it works.
+  double time_pass(int rows, int context);
+
+ private:
+  void reserve(int rows);
+  double run(int start, int rows);
+
+  const std::shared_ptr<const CpuModel> model_;
+  Team team_;
+  CpuVerifyStage stage_;
+  Rope rope_;
+  const bool last_;
+};
+
+class CpuDrafter final : public RankDrafter {
+ public:
+  CpuDrafter(std::shared_ptr<const CpuModel> model, std::vector<int> cores, int threads);
+
+  void pin() override { team_.pin_caller(); }
+  int length() const override { return stage_.length(); }
+  // Seconds of a row through the early layers after `context` others; draw: and of the exit head.
+  double time_step(bool draw, int context);
+
+ private:
+  DraftStage* stage() override { return &stage_; }
+  void begin(int keep, const Settings& settings, const Oracle& oracle) override;
+  void reserve(int rows);
+
+  const std::shared_ptr<const CpuModel> model_;
+  Team team_;
+  CpuDraftStage stage_;
+  Rope rope_;
+};
+
+}  // namespace ppsd

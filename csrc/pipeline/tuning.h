@@ -1,0 +1,42 @@
+// All numbers of planning that were tuned and not derived: of the planner of `auto`, and of the calibrations that fill its
+// costs. benchmarks/planner_constants.py halves and doubles each in simulated time; docs/design/planner.md has the table.
+#pragma once
+
+namespace ppsd {
+
+struct Tuning {
+  // -- acceptance --
+  double prior_weight = 2.0;      // verdicts that the head file's acceptance counts as, and copies that a chance does
+
+  // -- corrections of predicted seconds --
+  double recent = 0.2;            // share of a new round in the recent ratio of measured to predicted seconds
+  double bias_step = 0.04;        // share of a new comparison in a bias
+  int same_moment = 12;           // rounds after a change of kind in which the pace is still the one before it
+  double held_up = 1.6;           // most of a round's seconds over the usual ones: a lost core says little of the next round
+
+  // -- probes --
+  double probing = 0.015;         // share of the time that drafts may cost that are only tried
+  int last_probe = 64;            // plain rounds before a draft is tried, at most, if a draft is cheap
+  int plain_probe = 48;           // drafting rounds before a plain one
+
+  // -- the account --
+  double allowance = 0.02;        // share of an answer's plain steps that its drafts may lose
+  int allowed_ahead = 16;         // tokens whose share may be spent before they are decoded
+  double carried = 1.0;           // plain steps that an answer inherits from those before it, at most
+  double stake = 0.5;             // share of the credit that a round of several drafts may risk
+  int acquainted = 8;             // verdicts; until then a head is tried whenever that can be paid, and nothing overlaps
+
+  // -- overlap --
+  double worth_switching = 1.03;  // predicted gain that makes up for a change between overlap and none
+  int stay = 32;                  // rounds between two such changes; each stay in overlap is three times as long as the last
+
+  // -- calibrations --
+  double seconds = 0.35;          // that one takes, or a few passes of each kind
+  double short_handed = 0.2;      // share of the rounds on fewer threads from which on a moment was crowded
+  int doubts = 3;                 // measurements more where a plain step and its parts differ by half
+  int moments = 3;                // calibrations that are kept, each of another run
+  int crowded = 8;                // the same, of crowded ones, while calm ones are too few
+  double patience = 60.0;         // seconds before a calm moment is looked for again; twice as many after each crowded one
+};
+
+}  // namespace ppsd

@@ -1,0 +1,59 @@
+#include "allotment.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace ppsd {
+namespace {
+
+constexpr int kRefinements = 3;   // of what a second is worth, which depends on the drafts that it decides
+
+}  // namespace
+
+Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, int others, int writing, int left, int most) {
+  const int answers = int(acceptance.size()), own = answers + others;
+  Allotment out;
+  out.drafts.assign(size_t(answers), 0);
+  const double plain = times.early(own) + times.verify(own);
+  if (answers == 0 || plain <= 0.0) return out;   // nothing has been measured: the first rounds are plain
+  std::vector<int> order(static_cast<size_t>(answers));
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return acceptance[a] > acceptance[b]; });
+
+  double worth = (answers + writing) / plain;
+  for (int turn = 0; turn < kRefinements; ++turn) {
+    std::vector<int> drafts(size_t(answers), 0);
+    std::vector<double> alive(size_t(answers), 1.0);
+    double tokens = answers + writing, seconds = plain;
+    int rows = own, candidates = answers;
+    for (int level = 0; level < most && candidates > 0; ++level) {
+      double gain = 0.0, best = 0.0, best_gain = 0.0, best_cost = 0.0;
+      int take = 0;
+      for (int m = 1; m <= candidates && rows - own + m <= left; ++m) {
+        gain += alive[order[m - 1]] * acceptance[order[m - 1]];
+        const double cost = times.draw(m) + times.verify(rows + m) - times.verify(rows);
+        const double net = gain - times.margin * worth * cost;
+        if (net <= best) continue;
+        best = net;
+        best_gain = gain;
+        best_cost = cost;
+        take = m;
+      }
+      for (int i = 0; i < take; ++i) {
+        ++drafts[order[i]];
+        alive[order[i]] *= acceptance[order[i]];
+      }
+      tokens += best_gain;
+      seconds += best_cost;
+      rows += take;
+      candidates = take;
+    }
+    out.drafts = drafts;
+    out.tokens_per_second = worth = tokens / seconds;
+    out.row_seconds = times.margin * (times.verify(rows + 1) - times.verify(rows));
+    out.draft_seconds = out.row_seconds + times.margin * times.draw(answers) / answers;
+  }
+  return out;
+}
+
+}  // namespace ppsd

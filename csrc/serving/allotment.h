@@ -1,0 +1,25 @@
+// How many drafts each answer has in a round: rows go where they earn most. Pure arithmetic.
+//
+// The j-th draft of an answer with acceptance a is kept with chance a^j. It costs a row of the verification pass, and its
+// share of a draft step that all answers with so many drafts make together. Both are worth the tokens that the round gives
+// in this time anyway: long drafts are given where one answer is alone, and none where rows are dear.
+#pragma once
+
+#include <vector>
+
+#include "pass_times.h"
+
+namespace ppsd {
+
+struct Allotment {
+  std::vector<int> drafts;          // of each answer
+  double tokens_per_second = 0.0;   // that the round is expected to give: what a second is worth
+  double row_seconds = 0.0;         // of one row more in the verification pass
+  double draft_seconds = 0.0;       // of one draft more, its row included
+};
+
+// acceptance: of each answer that may have drafts. others: rows of the pass besides, of which `writing` are answers' own.
+// left: rows that drafts may have in all; most: of one answer.
+Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, int others, int writing, int left, int most);
+
+}  // namespace ppsd

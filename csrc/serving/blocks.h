@@ -1,0 +1,88 @@
+// The KV cache of many texts: blocks of kSpan positions out of a fixed budget. Texts that begin alike share them.
+//
+// A block whose positions are all verified rows is never written to again. It is known by its tokens and by what stands
+// before it, stays when nobody holds it any more, and is forgotten when its memory is needed: the least recently used first.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <map>
+#include <optional>
+#include <vector>
+
+#include "../cpu/memory.h"
+
+namespace ppsd {
+
+class Blocks {
+ public:
+  Blocks(size_t block_bytes, int count);   // throws std::bad_alloc
+
+  int count() const { return int(states_.size()); }
+  int available() const { return int(unused_.size() + idle_.size()); }   // that nobody holds
+  int known() const { return int(index_.size()); }                       // whose content later texts may share
+  uint8_t* at(int block) const { return memory_.as<>() + size_t(block) * bytes_; }
+
+  std::optional<int> take();   // one to write to; nullopt: all are held
+  void release(int block);
+  void wipe(int block);        // zeros: what it held must not be met again
+
+  // What a whole block holds: kSpan tokens after `before` (of the block before; 0: the text begins here). Never given twice.
+  using Content = uint64_t;
+  struct Shared {
+    int block;
+    Content content;
+  };
+  std::optional<Shared> share(Content before, const int* ids);   // holds it
+  // `block` holds this from now on. If another one does, that is held instead, and this one released.
+  Shared keep(int block, Content before, const int* ids);
+
+ private:
+  using Key = std::pair<Content, std::vector<int>>;
+  struct State {
+    int holders = 0;
+    Content content = 0;   // 0: nothing that could be shared
+    Key key;
+    std::list<int>::iterator place;   // in idle_
+  };
+  void hold(int block);
+
+  const size_t bytes_;
+  Memory memory_;
+  std::vector<State> states_;
+  std::vector<int> unused_;
+  std::list<int> idle_;   // held by nobody, content kept: the least recently used first
+  std::map<Key, int> index_;
+  Content last_content_ = 0;
+};
+
+// The blocks of one text.
+class BlockTable {
+ public:
+  explicit BlockTable(Blocks* blocks) : blocks_(blocks) {}
+  ~BlockTable() { drop(); }
+  BlockTable(const BlockTable&) = delete;
+  BlockTable& operator=(const BlockTable&) = delete;
+
+  // Takes whole blocks that hold the rows of `ids` after those that are here, up to row `most`. The table's rows must all be
+  // in whole blocks that are kept. Returns how many rows are here then.
+  int share(const std::vector<int>& ids, int most);
+  bool reserve(int rows);   // false: there are not so many blocks; what could be had is here
+  void keep(const std::vector<int>& ids, int rows);   // the rows [0, rows) of these ids are verified
+  void drop();
+  void wipe();              // drops them, and what is not shared is zeros
+
+  uint8_t* const* pointers() const { return pointers_.data(); }
+  int size() const { return int(held_.size()); }
+
+ private:
+  void add(int block);
+
+  Blocks* blocks_;
+  std::vector<int> held_;
+  std::vector<uint8_t*> pointers_;
+  int kept_ = 0;                   // the first so many can be shared
+  Blocks::Content content_ = 0;    // of the last of these
+};
+
+}  // namespace ppsd

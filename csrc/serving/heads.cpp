@@ -1,0 +1,134 @@
+#include "heads.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace ppsd {
+namespace {
+
+constexpr int kPanelsInTurn = 8;   // panels that all groups are multiplied with while they are in the cache
+
+size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
+
+}  // namespace
+
+SharedHead::SharedHead(const Kernels& kernels, const ModelShape& shape, const PackedHead& head,
+                       const std::vector<int>& draft_ids, int members)
+    : kernels_(kernels),
+      head_(head),
+      draft_ids_(draft_ids),
+      eps_(shape.rms_norm_eps),
+      x_(size_t(kPassRows) * shape.hidden_size),
+      phases_(size_t(members)),
+      best_(size_t(members)),
+      panels_(members) {
+  const auto bytes = [&](int rows) {
+    return aligned(Activations::bytes(kernels, head.lm_head.format, rows, shape.hidden_size));
+  };
+  for (int member = 0; member < members; ++member) inputs_.emplace_back(bytes(kPassRows) + kPassRows * bytes(1));
+}
+
+void SharedHead::group(const std::vector<Row>& rows, bool store) {
+  groups_.clear();
+  order_.clear();
+  choices_.clear();
+  for (int r = 0; r < int(rows.size()); ++r)
+    if (const auto choice = store ? std::nullopt : rows[r].sampler->alike()) {
+      order_.push_back(r);
+      choices_.push_back(*choice);
+    }
+  for (auto& best : best_) best.assign(order_.size(), kNoCandidate);
+  if (!order_.empty()) groups_.push_back({0, int(order_.size()), nullptr, 0});
+  for (int r = 0; r < int(rows.size()); ++r) {
+    if (!store && rows[r].sampler->alike()) continue;
+    if (groups_.empty() || groups_.back().sampler != rows[r].sampler)
+      groups_.push_back({int(order_.size()), 0, rows[r].sampler, 0});
+    order_.push_back(r);
+    ++groups_.back().rows;
+  }
+  positions_.clear();
+  const size_t hidden = size_t(head_.lm_head.inputs);
+  for (size_t i = 0; i < order_.size(); ++i) {
+    std::memcpy(x_.data() + i * hidden, rows[order_[i]].x, hidden * sizeof(float));
+    positions_.push_back(rows[order_[i]].position);
+  }
+  failures_.clear();
+  size_t memory = 0;
+  for (auto group = groups_.begin(); group != groups_.end();) {
+    group->memory = memory;
+    memory += aligned(Activations::bytes(kernels_, head_.lm_head.format, group->rows, int(hidden)));
+    const auto first = positions_.begin() + group->first;
+    try {
+      if (group->sampler != nullptr) group->sampler->begin_rows({first, first + group->rows}, outputs(), store);
+      ++group;
+    } catch (const std::runtime_error&) {   // of a grammar: the others go on
+      failures_.emplace_back(group->sampler, std::current_exception());
+      group = groups_.erase(group);
+    }
+  }
+}
+
+std::exception_ptr SharedHead::failure(const Sampler* sampler) const {
+  for (const auto& [failed, failure] : failures_)
+    if (failed == sampler) return failure;
+  return nullptr;
+}
+
+std::vector<int> SharedHead::choose(Team& team, const std::vector<Row>& rows, bool store) {
+  group(rows, store);
+  std::vector<int> chosen(rows.size(), Sampler::kNone);
+  panels_.reset();
+  team.run([&](int member) { work(team, member, &chosen); });
+  for (const Group& group : groups_)
+    for (int i = group.first; group.sampler == nullptr && i < group.rows; ++i) {
+      Candidate best = kNoCandidate;
+      for (const auto& bests : best_) best = std::min(best, bests[i]);
+      chosen[order_[i]] = best.id;
+    }
+  return chosen;
+}
+
+void SharedHead::work(Team& team, int member, std::vector<int>* chosen) {
+  const Matrix& matrix = head_.lm_head;
+  const size_t hidden = size_t(matrix.inputs);
+  std::vector<Activations> inputs;
+  auto& phases = phases_[member];
+  phases.clear();
+  for (const Group& group : groups_) {
+    uint8_t* memory = inputs_[member].as<>() + group.memory;
+    inputs.push_back(Activations::at(kernels_, memory, matrix.format, group.rows, matrix.inputs));
+    kernels_.normalize(x_.data() + hidden * group.first, group.rows, head_.norm.data(), eps_, inputs.back());
+    LogitsPhase phase{};
+    if (group.sampler != nullptr) {
+      phase = group.sampler->phase(member, draft_ids(), outputs());
+    } else {
+      phase.rows = group.rows;
+      phase.positions = positions_.data();
+      phase.each = choices_.data();
+      phase.choice = Choice::kBest;
+      phase.draft_ids = draft_ids();
+      phase.best = best_[member].data();
+    }
+    phases.push_back(phase);
+  }
+  for (size_t i = 0; i < phases.size(); ++i) {
+    phases[i].weights = &matrix;
+    phases[i].input = &inputs[i];
+  }
+  const int step = phases.size() == 1 ? matrix.panels() : kPanelsInTurn;
+  team.share(panels_, member, matrix.panels(), 2, [&](int begin, int end) {
+    for (; begin < end; begin += step)
+      for (const LogitsPhase& phase : phases) kernels_.logits(phase, begin, std::min(begin + step, end));
+  });
+  team.barrier();
+  for (const Group& group : groups_) {
+    if (group.sampler == nullptr) continue;
+    for (int r = 0; r < group.rows; ++r)
+      if ((group.first + r) % team.active() == member)
+        (*chosen)[order_[group.first + r]] =
+            group.sampler->choose(member, r, positions_[group.first + r], draft_ids(), outputs());
+  }
+}
+
+}  // namespace ppsd

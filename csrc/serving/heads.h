@@ -1,0 +1,56 @@
+// An LM head or an exit head on rows of several texts, each of which chooses its tokens in its own way.
+#pragma once
+
+#include <exception>
+#include <utility>
+#include <vector>
+
+#include "../cpu/layers.h"
+
+namespace ppsd {
+
+class SharedHead {
+ public:
+  SharedHead(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,
+             int members);
+
+  // A row of the text that the sampler knows, which chooses the token for `position`.
+  struct Row {
+    const float* x;   // [hidden]
+    Sampler* sampler;
+    int position;
+  };
+  // The rows' tokens (Sampler::kNone: no logit is a number, or a grammar failed); rows of one sampler lie together. store: the samplers keep the
+  // logits, of the first of their rows as row 0.
+  std::vector<int> choose(Team& team, const std::vector<Row>& rows, bool store);
+  std::exception_ptr failure(const Sampler* sampler) const;   // of its grammar, the last time; or null
+  const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
+  int outputs() const { return head_.lm_head.outputs; }
+
+ private:
+  // Rows that the kernel takes together: of one sampler, or of all that differ in temperature and seed alone.
+  struct Group {
+    int first = 0, rows = 0;
+    Sampler* sampler = nullptr;   // null: of several
+    size_t memory = 0;            // where its activations begin
+  };
+  void group(const std::vector<Row>& rows, bool store);
+  void work(Team& team, int member, std::vector<int>* chosen);
+
+  const Kernels& kernels_;
+  const PackedHead& head_;
+  const std::vector<int>& draft_ids_;
+  const float eps_;
+  std::vector<Group> groups_;
+  std::vector<std::pair<const Sampler*, std::exception_ptr>> failures_;
+  std::vector<int> order_;                     // the rows as the groups have them
+  std::vector<float> x_;                       // [rows][hidden] in this order, as are the others
+  std::vector<int> positions_;
+  std::vector<RowChoice> choices_;
+  std::vector<Memory> inputs_;                 // of each member
+  std::vector<std::vector<LogitsPhase>> phases_;   // of each member [groups]
+  std::vector<std::vector<Candidate>> best_;   // of each member [rows]
+  Shares panels_;
+};
+
+}  // namespace ppsd

@@ -1,0 +1,96 @@
+// Many answers at once: a round gives rows to all that run, and one pass over the weights takes them.
+//
+// Every answer has a scheduler of its own and knows nothing of the others; what a round shares is the pass. The kernels are
+// row-invariant and blocks keep the spans of attention, so an answer's tokens do not depend on its company, on drafts, or
+// on whether it was interrupted and computed again. docs/design/many-at-once.md tells of it.
+#pragma once
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "../cpu/engine.h"
+#include "allotment.h"
+#include "blocks.h"
+#include "outbox.h"
+#include "passes.h"
+
+namespace ppsd {
+
+struct LoopLimits {
+  int most_answers = 48;   // that run at once; below kPassRows, so that prompts join
+  int prompt_rows = 16;    // of prompts in a round, at the least; more the more answers run, or if none does
+};
+
+// How often things happened.
+struct LoopCounts {
+  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0;
+};
+
+class Loop {
+ public:
+  // kv_bytes: for blocks. Throws NoThread, std::bad_alloc.
+  Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits = {});
+  ~Loop();
+
+  int capacity() const { return blocks_.count() * kSpan; }   // the longest text
+  const CpuModel& model() const { return passes_.model(); }
+
+  // From any thread. automatic: the loop decides on drafts, round by round; of the schedule, `lookup` counts.
+  // committed: how many of the prompt's last tokens are the answer's already; seconds: of work on them.
+  // Throws std::bad_alloc where the text may become longer than all blocks.
+  std::shared_ptr<Outbox> add(Request request, bool automatic = false, int committed = 0, double seconds = 0.0);
+  LoopCounts counts();
+  void wait() { bell_->wait(); }   // until there may be something to do
+  void ring() { bell_->ring(); }
+
+  // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
+  bool step();
+  // Rows of the text that an engine of this model has decoded, while nothing works on either: later texts share them.
+  void learn(CpuEngine& engine);
+  void end_all(std::exception_ptr failure);
+  void pin_caller() { passes_.team().pin_caller(); }
+
+ private:
+  struct Answer;
+  struct Part;
+  using Answers = std::list<std::unique_ptr<Answer>>;
+
+  void let_in();
+  bool admit(Answer& answer);
+  void put_back(Answer& answer);
+  Answer* victim(const Answer& other);
+  bool make_room(Answer& answer, int rows);
+  void plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int left);
+  void set_drafts(Answer& answer, const Schedule& schedule);
+  void draft(const std::vector<Answer*>& writing);
+  void next_step(Answer& answer, std::vector<Answer*>* drawing);
+  bool embed_rows(Answer& answer, int start, const std::vector<int>& ids, std::vector<Segment>* segments);
+  std::vector<Part> gather(const std::vector<Answer*>& writing, const std::vector<Part>& prompts);
+  void verify(const std::vector<Part>& parts);
+  void learn(Answer& answer, const Round& round);
+  void commit(const Part& part, const int* chosen, const float* hidden);
+  void prompt_done(const Part& part, const int* chosen, const float* hidden);
+  std::exception_ptr failure_of(const Answer& answer) const;
+  void fail(Answer& answer, std::exception_ptr failure);
+  void sweep(Answers* answers);
+
+  Passes passes_;
+  Blocks blocks_;
+  const LoopLimits limits_;
+  std::vector<float> x_, early_x_;   // [kPassRows][hidden]
+  int early_rows_ = 0;               // of early_x_, in use
+  Answers waiting_, running_;        // both in order of arrival
+  uint64_t arrivals_ = 0;
+  PassTimes times_;
+  Allotment allotment_;              // of the round
+  double accepted_ = 0.0, judged_ = 0.0;   // drafts of exit heads, of all answers, older ones counting less
+
+  const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
+  std::mutex mutex_;
+  Answers arrived_;
+  LoopCounts counts_, shown_;
+};
+
+}  // namespace ppsd

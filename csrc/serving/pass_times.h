@@ -1,0 +1,30 @@
+// What passes take, by how many rows they have: measured as they are made.
+#pragma once
+
+#include "../cpu/kernels.h"
+
+namespace ppsd {
+
+// Seconds of one kind of pass: so much for reading the weights, and so much for each row. A line through the passes that
+// were made, older ones counting less. Where they all had about as many rows, a guess says how the time is to be divided.
+class PassTime {
+ public:
+  void observe(int rows, double seconds);
+  double operator()(int rows) const;   // 0: nothing has been seen
+  bool known() const { return weight_ > 0.0; }
+
+ private:
+  double weight_ = 0.0, rows_ = 0.0, squares_ = 0.0, seconds_ = 0.0, products_ = 0.0;   // sums over passes
+  double at_none_ = 0.0, each_ = 0.0;                                                   // the line
+};
+
+struct PassTimes {
+  PassTime early, draft, late, choose;   // draft: the early layers with the exit head after them; choose: the LM head
+  double draft_share = 0.5;              // of a whole pass's weights, those that a draft reads: until one has been measured
+  double margin = 1.0;                   // times what their passes take, drafts are taken to cost
+
+  double verify(int rows) const { return rows > 0 ? late(rows) + choose(rows) : 0.0; }
+  double draw(int rows) const { return draft.known() ? draft(rows) : draft_share * (early(rows) + verify(rows)); }
+};
+
+}  // namespace ppsd

@@ -1,0 +1,58 @@
+// Passes over the weights for rows of several texts, whose KV cache lies in blocks.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "../cpu/stage.h"
+#include "heads.h"
+
+namespace ppsd {
+
+class CpuEngine;
+
+class Passes {
+ public:
+  // Throws NoThread.
+  Passes(std::shared_ptr<const CpuModel> model, int threads);
+
+  const CpuModel& model() const { return *model_; }
+  Team& team() { return *team_; }
+  int members() const { return team_->size(); }
+  size_t block_bytes() const { return block_bytes_; }
+  bool hears() const { return feedback_.most_distance() > 0; }   // the exit head draws on verified rows too
+  double draft_share() const;   // of the weights that all layers and the LM head read, those that a draft step reads
+  void reserve(int rows);   // the longest text
+  // What an engine of this model holds of its text, rows [0, rows), into blocks.
+  void copy(CpuEngine& engine, int rows, uint8_t* const* blocks);
+
+  // A draft token to be drawn from row `row` of a pass, for `position`.
+  struct Draw {
+    int row, position;
+    const Feedback* feedback;   // or null
+    Sampler* sampler;
+    Draft draft;                // what comes of it
+  };
+  // Layers [0, E) on x [rows][hidden], in place; then the exit head.
+  void early(const std::vector<Segment>& segments, float* x, std::vector<Draw>* draws);
+  void late(const std::vector<Segment>& segments, float* x);   // layers [E, L), in place
+  std::vector<int> choose(const std::vector<SharedHead::Row>& rows) { return head_.choose(*team_, rows, false); }
+  std::exception_ptr failure(const Sampler* sampler) const { return head_.failure(sampler); }
+
+ private:
+  int distance(const Draw& draw) const;
+  void feed(std::vector<Draw*>& draws);
+
+  const std::shared_ptr<const CpuModel> model_;
+  const std::unique_ptr<Team> team_;
+  LayerStack early_, exit_, late_;
+  FeedbackStack feedback_;
+  SharedHead head_;
+  std::unique_ptr<SharedHead> exit_head_;
+  size_t block_bytes_ = 0;
+  std::vector<float> rope_;
+  int capacity_ = 0;
+  std::vector<float> exits_, drawn_from_, states_;   // [kPassRows][hidden]
+};
+
+}  // namespace ppsd

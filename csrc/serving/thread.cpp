@@ -1,0 +1,32 @@
+#include "thread.h"
+
+namespace ppsd {
+
+LoopThread::LoopThread(std::unique_ptr<Loop> loop) : loop_(std::move(loop)), thread_([this] { work(); }) {}
+
+LoopThread::~LoopThread() {
+  stop_.store(true);
+  loop_->ring();
+  thread_.join();
+}
+
+void LoopThread::learn(CpuEngine& engine) {
+  const std::lock_guard<std::mutex> lock(round_);
+  loop_->learn(engine);
+}
+
+void LoopThread::work() {
+  loop_->pin_caller();
+  while (!stop_.load()) {
+    bool worked = false;
+    try {
+      const std::lock_guard<std::mutex> lock(round_);
+      worked = loop_->step();
+    } catch (...) {   // of memory that is not there: no answer's own
+      loop_->end_all(std::current_exception());
+    }
+    if (!worked && !stop_.load()) loop_->wait();
+  }
+}
+
+}  // namespace ppsd

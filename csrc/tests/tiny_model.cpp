@@ -1,0 +1,81 @@
+#include "tiny_model.h"
+
+#include <cmath>
+
+namespace ppsd::test {
+namespace {
+
+// Allows about a third of the ids, which ones is a hash of all ids of the answer before.
+class HashMask final : public TokenMask {
+ public:
+  explicit HashMask(int vocabulary) : vocabulary_(vocabulary) {}
+
+  static uint64_t after(uint64_t hash, int id) { return (hash ^ uint64_t(id)) * 0x9E3779B97F4A7C15u; }
+  static bool allows(uint64_t hash, int id) { return (after(hash, id) >> 40) % 3 == 0; }
+
+  void fill(int start, const std::vector<int>& ids, int rows, uint32_t* bits) override {
+    check(start >= 0 && start < int(hashes_.size()), "a mask is told of ids with a gap", "CPU library");
+    hashes_.resize(size_t(start) + 1);
+    for (int id : ids) hashes_.push_back(after(hashes_.back(), id));
+    for (int r = 0; r < rows; ++r)
+      for (int id = 0; id < vocabulary_; ++id)
+        if (allows(hashes_[hashes_.size() - size_t(rows - r)], id))
+          bits[r * TokenMask::words(vocabulary_) + id / 32] |= 1u << (id % 32);
+  }
+
+ private:
+  const int vocabulary_;
+  std::vector<uint64_t> hashes_ = {1};   // after so many ids
+};
+
+}  // namespace
+
+ModelShape tiny_shape() {
+  ModelShape shape;
+  shape.vocab_size = 259, shape.hidden_size = 64, shape.intermediate_size = 96, shape.num_layers = 5;
+  shape.num_heads = 4, shape.num_kv_heads = 2, shape.head_dim = 32, shape.rms_norm_eps = 1e-5f;
+  return shape;
+}
+
+std::shared_ptr<const CpuModel> tiny_model(const Kernels& kernels, Format format, TinyWeights* weights, const ModelShape& shape) {
+  Packing packing;
+  packing.format = format;
+  packing.kv = format == Format::kFp32 ? Stored::kFp32 : format == Format::kBf16 ? Stored::kBf16 : Stored::kInt8;
+  packing.threads = 2;
+  std::vector<float> frequencies;
+  for (int i = 0; i < shape.head_dim / 2; ++i)
+    frequencies.push_back(std::pow(10000.0f, -2.0f * float(i) / float(shape.head_dim)));
+  std::vector<int> draft_ids;
+  for (int id = 0; id < shape.vocab_size; id += 2) draft_ids.push_back(id);
+  const auto model = pack_model(kernels, shape, weights->model(), frequencies, packing);
+  return with_exit_head(*model, 2, weights->exit_head(), draft_ids, 2);
+}
+
+void check_mask(const std::vector<int>& text, size_t prompt, const std::string& where) {
+  uint64_t hash = 1;
+  for (size_t i = prompt; i < text.size(); hash = HashMask::after(hash, text[i++]))
+    check(HashMask::allows(hash, text[i]), "an id that the mask forbids was committed", where);
+}
+
+Sampling random_sampling(Random& random, int vocabulary) {
+  Sampling sampling;
+  sampling.seed = random();
+  if (chance(random, 30)) sampling.presence_penalty = 0.1f * float(between(random, -20, 20));
+  if (chance(random, 30)) sampling.frequency_penalty = 0.1f * float(between(random, -20, 20));
+  for (int id = chance(random, 20) ? between(random, 0, 9) : vocabulary; id < vocabulary; id += between(random, 1, 40))
+    sampling.logit_bias.emplace_back(id, float(between(random, -20, 4)));
+  if (chance(random, 30)) sampling.logprobs = between(random, 0, 20);
+  if (chance(random, 30)) {
+    sampling.draft_mask = std::make_shared<HashMask>(vocabulary);
+    sampling.mask = std::make_shared<HashMask>(vocabulary);
+  }
+  if (chance(random, 40)) return sampling;
+  sampling.temperature = 0.5f + 0.1f * float(between(random, 0, 8));
+  if (chance(random, 50)) sampling.top_k = between(random, 1, 40);
+  if (chance(random, 50)) sampling.top_p = 0.9f;
+  if (chance(random, 30)) sampling.min_p = 0.02f;
+  if (chance(random, 40)) sampling.repetition_penalty = 1.2f;
+  return sampling;
+}
+
+}  // namespace ppsd::test

@@ -1,0 +1,148 @@
+"""An answer in the making for asyncio: a thread asks for its events, the event loop hands them out."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Self
+
+from .pipeline.rounds import Drafted
+from .sampling.params import SamplingParams
+from .statistics import Statistics
+
+if TYPE_CHECKING:
+    from .engine import Committed, Completion, Generation, Token
+
+
+class AsyncGeneration:
+    """`async for token in engine.agenerate(...)`, or `await generation.run()`; then `completion`, as of `Generation`.
+
+    It begins when the first token is asked for, and is decoded to its end from then on, whether or not its consumer
+    keeps pace. Cancelled, closed or dropped, it leaves its place to others at once. One event loop may use it.
+    """
+
+    def __init__(self, generation: "Generation") -> None:
+        self._generation = generation
+        self._pump: _Pump | None = None
+        self._tokens: deque[Token] = deque()  # of the round at hand
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        return self._generation.prompt_ids
+
+    @property
+    def params(self) -> SamplingParams:
+        return self._generation.params
+
+    @property
+    def statistics(self) -> Statistics:
+        return self._generation.statistics
+
+    @property
+    def completion(self) -> "Completion":
+        """The answer so far; whole once the iteration has ended."""
+        return self._generation.completion
+
+    def rest(self) -> str:
+        """As `Generation.rest`."""
+        return self._generation.rest()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> "Token":
+        """Every token as soon as it is committed. Raises PpsdError as iterating over a `Generation` does."""
+        while not self._tokens:
+            event = await self._next()
+            if event is None:
+                raise StopAsyncIteration
+            if not isinstance(event, Drafted):
+                self._tokens.extend(event.tokens)
+        return self._tokens.popleft()
+
+    async def events(self) -> "AsyncIterator[Committed | Drafted]":
+        """As `Generation.events`."""
+        while (event := await self._next()) is not None:
+            yield event
+
+    async def run(self) -> "Completion":
+        """Decode to the end, and give all of the answer. The answer is cancelled with the task that waits here."""
+        async with self:
+            while await self._next() is not None:
+                pass
+        return self.completion
+
+    def cancel(self) -> None:
+        """The answer ends with the round at hand; any thread may call it, and it never waits."""
+        self._generation.cancel()
+
+    async def aclose(self) -> None:
+        """End the answer here; returns when nothing works on it any more."""
+        self.cancel()
+        if self._pump is None:
+            self._generation.close()
+        else:
+            await self._pump.end()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if "_generation" in self.__dict__:
+            self._generation.cancel()
+
+    async def _next(self) -> "Committed | Drafted | None":
+        if self._pump is None:
+            self._pump = _Pump(self._generation)
+        return await self._pump.next()
+
+
+class _Pump:
+    """From a thread of its own into the running event loop. Holds the generation, and not who consumes it."""
+
+    def __init__(self, generation: "Generation") -> None:
+        self._generation = generation
+        self._loop = asyncio.get_running_loop()
+        self._items: deque[Committed | Drafted | BaseException | None] = deque()  # None: the end, which stays
+        self._news = asyncio.Event()
+        self._told = False  # the event loop will look at the items
+        threading.Thread(target=self._work, name="ppsd-rt answer").start()
+
+    async def next(self) -> "Committed | Drafted | None":
+        while not self._items:
+            self._news.clear()
+            await self._news.wait()
+        if self._items[0] is None:
+            return None
+        item = self._items.popleft()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    async def end(self) -> None:
+        while not (self._items and self._items[-1] is None):
+            self._news.clear()
+            await self._news.wait()
+
+    def _work(self) -> None:
+        try:
+            for event in self._generation.events():
+                self._hand_over(event)
+        except BaseException as error:  # the consumer's to see
+            self._hand_over(error)
+        self._hand_over(None)
+
+    def _hand_over(self, item: "Committed | Drafted | BaseException | None") -> None:
+        self._items.append(item)
+        if not self._told:
+            self._told = True
+            with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
+                self._loop.call_soon_threadsafe(self._look)
+
+    def _look(self) -> None:
+        self._told = False
+        self._news.set()

@@ -1,0 +1,41 @@
+"""`ppsd-run serve`: an OpenAI-compatible server."""
+
+import argparse
+import os
+from pathlib import Path
+
+from ..errors import UsageError
+from ..extras import need
+from ..pipeline.schedule import parse_schedule
+from .common import load_engine
+from .notes import note
+
+
+def run(args: argparse.Namespace) -> int:
+    for package in ("fastapi", "prometheus_client", "uvicorn"):
+        need(package, "serve", "the server")
+    from ..serve.run import listen, serve
+    from ..serve.settings import Settings
+
+    schedule = parse_schedule(args.schedule)
+    key = args.api_key or os.environ.get("PPSD_API_KEY") or None
+    if not 0 <= args.port < 2**16:
+        raise UsageError(f"--port must be from 0 to 65535, not {args.port}")
+    with listen(args.host, args.port) as listener:  # before the model is loaded, which takes longer
+        engine = load_engine(args)
+        engine.name = args.model_name or Path(engine.name).name  # clients need not know where it is
+        settings = Settings(
+            api_key=key,
+            schedule=schedule,
+            most_body=args.max_body,
+            most_prompt=args.max_prompt,
+            most_answer=args.max_answer,
+            queue=args.queue,
+            timeout=args.timeout,
+            grace=args.grace,
+        )
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        note(f"{engine.name} at http://{shown}:{port}/ (OpenAI clients: http://{shown}:{port}/v1); Ctrl-C ends it")
+        serve(engine, settings, listener)
+    return 0

@@ -1,0 +1,1 @@
+"""The C++ backend, and what it knows of this machine."""

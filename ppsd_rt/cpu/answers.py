@@ -1,0 +1,142 @@
+"""The answers of the cpu backend in the making: one alone in a session of its own, several in the loop."""
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import RLock
+from typing import Any
+
+from .. import _native
+from ..backend import Cancellation, one_at_a_time
+from ..pipeline.rounds import Drafted, Limits, Round
+
+MOST_ANSWERS = 48  # that the loop works on at once; below the 64 rows of a pass, so that prompts join
+PROMPT_ROWS = 16  # of a round, at the least
+
+
+class Answer:
+    """An answer, wherever it is decoded.
+
+    request: what the loop must know of it, see `_native.Loop.add`; masks: makes those of its grammar, if it has one.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        limits: Limits,
+        cancellation: Cancellation,
+        request: dict[str, Any],
+        masks: Callable[[], tuple[Any, Any] | None],
+    ) -> None:
+        self.prompt, self.limits, self.cancellation = list(prompt), limits, cancellation
+        self.request, self.masks = request, masks
+        self.seconds = 0.0  # of work, as of the last round that its consumer has had
+        self.stream: _native.Session | _native.LoopAnswer | None = None
+        self.ended = False  # by what needs the engine for itself
+
+    def use(self, stream: "_native.Session | _native.LoopAnswer") -> None:
+        """What the events after those of the present stream come from."""
+        self.stream = stream
+        self.cancellation.tells(stream.cancel)
+
+    def whole(self, text: Sequence[int]) -> bool:
+        """Does the answer end with this text, prompt included?"""
+        begun = len(text) > len(self.prompt)
+        return begun and (len(text) >= self.limits.end or text[-1] in self.limits.stop_ids)
+
+
+class Answers:
+    """Where answers are decoded. One alone has a session of the engine, with all that speculation can do; when another
+    one comes, both go on in the loop, which keeps what the session has computed.
+    """
+
+    def __init__(self, make_loop: Callable[[], _native.Loop]) -> None:
+        self._make_loop = make_loop
+        self.lock = RLock()
+        self._loop: _native.Loop | None = None
+        self._lone: Answer | None = None
+        self._many: set[Answer] = set()
+        self.last: _native.Session | None = None  # for its timeline
+
+    @property
+    def loop(self) -> _native.Loop:
+        if self._loop is None:
+            self._loop = self._make_loop()
+        return self._loop
+
+    def begin(
+        self, answer: Answer, engine: Callable[[], _native.Engine], session: Callable[[], _native.Session] | None
+    ) -> None:
+        """session: begins one for this answer; None: it is for the loop, whoever else is there."""
+        with self.lock:
+            if session is not None and self._lone is None and not self._many:
+                self._lone, self.last = answer, session()
+                answer.use(self.last)
+                return
+            self._move_lone(engine)
+            answer.use(self.loop.add(answer.prompt, masks=answer.masks(), **answer.request))
+            self._many.add(answer)
+
+    def events(self, answer: Answer) -> Iterator[Round | Drafted]:
+        """Raises PpsdError if the answer is ended on the way, and what the extension raises."""
+        whole, seen = False, None
+        while (stream := self._stream(answer)) is not seen:
+            seen = stream
+            for event in stream:
+                if isinstance(event, Round):
+                    whole = answer.limits.reached_by(event)
+                    answer.seconds = event.seconds or 0.0
+                yield event
+                one_at_a_time(whole or not answer.ended, answer.cancellation)
+        one_at_a_time(whole or not answer.ended, answer.cancellation)
+
+    def _stream(self, answer: Answer) -> "_native.Session | _native.LoopAnswer":
+        with self.lock:  # so that it has moved, if it is about to
+            assert answer.stream is not None
+            return answer.stream
+
+    def leave(self, answer: Answer) -> None:
+        """Its consumer wants no more of it. Returns when nothing works on it."""
+        with self.lock:
+            self._many.discard(answer)
+            if self._lone is answer:
+                self._lone = None
+                assert answer.stream is not None
+                answer.stream.close()  # before another one may have the engine
+        if answer.stream is not None:
+            answer.stream.close()  # in the loop, at the end of the round
+
+    def end_all(self) -> None:
+        """Nothing works on any answer when this returns."""
+        with self.lock:
+            answers = [*self._many, *([self._lone] if self._lone else [])]
+            for answer in answers:
+                answer.ended = True  # before its consumer sees it end
+                assert answer.stream is not None
+                answer.stream.cancel()
+            for answer in answers:
+                self.leave(answer)
+
+    def forget_loop(self) -> None:
+        """The next one is made anew: of another exit head, or in another process."""
+        self.end_all()
+        self._loop = None
+
+    def forked(self) -> None:
+        self.lock = RLock()
+        self._loop = self._lone = self.last = None
+        self._many = set()
+
+    def _move_lone(self, engine: Callable[[], _native.Engine]) -> None:
+        if self._lone is None:
+            return
+        loop = self.loop  # which there may be no memory for: then it goes on
+        answer, self._lone = self._lone, None
+        session = answer.stream
+        assert isinstance(session, _native.Session)
+        session.stop()
+        text = session.text
+        if answer.cancellation.asked or answer.whole(text):
+            return
+        loop.learn(engine())
+        committed = len(text) - len(answer.prompt)
+        answer.use(loop.add(text, committed=committed, seconds=answer.seconds, masks=answer.masks(), **answer.request))
+        self._many.add(answer)

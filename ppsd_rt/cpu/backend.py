@@ -1,0 +1,288 @@
+"""The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
+
+import atexit
+from collections.abc import Callable, Generator, Sequence
+from copy import copy
+from typing import Any
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _native
+from ..backend import Cancellation, Oracle, RunOptions, check_ids
+from ..errors import PpsdError, UsageError
+from ..forks import hears_of_forks
+from ..models.checkpoint import Checkpoint
+from ..models.head_file import HeadFile, HeadInfo
+from ..pipeline.cuts import cut_layers
+from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.schedule import PLAIN, Auto, Schedule, copying
+from ..planning.planner import costs_here, costs_path, explain, prior
+from ..printable import quoted
+from ..sampling.params import SamplingParams
+from .answers import MOST_ANSWERS, PROMPT_ROWS, Answer, Answers
+from .default_threads import default_threads
+from .failures import one_line
+from .formats import DEFAULT_FORMAT, FORMATS, KV_FORMATS, kv_format, refuses
+from .memory import kv_memory_of
+from .packing import pack_model
+
+LONE_SHARE = 0.25  # of the memory for KV caches, that an answer in a session may have; the rest is the loop's
+
+_living: WeakSet["CpuBackend"] = WeakSet()
+
+
+@atexit.register
+def _end_answers() -> None:
+    """The thread of an answer may ask a grammar, which needs Python."""
+    for backend in list(_living):
+        backend._answers.end_all()
+
+
+class CpuBackend:
+    name = "cpu"
+    copies = siblings = extras = True
+    concurrency = MOST_ANSWERS
+    device = "cpu"
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: str,
+        device: str,
+        threads: int | None,
+        stages: int | Sequence[int] = 1,
+        kv_dtype: str = "auto",
+        kv_memory: int | str | None = None,
+    ) -> None:
+        if device not in ("auto", "cpu"):
+            raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
+        self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
+        if self._dtype not in FORMATS:
+            raise UsageError(
+                f"dtype {quoted(dtype)} is unknown to the cpu backend; dtypes are auto, {', '.join(FORMATS)}"
+            )
+        reason = refuses(checkpoint.config)
+        if reason:
+            raise PpsdError(f"the cpu backend cannot run this model: {reason}; use --backend torch")
+        self._threads = threads or default_threads()
+        self._stages = stages
+        config = checkpoint.config
+        self._vocab_size, self._layers = config.vocab_size, config.num_hidden_layers
+        cut_layers(0, self._layers, stages)  # before the weights are packed
+        self._kv_dtype = kv = kv_format(self._dtype, config.head_dim, kv_dtype)
+        self._kv_bytes = config.kv_values * KV_FORMATS[kv]  # of a row, in all layers
+        self._row_bytes = self._kv_bytes + 4 * config.hidden_size + 8 * config.head_dim
+        with one_line(f"pack {checkpoint.folder} as {self._dtype}", self._threads):
+            self._base = pack_model(checkpoint, self._dtype, kv, self._threads)
+        self._checkpoint = checkpoint
+        self._kv_memory = kv_memory_of(kv_memory)
+        self._answers = Answers(self._make_loop)
+        self.use_head(None)
+        hears_of_forks(self)
+        _living.add(self)
+
+    @property
+    def dtype(self) -> str:
+        return self._dtype
+
+    @property
+    def kv_dtype(self) -> str:
+        return self._kv_dtype
+
+    @property
+    def threads(self) -> int:
+        return self._threads
+
+    @property
+    def head(self) -> HeadInfo | None:
+        return self._head
+
+    def use_head(self, file: HeadFile | None) -> None:
+        cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
+        self._answers.forget_loop()
+        model = self._base
+        if file is not None:
+            draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
+            with one_line("pack the exit head", self._threads):
+                model = model.with_exit_head(file.info.exit_layer, dict(file.tensors), draft_ids, self._threads)
+        with one_line("make an engine", self._threads):
+            self._made: _native.Engine | None = _native.Engine(model, self._threads, cuts)
+        self._head = file.info if file else None
+        self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
+        self._model, self._cuts = model, cuts
+        self._costs: _native.Costs | None = None
+        # by whether tokens are sampled, the oracle's acceptance, lookup, and whether drafts may have siblings
+        self._planners: dict[tuple[bool, float | None, int, bool], _native.Planner] = {}
+        self._planned: _native.Planner | None = None
+
+    @property
+    def _engine(self) -> _native.Engine:
+        if self._made is None:
+            with one_line("make an engine", self._threads):
+                self._made = _native.Engine(self._model, self._threads, self._cuts)
+        return self._made
+
+    def rounds(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        schedule: Schedule | Auto,
+        limits: Limits,
+        options: RunOptions,
+        cancellation: Cancellation,
+    ) -> Generator[Round | Drafted, None, None]:
+        automatic = isinstance(schedule, Auto)
+        request = {
+            "sampling": params,
+            "schedule": copying(PLAIN, schedule.lookup) if isinstance(schedule, Auto) else schedule,
+            "automatic": automatic,
+            "limits": limits,
+            "report_drafts": options.report_drafts,
+        }
+
+        def masks() -> tuple[Any, Any] | None:  # a text of its own: one for drafts, one for verification
+            return (options.masks(), options.masks()) if options.masks else None
+
+        def session() -> _native.Session:
+            return self._engine.start(
+                list(prompt),
+                params,
+                self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) else schedule,
+                limits,
+                report_drafts=options.report_drafts,
+                oracle=options.oracle,
+                trace=options.trace,
+                masks=masks(),
+            )
+
+        answer = Answer(prompt, limits, cancellation, request, masks)
+        # A block more, so that the loop has room for it in any case.
+        short = (limits.end + 64) * self._row_bytes <= self._kv_memory * LONE_SHARE
+        try:
+            self._answers.begin(answer, lambda: self._engine, session if short else None)
+            if options.prompt_progress:
+                _tell_of_prompt(answer, options.prompt_progress)
+            yield from self._answers.events(answer)
+        except MemoryError:
+            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+        except _native.NoThread as error:
+            raise PpsdError(f"cannot decode with {self._threads} threads: {error}") from None
+        except RuntimeError as error:  # of a stage
+            raise PpsdError(str(error)) from None
+        finally:
+            self._answers.leave(answer)
+
+    def _make_loop(self) -> _native.Loop:
+        bytes_of_loop = int(self._kv_memory * (1 - LONE_SHARE))
+        return _native.Loop(self._model, self._threads, bytes_of_loop, MOST_ANSWERS, PROMPT_ROWS)
+
+    def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
+        check_ids(ids, last, self._vocab_size)
+        self._answers.end_all()
+        with one_line(f"score {len(ids)} ids", self._threads, mend="give fewer"):
+            return self._engine.logits(list(ids), last)
+
+    def stages(self, params: SamplingParams) -> _native.Stages:
+        with one_line("make stages", self._threads):
+            return _native.Stages(self._model, self._threads, params)
+
+    def bytes_per_token(self, context: int) -> int:
+        return self._base.packed_bytes + round(self._kv_bytes * context)
+
+    def another_engine(self, threads: int) -> _native.Engine:
+        """For measurements: the same packed weights, with `threads` threads."""
+        with one_line("make an engine", threads):
+            return _native.Engine(self._model, threads)
+
+    def beside(self, threads: int) -> "CpuBackend":
+        """Another backend on the same packed weights, with threads and a KV cache of its own, without an exit head."""
+        other = copy(self)
+        other._threads, other._stages = threads, 1
+        other._answers = Answers(other._make_loop)
+        other.use_head(None)
+        hears_of_forks(other)
+        _living.add(other)
+        return other
+
+    def batch(self, texts: int, capacity: int, keep: Sequence[int]) -> _native.Batch:
+        """For sampling training text: `texts` texts of at most `capacity` tokens, side by side."""
+        with one_line(f"hold the KV caches of {texts} texts", self._threads, mend="lower --slots"):
+            return _native.Batch(self._base, self._threads, texts, capacity, list(keep))
+
+    def spans(self) -> list[tuple[str, int, int, float, float]]:
+        return self._answers.last.spans() if self._answers.last else []
+
+    @property
+    def draft_vocabulary(self) -> int:
+        """Ids that the exit head scores; 0: all."""
+        return self._draft_vocabulary
+
+    def costs(self, again: bool = False) -> _native.Costs:
+        """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
+        self._answers.end_all()
+        if self._head is None:
+            raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
+        if self._costs is None or again:
+            dtypes = self._dtype, self._kv_dtype
+            path = costs_path(
+                self._checkpoint.hash, self._head, self._draft_vocabulary, dtypes, self._threads, self._model.isa
+            )
+            with one_line("measure what drafts cost", self._threads):
+                self._costs = costs_here(path, lambda: self._engine.calibrate(), again)
+            self._planners.clear()
+        return self._costs
+
+    def believe(self, costs: _native.Costs) -> None:
+        """`auto` begins anew, with these costs instead of measured ones."""
+        self._costs = costs
+        self._planners.clear()
+
+    def explain(self) -> str:
+        """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
+        return explain(self._planned, self.costs()) if self._planned else ""
+
+    def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
+        """The planner goes on from answer to answer; sampled ones, which are harder to foresee, have their own. What an
+        oracle feigns stays apart, without copies and siblings.
+        """
+        assert self._head is not None
+        costs = self.costs()
+        siblings = schedule.siblings and not params.looks_back
+        what = (oracle.acceptance, 0, False) if oracle else (None, schedule.lookup, siblings)
+        key = (params.temperature > 0, *what)
+        if key not in self._planners:
+            self._planners[key] = _native.Planner(costs, prior(self._head), *what[1:])
+        self._planned = self._planners[key]
+        return self._planned
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "isa": self._model.isa,
+            "usable_isas": _native.usable_isas(),
+            "cores": _native.usable_cores(),
+            "kv_dtype": self._kv_dtype,
+            "kv_megabytes": round(self._kv_memory / 1e6, 1),
+            "packed_megabytes": round(self._model.packed_bytes / 1e6, 1),
+            "pinning": self._engine.pin_problem or "ok",
+        }
+
+    def forked(self) -> None:
+        """The packed weights are shared; the next answer makes an engine of its own, with threads and KV caches."""
+        self._answers.forked()
+        self._made = self._planned = None
+        self._planners = {}
+
+
+def _tell_of_prompt(answer: Answer, tell: Callable[[int, int], None]) -> None:
+    """Until the first event of the answer is there; of one that begins among others, that it is done."""
+    session = answer.stream
+    if not isinstance(session, _native.Session):
+        return tell(len(answer.prompt), len(answer.prompt))
+    try:
+        while not session.ready(50):
+            tell(*session.prompt_rows())
+    finally:
+        total = session.prompt_rows()[1]
+        tell(total, total)

@@ -1,0 +1,1 @@
+"""What a pipeline runs: schedules, stop rules, rounds."""

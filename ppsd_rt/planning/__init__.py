@@ -1,0 +1,1 @@
+"""What stages cost, what schedules bring: measured, simulated, in closed form."""

@@ -1,0 +1,164 @@
+"""Stage split: after which layers a model is cut into the stages of a pipeline.
+
+    best_split(LayerCosts((1.0,) * 30, head=0.5, lm_head=4.0), stages=4).sizes  # (8, 8, 9, 5)
+
+Stage 1 drafts: the exit head comes after its last layer, so its boundary is the exit layer. The last stage has the LM
+head. A pipeline moves at the pace of its slowest stage, so that one is made as fast as can be; among such splits the
+sum of all stages, which a rejected draft pays, is the least, and then the sum of their squares: as even as can be.
+Where all stages run at one speed, that sum is the same for every split.
+
+A link's delay is time on the way, in which nobody works: it lengthens a rejection by the same time wherever the cuts
+are. What does move them is the time that a worker itself spends on a message (`sends`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate, pairwise
+
+from ..errors import UsageError
+from ..pipeline.cuts import is_split
+
+_Sums = tuple[Fraction, Fraction]  # of the stages' seconds, and of their squares
+
+
+@dataclass(frozen=True)
+class LayerCosts:
+    """Seconds (or any other unit) for one row: each layer, the exit head, the final norm and LM head."""
+
+    layers: tuple[float, ...]
+    head: float = 0.0
+    lm_head: float = 0.0
+
+    def __post_init__(self) -> None:
+        if len(self.layers) < 2:
+            raise UsageError(f"a pipeline needs at least 2 layers, not {len(self.layers)}")
+        if not all(0 <= cost < float("inf") for cost in (*self.layers, self.head, self.lm_head)):
+            raise UsageError("costs of layers and heads are numbers from 0")
+
+    @property
+    def plain(self) -> float:
+        """One token of plain decoding, without links."""
+        return sum(self.layers) + self.lm_head
+
+
+@dataclass(frozen=True)
+class Split:
+    """boundaries: the first layer of each stage but the first, rising; the first of them is the exit layer.
+    seconds: of each stage for one row, with the head that it ends in; sends and slowness counted."""
+
+    layers: int
+    boundaries: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Layers in each stage."""
+        return tuple(b - a for a, b in pairwise((0, *self.boundaries, self.layers)))
+
+    @property
+    def exit_layer(self) -> int:
+        return self.boundaries[0]
+
+    @property
+    def slowest(self) -> float:
+        return max(self.seconds)
+
+
+class _Stages:
+    """Exact seconds of any stage. In fractions: floats summed in another order differ, and would hide ties."""
+
+    def __init__(self, costs: LayerCosts, stages: int, slowness: Sequence[float], sends: Sequence[float]) -> None:
+        for name, values in (("slowness", slowness), ("sends", sends)):
+            if values and len(values) != stages:
+                raise UsageError(f"{name} takes {stages} numbers, one for each stage, not {len(values)}")
+            if any(not 0 <= value < float("inf") for value in values):
+                raise UsageError(f"{name} takes numbers from 0")
+        self.count, self.layers = stages, len(costs.layers)
+        self._before = [Fraction(0), *accumulate(map(Fraction, costs.layers))]
+        self._slowness = [Fraction(value) for value in slowness] or [Fraction(1)] * stages
+        self._sends = [Fraction(value) for value in sends] or [Fraction(0)] * stages
+        self._tails = [Fraction(0)] * stages
+        self._tails[0] += Fraction(costs.head)
+        self._tails[-1] += Fraction(costs.lm_head)
+
+    def seconds(self, stage: int, first: int, end: int) -> Fraction:
+        """Of layers [first, end) as stage `stage`, which is counted from 0."""
+        work = self._before[end] - self._before[first] + self._tails[stage]
+        return work * self._slowness[stage] + self._sends[stage]
+
+
+def best_split(
+    costs: LayerCosts,
+    stages: int,
+    exit_layer: int | None = None,
+    slowness: Sequence[float] = (),
+    sends: Sequence[float] = (),
+) -> Split:
+    """The split into `stages` stages of at least one layer each.
+
+    exit_layer: where stage 1 ends, if an exit head has settled that.
+    slowness:   how many times longer than `costs` each stage's device takes; none: all take as long.
+    sends:      seconds that each stage's worker spends on handing a row on.
+    """
+    layers = len(costs.layers)
+    if not 2 <= stages <= layers:
+        raise UsageError(f"{layers} layers can be cut into 2 to {layers} stages, not {stages}")
+    if exit_layer is not None and not 1 <= exit_layer <= layers - (stages - 1):
+        raise UsageError(f"with exit layer {exit_layer}, {layers} layers cannot be cut into {stages} stages")
+    work = _Stages(costs, stages, slowness, sends)
+    boundaries = _least_sums(work, _least_slowest(work, exit_layer), exit_layer)
+    return _split(work, boundaries)
+
+
+def given_split(
+    costs: LayerCosts, sizes: Sequence[int], slowness: Sequence[float] = (), sends: Sequence[float] = ()
+) -> Split:
+    """The split with these numbers of layers in its stages."""
+    layers = len(costs.layers)
+    if len(sizes) < 2 or not is_split(sizes, len(sizes), layers):
+        shown = ",".join(map(str, sizes))
+        raise UsageError(f"{shown} is not a split of {layers} layers into 2 or more stages of at least one each")
+    return _split(_Stages(costs, len(sizes), slowness, sends), tuple(accumulate(sizes[:-1])))
+
+
+def _split(work: _Stages, boundaries: tuple[int, ...]) -> Split:
+    cuts = pairwise((0, *boundaries, work.layers))
+    return Split(work.layers, boundaries, tuple(float(work.seconds(s, a, b)) for s, (a, b) in enumerate(cuts)))
+
+
+def _ends(work: _Stages, stage: int, exit_layer: int | None) -> range:
+    """Where stage `stage` may end, so that every stage has a layer."""
+    if stage == work.count - 1:
+        return range(work.layers, work.layers + 1)
+    if stage == 0 and exit_layer is not None:
+        return range(exit_layer, exit_layer + 1)
+    return range(stage + 1, work.layers - (work.count - 1 - stage) + 1)
+
+
+def _least_slowest(work: _Stages, exit_layer: int | None) -> Fraction:
+    """Dynamic programming: of all splits of [0, end) into stages 0 to s, the least slowest stage."""
+    best = {0: Fraction(0)}
+    for stage in range(work.count):
+        best = {
+            end: min(max(slowest, work.seconds(stage, first, end)) for first, slowest in best.items() if first < end)
+            for end in _ends(work, stage, exit_layer)
+            if any(first < end for first in best)
+        }
+    return best[work.layers]
+
+
+def _least_sums(work: _Stages, limit: Fraction, exit_layer: int | None) -> tuple[int, ...]:
+    """The same for the sums, with stages that are slower than `limit` left out; then the earliest boundaries."""
+    best: dict[int, tuple[_Sums, tuple[int, ...]]] = {0: ((Fraction(0), Fraction(0)), ())}
+    for stage in range(work.count):
+        found: dict[int, tuple[_Sums, tuple[int, ...]]] = {}
+        for end in _ends(work, stage, exit_layer):
+            for first, ((total, squares), cuts) in best.items():
+                seconds = work.seconds(stage, first, end) if first < end else limit + 1
+                if seconds > limit:
+                    continue
+                one = ((total + seconds, squares + seconds * seconds), (*cuts, end))
+                found[end] = min(found.get(end, one), one)
+        best = found
+    return best[work.layers][1][:-1]

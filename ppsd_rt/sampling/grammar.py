@@ -1,0 +1,188 @@
+"""Grammars: which ids may come next in an answer, by a JSON schema, a regular expression or a Lark grammar.
+
+llguidance (extra `grammar`) says so, as a bit for each id of the vocabulary. A draft must be taken back as cheaply as a
+row, so every side of an answer (draft, verification) has a mask of its own, which is rolled back by counting.
+"""
+
+import ctypes
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import PpsdError, UsageError
+from ..extras import need
+from ..printable import quoted
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+    from ..models.tokenizer import Tokenizer
+
+_KINDS = ("json_schema", "regex", "lark")
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """What an answer's text must be; made by `json`, `json_schema`, `regex` or `lark`.
+
+    kind: `json_schema`, `regex` or `lark`. text: the schema as JSON, the pattern, or the grammar.
+    """
+
+    kind: str
+    text: str
+
+    def __post_init__(self) -> None:
+        if self.kind not in _KINDS:
+            raise UsageError(f"a grammar is one of {', '.join(_KINDS)}, not {quoted(self.kind)}")
+        if not isinstance(self.text, str):
+            raise UsageError(f"a grammar of kind {self.kind} must be a text, not {quoted(self.text)}")
+
+    @classmethod
+    def json(cls) -> "Grammar":
+        """Any JSON object."""
+        return cls.json_schema({"type": "object"})
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Grammar":
+        """JSON by a schema: a dict, or its JSON."""
+        if isinstance(schema, str):
+            return cls("json_schema", schema)
+        if not isinstance(schema, Mapping | bool):
+            raise UsageError(f"a JSON schema must be a dict or JSON, not {quoted(schema)}")
+        try:
+            return cls("json_schema", json.dumps(schema))  # keeps the order of properties
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"the JSON schema is no JSON: {error}") from None
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Grammar":
+        """Text that the pattern matches from end to end, in the syntax of Rust's regex crate."""
+        return cls("regex", pattern)
+
+    @classmethod
+    def lark(cls, grammar: str) -> "Grammar":
+        """Text by a grammar in llguidance's variant of Lark's syntax."""
+        return cls("lark", grammar)
+
+    @classmethod
+    def from_response_format(cls, wanted: Mapping[str, Any]) -> "Grammar | None":
+        """Of OpenAI's `response_format`: None for `text`. Besides: `{"type": "regex", "regex": ...}`, and with lark."""
+        kind = wanted.get("type") if isinstance(wanted, Mapping) else None
+        if kind == "text":
+            return None
+        if kind == "json_object":
+            return cls.json()
+        if kind == "json_schema":
+            given = wanted.get("json_schema")
+            if not isinstance(given, Mapping) or "schema" not in given:
+                raise UsageError("response_format: json_schema needs an object with the key schema")
+            return cls.json_schema(given["schema"])
+        if kind in ("regex", "lark"):
+            return cls(kind, wanted.get(kind, ""))
+        raise UsageError(
+            f"response_format must have the type text, json_object, json_schema, regex or lark, not {quoted(kind)}"
+        )
+
+
+class TokenMask:
+    """Which ids may come next, for one side of one answer."""
+
+    def __init__(self, matcher: "LLMatcher", ends: frozenset[int], vocab_size: int) -> None:
+        """ends: ids that end the answer, which no grammar reads."""
+        self._matcher, self._ends, self._words = matcher, ends, words(vocab_size)
+        self._read = 0  # ids of the answer that the grammar has read; it allowed them all
+
+    def fill(self, start: int, ids: Sequence[int], rows: int, address: int) -> None:
+        """The answer's ids from `start` on are `ids` now; those before are as they were.
+
+        Writes [rows][words] uint32 at `address`, a bit for each id from the lowest on: row r has those that may follow
+        the answer without its last rows - 1 - r ids. All may where the answer holds an id that was not allowed.
+        """
+        if self._read > start:
+            self._matcher.rollback(self._read - start)
+            self._read = start
+        first = start + len(ids) - rows + 1
+        for row in range(rows):
+            self._read_on(ids[self._read - start : first + row - start] if self._read >= start else [])
+            to = address + row * self._words * 4
+            if self._read == first + row:
+                self._matcher.unsafe_compute_mask_ptr(to, self._words * 4)
+            else:
+                ctypes.memset(to, 0xFF, self._words * 4)
+        if self._matcher.is_error():
+            raise PpsdError(f"the grammar gives up: {_in_one_line(self._matcher.get_error())}")
+
+    def _read_on(self, ids: Sequence[int]) -> None:
+        before = next((place for place, id in enumerate(ids) if id in self._ends), len(ids))
+        if before:
+            self._read += self._matcher.try_consume_tokens(list(ids[:before]))
+
+    def allowed(self, start: int, ids: Sequence[int]) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+        """`fill` for the id after all of them -> [at least vocabulary] bool."""
+        bits = np.zeros(self._words, np.uint32)
+        self.fill(start, ids, 1, bits.ctypes.data)
+        return np.unpackbits(bits.view(np.uint8), bitorder="little").view(np.bool_)
+
+
+Masks = Callable[[], TokenMask]  # a new one, for another side of the answer
+
+
+def words(vocab_size: int) -> int:
+    """Of 32 bits."""
+    return -(-vocab_size // 32)
+
+
+class Grammars:
+    """Grammars over one vocabulary."""
+
+    def __init__(self, tokenizer: "Tokenizer", vocab_size: int, ends: Sequence[int]) -> None:
+        """ends: the ids that end an answer; a grammar that is fulfilled allows them. PpsdError without llguidance."""
+        need("llguidance", "grammar", "a grammar")
+        import llguidance
+
+        if not ends:
+            raise PpsdError("grammars need a model with an end-of-sequence id: its config.json names none")
+        self._ends, self._vocab_size = frozenset(ends), vocab_size
+        self._tokenizer: LLTokenizer = llguidance.LLTokenizer(
+            llguidance.TokenizerWrapper(_Vocabulary(tokenizer, ends[0])), n_vocab=vocab_size, eos_token=list(ends)
+        )
+
+    def masks(self, grammar: Grammar) -> Masks:
+        """UsageError for a grammar that is none."""
+        from llguidance import LLMatcher
+
+        try:
+            if grammar.kind == "json_schema":
+                made = LLMatcher.grammar_from_json_schema(grammar.text)
+            elif grammar.kind == "regex":
+                made = LLMatcher.grammar_from_regex(grammar.text)
+            else:
+                made = LLMatcher.grammar_from_lark(grammar.text)
+            matcher = LLMatcher(self._tokenizer, made, log_level=0)
+        except ValueError as error:
+            raise UsageError(f"the {grammar.kind} is not valid: {_in_one_line(str(error))}") from None
+        if matcher.is_error():
+            raise UsageError(f"the {grammar.kind} is not valid: {_in_one_line(matcher.get_error())}")
+        return lambda: TokenMask(matcher.deep_copy(), self._ends, self._vocab_size)
+
+
+class _Vocabulary:
+    """A tokenizer as llguidance asks for it: every token's bytes, as our decoders join them."""
+
+    def __init__(self, tokenizer: "Tokenizer", eos_id: int) -> None:
+        self.eos_token_id, self.bos_token_id = eos_id, tokenizer.bos_id
+        self.tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+
+def _in_one_line(text: str) -> str:
+    """The first line of what llguidance says, and what its parts call the error; the rest draws where it is."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["it says no more"]
+    return " ".join([lines[0], *(line for line in lines[1:] if line.startswith("error:"))])

@@ -1,0 +1,127 @@
+"""Sampling parameters."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..arguments import real_number, whole_number
+from ..errors import UsageError
+from ..printable import quoted
+from .grammar import Grammar
+
+LEAST_TEMPERATURE = 1e-6  # its inverse scales logits in float32; what is below differs from greedy in ties at most
+PENALTIES = (0.01, 100.0)
+MOST_LOGPROBS = 20
+MOST_BIAS = 100.0
+# What only backends with `extras` do.
+_EXTRAS = ("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "grammar")
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen and when an answer ends. Temperature 0 is greedy.
+
+    UsageError, which names the field, for a value of another type or out of range.
+    """
+
+    max_tokens: int = 256
+    temperature: float = 0.0  # 0, or from LEAST_TEMPERATURE
+    top_k: int = 0  # keep the k most likely ids; 0: all
+    top_p: float = 1.0  # keep the smallest set of ids with at least this much probability
+    min_p: float = 0.0  # keep ids with at least this share of the best id's probability
+    repetition_penalty: float = 1.0  # Keskar et al., arXiv 1909.05858: divides the logits of ids already in the text
+    presence_penalty: float = 0.0  # OpenAI's: taken off the logits of ids already in the answer
+    frequency_penalty: float = 0.0  # the same, for each time that the id is in the answer
+    logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()  # added to the logits of ids; kept as pairs
+    logprobs: int | None = None  # report the log-probability of every token, and of so many of the most probable ids
+    grammar: Grammar | None = None  # what the text of the answer must be, up to its end or to max_tokens
+    seed: int = 0
+    stop: str | Sequence[str] = ()  # the answer ends before the first of these strings; kept as a tuple
+    stop_token_ids: Sequence[int] = ()  # besides the model's own end-of-sequence ids; kept as a tuple
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "top_k", "seed"):
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
+            object.__setattr__(self, name, real_number(name, getattr(self, name)))
+        if self.logprobs is not None:
+            object.__setattr__(self, "logprobs", whole_number("logprobs", self.logprobs))
+        object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
+        if not isinstance(self.grammar, Grammar | None):
+            raise UsageError(f"grammar must be Grammar.json() or another one, not {quoted(self.grammar)}")
+        if self.grammar and self.ignore_eos:
+            raise UsageError("ignore_eos does not go with a grammar, which says where the answer may end")
+        object.__setattr__(self, "stop", _strings(self.stop))
+        object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
+        least, most = PENALTIES
+        checks = {
+            "max_tokens must be at least 1": self.max_tokens >= 1,
+            f"temperature must be 0 (greedy) or a number from {LEAST_TEMPERATURE:g}": (
+                self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < float("inf")
+            ),
+            "top_k must be 0 (off) or more": self.top_k >= 0,
+            "top_p must be above 0 and at most 1": 0 < self.top_p <= 1,
+            "min_p must be from 0 to 1": 0 <= self.min_p <= 1,
+            f"repetition_penalty must be from {least:g} to {most:g}": least <= self.repetition_penalty <= most,
+            "presence_penalty must be from -2 to 2": -2 <= self.presence_penalty <= 2,
+            "frequency_penalty must be from -2 to 2": -2 <= self.frequency_penalty <= 2,
+            f"logprobs must be from 0 to {MOST_LOGPROBS}, or None": 0 <= (self.logprobs or 0) <= MOST_LOGPROBS,
+            "seed must be from 0 to 2^64 - 1": 0 <= self.seed < 2**64,
+            "stop_token_ids must be from 0 to 2^31 - 1": all(0 <= id < 2**31 for id in self.stop_token_ids),
+        }
+        for rule, holds in checks.items():
+            if not holds:
+                value = getattr(self, rule.split()[0])
+                raise UsageError(f"{rule}, not {quoted(value)}")
+
+    @property
+    def looks_back(self) -> bool:
+        """Does the choice of a token depend on which ids precede it, beyond the model's logits?"""
+        penalties = self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+        return penalties or self.grammar is not None
+
+    def extras(self) -> list[str]:
+        """The names of the fields that are set and that not every backend does."""
+        return [field.name for field in fields(self) if field.name in _EXTRAS and self._is_set(field.name)]
+
+    def _is_set(self, name: str) -> bool:
+        value = getattr(self, name)
+        return value is not None if name == "logprobs" else bool(value)
+
+
+def _bias(bias: Mapping[int, float] | Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    """By id."""
+    items = bias.items() if isinstance(bias, Mapping) else _items("logit_bias", bias)
+    try:
+        pairs = [
+            (whole_number("logit_bias: an id", id), real_number("logit_bias: a bias", value)) for id, value in items
+        ]
+    except (TypeError, ValueError):
+        raise UsageError(f"logit_bias must be a dict of ids and biases, not {quoted(bias)}") from None
+    for id, value in pairs:
+        if not -MOST_BIAS <= value <= MOST_BIAS:
+            raise UsageError(f"logit_bias must be from {-MOST_BIAS:g} to {MOST_BIAS:g}, not {value:g} for id {id}")
+    if len(dict(pairs)) < len(pairs):
+        raise UsageError("logit_bias names an id twice")
+    return tuple(sorted(pairs))
+
+
+def _strings(stop: str | Sequence[str]) -> tuple[str, ...]:
+    strings = (stop,) if isinstance(stop, str) else _items("stop strings", stop)
+    if not all(isinstance(string, str) for string in strings):
+        raise UsageError(f"stop strings must be texts, not {next(s for s in strings if not isinstance(s, str))!r}")
+    if not all(strings):
+        raise UsageError("stop strings must not be empty")
+    return strings
+
+
+def _ids(ids: Sequence[int]) -> tuple[int, ...]:
+    return tuple(whole_number("stop_token_ids: an id", id) for id in _items("stop_token_ids", ids))
+
+
+def _items(name: str, value: Sequence[Any]) -> tuple[Any, ...]:
+    try:
+        return tuple(value)
+    except TypeError:
+        raise UsageError(f"{name} must be a list, not {quoted(value)}") from None

@@ -1,0 +1,145 @@
+"""The answers to one request: begun together, run side by side, ended together."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.types import Receive
+
+from ..backend import RunOptions
+from ..engine import Committed, Completion
+from ..errors import PpsdError
+from ..pipeline.rounds import Drafted
+from ..sampling.params import SamplingParams
+from .admission import Places
+from .errors import ApiError, from_engine
+from .metrics import draft_tokens
+from .replies import FINISH, PredictionDetails, Usage
+
+if TYPE_CHECKING:
+    from .service import Service
+
+Event = Committed | Drafted | Completion  # the last one, when an answer has ended by itself
+Emit = Callable[[int, Event], Awaitable[None]]
+
+_LAST_WORDS = 5.0  # seconds to send the end of an answer in, to a client that reads slowly
+_GONE = 499  # as nginx logs it; nobody is there to read it
+
+
+class Answers:
+    """One for each prompt and each of its sampling parameters, in this order."""
+
+    def __init__(
+        self, service: "Service", prompts: Sequence[list[int]], params: Sequence[SamplingParams], options: RunOptions
+    ) -> None:
+        self._service, self._options = service, options
+        self._wanted = [(prompt, one) for prompt in prompts for one in params]
+        self._prompt_tokens = sum(map(len, prompts))
+        self._generations: list[Any] = []
+        self._ended: ApiError | None = None
+        self.completions: list[Completion] = []
+
+    async def run(self, emit: Emit | None, receive: Receive, noted: dict[str, object]) -> None:
+        """Until all have ended; then `completions` has them. `emit` is called with every event and its answer's number.
+
+        receive: of the request, whose body has been read: what comes then is that the client has gone.
+        noted: gets what the log says of the request.
+        Raises ApiError where the server has no room or has ended the answers.
+        """
+        with self._service.running(self, len(self._wanted)) as places:
+            work = asyncio.current_task()
+            assert work is not None
+            watchers = [asyncio.create_task(self._watch_client(receive)), asyncio.create_task(self._watch_time(work))]
+            try:
+                for prompt, params in self._wanted:
+                    self._generations.append(await self._service.begin(prompt, params, self._options))
+                    if self._ended is not None:
+                        raise self._ended
+                await self._run_all(emit, places)
+            except PpsdError as error:
+                raise from_engine(error) from error
+            finally:
+                for watcher in watchers:
+                    watcher.cancel()
+                for generation in self._generations:
+                    generation.cancel()
+                self.completions = [generation.completion for generation in self._generations]
+                self._note(noted)
+        if self._ended is not None:
+            raise self._ended
+
+    def end(self, reason: ApiError) -> None:
+        """With the round at hand; `run` raises `reason` then."""
+        if self._ended is None:
+            self._ended = reason
+            for generation in self._generations:
+                generation.cancel()
+
+    def usage(self) -> Usage:
+        """Each prompt counts once, however many answers it has."""
+        drafts = [draft_tokens(completion) for completion in self.completions]
+        tokens = sum(len(completion.ids) for completion in self.completions)
+        return Usage(
+            prompt_tokens=self._prompt_tokens,
+            completion_tokens=tokens,
+            total_tokens=self._prompt_tokens + tokens,
+            completion_tokens_details=PredictionDetails(
+                accepted_prediction_tokens=sum(accepted for accepted, _ in drafts),
+                rejected_prediction_tokens=sum(rejected for _, rejected in drafts),
+            ),
+        )
+
+    async def _run_all(self, emit: Emit | None, places: Places) -> None:
+        if len(self._generations) == 1:
+            return await self._run_one(0, emit, places)
+        runs = [asyncio.create_task(self._run_one(i, emit, places)) for i in range(len(self._generations))]
+        try:
+            await asyncio.gather(*runs)
+        finally:
+            for run in runs:
+                run.cancel()
+            await asyncio.wait(runs)
+        return None
+
+    async def _run_one(self, index: int, emit: Emit | None, places: Places) -> None:
+        clock, metrics = self._service.settings.clock, self._service.metrics
+        before, first = clock(), True
+        generation = self._generations[index]
+        async with generation:
+            async for event in generation.events():
+                if isinstance(event, Committed):
+                    now = clock()
+                    if first:
+                        places.began(now - before)
+                        metrics.first(now - before)
+                    else:
+                        metrics.between(now - before)
+                    before, first = now, False
+                if emit is not None:
+                    await emit(index, event)
+        if emit is not None and generation.completion.finish_reason in FINISH:
+            await emit(index, generation.completion)
+
+    async def _watch_client(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.end(ApiError(_GONE, "the client has gone"))
+
+    async def _watch_time(self, work: "asyncio.Task[Any]") -> None:
+        settings = self._service.settings
+        await settings.sleep(settings.timeout)
+        self.end(ApiError(504, f"the answer took longer than {settings.timeout:g} s (--timeout)", "timeout"))
+        await settings.sleep(_LAST_WORDS)
+        work.cancel()
+
+    def _note(self, noted: dict[str, object]) -> None:
+        for completion in self.completions:
+            self._service.metrics.ended(completion)
+        usage = self.usage()
+        noted |= {
+            "prompt_tokens": usage.prompt_tokens,
+            "completion_tokens": usage.completion_tokens,
+            "accepted": usage.completion_tokens_details.accepted_prediction_tokens,
+            "rejected": usage.completion_tokens_details.rejected_prediction_tokens,
+            "finish": ",".join(completion.finish_reason for completion in self.completions),
+        }

@@ -1,0 +1,120 @@
+"""Errors in the form that OpenAI's clients expect: {"error": {"message", "type", "param", "code"}}."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..errors import PpsdError, UsageError
+from ..printable import printable, shortened
+
+_LONGEST = 1000  # characters of a message
+_TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
+
+
+class ErrorBody(BaseModel):
+    message: str
+    type: str
+    param: str | None = None
+    code: str | None = None
+
+
+class ErrorReply(BaseModel):
+    error: ErrorBody
+
+
+class ApiError(HTTPException):
+    """What a request is answered with instead of a completion; `code` and `param` are for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, shortened(printable(message), _LONGEST), dict(headers or {}))
+        self.code, self.param = code, param
+
+    def reply(self) -> ErrorReply:
+        kind = _TYPES.get(self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error")
+        return ErrorReply(error=ErrorBody(message=self.detail, type=kind, param=self.param, code=self.code))
+
+
+def refused(name: str, why: str) -> ApiError:
+    """Of a field that the client has set."""
+    return ApiError(400, f"Unsupported parameter: '{name}': {why}", "unsupported_parameter", name)
+
+
+def from_engine(error: PpsdError, fields: Mapping[str, str] | None = None) -> ApiError:
+    """What the engine does not take is the client's to mend, other failures are the server's.
+
+    fields: names that the client has for what the engine's message begins with.
+    """
+    if not isinstance(error, UsageError):
+        return ApiError(500, str(error), "engine_error")
+    first = str(error).partition(" ")[0].rstrip(":")
+    return ApiError(400, str(error), "invalid_value", (fields or {}).get(first))
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """The handler of every error of a request but bugs."""
+    if isinstance(error, RequestValidationError):
+        error = _from_validation(error)
+    elif isinstance(error, PpsdError):
+        error = from_engine(error)
+    elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
+        error = _from_framework(request, error)
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.reply().model_dump(), error.status_code, error.headers)
+
+
+async def answer_bug(request: Request, error: Exception) -> Response:
+    """The traceback goes to the log, and not to the client."""
+    bug = ApiError(500, "the server has failed; its log says more", "internal_error")
+    return JSONResponse(bug.reply().model_dump(), 500)
+
+
+def _from_framework(request: Request, error: HTTPException) -> ApiError:
+    said = {
+        404: f"there is no {request.method} {request.url.path}",
+        405: f"{request.url.path} does not take {request.method}",
+    }
+    return ApiError(error.status_code, said.get(error.status_code, str(error.detail)), headers=error.headers)
+
+
+def _from_validation(error: RequestValidationError) -> ApiError:
+    """Of the field that comes first; where a union's branches have an error each, of the one that got furthest."""
+    errors = error.errors()
+    path = _path(errors[0], error.body)
+    first = max((e for e in errors if _path(e, error.body).startswith(path)), key=lambda e: len(e["loc"]))
+    kind, param = first["type"], _path(first, error.body)
+    if kind == "json_invalid":
+        return ApiError(400, f"the body is not JSON: {first['ctx']['error']} (character {first['loc'][-1]})")
+    if not param:
+        return ApiError(400, "the body must be a JSON object, sent as application/json")
+    if kind == "extra_forbidden":
+        return ApiError(400, f"Unknown parameter: '{param}'", "unknown_parameter", param)
+    if kind == "missing":
+        return ApiError(400, f"Missing required parameter: '{param}'", "missing_required_parameter", param)
+    code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+    message = re.sub("^(Input|Value error,) ", "", first["msg"])
+    return ApiError(400, f"Invalid value for '{param}': {message}", code, param)
+
+
+def _path(error: Any, body: Any) -> str:
+    """`messages[0].content` in what was sent; empty: the body itself is wrong. Steps that name a union's branch are
+    left out."""
+    path = ""
+    for step in error["loc"][1:]:
+        if isinstance(step, int) and isinstance(body, list):
+            path, body = f"{path}[{step}]", body[step]
+        elif isinstance(body, dict):
+            path, body = f"{path}.{step}" if path else str(step), body.get(step)
+    return shortened(printable(path), _LONGEST)

@@ -1,0 +1,80 @@
+"""Before every request: does it bring the API key, and a body that is small enough and comes in time?"""
+
+import asyncio
+import hmac
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError, answer_error
+from .settings import Settings
+
+_OPEN = ("/", "/health")  # the page asks for the key itself
+
+
+class Guard:
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app, self._settings = app, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        request = Request(scope)
+        try:
+            self._check_key(request)
+            body = _Body(receive, self._settings)
+            body.check(int(request.headers.get("content-length", 0)))
+            try:
+                await self._app(scope, body.receive, send)
+            finally:
+                body.close()
+        except ApiError as error:
+            await (await answer_error(request, error))(scope, receive, send)
+        return None
+
+    def _check_key(self, request: Request) -> None:
+        key = self._settings.api_key
+        if key is None or request.url.path in _OPEN:
+            return
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
+            message = "a wrong API key, or none: send the header Authorization: Bearer KEY"
+            raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+class _Body:
+    """What the application receives. Until the body is whole the time-out counts; whoever waits then may wait on."""
+
+    def __init__(self, receive: Receive, settings: Settings) -> None:
+        self._receive, self._settings = receive, settings
+        self._size, self._whole = 0, False
+        self._timer: asyncio.Future[None] | None = None
+
+    def check(self, size: int) -> None:
+        if size > (most := self._settings.most_body):
+            raise ApiError(413, f"the request is larger than the {most} bytes that this server takes (--max-body)")
+
+    async def receive(self) -> Message:
+        if self._whole:
+            return await self._receive()
+        self._timer = self._timer or asyncio.ensure_future(self._settings.sleep(self._settings.timeout))
+        coming = asyncio.ensure_future(self._receive())
+        both: set[asyncio.Future[Any]] = {coming, self._timer}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            coming.cancel()
+        if not coming.done():
+            raise ApiError(408, f"the body took longer than {self._settings.timeout:g} s (--timeout)", "timeout")
+        message = coming.result()
+        self._size += len(message.get("body", b""))
+        self.check(self._size)
+        self._whole = not message.get("more_body", False)
+        if self._whole:
+            self.close()
+        return message
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()

@@ -1,0 +1,64 @@
+"""What /metrics tells Prometheus."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.process_collector import ProcessCollector
+
+from ..engine import Completion
+from .admission import Admission
+
+_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+class Metrics:
+    """One registry for each server, so that several can be in one process."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._registry = registry = CollectorRegistry()
+        ProcessCollector(registry=registry)
+        self._requests = Counter("ppsd_requests", "HTTP requests", ["path", "status"], registry=registry)
+        self._seconds = Histogram(
+            "ppsd_request_seconds", "from request to end of response", ["path"], buckets=_SECONDS, registry=registry
+        )
+        self._answers = Counter("ppsd_answers", "answers that have ended", ["finish_reason"], registry=registry)
+        self._prompt = Counter("ppsd_prompt_tokens", "tokens of prompts", registry=registry)
+        self._tokens = Counter("ppsd_completion_tokens", "tokens of answers", registry=registry)
+        self._drafts = Counter("ppsd_draft_tokens", "draft tokens", ["verdict"], registry=registry)
+        self._first = Histogram(
+            "ppsd_first_token_seconds", "from request to first token", buckets=_SECONDS, registry=registry
+        )
+        self._between = Histogram(
+            "ppsd_round_seconds", "from round to round of an answer", buckets=_BETWEEN, registry=registry
+        )
+        waiting = Gauge("ppsd_answers_waiting", "answers that wait for their first token", registry=registry)
+        waiting.set_function(lambda: admission.waiting)
+        running = Gauge("ppsd_answers_running", "answers that have their first token", registry=registry)
+        running.set_function(lambda: admission.running)
+
+    def request(self, path: str, status: int, seconds: float) -> None:
+        self._requests.labels(path, str(status)).inc()
+        self._seconds.labels(path).observe(seconds)
+
+    def first(self, seconds: float) -> None:
+        self._first.observe(seconds)
+
+    def between(self, seconds: float) -> None:
+        self._between.observe(seconds)
+
+    def ended(self, completion: Completion) -> None:
+        accepted, rejected = draft_tokens(completion)
+        self._answers.labels(completion.finish_reason).inc()
+        self._prompt.inc(len(completion.prompt_ids))
+        self._tokens.inc(len(completion.ids))
+        self._drafts.labels("accepted").inc(accepted)
+        self._drafts.labels("rejected").inc(rejected)
+
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
+
+
+def draft_tokens(completion: Completion) -> tuple[int, int]:
+    """How many draft tokens are in the answer, and how many were drawn in vain, those dropped unjudged included."""
+    s = completion.statistics
+    accepted = s.accepted + s.copied_accepted
+    return accepted, s.judged + s.copied_judged - accepted + s.dropped

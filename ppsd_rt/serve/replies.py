@@ -1,0 +1,89 @@
+"""What clients get at once, in OpenAI's form; chat.py and completions.py make the chunks of streams."""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+from .logprobs import ChatLogprobs, CompletionLogprobs
+
+Finish = Literal["stop", "length"]
+FINISH: dict[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
+
+
+class PredictionDetails(BaseModel):
+    """Of the draft tokens: those that are in the answer, and those that are not."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    completion_tokens_details: PredictionDetails
+
+
+class ChatMessage(BaseModel):
+    role: Literal["assistant"] = "assistant"
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Finish
+
+
+class ChatReply(BaseModel):
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Finish
+
+
+class CompletionReply(BaseModel):
+    id: str
+    object: Literal["text_completion"] = "text_completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage
+
+
+class Model(BaseModel):
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "ppsd-rt"
+    max_model_len: int  # as vLLM has it: prompt and answer together
+
+
+class Models(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[Model]
+
+
+class TokenizeReply(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class Health(BaseModel):
+    status: Literal["ok", "stopping"]
+    model: str
+    waiting: int
+    running: int

@@ -1,0 +1,90 @@
+"""The server as a process: a socket, signals, and an end in order."""
+
+import asyncio
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import ceil
+from types import FrameType
+
+import uvicorn
+
+from ..engine import Engine
+from ..errors import PpsdError
+from .app import make_app
+from .service import Service
+from .settings import Settings
+
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LAST_WORDS = 10  # seconds after the grace: then connections that are still open are cut
+
+
+class Server(uvicorn.Server):
+    """The first signal ends it in order, a second one at once."""
+
+    def __init__(self, service: Service) -> None:
+        config = uvicorn.Config(
+            make_app(service),
+            log_config=None,
+            access_log=False,
+            log_level=logging.WARNING,
+            lifespan="off",
+            server_header=False,
+            timeout_graceful_shutdown=ceil(service.settings.grace) + _LAST_WORDS,
+        )
+        super().__init__(config)
+        self._service = service
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Without uvicorn's own way, which raises each signal again at the end: this end was asked for, and is no
+        failure."""
+        if threading.current_thread() is not threading.main_thread():  # which alone hears of signals
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in _ENDING}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        admission, log = self._service.admission, self._service.settings.log
+        admission.stopping = True
+        log("stopping", waiting=admission.waiting, running=admission.running)
+        ending = asyncio.create_task(self._service.end_after_grace())
+        await super().shutdown(sockets)
+        ending.cancel()
+        log("stopped")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """PpsdError where the address cannot be had. Port 0: any that is free."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(2048)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        why = f"cannot listen on {host} port {port}: {error.strerror or error}"
+        raise PpsdError(f"{why}; choose another --port or --host") from None
+    return listener
+
+
+def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:
+    """Until a signal ends it."""
+    Server(Service(engine, settings)).run(sockets=[listener])

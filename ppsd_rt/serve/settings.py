@@ -1,0 +1,31 @@
+"""What the server is told when it starts."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from ..pipeline.schedule import AUTO, Auto, Schedule
+from .log import log
+
+
+@dataclass(frozen=True)
+class Settings:
+    """most_prompt, most_answer: tokens; None: what the context holds.
+
+    queue: answers that may wait for their first token. timeout: seconds for a request, from its first byte to its last.
+    grace: seconds that running answers have after SIGTERM. clock, now, sleep, log: for the tests to replace.
+    """
+
+    api_key: str | None = None
+    schedule: Schedule | Auto = AUTO
+    most_body: int = 4 << 20  # bytes
+    most_prompt: int | None = None
+    most_answer: int | None = None
+    queue: int = 64
+    timeout: float = 600.0
+    grace: float = 10.0
+    clock: Callable[[], float] = time.perf_counter
+    now: Callable[[], float] = time.time
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    log: Callable[..., None] = log

@@ -1,0 +1,84 @@
+"""What answers look like to a client: the part that chat and text completions share."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+from uuid import uuid4
+
+from pydantic import BaseModel
+
+from ..engine import Completion, Token
+from ..models.tokenizer import Tokenizer
+from ..pipeline.rounds import Drafted, Logprob
+from .answers import Answers, Event
+from .replies import FINISH, ChatReply, CompletionReply, Usage
+from .requests import Generate
+from .service import Service
+
+
+class Shape(ABC):
+    """Of one request."""
+
+    prefix: str
+    object: str
+
+    def __init__(self, service: Service, request: Generate) -> None:
+        self.id, self._created = f"{self.prefix}-{uuid4().hex}", int(service.settings.now())
+        self._model, self._tokenizer = service.engine.name, service.engine.tokenizer
+        self.with_usage, self._with_tokens = request.with_usage, bool(request.return_tokens)
+        self._begun: set[int] = set()  # answers of which a chunk has been sent
+
+    @abstractmethod
+    def whole(self, answers: Answers) -> ChatReply | CompletionReply:
+        """At the end."""
+
+    @abstractmethod
+    def part(self, text: str | None, first: bool) -> dict[str, Any]:
+        """What a chunk has for a piece of an answer; None: nothing more comes."""
+
+    @abstractmethod
+    def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> BaseModel:
+        """What is reported of tokens of answer `index`, those of earlier chunks not among them."""
+
+    def chunk(self, index: int, event: Event) -> dict[str, Any] | None:
+        """What a stream has for an event of answer `index`; None: nothing."""
+        first = index not in self._begun
+        if isinstance(event, Completion):
+            return self._chunk(index, self.part(None, first), FINISH[event.finish_reason])
+        self._begun.add(index)
+        if isinstance(event, Drafted):
+            ours = {"drafted": [{"position": event.position, "text": _text(self._tokenizer, event.token)}]}
+            return self._chunk(index, self.part("", first) | ours)
+        text = "".join(token.text for token in event.tokens)
+        chosen = [(token.id, token.logprob) for token in event.tokens if token.logprob is not None]
+        if not (text or first or chosen or self._with_tokens):
+            return None
+        part = self.part(text, first)
+        if chosen:
+            part["logprobs"] = self.logprobs(index, chosen).model_dump()
+        if self._with_tokens:
+            part["tokens"] = [_token(token) for token in event.tokens]
+        return self._chunk(index, part)
+
+    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
+        return {**self._head(), "choices": [], "usage": usage.model_dump()}
+
+    def _chunk(self, index: int, part: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
+        choice = {"index": index, "logprobs": None, **part, "finish_reason": finish}
+        return {**self._head(), "choices": [choice], **({"usage": None} if self.with_usage else {})}
+
+    def _head(self) -> dict[str, Any]:
+        return {"id": self.id, "object": self.object, "created": self._created, "model": self._model}
+
+
+def reported(completion: Completion) -> list[tuple[int, Logprob]]:
+    return list(zip(completion.ids, completion.logprobs, strict=True))
+
+
+def _token(token: Token) -> dict[str, Any]:
+    return {"id": token.id, "position": token.position, "text": token.text, "origin": token.origin}
+
+
+def _text(tokenizer: Tokenizer, id: int) -> str:
+    """Of a draft token, which nobody has verified: a character that is not whole is left out."""
+    return tokenizer.decode([id]).rstrip("\N{REPLACEMENT CHARACTER}")

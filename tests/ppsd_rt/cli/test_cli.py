@@ -1,0 +1,745 @@
+"""`ppsd-run` as a user meets it: what it prints, its exit status, and one line for everything that goes wrong."""
+
+import importlib.metadata
+import io
+import itertools
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from support import slow, tiny_head, tiny_model, write_model
+
+from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
+from ppsd_rt.cli import common, generate, info
+from ppsd_rt.cli import main as cli
+from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
+from ppsd_rt.cli.drafts import show_drafts
+from ppsd_rt.cli.parser import COMMANDS, parse
+from ppsd_rt.cli.ranks import rank_options
+from ppsd_rt.engine import Committed, Generation
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.ranks import launch
+
+OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop
+--temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty""".split()  # noqa: SIM905 (reads better)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("cli") / "model")
+
+
+@pytest.fixture(scope="module")
+def head(folder, tmp_path_factory):
+    path = tmp_path_factory.mktemp("head") / "head.safetensors"
+    tiny_head(tiny_model(), hash=Checkpoint(folder).hash).save(path)
+    return path
+
+
+@pytest.fixture
+def run(folder, capsys):
+    """ppsd-run in this process, with the tiny model -> (status, standard output, standard error)."""
+
+    def run(*args, model=True):
+        threads = torch.get_num_threads()
+        status = cli.main([*map(str, args), *(["--model", str(folder), "--dtype", "float32"] if model else [])])
+        torch.set_num_threads(threads)
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+def test_help_names_every_command_and_option(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    for word in [*COMMANDS, *OPTIONS]:
+        assert word in text
+    assert "example: ppsd-run" in text
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main([command, "--help"])
+    text = capsys.readouterr().out
+    assert "example: ppsd-run" in text
+    assert not re.search(r"\]\s+\[[^\]]*\]$", text.partition("\n\n")[2], re.MULTILINE)  # a default that is shown twice
+
+
+@pytest.mark.parametrize("module", ["argparse", "ppsd_rt.ranks.world", "ppsd_rt.cli.parser", "ppsd_rt.cli.generate"])
+def test_an_interruption_while_it_starts_is_one_line(module):
+    code = """
+import sys
+class Interrupted:
+    def find_spec(name, *_):
+        if name == sys.argv[1]:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted)
+from ppsd_rt.cli.main import main
+sys.exit(main(["hello"]))
+"""
+    result = subprocess.run([sys.executable, "-c", code, module], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "\nppsd-run: interrupted\n")
+
+
+def test_help_does_not_wait_for_torch():
+    code = "import sys; from ppsd_rt.cli.parser import parse; parse(['x']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_cpu_backend_answers_without_torch(folder):
+    """Nor with anything else that takes long to import and is not needed."""
+    code = """
+import sys
+from ppsd_rt.cli import main
+assert main.main(sys.argv[1:]) == 0
+slow = {"torch", "transformers", "gguf", "sentencepiece", "rich", "huggingface_hub", "prompt_toolkit"}
+print(*sorted(slow & set(sys.modules)))
+import ppsd_rt.cli.heads, ppsd_rt.cli.simulate
+assert "matplotlib" not in sys.modules  # until a plot is asked for
+"""
+    command = [sys.executable, "-c", code, "hello", "--model", folder, "--backend", "cpu", "-n", "3"]
+    for head in ("none", "norm:2"):
+        result = subprocess.run([*command, "--exit-head", head], capture_output=True, text=True, check=True)
+        assert result.stdout.splitlines()[-1] == ""
+
+
+def test_answer_and_statistics(run, head):
+    status, out, err = run("hello", "--exit-head", head, "--max-tokens", 20, "--raw", "--compare", "--schedule", "eesd")
+    assert status == 0
+    assert out.endswith("\n")
+    assert re.search(
+        r"^20 tokens \| [\d.]+ tokens/s \| first after \d+ ms \| acceptance [\d.]+ \| [\d.]+ tokens per pass \| "
+        r"eesd, cpu float32, \d+ threads? \| [\d.]+x plain decoding \([\d.]+ tokens/s\)$",
+        err.strip(),
+    )
+
+
+def test_an_interrupted_comparison_keeps_the_answer(run, interrupt):
+    interrupt(generate, "_compare", after=0)
+    status, out, err = run("hello", "--json", "--compare", "-n", 5)
+    assert status == 130
+    answer = json.loads(out)
+    assert (len(answer["ids"]), "plain" in answer["stats"]) == (5, False)
+    assert "interrupted; the answer is whole" in err
+    status, out, err = run("hello", "--compare", "-n", 5)
+    assert status == 130
+    assert "5 tokens |" in err.splitlines()[-1]
+
+
+def test_an_answer_that_differs_from_plain_decoding_is_printed(run, monkeypatch):
+    def differs(engine, completion, params):
+        raise PpsdError("it differs")
+
+    monkeypatch.setattr(generate, "_compare", differs)
+    status, out, err = run("hello", "--json", "--compare", "-n", 5)
+    assert (status, len(json.loads(out)["ids"])) == (1, 5)
+    assert err.splitlines()[-1] == "ppsd-run: it differs"
+
+
+def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
+    """The text might still have become the beginning of a stop string."""
+    text = json.loads(run("abc", "--json", "-n", 6, "--raw", "-t", 1)[1])["text"]
+    events = Generation.events
+
+    def six(generation):
+        yield from itertools.islice(events(generation), 6)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Generation, "events", six)
+    options = ("--raw", "-t", 1, "-n", 40, "--schedule", "plain", "--stop", text[-2:] + "\0")
+    status, out, err = run("abc", *options)
+    assert (status, out) == (130, text + "\n")
+    assert "6 tokens |" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--rank-timeout", "nan"], "--rank-timeout"),
+        (["--rank-timeout", "inf"], "--rank-timeout"),
+        (["--rank-timeout", "1e30"], "--rank-timeout"),
+        (["--rank-timeout", "0"], "--rank-timeout"),
+        (["--link-ms", "nan"], "--link-ms"),
+        (["--link-ms", "-1"], "--link-ms"),
+        (["--link-ms", "1e18"], "--link-ms"),
+        (["--link-ms", "15000"], "10000"),
+        (["--link-ms", "500", "--rank-timeout", "0.9"], "450"),
+    ],
+)
+def test_times_of_ranks_are_bounded(options, words):
+    with pytest.raises(UsageError, match=words):
+        rank_options(parse(["hello", *options]))
+    allowed = rank_options(parse(["hello", "--link-ms", "2000", "--rank-timeout", "5"]))
+    assert (allowed.link_delay, allowed.silence) == (2, 5)
+
+
+def test_text_is_the_same_with_every_schedule(run, head):
+    answers = {
+        run("hello", "--exit-head", head, "-n", 30, "--schedule", s)[1] for s in ("plain", "eesd", "elastic", "ppsd")
+    }
+    assert len(answers) == 1
+
+
+def test_without_a_head_only_repetitions_are_drafted_and_it_says_so(run):
+    status, _, err = run("hello", "-n", 5)
+    assert status == 0
+    assert "has no exit head: only repetitions are drafted" in err
+    assert "lookup, cpu" in err
+
+
+def test_json_for_a_file_of_prompts(run, head, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "prompt": "one"}\n\n{"id": 2, "prompt": "två", "family": "x"}\n', encoding="utf-8")
+    status, out, err = run("--prompts", path, "--json", "--exit-head", head, "-n", 9, "--compare")
+    assert (status, err) == (0, "")
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert [answer["id"] for answer in answers] == ["a", "2"]
+    for answer in answers:
+        assert set(answer) == {"id", "prompt_ids", "ids", "text", "finish_reason", "stats"}
+        wanted = (
+            "tokens seconds tokens_per_second ttft_seconds rounds acceptance tokens_per_round schedule backend dtype"
+        )
+        assert set(wanted.split()) <= set(answer["stats"])
+        assert answer["stats"]["tokens"] == len(answer["ids"])
+        assert answer["stats"]["plain"]["rounds"] >= answer["stats"]["rounds"]
+
+
+def test_chat_template_applies_unless_raw(run):
+    chat = json.loads(run("hi", "--json", "-n", 2)[1])["prompt_ids"]
+    raw = json.loads(run("hi", "--json", "-n", 2, "--raw")[1])["prompt_ids"]
+    system = json.loads(run("hi", "--json", "-n", 2, "--system", "be brief")[1])["prompt_ids"]
+    assert len(raw) == 2 < len(chat) < len(system)
+
+
+def test_a_model_without_a_chat_template_says_so(folder, tmp_path, run):
+    """Unless the text was meant to be continued."""
+    shutil.copytree(folder, tmp_path / "model")
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"eos_token": "<|im_end|>"}')
+    options = ["--model", tmp_path / "model", "--dtype", "float32", "-n", 2]
+    for args, said in ((["hi"], True), (["hi", "--json"], True), (["hi", "--raw"], False)):
+        status, _, err = run(*args, *options, model=False)
+        assert (status, "has no chat template: the prompt is continued as plain text" in err) == (0, said)
+    assert "no chat template" not in run("hi", "-n", 2)[2]
+
+
+def test_prompt_from_standard_input(folder):
+    command = [sys.executable, "-m", "ppsd_rt", "--model", folder, "-n", "3", "--json", "--raw"]
+    for args in ([], ["-"]):
+        result = subprocess.run([*command, *args], input="abc", capture_output=True, text=True, check=True)
+        assert len(json.loads(result.stdout)["prompt_ids"]) == 3
+
+
+def test_a_word_that_is_a_command_goes_after_dashes(folder, capsys):
+    options = ["--raw", "-n", "2", "--json", "--model", str(folder)]
+    assert cli.main([*options, "--", "info"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["prompt_ids"]) == len("info")
+
+
+@pytest.mark.parametrize("word", ["Hello", "hello", "what", "even", "heat", "informal"])
+def test_other_single_words_are_prompts(word):
+    assert parse([word]).prompt == word
+    assert parse(["--raw", word]).prompt == word
+
+
+@pytest.mark.parametrize("word", ["chatt", "info", "help"])
+def test_what_looks_like_a_command_is_a_prompt_where_that_is_said(word):
+    assert parse(["--", word]).prompt == parse(["generate", word]).prompt == word
+
+
+def test_help_helps(capsys):
+    for words, begin in ((["help"], "usage: ppsd-run [-h]"), (["help", "eval"], "usage: ppsd-run eval [-h]")):
+        with pytest.raises(SystemExit, match="0"):
+            cli.main(words)
+        assert capsys.readouterr().out.startswith(begin)
+
+
+def test_more_threads_than_cores_are_told(run, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
+    assert run("hello", "-n", 2, "--threads", 2)[2].startswith("--threads 2 on 1 core: they take turns")
+    assert "they take turns" not in run("hello", "-n", 2, "--threads", 1)[2]
+
+
+def test_a_trace_over_ranks_is_refused_before_anything_is_opened(run, monkeypatch, tmp_path):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
+        monkeypatch.setenv(name, value)
+    left = []
+    monkeypatch.setattr(launch, "leave", lambda engine, status: left.append((engine, status)) or status)
+    status, out, err = run("hello", "--trace", tmp_path / "trace.json")
+    assert (status, out, left) == (2, "", [(None, 2)])
+    assert err.startswith("ppsd-run: ranks record no timeline")
+    assert not list(tmp_path.iterdir())
+
+
+def test_seed_and_stop(run):
+    def text(*args):
+        return json.loads(run("abc", "--json", "-n", 40, *args)[1])["text"]
+
+    warm = [text("--temperature", 1, "--seed", seed) for seed in (1, 1, 2)]
+    assert warm[0] == warm[1] != warm[2]
+    stop = warm[0][5:7]
+    assert text("--temperature", 1, "--seed", 1, "--stop", "never", "--stop", stop) == warm[0][: warm[0].index(stop)]
+
+
+def test_conversation_keeps_its_history(folder, head):
+    command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "--exit-head", head, "-n", "6"]
+    result = subprocess.run(command, input="one\ntwo\n/reset\n\none\n", capture_output=True, text=True, check=True)
+    lines = [line for line in result.stderr.splitlines() if "tokens/s" in line]
+    assert len(lines) == 3
+    first_turns = result.stdout.split("\n")
+    assert first_turns[0] == first_turns[2 if len(first_turns) == 4 else -2]  # after /reset: the same answer again
+
+
+def test_a_turn_that_cannot_be_answered_is_dropped_and_the_conversation_goes_on(folder):
+    command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "--exit-head", "norm:2", "-n", "4"]
+    turns = [b"one", b"x" * 600, b"h\xe5", b"two"]
+    for environment in ({}, {"PYTHONIOENCODING": "utf-8:strict"}):
+        result = subprocess.run(
+            command, input=b"\n".join(turns), capture_output=True, env={**os.environ, **environment}
+        )
+        errors = result.stderr.decode()
+        assert result.returncode == 2
+        assert len(re.findall(r"^4 tokens", errors, re.MULTILINE)) == 2
+        dropped = [line for line in errors.splitlines() if line.startswith("ppsd-run: ")]
+        assert len(dropped) == 2
+        assert all("/reset" in line for line in dropped)
+        assert "context of 512" in dropped[0]
+        assert "UTF-8" in dropped[1]
+    # The history is that of the turns that were answered.
+    plain = subprocess.run(command, input=b"one\ntwo\n", capture_output=True)
+    assert (plain.returncode, plain.stdout) == (0, result.stdout)
+
+
+def test_an_interrupted_check_reports_what_was_checked(run, head, tmp_path, interrupt):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
+    args = ("check", "--prompts", path, "-n", 8, "--exit-head", head, "--schedules", "eesd/elastic")
+    for output in ([], ["--json"]):
+        interrupt(Engine, "generate", after=5)
+        status, out, err = run(*args, *output)
+        assert status == 130
+        assert err.splitlines()[-1].startswith("ppsd-run: interrupted")
+    result = json.loads(out)
+    assert result["interrupted"]
+    assert result["answers"] == sum(r["answers"] for r in result["rows"] if r["schedule"] != "plain") == 3
+    interrupt(Engine, "generate", after=0)
+    assert run(*args)[:2] == (130, "")
+
+
+def test_check_refuses_to_compare_plain_with_itself(run):
+    status, out, err = run("check", "--schedules", "plain", "-n", 4)
+    assert (status, out) == (2, "")
+    assert "plain is what schedules are compared with" in err
+
+
+def test_the_documentation_counts_the_schedules_of_check():
+    page = (Path(__file__).parents[3] / "docs" / "design" / "exactness.md").read_text(encoding="utf-8")
+    assert f"| schedules | {len(SCHEDULES)} |" in page
+    assert len(SAMPLINGS) == 4
+    assert "| sampling | greedy and three settings |" in page
+
+
+def test_check_finds_no_difference(run, head, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
+    status, out, _ = run("check", "--prompts", path, "-n", 16, "--exit-head", head, "--json")
+    result = json.loads(out)
+    assert (status, result["differences"], result["answers"]) == (0, [], 2 * 4 * 13)
+    assert any(row["acceptance"] for row in result["rows"])
+
+
+def test_check_reports_the_first_difference_with_both_logits(run, head, tmp_path, monkeypatch):
+    """Break exactness on purpose: a verification that looks at the wrong row."""
+    from ppsd_rt.reference.stage import VerifyStage
+
+    right = VerifyStage.logits
+
+    def wrong(self, exit_hidden, last):
+        logits = right(self, exit_hidden, last)
+        return logits.roll(1, 0) if last > 1 else logits
+
+    monkeypatch.setattr(VerifyStage, "logits", wrong)
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"id": "a", "prompt": "one"}\n')
+    args = ("check", "--prompts", path, "-n", 30, "--exit-head", head, "--backend", "torch")
+    args += ("--schedules", "eesd:stop_rule=fixed")
+    status, out, _ = run(*args, "--sampling", "greedy", "--json")
+    assert status == 1
+    (difference,) = json.loads(out)["differences"]
+    logit = r"\(logit [-\d.]+\)"
+    place = "a, greedy, eesd:stop_rule=fixed: at token "
+    assert re.fullmatch(rf"{place}\d+ plain decoding gives \d+ {logit}, this schedule \d+ {logit}", difference)
+    assert "1 differences from plain decoding in 1 answers" in run(*args, "--sampling", "greedy")[1]
+
+
+def test_info(run, head):
+    status, out, _ = run("info", "--exit-head", head, "--json")
+    said = json.loads(out)
+    assert status == 0
+    assert (said["exit head"]["kind"], said["exit head"]["exit_layer"]) == ("layer", 2)
+    assert said["model"]["num_hidden_layers"] == 4
+    assert {"torch", "cpu", "cores"} <= set(said["machine"])
+    assert said["backend"]["isa"] in said["backend"]["usable_isas"]
+    assert "exit_layer" in run("info", "--exit-head", head)[1]
+
+
+def test_info_and_heads_without_torch(run, monkeypatch):
+    """Which the C++ backend does not need: it may not be installed."""
+
+    def version(package):
+        if package == "torch":
+            raise importlib.metadata.PackageNotFoundError(package)
+        return importlib.metadata.version(package)
+
+    monkeypatch.setattr(info, "version", version)
+    status, out, _ = run("info", "--json")
+    assert (status, json.loads(out)["machine"]["torch"]) == (0, None)
+    status, out, _ = run("heads", "norm:2", "--limit", 1, "-n", 2, "-o", "json")
+    assert (status, json.loads(out.splitlines()[-1])["machine"]["torch"]) == (0, None)
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "words"),
+    [
+        (["x", "--model", "/no/such/folder"], 1, "/no/such/folder"),
+        (["x", "--model", "smolm2-135m"], 1, "smollm2-135m"),
+        (["x", "--temperature", "hot"], 2, "--temperature"),
+        (["x", "--temperature", "-1"], 2, "temperature"),
+        (["x", "--temperature", "1e-38"], 2, "temperature"),
+        (["x", "--repetition-penalty", "1e-300"], 2, "repetition_penalty"),
+        (["x", "--presence-penalty", "3"], 2, "presence_penalty"),
+        (["x", "--logprobs", "21", "--json"], 2, "logprobs"),
+        (["x", "--logprobs", "2"], 2, "--logprobs needs --json"),
+        (["x", "--max-tokens", "0"], 2, "max_tokens"),
+        (["x", "--top-p", "2"], 2, "top_p"),
+        (["x", "--schedule", "warp"], 2, "warp"),
+        (["x", "--schedule", "eesd:length=99"], 2, "max_chunk"),
+        (["x", "--no-such-option"], 2, "--no-such-option"),
+        (["x", "y"], 2, "y"),
+        (["x", "--chat"], 2, "two of them"),
+        (["x", "--json", "--show-drafts"], 2, "--show-drafts"),
+        (["x", "--show-drafts"], 2, "terminal"),
+        (["--prompts", "/no/such/file"], 2, "/no/such/file"),
+        (["convert", "/no/such.gguf", "/tmp/out"], 1, "/no/such.gguf"),
+        (["check", "--sampling", "hot"], 2, "hot"),
+        (["x", "--stop", ""], 2, "stop strings"),
+        (["x", "--threads", "0"], 2, "threads"),
+        (["x", "--threads", "9999"], 2, "threads"),
+        (["check", "--limit", "0"], 2, "--limit"),
+        (["distill", "--out", "x.bin"], 2, ".safetensors"),
+        (["distill", "--out", "/dev/null/x.safetensors"], 1, "/dev/null"),
+        (["distill", "--out", "x.safetensors", "--exit-layer", "six"], 2, "--exit-layer"),
+        (["distill", "--out", "x.safetensors", "--tokens", "9" * 20], 2, "--tokens"),
+        (["chatt"], 2, "'chatt' is not a command: write ppsd-run --chat (as a prompt it goes after --"),
+        (["server"], 2, "'server' is not a command"),
+        (["chekc", "--limit", "3"], 2, "write ppsd-run check "),
+        (["--raw", "info"], 2, "the command info comes first: write ppsd-run info "),
+        (["x", "--temprature", "0.5"], 2, "unknown option '--temprature'; did you mean --temperature?"),
+        (["bench", "generate", "--propmts=x"], 2, "unknown option '--propmts'; did you mean --prompts?"),
+        (["--", "info", "--json"], 2, "--json must come before --"),
+        (["why", "is"], 2, "'is' is one argument too many"),
+        (["x", "--trace", ""], 2, "argument --trace: the name is empty"),
+        (["x", "--stages", "two"], 2, "argument --stages: 'two' is not a whole number"),
+        (["x", "--max-tokens", "9" * 5000], 2, "--max-tokens"),
+        (["x", "--top-p", "0." + "9" * 5000 + "x"], 2, "--top-p"),
+        (["x", "--threads", "9" * 5000], 2, "--threads"),
+        (["x", "--device", "cuda:128", "--backend", "torch"], 2, "device 'cuda:128'"),
+        (["x", "--device", "cuda:" + "9" * 20], 2, "N from 0 to 99"),
+        (["x", "--schedule", "eesd:length=" + "9" * 5000], 2, "too large"),
+        (["simulate", "--stages", "9" * 5000], 2, "--stages"),
+        (["simulate", "--split", "1," + "9" * 5000], 2, "--split"),
+        (["bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),
+        (["x", "--schedule", "a\nb\x1b[31m"], 2, r"a\nb\x1b[31m"),
+        (["convert", "/no\n\x1b/such.gguf", "/tmp/out"], 1, r"/no\n\x1b/such.gguf"),
+    ],
+)
+def test_wrong_usage_is_one_line(run, args, status, words):
+    got, out, err = run(*args, model=False)
+    assert (got, out) == (status, "")
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert err.startswith("ppsd-run: ")
+    assert err.rstrip("\n").isprintable() and len(err) < 400
+
+
+def test_bad_prompts_are_one_line(run, tmp_path, monkeypatch):
+    path = tmp_path / "prompts.jsonl"
+    good = '{"id": "a", "prompt": "one"}\n'
+    cases = {
+        "": "holds no prompts",
+        "\n\n": "holds no prompts",
+        "{": "line 1",
+        good + "[" * 100_000: "line 2",
+        good + "[]": "line 2",
+        '{"id": 1}': '"prompt"',
+        '{"prompt": "x"}': '"id"',
+        '{"id": null, "prompt": "x"}': '"id"',
+        '{"id": 1, "prompt": 2}': '"prompt"',
+        good + good: "'a'",
+        '{"id": "a\\u001b[31m\\nb", "prompt": " "}': r"prompt a\x1b[31m\nb: the prompt is empty",
+        good + '{"id": 2, "prompt": " "}': "prompt 2: the prompt is empty",
+        good + json.dumps({"id": 2, "prompt": "x" * 600}): "prompt 2: the prompt has",
+        good + '{"id": 2, "prompt": "\\ud800"}': "line 2: not JSON (it holds a lone surrogate",
+    }
+    for content, words in cases.items():
+        path.write_text(content)
+        status, out, err = run("--prompts", path, "--json")
+        assert (status, out, len(err.strip().splitlines())) == (2, "", 1)
+        assert words in err
+    monkeypatch.setattr(common, "MOST_BYTES", 1 << 20)
+    for name, words in ((tmp_path, "directory"), (tmp_path / "nowhere", "exist"), ("/dev/zero", "more than 1 MiB")):
+        status, _, err = run("--prompts", name)
+        assert status == 2
+        assert words in err
+    long = "x" * 600
+    status, _, err = run(long)
+    assert status == 2
+    assert "context of 512" in err
+    assert run("  ")[0] == 2
+
+
+def test_prompts_as_other_programs_write_them(run, tmp_path):
+    """A byte order mark, ends of lines of another system, and what only Python takes for the end of a line."""
+    path = tmp_path / "prompts.jsonl"
+    texts = ["a\u2028b", "c\x85d"]
+    lines = [json.dumps({"id": i, "prompt": text}, ensure_ascii=False) for i, text in enumerate(texts)]
+    path.write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
+    status, out, _ = run("--prompts", path, "--json", "-n", 2, "--raw")
+    assert status == 0
+    assert [json.loads(line)["id"] for line in out.split("\n")[:-1]] == ["0", "1"]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_heads_that_cannot_be_used_are_one_line(run, head, tmp_path, backend):
+    cut, other = tmp_path / "cut.safetensors", tmp_path / "other.safetensors"
+    cut.write_bytes(head.read_bytes()[:-100])
+    tiny_head(tiny_model(), hash="another").save(other)
+    (tmp_path / "text").write_text("hello")
+    cases = [
+        (cut, 1, "truncated"),
+        (other, 1, "was trained for"),
+        (tmp_path, 1, "folder"),
+        (tmp_path / "text", 1, "text"),
+    ]
+    cases += [
+        ("norm:0", 1, "layers 1 to 3"),
+        ("norm:4", 1, "layers 1 to 3"),
+        ("norm:x", 2, "norm:LAYER"),
+        ("", 2, "empty"),
+    ]
+    for name, expected, words in cases:
+        status, out, err = run("x", "--exit-head", name, "--backend", backend)
+        assert (status, out, len(err.strip().splitlines())) == (expected, "", 1)
+        assert words in err
+
+
+@pytest.mark.parametrize("backend", ["cpu", slow("torch")])
+def test_extreme_values_are_taken_or_refused(run, head, backend):
+    for option in (
+        ["--top-k", 2**40],
+        ["--seed", 2**64 - 1],
+        ["--max-tokens", 2**70],
+        ["--repetition-penalty", "100"],
+        ["--repetition-penalty", "0.01"],
+        ["--temperature", "1e-6"],
+        ["--temperature", "1e300"],
+    ):
+        status, _, err = run("x" * 450, "-n", 3, "--raw", "--exit-head", head, "--backend", backend, *option)
+        assert (status, len(err.splitlines())) == (0, 1)
+
+
+def test_json_shows_logprobs_when_asked(run):
+    args = ["abc", "-n", 5, "--raw", "--json", "--frequency-penalty", 0.5]
+    _, out, _ = run(*args, "--logprobs", 2)
+    shown = json.loads(out)
+    assert [len(token["top"]) for token in shown["logprobs"]] == [2] * len(shown["ids"])
+    assert all(token["logprob"] <= token["top"][0][1] <= 0 for token in shown["logprobs"])
+    assert "logprobs" not in json.loads(run(*args)[1])
+
+
+def test_an_answer_by_a_grammar(run, tmp_path):
+    schema, lark = tmp_path / "schema.json", tmp_path / "digits.lark"
+    schema.write_text('{"enum": ["left", "right"]}')
+    lark.write_text("start: /[0-9]{3}/")
+    answers = {}
+    for option in ("regex=a{4}", f"schema={schema}", f"lark={lark}"):
+        status, answers[option[:5]], _ = run("abc", "--raw", "--grammar", option)
+        assert status == 0
+    assert answers["regex"] == "aaaa\n"
+    assert json.loads(answers["schem"]) in ("left", "right")
+    assert len(answers["lark="]) == 4
+    assert answers["lark="].strip().isdecimal()
+    assert run("abc", "--raw", "-n", 4, "--grammar", "json")[1].startswith("{")
+    for option, said in (
+        ("xml", "--grammar is json, schema=FILE"),
+        ("regex=", "--grammar is json, schema=FILE"),
+        ("regex=(((", "the regex is not valid"),
+        ("schema=/no/such/file", "/no/such/file does not exist"),
+    ):
+        status, out, err = run("abc", "-q", "--grammar", option)
+        assert (status, out, len(err.splitlines())) == (2, "", 1)
+        assert said in err
+
+
+def test_standard_input_that_is_closed_or_no_text(folder):
+    command = f"{sys.executable} -m ppsd_rt --model {folder} -n 3"
+    for line in (
+        f"{command} <&-",
+        f"{command} --chat <&-",
+        f"printf '\\xe5' | PYTHONUTF8=0 {command}",
+        f"{command} </dev/null",
+        f"{command} x >&-",
+        f"{command} --help >&-",
+    ):
+        result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert result.stderr.splitlines()[-1].startswith("ppsd-run: ")
+        assert "Traceback" not in result.stderr
+
+
+def test_standard_error_that_is_closed_or_full(folder, tmp_path):
+    """What would be said there is lost; it neither goes elsewhere nor costs the answer."""
+    trace = tmp_path / "trace.json"
+    command = f"{sys.executable} -m ppsd_rt --model {folder} -n 3"
+    lines = [f"{command} x --json --trace {trace} <&- 2>&-"]
+    lines += [f"{command} x --json 2>/dev/full"] if os.path.exists("/dev/full") else []
+    for line in lines:
+        result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert (result.returncode, len(json.loads(result.stdout)["ids"])) == (0, 3)
+    assert json.loads(trace.read_text())["traceEvents"]
+    result = subprocess.run(["bash", "-c", f"{command} x --schedule warp 2>&-"], capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (2, "")
+
+
+def test_standard_output_that_is_closed_or_full(folder, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(f'{{"id": {i}, "prompt": "{i}"}}\n' for i in range(40)))
+    command = f"{sys.executable} -m ppsd_rt --model {folder} --exit-head none -n 9"
+    result = subprocess.run(
+        ["bash", "-c", f"{command} --prompts {path} --json | head -n 1"], capture_output=True, text=True
+    )
+    assert len(result.stdout.splitlines()) == 1
+    assert result.stderr == ""
+    if os.path.exists("/dev/full"):
+        result = subprocess.run(["bash", "-c", f"{command} x >/dev/full"], capture_output=True, text=True)
+        assert result.returncode == 1
+        assert result.stderr.splitlines()[-1].startswith("ppsd-run: No space left")
+        assert "Traceback" not in result.stderr
+        for what in ("--help", f"info --model {folder}"):
+            line = f"{sys.executable} -m ppsd_rt {what} >/dev/full"
+            result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+            assert (result.returncode, result.stderr) == (1, "ppsd-run: No space left on device\n")
+        result = subprocess.run(["bash", "-c", f"{command} x --trace /dev/full"], capture_output=True, text=True)
+        assert result.returncode == 1
+        assert (
+            result.stderr.splitlines()[-1] == "ppsd-run: cannot write the trace to /dev/full: No space left on device"
+        )
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    result = subprocess.run(["bash", "-c", f"{command} x -t 1 -n 60"], capture_output=True, text=True, env=ascii_only)
+    assert result.returncode == 0
+
+
+def test_text_that_is_not_utf_8_is_told_from_a_locale_that_is_not(folder):
+    """Characters are counted in what the user wrote, not in what the template makes of it."""
+    command = f"{sys.executable} -m ppsd_rt --model {folder} --exit-head none -n 2"
+    no_locale = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0"
+    for line, words in (
+        (f"{command} $'h\\xe5'", "character 2 is a lone surrogate (U+DCE5); give it as UTF-8"),
+        (f"{command} hi --system $'h\\xe5'", "--system is not valid Unicode: character 2"),
+        (f"{no_locale} {command} $'h\\xc3\\xa5'", "LC_ALL=C.UTF-8"),
+        (f"printf 'h\\xc3\\xa5' | {no_locale} {command}", "LC_ALL=C.UTF-8"),
+        (f"printf 'h\\xc3\\xa5' | PYTHONIOENCODING=ascii:strict {command}", "LC_ALL=C.UTF-8"),
+    ):
+        result = subprocess.run(["bash", "-c", line], capture_output=True, text=True)
+        assert (result.returncode, result.stdout) == (2, "")
+        assert words in result.stderr.splitlines()[-1]
+
+
+def test_the_default_model_without_network_or_cache(tmp_path):
+    """Neither a readable cache nor an index to fetch from: one line, status 1."""
+    environment = {**os.environ, "PPSD_CACHE": str(tmp_path / "cache"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
+    result = subprocess.run([sys.executable, "-m", "ppsd_rt", "hi"], capture_output=True, text=True, env=environment)
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("ppsd-run: smollm2-135m could not be downloaded")
+    (tmp_path / "file").write_text("")
+    environment["PPSD_CACHE"] = str(tmp_path / "file")
+    result = subprocess.run([sys.executable, "-m", "ppsd_rt", "hi"], capture_output=True, text=True, env=environment)
+    assert result.returncode == 1
+    assert result.stderr.strip().splitlines()[-1].startswith("ppsd-run: cannot write to the cache")
+
+
+def in_terminal(command, interrupt=False):
+    """Run a command in a terminal of its own -> (status, everything it wrote); interrupt it at the first output."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40")
+        os.execv(sys.executable, [sys.executable, "-m", "ppsd_rt", *map(str, command)])
+    written = b""
+    while True:
+        try:
+            data = os.read(terminal, 65536)
+        except OSError:
+            break
+        if not data:
+            break
+        written += data
+        if interrupt:
+            os.kill(pid, signal.SIGINT)
+            interrupt = False
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written.decode(errors="replace")
+
+
+def test_drafts_are_shown_in_colour(folder):
+    options = ["--show-drafts", "--model", folder, "--exit-head", "norm:3", "--raw", "-n", "12", "--seed", "3"]
+    status, text = in_terminal(["abc", *options, "--temperature", "0.5", "--schedule", "eesd:stop_rule=fixed"])
+    assert status == 0
+    for colour in ("\x1b[3;35m", "\x1b[32m", "\x1b[31m"):  # draft, accepted, corrected
+        assert colour in text
+    assert "12 tokens" in text
+
+
+def test_drafts_that_are_interrupted_end_with_what_was_held_back(folder):
+    """Text that may be the beginning of a stop string waits; at Ctrl-C it belongs to the answer."""
+    engine = Engine.from_pretrained(folder, exit_head="norm:3", backend="cpu", dtype="float32", threads=1)
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    begin = engine.generate("abc", params, "plain").run().text[:12]
+    generation = engine.generate("abc", replace(params, stop=(begin + "never",)), "eesd:length=2,stop_rule=fixed")
+    events = generation.events()
+
+    def interrupted():
+        for event in events:
+            yield event
+            if isinstance(event, Committed):
+                raise KeyboardInterrupt
+
+    generation.events = interrupted
+    written = io.StringIO()
+    with pytest.raises(KeyboardInterrupt):
+        show_drafts(engine, generation, Console(file=written, width=100))
+    held = generation.completion.text
+    assert held and begin.startswith(held)
+    assert held.splitlines()[-1].strip() in written.getvalue().splitlines()[-1]
+
+
+def test_interrupt_prints_what_there_is_and_the_statistics(tmp_path):
+    """The answer is longer than what a terminal takes before it is read, so it cannot end before the signal."""
+    folder = write_model(tmp_path / "model", max_position_embeddings=16384)
+    options = ["--model", folder, "--raw", "-n", "16000", "--exit-head", "norm:2", "--schedule", "eesd:stop_rule=fixed"]
+    status, text = in_terminal(["abc", *options], interrupt=True)
+    assert status == 130
+    tokens = int(re.search(r"(\d+) tokens \|", text)[1])
+    assert 1 <= tokens < 16000
+    assert "Traceback" not in text

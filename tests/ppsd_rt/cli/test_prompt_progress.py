@@ -1,0 +1,114 @@
+"""How far a long prompt is: what the C++ counts, what a caller hears of it, and the bar that `ppsd-run` shows."""
+
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+from support import tiny_model, write_model
+
+from ppsd_rt import Engine, PpsdError, RunOptions, SamplingParams, _native
+from ppsd_rt.cli import generate, progress
+from ppsd_rt.cli.parser import parse
+from ppsd_rt.cli.prompt_bar import DELAY, PromptBar
+
+ROWS = _native.PASS_ROWS
+ENDS = 7  # an id with which the work ends, as its embedding is read
+LONG = [1] * (2 * ROWS) + [ENDS] + [1] * ROWS
+PARAMS = SamplingParams(max_tokens=2)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    """Of four layers; two draft."""
+    model = tiny_model(tie_word_embeddings=False)
+    model.model.embed_tokens.weight.data[ENDS, 3] = torch.nan
+    folder = write_model(tmp_path_factory.mktemp("progress"), model, tie_word_embeddings=False)
+    return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="float32", threads=1)
+
+
+def test_rows_count_by_the_layers_that_they_have_passed(engine, monkeypatch):
+    """The work ends in the third pass of the early layers: two passes through half of the layers are done."""
+    sessions, start = [], _native.Engine.start
+
+    def kept(*args, **options):
+        sessions.append(start(*args, **options))
+        while not sessions[0].ready(1000):
+            pass
+        sessions.append(sessions[0].prompt_rows())
+        return sessions[0]
+
+    monkeypatch.setattr(_native.Engine, "start", kept)
+    with pytest.raises(PpsdError, match=f"embedding of token {ENDS} is NaN"):
+        engine.generate(LONG, PARAMS, "plain").run()
+    assert sessions[1] == (ROWS, len(LONG))
+
+
+@pytest.mark.parametrize(("schedule", "begin"), [("plain", 10), ("elastic", 110)])
+def test_the_last_word_is_that_all_is_done(engine, schedule, begin):
+    def heard(prompt):
+        calls = []
+        engine.generate(prompt, PARAMS, schedule, RunOptions(prompt_progress=lambda *rows: calls.append(rows))).run()
+        return calls
+
+    prompt = list(range(begin, begin + 100)) * 2
+    first, again = heard(prompt), heard([*prompt[:150], 5, 6])
+    assert first[-1] == (200, 200)
+    assert first == sorted(first)
+    assert again[-1] == (2, 2)  # the others are those of the answer before
+    assert all(0 <= done <= total for done, total in first + again)
+
+
+def test_an_answer_that_fails_says_so_too(engine):
+    calls = []
+    with pytest.raises(PpsdError):
+        engine.generate(LONG, PARAMS, "plain", RunOptions(prompt_progress=lambda *rows: calls.append(rows))).run()
+    assert calls[-1] == (len(LONG), len(LONG))
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What a terminal would see of the bar."""
+    seen = []
+
+    @contextmanager
+    def bar(title, transient):
+        seen.append((title, transient))
+        yield lambda done, total: seen.append((done, total))
+        seen.append("gone")
+
+    monkeypatch.setattr(progress, "progress_bar", bar)
+    return seen
+
+
+def test_the_bar_comes_late_and_goes_before_the_answer(shown):
+    now = 100.0
+    tell = PromptBar(lambda: now)
+    tell(1, 100)
+    now += DELAY - 0.01
+    tell(10, 100)
+    assert shown == []
+    now += 0.01
+    tell(20, 100)
+    tell(30, 100)
+    assert shown == [("prompt", True), (20, 100), (30, 100)]
+    tell(100, 100)
+    tell(100, 100)
+    assert shown[3:] == ["gone"]
+
+
+def test_a_short_prompt_has_no_bar(shown):
+    tell = PromptBar(lambda: 0.0)
+    tell(1, 2)
+    tell(2, 2)
+    assert shown == []
+
+
+@pytest.mark.parametrize(
+    ("terminal", "options", "has_one"),
+    [(True, [], True), (True, ["--json"], True), (True, ["--quiet"], False), (True, ["--show-drafts"], False),
+     (False, [], False)],
+)  # fmt: skip
+def test_who_gets_a_bar(monkeypatch, terminal, options, has_one):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    assert isinstance(generate._options(parse(["hi", *options])).prompt_progress, PromptBar) == has_one

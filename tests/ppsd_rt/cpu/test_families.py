@@ -1,0 +1,162 @@
+"""Families of models on the cpu backend: norms of heads, layers that do not rotate, windows, stretched rotation."""
+
+import numpy as np
+import pytest
+import torch
+from support import FAMILIES, tiny_head, tiny_model, write_model
+
+from ppsd_rt import Engine, PpsdError, SamplingParams, _native
+from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.pipeline.schedule import parse_schedule
+
+# Longer than every window, than a span of positions of the attention kernels (64), and than a pass of rows.
+PROMPT = "The quick brown fox jumps over the lazy dog, " * 4
+SCHEDULES = ["eesd", "ppsd", "elastic", "elastic:lookup=2", "eesd:length=3,lookup=1,siblings=0.0001"]
+SAMPLINGS = [
+    SamplingParams(max_tokens=80, ignore_eos=True),
+    SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.9, seed=5),
+]
+
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+ALL = {**FAMILIES, "llama 3.2": {"rope_scaling": LLAMA3}}
+
+
+@pytest.fixture(scope="module", params=ALL.values(), ids=ALL.keys())
+def family(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(family, tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("family") / "model", **family)
+
+
+@pytest.fixture(scope="module")
+def peer(folder):
+    transformers = pytest.importorskip("transformers")
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def load(folder, dtype="float32", **options):
+    return Engine.from_pretrained(folder, **{"exit_head": "norm:2", "backend": "cpu", "dtype": dtype, **options})
+
+
+def close(found, expected, tolerance):
+    """Root mean square of the difference, against that of what is expected."""
+    assert np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)) < tolerance
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_logits_are_those_of_transformers(folder, peer, dtype):
+    engine = load(folder, dtype)
+    ids = engine.encode(PROMPT)
+    with torch.no_grad():
+        expected = peer(torch.tensor([ids])).logits[0].numpy()
+    close(engine.backend.logits(ids, len(ids)), expected, {"float32": 1e-5, "bfloat16": 0.03, "int8": 0.1}[dtype])
+
+
+def test_greedy_ids_are_those_of_transformers(folder, peer):
+    engine = load(folder)
+    ids = engine.encode(PROMPT)
+    with torch.no_grad():
+        expected = peer.generate(
+            torch.tensor([ids]), do_sample=False, max_new_tokens=80, min_new_tokens=80, eos_token_id=None
+        )
+    assert list(engine.generate(ids, SAMPLINGS[0], "plain").run().ids) == expected[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+def test_every_schedule_gives_the_plain_answer(folder, dtype):
+    engine = load(folder, dtype, threads=2)
+    for params in SAMPLINGS:
+        plain = engine.generate(PROMPT, params, "plain").run()
+        for text in SCHEDULES:
+            completion = engine.generate(PROMPT, params, parse_schedule(text)).run()
+            assert completion.ids == plain.ids, text
+            assert completion.statistics.judged > 0
+
+
+@pytest.mark.parametrize("isa", _native.usable_isas())
+def test_every_instruction_set_agrees(folder, isa, monkeypatch):
+    best = load(folder)
+    ids = best.encode(PROMPT)
+    monkeypatch.setenv("PPSD_ISA", isa)
+    close(load(folder).backend.logits(ids, len(ids)), best.backend.logits(ids, len(ids)), 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_row_has_the_same_bits_alone_and_among_others(folder, dtype):
+    """Whatever rows share its pass, and whatever threads share its heads."""
+    one, three = load(folder, dtype, threads=1), load(folder, dtype, threads=3)
+    ids = one.encode(PROMPT)
+    whole = one.backend.logits(ids, len(ids))
+    assert np.array_equal(three.backend.logits(ids, len(ids)), whole)
+    for length in (1, 20, 21, 22, 63, 64, 65, 70, 71, 72, 129):
+        assert np.array_equal(one.backend.logits(ids[:length])[-1], whole[length - 1]), length
+
+
+def test_the_torch_reference_agrees(folder):
+    ours, reference = load(folder), load(folder, backend="torch")
+    ids = ours.encode(PROMPT)
+    close(ours.backend.logits(ids, 60), reference.backend.logits(ids, 60), 1e-5)
+    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    plain = reference.generate(ids, params, "plain").run().ids
+    assert reference.generate(ids, params, "elastic").run().ids == plain
+    assert ours.generate(ids, params, "eesd").run().ids == plain
+
+
+def test_texts_side_by_side_are_what_they_are_alone(folder):
+    """A row of each in a pass, at positions of their own: what samples the text that heads are trained on."""
+    engine, reference = load(folder), load(folder, backend="torch")
+    texts = [engine.encode(PROMPT[start:]) for start in (0, 60)]
+    alone = [engine.generate(text, SAMPLINGS[0], "plain").run().ids[0] for text in texts]
+    samplers = NativeSampler(engine.backend, 2, 256, []), TorchSampler(reference.backend.model, 2, 256, seed=0)
+    cold, seeds = np.zeros(2, np.float32), np.zeros(2, np.uint64)
+    for sampler in samplers:
+        said = {}
+        for position in range(len(texts[0])):
+            places = [min(position, len(text) - 1) for text in texts]  # the shorter one's last row again and again
+            ids = [text[place] for text, place in zip(texts, places, strict=True)]
+            chosen, _ = sampler.step(np.array(ids, np.int32), np.array(places, np.int32), cold, seeds)
+            said = dict(zip(places, chosen.tolist(), strict=True))
+        assert [said[len(text) - 1] for text in texts] == alone
+
+
+def test_a_head_with_layers_attends_as_the_last_layers_do(folder, family, tmp_path):
+    """A head with the last two layers' weights, after all layers but these, drafts what the model itself says."""
+    model = tiny_model(**family)
+    head = tiny_head(model, "two-layer", hash=Checkpoint(folder).hash)
+    head.draft_ids = None
+    head.save(tmp_path / "head.safetensors")
+    for backend in ("cpu", "torch"):
+        engine = load(folder, backend=backend, exit_head=tmp_path / "head.safetensors")
+        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        completion = engine.generate(PROMPT, params, "eesd").run()
+        assert completion.ids == engine.generate(PROMPT, params, "plain").run().ids
+        assert completion.statistics.judged == completion.statistics.accepted > 0
+
+
+def test_heads_too_wide_for_a_norm_are_refused_by_name(tmp_path):
+    folder = write_model(tmp_path / "model", **{**FAMILIES["qwen3"], "head_dim": 272})
+    with pytest.raises(PpsdError, match="head_dim 272 is above 256, the most that norms of queries and keys take"):
+        load(folder)
+
+
+def test_a_window_that_nothing_leaves_changes_nothing(tmp_path):
+    wide = write_model(tmp_path / "wide", **{**FAMILIES["mistral"], "sliding_window": 200})
+    none = write_model(tmp_path / "none", **{**FAMILIES["mistral"], "sliding_window": None})
+    narrow = write_model(tmp_path / "narrow", **FAMILIES["mistral"])
+    logits = []
+    for folder in (wide, none, narrow):
+        engine = load(folder)
+        logits.append(engine.backend.logits(engine.encode(PROMPT), 60))
+    assert np.array_equal(logits[0], logits[1])
+    assert not np.allclose(logits[0], logits[2])

@@ -1,0 +1,218 @@
+"""Many answers in one loop, stepped by hand: each is the one that is decoded alone. Time is counted in rounds."""
+
+import random
+
+import pytest
+import torch
+from support import loud_head, tiny_head, tiny_model, write_model
+
+from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.pipeline.rounds import Limits, Round
+from ppsd_rt.pipeline.schedule import PLAIN, copying, parse_schedule
+
+CONTEXT = 448
+SCHEDULES = (
+    "plain",
+    "eesd:length=4,stop_rule=fixed",
+    "eesd",
+    "elastic",
+    "eesd:lookup=3",
+    "elastic:lookup=1",
+    "auto",
+    "auto",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("loop") / "model", head_dim=32, num_attention_heads=4, hidden_size=64)
+
+
+def load(folder, dtype="int8", **options):
+    options = {"exit_head": "norm:2", "backend": "cpu", "threads": 1} | options
+    return Engine.from_pretrained(folder, dtype=dtype, **options)
+
+
+@pytest.fixture(scope="module", params=["int8", "float32", "bfloat16"])
+def engine(request, folder):
+    return load(folder, request.param)
+
+
+def loop_of(engine, blocks=400, most_answers=48, prompt_rows=16, threads=1):
+    """With room for so many blocks of 64 positions."""
+    model = engine.backend._model
+    one = _native.Loop(model, threads, 1 << 24, most_answers, prompt_rows, stepped=True)
+    block_bytes = (1 << 24) // (one.capacity // 64)
+    return _native.Loop(model, threads, block_bytes * blocks, most_answers, prompt_rows, stepped=True)
+
+
+class Request:
+    def __init__(self, prompt, params, schedule="plain", arrives=0, leaves=None):
+        self.prompt, self.params, self.schedule = prompt, params, schedule
+        self.arrives, self.leaves = arrives, leaves
+        self.ids, self.logprobs, self.judged, self.answer, self.over = [], [], [], None, False
+
+    @property
+    def end(self):
+        return min(len(self.prompt) + self.params.max_tokens, CONTEXT)
+
+    def add_to(self, loop, engine, **more):
+        automatic = self.schedule == "auto"
+        schedule = PLAIN if automatic else parse_schedule(self.schedule)
+        self.answer = loop.add(
+            self.prompt,
+            self.params,
+            copying(schedule, 2) if automatic else schedule,
+            Limits(self.end, frozenset(self.params.stop_token_ids)),
+            automatic=automatic,
+            **more,
+        )
+
+    def take(self):
+        events, self.over = self.answer.take()
+        for event in events:
+            if isinstance(event, Round):
+                assert event.position == len(self.prompt) + len(self.ids), "a round commits at its place"
+                self.ids += event.committed
+                self.logprobs += event.logprobs
+                self.judged.append([draft.token for draft in event.judged])
+
+    def alone(self, engine):
+        completion = engine.generate(self.prompt, self.params, "plain").run()
+        assert tuple(self.logprobs) == completion.logprobs[: len(self.logprobs)]
+        return list(completion.ids)
+
+
+def play(loop, engine, requests):
+    """All of them, each at its round; a request leaves when it has so many tokens."""
+    todo, running, round = sorted(requests, key=lambda r: r.arrives), [], 0
+    while todo or running:
+        while todo and todo[0].arrives <= round:
+            running.append(todo.pop(0))
+            running[-1].add_to(loop, engine)
+        worked = loop.step()
+        for request in running:
+            request.take()
+            if request.leaves is not None and len(request.ids) >= request.leaves:
+                request.answer.cancel()
+        running = [request for request in running if not request.over]
+        assert worked or not running or todo, "the loop stands still"
+        round += 1
+
+
+def sampled(generator, vocabulary=256, **fixed):
+    options = {"temperature": generator.choice([0.0, 0.7, 1.1]), "seed": generator.getrandbits(32)}
+    if generator.random() < 0.5:
+        options |= generator.choice(
+            [
+                {"top_k": 5},
+                {"top_p": 0.9},
+                {"min_p": 0.05},
+                {"repetition_penalty": 1.3},
+                {"top_k": 9, "top_p": 0.8},
+                {"presence_penalty": 0.5, "frequency_penalty": 0.3},
+                {"logit_bias": {7: 2.0}, "logprobs": 2},
+            ]
+        )
+    return SamplingParams(**(options | {"ignore_eos": True} | fixed))
+
+
+def random_requests(generator, count, prompts, rounds, lengths=(1, 3, 20, 60, 150)):
+    requests = []
+    for _ in range(count):
+        head = generator.choice(prompts)
+        tail = [generator.randrange(5, 250) for _ in range(generator.randrange(1, 40))]
+        params = sampled(generator, max_tokens=generator.choice(lengths))
+        leaves = generator.randrange(1, 40) if generator.random() < 0.15 else None
+        arrives = generator.randrange(rounds)
+        requests.append(Request(head + tail, params, generator.choice(SCHEDULES), arrives, leaves))
+    return requests
+
+
+def check(engine, requests):
+    for request in requests:
+        expected = request.alone(engine)
+        if request.leaves is None:
+            assert request.ids == expected, (request.schedule, request.params)
+        else:
+            assert request.ids == expected[: len(request.ids)]
+            assert len(request.ids) >= min(request.leaves, len(expected))
+
+
+def heads(generator):
+    """What prompts begin with: nothing, or long texts that several share."""
+    return [[], *([generator.randrange(5, 250) for _ in range(n)] for n in (70, 130, 200))]
+
+
+@pytest.mark.parametrize("kind", ["layer", "feedback"])
+def test_exit_heads_of_every_kind(folder, tmp_path, kind):
+    """With layers of their own, and drawing on verified rows: their drafts are as good as in a session."""
+    checkpoint = Checkpoint(folder)
+    shape = {"head_dim": 32, "num_attention_heads": 4, "hidden_size": 64}
+    hears = kind == "feedback"
+    head = loud_head(checkpoint.hash, **shape) if hears else tiny_head(tiny_model(**shape), hash=checkpoint.hash)
+    head.save(tmp_path / "head.safetensors", torch.float32)
+    engine = load(folder, "float32", exit_head=tmp_path / "head.safetensors")
+    generator = random.Random(3)
+    schedule = "eesd:length=3,stop_rule=fixed"
+    requests = [
+        Request([generator.randrange(5, 250) for _ in range(80)], sampled(generator, max_tokens=40), schedule, n, None)
+        for n in range(6)
+    ]
+    play(loop_of(engine), engine, requests)
+    check(engine, requests)
+    for request in requests:
+        rounds = engine.generate(request.prompt, request.params, schedule).events()
+        judged = [round.round.judged for round in rounds]
+        assert [[draft.token for draft in drafts] for drafts in judged] == request.judged
+
+
+def test_side_by_side(engine):
+    generator = random.Random(1)
+    loop = loop_of(engine)
+    requests = random_requests(generator, 24, heads(generator), 40)
+    play(loop, engine, requests)
+    check(engine, requests)
+    counts = loop.counts
+    assert counts["shared_rows"] > 0
+    assert counts["draft_rows"] > 0
+    assert counts["preempted"] == 0
+
+
+def test_beginnings_are_shared_and_nothing_else(engine):
+    """The same 64 ids after others are another block; rows of a text that has left serve later ones."""
+    generator = random.Random(5)
+    one, two, three = ([generator.randrange(5, 250) for _ in range(64)] for _ in range(3))
+    prompts = [one + two + three, three + two + one, two + two + two, one + two + [9], one + two + three]
+    loop = loop_of(engine)
+    requests = [Request([*prompt, 7], sampled(generator, max_tokens=6)) for prompt in prompts]
+    shared = []
+    for request in requests:  # one after the other
+        before = loop.counts["shared_rows"]
+        play(loop, engine, [request])
+        shared.append(loop.counts["shared_rows"] - before)
+    check(engine, requests)
+    assert shared == [0, 0, 0, 128, 192]
+
+
+def test_a_small_cache(engine):
+    """Requests wait, the youngest are interrupted and computed again."""
+    generator = random.Random(2)
+    loop = loop_of(engine, blocks=8, most_answers=6)
+    requests = random_requests(generator, 10, heads(generator), 20, lengths=(150, 200))
+    play(loop, engine, requests)
+    check(engine, requests)
+    assert loop.counts["preempted"] > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16", "float32"])
+def test_thousands(folder, dtype):
+    """A cache of seven blocks, two threads, up to twelve at once."""
+    engine, generator = load(folder, dtype, threads=2), random.Random(7)
+    for _ in range(10):
+        loop = loop_of(engine, blocks=generator.choice([7, 9, 20]), most_answers=12, prompt_rows=4, threads=2)
+        requests = random_requests(generator, 100, heads(generator), 400, lengths=(1, 3, 20, 60, 150, 200))
+        play(loop, engine, requests)
+        check(engine, requests)

@@ -1,0 +1,550 @@
+"""Self-distillation: what is sampled, what is learned, and that a run can be cut off and taken up anywhere."""
+
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from support import EOS, TEMPLATE, VOCAB, slow, tiny_model, write_model
+
+from ppsd_rt.cli.main import main
+from ppsd_rt.cli.parser import parse
+from ppsd_rt.cpu.backend import CpuBackend
+from ppsd_rt.distill import run as distillation
+from ppsd_rt.distill import shards
+from ppsd_rt.distill.deduplication import Deduplication
+from ppsd_rt.distill.mix import PLAIN, mix_of
+from ppsd_rt.distill.run import Distillation, Settings
+from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
+from ppsd_rt.distill.self_text import MAX_ANSWER, SelfText
+from ppsd_rt.distill.train import Trainer, TrainSettings, batches
+from ppsd_rt.engine import Engine
+from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.models.checkpoint import Checkpoint, save
+from ppsd_rt.models.exit_head import ExitHead
+from ppsd_rt.models.head_file import HeadFile, HeadInfo
+from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
+from ppsd_rt.models.rope import Rope
+from ppsd_rt.models.tokenizer import load_tokenizer
+from ppsd_rt.sampling.params import SamplingParams
+
+STEPS = 400  # long enough for conversations to end inside a shard
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("distill") / "model")
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    return LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def mix(tokenizer):
+    return mix_of(tokenizer, frozenset({EOS}))
+
+
+def written(generated, steps=STEPS):
+    for _ in generated.run(steps):
+        pass
+    return generated
+
+
+@pytest.fixture(scope="module")
+def generated(model, mix):
+    return written(SelfText(TorchSampler(model, 12, shards.capacity(mix, 4096), seed=3), mix, seed=3))
+
+
+def test_the_template_is_cut_where_the_question_stands(tokenizer, mix):
+    text = [tokenizer.decode(opening, skip_special_tokens=False) for opening in mix.openings]
+    assert text[0] == "<|im_start|>user\n"
+    assert text[1].startswith("<|im_start|>system\n") and text[1].endswith("<|im_start|>user\n")
+    assert tokenizer.decode(mix.between, skip_special_tokens=False) == "<|im_end|>\n<|im_start|>assistant\n"
+    assert "<|im_start|>{{ m['role'] }}" in TEMPLATE
+
+
+def test_conversations_have_the_shape_of_the_template(generated, mix):
+    assert len(generated.finished) > 12
+    for conversation in generated.finished:
+        ids, answer, beginning = conversation.ids, conversation.answer, conversation.beginning
+        assert tuple(ids[: len(beginning.ids)]) == beginning.ids
+        if beginning.asks:
+            question = ids[len(beginning.ids) : answer - len(mix.between)]
+            assert any(beginning.ids[: len(opening)] == opening for opening in mix.openings)
+            assert tuple(ids[answer - len(mix.between) : answer]) == mix.between
+            assert 1 <= len(question) <= beginning.most_question
+            assert EOS not in question
+        else:
+            assert answer == len(beginning.ids)
+        assert 1 <= len(ids) - answer <= MAX_ANSWER
+        assert EOS not in ids[answer:-1]
+    assert {c.temperature == 0 for c in generated.finished} == {True, False}
+    assert len({c.beginning.family for c in generated.finished}) > 4
+
+
+@pytest.mark.parametrize("format", ["float32", "int8", "int4"])
+def test_what_cpp_writes_is_what_the_engine_says(folder, tokenizer, mix, format):
+    """Greedy answers are the engine's plain ones, whatever stands beside them; the states are those of the layers."""
+    backend = CpuBackend(Checkpoint(folder), format, "cpu", 2)
+    generated = written(SelfText(NativeSampler(backend, 16, shards.capacity(mix, 4096), (0, 2, 4)), mix, seed=3), 300)
+    engine, checked = Engine(Checkpoint(folder), tokenizer, backend, "tiny"), 0
+    for text in generated.finished[:12]:
+        if text.temperature == 0:
+            params = SamplingParams(max_tokens=len(text.ids) - text.answer)
+            plain = engine.generate(text.ids[: text.answer], params, "plain").run().ids
+            assert list(plain) == text.ids[text.answer :]
+            checked += 1
+    assert checked > 2
+    reference = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
+    ids = torch.tensor(text.ids[:-1])
+    states = torch.from_numpy(text.states).view(torch.bfloat16)[:-1].float()
+    with torch.no_grad():
+        _, kept = reference.forward_batch(ids[None], Rope(reference.config, 1024), keep=(2, 4))
+    assert torch.equal(states[:, 0], reference.model.embed_tokens(ids).bfloat16().float())
+    close = {"float32": 0.02, "int8": 0.15, "int4": 0.4}[format]
+    for kind, layer in ((1, 2), (2, 4)):
+        error = (states[:, kind] - kept[layer][0]).norm() / kept[layer][0].norm()
+        assert error < close
+
+
+def test_no_text_is_trained_on_twice_and_none_that_heads_are_judged_by(tokenizer):
+    def text(words):
+        return shards.Text(torch.tensor(tokenizer.encode(words)), 1, True)
+
+    unique = Deduplication(tokenizer, ["What is rain?", "Tell me how a lock works when a ship comes"])
+    texts = [text("a b c"), text("a b c"), text("so what is Rain, then"), text("me how a lock works when a boat comes")]
+    texts += [text("how a lock works when it rains"), text("what is snow")]
+    kept = unique.new(texts)
+    assert [tokenizer.decode(t.ids.tolist()) for t in kept] == [
+        "a b c",
+        "how a lock works when it rains",
+        "what is snow",
+    ]
+    assert (unique.doubles, unique.leaks) == (1, 2)
+
+
+@torch.no_grad()
+def test_greedy_answers_are_what_the_model_says(model, generated):
+    """Recomputed in one ordinary pass: slots, shared beginnings and per-slot positions leave no trace."""
+    rope, checked = Rope(model.config, 1024), 0
+    for conversation in generated.finished:
+        if conversation.temperature == 0:
+            hidden, _ = model.forward_batch(torch.tensor([conversation.ids]), rope)
+            logits = model.lm_head(hidden)[0, conversation.answer - 1 : -1]
+            true = torch.tensor(conversation.ids[conversation.answer :])
+            best = logits.max(-1).values
+            assert (logits.gather(1, true[:, None])[:, 0] >= best - 1e-3).all()  # equal but for rounding
+            checked += len(true)
+    assert checked > 200
+
+
+@pytest.mark.parametrize("native", [slow(False), True])
+def test_sampled_answers_follow_their_temperature(folder, model, tokenizer, native):
+    """Mean log-probability of warm answers, against its expectation: the model's entropy at that temperature."""
+    mix = mix_of(tokenizer, frozenset({EOS}))
+    if native:
+        backend = CpuBackend(Checkpoint(folder), "float32", "cpu", 1)
+        sampler = NativeSampler(backend, 24, shards.capacity(mix, 4096), ())
+    else:
+        sampler = TorchSampler(model, 24, shards.capacity(mix, 4096), seed=8)
+    generated = written(SelfText(sampler, mix, seed=8), 600)
+    rope = Rope(model.config, 1024)
+    for temperature in (0.4, 1.0):
+        got, expected, count = 0.0, 0.0, 0
+        for conversation in generated.finished:
+            if conversation.temperature == temperature:
+                with torch.no_grad():
+                    hidden, _ = model.forward_batch(torch.tensor([conversation.ids]), rope)
+                    logits = model.lm_head(hidden)[0, conversation.answer - 1 : -1]
+                log_p = (logits / temperature).log_softmax(-1)
+                true = torch.tensor(conversation.ids[conversation.answer :])
+                got += float(log_p.gather(1, true[:, None]).sum())
+                expected += float((log_p.exp() * log_p).sum())
+                count += len(true)
+        assert count > 500
+        assert got / count == pytest.approx(expected / count, abs=0.15)
+
+
+def test_a_base_model_simply_writes(tmp_path):
+    folder = write_model(tmp_path / "base")
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}')
+    mix = mix_of(load_tokenizer(folder), frozenset({EOS}))
+    assert [family.name for family in mix.families] == [PLAIN]
+    assert (VOCAB - 2,) in mix.families[0].starters  # an empty one begins with the beginning-of-sequence id
+    model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
+    generated = written(SelfText(TorchSampler(model, 4, shards.capacity(mix, 4096), seed=0), mix, seed=0), 300)
+    assert all(c.answer == len(c.beginning.ids) for c in generated.finished)
+
+
+def test_a_context_that_is_too_short_is_refused(mix):
+    model = tiny_model(max_position_embeddings=100)
+    with pytest.raises(PpsdError, match="context"):
+        SelfText(TorchSampler(model, 1, shards.capacity(mix, 100), seed=0), mix, seed=0)
+
+
+def test_loss_and_gradient_are_those_of_autograd():
+    model = tiny_model()
+    head = ExitHead.from_model(model, HeadInfo("layer", 2, "tiny", "0"), list(range(0, VOCAB, 3)))
+    weight = 0.3
+    trainer = Trainer(model, [head], [], TrainSettings(top_weight=weight), steps=1)
+    generator = torch.Generator().manual_seed(0)
+    hidden, teacher = (torch.randn(7, 64, generator=generator) for _ in range(2))
+    (loss,), (gradient,) = trainer._loss([hidden], teacher)
+
+    hidden.requires_grad_(True)
+    rows = model.lm_head.weight[head.draft_ids]
+    log_q, log_p = (hidden @ rows.t()).log_softmax(-1), (teacher @ rows.t()).log_softmax(-1)
+    divergence = torch.nn.functional.kl_div(log_q, log_p, reduction="sum", log_target=True)
+    top = torch.nn.functional.cross_entropy(hidden @ rows.t(), log_p.argmax(-1), reduction="sum")
+    expected = (1 - weight) * divergence + weight * top
+    expected.backward()
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
+    torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_acceptance_is_the_share_of_foreseen_tokens(model, generated):
+    """Against a plain loop over one answer at a time."""
+    head = ExitHead.from_model(model, HeadInfo("layer", 3, "tiny", "0"))
+    texts = [shards.Text(torch.tensor(c.ids), c.answer, c.temperature == 0) for c in generated.finished]
+    ((measured,),) = Trainer(model, [head], [], TrainSettings(), steps=1).accept(texts)
+    right = judged = 0
+    with torch.no_grad():
+        for text in texts:
+            if text.greedy:
+                _, kept = model.forward_batch(text.ids[None], Rope(model.config, 512), keep=(3,))
+                hidden = head.hidden(kept[3], causal_attention(Rope(model.config, 512)))
+                drafts = head.lm_head(hidden)[0, text.answer - 1 : -1].argmax(-1)
+                right += int((drafts == text.ids[text.answer :]).sum())
+                judged += len(drafts)
+    assert measured == pytest.approx(right / judged, abs=0.005)
+    assert measured > 0.99  # a fresh `layer` head after the second to last layer is the model's own last layer
+
+
+def test_every_answer_token_is_trained_on_once_an_epoch(generated):
+    texts = [shards.Text(torch.tensor(c.ids), c.answer, True) for c in generated.finished]
+    settings = TrainSettings(batch_tokens=300, epochs=2)
+    plan = batches(texts, settings, seed=1)
+    assert sorted(index for step in plan for index in step) == sorted([*range(len(texts))] * 2)
+    assert plan == batches(texts, settings, seed=1) != batches(texts, settings, seed=2)
+
+
+def test_states_that_came_with_the_text_teach_the_same(model, generated):
+    """As those that are computed anew, but for their rounding to bfloat16."""
+    texts = [shards.Text(torch.tensor(c.ids), c.answer, True) for c in generated.finished]
+    known = []
+    for text in texts:
+        hidden = []
+        x = model.model.embed_tokens(text.ids[None])
+        for layer in model.model.layers:
+            x = layer(x, causal_attention(Rope(model.config, 1024)))
+            hidden.append(x[0])
+        states = {layer: hidden[layer - 1].bfloat16().view(torch.uint16).numpy() for layer in (1, 2, 4)}
+        known.append(replace(text, states=states))
+    losses = []
+    for some in (texts, known):
+        heads = [ExitHead.from_model(model, HeadInfo("adapter", layer, "tiny", "0"), [*range(99)]) for layer in (1, 2)]
+        trainer = Trainer(model, heads, some, TrainSettings(), 4)
+        losses.append([trainer.learn(batch) for batch in ([5, 1, 7], [2, 3], [5, 1, 7])])
+    torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=0.01, atol=0.01)
+
+
+@pytest.fixture
+def job(folder, model, tokenizer, tmp_path, monkeypatch):
+    """A small distillation; job(name, ...) makes one that works in the folder `name`."""
+    monkeypatch.setattr(shards, "STEPS", 300)
+    monkeypatch.setattr(distillation, "STEPS", 300)
+    checkpoint = Checkpoint(folder)
+
+    def make(name, resume=False, text=None, begin=None, **changes):
+        options = {
+            "kinds": ("layer",),
+            "exit_layers": (1, 2),
+            "tokens": 9000,
+            "draft_vocabularies": (128,),
+            "slots": 16,
+            "format": "float32",
+            "seed": 5,
+        }
+        train = TrainSettings(learning_rate=3e-3, batch_tokens=512, epochs=4)
+        settings = Settings(model_hash=checkpoint.hash, train=train, **{**options, **changes})
+        begin = HeadFile.load(begin, checkpoint) if begin else None
+        job = Distillation(checkpoint, model, tokenizer, settings, tmp_path / name, text, begin=begin)
+        job.prepare(resume)
+        return job
+
+    return make
+
+
+def play(steps, count=None):
+    """Run a phase, or only its first `count` steps -> the last one."""
+    return list(itertools.islice(steps, count))[-1]
+
+
+def test_training_teaches(job, tmp_path):
+    work = job("work", kinds=("layer", "feedback"), draft_vocabularies=(128, 64))
+    play(work.sample())
+    last = play(work.train())
+    assert last.done == last.total == work.trainer.step
+    fresh = Trainer(work.model, work._fresh_heads(), [], work.settings.train, 1)
+    held_out = shards.read_shard(work.folder, 0)
+    for (before,), (after, fewer) in zip(fresh.accept(held_out), work.acceptance, strict=True):
+        assert after > before + 0.05
+        assert fewer > before  # fewer ids may even do better: some mistakes cannot be made any more
+    assert 1 >= work.coverage[0] > work.coverage[1] > 0.5
+    paths = work.save(lambda head, size: tmp_path / f"{head.kind}-{head.exit_layer}-{size}.safetensors")
+    heads = ["layer-1", "layer-2", "feedback-1", "feedback-2"]
+    assert [path.stem for path in paths] == [f"{head}-{size}" for head in heads for size in (128, 64)]
+    for path, size, acceptance, coverage in zip(paths[6:], (128, 64), work.acceptance[3], work.coverage, strict=True):
+        loaded = ExitHead.from_file(HeadFile.load(path, work.checkpoint), work.model)
+        assert (loaded.info.kind, loaded.info.exit_layer, len(loaded.draft_ids)) == ("feedback", 2, size)
+        assert loaded.info.recipe["seed"] == 5
+        assert loaded.info.acceptance["held_out_greedy"] == pytest.approx(acceptance, abs=1e-4)
+        assert loaded.info.acceptance["draft_vocabulary_coverage"] == pytest.approx(coverage, abs=1e-4)
+    assert EOS in loaded.draft_ids
+    log = [json.loads(line) for line in (work.folder / "log.jsonl").read_text().splitlines()]
+    assert log[-1]["acceptance"] == work.acceptance
+
+
+def test_heads_of_one_run_are_those_of_runs_of_their_own(model, generated):
+    def trained(*kinds):
+        heads = [ExitHead.from_model(model, HeadInfo(kind, 2, "tiny", "")) for kind in kinds]
+        trainer = Trainer(model, heads, texts, TrainSettings(), 2)
+        losses = [trainer.learn(range(len(texts))) for _ in range(2)]
+        return heads, list(zip(*losses, strict=True))
+
+    texts = [shards.Text(torch.tensor(c.ids), c.answer, c.temperature == 0) for c in generated.finished[:6]]
+    together, losses = trained("two-layer", "feedback")
+    for head, loss in zip(together, losses, strict=True):
+        (alone,), own = trained(head.info.kind)
+        assert own == [loss] and loss[1] < loss[0]
+        for name, parameter in alone.named_parameters():
+            assert torch.equal(parameter, head.get_parameter(name))
+
+
+@pytest.mark.slow
+def test_training_goes_on_from_a_head(job, tmp_path):
+    first = job("first", kinds=("layer",), exit_layers=(2,))
+    play(first.sample())
+    play(first.train())
+    (path,) = first.save(lambda head, size: tmp_path / "head.safetensors")
+    second = job("second", kinds=("feedback",), exit_layers=(2,), text=first.folder, begin=path)
+    play(second.sample())
+    play(second.train())
+    held_out = shards.read_shard(first.folder, 0)
+    (before,) = Trainer(second.model, second._fresh_heads(), [], second.settings.train, 1).accept(held_out)
+    assert before == pytest.approx(first.acceptance[0], abs=0.01)  # the file is in bfloat16
+    assert second.acceptance[0][0] > before[0]
+
+
+def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
+    monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
+    whole = job("whole")
+    play(whole.sample())
+    play(whole.train())
+
+    play(job("cut").sample(), count=400)  # inside the second shard
+    again = job("cut", resume=True)
+    play(again.sample())
+    play(again.train(), count=7)
+    final = job("cut", resume=True)
+    play(final.sample())
+    assert play(final.train(), count=1).done == 8  # the seven before it were saved
+    play(final.train())
+    for number in range(3):
+        one, other = (load_file(shards.shard_path(work.folder, number)) for work in (whole, final))
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+    for a, b in zip(whole.trainer.heads, final.trainer.heads, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+def test_damaged_files_say_what_to_delete(job, monkeypatch):
+    monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
+    work = job("work")
+    play(work.sample())
+    play(work.train(), count=2)
+    for path, words in (
+        (work.folder / "training.pt", "delete it, and --resume trains from the beginning"),
+        (shards.shard_path(work.folder, 1), "delete text-00001.safetensors, and --resume samples it anew"),
+        (shards.states_path(work.folder, 0), "delete text-00000.safetensors, and --resume samples it anew"),
+    ):
+        whole = path.read_bytes()
+        for damaged in (whole[:-100], whole[: len(whole) // 2], b""):
+            path.write_bytes(damaged)
+            with pytest.raises(PpsdError) as caught:
+                play(job("work", resume=True).train(), count=1)
+            assert str(path.parent) in str(caught.value)
+            assert words in str(caught.value)
+            assert "\n" not in str(caught.value)
+        path.write_bytes(whole)
+    again = job("work", resume=True)
+    assert play(again.train(), count=1).done == 3  # nothing that was not damaged is lost
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("lengths", [[3, 2]]),
+        ("lengths", [3.0, 2.0]),
+        ("lengths", [6, -1]),
+        ("lengths", [3, 1]),
+        ("answers", [1, 9]),
+        ("answers", [1]),
+        ("ids", [1, 2, 3, 4, -5]),
+        ("states", [[0.0]] * 5),  # of another type
+        ("states", [0] * 5),
+        ("states", [[0]] * 4),
+    ],
+)
+def test_a_shard_that_does_not_fit_together_is_damaged(tmp_path, name, value):
+    def write(**changes):
+        lists = {"ids": [1, 2, 3, 4, 5], "lengths": [3, 2], "answers": [1, 0], "greedy": [1, 0], "families": [0, 0]}
+        lists = {**lists, "states": [[0]] * 5, **changes}
+        arrays = {key: np.array(values) for key, values in lists.items()}
+        arrays = {key: a.astype(np.float32 if a.dtype.kind == "f" else np.int32) for key, a in arrays.items()}
+        states = arrays.pop("states")
+        save(shards.states_path(tmp_path, 0), {"2": states if states.dtype.kind == "f" else states.astype("u2")}, {})
+        save(shards.shard_path(tmp_path, 0), arrays, {})
+
+    write()
+    assert [text.ids.tolist() for text in shards.read_shard(tmp_path, 0)] == [[1, 2, 3], [4, 5]]
+    write(**{name: value})
+    with pytest.raises(PpsdError, match="are damaged: delete text-00000.safetensors"):
+        shards.read_shard(tmp_path, 0)
+
+
+def test_a_head_is_written_where_no_held_out_answer_is_greedy(job, tmp_path, monkeypatch):
+    def read_shard(folder, number):
+        return [replace(text, greedy=number > 0) for text in shards.read_shard(folder, number)]
+
+    monkeypatch.setattr(distillation, "read_shard", read_shard)
+    work = job("work", draft_vocabularies=(128, 0), tokens=4800)
+    play(work.sample())
+    assert play(work.train()).acceptance == ()
+    path, *_ = work.save(lambda head, size: tmp_path / f"{head.exit_layer}-{size}.safetensors")
+    assert HeadFile.load(path, work.checkpoint).info.acceptance == {}  # `auto` takes what it takes for unknown heads
+
+
+def test_an_earlier_run_is_not_overwritten_or_mixed(job):
+    work = job("work")
+    with pytest.raises(PpsdError, match="--resume"):
+        job("work")
+    with pytest.raises(PpsdError, match="seed = 5, not 6"):
+        job("work", resume=True, seed=6)
+    for layers in (None, 3, ["1"], [[1]]):
+        settings = json.loads((work.folder / "text.json").read_text())
+        (work.folder / "text.json").write_text(json.dumps({**settings, "layers": layers}))
+        with pytest.raises(PpsdError, match="was begun with layers = "):
+            job("work", resume=True)
+
+
+def test_settings_are_checked(job):
+    for changes in (
+        {"kinds": ("layer", "norm")},
+        {"tokens": 0},
+        {"slots": 0},
+        {"slots": 65},
+        {"draft_vocabularies": (-1,)},
+    ):
+        with pytest.raises(UsageError):
+            job("work", **changes)
+    with pytest.raises(PpsdError, match="1 to 3"):
+        job("work", exit_layers=(4,))
+
+
+def command(folder, tmp_path, threads):
+    options = ["--model", folder, "--out", tmp_path / "head.safetensors", "--dtype", "float32", "--threads", threads]
+    options += ["--kind", "adapter,feedback", "--exit-layer", 2, "--tokens", 16000, "--slots", 16]
+    return ["distill", *map(str, options), "--draft-vocabulary", "64", "--epochs", "1"]
+
+
+def test_what_is_trained_where_nothing_is_said(folder, tmp_path, monkeypatch):
+    """What docs/guide/exit-heads.md finds best: feedback, after a tenth of the layers, 4096 draft ids."""
+
+    def refuse(checkpoint, model, tokenizer, settings, *rest):
+        nonlocal wanted
+        wanted = settings
+        raise PpsdError("enough")
+
+    wanted = None
+    monkeypatch.setattr(distillation, "Distillation", refuse)
+    assert main(["distill", "-m", str(folder), "--out", str(tmp_path / "head.safetensors"), "--threads", "1"]) == 1
+    assert (wanted.kinds, wanted.exit_layers) == (("feedback",), (1,))
+    assert parse(["distill", "--out", "head.safetensors"]).draft_vocabulary == "4096"
+    layers = [distillation.default_exit_layer(layers) for layers in (2, 12, 16, 28, 30, 32, 80)]
+    assert layers == [1, 1, 2, 3, 3, 3, 8]
+
+
+def check_heads(folder, tmp_path, told):
+    """What the command told of them, and that they are fit for their model."""
+    for kind in ("adapter", "feedback"):
+        assert re.search(rf"{kind} after layer 2, held-out acceptance 0\.\d+", told)
+        head = HeadFile.load(tmp_path / f"head-{kind}.safetensors", Checkpoint(folder))
+        assert (head.info.kind, head.info.recipe["kinds"]) == (kind, ["adapter", "feedback"])
+
+
+def test_the_command(folder, tmp_path, capsys):
+    assert main(command(folder, tmp_path, threads=1)) == 0
+    check_heads(folder, tmp_path, capsys.readouterr().out)
+
+
+# `ppsd-run` with several processes that sample; once they do, it says so and goes no further.
+HELD = """
+import signal, sys
+from ppsd_rt.cli.main import main
+from ppsd_rt.distill.shards import NativeSamplers
+write = NativeSamplers.write_shards
+
+def held(self, plan, workers):
+    for tokens in write(self, plan, workers):
+        yield tokens
+        if tokens:
+            print("sampling", flush=True)
+            signal.pause()
+
+NativeSamplers.write_shards = held
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def sampling(folder, tmp_path):
+    program = [sys.executable, "-c", HELD, *command(folder, tmp_path, threads=2)]
+    process = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "sampling\n"
+    return process
+
+
+@pytest.mark.slow
+def test_no_process_outlives_a_run_that_is_killed(folder, tmp_path):
+    with sampling(folder, tmp_path) as process:
+        process.kill()
+        process.communicate()  # ends once the last of those that have its outputs has ended
+
+
+@pytest.mark.slow
+def test_the_command_survives_an_interruption(folder, tmp_path):
+    """Ctrl-C while two processes sample; --resume; the heads that come out are fit for their model."""
+    with sampling(folder, tmp_path) as process:
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate()[1]
+        assert process.returncode == 130
+    assert "--resume goes on from" in errors
+    assert "Traceback" not in errors
+    program = [sys.executable, "-m", "ppsd_rt", *command(folder, tmp_path, threads=2), "--resume"]
+    done = subprocess.run(program, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    check_heads(folder, tmp_path, done.stdout)

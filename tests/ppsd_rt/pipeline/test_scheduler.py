@@ -1,0 +1,121 @@
+"""The C++ scheduler and its readable twins: the same events, the same draws, the same bits."""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toys import PROMPT, VOCAB, ToyDraft, ToyVerify, blurred, hashed_logits, schedules, stop_rules
+
+from ppsd_rt._native import testing
+from ppsd_rt.pipeline.rounds import Drafted, Limits, Round
+from ppsd_rt.pipeline.schedule import Schedule, named
+from ppsd_rt.reference.pipeline import Pipeline, Ticks
+from ppsd_rt.reference.sampler import Sampler, confidence
+from ppsd_rt.sampling import noise
+from ppsd_rt.sampling.params import SamplingParams
+
+seeds = st.integers(0, 2**64 - 1)
+
+
+def reference_events(schedule, truth, drafts, limits, seed, stages, per_stage):
+    sampler, ticks = Sampler(SamplingParams(seed=seed)), Ticks(stages, per_stage)
+    pipeline = Pipeline(ToyDraft(drafts), ToyVerify(truth), schedule, sampler, limits, ticks)
+    return list(pipeline.run(PROMPT))
+
+
+def native_events(schedule, truth, drafts, limits, seed, stages, per_stage):
+    def draw(history):
+        logits = drafts(history)
+        token = int(logits.argmax())
+        second = int(logits.clone().index_fill(0, torch.tensor(token), -torch.inf).argmax())
+        return token, confidence(logits, token), second, confidence(logits, second)
+
+    return testing.lock_step_events(
+        PROMPT, draw, lambda history: int(truth(history).argmax()), schedule, limits, seed, stages, per_stage
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    schedule=schedules,
+    noise=st.sampled_from([0.0, 0.5, 2.0, 1000.0]),
+    salt=st.integers(0, 50),
+    seed=seeds,
+    stages=st.integers(1, 4),
+    per_stage=st.integers(1, 6),
+    end=st.integers(len(PROMPT) + 1, 60),
+    stop_ids=st.frozensets(st.integers(0, VOCAB - 1), max_size=2),
+)
+def test_lock_step_gives_the_events_of_the_reference_loop(
+    schedule, noise, salt, seed, stages, per_stage, end, stop_ids
+):
+    truth = cached(hashed_logits(salt), 3)
+    drafts = cached(blurred(truth, noise), 5)
+    arguments = (schedule, truth, drafts, Limits(end, stop_ids), seed, stages, per_stage)
+    expected = reference_events(*arguments)
+    assert native_events(*arguments) == expected
+    assert isinstance(expected[0], Round)
+
+
+def cached(logits, last):
+    """The toy language models look at the last few ids only."""
+    known = lru_cache(maxsize=None)(lambda ids: logits(list(ids)))
+    return lambda history: known(tuple(history[-last:]))
+
+
+def test_the_comparison_would_notice():
+    """Events of such a run hold drafts, acceptances, corrections and drops; other ticks give other events."""
+    truth = hashed_logits(1)
+    arguments = (named("elastic"), truth, blurred(truth, 1.0), Limits(60), 0, 2)
+    events = native_events(*arguments, 3)
+    rounds = [event for event in events if isinstance(event, Round)]
+    assert any(isinstance(event, Drafted) for event in events)
+    assert any(round.corrected for round in rounds)
+    assert any(round.accepted > 1 for round in rounds)
+    assert any(round.dropped for round in rounds)
+    assert native_events(*arguments, 5) != events
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    rule=stop_rules,
+    seed=seeds,
+    history=st.lists(
+        st.one_of(st.floats(0, 1), st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=5)), max_size=60
+    ),
+)
+def test_stop_rules_draw_by_draw(rule, seed, history):
+    controller = rule.start(seed)
+    expected = []
+    for item in history:
+        if isinstance(item, float):
+            expected.append(controller.stop(item))
+        else:
+            controller.observe(item)
+    schedule = Schedule(1, 1, 1, stop_rule=rule)
+    assert testing.stop_rule_draws(schedule, seed, history) == expected
+
+
+@given(seed=seeds, counter=st.tuples(*[st.integers(0, 2**32 - 1)] * 4))
+def test_philox_words(seed, counter):
+    key = (seed & 0xFFFFFFFF, seed >> 32)
+    assert tuple(testing.philox(seed, counter)) == noise.philox(key, counter)
+
+
+@given(seed=seeds, position=st.integers(0, 2**20), stream=st.integers(0, 3))
+def test_uniform_numbers_to_the_bit(seed, position, stream):
+    ids = np.array([0, 1, 49151, 2**24, 2**31 - 1])
+    expected = noise.uniform(seed, position, ids, stream)
+    got = np.array([testing.uniform(seed, position, int(id), stream) for id in ids], np.float32)
+    assert got.tobytes() == expected.tobytes()
+
+
+def test_toy_stages_refuse_a_gap():
+    """What the other tests rely on: messages out of order do not pass unnoticed."""
+    draft = ToyDraft(lambda history: torch.zeros(VOCAB))
+    draft.run_tokens([1])
+    with pytest.raises(AssertionError, match="not been run"):
+        draft.exit_hidden(0, 2)

@@ -1,0 +1,285 @@
+"""Siblings: the exit head's second choice beside its first, verified in the same pass, and never another answer."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from support import loud_head, slow, write_model
+
+from ppsd_rt import Engine, SamplingParams, UsageError, _native
+from ppsd_rt.backend import RunOptions
+from ppsd_rt.engine import Committed
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.pipeline.rounds import Drafted, Round
+from ppsd_rt.pipeline.schedule import AUTO, Auto, Schedule, describe, parse_schedule
+from ppsd_rt.statistics import Statistics
+
+SCHEDULE = "eesd:length=4,stop_rule=fixed,siblings=0.0001"
+SAMPLINGS = {
+    "greedy": SamplingParams(),
+    "warm": SamplingParams(temperature=0.9, seed=5),
+    "top_k": SamplingParams(temperature=1.0, top_k=5, seed=6),
+    "filters": SamplingParams(temperature=1.1, top_k=40, top_p=0.9, min_p=0.01, seed=7),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """By the width of heads: those of 32 have an int8 KV cache."""
+    made = tmp_path_factory.mktemp("siblings")
+    wide = {"num_attention_heads": 6, "head_dim": 32}
+    return {16: write_model(made / "model"), 32: write_model(made / "wide", **wide)}
+
+
+@pytest.fixture(scope="module")
+def folder(folders):
+    return folders[16]
+
+
+def load(folder, backend="cpu", dtype="float32", threads=1, head="norm:3", **options):
+    return Engine.from_pretrained(folder, exit_head=head, backend=backend, dtype=dtype, threads=threads, **options)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        slow(("torch", "float32", 1)),
+        ("cpu", "float32", 2),
+        ("cpu", "bfloat16", 1),
+        ("cpu", "int8", 2),
+        ("cpu", "int8", 2, 32),
+        ("cpu", "int4", 2, 32),
+    ],
+    ids=lambda p: "-".join(map(str, p)),
+)
+def engine(request, folders):
+    backend, dtype, threads, *width = request.param
+    made = load(folders[width[0] if width else 16], backend, dtype, threads)
+    assert getattr(made.backend, "kv_dtype", dtype) == ("int8" if width else "bfloat16" if dtype == "int8" else dtype)
+    return made
+
+
+def free(params, count):
+    return replace(params, max_tokens=count, ignore_eos=True)
+
+
+@pytest.mark.parametrize("params", SAMPLINGS.values(), ids=SAMPLINGS)
+@pytest.mark.parametrize("prompt", ["a", "abcdefgh" * 7 + "xyz", "once upon a time " * 7])  # ends about kSpan's borders
+def test_siblings_are_right_at_times_and_change_no_answer(engine, params, prompt):
+    params = free(params, 90)
+    plain = engine.generate(prompt, params, "plain").run()
+    rescued = engine.generate(prompt, params, SCHEDULE).run()
+    assert rescued.ids == plain.ids
+    assert rescued.text == plain.text
+    assert rescued.statistics.siblings > rescued.statistics.rescued > 0
+    without = engine.generate(prompt, params, SCHEDULE.replace("siblings=0.0001", "siblings=0")).run()
+    assert rescued.statistics.rounds < without.statistics.rounds
+
+
+def test_an_adopted_row_has_the_bits_of_one_that_was_run_by_itself(engine):
+    """The caches after an answer: the logits of a longer text, whose beginning is taken from them, as from nothing."""
+    params = free(SamplingParams(temperature=0.9, seed=3), 100)
+    completion = engine.generate("abc", params, SCHEDULE).run()
+    assert completion.statistics.rescued > 3
+    text = [*completion.prompt_ids, *completion.ids]
+    kept = engine.backend.logits(text, last=1)
+    engine.generate("zzz", free(SamplingParams(), 1), "plain").run()  # nothing is shared with this
+    assert np.array_equal(kept, engine.backend.logits(text, last=1))
+
+
+def test_a_turn_that_goes_on_after_a_rescue(engine):
+    """An answer may end with the very token that a sibling's row gave."""
+    ended = 0
+    for count in range(2, 40):
+        params = free(SamplingParams(), count)
+        generation = engine.generate("abc", params, SCHEDULE)
+        rounds = [event.round for event in generation.events() if isinstance(event, Committed)]
+        ended += rounds[-1].rescued
+        longer = [*generation.completion.prompt_ids, *generation.completion.ids, 7]
+        again = engine.generate(longer, free(SamplingParams(), 6), SCHEDULE).run()
+        engine.generate("zzz", free(SamplingParams(), 1), "plain").run()
+        assert again.ids == engine.generate(longer, free(SamplingParams(), 6), "plain").run().ids
+    assert ended > 0
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_over_several_verification_stages(tmp_path, stages):
+    folder = write_model(tmp_path / "model", num_hidden_layers=6)
+    engine = load(folder, dtype="int8", head="norm:3", stages=stages)
+    params = free(SamplingParams(), 80)
+    completion = engine.generate("abc", params, SCHEDULE).run()
+    assert completion.statistics.rescued > 0
+    assert completion.ids == engine.generate("abc", params, "plain").run().ids
+
+
+def test_beside_copies_and_with_a_short_chunk(engine):
+    params = free(SamplingParams(), 120)
+    plain = engine.generate("abc abc abc", params, "plain").run()
+    for schedule in (
+        "eesd:length=3,lookup=2,siblings=0.001,stop_rule=survival=0.05",
+        "eesd:first_chunk=0,max_chunk=2,lookahead=9,siblings=0.0001,stop_rule=fixed",
+        "eesd:length=15,siblings=0.0000001,stop_rule=fixed",  # more siblings than a pass has rows for
+    ):
+        completion = engine.generate("abc abc abc", params, schedule).run()
+        assert completion.ids == plain.ids, schedule
+
+
+def test_a_feedback_head_receives_what_became_of_siblings(folder, tmp_path):
+    """C++ and torch draft the same after a rescue, from what the last layer made of the sibling's row."""
+    path = tmp_path / "head.safetensors"
+    loud_head(Checkpoint(folder).hash).save(path, torch.float32)
+    told = []
+    for backend in ("cpu", "torch"):
+        engine = load(folder, backend, head=path)
+        generation = engine.generate("Hello", free(SamplingParams(), 100), SCHEDULE, RunOptions(report_drafts=True))
+        events = list(generation.events())
+        rounds = [event.round for event in events if isinstance(event, Committed)]
+        assert any(round.rescued for round in rounds)
+        drafts = [(event.position, event.token) for event in events if isinstance(event, Drafted)]
+        told.append((drafts, [(r.committed, r.rows, r.siblings, r.rescued, r.dropped) for r in rounds]))
+    assert told[0] == told[1]
+
+
+def test_what_a_repetition_penalty_has_seen_is_one_text(engine):
+    """A sibling's row would have seen another token than the rest of its pass, so there are none."""
+    params = free(SamplingParams(repetition_penalty=1.3), 60)
+    completion = engine.generate("abc", params, SCHEDULE).run()
+    assert completion.statistics.siblings == 0
+    assert completion.ids == engine.generate("abc", params, "plain").run().ids
+    # And afterwards the penalty counts the tokens of adopted rows, not of the drafts that they replace.
+    first = engine.generate("abc", free(SamplingParams(), 60), SCHEDULE).run()
+    assert first.statistics.rescued > 0
+    longer = [*first.prompt_ids, *first.ids]
+    again = engine.generate(longer, params, SCHEDULE).run()
+    engine.generate("zzz", free(SamplingParams(), 1), "plain").run()
+    assert again.ids == engine.generate(longer, params, "plain").run().ids
+
+
+def test_auto_uses_them_unless_it_is_told_not_to(folder):
+    engine = load(folder, dtype="int8")
+    engine.backend._costs = _native.Costs(stages(), None)
+    params = free(SamplingParams(), 200)
+    plain = engine.generate("abc", params, "plain").run()
+    completion = engine.generate("abc", params, "auto").run()
+    assert completion.ids == plain.ids
+    assert completion.statistics.siblings > 0
+    for schedule in ("auto:siblings=off", "auto:lookup=0,siblings=off"):
+        assert engine.generate("abc", params, schedule).run().statistics.siblings == 0
+    penalised = replace(params, repetition_penalty=1.2)
+    assert engine.generate("abc", penalised, "auto").run().statistics.siblings == 0
+
+
+# -- the planner -------------------------------------------------------------------------------------------------------
+
+
+def stages(draft=0.1, row=0.02):
+    verify = tuple(1.0 + row * more for more in range(16))
+    return _native.StageCosts(0.05, 0.05 + draft, verify)
+
+
+def test_a_sibling_must_be_worth_its_row():
+    cheap = _native.Planner(_native.Costs(stages(row=0.02), None), 0.7, siblings=True)
+    dear = _native.Planner(_native.Costs(stages(row=0.1), None), 0.7, siblings=True)
+    never = _native.Planner(_native.Costs(stages(row=0.02), None), 0.7)
+    for plan in (cheap, dear, never):
+        plan.after(committed=20, judged=0, accepted=0, seconds=1.05)  # what drafts may cost is earned first
+    assert 0.02 <= cheap.schedule()[5] < dear.schedule()[5] < 0.4
+    assert never.schedule()[5] == 0
+    assert never.schedule()[:5] == cheap.schedule()[:5]
+
+
+def test_rescues_make_drafting_faster_and_are_no_drafts():
+    plan = _native.Planner(_native.Costs(stages(), None), 0.6, siblings=True)
+    before = plan.predict("turns", 4, 0.6)
+    round_seconds = 4 * 0.15 + 0.05 + 1.0 + 0.02 * 6  # four drafts, two siblings
+    for _ in range(40):
+        plan.after(committed=4, judged=3, accepted=2, seconds=round_seconds - 0.15 - 0.02, siblings=2, rescued=True)
+    rounds, tokens, seconds, predicted = (sum(m[i] for m in plan.measured().values()) for i in range(4))
+    assert (rounds, tokens) == (40, 160)
+    assert seconds == pytest.approx(predicted, rel=0.05), "a sibling costs a row, not a draft step"
+    assert plan.predict("turns", 4, 0.6) > 1.1 * before
+
+
+# -- what users write and read -----------------------------------------------------------------------------------------
+
+
+def test_as_text():
+    schedule = parse_schedule("eesd:siblings=0.05")
+    assert schedule.siblings == 0.05
+    assert parse_schedule(describe(schedule)) == schedule
+    assert parse_schedule("auto:siblings=off") == Auto(siblings=False)
+    assert describe(Auto(siblings=False)) == "auto:siblings=off"
+    both = parse_schedule("auto:siblings=off,lookup=0")
+    assert describe(both) == "auto:lookup=0,siblings=off"
+    assert parse_schedule(describe(both)) == both == Auto(0, siblings=False)
+    assert describe(AUTO) == "auto"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("auto:siblings=0.1", "siblings=on|off"),
+        ("eesd:siblings=on", "siblings=CHANCE"),
+        ("eesd:siblings=1", "below 1"),
+        ("eesd:siblings=-0.1", "from 0"),
+        ("eesd:siblings=nan", "from 0"),
+        ("elastic:siblings=0.1", "no overlap"),
+        ("plain:siblings=0.1", "drafts"),
+        ("lookup:siblings=0.1", "drafts"),
+    ],
+)
+def test_bad_siblings_are_refused_in_one_line(text, words):
+    with pytest.raises(UsageError, match=words) as caught:
+        parse_schedule(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_backend_that_has_none_says_so(engine, monkeypatch):
+    monkeypatch.setattr(type(engine.backend), "siblings", False)
+    with pytest.raises(UsageError, match="verifies no siblings"):
+        engine.generate("abc", None, SCHEDULE)
+
+
+def test_in_the_statistics_and_by_origin(engine):
+    params = free(SamplingParams(), 100)
+    generation = engine.generate("abc", params, SCHEDULE)
+    events = [event for event in generation.events() if isinstance(event, Committed)]
+    statistics = generation.statistics.as_dict()
+    rescued = [event for event in events if event.round.rescued]
+    assert statistics["rescued"] == len(rescued) > 0
+    assert statistics["siblings"] == sum(event.round.siblings for event in events)
+    for event in rescued:
+        assert [token.origin for token in event.tokens[-2:]] == ["sibling", "bonus"]
+        assert event.round.judged[-1].sibling == event.tokens[-2].id
+    summed = Statistics()
+    summed.add(Round(0, 5, 4, (1, 2, 3), accepted=1, siblings=2, rescued=True), 0.1)
+    assert (summed.siblings, summed.rescued, summed.tokens) == (2, 1, 3)
+
+
+def test_a_stop_string_between_a_sibling_and_the_token_after_it(engine):
+    params = free(SamplingParams(), 100)
+    found = (_stop_at_a_sibling(engine, prompt, params) for prompt in ("abc", "xyz", "q", "1"))
+    prompt, stop = next(filter(None, found))
+    cut = engine.generate(prompt, replace(params, stop=(stop,)), SCHEDULE)
+    last = [event.round for event in cut.events() if isinstance(event, Committed)][-1]
+    assert cut.completion.finish_reason == "stop"
+    assert not last.rescued
+    assert len(last.committed) == last.accepted + 1
+
+
+def _stop_at_a_sibling(engine, prompt, params):
+    """The prompt, and a text that stands in its answer for the first time where a sibling was right."""
+    before = ""
+    for event in engine.generate(prompt, params, SCHEDULE).events():
+        for token in event.tokens:
+            if token.origin == "sibling" and len(token.text) == 1 and token.text not in before:
+                return prompt, token.text
+            before += token.text
+    return None
+
+
+def test_a_schedule_as_an_object(engine):
+    schedule = Schedule(4, 4, 4, siblings=0.001)
+    params = free(SamplingParams(), 40)
+    assert engine.generate("q", params, schedule).run().ids == engine.generate("q", params, "plain").run().ids

@@ -1,0 +1,96 @@
+"""Stop rules: what they decide, what they learn, and that they see the drafting side only."""
+
+import pytest
+
+from ppsd_rt.errors import UsageError
+from ppsd_rt.pipeline.stop_rules import (
+    BetaThompson,
+    CalibratedThompson,
+    ConfidenceThreshold,
+    FixedLength,
+    describe_stop_rule,
+    parse_stop_rule,
+)
+
+
+def share_stopped(controller, confidence=0.5, draws=2000):
+    return sum(controller.stop(confidence) for _ in range(draws)) / draws
+
+
+def test_fixed_length_never_stops():
+    controller = FixedLength().start(0)
+    controller.observe([(0.1, False)])
+    assert share_stopped(controller) == 0
+
+
+def test_confidence_threshold():
+    controller = ConfidenceThreshold(0.6).start(0)
+    assert controller.stop(0.59)
+    assert not controller.stop(0.6)
+
+
+def test_beta_thompson_starts_undecided_and_learns():
+    """A uniform prior stops half the time; the chance to go on tends to the observed acceptance."""
+    controller = BetaThompson(discount=1.0).start(7)
+    assert share_stopped(controller) == pytest.approx(0.5, abs=0.05)
+    for _ in range(100):
+        controller.observe([(0.5, True)] * 9 + [(0.5, False)])
+    assert share_stopped(controller) == pytest.approx(0.1, abs=0.03)
+
+
+def test_beta_thompson_follows_a_change():
+    forgetful, elephant = BetaThompson(discount=0.9).start(1), BetaThompson(discount=1.0).start(1)
+    for controller in (forgetful, elephant):
+        for _ in range(200):
+            controller.observe([(0.5, True)])
+        for _ in range(30):
+            controller.observe([(0.5, False)])
+    assert share_stopped(forgetful) > 0.8
+    assert share_stopped(elephant) < 0.3
+
+
+def test_calibrated_thompson_trusts_confidence_first_and_verdicts_later():
+    controller = CalibratedThompson(discount=1.0).start(5)
+    assert share_stopped(controller, 0.95) == pytest.approx(0.05, abs=0.03)
+    assert share_stopped(controller, 0.15) == pytest.approx(0.85, abs=0.04)
+    for _ in range(200):  # an overconfident draft: wrong half of the time when it says 0.95
+        controller.observe([(0.95, True), (0.95, False)])
+    assert share_stopped(controller, 0.95) == pytest.approx(0.5, abs=0.05)
+    assert share_stopped(controller, 0.15) == pytest.approx(0.85, abs=0.04)  # other bins have learned nothing
+
+
+@pytest.mark.parametrize("confidence", [0.0, 1.0])
+def test_calibrated_thompson_at_the_ends_of_the_scale(confidence):
+    share_stopped(CalibratedThompson().start(0), confidence, 10)
+
+
+@pytest.mark.parametrize("rule", [BetaThompson(), CalibratedThompson()])
+def test_decisions_repeat_for_a_seed(rule):
+    def decisions(seed):
+        controller = rule.start(seed)
+        made = []
+        for i in range(50):
+            made.append(controller.stop(i / 50))
+            controller.observe([(i / 50, i % 3 > 0)])
+        return made
+
+    assert decisions(4) == decisions(4)
+    assert decisions(4) != decisions(5)
+
+
+@pytest.mark.parametrize("text", ["fixed", "confidence", "beta", "calibrated", "survival", "confidence=0.75"])
+def test_text_form_goes_both_ways(text):
+    rule = parse_stop_rule(text)
+    assert parse_stop_rule(describe_stop_rule(rule)) == rule
+
+
+@pytest.mark.parametrize("text", ["", "thompson", "beta=0.5", "confidence=x", "confidence=1.5"])
+def test_unknown_rules_are_refused(text):
+    with pytest.raises(UsageError):
+        parse_stop_rule(text)
+
+
+def test_bad_numbers_are_refused():
+    for make in (lambda: BetaThompson(0), lambda: CalibratedThompson(bins=0), lambda: CalibratedThompson(discount=2)):
+        with pytest.raises(UsageError):
+            make()

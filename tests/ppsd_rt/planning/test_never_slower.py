@@ -1,0 +1,123 @@
+"""`auto` is never slower than plain decoding, from the first tokens on, whatever the head is and its file says.
+
+In simulated time: rounds cost what the stage costs say, and drafts are right with a given chance.
+"""
+
+from statistics import mean
+
+import pytest
+from planner_support import DRAFT, World, best_fixed, costs, planner
+
+from ppsd_rt import _native
+
+FILES = (0.0, 0.4, 0.9)  # acceptance that the head's file claims
+HEADS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)  # acceptance that it has
+DRAFTS = (0.1e-3, DRAFT, 0.5e-3)  # seconds of a draft step; a plain token takes 2.85e-3
+ANSWERS = (8, 16, 32, 64, 128, 256, 512)
+EXACT = (1.0, 1.0)  # no noise: a bound that holds for each answer can be seen
+
+
+def speeds(world: World, lengths: tuple[int, ...]) -> dict[int, float]:
+    """Tokens per second of the first tokens of one answer, in shares of plain decoding, by how many they are."""
+    found = {}
+    for length in lengths:
+        if length > world.tokens:
+            world.decode(length - world.tokens)
+        found[length] = world.tokens / world.seconds * world.costs.plain_seconds
+    return found
+
+
+@pytest.mark.parametrize("draft", [*DRAFTS, 1e-3])
+def test_no_answer_is_slower_than_plain_from_16_tokens_on(draft):
+    """Not on average: none. Also where a draft costs more than a whole answer of 16 tokens may lose."""
+    c = costs(draft)
+    for acceptance in HEADS:
+        for file in FILES:
+            for seed in range(6):
+                world = World(planner(c, file), c, acceptance, seed, EXACT)
+                found = speeds(world, tuple(range(16, 513)))
+                assert min(found.values()) >= 0.98, (acceptance, file, seed)
+
+
+def test_the_shortest_answers_lose_little():
+    """What 16 tokens may lose may be lost in the first 8 already."""
+    for draft in DRAFTS:
+        c = costs(draft)
+        for acceptance in HEADS:
+            assert speeds(World(planner(c, 0.9), c, acceptance, 0, EXACT), (8,))[8] >= 0.96
+
+
+@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("acceptance", HEADS)
+def test_near_the_best_fixed_length_from_128_tokens_on(acceptance, draft):
+    """Rounds that take 4 % more or less, as real ones do. Files are believed as far as verdicts bear them out."""
+    c = costs(draft)
+    best = best_fixed(c, acceptance) * c.plain_seconds
+    seeds = 160 if acceptance == 0.9 else 40  # their answers differ most, and take the fewest rounds
+    for file in FILES:
+        answers = [speeds(World(planner(c, file), c, acceptance, seed, (0.96, 1.04)), ANSWERS) for seed in range(seeds)]
+        for length in ANSWERS[1:]:
+            assert mean(found[length] for found in answers) >= 0.979, (file, length)
+        for length in (128, 256, 512):
+            assert mean(found[length] for found in answers) >= 0.95 * best, (file, length)
+
+
+def test_many_short_answers_of_a_poor_head():
+    """Each may lose what 16 tokens may: but a head that is known to be poor is tried rarely."""
+    c = costs()
+    plan = planner(c, 0.9)
+    world = World(plan, c, 0.02, 0, EXACT)
+    for _ in range(100):
+        plan.begin(128)
+        world.decode(8)
+    assert world.tokens / world.seconds * c.plain_seconds >= 0.98
+
+
+def test_an_answer_that_is_harder_than_those_before_loses_a_bounded_time():
+    """A head that was right for long may be wrong in the next answer: one plain step is lost beyond the 2 %."""
+    c = costs()
+    for seed in range(20):
+        plan = planner(c)
+        World(plan, c, 0.85, seed, EXACT).decode(500)
+        plan.begin(128)
+        world = World(plan, c, 0.0, seed, EXACT)
+        for length in (16, 64, 256):
+            world.decode(length - world.tokens)
+            assert world.seconds <= (length / 0.98 + 1.0) * c.plain_seconds
+
+
+def test_a_head_that_has_proven_itself_drafts_from_the_first_round_on():
+    c = costs()
+    plan = planner(c)
+    assert plan.schedule()[2] == 0, "nothing is known of it yet"
+    World(plan, c, 0.7).decode(300)
+    plan.begin(128)
+    assert plan.schedule()[2] >= 3
+
+
+def test_failed_drafts_are_paid_back_before_there_are_more():
+    plan, c = planner(costs(), 0.9), costs()
+    seconds = 0.0
+    for tokens in range(1, 401):
+        drafts = plan.schedule()[2]
+        took = c.turns.round(drafts) if drafts else c.plain_seconds
+        assert took / c.plain_seconds - 1 <= plan.credit + 1e-9
+        seconds += took
+        assert tokens < 16 or seconds <= tokens * c.plain_seconds / 0.98
+        plan.after(1, min(drafts, 1), 0, took, dropped=max(drafts - 1, 0))
+
+
+def test_copies_have_to_earn_their_rows_too():
+    """A text that seems to repeat itself and does not: rows that are copied in vain stay within the allowance."""
+    c = costs()
+    plan = _native.Planner(c, 0.4, lookup=3)
+    seconds = 0.0
+    for tokens in range(1, 301):
+        _, most, drafts, *_ = plan.schedule()
+        copied = 0 if drafts else most
+        took = c.turns.round(drafts) if drafts else c.plain_seconds + c.turns.verify[copied] - c.turns.verify[0]
+        seconds += took
+        if tokens >= 16:
+            assert seconds <= tokens * c.plain_seconds / 0.98
+        judged = min(copied + drafts, 1)
+        plan.after(1, judged, 0, took, copied=min(copied, 1), dropped=copied + drafts - judged, chance=0.8)

@@ -1,0 +1,370 @@
+"""`auto`: its predictions, what it makes of what it sees, and that it changes no token."""
+
+import json
+from dataclasses import replace
+
+import pytest
+from planner_support import DRAFT, MORE, ONE, ROW, World, best_fixed, costs, planner
+from support import write_model
+
+from ppsd_rt import Engine, PpsdError, SamplingParams, _native
+from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt.backend import Oracle, RunOptions
+from ppsd_rt.models.head_file import HeadInfo
+from ppsd_rt.pipeline.schedule import AUTO, MAX_CHUNK, named
+from ppsd_rt.planning import planner as planning
+from ppsd_rt.planning import simulate
+
+
+def earned(plan: _native.Planner, seconds: float = ROW + ONE) -> _native.Planner:
+    """A plain round, which says nothing of the head, has committed so much that any round of drafts can be paid."""
+    plan.after(20, 0, 0, seconds)
+    return plan
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.8, 1.0])
+def test_predictions_are_the_closed_forms(acceptance):
+    plan = planner(costs())
+    assert plan.predict("plain", 0, acceptance) == pytest.approx(1 / (ROW + ONE))
+    for length in range(1, MAX_CHUNK + 1):
+        tokens = sum(acceptance**k for k in range(length + 1))
+        seconds = length * DRAFT + ROW + ONE + MORE * length
+        assert plan.predict("turns", length, acceptance) == pytest.approx(tokens / seconds)
+
+
+def test_what_the_cache_holds_is_foreseen():
+    """The first draft of a round reads its weights from memory; where nothing is drafted, a pass finds more."""
+    c = costs()
+    c = c.replace(turns=c.turns.replace(first_draft=2.5 * DRAFT, plain=0.9 * (ROW + ONE)))
+    plan = planner(c)
+    assert plan.predict("plain", 0, 0.5) == pytest.approx(1 / (0.9 * (ROW + ONE)))
+    for length in (1, 2, 6):
+        tokens = sum(0.5**k for k in range(length + 1))
+        seconds = (length + 1.5) * DRAFT + ROW + ONE + MORE * length
+        assert plan.predict("turns", length, 0.5) == pytest.approx(tokens / seconds)
+        assert c.turns.round(length) == pytest.approx(seconds)
+    assert c.plain_seconds == pytest.approx(0.9 * (ROW + ONE))
+    # A further draft costs what it costs in the cache: the first one's price does not end the drafting.
+    dear = c.replace(turns=c.turns.replace(draft_step=2.5 * DRAFT))
+    thresholds = [earned(_native.Planner(costs, 0.8)).schedule()[4] for costs in (c, dear)]
+    assert thresholds[0] < thresholds[1]
+
+
+DEEPER = 0.2e-6  # seconds that a position of the text adds to each row of a pass
+
+
+def deep_costs(overlapped: bool = False) -> Costs:
+    """Attention costs by the row: after 8000 positions a further row costs 1.7 ms, and not 0.1."""
+    c = costs(overlapped=overlapped)
+    deeper = {"step_deeper": 0.1 * DEEPER, "verify_deeper": tuple(DEEPER * n for n in range(1, 17))}
+    beside = c.overlapped.replace(**deeper) if c.overlapped else None
+    return Costs(c.turns.replace(**deeper), beside)
+
+
+@pytest.mark.parametrize("context", [128, 1000, 8000])
+def test_a_longer_text_makes_rows_dearer(context):
+    plan, more = planner(deep_costs()), context - 128
+    plan.begin(context)
+    assert plan.predict("plain", 0, 0.5) == pytest.approx(1 / (ROW + ONE + 1.1 * DEEPER * more))
+    for length in (1, 2, 6):
+        tokens = sum(0.5**k for k in range(length + 1))
+        steps = length * DRAFT + ROW + (length + 1) * 0.1 * DEEPER * more
+        seconds = steps + ONE + MORE * length + (length + 1) * DEEPER * more
+        assert plan.predict("turns", length, 0.5) == pytest.approx(tokens / seconds)
+
+
+def test_far_into_a_text_less_is_drafted_and_copied():
+    plan = earned(_native.Planner(deep_costs(), 0.55, lookup=3, siblings=True))
+    *_, threshold, siblings = plan.schedule()
+    copies = plan.copy_threshold
+    assert plan.schedule()[2] > 0
+    for _ in range(5):  # as the text grows; what rounds take is no news
+        plan.after(2, 2, 1, 1.0, position=8000)
+    assert plan.copy_threshold > 3 * copies
+    assert plan.schedule()[2] == 0 or (plan.schedule()[4] > threshold and plan.schedule()[5] > siblings)
+    plan.begin(128)  # another answer
+    assert plan.copy_threshold == pytest.approx(copies, rel=0.5)
+
+
+def test_overlap_is_simulated_anew_for_a_longer_text():
+    plan = planner(deep_costs(overlapped=True))
+    before = plan.predict("overlap", 0, 0.8)
+    plan.begin(200)
+    assert plan.predict("overlap", 0, 0.8) == before  # not for so little
+    plan.begin(8000)
+    assert plan.predict("overlap", 0, 0.8) < 0.7 * before
+
+
+def test_copies_that_do_not_keep_their_promise_have_to_promise_more():
+    plan = _native.Planner(costs(), 0.4, lookup=3)
+    before = plan.copy_threshold
+    for _ in range(30):
+        plan.after(1, 1, 0, ROW + ONE, copied=1, chance=0.7)
+    assert plan.copy_threshold > 2 * before
+    for _ in range(200):
+        plan.after(2, 1, 1, ROW + ONE, copied=1, chance=0.7)
+    assert plan.copy_threshold < 1.2 * before
+
+
+@pytest.mark.parametrize("drafts", [0, 1, 5])
+def test_rounds_that_take_what_was_foreseen_leave_the_pace_alone(drafts):
+    c = costs()
+    c = c.replace(turns=c.turns.replace(first_draft=2.5 * DRAFT, plain=0.9 * (ROW + ONE)))
+    plan = earned(planner(c, 0.6), c.plain_seconds) if drafts else planner(c)
+    assert bool(plan.schedule()[2]) == bool(drafts)
+    seconds = c.turns.round(drafts) if drafts else c.plain_seconds
+    for _ in range(4 if drafts else 1):  # after its first round it tries the head
+        plan.after(drafts + 1, drafts, drafts, seconds)
+    measured = plan.measured()["turns" if drafts else "plain"]
+    assert measured[2] == pytest.approx(measured[3])
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
+def test_overlap_is_predicted_by_simulation(acceptance):
+    c = costs(overlapped=True, slow=1.2)
+    beside = c.overlapped
+    assert beside is not None
+    step = tuple(n * beside.row_step for n in range(1, 17))
+    simulated = simulate.simulate(
+        named("elastic"),
+        simulate.pipeline_costs(step, beside.draft_step - beside.row_step, (beside.verify,)),
+        acceptance,
+        tokens=2000,
+    )
+    assert planner(c).predict("overlap", 0, acceptance) == pytest.approx(simulated.tokens_per_second, rel=0.12)
+
+
+@pytest.mark.parametrize("draft", [0.1e-3, 0.3e-3, 1e-3, 3e-3])
+@pytest.mark.parametrize("acceptance", [0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95])
+def test_near_the_best_and_never_slower_than_plain(draft, acceptance):
+    c = costs(draft)
+    speed = World(planner(c), c, acceptance).decode(2000)
+    assert speed >= 0.95 * best_fixed(c, acceptance) / 1.01  # rounds take 1 % more than the costs on average
+    assert speed >= 0.98 / (1.01 * c.plain_seconds)
+
+
+def test_a_head_that_becomes_good_is_noticed_and_one_that_becomes_bad_too():
+    c = costs()
+    world = World(planner(c), c, 0.02)
+    world.decode(500)
+    world.acceptance = 0.9
+    world.decode(300)  # noticed meanwhile
+    assert world.decode(500) > 0.85 * best_fixed(c, 0.9)
+    world.acceptance = 0.0
+    world.decode(150)
+    before = world.plain_rounds
+    world.decode(300)
+    assert world.plain_rounds - before > 280
+
+
+def test_a_machine_that_becomes_slower_changes_no_choice():
+    """Its pace is common to all schedules: drafting must not look better or worse for it."""
+    c = costs()
+    world = World(planner(c), c, 0.0)
+    world.decode(300)
+    world.pace = 0.5
+    world.decode(100)
+    before = world.plain_rounds
+    world.decode(300)
+    assert world.plain_rounds - before > 280
+
+
+def test_costs_that_were_measured_wrong_are_found_out():
+    """Drafting costs four times what the calibration says, and does not pay."""
+    believed, real = costs(0.2e-3), costs(3e-3)
+    world = World(planner(believed, prior=0.5), real, 0.5)
+    world.decode(1500)
+    assert world.decode(1000) > 0.95 / (1.01 * real.plain_seconds)
+
+
+@pytest.mark.parametrize("others", [1.0, 2.0])
+def test_overlapping_that_does_not_pay_is_left(others):
+    """Turns were measured while they had half of the cores (or all is twice as slow now): overlapping seems best."""
+    real = costs(overlapped=True, slow=1.8)
+    turns = real.turns
+    crowded = StageCosts(2 * turns.row_step, 2 * turns.draft_step, tuple(2 * s for s in turns.verify))
+    plan = planner(real.replace(turns=crowded), prior=0.6)
+    world = World(plan, real, 0.6)
+    world.pace = others
+    world.decode(1000)
+    assert world.overlapped > 0
+    began, before = world.seconds, world.overlapped
+    assert world.decode(1500) > 0.93 * best_fixed(real, 0.6) / (1.01 * others)
+    assert world.overlapped - before < 0.1 * (world.seconds - began)
+
+
+def test_overlapping_that_pays_is_kept():
+    real = costs(overlapped=True, slow=1.0)
+    world = World(planner(real), real, 0.6)
+    overlap = planner(real).predict("overlap", 0, 0.6)
+    assert overlap > 1.1 * best_fixed(real, 0.6)
+    assert world.decode(300) > 0.9 * overlap
+    assert world.decode(2000) > 0.95 * overlap
+
+
+# -- with an engine ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("planner") / "model")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path))
+    return tmp_path / "calibration"
+
+
+def load(folder, threads=2):
+    return Engine.from_pretrained(folder, exit_head="norm:2", dtype="float32", threads=threads)
+
+
+FREE = SamplingParams(max_tokens=200, ignore_eos=True)
+
+
+@pytest.mark.parametrize("params", [FREE, replace(FREE, temperature=0.9, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("which", ["measured", "overlap is best", "drafting is free", "drafting is dear"])
+def test_auto_gives_the_plain_answer(folder, cache, monkeypatch, which, params):
+    """Whatever the planner believes; where overlapping seems best, carriers change in the middle of the answer."""
+    believed = {
+        "overlap is best": costs(overlapped=True, slow=0.3),
+        "drafting is free": costs(1e-9),
+        "drafting is dear": costs(1.0),
+    }
+    if which in believed:
+        monkeypatch.setattr(_native.Engine, "calibrate", lambda _: believed[which])
+    engine = load(folder)
+    ids = engine.encode("Hello, world")
+    plain = engine.generate(ids, params, "plain").run()
+    for acceptance in (None, 0.9, 0.0):
+        oracle = None if acceptance is None else Oracle((*ids, *plain.ids), acceptance)
+        for _ in range(3):
+            completion = engine.generate(ids, params, AUTO, RunOptions(oracle=oracle)).run()
+            assert completion.ids == plain.ids
+        measured = engine.backend._planned.measured()
+        assert completion.statistics.tokens == 200
+        if which == "overlap is best" and acceptance == 0.9:
+            assert measured["overlap"][0] > 0
+        if which == "drafting is dear" and acceptance is None:
+            assert measured["plain"][0] > 500
+
+
+def test_costs_are_measured_in_the_first_runs_and_kept(folder, cache, monkeypatch):
+    first, calls = costs(overlapped=True), []
+    monkeypatch.setattr(_native.Engine, "calibrate", lambda engine: calls.append(engine) or first)
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    for measured in (1, 2, 3, 3):
+        engine = load(folder)
+        for _ in range(2):
+            assert engine.backend.costs().turns.verify == pytest.approx(first.turns.verify)
+            assert len(calls) == measured
+    (file,) = cache.iterdir()
+    assert engine.backend.costs(again=True) == first
+    assert len(calls) == 4
+    assert len(json.loads(file.read_text())) == planning.TUNING.moments
+    file.write_text('[{"turns": ')
+    assert load(folder).backend.costs().turns.verify == pytest.approx(first.turns.verify)
+    assert len(calls) == 5
+
+
+def test_a_crowded_moment_counts_until_there_is_a_calmer_one(tmp_path, monkeypatch):
+    """On fewer threads than later, turns cost what one of them takes, and overlapping seems to pay."""
+    calm = costs(overlapped=True)
+    crowded = calm.replace(turns=calm.overlapped, overlapped=calm.turns, crowded=True)
+    hour, measured = 3600.0, []
+
+    def goes_by(now, at):
+        monkeypatch.setattr("time.time", lambda: at)
+        found = planning.costs_here(tmp_path / "costs", lambda: measured.append(at) or now)
+        expected = crowded if found.crowded else calm
+        assert found.turns.verify == pytest.approx(expected.turns.verify)
+        assert (found.overlapped is None) == found.crowded  # which does not say what overlapping brings
+        return expected
+
+    for at in (0.0, 1.0, 2.0):
+        assert goes_by(crowded, at) is crowded  # there is nothing else
+    assert goes_by(calm, 3.0) is crowded and len(measured) == 3  # it has looked often enough for now
+    assert goes_by(crowded, hour) is crowded
+    assert goes_by(calm, hour + 60) is crowded and len(measured) == 4  # each time it waits longer
+    assert goes_by(calm, 2 * hour) is calm
+    assert goes_by(crowded, 3 * hour) is calm  # which counts no more
+    assert goes_by(calm, 5 * hour) is goes_by(calm, 24 * hour) is calm
+    for at in (25 * hour, 1e9):
+        assert goes_by(crowded, at) is calm and len(measured) == 8  # three calm ones will do
+    assert len(json.loads((tmp_path / "costs").read_text())) == planning.TUNING.moments
+
+
+def test_one_bad_moment_decides_nothing():
+    """Whether the machine was slow on the whole, or for what costs arithmetic alone."""
+    good = costs(0.1, overlapped=True)
+    slow = good.replace(turns=good.overlapped)
+    turns = good.turns.replace(verify=(good.turns.verify[0], *(3 * s for s in good.turns.verify[1:])))
+    bad = good.replace(turns=turns)
+    shares = [s / good.plain_seconds for s in good.turns.verify]
+    for moments in ([bad, good], [good, bad, slow], [slow, bad, good]):
+        found = planning.typical(moments)
+        assert [s / found.plain_seconds for s in found.turns.verify] == pytest.approx(shares)
+        assert found.turns.draft_step / found.plain_seconds == pytest.approx(good.turns.draft_step / good.plain_seconds)
+    assert planning.typical([good, bad, good]).plain_seconds == pytest.approx(good.plain_seconds)
+    assert planning.typical([good, bad.replace(overlapped=None)]).overlapped is None
+
+
+def test_an_engine_is_measured(folder, cache):
+    """Whatever the moment: what cannot have been measured is refused where costs are made (test_calibrate.py)."""
+    engine = load(folder)
+    assert engine.backend.another_engine(2).calibrate().overlapped is not None
+    costs = engine.backend.another_engine(1).calibrate()
+    assert costs.overlapped is None
+    assert min(costs.turns.first_draft, costs.turns.plain) > 0  # not left to the others
+    assert engine.backend.costs().turns.row_step > 0
+
+
+def test_a_cache_that_cannot_be_written_only_costs_time(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "file"))
+    assert len(load(folder).generate("hello", FREE, "auto").run().ids) == 200
+
+
+def test_sampled_answers_are_learned_from_apart(folder, cache):
+    engine = load(folder)
+    planned = []
+    for params in (FREE, replace(FREE, temperature=1.0), FREE, replace(FREE, temperature=0.5)):
+        engine.generate("hello", params, "auto").run()
+        planned.append(engine.backend._planned)
+    assert planned[0] is planned[2] is not planned[1]
+    assert planned[1] is planned[3]
+
+
+def test_answers_after_a_calibration_are_right(folder, cache):
+    """It runs made-up rows through the stages: none of them may be taken for a prompt's."""
+    engine = load(folder)
+    ids = list(range(64))
+    plain = engine.generate(ids, FREE, "plain").run().ids
+    engine.backend.costs(again=True)
+    assert engine.generate(ids, FREE, "plain").run().ids == plain
+
+
+def test_nothing_to_calibrate_without_a_head(folder):
+    with pytest.raises(PpsdError, match="exit head"):
+        Engine.from_pretrained(folder, exit_head="none", dtype="float32").backend.costs()
+
+
+def test_the_prior_is_what_the_head_says():
+    info = HeadInfo("layer", 3, "m", "h")
+    assert planning.prior(info) == planning.UNKNOWN
+    assert planning.prior(replace(info, acceptance={"held_out_greedy": 0.7})) == 0.7
+
+
+def test_copies_say_nothing_of_the_head():
+    plan = _native.Planner(costs(), 0.5, lookup=3)
+    before = plan.acceptance
+    for _ in range(20):  # three copies a round, all right, and no draft of the head
+        plan.after(committed=4, judged=3, accepted=3, seconds=ROW + ONE + 3 * MORE, copied=3)
+    assert plan.acceptance == before
+    plan.after(committed=3, judged=3, accepted=2, seconds=ROW + ONE + 3 * MORE + DRAFT, copied=2)
+    assert plan.acceptance < before, "the head's one was wrong"
+    measured = plan.measured()
+    rounds, tokens, seconds, predicted = (sum(m[i] for m in measured.values()) for i in range(4))
+    assert (rounds, tokens) == (21, 83)
+    assert seconds == pytest.approx(predicted, rel=0.02), "a copy costs a row, not a draft step"

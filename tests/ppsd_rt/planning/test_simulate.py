@@ -1,0 +1,207 @@
+"""Simulated time against the closed forms of the papers, the lock-step carrier, and sums done by hand."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from support import slow
+from toys import schedules
+
+from ppsd_rt import _native
+from ppsd_rt._native import testing
+from ppsd_rt.errors import UsageError
+from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named
+from ppsd_rt.planning.simulate import equal_stages, pipeline_costs, simulate, speedup, table
+
+PPSD = named("ppsd")
+
+
+def published_speedup(stages, acceptance):
+    """PPSD, n equal stages on n devices, the draft stage among them: n / (alpha + (1 - alpha) n).
+
+    What it assumes: chunks of 1, so that a token leaves the last stage every 1/n; drafting overlaps and may run at
+    least n - 1 tokens ahead; the exit head costs nothing; a rejected token costs the whole depth of the pipeline, for
+    the next one starts at the draft stage; messages take no time.
+    """
+    return stages / (acceptance + (1 - acceptance) * stages)
+
+
+def enough(acceptance):
+    """Tokens for the mean to be within 2 %."""
+    return 20_000 if 0 < acceptance < 1 else 1500
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("stages", [2, 5, 8, *map(slow, (3, 4, 6, 7))])
+def test_published_ppsd(stages, acceptance):
+    got = speedup(PPSD, equal_stages(stages), acceptance, enough(acceptance))
+    assert got == pytest.approx(published_speedup(stages, acceptance), rel=0.02)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_the_exit_head_slows_every_token(stages, share):
+    """With all drafts right the draft stage sets the pace, which a head of `share` of its time slows to 1 + share."""
+    costs = equal_stages(stages, head=share / stages)
+    assert speedup(PPSD, costs, 1.0, tokens=5000) == pytest.approx(stages / (1 + share), rel=0.02)
+
+
+def test_ppsd_needs_drafts_enough_to_fill_the_pipeline():
+    costs = equal_stages(6)
+    assert speedup(replace(PPSD, lookahead=5), costs, 1.0) == pytest.approx(6, rel=0.02)
+    assert speedup(replace(PPSD, lookahead=2), costs, 1.0) < 4
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
+@pytest.mark.parametrize("length", range(1, MAX_CHUNK + 1))
+def test_draft_then_verify(length, acceptance):
+    """(1 - alpha^(K+1)) / (1 - alpha) tokens per K t_draft + t_verify(K + 1).
+
+    t_draft is a pass over [0, E) and the head; t_verify is the pass over [E, L) and, before it, the row of the last
+    draft token through [0, E). A corrected or bonus token's row goes along with the next draft step, where one pass
+    takes two rows; so the passes over [0, E) are given the same cost for any number of rows.
+    """
+    costs = pipeline_costs(table(0.15), 0.05, (table(0.7, row=0.02),))
+    chunk = Schedule(length, length, length)
+    per_round = sum(acceptance**i for i in range(length + 1))
+    seconds = length * (0.15 + 0.05) + 0.15 + costs.stages[0][length]
+    simulation = simulate(chunk, costs, acceptance, enough(acceptance))
+    assert simulation.tokens_per_second == pytest.approx(per_round / seconds, rel=0.02)
+    assert simulation.statistics.tokens_per_round == pytest.approx(per_round, rel=0.02)
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("delay", [0.0, 0.01, 3.0])
+def test_a_plain_token_passes_every_stage_and_link_once(stages, delay):
+    costs = pipeline_costs(table(0.25, row=0.01), 9.0, (table(0.5),) * stages, links=delay)
+    assert costs.plain_step == pytest.approx(0.26 + 0.5 * stages + delay * (stages + 1))
+    assert simulate(PLAIN, costs, 0.5, tokens=50).seconds == pytest.approx(50 * costs.plain_step, rel=1e-9)
+
+
+def test_links_delay_a_full_pipeline_only_at_rejections():
+    """All right: a token leaves at every 1/n. All wrong: every token pays for every link."""
+    near, far = equal_stages(4), equal_stages(4, links=0.1)
+    assert simulate(PPSD, far, 1.0, tokens=3000).seconds == pytest.approx(
+        simulate(PPSD, near, 1.0, 3000).seconds, rel=0.01
+    )
+    assert simulate(PPSD, far, 0.0, tokens=300).seconds == pytest.approx(300 * (1 + 4 * 0.1), rel=1e-6)
+
+
+def test_each_link_has_its_own_delay():
+    costs = pipeline_costs(table(1.0), 0.0, (table(1.0), table(1.0)), links=(0.5, 0.25, 0.125))
+    assert simulate(PLAIN, costs, 0.0, tokens=8).seconds == pytest.approx(8 * 3.875)
+
+
+def test_interference_lasts_while_both_work():
+    """One stage of 4 s beside draft steps of 1 s, all right: drafting gets far ahead and then waits.
+
+    A pass commits two tokens: a draft token and, the last committed token's row going along, the one after it.
+    """
+    costs = pipeline_costs(table(1.0), 0.0, (table(4.0),))
+    free = simulate(PPSD, costs, 1.0, tokens=2000)
+    assert free.seconds == pytest.approx(1000 * 4, rel=0.01)
+    # Two draft steps beside each pass: with a factor of 2 they last 4 s, in which 4 / 1.5 s of the pass are done; the
+    # other 4 - 4 / 1.5 s of it run alone.
+    slowed = simulate(PPSD, costs.replace(draft_interference=2.0, verify_interference=1.5), 1.0, tokens=2000)
+    assert slowed.seconds == pytest.approx(1000 * (4 + 4 - 4 / 1.5), rel=0.01)
+    assert simulate(PLAIN, costs.replace(draft_interference=9.0), 1.0, 100).seconds == pytest.approx(500)
+
+
+def test_acceptance_by_place():
+    """The second draft token of a round is never right: one accepted per round of three."""
+    costs = equal_stages(2)
+    statistics = simulate(Schedule(3, 3, 3), costs, [1.0, 0.0], tokens=500).statistics
+    assert statistics.acceptance_by_position[:2] == [1.0, 0.0]
+    assert statistics.tokens_per_round == pytest.approx(2, rel=0.01)
+
+
+def test_acceptance_is_what_was_asked_for():
+    for schedule in (Schedule(4, 4, 4), PPSD, named("elastic")):
+        statistics = simulate(schedule, equal_stages(4), 0.7, tokens=20_000, seed=4).statistics
+        assert statistics.acceptance == pytest.approx(0.7, rel=0.02)
+        assert statistics.tokens == 20_001
+
+
+def test_a_seed_repeats_and_matters():
+    def seconds(seed):
+        return simulate(named("elastic"), equal_stages(3), 0.6, tokens=300, seed=seed).seconds
+
+    assert seconds(1) == seconds(1)
+    assert len({seconds(seed) for seed in range(8)}) > 1
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    schedule=schedules,
+    acceptance=st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    step=st.floats(0.001, 2),
+    head=st.floats(0, 2),
+    verify=st.lists(st.floats(0.001, 5), min_size=1, max_size=4),
+    link=st.sampled_from([0.0, 0.01, 1.5]),
+    interference=st.sampled_from([1.0, 1.3, 4.0]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_any_schedule_commits_the_plain_text(schedule, acceptance, step, head, verify, link, interference, seed):
+    costs = pipeline_costs(
+        table(step, 0.01), head, tuple(table(v, 0.003) for v in verify), link, interference, interference
+    )
+    simulation = simulate(schedule, costs, acceptance, tokens=120, seed=seed, trace=True)
+    assert simulation.tokens == tuple(testing.toy_answer(seed, 120)[-120:])
+    committed = [id for timed in simulation.rounds for id in timed.round.committed]
+    assert tuple(committed) == simulation.tokens
+    times = [timed.seconds for timed in simulation.rounds]
+    assert times == sorted(times)
+    for track in range(len(verify) + 1):  # a stage does one thing at a time
+        spans = sorted((s[3], s[4]) for s in simulation.spans if s[1] == track)
+        assert all(end <= begin + 1e-3 for (_, end), (begin, _) in pairwise(spans))
+    least = min(step, *verify) * 120 / MAX_ROWS
+    assert simulation.seconds >= least
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    schedule=schedules,
+    acceptance=st.floats(0, 1),
+    stages=st.integers(1, 4),
+    per_stage=st.integers(1, 5),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_steps_of_one_second_are_the_ticks_of_the_lock_step(schedule, acceptance, stages, per_stage, seed):
+    """The two carriers share nothing but the scheduler; with whole seconds they must take the same decisions."""
+    timed, _, spans = _native.simulate(
+        schedule=schedule,
+        tokens=80,
+        acceptance=[acceptance],
+        seed=seed,
+        costs=pipeline_costs(table(1.0), 0.0, (table(float(per_stage)),) * stages),
+        trace=True,
+    )
+    # A draft without a row takes the exit head alone, here no time; the lock-step counts one step.
+    assume(all(rows > 0 for _, track, rows, _, _ in spans if track == 0))
+    ticks = testing.lock_step_toy(schedule, 80, [acceptance], seed, stages, per_stage)
+    assert [event for _, event in timed] == [event for _, event in ticks]
+    assert [seconds for seconds, _ in timed][1:] == pytest.approx([tick - 1 for tick, _ in ticks][1:], abs=1e-6)
+
+
+def test_costs_that_make_no_sense():
+    good = {"step": table(0.5), "head": 0.0, "verify": (table(0.5),)}
+    assert pipeline_costs(**good) == equal_stages(2)
+    for change in (
+        {"verify": ()},
+        {"step": (1.0,)},
+        {"links": (0.0,)},
+        {"head": -1.0},
+        {"draft_interference": 0.5},
+        {"step": table(0), "verify": (table(0),)},
+    ):
+        with pytest.raises(UsageError):
+            pipeline_costs(**{**good, **change})
+    for bad in (1.5, [], [0.5, -1]):
+        with pytest.raises(UsageError, match="acceptance"):
+            simulate(PPSD, equal_stages(2), bad)
+    with pytest.raises(UsageError):
+        equal_stages(1)
+    with pytest.raises(UsageError):
+        simulate(PPSD, equal_stages(2), 0.5, tokens=0)

@@ -1,0 +1,140 @@
+"""What is not taken is refused by name, in OpenAI's form."""
+
+import json
+
+import openai
+import pytest
+from serve_support import NAME, USER, serving
+
+WEATHER = {"type": "function", "function": {"name": "weather"}}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "param"),
+    [
+        ({"model": "gpt-9"}, 404, "model_not_found", "model"),
+        ({"colour": "red"}, 400, "unknown_parameter", "colour"),
+        ({"messages": [{"role": "user", "content": "a", "mood": 1}]}, 400, "unknown_parameter", "messages[0].mood"),
+        ({"messages": []}, 400, "invalid_value", "messages"),
+        ({"messages": None}, 400, "invalid_type", "messages"),
+        ({"messages": [{"role": "user"}]}, 400, "missing_required_parameter", "messages[0].content"),
+        ({"messages": [{"role": "tool", "content": "a"}]}, 400, "invalid_value", "messages[0].role"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, 400, "invalid_value", "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, 400, "invalid_value", "messages"),
+        ({"temperature": 2.5}, 400, "invalid_value", "temperature"),
+        ({"temperature": 1e-9}, 400, "invalid_value", "temperature"),
+        ({"temperature": "hot"}, 400, "invalid_type", "temperature"),
+        ({"top_p": 0}, 400, "invalid_value", "top_p"),
+        ({"max_tokens": 0}, 400, "invalid_value", "max_tokens"),
+        ({"max_tokens": 2.5}, 400, "invalid_type", "max_tokens"),
+        ({"max_completion_tokens": 4}, 400, "unsupported_parameter", "max_tokens"),
+        ({"n": 17}, 400, "invalid_value", "n"),
+        ({"stop": ""}, 400, "invalid_value", "stop"),
+        ({"stop": ["a", 3]}, 400, "invalid_type", "stop[1]"),
+        ({"seed": 2**70}, 400, "invalid_value", "seed"),
+        ({"stream_options": {"include_usage": True}}, 400, "unsupported_parameter", "stream_options"),
+        ({"tools": [WEATHER]}, 400, "unsupported_parameter", "tools"),
+        ({"functions": [WEATHER["function"]]}, 400, "unsupported_parameter", "functions"),
+        ({"tool_choice": "required"}, 400, "unsupported_parameter", "tool_choice"),
+        ({"modalities": ["audio"]}, 400, "unsupported_parameter", "modalities"),
+        ({"logit_bias": {"a": 1}}, 400, "invalid_value", "logit_bias.a"),
+        ({"logit_bias": {"999": 1}}, 400, "invalid_value", "logit_bias"),
+        ({"presence_penalty": 3}, 400, "invalid_value", "presence_penalty"),
+        ({"response_format": {"type": "xml"}}, 400, "invalid_value", "response_format"),
+        ({"response_format": {"type": "json_schema"}}, 400, "invalid_value", "response_format"),
+        ({"response_format": {"type": "regex", "regex": "("}}, 400, "invalid_value", "response_format"),
+        ({"response_format": {"type": "json_object"}, "ignore_eos": True}, 400, "invalid_value", "ignore_eos"),
+        ({"top_logprobs": 2}, 400, "unsupported_parameter", "top_logprobs"),
+        ({"messages": [{"role": "user", "content": "a" * 600}]}, 400, "context_length_exceeded", "messages"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_chat_requests_that_are_refused(served, body, status, code, param):
+    reply = served.http.post(
+        "/v1/chat/completions",
+        content=json.dumps({"messages": USER, "max_tokens": 4} | body),
+        headers={"Content-Type": "application/json"},
+    )
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (status, code, param)
+    assert error["type"] == ("not_found_error" if status == 404 else "invalid_request_error")
+    assert error["message"] and "\n" not in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "param"),
+    [
+        ({}, "missing_required_parameter", "prompt"),
+        ({"prompt": []}, "invalid_type", "prompt"),
+        ({"prompt": ""}, "invalid_value", "prompt"),
+        ({"prompt": [1, 10**6]}, "invalid_value", "prompt"),
+        ({"prompt": "a", "echo": True}, "unsupported_parameter", "echo"),
+        ({"prompt": "a", "suffix": "b"}, "unsupported_parameter", "suffix"),
+        ({"prompt": "a", "best_of": 3}, "unsupported_parameter", "best_of"),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+def test_completion_requests_that_are_refused(served, body, code, param):
+    reply = served.http.post("/v1/completions", json=body)
+    assert (reply.status_code, reply.json()["error"]["code"], reply.json()["error"]["param"]) == (400, code, param)
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"3", b"", b"\xff", b"[" * 100_000, b'{"a": NaN}'], ids=repr)
+def test_bodies_that_are_no_request(served, content):
+    reply = served.http.post("/v1/completions", content=content, headers={"Content-Type": "application/json"})
+    assert reply.status_code == 400 and reply.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_requests_that_are_not_said_to_be_json(served):
+    """A page of another site could send one without asking the browser's leave."""
+    reply = served.http.post("/v1/completions", content=b'{"prompt": "a"}', headers={"Content-Type": "text/plain"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, None)
+    assert "application/json" in reply.json()["error"]["message"]
+
+
+def test_paths_and_methods_that_there_are_not(served):
+    assert served.http.get("/v2/nothing").json()["error"]["message"] == "there is no GET /v2/nothing"
+    reply = served.http.get("/v1/completions")
+    assert (reply.status_code, reply.headers["Allow"]) == (405, "POST")
+    assert reply.json()["error"]["message"] == "/v1/completions does not take GET"
+
+
+def test_fields_that_change_no_answer_are_taken(served):
+    harmless = {"user": "me", "metadata": {"a": "b"}, "store": True, "prediction": {"type": "content", "content": "x"}}
+    nothing = {"tools": [], "tool_choice": "none", "modalities": ["text"], "logprobs": False, "logit_bias": None}
+    nothing["response_format"] = {"type": "text"}
+    assert served.post(**harmless, **nothing).status_code == 200
+    assert served.http.post("/v1/completions", json={"prompt": "a", "best_of": 1, "echo": False}).status_code == 200
+
+
+def test_the_client_raises_what_it_raises_with_openai(served):
+    with pytest.raises(openai.BadRequestError) as raised:
+        served.chat(temperature=9)
+    assert (raised.value.param, raised.value.code) == ("temperature", "invalid_value")
+    with pytest.raises(openai.NotFoundError):
+        served.chat(model="gpt-9")
+
+
+def test_a_bug_is_told_to_the_log_and_not_to_the_client(engine, caplog):
+    class Broken:
+        def __getattr__(self, name):
+            return getattr(engine, name)
+
+        def agenerate(self, *_):
+            raise RuntimeError("a secret")
+
+    with serving(Broken()) as served:
+        reply = served.post()
+        assert reply.status_code == 500 and "secret" not in reply.text
+        assert served.answered()["status"] == 500
+        with pytest.raises(openai.InternalServerError):
+            served.chat(stream=True)
+    assert "a secret" in caplog.text
+
+
+def test_a_template_that_refuses_is_the_requests_fault(served, engine, monkeypatch):
+    monkeypatch.setattr(engine.tokenizer, "chat_template", None)
+    reply = served.post()
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
+    assert f"{NAME} has no chat template" in reply.json()["error"]["message"]

@@ -1,0 +1,165 @@
+"""Keys, sizes, queues, times, clients that go away, and the end: with a clock and answers that the tests hold."""
+
+import json
+import socket
+
+import openai
+import pytest
+from serve_support import HANG, USER, serving
+
+BODY = {"messages": USER, "max_tokens": 24, "temperature": 0}
+
+
+def test_the_key_guards_all_but_the_page_and_the_health(engine):
+    with serving(engine, api_key="sésame") as served:
+        assert served.http.get("/health").status_code == served.http.get("/").status_code == 200
+        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sésame".encode()}):
+            for path in ("/v1/models", "/metrics", "/openapi.json"):
+                reply = served.http.get(path, headers=headers)
+                assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
+                assert reply.json()["error"]["code"] == "invalid_api_key"
+        assert served.http.get("/v1/models", headers={"Authorization": "Bearer sésame".encode()}).status_code == 200
+
+
+def test_sizes(engine):
+    with serving(engine, most_body=2000, most_prompt=50, most_answer=8) as served:
+        sized = served.http.post("/v1/completions", json={"prompt": "a" * 3000})
+        unsized = served.http.post(
+            "/v1/completions", content=iter([b"{" + b" " * 3000]), headers={"Content-Type": "application/json"}
+        )
+        for reply in (sized, unsized):
+            assert reply.status_code == 413
+            assert "--max-body" in reply.json()["error"]["message"]
+        error = served.http.post("/v1/completions", json={"prompt": "a" * 60}).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+        assert "60 tokens; this server takes 50" in error["message"]
+        body = {"prompt": "a", "max_tokens": 100, "ignore_eos": True}
+        assert served.http.post("/v1/completions", json=body).json()["usage"]["completion_tokens"] == 8
+
+
+def test_a_full_queue_says_when_to_come_again(holding):
+    with serving(holding, queue=1) as served:
+        streams = [served.chat(max_tokens=8, stream=True) for _ in range(2)]  # each has its first token: none waits
+        assert served.http.get("/health").json() | {"model": ""} == {
+            "status": "ok", "model": "", "waiting": 0, "running": 2,
+        }  # fmt: skip
+        reply = served.post(n=2)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "too_many_answers")
+        served.service.admission.waiting += 1  # one that has no token yet
+        with pytest.raises(openai.RateLimitError, match="1 answers are waiting already") as refused:
+            served.chat()
+        with pytest.raises(openai.RateLimitError):  # not within the stream: nothing has been sent yet
+            served.chat(stream=True)
+        assert 1 <= int(refused.value.response.headers["Retry-After"]) <= 60
+        served.service.admission.waiting -= 1
+        holding.release()
+        assert all(list(stream)[-1].choices[0].finish_reason == "length" for stream in streams)
+        assert served.post(max_tokens=1).status_code == 200
+
+
+def request_bytes(served):
+    content = json.dumps(BODY).encode()
+    lines = (
+        "POST /v1/chat/completions HTTP/1.1",
+        "Host: here",
+        "Content-Type: application/json",
+        f"Content-Length: {len(content)}",
+    )
+    head = "\r\n".join([*lines, "", ""])
+    connection = socket.create_connection(("127.0.0.1", int(served.url.rpartition(":")[2])), timeout=HANG)
+    return connection, head.encode(), content
+
+
+def test_a_client_that_goes_away_in_a_stream_ends_its_answers(holding):
+    with serving(holding) as served:
+        stream = served.chat(max_tokens=24, n=2, stream=True)
+        next(stream)
+        stream.close()
+        entry = served.answered()
+        assert (entry["finish"], entry["error"]) == ("cancelled,cancelled", "the client has gone")
+        assert len(holding.held) == 2
+        assert (served.service.admission.waiting, served.service.admission.running) == (0, 0)
+
+
+def test_a_client_that_goes_away_while_it_waits_ends_its_answer(holding):
+    with serving(holding) as served:
+        connection, head, content = request_bytes(served)
+        with served.chat(max_tokens=4, stream=True) as other, connection:
+            connection.sendall(head + content)
+            for _ in range(2):
+                assert holding.begun.acquire(timeout=HANG)
+            connection.shutdown(socket.SHUT_RDWR)
+            entry = served.answered()
+            assert (entry["status"], entry["finish"]) == (499, "cancelled")
+            holding.release()
+            assert list(other)[-1].choices[0].finish_reason == "length"
+
+
+def test_an_answer_that_takes_too_long_is_ended(holding, clock):
+    with serving(holding, timeout=30.0, sleep=clock.sleep) as served:
+        stream = served.chat(max_tokens=24, stream=True)
+        next(stream)
+        clock.ring(30.0)
+        with pytest.raises(openai.APIError, match="longer than 30 s"):
+            list(stream)
+        assert served.answered()["finish"] == "cancelled"
+
+
+def test_an_answer_that_takes_too_long_before_anything_is_sent_has_a_status_of_its_own(holding, clock):
+    with serving(holding, timeout=30.0, sleep=clock.sleep) as served:
+        connection, head, content = request_bytes(served)
+        with connection:
+            connection.sendall(head + content)
+            assert holding.begun.acquire(timeout=HANG)  # till then it is the body that has so long
+            clock.ring(30.0)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 504 ")
+        assert served.answered()["status"] == 504
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(engine, clock):
+    with serving(engine, timeout=30.0, sleep=clock.sleep) as served:
+        connection, head, content = request_bytes(served)
+        with connection:
+            connection.sendall(head + content[:10])
+            clock.ring(30.0)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
+        assert served.log.next()
+
+
+def test_a_server_that_stops_lets_answers_end(holding, clock):
+    with serving(holding, grace=7.0, sleep=clock.sleep) as served:
+        stream = served.chat(max_tokens=24, stream=True)
+        next(stream)
+        served.server.should_exit = True
+        assert served.log.next("stopping")["running"] == 1
+        assert served.thread.is_alive()
+        holding.release()
+        assert list(stream)[-1].choices[0].finish_reason == "length"
+        served.thread.join(HANG)
+        assert served.log.next("stopped")
+
+
+def test_a_server_that_stops_ends_answers_after_the_grace(holding, clock):
+    with serving(holding, grace=7.0, sleep=clock.sleep) as served:
+        stream = served.chat(max_tokens=24, stream=True)
+        next(stream)
+        served.server.should_exit = True
+        served.log.next("stopping")
+        assert served.service.admission.stopping
+        with pytest.raises((openai.APIConnectionError, openai.InternalServerError)):
+            served.chat()  # nobody listens any more, or very soon
+        clock.ring(7.0)
+        with pytest.raises(openai.APIError, match="the server is stopping"):
+            list(stream)
+        served.thread.join(HANG)
+        assert not served.thread.is_alive()
+
+
+def test_requests_on_open_connections_are_refused_while_it_stops(served):
+    served.http.get("/health")
+    served.service.admission.stopping = True
+    try:
+        assert served.http.get("/health").status_code == 503
+        assert served.post().json()["error"]["code"] == "stopping"
+    finally:
+        served.service.admission.stopping = False

@@ -1,0 +1,335 @@
+"""Several answers of one engine: from threads, in one thread, with asyncio; in turns, and each as it is alone."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+from support import write_model
+
+from ppsd_rt import Committed, Engine, PpsdError, SamplingParams, UsageError
+from ppsd_rt._native import testing
+from ppsd_rt.cpu.memory import kv_memory_of, spare_memory
+from ppsd_rt.turns import Turn, Turns
+
+PROMPTS = ("one", "another one", "a third, longer one")
+SCHEDULES = ("plain", "eesd", "elastic")
+
+
+def params(seed=1, max_tokens=24):
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.9, seed=seed)
+
+
+@pytest.fixture(scope="module", params=["cpu", "torch"])
+def engine(request, tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("many") / "model")
+    return Engine.from_pretrained(folder, exit_head="norm:2", backend=request.param, dtype="float32", threads=1)
+
+
+@pytest.fixture(scope="module")
+def alone(engine):
+    """The ids of each prompt's answer, decoded alone."""
+    return {prompt: engine.generate(prompt, params(), "plain").run().ids for prompt in PROMPTS}
+
+
+# -- the queue -----------------------------------------------------------------------------------------------------
+
+
+def in_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+class Waiting:
+    """A turn that is asked for in a thread of its own; `there` when it waits or has come."""
+
+    def __init__(self, turns):
+        self.turn, self.come, self.cancelled = Turn(), threading.Event(), False
+        self.there = threading.Event()
+        wait = self.turn.wait
+        self.turn.wait = lambda: (self.there.set(), wait())
+
+        def work():
+            self.turn.go_on()
+            turns.take(self.turn, lambda: self.cancelled)
+            self.come.set()
+            self.there.set()
+
+        self.thread = in_thread(work)
+        self.there.wait()
+
+
+def test_first_come_first_served():
+    turns = Turns(1)
+    first, second, third, fourth = (Waiting(turns) for _ in range(4))
+    assert first.come.is_set()
+    second.cancelled = True
+    second.turn.wake()
+    second.thread.join()
+    turns.give(second.turn)
+    assert not third.come.is_set()
+    turns.give(first.turn)
+    third.thread.join()
+    assert third.come.is_set()
+    assert not fourth.come.is_set()
+    turns.give(first.turn)  # once more does no harm
+    turns.give(third.turn)
+    fourth.thread.join()
+
+
+def test_a_thread_is_not_taken_for_one_that_has_ended():
+    """Their numbers may be the same: an answer whose thread is gone is not ended by a new thread's."""
+    turns = [Turn() for _ in range(20)]
+    for turn in turns:
+        in_thread(turn.go_on).join()
+    assert len({id(turn.thread) for turn in turns}) == len(turns)
+
+
+# -- threads -------------------------------------------------------------------------------------------------------
+
+
+def test_threads_get_their_answers(engine, alone):
+    answers = {}
+
+    def work(prompt, schedule):
+        answers[prompt, schedule] = engine.generate(prompt, params(), schedule).run().ids
+
+    threads = [in_thread(lambda p=p, s=s: work(p, s)) for p in PROMPTS for s in SCHEDULES]
+    for thread in threads:
+        thread.join()
+    assert answers == {(prompt, schedule): alone[prompt] for prompt in PROMPTS for schedule in SCHEDULES}
+
+
+def test_an_answer_that_waits_is_cancelled(engine, alone):
+    """It leaves the queue at once, while the one before is half-iterated; the next in the queue has its turn."""
+    if engine.backend.concurrency > 1:
+        pytest.skip("this backend lets nobody wait")
+    first = engine.generate(PROMPTS[0], params(), "plain")
+    stream = iter(first)
+    tokens = [next(stream)]
+    waiting, after = (engine.generate(prompt, params(), "plain") for prompt in PROMPTS[1:])
+    waits = threading.Event()
+    wait = waiting._place.wait
+    waiting._place.wait = lambda: (waits.set(), wait())
+    threads = [in_thread(waiting.run)]
+    waits.wait()
+    threads.append(in_thread(after.run))
+    waiting.close()
+    threads[0].join()
+    assert (waiting.completion.ids, waiting.completion.finish_reason) == ((), "cancelled")
+    tokens += stream
+    threads[1].join()
+    assert tuple(token.id for token in tokens) == alone[PROMPTS[0]]
+    assert after.completion.ids == alone[PROMPTS[2]]
+
+
+def test_a_dropped_answer_frees_its_place(engine, alone):
+    dropped = iter(engine.generate(PROMPTS[0], params(), "plain"))
+    next(dropped)
+    answers = []
+    thread = in_thread(lambda: answers.append(engine.generate(PROMPTS[1], params(), "plain").run().ids))
+    del dropped
+    gc.collect()
+    thread.join()
+    assert answers == [alone[PROMPTS[1]]]
+
+
+def test_one_thread_does_not_wait_for_itself(engine, alone):
+    first = engine.generate(PROMPTS[0], params(), "plain")
+    next(iter(first))
+    assert engine.generate(PROMPTS[1], params(), "eesd").run().ids == alone[PROMPTS[1]]
+    if engine.backend.concurrency > 1:
+        assert first.run().ids == alone[PROMPTS[0]]
+        return
+    for _ in range(2):
+        with pytest.raises(PpsdError, match="another one has begun"):
+            first.run()
+    assert engine.generate(PROMPTS[2], params(), "eesd").run().ids == alone[PROMPTS[2]]
+
+
+# -- asyncio -------------------------------------------------------------------------------------------------------
+
+
+def test_async_answers_side_by_side(engine, alone):
+    async def ids(prompt, schedule):
+        return tuple([token.id async for token in engine.agenerate(prompt, params(), schedule)])
+
+    async def work():
+        return await asyncio.gather(*(ids(prompt, schedule) for prompt in PROMPTS for schedule in SCHEDULES))
+
+    assert asyncio.run(work()) == [alone[prompt] for prompt in PROMPTS for _ in SCHEDULES]
+
+
+def test_async_events_and_completion(engine, alone):
+    async def work():
+        async with engine.agenerate(PROMPTS[0], params(), "eesd") as generation:
+            events = [event async for event in generation.events()]
+            assert await generation.run() == generation.completion
+        return generation.completion, events
+
+    completion, events = asyncio.run(work())
+    assert completion.finish_reason == "length"
+    assert all(isinstance(event, Committed) for event in events)
+    assert tuple(token.id for event in events for token in event.tokens) == alone[PROMPTS[0]]
+    assert completion.statistics.tokens == len(completion.ids)
+
+
+def test_a_task_with_two_half_iterated_answers(engine, alone):
+    """Neither waits for the other's consumer."""
+
+    async def work():
+        first, second = (engine.agenerate(prompt, params(), "plain") for prompt in PROMPTS[:2])
+        pairs = [(await anext(first), await anext(second)) for _ in range(24)]
+        return [tuple(token.id for token in tokens) for tokens in zip(*pairs, strict=True)]
+
+    assert asyncio.run(work()) == [alone[prompt] for prompt in PROMPTS[:2]]
+
+
+@pytest.mark.parametrize("how", ["aclose", "cancel", "task", "dropped"])
+def test_an_async_answer_ends_early(engine, alone, how):
+    """By its consumer, by the task's cancellation, or because nobody holds it; the next one has its turn."""
+    gc.collect()
+    threads = testing.running_threads()
+
+    async def consume(generation, begun):
+        async for _ in generation:
+            begun.set()
+
+    async def work():
+        generation = engine.agenerate(PROMPTS[0], params(max_tokens=480), "plain")
+        if how == "task":
+            begun = asyncio.Event()
+            task = asyncio.create_task(consume(generation, begun))
+            await begun.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await generation.aclose()
+        else:
+            await anext(generation)
+        if how == "aclose":
+            await generation.aclose()
+            assert testing.running_threads() == threads
+        elif how == "cancel":
+            generation.cancel()
+            rest = [token async for token in generation]
+            assert len(rest) < 479
+        if how == "dropped":
+            generation = None
+        else:
+            assert generation.completion.finish_reason == "cancelled"
+            assert 1 <= len(generation.completion.ids) < 480
+        async with engine.agenerate(PROMPTS[1], params(), "plain") as other:
+            return (await other.run()).ids
+
+    assert asyncio.run(work()) == alone[PROMPTS[1]]
+
+
+def test_async_errors(engine, monkeypatch):
+    with pytest.raises(UsageError, match="the prompt is empty"):
+        engine.agenerate("")
+
+    def rounds(*_):
+        raise PpsdError("out of order")
+        yield
+
+    async def work():
+        monkeypatch.setattr(engine.backend, "rounds", rounds)
+        generation = engine.agenerate("x", params())
+        with pytest.raises(PpsdError, match="out of order"):
+            await generation.run()
+        with pytest.raises(StopAsyncIteration):
+            await anext(generation)
+
+    asyncio.run(work())
+
+
+def test_cancelled_before_it_begins(engine):
+    async def work():
+        generation = engine.agenerate(PROMPTS[0], params())
+        generation.cancel()
+        return await generation.run()
+
+    assert asyncio.run(work()).ids == ()
+
+
+# -- the cpu backend's own ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cpu(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("cpu") / "model")
+    return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="float32", threads=2, kv_memory="8M")
+
+
+@pytest.mark.parametrize("schedule", ["plain", "eesd", "elastic"])
+def test_an_answer_moves_when_it_gets_company(cpu, schedule):
+    """In the middle, from its session into the loop, which takes over what has been computed."""
+    prompt = list(range(5, 150))
+    sampled = params(max_tokens=360)  # a session works 64 events ahead
+    expected = cpu.generate(prompt, sampled, "plain").run().ids
+    generation = cpu.generate(prompt, sampled, schedule)
+    stream = iter(generation)
+    tokens = [next(stream) for _ in range(4)]
+    before = cpu.backend._answers.loop.counts["shared_rows"]
+    with cpu.generate(PROMPTS[0], params(), schedule) as other:
+        next(iter(other))
+        assert cpu.backend._answers._lone is None
+        tokens += stream
+        assert cpu.backend._answers.loop.counts["shared_rows"] - before >= 128
+    assert tuple(token.id for token in tokens) == expected == generation.completion.ids
+    assert generation.completion.finish_reason == "length"
+    seconds = generation.statistics.seconds
+    assert seconds > 0
+    assert generation.statistics.tokens == len(expected)
+
+
+def test_forty_at_once(cpu):
+    """More than fit: each is as alone; those that wait need no thread of their own."""
+    prompts = [f"prompt {number}" for number in range(40)]
+    expected = [cpu.generate(prompt, params(number), "plain").run().ids for number, prompt in enumerate(prompts)]
+
+    async def work():
+        answers = [cpu.agenerate(prompt, params(number), "auto") for number, prompt in enumerate(prompts)]
+        return [completion.ids for completion in await asyncio.gather(*(answer.run() for answer in answers))]
+
+    assert asyncio.run(work()) == expected
+
+
+def test_what_needs_the_engine_ends_all(cpu):
+    first, second = (cpu.generate(prompt, params(max_tokens=400), "plain") for prompt in PROMPTS[:2])
+    next(iter(first)), next(iter(second))
+    cpu.backend.logits([1, 2, 3])
+    for generation in (first, second):
+        with pytest.raises(PpsdError, match="another one has begun"):
+            generation.run()
+    assert cpu.generate(PROMPTS[0], params(), "plain").run().finish_reason == "length"
+
+
+def test_kv_memory(cpu, tmp_path):
+    folder = cpu.checkpoint.folder
+    for wrong in ("a lot", "0", -1, "4 X", True):
+        with pytest.raises(UsageError, match="is no size: write bytes, or a text such as 512M or 4G"):
+            Engine.from_pretrained(folder, backend="cpu", kv_memory=wrong)
+    with pytest.raises(UsageError, match="kv_memory needs --backend cpu"):
+        Engine.from_pretrained(folder, backend="torch", kv_memory="1G")
+    assert kv_memory_of("2G") == 2 * 2**30
+    assert kv_memory_of(" 512 MiB") == 512 * 2**20
+    assert kv_memory_of(1000) == 1000
+    small = Engine.from_pretrained(
+        folder, exit_head="none", backend="cpu", dtype="float32", threads=1, kv_memory="100K"
+    )
+    with pytest.raises(PpsdError, match=r"no memory for a KV cache of \d+ tokens; lower --max-tokens"):
+        small.generate("x", params(max_tokens=400)).run()
+
+
+def test_spare_memory(tmp_path):
+    info = tmp_path / "meminfo"
+    info.write_text("MemTotal: 100 kB\nMemAvailable:   64 kB\n")
+    assert spare_memory(info, tmp_path) == 64 * 1024
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert spare_memory(info, tmp_path) == 4000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert spare_memory(info, tmp_path) == 64 * 1024

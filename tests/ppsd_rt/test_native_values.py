@@ -1,0 +1,59 @@
+"""ppsd_rt's dataclasses, read by the C++ extension (csrc/bindings/values.cpp). What it gives is compared elsewhere."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+
+from ppsd_rt import SamplingParams, UsageError
+from ppsd_rt._native import testing
+from ppsd_rt.pipeline.rounds import Limits
+from ppsd_rt.pipeline.schedule import Schedule, named
+from ppsd_rt.sampling.params import LEAST_TEMPERATURE
+
+EVERY = SamplingParams(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, repetition_penalty=1.1, seed=2**64 - 1)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [EVERY, SamplingParams(temperature=LEAST_TEMPERATURE), SamplingParams(temperature=1 / 3 * 3, top_p=1e-3)],
+    ids=["every field", "the least temperature", "rounded"],
+)
+def test_numbers_of_32_bits_come_back_as_they_were_written(params):
+    assert testing.read_sampling(params) == params
+
+
+def test_numbers_beyond_every_vocabulary_are_as_good_as_the_largest():
+    assert testing.read_sampling(replace(EVERY, top_k=10**30)).top_k == 2**31 - 1
+
+
+def test_what_is_no_schedule_is_refused():
+    for wrong in (SamplingParams(), {"first_chunk": 1}, None):
+        with pytest.raises(TypeError, match="Schedule"):
+            testing.lock_step_toy(wrong, 10, [0.5], 0, 1, 1)
+
+
+@dataclass(frozen=True)
+class Own:
+    kind: ClassVar[str] = "own"
+
+
+@dataclass(frozen=True)
+class Nameless:
+    threshold: float = 0.5
+
+
+@pytest.mark.parametrize(("rule", "name"), [(Own(), "own"), (Nameless(), "without a kind")])
+def test_a_stop_rule_that_is_not_known_is_an_error(rule, name):
+    with pytest.raises(UsageError, match=f"stop rule {name} is unknown to the C\\+\\+ pipelines; use --backend torch"):
+        testing.stop_rule_draws(Schedule(1, 1, 1, stop_rule=rule), 0, [0.5])
+
+
+def test_limits_beyond_all_positions():
+    """The end is as far away as positions can be counted; stop ids end the text before."""
+    limits = Limits(10**30, frozenset({7, 3}))
+    drafts = [5, 5, 3]
+    events = testing.lock_step_events(
+        [1], lambda ids: (drafts[0], 0.5, 0, 0.0), lambda ids: drafts[len(ids) - 1], named("plain"), limits, 0, 1, 1
+    )
+    assert [event.committed for event in events] == [(5,), (5,), (3,)]
