@@ -108,6 +108,8 @@ class Session:
     def stop(self) -> None: ...  # as close; events that are there already can still be had
     @property
     def text(self) -> list[int]: ...  # prompt and committed ids, those of events that are still to be had included
+    @property
+    def seconds(self) -> float: ...  # of work, as of the last of these events
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
 
 class LoopAnswer:

@@ -266,5 +266,6 @@ void bind_cpu(py::module_& m) {
       .def("ready", &ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
       .def("prompt_rows", &prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
       .def("stop", &PySession::stop, "Ends the work, as close; events that are there already can still be had.")
-      .def_property_readonly("text", [](PySession& session) { return session.session->text(); });
+      .def_property_readonly("text", [](PySession& session) { return session.session->text(); })
+      .def_property_readonly("seconds", [](PySession& session) { return session.session->seconds(); });
 }

@@ -64,6 +64,11 @@ std::vector<int> Session::text() {
   return text_;
 }
 
+double Session::seconds() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return seconds_;
+}
+
 void Session::work() {
   std::vector<int> tokens = request_.prompt;
   try {
@@ -132,12 +137,12 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
       // What another carrier begins with is a round like any other.
       if (Round* round = std::get_if<Round>(&*event)) round->prompt = round->prompt && first;
       const Clock::time_point done = Clock::now();
-      const double seconds = std::chrono::duration<double>(done - begun_ - waited_).count();
       std::unique_lock<std::mutex> lock(mutex_);
+      seconds_ = std::chrono::duration<double>(done - begun_ - waited_).count();
       changed_.wait(lock, [this] { return events_.size() < kAhead || cancelled_.load(); });
       if (const Round* round = std::get_if<Round>(&*event))
         text_.insert(text_.end(), round->committed.begin(), round->committed.end());
-      events_.push_back({std::move(*event), seconds});
+      events_.push_back({std::move(*event), seconds_});
       const Clock::time_point now = Clock::now();
       waited_ += now - done;
       if (now - woken_ < kNews && events_.size() < kAhead / 2) continue;

@@ -24,6 +24,7 @@ class Session {
   void cancel();   // from any thread: the answer ends soon
   void end();      // cancels, and returns when nothing runs any more; the engine is free for another session then
   std::vector<int> text();   // the prompt, and what the events commit, those that nobody has asked for yet included
+  double seconds();          // of work, as of the last of these events
 
  private:
   bool wait(std::unique_lock<std::mutex>* lock, int milliseconds);
@@ -44,6 +45,7 @@ class Session {
   std::condition_variable changed_;
   std::deque<Stamped> events_;
   std::vector<int> text_;
+  double seconds_ = 0;         // of the last event
   const Clock::time_point begun_ = Clock::now();
   Clock::time_point woken_{};  // when the consumer was, last
   Clock::duration waited_{};   // for a consumer that is slower than the work

@@ -28,13 +28,17 @@ class Answer:
     ) -> None:
         self.prompt, self.limits, self.cancellation = list(prompt), limits, cancellation
         self.request, self.masks = request, masks
-        self.seconds = 0.0  # of work, as of the last round that its consumer has had
-        self.stream: _native.Session | _native.LoopAnswer | None = None
+        self.streams: list[_native.Session | _native.LoopAnswer] = []  # its events are those of all, in this order
         self.ended = False  # by what needs the engine for itself
 
+    @property
+    def stream(self) -> "_native.Session | _native.LoopAnswer":
+        """Where it is decoded now."""
+        return self.streams[-1]
+
     def use(self, stream: "_native.Session | _native.LoopAnswer") -> None:
-        """What the events after those of the present stream come from."""
-        self.stream = stream
+        """It goes on there; the events that its consumer has not had from the one before remain to be had first."""
+        self.streams.append(stream)
         self.cancellation.tells(stream.cancel)
 
     def whole(self, text: Sequence[int]) -> bool:
@@ -77,21 +81,19 @@ class Answers:
 
     def events(self, answer: Answer) -> Iterator[Round | Drafted]:
         """Raises PpsdError if the answer is ended on the way, and what the extension raises."""
-        whole, seen = False, None
-        while (stream := self._stream(answer)) is not seen:
-            seen = stream
+        whole, number = False, 0
+        while stream := self._stream(answer, number):
+            number += 1
             for event in stream:
                 if isinstance(event, Round):
                     whole = answer.limits.reached_by(event)
-                    answer.seconds = event.seconds or 0.0
                 yield event
                 one_at_a_time(whole or not answer.ended, answer.cancellation)
         one_at_a_time(whole or not answer.ended, answer.cancellation)
 
-    def _stream(self, answer: Answer) -> "_native.Session | _native.LoopAnswer":
+    def _stream(self, answer: Answer, number: int) -> "_native.Session | _native.LoopAnswer | None":
         with self.lock:  # so that it has moved, if it is about to
-            assert answer.stream is not None
-            return answer.stream
+            return answer.streams[number] if number < len(answer.streams) else None
 
     def leave(self, answer: Answer) -> None:
         """Its consumer wants no more of it. Returns when nothing works on it."""
@@ -99,9 +101,8 @@ class Answers:
             self._many.discard(answer)
             if self._lone is answer:
                 self._lone = None
-                assert answer.stream is not None
                 answer.stream.close()  # before another one may have the engine
-        if answer.stream is not None:
+        if answer.streams:
             answer.stream.close()  # in the loop, at the end of the round
 
     def end_all(self) -> None:
@@ -110,7 +111,6 @@ class Answers:
             answers = [*self._many, *([self._lone] if self._lone else [])]
             for answer in answers:
                 answer.ended = True  # before its consumer sees it end
-                assert answer.stream is not None
                 answer.stream.cancel()
             for answer in answers:
                 self.leave(answer)
@@ -138,5 +138,5 @@ class Answers:
             return
         loop.learn(engine())
         committed = len(text) - len(answer.prompt)
-        answer.use(loop.add(text, committed=committed, seconds=answer.seconds, masks=answer.masks(), **answer.request))
+        answer.use(loop.add(text, committed=committed, seconds=session.seconds, masks=answer.masks(), **answer.request))
         self._many.add(answer)

@@ -7,7 +7,7 @@ import threading
 import pytest
 from support import write_model
 
-from ppsd_rt import Committed, Engine, PpsdError, SamplingParams, UsageError
+from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, UsageError
 from ppsd_rt._native import testing
 from ppsd_rt.cpu.memory import kv_memory_of, spare_memory
 from ppsd_rt.turns import Turn, Turns
@@ -283,6 +283,29 @@ def test_an_answer_moves_when_it_gets_company(cpu, schedule):
     seconds = generation.statistics.seconds
     assert seconds > 0
     assert generation.statistics.tokens == len(expected)
+
+
+@pytest.mark.parametrize("schedule", ["plain", "eesd", "elastic"])
+def test_an_answer_moves_before_its_consumer_has_had_anything(cpu, schedule):
+    """What its session has made by then comes first."""
+    others = []
+
+    def company(*_):  # is called before any event is handed out
+        if not others:
+            while not cpu.backend._answers._lone.stream.ready(1000):
+                pass
+            others.append(cpu.generate(PROMPTS[0], params(), schedule))
+            next(iter(others[0]))
+            assert cpu.backend._answers._lone is None
+
+    prompt = list(range(150, 40, -1))
+    sampled = params(max_tokens=360)
+    expected = cpu.generate(prompt, sampled, "plain").run().ids
+    told = RunOptions(prompt_progress=company)
+    completion = cpu.generate(prompt, sampled, schedule, told).run()
+    others[0].close()
+    assert completion.ids == expected
+    assert len(completion.ids) == completion.statistics.tokens
 
 
 def test_forty_at_once(cpu):
