@@ -1,7 +1,8 @@
 """The cases of a campaign: a case depends on the campaign's seed, the case's number and the material, on nothing else.
 
 A case is one engine, some texts (a prompt and sampling parameters, each with a plain answer to compare with), and
-answers to them that follow each other on that engine, so that they find each other's rows in the KV cache.
+answers to them on that engine. They follow each other, so that they find each other's rows in the KV cache, or several
+are decoded at once.
 """
 
 from dataclasses import dataclass, replace
@@ -36,8 +37,9 @@ class Material:
 
     questions, text: as ids. isas to stages: what a `Setup` is drawn from, by weight. head: an exit head, `auto` for
     any; exit_layer: after which it drafts, of `auto` the shipped one; None: there is none. engine: False where the
-    engine is given (ranks, backends other than cpu); copies, siblings, oracles: what it can draft. extras: does it know
-    `SamplingParams.extras`? grammars: is llguidance there, which grammars need?
+    engine is given (ranks, backends other than cpu). most_at_once: answers that an engine decodes side by side.
+    row_bytes: of a KV cache, for a token in the widest format. copies, siblings, oracles: what it can draft. extras:
+    does it know `SamplingParams.extras`? grammars: is llguidance there, which grammars need?
     """
 
     questions: tuple[tuple[int, ...], ...]
@@ -53,6 +55,8 @@ class Material:
     head: str
     exit_layer: int | None
     engine: bool = True
+    most_at_once: int = 1
+    row_bytes: int = 0
     copies: bool = True
     siblings: bool = True
     oracles: bool = True
@@ -62,7 +66,10 @@ class Material:
 
 @dataclass(frozen=True)
 class Setup:
-    """An engine of the cpu backend. reference_threads: of the one that decodes plainly, for comparison."""
+    """An engine of the cpu backend. reference_threads: of the one that decodes plainly, for comparison.
+
+    kv_memory: in bytes, so little that answers wait for each other and lose their places; None: what there is to spare.
+    """
 
     isa: str
     dtype: str
@@ -71,6 +78,7 @@ class Setup:
     threads: int
     reference_threads: int
     stages: int
+    kv_memory: int | None = None
 
     @property
     def share(self) -> float:
@@ -97,7 +105,7 @@ class Answer:
     """An answer to text number `text`.
 
     acceptance: of an oracle that drafts; None: the exit head drafts. events: the answer is abandoned after so many;
-    None: never. closed: when abandoned, it is ended by `close`; else by the next answer.
+    None: never. closed: when abandoned, it is ended by `close`; else by the next answer, or among others by `cancel`.
     """
 
     text: int
@@ -111,18 +119,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class Case:
-    """believed: what `auto` takes for the costs of the stages."""
+    """believed: what `auto` takes for the costs of the stages. at_once: answers that are decoded side by side."""
 
     number: int
     setup: Setup | None
     believed: Costs
     texts: tuple[Text, ...]
     answers: tuple[Answer, ...]
+    at_once: int = 1
 
 
 def draw_case(material: Material, seed: int, number: int) -> Case:
     rng = Random(f"{seed}/{number}")
     setup = _setup(rng, material) if material.engine else None
+    at_once = 1 if material.most_at_once == 1 or rng.random() < 0.3 else _long(rng, 2, material.most_at_once)
     drafts = material.exit_layer is not None if setup is None else setup.exit_head != "none"
     share = setup.share if setup else _GIVEN
     texts: list[Text] = []
@@ -131,7 +141,12 @@ def draw_case(material: Material, seed: int, number: int) -> Case:
     answers = [_answer(rng, material, drafts, number) for number in range(len(texts)) for _ in range(ANSWERS)]
     if all(text.kind != "whole context" for text in texts) and rng.random() < 0.5:
         rng.shuffle(answers)
-    return Case(number, setup, _costs(rng), tuple(texts), tuple(answers))
+    if at_once > 1:
+        answers = [replace(answer, acceptance=None) for answer in answers]  # oracles are for an answer alone
+        if setup is not None and rng.random() < 0.6:
+            longest = max(_most_tokens(texts)) + 64  # a block more than fits in any case
+            setup = replace(setup, kv_memory=int(longest * material.row_bytes * (1.5 + rng.expovariate(0.5))))
+    return Case(number, setup, _costs(rng), tuple(texts), tuple(answers), at_once)
 
 
 def _setup(rng: Random, material: Material) -> Setup:
@@ -187,6 +202,14 @@ def _text(rng: Random, material: Material, earlier: list[Text], share: float) ->
         new = ids if kind != "continued" else ids[: rng.randint(0, 3)]
         return Text(kind, new, params, rng.randrange(len(earlier)), kept)
     return Text(kind, ids, params)
+
+
+def _most_tokens(texts: list[Text]) -> list[int]:
+    """Of each text, with its answer."""
+    most: list[int] = []
+    for text in texts:
+        most.append(len(text.ids) + text.params.max_tokens + (0 if text.after is None else most[text.after]))
+    return most
 
 
 def _cut(rng: Random, text: tuple[int, ...], longest: int) -> tuple[int, ...]:

@@ -5,12 +5,13 @@ from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import Any
 
-from ..backend import Oracle, RunOptions, common_prefix
+from ..backend import common_prefix
 from ..bench.kernels import chosen_isa
 from ..cpu.backend import CpuBackend
-from ..engine import Committed, Completion, Engine, Generation
+from ..engine import Completion, Engine
 from ..pipeline.schedule import PLAIN, Auto, describe
 from .draw import Answer, Case, Setup, Text
+from .play import Played, play
 
 _RANGES = ((0, "0"), (15, "1 to 15"), (127, "16 to 127"), (1023, "128 to 1023"))
 
@@ -51,6 +52,7 @@ def load_pair(model: str, setup: Setup) -> Pair:
             threads=setup.threads,
             stages=setup.stages,
             kv_dtype=setup.kv_dtype,
+            kv_memory=setup.kv_memory,
         )
         assert isinstance(tested.backend, CpuBackend)
         beside = tested.backend.beside(setup.reference_threads)
@@ -70,25 +72,21 @@ def run_case(case: Case, pair: Pair, tell: Callable[[str], None]) -> Outcome:
         pair.reference.use_head("none")
         plain.append(pair.reference.generate(prompts[-1], text.params, PLAIN).run())
         outcome.plain_tokens += len(plain[-1].ids)
-    held: list[int] = []  # the text whose rows the tested engine has
-    open: Generation | None = None  # abandoned, and left to the next answer to end
-    for answer in case.answers:
+    for played in play(case, pair.tested, prompts, plain):
+        answer, done = played.answer, played.completion
         prompt, truth = prompts[answer.text], plain[answer.text]
-        abandoned = open is not None
-        done, open = _run(pair.tested, prompt, truth, case.texts[answer.text], answer, outcome.passes)
-        whole = done.finish_reason != "cancelled"
-        same = _same(done, truth, whole)
-        shared = common_prefix(held, prompt)
-        values = _dimensions(case, answer, pair, prompt, shared, abandoned, whole)
+        same = _same(done, truth, played.whole)
+        values = _dimensions(case, played, pair, prompt)
         for dimension, value in values:
             if answer.kind != "plain" or dimension == "schedule":
                 counts = outcome.tally.setdefault(dimension, {}).setdefault(value, [0, 0, 0])
                 counts[0] += 1
                 counts[1] += len(done.ids)
                 counts[2] += not same
+        for key, count in played.passes.items():
+            outcome.passes[key] = outcome.passes.get(key, 0) + count
         outcome.answers += 1
         outcome.tokens += len(done.ids) * (answer.kind != "plain")
-        held = [*prompt, *done.ids]
         if not same:
             found = _difference(case, answer, pair, prompt, truth, done, dict(values))
             outcome.differences.append(found)
@@ -109,30 +107,6 @@ def _prompt(text: Text, prompts: list[list[int]], plain: list[Completion], conte
     return ids if text.kind == "whole context" else ids[: context * 3 // 4]
 
 
-def _run(
-    engine: Engine, prompt: list[int], truth: Completion, text: Text, answer: Answer, passes: dict[str, int]
-) -> tuple[Completion, Generation | None]:
-    """The answer, and its generation if it was abandoned and not closed."""
-    oracle = None
-    if answer.acceptance is not None:
-        oracle = Oracle((*prompt, *truth.ids), answer.acceptance, answer.oracle_seed)
-    options = RunOptions(report_drafts=answer.events is not None, oracle=oracle)
-    generation = engine.generate(prompt, text.params, answer.schedule, options)
-    for number, event in enumerate(generation.events(), 1):
-        if isinstance(event, Committed) and not event.round.prompt:
-            key = f"{len(event.round.judged)}/{event.round.accepted}"
-            passes[key] = passes.get(key, 0) + 1
-        if number == answer.events:
-            break
-    done = generation.completion
-    if done.finish_reason != "cancelled":
-        return done, None
-    if answer.closed:
-        generation.close()
-        return done, None
-    return done, generation
-
-
 def _same(done: Completion, truth: Completion, whole: bool) -> bool:
     if not whole:
         begins = done.ids == truth.ids[: len(done.ids)] and done.logprobs == truth.logprobs[: len(done.ids)]
@@ -141,10 +115,9 @@ def _same(done: Completion, truth: Completion, whole: bool) -> bool:
     return same and (done.text, done.finish_reason) == (truth.text, truth.finish_reason)
 
 
-def _dimensions(
-    case: Case, answer: Answer, pair: Pair, prompt: list[int], shared: int, abandoned: bool, whole: bool
-) -> list[tuple[str, str]]:
+def _dimensions(case: Case, played: Played, pair: Pair, prompt: list[int]) -> list[tuple[str, str]]:
     """What the answer is counted under; `filters` several times."""
+    answer = played.answer
     backend, schedule, text = pair.tested.backend, answer.schedule, case.texts[answer.text]
     setup, params = case.setup, text.params
     engine = {
@@ -158,6 +131,7 @@ def _dimensions(
             "exit head": setup.exit_head.partition(":")[0],
             "threads, plain": str(setup.reference_threads),
             "stages": str(setup.stages),
+            "memory for KV caches": "as is spare" if setup.kv_memory is None else "scarce",
         }
     fixed = None if isinstance(schedule, Auto) or answer.kind == "plain" else schedule
     filters = [
@@ -178,10 +152,15 @@ def _dimensions(
         *engine.items(),
         ("prompt", text.kind),
         ("prompt tokens", _range(len(prompt))),
-        ("prompt tokens held", _range(shared)),
-        ("answer", "whole" if whole else "abandoned"),
-        ("before it", "an open answer" if abandoned else "a closed answer"),
+        ("prompt tokens held", "-" if played.shared is None else _range(played.shared)),
+        ("answer", "whole" if played.whole else "abandoned"),
+        ("before it", "an open answer" if played.after_open else "a closed answer" if case.at_once == 1 else "-"),
+        ("at once", _at_once(case.at_once)),
     ]
+
+
+def _at_once(answers: int) -> str:
+    return next((name for most, name in ((1, "1"), (4, "2 to 4"), (16, "5 to 16")) if answers <= most), "17 or more")
 
 
 def _range(count: int) -> str:
@@ -209,6 +188,7 @@ def _difference(
         "schedule": describe(answer.schedule),
         "oracle": answer.acceptance,
         "abandoned_after": answer.events,
+        "at_once": case.at_once,
         "before": [describe(earlier.schedule) for earlier in case.answers[: case.answers.index(answer)]][-3:],
         "position": place,
         "ids": ids,
@@ -221,11 +201,13 @@ def describe_difference(found: dict[str, Any]) -> str:
     """Two lines for people: where, and with what."""
     (plain, id), (plain_logit, logit), (plain_finish, finish) = found["ids"], found["logits"], found["finish"]
     prompt, setup = found["prompt"], ", ".join(f"{key} {value}" for key, value in found["setup"].items())
+    before = ", ".join(found["before"]) or "none"
+    others = f"answers before it on this engine: {before}" if found["at_once"] == 1 else f"{found['at_once']} at once"
     return (
         f"case {found['case']}, answer {found['answer']}: {found['schedule']}, oracle {found['oracle']}: at token "
         f"{found['position']} plain decoding gives {plain} (logit {plain_logit}, ends by {plain_finish}), this "
         f"schedule {id} (logit {logit}, ends by {finish})\n"
         f"  {setup}\n  {found['sampling']}\n"
         f"  prompt: {prompt['kind']}, {prompt['tokens']} tokens, ending in {prompt['end']!r}\n"
-        f"  answers before it on this engine: {', '.join(found['before']) or 'none'}"
+        f"  {others}"
     )

@@ -14,6 +14,7 @@ from .. import _native
 from ..campaign.draw import Case, Material, draw_case
 from ..campaign.run import Outcome, Pair, load_pair, run_case
 from ..campaign.state import State, build_id
+from ..cpu.answers import MOST_ANSWERS
 from ..cpu.backend import CpuBackend
 from ..cpu.formats import KV_FORMATS, kv_format
 from ..cpu.name import cpu_name
@@ -101,6 +102,8 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
         head=args.exit_head,
         exit_layer=engine.head.exit_layer if engine.head else None,
         engine=own,
+        most_at_once=MOST_ANSWERS if own else 1,
+        row_bytes=4 * (config.kv_values + config.hidden_size + 2 * config.head_dim),
         copies=backend.copies,
         siblings=backend.siblings,
         oracles=backend.name != "torch",

@@ -32,6 +32,8 @@ MATERIAL = Material(
     stages={1: 1.0, 2: 1.0, 3: 1.0},
     head="auto",
     exit_layer=6,
+    most_at_once=48,
+    row_bytes=1000,
 )
 
 
@@ -85,10 +87,14 @@ def test_everything_is_drawn():
         "reference_threads": (1, 2, 3),
         "stages": (1, 2, 3),
     }
-    assert set(known) == {field.name for field in fields(draw.Setup)}
+    assert {*known, "kv_memory"} == {field.name for field in fields(draw.Setup)}
     for name, values in known.items():
         assert {str(getattr(case.setup, name)).partition(":")[0] for case in cases} == set(map(str, values)), name
     assert {case.believed.overlapped is None for case in cases} == {True, False}
+    assert {1, 2} < {case.at_once for case in cases} <= set(range(1, 49))
+    among_others = [case for case in cases if case.at_once > 1]
+    assert {case.setup.kv_memory is None for case in among_others} == {True, False}
+    assert all(answer.acceptance is None for case in among_others for answer in case.answers)
     texts = [text for case in cases for text in case.texts]
     assert {text.kind for text in texts} == {
         *("question", "cut", "repeated", "turn", "continued", "edited", "whole context")
@@ -118,6 +124,19 @@ def test_parts_that_are_not_there_are_not_drawn():
     ranks = replace(MATERIAL, engine=False, siblings=False)
     answers = [answer for number in range(30) for answer in draw_case(ranks, 0, number).answers]
     assert not any(answer.schedule.siblings for answer in answers)
+
+
+def test_many_at_once_with_little_memory(check, monkeypatch):
+    """Answers side by side, which wait for each other and lose their places, are compared as others are."""
+    monkeypatch.setattr(draw, "_long", lambda rng, least, most: most)
+    case = next(number for number in range(99) if draw_case(MATERIAL, 5, number).at_once > 1)
+    assert json.loads(check("--case", case, "--seed", 5, "--json")[1])["tally"]["at once"].keys() == {"17 or more"}
+    changes_one_id(monkeypatch)
+    status, out, err = check("--case", case, "--seed", 5, "--json")
+    found = json.loads(out)["differences"]
+    assert status == 1
+    assert {d["at_once"] for d in found} == {48}
+    assert err.count("  48 at once") == len(found)
 
 
 def test_it_finds_nothing_and_goes_on_where_it_stopped(check, interrupt, tmp_path):
