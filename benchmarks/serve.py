@@ -96,6 +96,10 @@ class Served:
             raise
         self._client: httpx2.AsyncClient | None = None
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     async def ask(self, ids: list[int], tokens: int) -> Arrivals:
         if self._client is None:
             self._client = httpx2.AsyncClient(base_url=self.url, timeout=None)

@@ -206,6 +206,31 @@ def test_a_small_cache(engine):
     assert loop.counts["preempted"] > 2
 
 
+def test_a_long_prompt_does_not_stop_the_others(engine):
+    """Each running answer gets a token in every round, and the prompt its share of rows."""
+    generator = random.Random(8)
+    loop = loop_of(engine)
+    running = [Request([9, number], sampled(generator, max_tokens=400)) for number in range(8)]
+    for request in running:
+        request.add_to(loop, engine)
+    while not all(request.ids for request in running):
+        loop.step()
+        for request in running:
+            request.take()
+    rows = 400
+    long = Request([generator.randrange(5, 250) for _ in range(rows)], sampled(generator, max_tokens=9))
+    long.add_to(loop, engine)
+    rounds = 0
+    while not long.ids:
+        before = [len(request.ids) for request in running]
+        loop.step()
+        rounds += 1
+        for request in [long, *running]:
+            request.take()
+        assert all(len(request.ids) > count for request, count in zip(running, before, strict=True))
+    assert 1 < rounds <= rows // 16 + 2
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16", "float32"])
 def test_thousands(folder, dtype):
