@@ -2,20 +2,28 @@
 
 import argparse
 import hashlib
+import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..backends import check_machine
+from ..cpu.backend import CpuBackend
 from ..cpu.formats import DEFAULT_FORMAT, refuses
 from ..distill import run as distillation
+from ..distill.forecast import PAYS, Forecast, expected_speed, known_acceptance
+from ..distill.rate import first_rate
+from ..distill.shards import STEPS
 from ..distill.train import TrainSettings
+from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
+from ..models.files import read_json_object
 from ..models.head_file import HeadFile, HeadInfo, read_info
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
@@ -23,11 +31,15 @@ from ..printable import printable, quoted
 from ..reference.backend import TorchBackend, pick_device
 from . import signals
 from .common import read_prompts
-from .notes import complain
+from .notes import complain, note
+
+TOKENS = 2_000_000  # to sample, where nothing is said
 
 
 def run(args: argparse.Namespace) -> None:
     check_machine(args.device, args.threads)
+    if args.tokens is not None and args.hours is not None:
+        raise UsageError("--tokens and --hours exclude each other: --hours says how many tokens there is time for")
     if "," in args.device:
         raise UsageError("distillation runs on one device; --device names one")
     kinds = _kinds(args.kind)
@@ -39,17 +51,18 @@ def run(args: argparse.Namespace) -> None:
     checkpoint = Checkpoint(folder)
     tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
     begin = HeadFile.load(Path(args.begin), checkpoint) if args.begin else None
+    rate = args.learning_rate if args.learning_rate is not None else first_rate(checkpoint.config.hidden_size)
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
         kinds=kinds,
         exit_layers=layers or (distillation.default_exit_layer(checkpoint.config.num_hidden_layers),),
-        tokens=args.tokens,
+        tokens=TOKENS if args.tokens is None else args.tokens,
         draft_vocabularies=tuple(size if size < checkpoint.config.vocab_size else 0 for size in sizes),
         slots=args.slots,
         seed=args.seed,
         format=_format(args, checkpoint),
         begin=hashlib.sha256(Path(args.begin).read_bytes()).hexdigest()[:16] if args.begin else "",
-        train=TrainSettings(learning_rate=args.learning_rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
+        train=TrainSettings(learning_rate=rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
     )
     model = TorchBackend(
         checkpoint, "auto" if args.dtype in ("int8", "int4") else args.dtype, args.device, args.threads
@@ -58,7 +71,21 @@ def run(args: argparse.Namespace) -> None:
     text = Path(args.text) if args.text else None
     judges = [prompt.prompt for prompt in read_prompts(args.judged_by)]
     workers = args.threads or os.cpu_count() or 1
-    job = distillation.Distillation(checkpoint, model, tokenizer, settings, work, text, judges, workers, begin)
+
+    def job_of(settings: distillation.Settings) -> distillation.Distillation:
+        return distillation.Distillation(
+            checkpoint, model, tokenizer, settings, work, text, judges, workers, begin, note
+        )
+
+    begun = _begun(work) if args.resume else None
+    if begun is None:
+        forecast = job_of(settings).forecast()
+        if args.hours is not None:
+            settings = replace(settings, tokens=_within(args.hours, forecast, args.slots))
+        _tell(forecast, settings)
+    elif args.hours is not None:
+        settings = replace(settings, tokens=begun)
+    job = job_of(settings)
     job.prepare(args.resume)
     try:
         _show(job.sample(), job.infos)
@@ -71,6 +98,56 @@ def run(args: argparse.Namespace) -> None:
         right, known = (_share(info.acceptance.get(n)) for n in ("held_out_greedy", "draft_vocabulary_coverage"))
         head = f"{info.kind} after layer {info.exit_layer}"
         print(printable(f"{file}: {head}, held-out acceptance {right}, vocabulary covers {known}"))
+        if settings.format and (acceptance := info.acceptance.get("held_out_greedy")) is not None:
+            print(printable(f"{file}: {_worth(folder, file, settings.format, args.threads, acceptance)}"))
+
+
+def _begun(work: Path) -> int | None:
+    """The tokens that an earlier run in this folder has planned with; None: there is none."""
+    if not (work / "settings.json").exists():
+        return None
+    tokens = read_json_object(work / "settings.json").get("tokens")
+    return tokens if isinstance(tokens, int) else None
+
+
+def _within(hours: float, forecast: Forecast, slots: int) -> int:
+    """Tokens to sample, so that all is done in so many hours."""
+    if not 0 < hours < math.inf:
+        raise UsageError(f"--hours must be above 0, not {hours}")
+    shards = forecast.shards_within(3600 * hours, slots)
+    if shards == 0:
+        shard = slots * STEPS
+        least = (forecast.sampling(2 * shard) + forecast.training(shard)) / 3600
+        raise UsageError(f"--hours {hours:g} is too short: the least that can be done takes about {least:.1f} here")
+    return shards * slots * STEPS
+
+
+def _tell(forecast: Forecast, settings: distillation.Settings) -> None:
+    shard = settings.slots * STEPS
+    tokens = settings.shards * shard
+    sampling, training = forecast.sampling(tokens + shard), forecast.training(tokens)
+    steps = max(1, round(forecast.steps(tokens)))
+    note(
+        f"sampling {tokens + shard:,} tokens takes about {_duration(sampling)} on this machine, training "
+        f"{steps:,} steps about {_duration(training)}; the default model's head reached an "
+        f"acceptance of {known_acceptance(tokens):.2f} on as much text"
+    )
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _worth(folder: Path, head: Path, format: str, threads: int | None, acceptance: float) -> str:
+    """What drafts cost with this head, measured, and what that lets expect."""
+    engine = Engine.from_pretrained(folder, exit_head=head, backend="cpu", dtype=format, threads=threads)
+    assert isinstance(engine.backend, CpuBackend)
+    speed = expected_speed(engine.backend.costs(), acceptance)
+    if speed < PAYS:
+        return "no use on this machine: its drafts cost more than they save, and `auto` decodes plainly with it"
+    return f"lets expect up to {speed:.2f}x plain decoding on this machine, in {format}"
 
 
 def _share(value: float | None) -> str:

@@ -233,15 +233,18 @@ def _distill_options(parser: Parser) -> None:
         help="several heads: FILE[-KIND][-E][-vN].safetensors",
     )
     group = parser.add_argument_group("data and training")
+    group.add_argument("--tokens", type=at_most(10**10), metavar="N", help="to sample from the model [2000000]")
     group.add_argument(
-        "--tokens", type=at_most(10**10), default=2_000_000, metavar="N", help="to sample from the model"
+        "--hours", type=number, metavar="H", help="as many tokens as can be sampled and trained on in H hours"
     )
     group.add_argument(
         "--slots", type=at_most(10**5), default=64, metavar="N", help="texts sampled side by side; CPU: at most 64"
     )
     group.add_argument("--epochs", type=at_most(10**4), default=3, metavar="N", help="passes over the sampled text")
     group.add_argument("--batch-tokens", type=whole, default=4096, metavar="N", help="answer tokens per step")
-    group.add_argument("--learning-rate", type=number, default=5e-3, metavar="LR", help="at its highest")
+    group.add_argument(
+        "--learning-rate", type=number, metavar="LR", help="at its highest [by the model's width; 0.005 for 576]"
+    )
     group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same head [0]")
     group.add_argument(
         "--judged-by", type=named, metavar="FILE", help="prompts to keep out of the text [the development prompts]"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ..cpu.backend import CpuBackend
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
@@ -19,7 +20,10 @@ from ..models.head_file import KINDS, HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
 from .deduplication import Deduplication
+from .forecast import Forecast, sampling_speed, step_seconds
 from .mix import mix_of
+from .rate import Trial, ended, next_rate, trial_steps
+from .samplers import NativeSampler, Sampler, TorchSampler
 from .shards import STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
 from .train import Trainer, TrainSettings, batches
 
@@ -96,16 +100,19 @@ class Distillation:
         judges: Sequence[str] = (),
         workers: int = 1,
         begin: HeadFile | None = None,
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
         """text: the folder of the sampled text, which several runs can share; by default the run's own.
 
         judges: prompts that heads are judged by; text that holds one is not trained on.
         workers: processes that sample side by side on a CPU; they do not change what is sampled.
-        begin: a head that training goes on from.
+        begin: a head that training goes on from. tell: of what the user should know.
         """
         self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
         self.settings, self.folder, self.text = settings, folder, text or folder
-        self.judges, self.workers, self.begin = judges, workers, begin
+        self.judges, self.workers, self.begin, self.tell = judges, workers, begin, tell
+        self.trials: list[Trial] = []
+        self.judged = False  # the learning rate stays
         self.infos = [
             HeadInfo(kind, layer, checkpoint.folder.name, settings.model_hash)
             for kind in settings.kinds
@@ -128,6 +135,23 @@ class Distillation:
         _claim(self.text / "text.json", {**sampled, "layers": list(self.plan.keep)}, at_least="layers")
         self.plan = replace(self.plan, keep=tuple(read_json_object(self.text / "text.json")["layers"]))
 
+    def forecast(self) -> Forecast:
+        """Measured now, in seconds; with `workers` threads, where the run has processes, which are a little faster."""
+        settings, config = self.settings, self.checkpoint.config
+        longest = min(512, config.max_position_embeddings)
+        sampler: Sampler
+        if settings.format:
+            backend = CpuBackend(self.checkpoint, settings.format, "cpu", self.workers)
+            sampler = NativeSampler(backend, settings.slots, longest, self.plan.keep)
+        else:
+            sampler = TorchSampler(self.model, settings.slots, longest, settings.seed)
+        sampled = sampling_speed(sampler, config.vocab_size)
+        del sampler
+        size = 0 if 0 in settings.draft_vocabularies else max(settings.draft_vocabularies)
+        heads = [ExitHead.from_model(self.model, info, [*range(size)] or None) for info in self.infos]
+        seconds = step_seconds(self.model, heads, settings.train, states=bool(settings.format))
+        return Forecast(sampled, seconds, settings.train)
+
     def sample(self) -> Iterator[Progress]:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""
         plan = self.plan
@@ -146,12 +170,14 @@ class Distillation:
         self._log(texts=len(texts), doubles=unique.doubles, leaks=unique.leaks)
         self.frequent = self._by_frequency(texts)
         plan = batches(texts, self.settings.train, self.settings.seed)
-        self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, len(plan))
+        self._begin_training(texts, len(plan), self.settings.train.learning_rate)
         self._load()
         acceptance: tuple[float, ...] = ()
         saved = time.monotonic()
         while self.trainer.step < len(plan):
             losses = tuple(self.trainer.learn(plan[self.trainer.step]))
+            if self._begins_anew(losses, len(plan)):
+                continue
             step = self.trainer.step
             if step % PEEK_STEPS == 0 or step == len(plan):
                 shares = self.trainer.accept(held_out[:PEEK_TEXTS]) if held_out else []
@@ -168,6 +194,34 @@ class Distillation:
         self.coverage = [_coverage(held_out, ids) for ids in vocabularies]
         self._log(step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out))
 
+    def _begin_training(self, texts: Sequence[Text], steps: int, rate: float) -> None:
+        self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, steps, rate)
+        self.trial: list[tuple[float, float]] = []  # of the first steps: the worst head's loss, and that of a guess
+
+    def _begins_anew(self, losses: Sequence[float], steps: int) -> bool:
+        """With another learning rate, where the first steps have taught nothing."""
+        if self.trainer.step > trial_steps(steps) or self.judged:
+            return False
+        self.trial.append((max(losses, key=lambda loss: (loss != loss, loss)), self.trainer.guess))
+        if self.trainer.step < trial_steps(steps):
+            return False
+        self.trials.append(ended(self.trainer.rate, *zip(*self.trial, strict=True)))
+        last = self.trials[-1]
+        rate = None if last.learns else next_rate(self.trials)
+        self.judged = rate is None or rate > last.rate
+        self._log(trial=asdict(last), next_rate=rate)
+        if last.learns:
+            return False
+        goes_on = "goes on all the same, for no rate did better" if rate is None else f"begins anew with {rate:.2g}"
+        self.tell(
+            f"a learning rate of {last.rate:.2g} teaches nothing: after {trial_steps(steps)} steps the loss is "
+            f"{last.loss:.2f}, and a guess by frequency has {last.guess:.2f}; training {goes_on}"
+        )
+        if rate is None:
+            return False
+        self._begin_training(self.trainer.texts, steps, rate)
+        return True
+
     def save(self, path: Callable[[HeadInfo, int], Path]) -> list[Path]:
         """Write every head, cut to every draft vocabulary, to path(head, size) -> the files.
 
@@ -176,7 +230,7 @@ class Distillation:
         written = []
         for head, shares in zip(self.trainer.heads, self.acceptance, strict=True):
             for size, share, coverage in zip(self.settings.draft_vocabularies, shares, self.coverage, strict=True):
-                recipe = {**asdict(self.settings), "steps": self.trainer.step}
+                recipe = {**asdict(self.settings), "steps": self.trainer.step, "learning_rate": self.trainer.rate}
                 facts = {"held_out_greedy": share, "draft_vocabulary_coverage": coverage}
                 known = {name: round(value, 4) for name, value in facts.items() if value is not None}
                 head.info = replace(head.info, recipe=recipe, acceptance=known)
@@ -208,6 +262,10 @@ class Distillation:
             "step": self.trainer.step,
             "heads": [head.state_dict() for head in self.trainer.heads],
             "optimizer": self.trainer.optimizer.state_dict(),
+            "rate": self.trainer.rate,
+            "trial": self.trial,
+            "trials": [asdict(trial) for trial in self.trials],
+            "judged": self.judged,
         }
         path = self.folder / "training.pt"
         unfinished = path.with_suffix(".unfinished")
@@ -222,7 +280,9 @@ class Distillation:
                 for head, parameters in zip(self.trainer.heads, state["heads"], strict=True):
                     head.load_state_dict(parameters)
                 self.trainer.optimizer.load_state_dict(state["optimizer"])
-                self.trainer.step = state["step"]
+                self.trainer.step, self.trainer.rate = state["step"], state["rate"]
+                self.trial, self.judged = [(loss, guess) for loss, guess in state["trial"]], state["judged"]
+                self.trials = [Trial(**trial) for trial in state["trials"]]
             except MemoryError:
                 raise
             except Exception:  # torch and pickle raise of every kind

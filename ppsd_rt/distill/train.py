@@ -45,10 +45,15 @@ class Trainer:
         texts: Sequence[Text],
         settings: TrainSettings,
         steps: int,
+        rate: float | None = None,
     ) -> None:
-        """Texts that carry the frozen model's hidden states are believed; of others they are computed anew."""
+        """Texts that carry the frozen model's hidden states are believed; of others they are computed anew.
+
+        rate: at its highest, instead of the settings' learning rate.
+        """
         self.model, self.heads, self.texts = model, list(heads), texts
         self.settings, self.steps, self.step = settings, steps, 0
+        self.rate = settings.learning_rate if rate is None else rate
         norm = model.model.norm.weight
         self.device, self.dtype = norm.device, norm.dtype
         self._rope = Rope(model.config, 0)
@@ -56,18 +61,21 @@ class Trainer:
         ids = self.heads[0].draft_ids
         self._lm_head = model.lm_head.weight if ids is None else model.lm_head.weight[ids.to(self.device)]
         self._ids = torch.arange(len(self._lm_head), device=self.device) if ids is None else ids.to(self.device)
+        self._frequencies = _counts(texts, model.config.vocab_size).to(self.device)[self._ids].log().log_softmax(0)
+        self.guess = 0.0  # the loss of the last step, had it been guessed by frequency
         for head in self.heads:
             head.to(self.device, torch.float32).requires_grad_(True)
         parameters = [parameter for head in self.heads for parameter in head.parameters()]
-        self.optimizer = torch.optim.AdamW(parameters, settings.learning_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        self.optimizer = torch.optim.AdamW(parameters, self.rate, betas=(0.9, 0.95), weight_decay=0.0)
 
     def learn(self, batch: Sequence[int]) -> list[float]:
         """One step on the texts with these indices -> the loss of each head, in nats per row."""
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * self._warmth()
+            group["lr"] = self.rate * self._warmth()
         self.optimizer.zero_grad(set_to_none=True)
         rows = sum(len(self.texts[index].ids) - self.texts[index].answer for index in batch)
         losses = [0.0] * len(self.heads)
+        self.guess = 0.0
         for part in in_areas(self.texts, batch):
             for number, loss in enumerate(self._backward(part, rows)):
                 losses[number] += loss
@@ -159,19 +167,21 @@ class Trainer:
         hidden = [
             self._student(head, states, last, distances)[rows] for head, states in zip(self.heads, exits, strict=True)
         ]
-        losses, gradients = self._loss([h.detach() for h in hidden], self.model.model.norm(last[rows]))
+        losses, gradients, guess = self._loss([h.detach() for h in hidden], self.model.model.norm(last[rows]))
+        self.guess += guess / total_rows
         for h, gradient in zip(hidden, gradients, strict=True):
             h.backward(gradient / total_rows)
         return [loss / total_rows for loss in losses]
 
     @torch.no_grad()
-    def _loss(self, hidden: Sequence[Tensor], teacher: Tensor) -> tuple[list[float], list[Tensor]]:
-        """For each head's hidden states [n, hidden] the summed loss of the rows, and its gradient [n, hidden].
+    def _loss(self, hidden: Sequence[Tensor], teacher: Tensor) -> tuple[list[float], list[Tensor], float]:
+        """For each head's hidden states [n, hidden] the summed loss of the rows, and its gradient [n, hidden]; and the
+        loss of a guess by frequency.
 
         By hand and in chunks: through the LM head autograd would keep several [n, draft vocabulary] tensors alive.
         """
         weight = self.settings.top_weight
-        losses = [0.0] * len(hidden)
+        losses, guess = [0.0] * len(hidden), 0.0
         gradients: list[list[Tensor]] = [[] for _ in hidden]
         for start in range(0, len(teacher), CHUNK):
             chunk = slice(start, start + CHUNK)
@@ -180,11 +190,21 @@ class Trainer:
             entropy = -float((target * log_p).sum())
             best = target.argmax(-1, keepdim=True)
             target.mul_(1 - weight).scatter_add_(1, best, torch.full_like(best, weight, dtype=target.dtype))
+            guess += -float(target.sum(0) @ self._frequencies) - (1 - weight) * entropy
             for number, h in enumerate(hidden):
                 log_q = self._logits(h[chunk]).log_softmax(-1)
                 losses[number] += -float((target * log_q).sum()) - (1 - weight) * entropy
                 gradients[number].append((log_q.exp_() - target).to(self.dtype) @ self._lm_head)
-        return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)]
+        return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)], guess
+
+
+def _counts(texts: Sequence[Text], vocabulary: int) -> Tensor:
+    """[vocabulary] float32: how often an id comes up in the answers, and once more."""
+    counts = torch.ones(vocabulary)
+    for text in texts:
+        answer = text.ids[text.answer :]
+        counts.index_add_(0, answer, torch.ones(len(answer)))
+    return counts
 
 
 def chunk_places(shape: Sequence[int], seed: int, deaf: float = 0.0) -> Tensor:

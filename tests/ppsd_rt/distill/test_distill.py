@@ -17,9 +17,10 @@ from support import EOS, TEMPLATE, VOCAB, slow, tiny_model, write_model
 from ppsd_rt.cli.main import main
 from ppsd_rt.cli.parser import parse
 from ppsd_rt.cpu.backend import CpuBackend
+from ppsd_rt.distill import rate, shards
 from ppsd_rt.distill import run as distillation
-from ppsd_rt.distill import shards
 from ppsd_rt.distill.deduplication import Deduplication
+from ppsd_rt.distill.forecast import ANSWERED, Forecast
 from ppsd_rt.distill.mix import PLAIN, mix_of
 from ppsd_rt.distill.run import Distillation, Settings
 from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
@@ -200,10 +201,11 @@ def test_loss_and_gradient_are_those_of_autograd():
     model = tiny_model()
     head = ExitHead.from_model(model, HeadInfo("layer", 2, "tiny", "0"), list(range(0, VOCAB, 3)))
     weight = 0.3
-    trainer = Trainer(model, [head], [], TrainSettings(top_weight=weight), steps=1)
+    text = shards.Text(torch.tensor([5, 5, 3, 3, 3, 9]), answer=1, greedy=True)  # of which 3 and 9 can be drafted
+    trainer = Trainer(model, [head], [text], TrainSettings(top_weight=weight), steps=1)
     generator = torch.Generator().manual_seed(0)
     hidden, teacher = (torch.randn(7, 64, generator=generator) for _ in range(2))
-    (loss,), (gradient,) = trainer._loss([hidden], teacher)
+    (loss,), (gradient,), guess = trainer._loss([hidden], teacher)
 
     hidden.requires_grad_(True)
     rows = model.lm_head.weight[head.draft_ids]
@@ -211,6 +213,11 @@ def test_loss_and_gradient_are_those_of_autograd():
     divergence = torch.nn.functional.kl_div(log_q, log_p, reduction="sum", log_target=True)
     top = torch.nn.functional.cross_entropy(hidden @ rows.t(), log_p.argmax(-1), reduction="sum")
     expected = (1 - weight) * divergence + weight * top
+    counts = torch.tensor([1.0 + {3: 3, 9: 1}.get(id, 0) for id in head.draft_ids.tolist()])
+    log_u = (counts / counts.sum()).log().expand(7, -1)
+    divergence = torch.nn.functional.kl_div(log_u, log_p, reduction="sum", log_target=True)
+    blind = (1 - weight) * divergence + weight * torch.nn.functional.nll_loss(log_u, log_p.argmax(-1), reduction="sum")
+    assert guess == pytest.approx(blind.item(), rel=1e-4)
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-4)
     torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-5)
@@ -269,7 +276,7 @@ def job(folder, model, tokenizer, tmp_path, monkeypatch):
     monkeypatch.setattr(distillation, "STEPS", 300)
     checkpoint = Checkpoint(folder)
 
-    def make(name, resume=False, text=None, begin=None, **changes):
+    def make(name, resume=False, text=None, begin=None, rate=3e-3, **changes):
         options = {
             "kinds": ("layer",),
             "exit_layers": (1, 2),
@@ -279,7 +286,7 @@ def job(folder, model, tokenizer, tmp_path, monkeypatch):
             "format": "float32",
             "seed": 5,
         }
-        train = TrainSettings(learning_rate=3e-3, batch_tokens=512, epochs=4)
+        train = TrainSettings(learning_rate=rate, batch_tokens=512, epochs=4)
         settings = Settings(model_hash=checkpoint.hash, train=train, **{**options, **changes})
         begin = HeadFile.load(begin, checkpoint) if begin else None
         job = Distillation(checkpoint, model, tokenizer, settings, tmp_path / name, text, begin=begin)
@@ -370,6 +377,30 @@ def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
         assert all(torch.equal(one[name], other[name]) for name in one)
     for a, b in zip(whole.trainer.heads, final.trainer.heads, strict=True):
         assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
+
+
+@pytest.mark.slow
+def test_a_rate_that_teaches_nothing_is_lowered(job, monkeypatch):
+    """Also where the run is cut off on the way."""
+    monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
+    monkeypatch.setattr(rate, "TRIAL", 6)
+    monkeypatch.setattr(rate, "LOWER", 1000.0)
+    options = {"kinds": ("layer",), "exit_layers": (2,)}
+    work, said = job("work", **options, rate=5.0), []
+    work.tell = said.append
+    play(work.sample())
+    play(work.train())
+    assert len(said) == 1
+    assert "a learning rate of 5 teaches nothing: after 6 steps the loss is " in said[0]
+    assert said[0].endswith("training begins anew with 0.005")
+    assert [trial.learns for trial in work.trials] == [False, True]
+    assert work.trainer.rate == 0.005
+
+    play(job("cut", text=work.folder, **options, rate=5.0).train(), count=8)
+    again = job("cut", text=work.folder, **options, rate=5.0, resume=True)
+    play(again.train())
+    for a, b in zip(work.trainer.heads[0].parameters(), again.trainer.heads[0].parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_damaged_files_say_what_to_delete(job, monkeypatch):
@@ -499,7 +530,47 @@ def check_heads(folder, tmp_path, told):
 
 def test_the_command(folder, tmp_path, capsys):
     assert main(command(folder, tmp_path, threads=1)) == 0
-    check_heads(folder, tmp_path, capsys.readouterr().out)
+    said = capsys.readouterr()
+    check_heads(folder, tmp_path, said.out)
+    assert re.search(
+        r"sampling 32,768 tokens takes about .+ on this machine, training 3 steps about .+ reached", said.err
+    )
+    assert said.out.count("plain decoding on this machine") + said.out.count("no use on this machine") == 2
+
+
+def test_a_run_of_so_many_hours(folder, tmp_path, monkeypatch):
+    """A second for a shard and a second for its three epochs: two hours are 3599 shards, and one held out."""
+    monkeypatch.setattr(
+        Distillation, "forecast", lambda job: Forecast(16 * 1024, 4096 / (3 * ANSWERED * 16 * 1024), TrainSettings())
+    )
+    planned = []
+
+    def stop(job):
+        planned.append(job.settings.tokens)
+        raise PpsdError("enough")
+
+    monkeypatch.setattr(Distillation, "sample", stop)
+    options = ["--out", str(tmp_path / "head.safetensors"), "--dtype", "float32", "--threads", "1", "--slots", "16"]
+    begin = ["distill", "-m", str(folder), *options]
+    assert main([*begin, "--hours", "2"]) == 1
+    assert main([*begin, "--hours", "2", "--resume"]) == 1
+    assert planned == [3599 * 16 * 1024] * 2  # the first shard is held out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--hours", "1e-9"], "--hours 1e-09 is too short: the least that can be done takes about "),
+        (["--hours", "0"], "--hours must be above 0, not 0.0"),
+        (["--hours", "nan"], "--hours must be above 0, not nan"),
+        (["--hours", "1", "--tokens", "9"], "--tokens and --hours exclude each other"),
+    ],
+)
+def test_hours_that_make_no_sense(folder, tmp_path, capsys, monkeypatch, options, words):
+    monkeypatch.setattr(Distillation, "forecast", lambda job: Forecast(1e6, 1.0, TrainSettings()))
+    begin = ["distill", "-m", str(folder), "--out", str(tmp_path / "head.safetensors"), "--threads", "1"]
+    assert main([*begin, *options]) == 2
+    assert words in capsys.readouterr().err
 
 
 # `ppsd-run` with several processes that sample; once they do, it says so and goes no further.

@@ -1,0 +1,101 @@
+"""What a run will take on this machine, and what its heads are worth: measured in moments, before and after."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from .._native import Costs
+from ..models.exit_head import ExitHead
+from ..models.llama import LlamaForCausalLM
+from ..pipeline.schedule import MAX_CHUNK
+from ..planning.closed_forms import draft_then_verify
+from .samplers import Sampler
+from .shards import STEPS, Text
+from .train import Trainer, TrainSettings
+
+ANSWERED = 0.65  # of what is sampled, the share that heads are trained on (docs/history/exit-heads.md: 3769 steps)
+PAYS = 1.02  # times plain decoding: from here on drafts are worth their head
+
+# Sampled tokens, and the held-out acceptance of the default model's head after them (docs/history/exit-heads.md).
+KNOWN = ((393_000, 0.342), (1_800_000, 0.602), (7_900_000, 0.689))
+
+Clock = Callable[[], float]  # -> seconds
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """tokens_per_second: sampled. step_seconds: of training on `batch_tokens` answer tokens."""
+
+    tokens_per_second: float
+    step_seconds: float
+    settings: TrainSettings
+
+    def sampling(self, tokens: int) -> float:
+        """Seconds."""
+        return tokens / self.tokens_per_second
+
+    def training(self, tokens: int) -> float:
+        """Seconds."""
+        return self.steps(tokens) * self.step_seconds
+
+    def steps(self, tokens: int) -> float:
+        return self.settings.epochs * ANSWERED * tokens / self.settings.batch_tokens
+
+    def shards_within(self, seconds: float, slots: int) -> int:
+        """Shards of training text that can be sampled, with one that is held out, and trained on; perhaps none."""
+        shard = slots * STEPS
+        return max(0, int((seconds - self.sampling(shard)) / (self.sampling(shard) + self.training(shard))))
+
+
+def sampling_speed(sampler: Sampler, vocabulary: int, clock: Clock = time.perf_counter, steps: int = 6) -> float:
+    """Tokens a second, of a sampler whose texts have a few hundred tokens."""
+    slots, begin = sampler.slots, min(200, sampler.capacity - steps - 1)
+    ids = np.arange(slots, dtype=np.int32) % vocabulary
+    cold, seeds = np.zeros(slots, dtype=np.float32), np.arange(slots, dtype=np.uint64)
+
+    def step(number: int) -> None:
+        sampler.step(ids, np.full(slots, begin + number, dtype=np.int32), cold, seeds)
+
+    step(0)  # warms up
+    before = clock()
+    for number in range(1, steps):
+        step(number)
+    return slots * (steps - 1) / (clock() - before)
+
+
+def step_seconds(
+    model: LlamaForCausalLM,
+    heads: list[ExitHead],
+    settings: TrainSettings,
+    states: bool,
+    clock: Clock = time.perf_counter,
+) -> float:
+    """Of training these heads, which are spoilt by it. states: the text comes with its hidden states, as from C++."""
+    config = model.config
+    length, answer = min(256, config.max_position_embeddings), min(256, config.max_position_embeddings) // 3
+    generator = torch.Generator().manual_seed(0)
+    layers = [*(head.info.exit_layer for head in heads), config.num_hidden_layers] if states else []
+    texts = []
+    for _ in range(-(-settings.batch_tokens // (length - answer))):
+        ids = torch.randint(config.vocab_size, (length,), generator=generator)
+        rows = torch.randn(length, config.hidden_size, generator=generator).bfloat16().view(torch.uint16).numpy()
+        texts.append(Text(ids, answer, True, states=dict.fromkeys(layers, rows)))
+    trainer = Trainer(model, heads, texts, settings, steps=2)
+    trainer.learn(range(len(texts)))
+    before = clock()
+    trainer.learn(range(len(texts)))
+    return clock() - before
+
+
+def known_acceptance(tokens: int) -> float:
+    """Of the default model's head after so much text: between the known ones by the logarithm of their text."""
+    amounts, shares = zip(*KNOWN, strict=True)
+    return float(np.interp(np.log(tokens), np.log(amounts), shares))
+
+
+def expected_speed(costs: Costs, acceptance: float) -> float:
+    """Times plain decoding, with the best fixed draft length, in turns; 1 at the least: `auto` need not draft."""
+    return max([1.0, *(draft_then_verify(costs.turns, acceptance, length) for length in range(1, MAX_CHUNK + 1))])

@@ -1,0 +1,64 @@
+"""What a run will take and what a head is worth, with made-up clocks and costs."""
+
+import itertools
+
+import numpy as np
+import pytest
+from support import tiny_model
+
+from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt.distill.forecast import Forecast, expected_speed, known_acceptance, sampling_speed, step_seconds
+from ppsd_rt.distill.train import TrainSettings
+from ppsd_rt.models.exit_head import ExitHead
+from ppsd_rt.models.head_file import HeadInfo
+
+
+class Writer:
+    slots, capacity = 8, 512
+
+    def __init__(self):
+        self.positions = []
+
+    def step(self, ids, positions, inverse_temperatures, seeds):
+        assert ids.max() < 5 and len(ids) == len(positions) == len(inverse_temperatures) == len(seeds) == 8
+        self.positions.append(int(positions[0]))
+        return np.zeros(8, dtype=np.int32), None
+
+
+def ticking(seconds):
+    """A clock that stands `seconds` later whenever it is read."""
+    return itertools.count(0, seconds).__next__
+
+
+def test_sampling_speed_counts_what_comes_after_the_first_step():
+    writer = Writer()
+    assert sampling_speed(writer, 5, ticking(0.5), steps=6) == 8 * 5 / 0.5
+    assert writer.positions == [200, 201, 202, 203, 204, 205]
+
+
+@pytest.mark.parametrize("states", [True, False])
+def test_a_training_step_is_measured_once_all_is_warm(states):
+    model = tiny_model()
+    head = ExitHead.from_model(model, HeadInfo("feedback", 2, "tiny", "0"), [*range(50)])
+    assert step_seconds(model, [head], TrainSettings(batch_tokens=300), states, ticking(2)) == 2
+
+
+def test_a_forecast_adds_up():
+    forecast = Forecast(1000, 2.0, TrainSettings(batch_tokens=650, epochs=2))
+    assert forecast.sampling(5000) == 5
+    assert forecast.steps(5000) == 10
+    assert forecast.training(5000) == 20
+    shard = 1024 / 1000 + forecast.training(1024)
+    assert forecast.shards_within(1.024 + 3 * shard, slots=1) == 3
+    assert forecast.shards_within(1.0, slots=1) == 0
+
+
+def test_known_acceptance_lies_between_what_was_measured():
+    assert known_acceptance(1_800_000) == pytest.approx(0.602)
+    assert 0.602 < known_acceptance(4_000_000) < 0.689 == known_acceptance(10**9)
+
+
+def test_what_a_head_lets_expect():
+    costs = Costs(StageCosts(0.1, 0.2, [0.9 + 0.01 * rows for rows in range(16)]), None)
+    assert expected_speed(costs, 0.0) == 1.0
+    assert 1.5 < expected_speed(costs, 0.8) < expected_speed(costs, 0.9)

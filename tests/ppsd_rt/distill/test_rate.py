@@ -1,0 +1,42 @@
+"""The learning rate by width, and what follows from the first steps."""
+
+import pytest
+
+from ppsd_rt.distill.rate import MOST_TRIALS, Trial, ended, first_rate, next_rate, trial_steps
+
+NAN = float("nan")
+
+
+def test_the_first_rate_goes_through_what_was_measured():
+    assert (first_rate(576), first_rate(1536), first_rate(64)) == (5e-3, 5e-4, 5e-3)
+    assert first_rate(4096) < first_rate(2048) < 5e-4
+
+
+def test_short_runs_have_short_trials_or_none():
+    assert [trial_steps(steps) for steps in (1, 19, 30, 60, 9999)] == [0, 0, 10, 20, 20]
+
+
+def test_a_trial_is_judged_by_its_last_quarter():
+    trial = ended(0.1, [9, 9, 9, 9, 9, 9, 5, 3], [7, 7, 7, 7, 7, 7, 6, 4])
+    assert trial == Trial(0.1, loss=4, guess=5)
+    assert trial.learns
+    assert not Trial(0.1, 5, 5).learns
+    assert not Trial(0.1, NAN, 5).learns
+
+
+@pytest.mark.parametrize(
+    ("losses", "rate"),
+    [
+        ([9], 3),  # lower
+        ([NAN], 3),
+        ([9, 8], 1),  # it helps: lower still
+        ([NAN, NAN], 1),
+        ([8, 9], 9),  # it does not: back
+        ([8, NAN], 1),  # nothing is known of this one
+        ([9, 8, 7, 6, 5], None),  # enough: go on
+        ([NAN] * MOST_TRIALS, None),
+    ],
+)
+def test_the_next_rate(losses, rate):
+    trials = [Trial(9 / 3**number, loss, guess=1) for number, loss in enumerate(losses)]
+    assert next_rate(trials) == (rate if rate is None else pytest.approx(rate))
