@@ -2,6 +2,9 @@
 
 Rates do not carry over from one width to another. On a hidden size of 576, 5e-3 learns well. On 1536 a run of 30 steps
 had an acceptance of 0.02 with 5e-3, 0.04 with 1.5e-3 and 0.19 with 5e-4.
+
+A head that learns does better than a guess by frequency after some 16 steps; one with ten times the rate does far
+worse after 24 (benchmarks/results/2026-11-23-amd-epyc-learning-rates.json).
 """
 
 from collections.abc import Sequence
@@ -10,7 +13,7 @@ from statistics import fmean
 
 KNOWN_WIDTH, KNOWN_RATE = 576, 5e-3
 EXPONENT = 2.35  # through both widths above
-TRIAL = 20  # steps, after which heads are judged; of a short run a third, of a very short one none
+TRIAL = 25  # steps, after which heads are judged, unless there are not twice as many
 LOWER = 3.0  # the next rate is so much lower
 MOST_TRIALS = 5
 
@@ -34,7 +37,7 @@ class Trial:
 
 
 def trial_steps(steps: int) -> int:
-    return min(TRIAL, steps // 3) if steps >= TRIAL else 0
+    return TRIAL if steps >= 2 * TRIAL else 0
 
 
 def ended(rate: float, losses: Sequence[float], guesses: Sequence[float]) -> Trial:

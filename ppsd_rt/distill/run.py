@@ -173,6 +173,7 @@ class Distillation:
         self._begin_training(texts, len(plan), self.settings.train.learning_rate)
         self._load()
         acceptance: tuple[float, ...] = ()
+        losses: tuple[float, ...] = ()
         saved = time.monotonic()
         while self.trainer.step < len(plan):
             losses = tuple(self.trainer.learn(plan[self.trainer.step]))
@@ -188,6 +189,11 @@ class Distillation:
                 saved = time.monotonic()
             yield Progress("training", step, len(plan), losses, acceptance)
         self._save()
+        if losses and not max(losses) < self.trainer.guess:
+            self.tell(
+                f"these heads have learned nothing: their loss is {max(losses):.2f}, and a guess by frequency has "
+                f"{self.trainer.guess:.2f}; sample more --tokens, or give a lower --learning-rate"
+            )
         vocabularies = [self._draft_ids(size) for size in self.settings.draft_vocabularies]
         shares = self.trainer.accept(held_out, vocabularies)
         self.acceptance = [[share if held_out else None for share in of_head] for of_head in shares]

@@ -403,6 +403,14 @@ def test_a_rate_that_teaches_nothing_is_lowered(job, monkeypatch):
         assert torch.equal(a, b)
 
 
+def test_a_short_run_that_has_learned_nothing_says_so(job):
+    work, said = job("work", kinds=("layer",), exit_layers=(2,), rate=5.0), []
+    work.tell = said.append
+    play(work.sample())
+    play(work.train())
+    assert [text.partition(":")[0] for text in said] == ["these heads have learned nothing"]
+
+
 def test_damaged_files_say_what_to_delete(job, monkeypatch):
     monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
     work = job("work")

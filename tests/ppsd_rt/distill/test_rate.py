@@ -12,8 +12,8 @@ def test_the_first_rate_goes_through_what_was_measured():
     assert first_rate(4096) < first_rate(2048) < 5e-4
 
 
-def test_short_runs_have_short_trials_or_none():
-    assert [trial_steps(steps) for steps in (1, 19, 30, 60, 9999)] == [0, 0, 10, 20, 20]
+def test_short_runs_have_no_trial():
+    assert [trial_steps(steps) for steps in (1, 49, 50, 9999)] == [0, 0, 25, 25]
 
 
 def test_a_trial_is_judged_by_its_last_quarter():
