@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 from pathlib import Path
 
 from ..errors import UsageError
@@ -22,7 +23,7 @@ def kv_memory_of(wanted: int | str | None) -> int:
 
 
 def spare_memory(proc: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that programs can have without swapping; what the control group allows, if that is less."""
+    """Bytes that this process can have without swapping; what its control group and `ulimit -v` allow, if less."""
     spare = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         lines = dict(line.split(":", 1) for line in proc.read_text().splitlines())
@@ -38,4 +39,15 @@ def spare_memory(proc: Path = Path("/proc/meminfo"), groups: Path = Path("/sys/f
         except (OSError, ValueError):  # no such file; "max": no limit
             continue
         spare = min(spare, max(allowed, 0))
+    most, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most != resource.RLIM_INFINITY:
+        spare = min(spare, max(most - _address_space(), 0))
     return spare
+
+
+def _address_space() -> int:
+    """Bytes of addresses that this process has taken."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux
+        return 0

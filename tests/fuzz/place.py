@@ -114,7 +114,7 @@ class Place:
 
     @cached_property
     def engine(self) -> Engine:
-        return self.load("norm:1")
+        return self.load("norm:1", kv_memory="16M")  # its loop is made where memory is bounded
 
     @cached_property
     def plain(self) -> Engine:

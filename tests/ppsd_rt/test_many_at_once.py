@@ -9,6 +9,7 @@ from support import write_model
 
 from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, UsageError
 from ppsd_rt._native import testing
+from ppsd_rt.cpu import memory
 from ppsd_rt.cpu.memory import kv_memory_of, spare_memory
 from ppsd_rt.turns import Turn, Turns
 
@@ -345,6 +346,27 @@ def test_kv_memory(cpu, tmp_path):
     )
     with pytest.raises(PpsdError, match=r"no memory for a KV cache of \d+ tokens; lower --max-tokens"):
         small.generate("x", params(max_tokens=400)).run()
+
+
+def test_no_memory_for_several_answers_is_said_and_the_first_goes_on(cpu, monkeypatch):
+    def loop(*_):
+        raise MemoryError
+
+    monkeypatch.setattr("ppsd_rt._native.Loop", loop)
+    cpu.backend._answers.forget_loop()
+    first, second = (cpu.generate(prompt, params(max_tokens=400), "plain") for prompt in PROMPTS[:2])
+    stream = iter(first)
+    next(stream)
+    with pytest.raises(PpsdError, match=r"not enough memory to hold 6 MB of KV .*: give a smaller --kv-memory"):
+        second.run()
+    assert len(list(stream)) == 399
+
+
+def test_spare_memory_within_ulimit(monkeypatch):
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (memory._address_space() + 5000, 0))
+    assert spare_memory() <= 5000
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (1, 0))
+    assert spare_memory() == 0
 
 
 def test_spare_memory(tmp_path):
