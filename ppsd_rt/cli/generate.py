@@ -4,6 +4,7 @@ import argparse
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from typing import Any
 
 from ..backend import RunOptions
 from ..engine import Completion, Engine, Generation
@@ -170,7 +171,7 @@ def _answer(
 
 def _clocks(engine: Engine) -> dict[int, tuple[float, float]]:
     """Of the other ranks, as `TraceFile.add` takes them; of one process there are none."""
-    clocks = getattr(engine.backend, "clocks", dict)()
+    clocks: dict[int, Any] = getattr(engine.backend, "clocks", dict)()
     return {rank: (clock.offset / 1000, clock.error / 1000) for rank, clock in clocks.items()}
 
 
