@@ -537,6 +537,7 @@ class RankStation:
     def close(self) -> None: ...
     def busy_seconds(self) -> float: ...
     def counts(self) -> StationCounts: ...
+    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
 
 class Station(RankStation):
     """Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks."""
@@ -564,6 +565,7 @@ class Remote:
     def next(self, milliseconds: int) -> Drafted | Round | None: ...
     def cancel(self) -> None: ...
     def counts(self) -> RemoteCounts: ...
+    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
 
 class RankDrafter:
     """The draft stage of the ranks; start() gives the answer, seen from here."""
@@ -580,6 +582,7 @@ class RankDrafter:
         epoch: int,
         report_drafts: bool = ...,
         oracle: Oracle | None = ...,
+        trace: bool = ...,
     ) -> Remote: ...
 
 class Drafter(RankDrafter):

@@ -1,10 +1,11 @@
 """Timelines in the trace-event format that Perfetto (ui.perfetto.dev) and chrome://tracing show.
 
-One process per answer, one thread per stage. Work that a verdict made void is named `dropped ...`.
+One process per answer, one thread per stage. Work that a verdict made void is named `dropped ...`. Moments (a draft
+token is there, a verdict lands) are spans without length.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -13,6 +14,9 @@ from typing import Any
 from .files.output import OutputFile
 
 Span = tuple[str, int, int, float, float]  # name, track, rows, begin, end (microseconds), as Backend.spans gives them
+
+# Moments, one for each event that a pipeline reports, in their order; a draft rejected: "roll back".
+MARKS = ("drafted", "commit", "roll back")
 
 _COLOURS = {  # names of Chrome's palette; Perfetto goes by the span's name
     "prompt": "thread_state_iowait",
@@ -72,8 +76,11 @@ def trace_events(spans: Iterable[Span], process: int = 0, title: str = "", offse
         events.append(_metadata("thread_name", process, track, name=track_name(track)))
         events.append(_metadata("thread_sort_index", process, track, sort_index=track))
     for name, track, rows, begin, end in spans:
-        event = {"name": name, "cat": "stage", "ph": "X", "pid": process, "tid": track}
-        event |= {"ts": offset + begin, "dur": max(end - begin, 0.0), "args": {"rows": rows}}
+        event = {"name": name, "cat": "stage", "pid": process, "tid": track, "ts": offset + begin}
+        if name in MARKS:
+            event |= {"ph": "i", "s": "t", "args": {"tokens": rows}}
+        else:
+            event |= {"ph": "X", "dur": max(end - begin, 0.0), "args": {"rows": rows}}
         if name in _COLOURS:
             event["cname"] = _COLOURS[name]
         events.append(event)
@@ -94,10 +101,19 @@ class TraceFile:
         """inputs: files that the command reads, which it must not overwrite."""
         self._file = OutputFile(path, "trace", inputs)
         self._events: list[dict[str, Any]] = []
+        self._clocks: list[dict[str, Any]] = []
         self._answers, self._end = 0, 0.0
 
-    def add(self, spans: Iterable[Span], title: str = "") -> None:
+    def add(
+        self, spans: Iterable[Span], title: str = "", clocks: Mapping[int, tuple[float, float]] | None = None
+    ) -> None:
+        """clocks: of stages with clocks of their own: (what was taken off their times, how far off that may be), in
+        microseconds, by track.
+        """
         spans = list(spans)
+        for track, (offset, error) in (clocks or {}).items():
+            clock = {"answer": self._answers, "rank": track, "offset_us": offset, "error_us": error}
+            self._clocks.append(clock)
         self._events += trace_events(spans, self._answers, title, self._end)
         self._answers += 1
         self._end += max((span[4] for span in spans), default=0.0)
@@ -107,4 +123,7 @@ class TraceFile:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if error is None:
-            self._file.finish(json.dumps({"traceEvents": self._events, "displayTimeUnit": "ms"}) + "\n")
+            trace: dict[str, Any] = {"traceEvents": self._events, "displayTimeUnit": "ms"}
+            if self._clocks:
+                trace["otherData"] = {"clocks": self._clocks}
+            self._file.finish(json.dumps(trace) + "\n")

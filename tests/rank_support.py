@@ -54,15 +54,15 @@ class Pipeline:
         for station in self.stations:
             station.announce(epoch, _native.wire_clock())
 
-    def start(self, prompt, params, schedule, keep=0, end=None, oracle=None):
+    def start(self, prompt, params, schedule, keep=0, end=None, oracle=None, trace=False):
         limits = Limits(end or len(prompt) + params.max_tokens)
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
-        self.answer = self.drafter.start(prompt, keep, params, schedule, limits, self.epoch, oracle=oracle)
+        self.answer = self.drafter.start(prompt, keep, params, schedule, limits, self.epoch, oracle=oracle, trace=trace)
         return self.answer
 
-    def run(self, prompt, params, schedule, keep=0, oracle=None):
-        answer = self.start(prompt, params, schedule, keep, oracle=oracle)
+    def run(self, prompt, params, schedule, keep=0, oracle=None, trace=False):
+        answer = self.start(prompt, params, schedule, keep, oracle=oracle, trace=trace)
         drafting = threading.Thread(target=self._draft, args=(answer,))
         drafting.start()
         rounds = []

@@ -206,7 +206,9 @@ void bind_ranks(py::module_& m) {
       .def("work", &station_work, py::arg("out"), py::arg("milliseconds"))
       .def("close", [](RankStation& rank) { rank.station().close(); })
       .def("busy_seconds", [](RankStation& rank) { return rank.station().busy_seconds(); })
-      .def("counts", [](RankStation& rank) { return rank.station().counts(); });
+      .def("counts", [](RankStation& rank) { return rank.station().counts(); })
+      .def("spans", [](RankStation& rank) { return trace_spans(rank.station().trace().get()); },
+           "Of an answer with a trace, so far: [(name, track, rows, begin, end)], microseconds of the wire_clock().");
 
   py::class_<CpuStation, RankStation>(m, "Station",
       "Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks.")
@@ -229,15 +231,16 @@ void bind_ranks(py::module_& m) {
           "start",
           [](RankDrafter& drafter, const std::vector<int>& prompt, int keep, const Sampling& sampling,
              const Steering& steering, const Limits& limits, uint64_t epoch, bool report_drafts,
-             const std::optional<Oracle>& oracle) {
+             const std::optional<Oracle>& oracle, bool trace) {
             const auto* schedule = std::get_if<Schedule>(&steering);
             return PyRemote{drafter.start(prompt, keep, sampling, schedule ? *schedule : Schedule(),
                                           schedule ? nullptr : std::get<std::shared_ptr<Planner>>(steering), limits, epoch,
-                                          report_drafts, oracle.value_or(Oracle())),
+                                          report_drafts, oracle.value_or(Oracle()), trace),
                             drafter.hidden()};
           },
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("keep"), py::arg("sampling"), py::arg("schedule"),
-          py::arg("limits"), py::arg("epoch"), py::arg("report_drafts") = false, py::arg("oracle") = py::none());
+          py::arg("limits"), py::arg("epoch"), py::arg("report_drafts") = false, py::arg("oracle") = py::none(),
+          py::arg("trace") = false);
 
   py::class_<CpuDrafter, RankDrafter>(m, "Drafter",
       "Layers before the exit, and the exit head, on the C++ kernels, as the draft stage of the ranks.")
@@ -260,5 +263,7 @@ void bind_ranks(py::module_& m) {
       .def("land", &PyRemote::land, py::arg("verdict"))
       .def("next", &PyRemote::next, py::arg("milliseconds"))
       .def("cancel", [](PyRemote& answer) { answer.remote->cancel(); })
-      .def("counts", [](const PyRemote& answer) { return answer.remote->counts(); });
+      .def("counts", [](const PyRemote& answer) { return answer.remote->counts(); })
+      .def("spans", [](const PyRemote& answer) { return trace_spans(answer.remote->trace()); },
+           "Of an answer with a trace, as of a stage.");
 }

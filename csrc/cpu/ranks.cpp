@@ -52,13 +52,14 @@ void RankStation::wait_for_rows(VerifyStage* stage, bool last, Begin begin, doub
 
 std::unique_ptr<Remote> RankDrafter::start(const std::vector<int>& prompt, int keep, const Sampling& sampling,
                                            const Schedule& schedule, std::shared_ptr<Planner> planner, const Limits& limits,
-                                           uint64_t epoch, bool report_drafts, const Oracle& oracle) {
+                                           uint64_t epoch, bool report_drafts, const Oracle& oracle,
+                                           bool trace) {
   if (keep > length()) throw std::runtime_error("there are not so many rows to keep");
   const Settings settings{limits.end, int(prompt.size()), sampling};
   begin(keep, settings, oracle);
   if (planner) planner->begin(int(prompt.size()));
   auto remote = std::make_unique<Remote>(stage(), hidden_, kPassRows, planner ? planner->schedule() : schedule, limits,
-                                         sampling.seed, epoch, report_drafts, hears_, planner);
+                                         sampling.seed, epoch, report_drafts, hears_, planner, trace);
   remote->begin(prompt, keep, words_of(settings));
   return remote;
 }

@@ -50,7 +50,7 @@ class RankDrafter {
   // planner: chooses the schedule, or null.
   std::unique_ptr<Remote> start(const std::vector<int>& prompt, int keep, const Sampling& sampling, const Schedule& schedule,
                                 std::shared_ptr<Planner> planner, const Limits& limits, uint64_t epoch, bool report_drafts,
-                                const Oracle& oracle);
+                                const Oracle& oracle, bool trace);
 
  protected:
   // hears: its head is of a kind that draws on verified rows

@@ -21,6 +21,18 @@ struct Drafted {
 
 using Event = std::variant<Round, Drafted>;
 
+// In the trace, the moment of an event. A carrier marks every event that it reports, in their order: so times of events are
+// found again (ppsd_rt/watch/record.py).
+inline void mark(Trace* trace, int verdict_track, const Event& event) {
+  if (trace == nullptr) return;
+  if (const auto* round = std::get_if<Round>(&event)) {
+    const bool rejected = round->accepted < int(round->judged.size());
+    trace->mark(rejected ? "roll back" : "commit", verdict_track, int(round->committed.size()));
+  } else {
+    trace->mark("drafted", kDraftTrack, 1);
+  }
+}
+
 // The drafts that were copied for a step.
 inline std::vector<Drafted> copied_for(const DraftStep& step) {
   std::vector<Drafted> copies;

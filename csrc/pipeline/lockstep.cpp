@@ -54,7 +54,7 @@ void LockStep::prefill() {
   if (first < 0) return scheduler_.cancel();
   Round round = scheduler_.begin(prompt_, keep_, first, std::move(last), stages_.verify.back()->take_logprobs());
   const bool go_on = !after_round_ || after_round_(round, &scheduler_);
-  events_.emplace_back(std::move(round));
+  report(std::move(round));
   if (!go_on) scheduler_.cancel();
 }
 
@@ -71,12 +71,17 @@ void LockStep::advance() {
         stage_free_at_ = tick_;
       }
       const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
-      events_.emplace_back(std::move(*round));
+      report(std::move(*round));
       if (!go_on) return scheduler_.cancel();
     }
   }
   if (tick_ >= stage_free_at_ && scheduler_.ready()) launch();
   if (scheduler_.may_step()) step();
+}
+
+void LockStep::report(Event event) {
+  mark(trace_, kVerifyTrack, event);
+  events_.emplace_back(std::move(event));
 }
 
 // The last token but one of the round is the sibling of a rejected draft.
@@ -103,14 +108,14 @@ void LockStep::launch() {
 void LockStep::step() {
   const DraftStep step = scheduler_.next_step();
   if (report_drafts_)
-    for (const Drafted& copy : copied_for(step)) events_.emplace_back(copy);
+    for (const Drafted& copy : copied_for(step)) report(copy);
   Draft draft;
   TraceScope scope(trace_, kDraftTrack, "draft", int(step.ids.size()));
   if (!stages_.draft->step(step, step.draw ? &draft : nullptr, [this] { return cancelled(); }))
     return scheduler_.cancel();
   const int position = step.start + int(step.ids.size());
   if (scheduler_.stepped(step, step.draw ? &draft : nullptr) && step.draw && report_drafts_)
-    events_.emplace_back(Drafted{position, draft.token});
+    report(Drafted{position, draft.token});
 }
 
 }  // namespace ppsd

@@ -35,6 +35,7 @@ class LockStep final : public Carrier {
   void launch();
   void adopt(const Round& round);
   void step();
+  void report(Event event);
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
 
   Stages stages_;

@@ -8,7 +8,8 @@
 namespace ppsd {
 
 Remote::Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& schedule, const Limits& limits,
-               uint64_t seed, uint64_t first_epoch, bool report_drafts, bool feedback, std::shared_ptr<Planner> planner)
+               uint64_t seed, uint64_t first_epoch, bool report_drafts, bool feedback, std::shared_ptr<Planner> planner,
+               bool trace)
     : draft_(draft),
       hidden_(hidden),
       prompt_rows_(prompt_rows),
@@ -16,7 +17,8 @@ Remote::Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& s
       first_epoch_(first_epoch),
       report_drafts_(report_drafts),
       feedback_(feedback),
-      planner_(std::move(planner)) {}
+      planner_(std::move(planner)),
+      trace_(trace ? std::make_unique<Trace>(Clock::time_point()) : nullptr) {}
 
 void Remote::begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings) {
   prompt_ = prompt;
@@ -56,9 +58,13 @@ int Remote::work(int32_t* out) {
     Draft draft;
     const auto cancelled = [&] { return scheduler_.epoch() != step.epoch || stop_.load(std::memory_order_relaxed); };
     const Clock::time_point begun = Clock::now();
+    TraceScope scope(trace_.get(), kDraftTrack, "draft", int(step.ids.size()));
     const bool done = draft_->step(step, step.draw ? &draft : nullptr, cancelled);
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (!done || !scheduler_.stepped(step, step.draw ? &draft : nullptr)) continue;
+    if (!done || !scheduler_.stepped(step, step.draw ? &draft : nullptr)) {
+      scope.rename("dropped draft");
+      continue;
+    }
     if (step.draw && step.ids.size() == 1) {
       ++counts_.steps;
       counts_.seconds += std::chrono::duration<double>(Clock::now() - begun).count();
@@ -76,7 +82,7 @@ int Remote::send_prompt(int32_t* out) {
     header.kind = int32_t(Wire::kBegin);
     header.epoch = first_epoch_;
     header.start = keep_;
-    header.flags = feedback_ ? kWireFeedback : 0;
+    header.flags = (feedback_ ? kWireFeedback : 0) | (trace_ ? kWireTrace : 0);
     header.limit = settings_.front();
     header.sent = wire_clock();
     write_header(header, out);
@@ -87,6 +93,7 @@ int Remote::send_prompt(int32_t* out) {
   step.start = sent_;
   const int rows = std::min(prompt_rows_, int(prompt_.size()) - sent_);
   step.ids.assign(prompt_.begin() + sent_, prompt_.begin() + sent_ + rows);
+  TraceScope scope(trace_.get(), kDraftTrack, "prompt", rows);
   if (!draft_->step(step, nullptr, [this] { return stop_.load(std::memory_order_relaxed); })) return -1;
   sent_ += rows;
   Chunk chunk;
@@ -171,6 +178,7 @@ void Remote::replan(const Round& round) {
 // -- the consumer ------------------------------------------------------------------------------------------------------
 
 void Remote::report_locked(Event event) {
+  mark(trace_.get(), kDraftTrack, event);   // where verdicts land
   events_.push_back({std::move(event), std::chrono::duration<double>(Clock::now() - began_).count()});
   happened_.notify_one();
 }

@@ -18,9 +18,10 @@ namespace ppsd {
 class Remote {
  public:
   // first_epoch: on the wire; above all that earlier answers have used. prompt_rows: of a pass over a prompt. planner:
-  // chooses the schedule after every round, or null.
+  // chooses the schedule after every round, or null. trace: record a timeline, here and at every station.
   Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& schedule, const Limits& limits, uint64_t seed,
-         uint64_t first_epoch, bool report_drafts, bool feedback, std::shared_ptr<Planner> planner = nullptr);
+         uint64_t first_epoch, bool report_drafts, bool feedback, std::shared_ptr<Planner> planner = nullptr,
+         bool trace = false);
 
   // Before work(). settings: what every stage is told of this answer, kWireSettings words.
   void begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings);
@@ -44,6 +45,7 @@ class Remote {
     double seconds = 0.0;
   };
   Counts counts() const;
+  const Trace* trace() const { return trace_.get(); }   // on the wire_clock(); null: none is recorded
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -64,6 +66,7 @@ class Remote {
   const uint64_t first_epoch_;
   const bool report_drafts_, feedback_;
   const std::shared_ptr<Planner> planner_;
+  const std::unique_ptr<Trace> trace_;
   bool left_over_ = false;                   // rows under way have left before the planner ended overlapping
   mutable std::mutex mutex_;
   std::condition_variable wake_, happened_;

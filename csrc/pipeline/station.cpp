@@ -134,6 +134,7 @@ int Station::begin(const Message& message, int32_t* out) {
   begin_(keep, end, message.ids.data());
   {
     const std::lock_guard<std::mutex> lock(mutex_);
+    trace_ = message.header.flags & kWireTrace ? std::make_shared<Trace>(Clock::time_point()) : nullptr;
     if (message.header.epoch > epoch_.load()) epoch_.store(message.header.epoch);
   }
   if (last_) return 0;
@@ -169,6 +170,7 @@ int Station::pass(std::vector<Message> taken, int32_t* out) {
     return epoch_.load(std::memory_order_acquire) > epoch || closed_.load(std::memory_order_relaxed);
   };
   const Clock::time_point begun = Clock::now();
+  TraceScope scope(trace_.get(), kVerifyTrack, flags & kWirePrompt ? "prompt" : "verify", chunk.rows());
   const bool done = !cancelled() && stage_->run(&chunk, cancelled) && !cancelled();
   int written = 0;
   if (done) {
@@ -199,6 +201,7 @@ int Station::pass(std::vector<Message> taken, int32_t* out) {
     counts_.seconds += std::chrono::duration<double>(Clock::now() - begun).count();
   } else {
     ++counts_.dropped_passes;
+    scope.rename("dropped verify");
   }
   return written;
 }
@@ -230,6 +233,11 @@ int Station::forward(const Chunk& chunk, int32_t flags, int32_t* out) const {
 double Station::busy_seconds() const {
   const int64_t since = busy_since_.load();
   return since > 0 ? double(wire_clock() - since) * 1e-9 : 0.0;
+}
+
+std::shared_ptr<const Trace> Station::trace() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return trace_;
 }
 
 Station::Counts Station::counts() const {

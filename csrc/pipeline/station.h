@@ -9,10 +9,12 @@
 #include <condition_variable>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <vector>
 
 #include "stages.h"
+#include "trace.h"
 #include "wire.h"
 
 namespace ppsd {
@@ -44,6 +46,7 @@ class Station {
     double seconds = 0.0;                        // of passes that were not dropped
   };
   Counts counts() const;
+  std::shared_ptr<const Trace> trace() const;    // of the present answer, on the wire_clock(); null: it asks for none
 
  private:
   struct Message {
@@ -77,6 +80,7 @@ class Station {
   int end_ = 0;                                  // rows that the present answer may have; none has begun: 0
   int32_t feedback_ = 0;                         // kWireFeedback, where the answer asks for it
   Counts counts_;
+  std::shared_ptr<Trace> trace_;                 // set by the thread that computes
 };
 
 // Now, as `sent` says it; comparable between processes of one host.

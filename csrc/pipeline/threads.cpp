@@ -53,6 +53,7 @@ void Threads::wake_all() {
 }
 
 void Threads::report(Event event) {
+  mark(trace_, kVerifyTrack + int(stages_.verify.size()) - 1, event);
   events_.emplace_back(std::move(event));
   happened_.notify_one();
 }

@@ -21,9 +21,16 @@ class Trace {
     double begin_us, end_us;
   };
 
+  // Spans are in microseconds since `origin`.
+  explicit Trace(Clock::time_point origin = Clock::now()) : origin_(origin) {}
+
   void add(const char* name, int track, int rows, Clock::time_point begin, Clock::time_point end) {
     const std::lock_guard<std::mutex> lock(mutex_);
     spans_.push_back({name, track, rows, micros(begin), micros(end)});
+  }
+  void mark(const char* name, int track, int rows) {   // a moment: now
+    const Clock::time_point now = Clock::now();
+    add(name, track, rows, now, now);
   }
   void add(const Span& span) {   // in simulated time
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -37,7 +44,7 @@ class Trace {
  private:
   double micros(Clock::time_point t) const { return std::chrono::duration<double, std::micro>(t - origin_).count(); }
 
-  const Clock::time_point origin_ = Clock::now();
+  const Clock::time_point origin_;
   mutable std::mutex mutex_;
   std::vector<Span> spans_;
 };

@@ -16,7 +16,7 @@
 
 namespace ppsd {
 
-constexpr int kWireVersion = 3;
+constexpr int kWireVersion = 4;
 constexpr int32_t kWireMagic = 0x50535000 + kWireVersion;
 constexpr int kWireIds = 16, kWireRows = 32;                    // where these begin
 constexpr int kWireSettings = kWireRows - kWireIds;
@@ -24,8 +24,8 @@ static_assert(kWireRows - kWireIds >= kMaxRows, "a pass fits into a message");
 
 enum class Wire : int32_t { kBegin = 1, kRows = 2, kVerdict = 3 };
 // kWireWhole: not to be merged. kWireFeedback, of kBegin: verdicts are to carry the rows' hidden states home, for the exit
-// head; of kVerdict: it does.
-enum WireFlags : int32_t { kWirePrompt = 1, kWirePromptEnd = 2, kWireWhole = 4, kWireFeedback = 8 };
+// head; of kVerdict: it does. kWireTrace, of kBegin: every stage records a timeline.
+enum WireFlags : int32_t { kWirePrompt = 1, kWirePromptEnd = 2, kWireWhole = 4, kWireFeedback = 8, kWireTrace = 16 };
 
 struct WireHeader {
   int32_t magic = kWireMagic, kind = 0;

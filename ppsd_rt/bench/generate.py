@@ -46,11 +46,22 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """name: in reports. ignore_eos: decode all tokens that were asked for, whatever the model would say."""
+    """name: in reports. ignore_eos: decode all tokens that were asked for, whatever the model would say.
+
+    families: of the prompts, where they have some.
+    """
 
     name: str
     prompts: tuple[tuple[int, ...], ...]
     ignore_eos: bool
+    families: tuple[str, ...] = ()
+
+    def by_family(self) -> dict[str, list[int]]:
+        """family -> numbers of its prompts; empty where there are not several."""
+        found: dict[str, list[int]] = {}
+        for number, family in enumerate(self.families):
+            found.setdefault(family, []).append(number)
+        return found if len(found) > 1 else {}
 
     @property
     def mean_length(self) -> float:
@@ -120,8 +131,13 @@ class Case:
     @property
     def samples(self) -> list[Statistics]:
         """Of each whole repeat, its prompts added up."""
+        return self.samples_of(range(len(self.setting.workload.prompts)))
+
+    def samples_of(self, numbers: Sequence[int]) -> list[Statistics]:
+        """The same of some of the prompts."""
         prompts = len(self.setting.workload.prompts)
-        return [_sum(self.answers[end - prompts : end]) for end in range(prompts, len(self.answers) + 1, prompts)]
+        begins = range(0, len(self.answers) - prompts + 1, prompts)
+        return [_sum([self.answers[begin + number] for number in numbers]) for begin in begins]
 
     def of_prompt(self, prompt: int) -> Spread | None:
         """Its decoding speed in every repeat; None for an answer of one token."""
@@ -200,31 +216,49 @@ def _sum(parts: Sequence[Statistics]) -> Statistics:
 def _report(
     cases: Sequence[Case], bandwidth: Bandwidth | None, answers: Answers, facts: dict[str, Any], whole: bool
 ) -> Report:
-    rows = []
+    rows, families = [], []
     plain: Case | None = None
     for case in cases:
         plain = case if case.schedule == PLAIN else plain
         assert plain is not None, "every setting begins with plain decoding"
         if case.samples:
             rows.append(_row(case, plain, bandwidth))
+            by_family = case.setting.workload.by_family()
+            families += [_family_row(case, plain, family, numbers) for family, numbers in by_family.items()]
     summary = {
         "repeats": answers.repeats,
         "interrupted": not whole,
         "bandwidth": bandwidth.as_dict() if bandwidth else None,
         "results": [_short(row) for row in rows],
     }
+    if families:
+        summary["families"] = [_short(row) for row in families]
     several = len({row["kv_dtype"] for row in rows}) > 1  # else the table has no room for it
     columns = [column for column in COLUMNS if several or column.key != "kv_dtype"]
-    return Report("answers, every schedule against plain decoding in the same repeat", columns, rows, facts, summary)
+    title = "answers, every schedule against plain decoding in the same repeat"
+    return Report(title, columns, [*rows, *families], facts, summary)
 
 
 def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]:
-    setting, backend, samples = case.setting, case.setting.engine.backend, case.samples
-    prompts = len(setting.workload.prompts)
-    by_prompt = _by_prompt(case, plain) if prompts > 1 else []
-    decode, baseline = _decode_rate(samples, prompts), _decode_rate(plain.samples, prompts)
+    numbers = range(len(case.setting.workload.prompts))
+    decode = _decode_rate(case.samples, len(numbers))
+    limits = _limits(case, decode, bandwidth) if case.schedule == PLAIN else {}
+    return {**_measured(case, plain, numbers), "differing": case.differing, **limits}
+
+
+def _family_row(case: Case, plain: Case, family: str, numbers: Sequence[int]) -> dict[str, Any]:
+    workload = f"{family or 'no family'}: {len(numbers)}"
+    return {**_measured(case, plain, numbers), "workload": workload, "family": family}
+
+
+def _measured(case: Case, plain: Case, numbers: Sequence[int]) -> dict[str, Any]:
+    """Of these prompts."""
+    setting, backend, samples = case.setting, case.setting.engine.backend, case.samples_of(numbers)
+    prompts = len(numbers)
+    by_prompt = _by_prompt(case, plain, numbers) if len(setting.workload.prompts) > 1 else []
+    decode, baseline = _decode_rate(samples, prompts), _decode_rate(plain.samples_of(numbers), prompts)
     rounds, judged = sum(s.rounds for s in samples), sum(s.judged for s in samples)
-    row: dict[str, Any] = {
+    return {
         "schedule": case.name,
         "oracle": case.oracle,
         "backend": backend.name,
@@ -247,14 +281,12 @@ def _row(case: Case, plain: Case, bandwidth: Bandwidth | None) -> dict[str, Any]
         "copied": sum(s.copied_accepted for s in samples) / sum(s.tokens for s in samples) or None,
         "rescued": sum(s.rescued for s in samples) / rounds or None if rounds else None,
         "tokens_per_round": sum(s.tokens - prompts for s in samples) / rounds if rounds else None,
-        "differing": case.differing,
     }
-    return {**row, **(_limits(case, decode, bandwidth) if case.schedule == PLAIN else {})}
 
 
-def _by_prompt(case: Case, plain: Case) -> list[float]:
+def _by_prompt(case: Case, plain: Case, numbers: Sequence[int]) -> list[float]:
     """For each prompt the median over the repeats of its speed over plain decoding's."""
-    pairs = [(case.of_prompt(number), plain.of_prompt(number)) for number in range(len(case.setting.workload.prompts))]
+    pairs = [(case.of_prompt(number), plain.of_prompt(number)) for number in numbers]
     return [own.over(baseline).median for own, baseline in pairs if own and baseline]
 
 
@@ -284,7 +316,7 @@ def _limits(case: Case, decode: Spread | None, bandwidth: Bandwidth | None) -> d
 
 def _short(row: dict[str, Any]) -> dict[str, Any]:
     """A line of the summary: medians, without what can be read off the others."""
-    labels = ("schedule", "oracle", "dtype", "kv_dtype", "threads", "workload", "max_tokens")
+    labels = ("schedule", "oracle", "dtype", "kv_dtype", "threads", "workload", "family", "max_tokens")
     speeds = (
         "prompt_tokens_per_second",
         "decode_tokens_per_second",

@@ -16,7 +16,7 @@ from .report import Column
 from .spread import take_turns
 
 if TYPE_CHECKING:
-    from ..cli.common import NamedPrompt
+    from ..cli.prompt_files import NamedPrompt
 
 USUAL = 4  # drafts of a round
 WARM = 0.8  # the temperature at which shared noise is looked at besides greedy drafting

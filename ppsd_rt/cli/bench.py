@@ -17,10 +17,11 @@ from ..errors import PpsdError, UsageError
 from ..pipeline.schedule import AUTO, parse_schedule
 from ..sampling.params import SamplingParams
 from . import signals
-from .common import NamedPrompt, as_chat, evaluation_text, first_of_each_family, read_prompts, table
+from .common import as_chat, evaluation_text, first_of_each_family, read_prompts, table
 from .info import machine
 from .notes import complain
 from .progress import progress_bar
+from .prompt_files import NamedPrompt
 
 MOST_CONTEXT = 2**18  # rows of the KV caches that kernels are measured with: tens of gigabytes for a large model
 
@@ -147,7 +148,8 @@ def _named_prompts(args: argparse.Namespace) -> list[NamedPrompt]:
 
 def _answers(engine: Engine, prompts: list[NamedPrompt]) -> Workload:
     ids = [tuple(engine.encode(as_chat(engine, prompt.prompt, raw=False))) for prompt in prompts]
-    return Workload(f"{len(prompts)} prompts", tuple(ids), ignore_eos=False)
+    families = tuple(prompt.family for prompt in prompts)
+    return Workload(f"{len(prompts)} prompts", tuple(ids), ignore_eos=False, families=families)
 
 
 def _made_prompts(engine: Engine, lengths: list[int]) -> list[Workload]:

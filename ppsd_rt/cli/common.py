@@ -6,7 +6,6 @@ import os
 import sys
 from codecs import lookup
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,16 @@ from typing import Any
 from ..backends import most_threads
 from ..engine import Engine, Prompt
 from ..errors import PpsdError, UsageError
-from ..models.files import one_line, parse_json, read_text
+from ..models.files import read_text
 from ..models.unicode import check_unicode
 from ..printable import quoted
 from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from ..statistics import Statistics
 from .notes import note
+from .prompt_files import NamedPrompt, prompts_of
 
 MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standard input
-
-
-@dataclass(frozen=True)
-class NamedPrompt:
-    id: str
-    prompt: str
-    family: str = ""
 
 
 def load_engine(args: argparse.Namespace) -> Engine:
@@ -155,34 +148,12 @@ def _given_text(path: str) -> str:
 
 
 def read_prompts(path: str | None) -> list[NamedPrompt]:
-    """One JSON object per line with `id` and `prompt`; None: the development prompts that come with the package."""
+    """Of a file in any format of `prompt_files`; None: the development prompts that come with the package."""
     if path is None:
         text = (files("ppsd_rt") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
     else:
         text = _given_text(path)
-    prompts: dict[str, NamedPrompt] = {}
-    for number, line in enumerate(text.split("\n"), 1):  # not splitlines: texts may hold other ends of lines
-        if line.strip():
-            prompt = _read_prompt(line, f"{path}, line {number}")
-            if prompt.id in prompts:
-                raise UsageError(
-                    f"{path}, line {number}: the id {quoted(prompt.id)} stands for an earlier prompt already"
-                )
-            prompts[prompt.id] = prompt
-    if not prompts:
-        raise UsageError(f"{path} holds no prompts")
-    return list(prompts.values())
-
-
-def _read_prompt(line: str, where: str) -> NamedPrompt:
-    try:
-        item = parse_json(line)
-    except ValueError as error:
-        raise UsageError(f"{where}: not JSON ({one_line(error)})") from None
-    fits = isinstance(item, dict) and isinstance(item.get("id"), str | int) and isinstance(item.get("prompt"), str)
-    if not fits:
-        raise UsageError(f'{where}: needs an object with "id" (a text or an integer) and "prompt" (a text)')
-    return NamedPrompt(str(item["id"]), item["prompt"], str(item.get("family", "")))
+    return prompts_of(text, str(path))
 
 
 def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[NamedPrompt]:

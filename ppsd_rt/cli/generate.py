@@ -4,6 +4,7 @@ import argparse
 import sys
 from contextlib import nullcontext
 from dataclasses import asdict
+from typing import Any
 
 from ..backend import RunOptions
 from ..engine import Completion, Engine, Generation
@@ -102,11 +103,16 @@ def _prompts(args: argparse.Namespace) -> list[tuple[str | None, str]]:
         return []
     if args.prompts:
         return [(prompt.id, prompt.prompt) for prompt in read_prompts(args.prompts)]
-    if args.prompt not in (None, "-"):
-        return [(None, args.prompt)]
-    if sys.stdin is None or (args.prompt is None and sys.stdin.isatty()):
-        raise UsageError('no prompt; write ppsd-run "Why is the sky blue?", or see ppsd-run --help')
-    return [(None, _read_all())]
+    return [(None, only_prompt(args.prompt))]
+
+
+def only_prompt(given: str | None, command: str = "ppsd-run") -> str:
+    """The argument; `-` or none: standard input."""
+    if given not in (None, "-"):
+        return given
+    if sys.stdin is None or (given is None and sys.stdin.isatty()):
+        raise UsageError(f'no prompt; write {command} "Why is the sky blue?", or see {command} --help')
+    return _read_all()
 
 
 def _read_all() -> str:
@@ -132,9 +138,13 @@ def _answer(
         raise
     if trace:
         spans = engine.backend.spans()
-        trace.add(spans, id or "")
+        clocks = _clocks(engine)
+        trace.add(spans, id or "", clocks)
         if spans and not args.json:
             note(str(occupancy(spans)))
+            if clocks:
+                error = max(error for _, error in clocks.values())
+                note(f"clocks of the ranks: put on rank 0's, at most {error:.0f} us off")
     completion = generation.completion
     compared: Statistics | None = None
     problem: PpsdError | None = None
@@ -157,6 +167,12 @@ def _answer(
     if problem is not None:
         raise problem
     return finished
+
+
+def _clocks(engine: Engine) -> dict[int, tuple[float, float]]:
+    """Of the other ranks, as `TraceFile.add` takes them; of one process there are none."""
+    clocks: dict[int, Any] = getattr(engine.backend, "clocks", dict)()
+    return {rank: (clock.offset / 1000, clock.error / 1000) for rank, clock in clocks.items()}
 
 
 def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace) -> bool:

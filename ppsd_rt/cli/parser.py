@@ -136,12 +136,12 @@ def model_options(parser: Parser) -> None:
     )
 
 
-def schedule_options(parser: Parser) -> None:
+def schedule_options(parser: Parser, default: str = "auto") -> None:
     group = parser.add_argument_group("schedule (changes the speed, never the answer)")
     group.add_argument(
         "--schedule",
         metavar="NAME",
-        default="auto",
+        default=default,
         help="auto (the best on this machine, plain decoding included), plain, eesd, ppsd or elastic, with changes as "
         "in eesd:length=4,stop_rule=confidence=0.5; stop rules: fixed, confidence, beta, calibrated, survival",
     )
@@ -169,7 +169,10 @@ def _generate_options(parser: Parser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing: read standard input")
     group = parser.add_argument_group("input and output")
     group.add_argument(
-        "--prompts", type=named, metavar="FILE", help='a file with one {"id": ..., "prompt": ...} per line'
+        "--prompts",
+        type=named,
+        metavar="FILE",
+        help='a file with one {"id": ..., "prompt": ...} per line, or of HumanEval, GSM8K, MT-Bench, XSum, CNN/DM, WMT',
     )
     group.add_argument("--chat", action="store_true", help="a conversation; from a pipe each line is a turn")
     group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
@@ -195,6 +198,24 @@ def _generate_options(parser: Parser) -> None:
     group.add_argument("--explain", action="store_true", help="print what auto predicted and what it measured")
     sampling_options(parser)
     schedule_options(parser)
+    model_options(parser)
+
+
+def _watch_options(parser: Parser) -> None:
+    parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing: read standard input")
+    group = parser.add_argument_group(
+        "what is shown: the answer is recorded first, at full speed, then replayed slowly"
+    )
+    group.add_argument("--slow", type=number, default=200.0, metavar="X", help="X times slower than it was")
+    group.add_argument("--step", action="store_true", help="wait for Enter before each draft token and each verdict")
+    group.add_argument("--svg", type=named, metavar="FILE", help="write an animation instead (one SVG file)")
+    group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
+    group.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    group.add_argument(
+        "--grammar", metavar="G", help="what the answer must be: json, schema=FILE, regex=PATTERN or lark=FILE"
+    )
+    sampling_options(parser, max_tokens=48)
+    schedule_options(parser, default="elastic")
     model_options(parser)
 
 
@@ -290,6 +311,12 @@ def _info_options(parser: Parser) -> None:
 COMMANDS = {
     "generate": Command(
         "answer a prompt (the default command)", 'ppsd-run "Why is the sky blue?"', _generate_options, "generate"
+    ),
+    "watch": Command(
+        "show slowly how an answer is drafted and verified",
+        'ppsd-run watch "Why is the sky blue?"',
+        _watch_options,
+        "watch",
     ),
     "serve": Command("answer over HTTP, as OpenAI's API does", "ppsd-run serve --port 8000", _serve_options, "serve"),
     "pull": Command("fetch a model into the cache", "ppsd-run pull", _pull_options, "pull"),

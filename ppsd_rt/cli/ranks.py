@@ -7,7 +7,7 @@ from ..printable import quoted
 from ..ranks.options import RankOptions
 from ..ranks.world import World
 
-OVER_RANKS = ("generate", "check", "info")
+OVER_RANKS = ("generate", "watch", "check", "info")
 DEVICES = {"cpu": ("auto", "cpu"), "torch": ("auto", "cpu", "cuda"), "cuda": ("auto", "cpu", "cuda")}
 SILENCES = (0.5, 3600.0)  # seconds; a sign of life comes every quarter of a second
 
@@ -16,8 +16,6 @@ def join_ranks(args: argparse.Namespace, world: World) -> bool:
     """True: this is rank 0, and `args.engine` drafts for the ranks. False: this rank has served, and all is done."""
     if args.command not in OVER_RANKS:
         raise UsageError(f"{args.command} runs in one process; over ranks run {', '.join(OVER_RANKS)}")
-    if getattr(args, "trace", None):
-        raise UsageError("ranks record no timeline: leave --trace out; `ppsd-run simulate --trace FILE` draws one")
     from ..ranks.launch import join  # torch.distributed comes with it
 
     args.engine = join(world, rank_options(args))

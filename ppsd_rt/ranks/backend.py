@@ -20,15 +20,18 @@ from ..pipeline.rounds import Drafted, Limits, Round
 from ..pipeline.schedule import Auto, Schedule
 from ..planning.planner import explain, prior
 from ..sampling.params import SamplingParams
-from .control import Control, Kind, Words, numbers_of
+from ..trace import Span
+from .control import Control, Kind, Words, numbers_of, words_of
 from .costs import displacer, rank_costs, side_by_side, time_drafts
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
 from .slices import RankDrafter, Slices
 from .stage import DEPTH, lengths
 from .threads import start
+from .timeline import ClockOffset, clock_offset, on_one_clock, unpack_spans
 
 _PATIENCE = 600.0  # seconds for the others to pack slices, to measure, to take rows; who dies or hangs ends it sooner
+_QUESTIONS = 20  # what time it is there
 _PAUSE = 0.002  # between two messages whose way is measured: about a stage's pass
 
 
@@ -68,10 +71,15 @@ class RanksBackend:
         self._costs: _native.Costs | None = None
         self._answers: Queue[tuple[_native.Remote, Event]] = Queue()
         self._replies: Queue[tuple[int, list[float]]] = Queue()
-        self._pongs: Queue[int] = Queue()
+        self._pongs: Queue[tuple[int, int, int, int]] = Queue()  # rank, the question's number, answered, heard
+        self._station_spans: Queue[tuple[int, list[Span]]] = Queue()  # and: messages that follow
+        self._traced: _native.Remote | None = None  # an answer with a trace, whose spans nobody has asked for
+        self._timeline: list[Span] = []
+        self._clocks: dict[int, ClockOffset] = {}
         for kind in (Kind.COSTS, Kind.REPORT):
             control.on(kind, lambda rank, value, message: self._replies.put((rank, numbers_of(message))))
-        control.on(Kind.PONG, lambda rank, value, message: self._pongs.put(rank))
+        control.on(Kind.PONG, self._ponged)
+        control.on(Kind.SPANS, self._told_spans)
 
     def open(self) -> None:
         """Returns when all ranks are ready."""
@@ -116,9 +124,8 @@ class RanksBackend:
         options: RunOptions,
         cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
-        if options.trace:
-            raise UsageError("ranks record no timeline; `ppsd-run simulate --trace` draws one")
         self._end()
+        self._traced, self._timeline, self._clocks = None, [], {}
         self._control.check()
         oracle = options.oracle
         steering = self._plan(schedule, oracle, params) if isinstance(schedule, Auto) else schedule
@@ -134,9 +141,12 @@ class RanksBackend:
                 self._epoch,
                 report_drafts=options.report_drafts,
                 oracle=oracle,
+                trace=options.trace,
             )
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+        if options.trace:
+            self._traced = answer
         active = self._active = answer, Event()
         self._answers.put(active)
         whole = False
@@ -163,8 +173,20 @@ class RanksBackend:
     def bytes_per_token(self, context: int) -> int:
         return 0  # not known here: the slices are elsewhere
 
-    def spans(self) -> list[tuple[str, int, int, float, float]]:
-        return []
+    def spans(self) -> list[Span]:
+        """As every backend's; the track is the rank. The stations are asked for theirs, and what time it is there."""
+        if self._traced is not None:
+            self._end()
+            answer, self._traced = self._traced, None
+            others = range(1, self._control.world.size)
+            self._clocks = {rank: self._clock_of(rank) for rank in others}
+            theirs = [(self._clocks[rank], self._spans_of(rank)) for rank in others]
+            self._timeline = on_one_clock(answer.spans(), theirs)
+        return self._timeline
+
+    def clocks(self) -> dict[int, ClockOffset]:
+        """Of every other rank, as `spans` has last used them."""
+        return self._clocks
 
     def facts(self) -> dict[str, Any]:
         return {**self._slices.facts(), "ranks": self._control.world.size, "layers": list(self.sizes)}
@@ -238,12 +260,45 @@ class RanksBackend:
             times.append((perf_counter() - begun) / 2)
         return median(times)
 
-    def _pong(self) -> int:
+    def _ponged(self, rank: int, number: int, message: Words) -> None:
+        self._pongs.put((rank, number, int(message[4:6].view(np.int64)[0]), _native.wire_clock()))
+
+    def _pong(self) -> tuple[int, int, int, int]:
         """The next one, as soon as it is there."""
         while True:
             with suppress(Empty):
                 return self._pongs.get(timeout=0.5)
             self._control.check()
+
+    # -- the timeline --------------------------------------------------------------------------------------------------
+
+    def _clock_of(self, rank: int) -> ClockOffset:
+        questions = []
+        for number in range(1, _QUESTIONS + 1):
+            asked = _native.wire_clock()
+            self._control.tell(rank, Kind.PING, number)
+            while (pong := self._pong())[:2] != (rank, number):
+                pass  # of a measurement before
+            questions.append((asked, *pong[2:]))
+        return clock_offset(questions)
+
+    def _told_spans(self, rank: int, follow: int, message: Words) -> None:
+        self._station_spans.put((follow, unpack_spans(words_of(message), rank)))
+
+    def _spans_of(self, rank: int) -> list[Span]:
+        self._control.tell(rank, Kind.TRACE)
+        spans: list[Span] = []
+        follow = -1
+
+        def arrived() -> bool:
+            nonlocal follow
+            while not self._station_spans.empty():
+                follow, some = self._station_spans.get()
+                spans.extend(some)
+            return follow == 0
+
+        self._wait(arrived, _PATIENCE, "to tell its timeline")
+        return spans
 
     def _collect(self, count: int) -> dict[int, list[float]]:
         found: dict[int, list[float]] = {}

@@ -2,7 +2,7 @@
 
 They carry what must not wait for rows: a new epoch, signs of life, questions about costs, and the end. A message is
 64 int32 words: magic, kind, value (int64), sent (int64, nanoseconds of the sender's steady clock), count, 0, and 56
-words of payload: `count` float32 numbers, or bytes of text.
+words of payload: `count` float32 numbers, `count` words, or bytes of text.
 
 Any rank's end ends all: rank 0 hears of it by its connection (at once), by its own words, or by its silence, tells the
 others, and every rank raises the same line. Should rank 0 itself be lost, each of the others notices by itself.
@@ -27,7 +27,8 @@ from .world import World
 WORDS = 64
 _MAGIC = 0x50534300 + _native.WIRE_VERSION
 _PAYLOAD = 8
-TEXT_BYTES = (WORDS - _PAYLOAD) * 4
+PAYLOAD_WORDS = WORDS - _PAYLOAD
+TEXT_BYTES = PAYLOAD_WORDS * 4
 _BEAT = 0.25  # seconds between signs of life
 # Limits for what nothing else would end: none is reached by ranks that have a tenth of a core each.
 _STUCK = 600.0  # seconds that one piece of work may take
@@ -49,6 +50,8 @@ class Kind(IntEnum):
     STOP = 9  # the end, all being well
     BYE = 10  # heard
     FAIL = 11  # text: the line that every rank ends with
+    TRACE = 12  # what did the answer's passes take, and when?
+    SPANS = 13  # value: messages that follow; payload: see timeline.py
 
 
 Handler = Callable[[int, int, Words], None]  # (rank, value, message)
@@ -96,13 +99,24 @@ class Control:
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
-    def tell(self, rank: int, kind: Kind, value: int = 0, numbers: Sequence[float] = (), text: str = "") -> None:
+    def tell(
+        self,
+        rank: int,
+        kind: Kind,
+        value: int = 0,
+        numbers: Sequence[float] = (),
+        text: str = "",
+        words: Words | None = None,
+    ) -> None:
         message = np.zeros(WORDS, np.int32)
         message[:2] = _MAGIC, kind
         message[2:6].view(np.int64)[:] = value, _native.wire_clock()
         if text:
             raw = text.encode()[:TEXT_BYTES]
             message[_PAYLOAD:].view(np.uint8)[: len(raw)] = np.frombuffer(raw, np.uint8)
+        elif words is not None:
+            message[6] = len(words)
+            message[_PAYLOAD : _PAYLOAD + len(words)] = words
         else:
             message[6] = len(numbers)
             message[_PAYLOAD : _PAYLOAD + len(numbers)].view(np.float32)[:] = numbers
@@ -231,8 +245,13 @@ def text_of(message: Words) -> str:
     return message[_PAYLOAD:].tobytes().rstrip(b"\0").decode(errors="replace")
 
 
-def numbers_of(message: Words) -> list[float]:
+def words_of(message: Words) -> Words:
+    """The payload's, a copy: the message's buffer is used again."""
     count = int(message[6])
-    if not 0 <= count <= WORDS - _PAYLOAD:
+    if not 0 <= count <= PAYLOAD_WORDS:
         raise ValueError("a message with too many numbers")
-    return [float(number) for number in message[_PAYLOAD : _PAYLOAD + count].view(np.float32)]
+    return message[_PAYLOAD : _PAYLOAD + count].copy()
+
+
+def numbers_of(message: Words) -> list[float]:
+    return [float(number) for number in words_of(message).view(np.float32)]

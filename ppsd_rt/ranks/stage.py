@@ -6,19 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import _native
-from .control import Control, Kind, Words
+from .control import PAYLOAD_WORDS, Control, Kind, Words
 from .costs import displacer, time_passes
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
 from .slices import RankStation
 from .threads import start
+from .timeline import pack_spans
 
 DEPTH = 24  # receives posted in advance: more than a window of drafts
 
 
 def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden: int, packed_bytes: int) -> None:
     """Raises PpsdError when the pipeline ends otherwise than by rank 0's word."""
-    world, questions = control.world, deque[Callable[[], None]]()
+    world, questions, traces = control.world, deque[Callable[[], None]](), deque[int]()
     rank, last = world.rank, world.rank == world.last
     words = _native.wire_words(hidden)
     to, tag = (0, VERDICTS) if last else (rank + 1, ROWS)
@@ -41,6 +42,12 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
         counts = station.counts()
         control.tell(peer, Kind.REPORT, 0, report_of(packed_bytes, counts.passes, counts.rows, counts.seconds))
 
+    def tell_spans(peer: int) -> None:
+        messages = pack_spans(station.spans(), PAYLOAD_WORDS)
+        for place, message in enumerate(messages, 1):
+            control.tell(peer, Kind.SPANS, len(messages) - place, words=message)
+
+    control.on(Kind.TRACE, lambda peer, value, message: traces.append(peer))
     control.on(Kind.MEASURE, measure)
     control.on(Kind.EPOCH, announce)
     control.on(Kind.REPORT, report)
@@ -66,6 +73,8 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
             elif questions:
                 questions[0]()
                 questions.popleft()
+            elif traces:  # not while a pass goes on, which would be missing
+                tell_spans(traces.popleft())
     except (RuntimeError, MemoryError) as error:
         if not control.stopping.is_set():
             _explain(control, to, error)

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import prod
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ from ..pipeline.stop_rules import Survival, SurvivalController
 from .lookup import Lookup
 from .sampler import Sampler, confidence
 from .timeline import DRAFT, VERIFY, Timeline
+
+Event = TypeVar("Event", Round, Drafted)
 
 
 class Drafting(Protocol):
@@ -153,7 +155,8 @@ class Pipeline:
         self._look_up()
         self._launched = len(prompt)
         self.finished = self._ended()
-        return Round(self._epoch, len(prompt), rows, (self.tokens[-1],), prompt=True, logprobs=_asked_for(reported))
+        logprobs = _asked_for(reported)
+        return self._marked(Round(self._epoch, len(prompt), rows, (self.tokens[-1],), prompt=True, logprobs=logprobs))
 
     def set_schedule(self, schedule: Schedule) -> None:
         """Between two rounds; drafts that stand stay, and what the survival rule has learned."""
@@ -246,7 +249,7 @@ class Pipeline:
     def _add(self, draft: Draft, stops: bool) -> Drafted:
         self.drafts.append(draft)
         self._stopped = self._stopped or stops
-        return Drafted(len(self.tokens) + len(self.drafts) - 1, draft.token)
+        return self._marked(Drafted(len(self.tokens) + len(self.drafts) - 1, draft.token))
 
     # -- verify --------------------------------------------------------------------------------------------------------
 
@@ -325,7 +328,7 @@ class Pipeline:
             reported[-1] = sibling.logprob
         newest = flight.last_hidden[len(committed) - 1] if sibling is None else sibling.last_hidden
         self.draft.learn(flight.start + len(committed) - 1, newest)
-        return Round(
+        round = Round(
             epoch,
             flight.start + 1,
             flight.rows,
@@ -337,6 +340,7 @@ class Pipeline:
             rescued=sibling is not None,
             logprobs=_asked_for(reported),
         )
+        return self._marked(round)
 
     def _right_sibling(self, flight: _Flight) -> _SiblingRow | None:
         """The one that is the token committed last."""
@@ -366,6 +370,12 @@ class Pipeline:
 
     def _span(self, name: str, track: int, rows: int) -> AbstractContextManager[None]:
         return self.timeline.span(name, track, rows) if self.timeline else nullcontext()
+
+    def _marked(self, event: Event) -> Event:
+        """The event, of which the timeline now has the moment."""
+        if self.timeline:
+            self.timeline.mark(event)
+        return event
 
     def _known(self) -> list[int]:
         return self.tokens + [draft.token for draft in self.drafts]

@@ -9,9 +9,10 @@ from support import write_model
 from ppsd_rt import Engine, SamplingParams, UsageError
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.cli import main as cli
+from ppsd_rt.engine import Committed
 from ppsd_rt.pipeline.schedule import Schedule, named
 from ppsd_rt.planning.simulate import pipeline_costs, simulate, table
-from ppsd_rt.trace import TraceFile, occupancy, trace_events
+from ppsd_rt.trace import MARKS, TraceFile, occupancy, trace_events
 
 PARAMS = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.7, seed=3)
 WORK = {"draft", "verify", "prompt", "dropped draft", "dropped verify"}
@@ -35,14 +36,33 @@ def traced(engine, schedule):
 @pytest.mark.parametrize("schedule", ["plain", "eesd", "ppsd", "elastic"])
 def test_a_stage_does_one_thing_at_a_time(engine, schedule):
     completion, spans = traced(engine, schedule)
-    assert {name for name, *_ in spans} <= WORK | {"wait"}
+    assert {name for name, *_ in spans} <= WORK | {"wait", *MARKS}
     for track in {span[1] for span in spans}:
-        times = sorted((begin, end) for _, on, _, begin, end in spans if on == track)
+        times = sorted((begin, end) for name, on, _, begin, end in spans if on == track and name not in MARKS)
         assert all(0 <= begin <= end for begin, end in times)
         assert all(end <= begin for (_, end), (begin, _) in pairwise(times))
     verified = [rows for name, track, rows, *_ in spans if (name, track) == ("verify", 1)]
     assert sum(verified) == completion.statistics.rows  # every round's rows, and no others
     assert any(name == "prompt" and rows >= 1 for name, _, rows, *_ in spans)
+
+
+@pytest.mark.parametrize("schedule", ["plain", "eesd", "ppsd", "elastic", "eesd:lookup=2"])
+def test_every_event_has_its_moment(engine, schedule):
+    """In their order: a mark for each draft token, and for each round, with what it committed and if it rolled back."""
+    if schedule.endswith("lookup=2") and not engine.backend.copies:
+        pytest.skip("this backend copies no drafts")
+    options = RunOptions(trace=True, report_drafts=True)
+    events = list(engine.generate("trace me me me me", PARAMS, schedule, options).events())
+    told = [
+        ("roll back" if e.round.corrected else "commit", len(e.round.committed))
+        if isinstance(e, Committed)
+        else ("drafted", 1)
+        for e in events
+    ]
+    marks = [span for span in engine.backend.spans() if span[0] in MARKS]
+    assert [(name, rows) for name, _, rows, *_ in marks] == told
+    assert all(begin == end for *_, begin, end in marks)
+    assert all(one[3] <= other[3] for one, other in pairwise(marks))
 
 
 def test_tracing_changes_no_token_and_off_means_none(engine):
@@ -65,7 +85,7 @@ def test_threads_really_overlap(folder):
         seed += 1
 
     engine.generate("overlap", PARAMS, "eesd", RunOptions(trace=True)).run()
-    times = sorted((begin, end) for _, _, _, begin, end in engine.backend.spans())
+    times = sorted((begin, end) for name, _, _, begin, end in engine.backend.spans() if name not in MARKS)
     assert all(end <= begin for (_, end), (begin, _) in pairwise(times))  # and without overlap they never do
 
 
@@ -84,6 +104,13 @@ def test_events_of_a_simulation():
     assert min(e["ts"] for e in work) == 1000.0
     assert max(e["ts"] + e["dur"] for e in work) == pytest.approx(1000.0 + max(s[4] for s in spans))
     assert all(e["args"]["rows"] >= 0 and e["dur"] >= 0 for e in work)
+
+
+def test_moments_are_instants():
+    events = trace_events([("draft", 0, 1, 0.0, 10.0), ("drafted", 0, 1, 9.0, 9.0), ("roll back", 1, 3, 9.5, 9.5)])
+    instants = [(e["name"], e["ts"], e["args"]) for e in events if e["ph"] == "i"]
+    assert instants == [("drafted", 9.0, {"tokens": 1}), ("roll back", 9.5, {"tokens": 3})]
+    assert [e["name"] for e in events if e["ph"] == "X"] == ["draft"]
 
 
 def test_answers_of_one_file_follow_each_other(tmp_path):

@@ -258,6 +258,33 @@ def test_prompts_of_a_file_are_added_up(bench, folder, tmp_path):
     assert auto["least_prompt"] == min(auto["by_prompt"]) <= auto["median_prompt"]
 
 
+def test_every_family_of_prompts_has_a_row_of_its_own(bench, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    items = [{"id": 1, "prompt": "one", "family": "chat"}, {"question": "2 + 2?"}, {"question": "a longer one, 3 + 3?"}]
+    path.write_text("".join(json.dumps(item) + "\n" for item in items))
+    args = ("--prompts", path, "-n", 9, "-t", 1, "-r", 2, "--schedule", "lookup")
+    status, out, _ = bench("generate", *args, "-o", "json")
+    assert status == 0
+    last = json.loads(out[-1])
+    rows = last["rows"]
+    assert [(row["schedule"], row.get("family"), row["prompts"], row["workload"]) for row in rows] == [
+        ("plain", None, 3, "3 prompts"),
+        ("lookup", None, 3, "3 prompts"),
+        ("plain", "chat", 1, "chat: 1"),
+        ("plain", "gsm8k", 2, "gsm8k: 2"),
+        ("lookup", "chat", 1, "chat: 1"),
+        ("lookup", "gsm8k", 2, "gsm8k: 2"),
+    ]
+    for total, *parts in ((rows[0], *rows[2:4]), (rows[1], *rows[4:])):
+        for key in ("tokens", "prompt_tokens"):
+            assert total[key] == sum(part[key] for part in parts)
+        assert total["by_prompt"] == [ratio for part in parts for ratio in part["by_prompt"]]
+    assert all(row["ratio"]["samples"] == [1.0, 1.0] for row in rows if row["schedule"] == "plain")
+    assert [row["schedule"] for row in last["results"]] == ["plain", "lookup"]
+    assert [row["family"] for row in last["families"]] == ["chat", "gsm8k"] * 2
+    assert {"ratio", "tokens_per_round"} <= set(last["families"][-1])
+
+
 def test_table_and_defaults(bench, head):
     status, out, err = bench("generate", "-p", 8, "-n", 6, "-r", 2, "--exit-head", head, "-t", 1)
     assert (status, err) == (0, "")

@@ -9,8 +9,9 @@ from support import loud_head, write_model
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.bench.heads import HeadMeasure, _needed, measure_head, speeds_chart
-from ppsd_rt.cli.common import NamedPrompt, first_of_each_family, read_prompts
+from ppsd_rt.cli.common import first_of_each_family, read_prompts
 from ppsd_rt.cli.main import main
+from ppsd_rt.cli.prompt_files import NamedPrompt
 from ppsd_rt.models.checkpoint import Checkpoint
 
 COSTS = Costs(StageCosts(0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(16))), None)  # a plain step: 1.1

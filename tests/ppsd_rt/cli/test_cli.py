@@ -28,7 +28,6 @@ from ppsd_rt.cli.parser import COMMANDS, parse
 from ppsd_rt.cli.ranks import rank_options
 from ppsd_rt.engine import Committed, Generation
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.ranks import launch
 
 OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop
 --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty""".split()  # noqa: SIM905 (reads better)
@@ -270,17 +269,6 @@ def test_more_threads_than_cores_are_told(run, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0}, raising=False)
     assert run("hello", "-n", 2, "--threads", 2)[2].startswith("--threads 2 on 1 core: they take turns")
     assert "they take turns" not in run("hello", "-n", 2, "--threads", 1)[2]
-
-
-def test_a_trace_over_ranks_is_refused_before_anything_is_opened(run, monkeypatch, tmp_path):
-    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}.items():
-        monkeypatch.setenv(name, value)
-    left = []
-    monkeypatch.setattr(launch, "leave", lambda engine, status: left.append((engine, status)) or status)
-    status, out, err = run("hello", "--trace", tmp_path / "trace.json")
-    assert (status, out, left) == (2, "", [(None, 2)])
-    assert err.startswith("ppsd-run: ranks record no timeline")
-    assert not list(tmp_path.iterdir())
 
 
 def test_seed_and_stop(run):

@@ -62,6 +62,35 @@ def test_check_over_ranks_finds_no_difference(folder, tmp_path, machine):
 
 
 @pytest.mark.slow
+def test_one_file_has_the_spans_of_all_ranks(folder, tmp_path):
+    """Processes of one host have one clock: so what was measured as their offset is at most as far off as it says."""
+    path, svg = tmp_path / "trace.json", tmp_path / "watch.svg"
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppsd_rt"]
+    machine = [*options(folder), "--dtype", "int8", "--schedule", "elastic", "-n", "24", PROMPT]
+    done = subprocess.run([*ranks, *machine, "--json", "--trace", str(path)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rounds = json.loads(done.stdout)["stats"]
+    trace = json.loads(path.read_text())
+    work = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert {(event["tid"], event["name"]) for event in work} >= {
+        (0, "prompt"),
+        (1, "prompt"),
+        (0, "draft"),
+        (1, "verify"),
+    }
+    assert sum(event["args"]["rows"] for event in work if event["name"] == "verify") >= rounds["rows"]
+    assert min(event["ts"] for event in work) == 0.0
+    commits = [event for event in trace["traceEvents"] if event["name"] in ("commit", "roll back")]
+    assert sum(event["args"]["tokens"] for event in commits) == rounds["tokens"]
+    (clock,) = trace["otherData"]["clocks"]
+    assert (clock["answer"], clock["rank"]) == (0, 1)
+    assert abs(clock["offset_us"]) <= clock["error_us"] + 0.001
+    done = subprocess.run([*ranks, "watch", *machine, "--svg", str(svg)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "verify: layers 2-4" in svg.read_text()
+
+
+@pytest.mark.slow
 def test_ranks_that_differ_end_with_the_same_line(folder, tmp_path, kill_ranks):
     """As processes; test_meeting.py has more of them, as threads."""
     running = kill_ranks.Ranks(RANKS, [*options(folder), "hello"], tmp_path, {2: ["--dtype", "float32"]})

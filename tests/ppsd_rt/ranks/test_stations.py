@@ -75,6 +75,32 @@ def test_every_schedule_gives_the_tokens_of_one_process(engine, pipeline, sizes)
             assert ids_of(stages.run(prompt, params, schedule)) == plain, (schedule, changes)
 
 
+@pytest.mark.parametrize("schedule", ["plain", "elastic"])
+def test_stations_record_their_passes_where_an_answer_asks_for_it(pipeline, schedule):
+    stages = pipeline((2, 1, 3))
+    params = SamplingParams(max_tokens=30, ignore_eos=True)
+    rounds = stages.run(PROMPT, params, schedule, trace=True)
+    here = stages.answer.spans()
+    for station in stages.stations:
+        spans = station.spans()
+        assert {track for _, track, *_ in spans} == {1}
+        assert {name for name, *_ in spans} <= {"prompt", "verify", "dropped verify"}
+        assert sum(rows for name, _, rows, *_ in spans if name == "prompt") == len(PROMPT)
+        assert sum(rows for name, _, rows, *_ in spans if name == "verify") >= sum(r.rows for r in rounds[1:])
+        assert all(begin <= end for *_, begin, end in spans)
+        last = spans
+    if schedule == "plain":  # else the last station may finish a pass whose verdict comes too late
+        assert sum(rows for name, _, rows, *_ in last if name == "verify") == sum(r.rows for r in rounds[1:])
+    assert [rows for name, _, rows, *_ in here if name in ("commit", "roll back")] == [len(r.committed) for r in rounds]
+    moments = [begin for name, *_, begin, _ in here if name in ("commit", "roll back")]
+    ends = [end for name, *_, end in last if name != "dropped verify"]
+    assert moments[0] >= ends[0], "one clock: a verdict lands after its pass"
+    assert any(name == "draft" for name, *_ in here)
+    stages.run(PROMPT, params, schedule)
+    assert stages.answer.spans() == []
+    assert [station.spans() for station in stages.stations] == [[], []]
+
+
 @pytest.mark.parametrize(("format", "tied"), [("float32", True), slow("bfloat16", False), slow("float16", True)])
 def test_torch_stages_give_the_tokens_of_one_process(tmp_path, tied, format):
     """Every rank has its layers only; norms and biases too."""
