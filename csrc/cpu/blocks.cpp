@@ -67,25 +67,34 @@ void decode_iq4_nl(const uint8_t* b, float* out) {
 
 // -- 256 values, with a scale for 16 or 32 of them ---------------------------------------------------------------------
 
+// The two bits of 256 values lie in turns in 64 bytes: 32 values in the lowest bits of 32 bytes, 32 in the next, ...
+// Here each group of 16 values with one scale: where its bytes begin, and how far they are shifted.
+struct Group {
+  int half, shift, begin;   // of 128 values; of a byte's bits; of 32 bytes
+  explicit Group(int group) : half(group / 8), shift(group % 8 / 2 * 2), begin(group % 2 * 16) {}
+};
+
 void decode_q2_k(const uint8_t* b, float* out) {
   const uint8_t *scales = b, *quants = b + 16;
   const float d = half_at(b + 80), dmin = half_at(b + 82);
-  for (int i = 0; i < kSuper; ++i) {
-    const int q = quants[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-    out[i] = d * float(scales[i / 16] & 15) * float(q) - dmin * float(scales[i / 16] >> 4);
+  for (int group = 0; group < 16; ++group, out += 16) {
+    const Group at(group);
+    const float scale = d * float(scales[group] & 15), least = dmin * float(scales[group] >> 4);
+    const uint8_t* from = quants + at.half * 32 + at.begin;
+    for (int i = 0; i < 16; ++i) out[i] = scale * float(from[i] >> at.shift & 3) - least;
   }
 }
 
 void decode_q3_k(const uint8_t* b, float* out) {
   const uint8_t *high = b, *quants = b + 32, *scales = b + 96;
   const float d = half_at(b + 108);
-  for (int group = 0; group < 16; ++group) {
+  for (int group = 0; group < 16; ++group, out += 16) {
+    const Group at(group);
     const int low = scales[group % 8] >> (group / 8 * 4) & 15, top = scales[8 + group % 4] >> (group / 4 * 2) & 3;
     const float scale = d * float((low | top << 4) - 32);
-    for (int i = group * 16; i < group * 16 + 16; ++i) {
-      const int q = quants[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
-      out[i] = scale * float(q - ((high[i % 32] >> (i / 32) & 1) ? 0 : 4));
-    }
+    const uint8_t *from = quants + at.half * 32 + at.begin, *bits = high + at.begin;
+    for (int i = 0; i < 16; ++i)
+      out[i] = scale * float(((from[i] >> at.shift & 3) | (bits[i] >> (group / 2) & 1) << 2) - 4);
   }
 }
 
@@ -122,10 +131,12 @@ void decode_q5_k(const uint8_t* b, float* out) {
 void decode_q6_k(const uint8_t* b, float* out) {
   const uint8_t *low = b, *high = b + 128, *scales = b + 192;
   const float d = half_at(b + 208);
-  for (int i = 0; i < kSuper; ++i) {
-    const int part = i / 128, at = i % 128;
-    const int q = (low[part * 64 + at % 64] >> (at / 64 * 4) & 15) | (high[part * 32 + at % 32] >> (at / 32 * 2) & 3) << 4;
-    out[i] = d * float(int8_t(scales[i / 16])) * float(q - 32);
+  for (int group = 0; group < 16; ++group, out += 16) {
+    const Group at(group);
+    const float scale = d * float(int8_t(scales[group]));
+    const uint8_t *four = low + at.half * 64 + at.shift % 4 * 16 + at.begin, *two = high + at.half * 32 + at.begin;
+    for (int i = 0; i < 16; ++i)
+      out[i] = scale * float(((four[i] >> (at.shift / 4 * 4) & 15) | (two[i] >> at.shift & 3) << 4) - 32);
   }
 }
 
