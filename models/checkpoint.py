@@ -68,6 +68,11 @@ class Checkpoint:
         self.stored_as = sorted({_NAMES[str(tensor.dtype)] for tensor in tensors.values()})
 
     @property
+    def name(self) -> str:
+        """For people."""
+        return self.folder.name.removesuffix(".gguf")
+
+    @property
     def parameters(self) -> int:
         """How many weights the model has; a tied LM head counts once."""
         return sum(math.prod(shape) for shape in model_shapes(self.config).values())

@@ -34,7 +34,7 @@ _STRING, _ARRAY = 8, 9
 # Beyond what any published file has, and little enough that a damaged count costs seconds at most.
 _MOST_KEYS, _MOST_TENSORS, _MOST_STRINGS = 1 << 16, 1 << 16, 1 << 22
 _MOST_PARTS = 10_000
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.ASCII)
+_PART = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,9 @@ class GgufFile:
 
     def scalar(self, key: str, default: Any) -> Any:
         return self._value(key, (int, float, bool), default)
+
+    def whole(self, key: str, default: int) -> int:
+        return self._value(key, (int,), default)
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._value(key, (int,), default)
@@ -177,32 +180,33 @@ def read_gguf(path: Path) -> GgufFile:
     A model may be split over NAME-00001-of-00003.gguf and so on: any part stands for all, which lie in one folder.
     """
     part = _read_file(path)
-    count = part.scalar("split.count", 1)
+    count = part.whole("split.count", 1)
     if count in (0, 1):
         return part
     parts = [part if found == path else _read_file(found) for found in _parts_of(part, count)]
     tensors: dict[str, GgufTensor] = {}
     for number, other in enumerate(parts):
-        if (other.scalar("split.no", -1), other.scalar("split.count", 0)) != (number, count):
+        if (other.whole("split.no", -1), other.whole("split.count", 0)) != (number, count):
             raise other.bad(f"this is not part {number + 1} of {count}, as its name says; fetch it again")
         for name, tensor in other.tensors.items():
             if name in tensors:
                 raise other.bad(f"the tensor {name!r} is in {tensors[name].path.name}, too; fetch the parts again")
             tensors[name] = tensor
-    announced = parts[0].scalar("split.tensors.count", len(tensors))
+    announced = parts[0].whole("split.tensors.count", len(tensors))
     if announced != len(tensors):
         raise parts[0].bad(f"{announced} tensors are announced, but the parts have {len(tensors)}; fetch them again")
     return GgufFile(parts[0].path, parts[0].values, tensors)
 
 
-def _parts_of(part: GgufFile, count: Any) -> list[Path]:
+def _parts_of(part: GgufFile, count: int) -> list[Path]:
     """All parts, in order. Raises PpsdError where one is not there."""
     match = _PART.fullmatch(part.path.name)
-    if not match or not 2 <= count <= _MOST_PARTS or int(match[3]) != count:
+    if not match or not 2 <= count <= _MOST_PARTS or int(match[4]) != count:
         raise part.bad(
             f"this is one of the {count} parts of a split model, which must be called NAME-00001-of-{count:05}.gguf"
         )
-    paths = [part.path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf") for number in range(1, count + 1)]
+    before, _, *after = match.groups()
+    paths = [part.path.with_name(f"{before}{number:05}{''.join(after)}") for number in range(1, count + 1)]
     for path in paths:
         if not path.is_file():
             raise part.bad(f"the part {path.name} of this split model is missing beside it; fetch all {count} parts")

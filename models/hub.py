@@ -86,6 +86,8 @@ def _fetch(name: str, file: Any, advance: Callable[[int], None]) -> None:
 
     url = hf_hub_url(name, file.filename, revision=file.commit_hash)
     found = get_hf_file_metadata(url)
+    if found.etag is None:  # then the package says what is wrong
+        return
     blob = Path(file.local_path).parents[2] / "blobs" / found.etag  # of MODEL/snapshots/COMMIT/FILE
     partial = blob.with_name(f"{blob.name}.ppsd-rt")
     headers = build_hf_headers()

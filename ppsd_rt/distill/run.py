@@ -107,7 +107,7 @@ class Distillation:
         self.settings, self.folder, self.text = settings, folder, text or folder
         self.judges, self.workers, self.begin = judges, workers, begin
         self.infos = [
-            HeadInfo(kind, layer, checkpoint.folder.name, settings.model_hash)
+            HeadInfo(kind, layer, checkpoint.name, settings.model_hash)
             for kind in settings.kinds
             for layer in settings.exit_layers
         ]

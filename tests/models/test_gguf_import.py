@@ -387,6 +387,7 @@ def test_missing_metadata_is_named(tmp_path: Path, key: str) -> None:
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.attention.sliding_window": 128}, "sliding-window attention"),
         ({"llama.attention.causal": False}, "both directions"),
+        ({"split.count": 3.0}, "split.count is of the wrong type (float)"),
         ({"split.count": 3}, "one of the 3 parts of a split model, which must be called NAME-00001-of-00003.gguf"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer model 't5' is not supported"),
         ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken' is not supported"),

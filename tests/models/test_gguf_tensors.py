@@ -218,6 +218,7 @@ def test_any_part_stands_for_the_whole_model(parts: list[Path], tmp_path: Path) 
         assert (checkpoint.hash, checkpoint.config) == (whole.hash, whole.config)
         assert all(np.array_equal(checkpoint.tensors[name], tensor) for name, tensor in whole.tensors.items())
         assert load_tokenizer(part).encode("hello the") == load_tokenizer(tmp_path / "whole.gguf").encode("hello the")
+    assert (checkpoint.name, whole.name) == ("m-00003-of-00003", "whole")
     convert_gguf(parts[1], tmp_path / "folder")
     assert Checkpoint(tmp_path / "folder").hash == whole.hash
 
@@ -241,6 +242,12 @@ def test_part_under_another_name_is_refused(parts: list[Path], tmp_path: Path) -
         line = refusal(tmp_path / name)
         assert "one of the 3 parts of a split model, which must be called NAME-00001-of-00003.gguf" in line
         (tmp_path / name).rename(parts[0])
+
+
+def test_parts_may_be_written_in_capitals(parts: list[Path], tmp_path: Path) -> None:
+    for part in parts:
+        part.rename(tmp_path / part.name.upper())
+    assert len(Checkpoint(tmp_path / "M-00002-OF-00003.GGUF").tensors) == 20
 
 
 def test_part_in_the_place_of_another_is_refused(parts: list[Path]) -> None:
