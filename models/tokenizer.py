@@ -490,7 +490,7 @@ def _panic_reports_dropped() -> Iterator[None]:
                     os.write(stderr, report.read())
 
 
-def _compiled_decoder(state: dict[str, Any] | None, path: Path) -> tuple[Callable[[str, bool], bytes], int]:
+def _compiled_decoder(state: dict[str, Any] | None, path: AnyFile) -> tuple[Callable[[str, bool], bytes], int]:
     """What the "decoder" of a tokenizer.json makes of one token, and how many leading spaces of the text it strips.
 
     Raises PpsdError for decoders whose result for a token depends on its neighbours; no Llama-family model has one.
