@@ -12,8 +12,11 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
+from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint, as_float32
 from ppsd_rt.models.config import LlamaConfig
+from ppsd_rt.models.files import is_gguf
+from ppsd_rt.models.gguf_import import convert_gguf
 from ppsd_rt.models.resolve import resolve_model
 from ppsd_rt.models.tokenizer import load_tokenizer
 
@@ -47,6 +50,17 @@ _LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model by any of its names; one that comes as a .gguf file is converted once, into the cache."""
+    path = resolve_model(name)
+    if not is_gguf(path):
+        return path
+    folder = cache_dir() / "benchmarks" / f"{path.stem}-{Checkpoint(path).hash}"
+    if not folder.exists():
+        convert_gguf(path, folder)
+    return folder
 
 
 def export(folder: Path, format: str, target: Path, tokenizer: bool = False) -> None:
@@ -120,4 +134,4 @@ if __name__ == "__main__":
     parser.add_argument("format", choices=FORMATS)
     parser.add_argument("target", type=Path)
     args = parser.parse_args()
-    export(resolve_model(args.model), args.format, args.target)
+    export(model_folder(args.model), args.format, args.target)

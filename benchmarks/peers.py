@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from export_gguf import FORMATS, export
+from export_gguf import FORMATS, export, model_folder
 from llama_library import QUANTIZED, find_library, quantize
 from peer_worker import PEERS
 
@@ -40,7 +40,6 @@ from ppsd_rt.cli.eval import COLUMNS as EVALUATION_COLUMNS
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.models.resolve import resolve_model
 from ppsd_rt.models.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
@@ -151,7 +150,7 @@ class Case:
 
 def main() -> int:
     args = _arguments()
-    folder = resolve_model(args.model)
+    folder = model_folder(args.model)
     names, absent = at_hand(args.engines or list_of(engine_and_format)(QUALITY if args.quality else ENGINES))
     files = {format: gguf_file(folder, format) for engine, format in names if engine == "llama.cpp"}
     context = max(args.prompt_tokens) + max(args.max_tokens) if not args.quality else args.window

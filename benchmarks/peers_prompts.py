@@ -17,6 +17,7 @@ from itertools import product
 from statistics import median
 from typing import Any
 
+from export_gguf import model_folder
 from peers import Worker, at_hand, common_arguments, engine_and_format, gguf_file, median_of, parse
 
 from ppsd_rt import Engine, SamplingParams, _native
@@ -26,7 +27,6 @@ from ppsd_rt.cli.bench import print_report, run_facts
 from ppsd_rt.cli.bench_options import list_of, positive
 from ppsd_rt.cli.common import first_of_each_family, read_prompts
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.models.resolve import resolve_model
 
 ENGINES = "ppsd-rt:int8+auto,ppsd-rt:int8,llama.cpp:Q8_0,llama.cpp:IQ4_NL"
 
@@ -60,7 +60,7 @@ class Case:
 
 def main() -> int:
     args = _arguments()
-    folder = resolve_model(args.model)
+    folder = model_folder(args.model)
     names, absent = at_hand(args.engines or list_of(engine_and_format)(ENGINES))
     prompts = _prompts(args)
     context = max(len(prompt) + tokens for prompt, tokens in prompts)

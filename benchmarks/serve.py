@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import httpx2
 import numpy as np
-from export_gguf import FORMATS, export
+from export_gguf import FORMATS, export, model_folder
 from llama_library import BUILT
 from peers import median_of
 
@@ -44,7 +44,6 @@ from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.engine import Committed
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
-from ppsd_rt.models.resolve import resolve_model
 
 SERVER = BUILT.with_name("llama-server")
 ENGINES = "ppsd-rt:int8+auto,ppsd-rt:int8+plain,direct:int8+auto,llama.cpp:Q8_0"
@@ -230,7 +229,7 @@ class Case:
 
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
-    folder = resolve_model(args.model)
+    folder = model_folder(args.model)
     names, absent = _at_hand(args.engines)
     engine = Engine.from_pretrained(args.model, exit_head=args.exit_head, threads=args.threads, dtype=_direct(names))
     texts = [prompt.prompt for prompt in read_prompts(None)[: args.requests]]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache, cached_property
-from pathlib import Path
 from typing import NoReturn
 
 import jinja2
@@ -18,7 +17,7 @@ import jinja2.nodes
 import jinja2.parser
 
 from ..errors import PpsdError, UsageError
-from .files import one_line, read_json_object, read_text
+from .files import AnyFile, AnyFolder, one_line, read_json_object, read_text
 from .sandbox import MeteredEnvironment, TooMuchWork, charge, metered
 
 # A template copies each message once or a few times and adds some text of its own: more than this is a loop gone wrong.
@@ -31,7 +30,7 @@ _WORK_PER_MESSAGE = 1 << 16
 _LONGEST_SOURCE = 1 << 18  # characters
 
 
-def special_tokens(folder: Path) -> dict[str, str]:
+def special_tokens(folder: AnyFolder) -> dict[str, str]:
     """The named special tokens of a model folder, such as {"bos_token": "<s>"}.
 
     They stand in tokenizer_config.json; what it leaves out is taken from special_tokens_map.json. A token is a string
@@ -72,7 +71,7 @@ class ChatTemplate:
         self.origin = origin
 
     @classmethod
-    def from_folder(cls, folder: Path) -> ChatTemplate | None:
+    def from_folder(cls, folder: AnyFolder) -> ChatTemplate | None:
         """The chat template of a model folder, or None where it has none.
 
         Looked for in this order: the file chat_template.jinja; `chat_template` in tokenizer_config.json; the same in
@@ -153,14 +152,14 @@ class ChatTemplate:
             ) from error
 
 
-def _read_jinja(path: Path) -> str | None:
+def _read_jinja(path: AnyFile) -> str | None:
     try:
         return read_text(path)
     except FileNotFoundError:
         return None
 
 
-def _read_template_key(path: Path) -> str | None:
+def _read_template_key(path: AnyFile) -> str | None:
     value = read_json_object(path, missing_ok=True).get("chat_template")
     if value is None or isinstance(value, str):
         return value

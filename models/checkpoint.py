@@ -1,18 +1,20 @@
-"""Safetensors checkpoints in, memory-mapped; and the hash that tells one model from another.
+"""Checkpoints in, memory-mapped; and the hash that tells one model from another.
 
-Tensors are numpy arrays on the mapped file. numpy has no bfloat16: such tensors are arrays of uint16, their bits.
+Tensors of a safetensors folder are numpy arrays on the mapped file. numpy has no bfloat16: such tensors are arrays of
+uint16, their bits. Those of a .gguf file are decoded to float32 when they are looked up (gguf_tensors.py).
 Nothing here needs torch; `llama.LlamaForCausalLM.from_checkpoint` and the C++ backend build their models from this.
 """
 
 import hashlib
 import json
-import mmap
+import math
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,29 +22,60 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialize
 
 from ..errors import PpsdError
+from .blocks import Blocks
 from .config import LlamaConfig
-from .files import one_line, parse_json, read_json_object
+from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
 from .shapes import check_shapes, model_shapes
+
+if TYPE_CHECKING:
+    from .gguf_tensors import GgufTensors
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
 Array = npt.NDArray[Any]
 _FLOATS: dict[str, type] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_NAMES = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
 # Buffers that some checkpoints carry although they follow from the configuration.
 _DERIVED_SUFFIXES = (".rotary_emb.inv_freq",)
 
 
 class Checkpoint:
-    """A model folder, opened: configuration, mapped tensors, hash. Every backend builds its model from this."""
+    """A model, opened: configuration, mapped tensors, hash. Every backend builds its model from this.
+
+    folder: a Hugging Face folder, or a .gguf file. tensors: to look up one at a time, where memory matters.
+    blocks: matrices that are stored in blocks, as they lie in the file; the C++ backend reads these.
+    """
+
+    tensors: Mapping[str, Array]
+    blocks: Mapping[str, Blocks] = MappingProxyType({})
+    _opened: "GgufTensors | None" = None
 
     def __init__(self, folder: Path) -> None:
         """Raises PpsdError that names the file (missing, corrupt) or the tensor (missing, extra, shape, dtype)."""
         self.folder = folder
+        if is_gguf(folder):
+            from .gguf_tensors import open_tensors  # it takes packages that models in folders do without
+
+            self.config, opened = open_tensors(folder)
+            self.tensors, self.blocks, self._opened = opened, opened.blocks(), opened
+            self.stored_as = sorted(opened.kinds)
+            return
         self.config = LlamaConfig.from_folder(folder)
-        self.tensors = _without_derived(read_tensors(folder), self.config)
-        check_shapes(self.tensors, model_shapes(self.config), str(folder))
+        tensors = self.tensors = _without_derived(read_tensors(folder), self.config)
+        check_shapes(tensors, model_shapes(self.config), str(folder))
+        self.stored_as = sorted({_NAMES[str(tensor.dtype)] for tensor in tensors.values()})
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return self.folder.name.removesuffix(".gguf")
+
+    @property
+    def parameters(self) -> int:
+        """How many weights the model has; a tied LM head counts once."""
+        return sum(math.prod(shape) for shape in model_shapes(self.config).values())
 
     @cached_property
     def hash(self) -> str:
@@ -53,19 +86,18 @@ class Checkpoint:
         saved as bfloat16 does not.
         """
         digest = hashlib.sha256()
-        for name, tensor in sorted(self.tensors.items()):
-            flat = tensor.reshape(-1)
-            places = np.arange(16) * (flat.size - 1) // 15
-            digest.update(json.dumps([name, list(tensor.shape)]).encode() + _bf16_bits(flat[places]).tobytes())
-            _drop_pages(tensor)
+        for name, shape in sorted(model_shapes(self.config).items()):
+            places = np.arange(16) * (math.prod(shape) - 1) // 15
+            values = self._values_at(name, places)
+            digest.update(json.dumps([name, list(shape)]).encode() + _bf16_bits(values).tobytes())
         return digest.hexdigest()[:16]
 
-
-def _drop_pages(tensor: Array) -> None:
-    """Give back the memory of a mapped file: the system maps many pages around each one that is touched."""
-    mapped = getattr(tensor, "_mmap", None)
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
+    def _values_at(self, name: str, places: npt.NDArray[np.int64]) -> Array:
+        if self._opened is not None:
+            return self._opened.values_at(name, places)
+        values = self.tensors[name].reshape(-1)[places]
+        drop_pages(self.tensors[name])
+        return values
 
 
 def as_float32(tensor: Array) -> npt.NDArray[np.float32]:

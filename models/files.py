@@ -2,16 +2,68 @@
 
 import errno
 import json
+import mmap
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import PpsdError
 
+
+class HeldFile:
+    """A file in memory, which the functions of this module read like one on disk."""
+
+    def __init__(self, path: Path, name: str, content: bytes | None) -> None:
+        """path: what it was made from, which errors name. content: None: there is no such file."""
+        self._path, self.name, self._content = path, name, content
+
+    @property
+    def parent(self) -> Path:
+        return self._path
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def exists(self) -> bool:
+        return self._content is not None
+
+    def read(self) -> bytes:
+        if self._content is None:
+            raise FileNotFoundError(self.name)
+        return self._content
+
+
+class HeldFolder:
+    """A model folder in memory: some of the files that a folder of this model would have."""
+
+    def __init__(self, path: Path, files: Mapping[str, str]) -> None:
+        self._path, self._files = path, files
+
+    def __truediv__(self, name: str) -> HeldFile:
+        text = self._files.get(name)
+        return HeldFile(self._path, name, None if text is None else text.encode())
+
+
+AnyFile = Path | HeldFile
+AnyFolder = Path | HeldFolder
+
 _LONGEST_REASON = 300
 _MOST_BYTES = 1 << 24  # of JSON or a template; the longest that is published, an index of 90 000 tensors, has half
 _DEEPEST = 100  # levels of JSON; what walks a value later on may take several frames of Python's stack for each
+
+
+def is_gguf(path: Path) -> bool:
+    """Is a model of this path a .gguf file, and not a folder?"""
+    return path.suffix.lower() == ".gguf" and path.is_file()
+
+
+def drop_pages(array: Any) -> None:
+    """Give back the memory of a mapped file: the system maps many pages around each one that is touched."""
+    mapped = getattr(array, "_mmap", None)
+    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
+        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def one_line(error: object) -> str:
@@ -20,11 +72,13 @@ def one_line(error: object) -> str:
     return text if len(text) <= _LONGEST_REASON else text[: _LONGEST_REASON - 1] + "…"
 
 
-def read_bytes(path: Path, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> bytes:
+def read_bytes(path: AnyFile, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> bytes:
     """The content of a regular file of at most `most` bytes; with `pipe_ok` also of a pipe or a device.
 
     Raises FileNotFoundError, and PpsdError, one line with the path, for everything else that is wrong.
     """
+    if isinstance(path, HeldFile):
+        return path.read()
     try:
         # Without O_NONBLOCK, to open a pipe that nobody writes to would wait for ever.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | (0 if pipe_ok else os.O_NONBLOCK))
@@ -44,7 +98,7 @@ def read_bytes(path: Path, most: int = _MOST_BYTES, *, pipe_ok: bool = False) ->
     return content
 
 
-def read_text(path: Path, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> str:
+def read_text(path: AnyFile, most: int = _MOST_BYTES, *, pipe_ok: bool = False) -> str:
     """The same as UTF-8 text. Raises as `read_bytes` does."""
     try:
         return read_bytes(path, most, pipe_ok=pipe_ok).decode("utf-8")
@@ -90,7 +144,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return value
 
 
-def read_json_object(path: Path, *, missing_ok: bool = False, unique: bool = False) -> dict[str, Any]:
+def read_json_object(path: AnyFile, *, missing_ok: bool = False, unique: bool = False) -> dict[str, Any]:
     """The JSON object in the file `path`; an empty one where there is no such file and there need not be one.
 
     Raises PpsdError when the file is missing, cannot be read, is not what `parse_json` takes, or holds no object.

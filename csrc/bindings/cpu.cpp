@@ -29,18 +29,48 @@ Stored stored_as(const py::dtype& dtype, const std::string& name) {
   throw std::runtime_error("tensor " + name + " has dtype " + std::string(py::str(dtype)) + "; expected 16 or 32 bits");
 }
 
-// Dense arrays by name, where they lie.
+bool is_mapped(const py::handle& array) { return py::isinstance(array, py::module_::import("numpy").attr("memmap")); }
+
+// A matrix of a GGUF file where it lies.
+struct PyBlocks {
+  py::array data;
+  Tensor tensor;
+
+  // data: [rows, bytes of a row] uint8
+  PyBlocks(py::array bytes, const std::string& type, int64_t columns, int neighbours) : data(std::move(bytes)) {
+    tensor.blocks = block_type(type);
+    if (tensor.blocks == nullptr && type != "F32" && type != "F16" && type != "BF16")
+      throw std::runtime_error("blocks of type " + type + " are unknown");
+    if (data.ndim() != 2 || data.dtype().kind() != 'u' || data.itemsize() != 1 || !(data.flags() & py::array::c_style))
+      throw std::runtime_error("blocks are a dense array of bytes: [rows, bytes of a row]");
+    tensor.data = data.data();
+    tensor.stored = type == "F16" ? Stored::kFp16 : type == "BF16" ? Stored::kBf16 : Stored::kFp32;
+    tensor.rows = data.shape(0);
+    tensor.columns = columns;
+    tensor.mapped = is_mapped(data);
+    tensor.neighbours = neighbours;
+    const int unit = tensor.blocks == nullptr ? 1 : tensor.blocks->values;
+    if (columns < 1 || columns % unit || int64_t(tensor.row_bytes()) != data.shape(1) || neighbours < 0 || neighbours % 2 ||
+        (neighbours > 0 && tensor.rows % neighbours))
+      throw std::runtime_error("blocks do not fit their shape");
+  }
+};
+
+// What lies where, by name: dense arrays, and blocks.
 NamedTensors tensors_of(const py::dict& arrays) {
-  const py::object memmap = py::module_::import("numpy").attr("memmap");
   NamedTensors tensors;
   for (const auto& [key, value] : arrays) {
     const auto name = key.cast<std::string>();
+    if (py::isinstance<PyBlocks>(value)) {
+      tensors[name] = value.cast<const PyBlocks&>().tensor;
+      continue;
+    }
     if (!py::isinstance<py::array>(value)) throw std::runtime_error("tensor " + name + " is no array");
     const auto array = py::reinterpret_borrow<py::array>(value);
     if (array.ndim() < 1 || array.ndim() > 2 || !(array.flags() & py::array::c_style))
       throw std::runtime_error("tensor " + name + " is not a dense array of one or two dimensions");
     const int64_t columns = array.ndim() == 2 ? array.shape(1) : 1;
-    tensors[name] = {array.data(), stored_as(array.dtype(), name), array.shape(0), columns, py::isinstance(value, memmap)};
+    tensors[name] = {array.data(), stored_as(array.dtype(), name), array.shape(0), columns, is_mapped(value)};
   }
   return tensors;
 }
@@ -173,6 +203,20 @@ void bind_cpu(py::module_& m) {
                     s.rms_norm_eps);
       });
 
+  py::class_<PyBlocks>(m, "Blocks",
+      "A matrix of a GGUF file where it lies: data [rows, bytes of a row], uint8. neighbours: head_dim, if the rows are in\n"
+      "GGUF's order of the rotary channels; 0: in Hugging Face's.")
+      .def(py::init<py::array, const std::string&, int64_t, int>(), py::arg("data"), py::arg("type"), py::arg("columns"),
+           py::arg("neighbours") = 0)
+      .def(
+          "row",
+          [](const PyBlocks& blocks, int64_t row) {
+            if (row < 0 || row >= blocks.tensor.rows) throw std::invalid_argument("there is no such row");
+            py::array_t<float> out(blocks.tensor.columns);
+            read_row(blocks.tensor, row, out.mutable_data());
+            return out;
+          },
+          "In Hugging Face's order, as float32: [columns].", py::arg("row"));
   m.def("importance", &importance_of, py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("ids"),
         py::arg("threads"));
   py::class_<PyModel>(m, "Model",

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "../cpu/calibrate.h"
+#include "../cpu/checkpoint.h"
 #include "../cpu/roster.h"
 #include "../cpu/tensor_parallel.h"
 #include "../pipeline/lockstep.h"
@@ -187,6 +188,22 @@ std::shared_ptr<Crowd> crowd(CpuEngine* engine, double seconds, double lost, con
   return crowd;
 }
 
+// What a matrix is once it is packed: [rows][columns], columns a multiple of 32.
+py::array_t<float> packed(const py::array_t<float, py::array::c_style>& rows, const std::string& format) {
+  Tensor tensor;
+  tensor.data = rows.data();
+  tensor.rows = rows.shape(0);
+  tensor.columns = rows.shape(1);
+  Team team(1, {});
+  const Packer packer(pick_kernels(), format_of(format), ModelShape(), &team);
+  const Memory memory(packer.matrix_bytes(int(tensor.rows), int(tensor.columns)));
+  uint8_t* free = memory.as<>();
+  const Matrix matrix = packer.matrix(tensor, &free);
+  py::array_t<float> out({rows.shape(0), rows.shape(1)});
+  for (int r = 0; r < int(tensor.rows); ++r) pick_kernels().unpack(matrix, r, out.mutable_data(r));
+  return out;
+}
+
 // A share of every layer; arrays are [rows][hidden], `part` is written.
 struct PyShares {
   using Part = py::array_t<float, py::array::c_style>;   // also written to: never a copy
@@ -273,6 +290,7 @@ void bind_testing(py::module_& m) {
   m.def("roster", &roster, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),
         py::arg("room"));
   m.def("stop_rule_draws", &stop_rule_draws, py::arg("schedule"), py::arg("seed"), py::arg("history"));
+  m.def("packed", &packed, py::arg("rows"), py::arg("format"));
   m.def("philox", [](uint64_t seed, std::array<uint32_t, 4> counter) { return philox(PhiloxKey(seed), counter); });
   m.def("uniform", [](uint64_t seed, int position, int id, uint32_t stream) {
     return uniform_from_word(philox(PhiloxKey(seed), {uint32_t(id), uint32_t(position), stream, 0})[0]);

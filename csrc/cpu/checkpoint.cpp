@@ -46,8 +46,6 @@ LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, co
     t.up = get("mlp.up_proj.weight", s.intermediate_size, s.hidden_size, true);
     t.down = get("mlp.down_proj.weight", s.hidden_size, s.intermediate_size, true);
   }
-  if (t.q.stored != t.k.stored || t.q.stored != t.v.stored || t.gate.stored != t.up.stored)
-    throw std::runtime_error(prefix + ": tensors that are packed together differ in dtype");
   return t;
 }
 

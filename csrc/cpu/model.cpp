@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <stdexcept>
 
 #include "half.h"
@@ -17,17 +18,18 @@ constexpr char kNotFinite[] = "a weight is NaN or infinite: the file is damaged,
 
 size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
-std::vector<SourceRow> rows_of(const Tensor& tensor) {
-  std::vector<SourceRow> rows(tensor.rows);
-  for (int64_t r = 0; r < tensor.rows; ++r) rows[r].data = tensor.row(r);
+std::vector<RowOf> rows_of(const Tensor& tensor) {
+  std::vector<RowOf> rows;
+  rows.reserve(tensor.rows);
+  for (int64_t r = 0; r < tensor.rows; ++r) rows.push_back({&tensor, r});
   return rows;
 }
 
 // The rows of q or k, each head's channels in rotary order.
-void append_rotary(const Tensor& tensor, int head_dim, std::vector<SourceRow>* rows) {
+void append_rotary(const Tensor& tensor, int head_dim, std::vector<RowOf>* rows) {
   for (int64_t r = 0; r < tensor.rows; ++r) {
     const int64_t head = r / head_dim;
-    rows->push_back({tensor.row(head * head_dim + rope_channel(int(r % head_dim), head_dim))});
+    rows->push_back({&tensor, head * head_dim + rope_channel(int(r % head_dim), head_dim)});
   }
 }
 
@@ -38,13 +40,20 @@ void append_rotary(const Tensor& vector, int head_dim, std::vector<float>* out) 
 }
 
 // Panels of gate and up in turn.
-std::vector<SourceRow> interleaved(const Tensor& gate, const Tensor& up) {
-  std::vector<SourceRow> rows;
+std::vector<RowOf> interleaved(const Tensor& gate, const Tensor& up) {
+  std::vector<RowOf> rows;
   for (int64_t first = 0; first < gate.rows; first += kPanel) {
-    for (int l = 0; l < kPanel; ++l) rows.push_back({gate.row(first + l)});
-    for (int l = 0; l < kPanel; ++l) rows.push_back({up.row(first + l)});
+    for (int l = 0; l < kPanel; ++l) rows.push_back({&gate, first + l});
+    for (int l = 0; l < kPanel; ++l) rows.push_back({&up, first + l});
   }
   return rows;
+}
+
+// Can the kernels read these rows where they lie? If not, they are decoded to float32 first.
+bool lie_ready(const std::vector<RowOf>& rows) {
+  return std::all_of(rows.begin(), rows.end(), [&](const RowOf& row) {
+    return row.tensor->blocks == nullptr && row.tensor->stored == rows[0].tensor->stored;
+  });
 }
 
 }  // namespace
@@ -73,15 +82,13 @@ size_t Packer::layer_bytes(const LayerTensors& layer) const {
 PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* importance) const {
   PackedLayer out;
   const InputOffsets at(shape_);
-  const auto source = [&](const std::vector<SourceRow>& rows, const Tensor& tensor, int offset) {
-    return Source{rows.data(), tensor.stored, importance ? importance + offset : nullptr};
-  };
+  const auto weigh = [&](int offset) { return importance ? importance + offset : nullptr; };
   out.input_norm = vector(t.input_norm);
-  std::vector<SourceRow> qkv;
+  std::vector<RowOf> qkv;
   append_rotary(t.q, shape_.head_dim, &qkv);
   append_rotary(t.k, shape_.head_dim, &qkv);
-  for (const SourceRow& row : rows_of(t.v)) qkv.push_back(row);
-  out.qkv = pack(qkv_matrix(), source(qkv, t.q, at.qkv), memory);
+  for (const RowOf& row : rows_of(t.v)) qkv.push_back(row);
+  out.qkv = pack(qkv_matrix(), qkv, weigh(at.qkv), memory);
   if (t.q_bias.present()) {
     append_rotary(t.q_bias, shape_.head_dim, &out.qkv_bias);
     append_rotary(t.k_bias, shape_.head_dim, &out.qkv_bias);
@@ -92,39 +99,42 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
     append_rotary(t.q_norm, shape_.head_dim, &out.q_norm);
     append_rotary(t.k_norm, shape_.head_dim, &out.k_norm);
   }
-  out.o = pack({format_, shape_.hidden_size, shape_.q_outputs()}, source(rows_of(t.o), t.o, at.o), memory);
+  out.o = pack({format_, shape_.hidden_size, shape_.q_outputs()}, rows_of(t.o), weigh(at.o), memory);
   if (t.o_bias.present()) out.o_bias = vector(t.o_bias);
   if (t.gate.present()) {
     out.post_norm = vector(t.post_norm);
     const int inner = shape_.intermediate_size, hidden = shape_.hidden_size;
-    out.gate_up = pack({format_, 2 * inner, hidden}, source(interleaved(t.gate, t.up), t.gate, at.gate_up), memory);
-    out.down = pack({format_, hidden, inner}, source(rows_of(t.down), t.down, at.down), memory);
+    out.gate_up = pack({format_, 2 * inner, hidden}, interleaved(t.gate, t.up), weigh(at.gate_up), memory);
+    out.down = pack({format_, hidden, inner}, rows_of(t.down), weigh(at.down), memory);
   }
   for (const Tensor* tensor : {&t.q, &t.k, &t.v, &t.o, &t.gate, &t.up, &t.down}) release_pages(*tensor);
   return out;
 }
 
 Matrix Packer::matrix(const Tensor& tensor, uint8_t** memory) const {
-  const std::vector<SourceRow> rows = rows_of(tensor);
-  return pack({format_, int(tensor.rows), int(tensor.columns)}, {rows.data(), tensor.stored, nullptr}, memory);
+  return pack({format_, int(tensor.rows), int(tensor.columns)}, rows_of(tensor), nullptr, memory);
 }
 
 Matrix Packer::lm_head(const Tensor& tensor, uint8_t** memory) const {
-  const std::vector<SourceRow> rows = rows_of(tensor);
-  const Matrix matrix{lm_head_format(), int(tensor.rows), int(tensor.columns)};
-  return pack(matrix, {rows.data(), tensor.stored, nullptr}, memory, &tensor);
+  return pack({lm_head_format(), int(tensor.rows), int(tensor.columns)}, rows_of(tensor), nullptr, memory, &tensor);
 }
 
 Matrix Packer::draft_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const {
-  std::vector<SourceRow> rows;
-  for (int id : ids) rows.push_back({tensor.row(id)});
-  const Matrix matrix{format_, int(rows.size()), int(tensor.columns)};
-  return pack(matrix, {rows.data(), tensor.stored, nullptr}, memory, &tensor);
+  std::vector<RowOf> rows;
+  for (int id : ids) rows.push_back({&tensor, id});
+  return pack({format_, int(rows.size()), int(tensor.columns)}, rows, nullptr, memory, &tensor);
 }
 
-Matrix Packer::pack(Matrix matrix, const Source& source, uint8_t** memory, const Tensor* large) const {
+Matrix Packer::pack(Matrix matrix, const std::vector<RowOf>& rows, const float* importance, uint8_t** memory,
+                    const Tensor* large) const {
   matrix.data = *memory;
   *memory += aligned(matrix.bytes());
+  const bool ready = lie_ready(rows);
+  std::vector<SourceRow> sources(rows.size());
+  for (size_t i = 0; ready && i < rows.size(); ++i) sources[i].data = rows[i].tensor->row(rows[i].row);
+  const Source source{sources.data(), ready ? rows[0].tensor->stored : Stored::kFp32, importance};
+  const size_t panel_values = size_t(kPanel) * matrix.inputs;
+  std::vector<float> decoded(ready ? 0 : team_->size() * panel_values);   // a panel of each member
   constexpr int kPanels = 512;
   std::atomic<bool> finite{true};
   for (int first = 0; first < matrix.panels(); first += kPanels) {
@@ -132,7 +142,15 @@ Matrix Packer::pack(Matrix matrix, const Source& source, uint8_t** memory, const
     Shares shares(team_->size());
     team_->run([&](int member) {
       team_->share(shares, member, count, 8, [&](int begin, int end) {
-        if (!kernels_.pack(matrix, source, first + begin, first + end)) finite = false;
+        if (ready && !kernels_.pack(matrix, source, first + begin, first + end)) finite = false;
+        for (int p = first + begin; !ready && p < first + end; ++p) {
+          float* to = decoded.data() + member * panel_values;
+          for (int i = p * kPanel; i < std::min((p + 1) * kPanel, matrix.outputs); ++i, to += matrix.inputs) {
+            read_row(*rows[i].tensor, rows[i].row, to);
+            sources[i].data = to;
+          }
+          if (!kernels_.pack(matrix, source, p, p + 1)) finite = false;
+        }
       });
     });
     if (large != nullptr) release_pages(*large);
@@ -143,14 +161,27 @@ Matrix Packer::pack(Matrix matrix, const Source& source, uint8_t** memory, const
 
 std::vector<float> Packer::vector(const Tensor& tensor) {
   std::vector<float> out(size_t(tensor.rows * tensor.columns));
-  for (size_t i = 0; i < out.size(); ++i) switch (tensor.stored) {
-      case Stored::kFp32: out[i] = static_cast<const float*>(tensor.data)[i]; break;
-      case Stored::kFp16: out[i] = half_to_float(static_cast<const uint16_t*>(tensor.data)[i]); break;
-      case Stored::kBf16: out[i] = bf16_to_float(static_cast<const uint16_t*>(tensor.data)[i]); break;
-      case Stored::kInt8: break;   // of a KV cache alone
-    }
+  for (int64_t r = 0; r < tensor.rows; ++r) read_row(tensor, r, out.data() + r * tensor.columns);
   if (!std::all_of(out.begin(), out.end(), [](float x) { return std::isfinite(x); })) throw std::runtime_error(kNotFinite);
   return out;
+}
+
+void read_row(const Tensor& tensor, int64_t r, float* out) {
+  const void* from = tensor.row(r);
+  if (tensor.blocks != nullptr) {
+    const auto* block = static_cast<const uint8_t*>(from);
+    for (int64_t i = 0; i < tensor.columns; i += tensor.blocks->values, block += tensor.blocks->bytes)
+      tensor.blocks->decode(block, out + i);
+    return;
+  }
+  const auto* halves = static_cast<const uint16_t*>(from);
+  const int64_t n = tensor.columns;
+  switch (tensor.stored) {
+    case Stored::kFp32: std::memcpy(out, from, size_t(n) * 4); break;
+    case Stored::kFp16: for (int64_t i = 0; i < n; ++i) out[i] = half_to_float(halves[i]); break;
+    case Stored::kBf16: for (int64_t i = 0; i < n; ++i) out[i] = bf16_to_float(halves[i]); break;
+    case Stored::kInt8: break;   // of a KV cache alone
+  }
 }
 
 void release_pages(const Tensor& tensor) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "blocks.h"
 #include "kernels.h"
 #include "memory.h"
 #include "team.h"
@@ -37,10 +38,29 @@ struct Tensor {
   Stored stored = Stored::kFp32;
   int64_t rows = 0, columns = 1;
   bool mapped = false;   // straight from a file, so that its pages can be dropped and read again
+  const BlockType* blocks = nullptr;   // what the rows consist of, instead of `stored`
+  int neighbours = 0;    // head_dim, if channels that rotate together lie side by side (GGUF's order); 0: half a head apart
 
   bool present() const { return data != nullptr; }
-  size_t row_bytes() const { return size_t(columns) * (stored == Stored::kFp32 ? 4 : 2); }
-  const void* row(int64_t r) const { return static_cast<const uint8_t*>(data) + row_bytes() * size_t(r); }
+  size_t row_bytes() const {
+    if (blocks != nullptr) return size_t(columns) / blocks->values * blocks->bytes;
+    return size_t(columns) * (stored == Stored::kFp32 ? 4 : 2);
+  }
+  const void* row(int64_t r) const {   // r: in Hugging Face's order
+    if (neighbours > 0) {
+      const int64_t channel = r % neighbours, half = neighbours / 2;
+      r += (channel < half ? 2 * channel : 2 * (channel - half) + 1) - channel;
+    }
+    return static_cast<const uint8_t*>(data) + row_bytes() * size_t(r);
+  }
+};
+
+void read_row(const Tensor& tensor, int64_t r, float* out);   // as float32: [columns]
+
+// A row of a tensor, on its way into a packed matrix.
+struct RowOf {
+  const Tensor* tensor;
+  int64_t row;
 };
 
 struct LayerTensors {
@@ -102,7 +122,8 @@ class Packer {
   Matrix qkv_matrix() const;   // with int4, keys and values stay int8: few weights, and much of the error
   // `matrix` with its memory, filled. large: the one tensor that all rows are of, if its pages are to be dropped while
   // packing goes on
-  Matrix pack(Matrix matrix, const Source& source, uint8_t** memory, const Tensor* large = nullptr) const;
+  Matrix pack(Matrix matrix, const std::vector<RowOf>& rows, const float* importance, uint8_t** memory,
+              const Tensor* large = nullptr) const;
 
   const Kernels& kernels_;
   const Format format_;

@@ -6,7 +6,6 @@
 #include <string>
 
 #include "../pipeline/noise.h"
-#include "half.h"
 
 namespace ppsd {
 
@@ -18,11 +17,7 @@ std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers,
 
 void embed(const Tensor& table, int id, float* row) {
   const int n = int(table.columns);
-  const void* from = table.row(id);
-  if (table.stored == Stored::kFp32) std::memcpy(row, from, size_t(n) * 4);
-  const uint16_t* halves = static_cast<const uint16_t*>(from);
-  for (int i = 0; table.stored == Stored::kFp16 && i < n; ++i) row[i] = half_to_float(halves[i]);
-  for (int i = 0; table.stored == Stored::kBf16 && i < n; ++i) row[i] = bf16_to_float(halves[i]);
+  read_row(table, id, row);
   float nothing = 0.0f;   // stays so, as long as all of the row is finite: it has not been packed, and so not looked at
   for (int i = 0; i < n; ++i) nothing += 0.0f * row[i];
   if (nothing != 0.0f)

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 
 from ..errors import PpsdError, UsageError
-from ..models.cache import cache_dir, converted_folders, remove_converted
+from ..models.cache import cache_dir, model_folders, remove_model
 from ..printable import printable
 from .cache_options import ALL, FILES, MODELS
 from .common import table
@@ -58,7 +58,7 @@ def _rows(items: list[Item], folder: Path) -> Iterator[tuple[str, str, str, str]
 
 def found(folder: Path, now: float) -> Iterator[Item]:
     """What ppsd-rt has put into the cache folder. Links are not followed: what they lead to is somebody else's."""
-    for path, parts in converted_folders(folder).items():
+    for path, parts in model_folders(folder).items():
         yield from _item(MODELS, path, (file for part in parts for file in (part, *part.rglob("*"))), now)
     for kind, (name, patterns) in FILES.items():
         if not (folder / name).is_symlink():
@@ -78,12 +78,12 @@ def _item(kind: str, path: Path, files: Iterable[Path], now: float) -> Iterator[
 
 
 def _agreed(items: list[Item]) -> bool:
-    """Whether converted models are to be removed, which take a while to make: asked where somebody is there."""
+    """Whether models are to be removed, which take a while to fetch: asked where somebody is there."""
     models = [item for item in items if item.kind == MODELS]
     if not models or not (sys.stdin and sys.stdin.isatty()):
         return True
     names = ", ".join(printable(item.path.name) for item in models)
-    question = f"Remove the converted models {names}? Their next use fetches or converts them again. [y/N] "
+    question = f"Remove the models {names}? Their next use fetches them again. [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
@@ -91,7 +91,7 @@ def _agreed(items: list[Item]) -> bool:
 def _remove(item: Item) -> None:
     try:
         if item.kind == MODELS:
-            remove_converted(item.path)
+            remove_model(item.path)
         else:
             item.path.unlink(missing_ok=True)
     except OSError as error:

@@ -12,7 +12,7 @@ FILES = {  # kind: its subfolder, and what our files in it are called
     "importance": ("importance", ("*.npy", "tmp*")),
     "campaigns": ("check", ("seed-*.jsonl",)),
     "chat": ("chat", ("history.json", "tmp*")),
-    "benchmarks": ("benchmarks", ("*.gguf",)),
+    "benchmarks": ("benchmarks", ("*.gguf", "*/*.json", "*/*.safetensors")),
 }
 
 
@@ -21,4 +21,4 @@ def cache_options(parser: "Parser") -> None:
     parser.add_argument(
         "--clean", nargs="?", const=ALL, choices=kinds, metavar="KIND", help=f"remove {', '.join(kinds)} [{ALL}]"
     )
-    parser.add_argument("--yes", action="store_true", help="do not ask before converted models are removed")
+    parser.add_argument("--yes", action="store_true", help="do not ask before models are removed")

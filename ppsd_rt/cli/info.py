@@ -13,8 +13,6 @@ from ..models.cache import cache_dir
 from ..printable import printable
 from .common import load_engine, print_json
 
-_STORED = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
-
 
 def run(args: argparse.Namespace) -> None:
     info = collect(args)
@@ -31,14 +29,13 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
     """Four sections of plain values."""
     engine = load_engine(args)
     head = engine.head
-    parameters = {name: tensor.size for name, tensor in engine.checkpoint.tensors.items()}
     return {
         "model": {
             "name": engine.name,
             "folder": str(engine.checkpoint.folder),
             "hash": engine.checkpoint.hash,
-            "parameters": sum(parameters.values()),
-            "stored_as": sorted({_STORED[str(t.dtype)] for t in engine.checkpoint.tensors.values()}),
+            "parameters": engine.checkpoint.parameters,
+            "stored_as": engine.checkpoint.stored_as,
             **asdict(engine.config),
             "chat_template": engine.tokenizer.chat_template is not None,
         },

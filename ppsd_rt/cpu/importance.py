@@ -19,6 +19,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.rotary import inverse_frequencies
 from ..models.tokenizer import load_tokenizer
 from .formats import shape_of
+from .tensors import packable
 
 ROWS = 512  # of the text; twice as many changed nothing
 _MEASURE = 1  # how it is measured: to be raised with every change of that, or of the text
@@ -46,7 +47,7 @@ def importance_for(dtype: str, checkpoint: Checkpoint, threads: int) -> Importan
     if known is not None:
         return known
     frequencies = inverse_frequencies(config).tolist()
-    measured = _native.importance(shape_of(config), checkpoint.tensors, frequencies, _text(checkpoint), threads)
+    measured = _native.importance(shape_of(config), packable(checkpoint), frequencies, _text(checkpoint), threads)
     _keep(path, measured)
     return measured
 

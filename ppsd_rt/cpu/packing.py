@@ -5,6 +5,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.rotary import inverse_frequencies
 from .formats import shape_of
 from .importance import importance_for
+from .tensors import packable
 
 
 def pack_model(
@@ -23,7 +24,7 @@ def pack_model(
     """
     return _native.Model(
         shape_of(checkpoint.config),
-        checkpoint.tensors,
+        packable(checkpoint),
         inverse_frequencies(checkpoint.config).tolist(),
         dtype,
         kv_dtype,

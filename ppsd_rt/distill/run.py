@@ -114,7 +114,7 @@ class Distillation:
         self.trials: list[Trial] = []
         self.judged = False  # the learning rate stays
         self.infos = [
-            HeadInfo(kind, layer, checkpoint.folder.name, settings.model_hash)
+            HeadInfo(kind, layer, checkpoint.name, settings.model_hash)
             for kind in settings.kinds
             for layer in settings.exit_layers
         ]

@@ -119,9 +119,14 @@ def gguf(place: Place, data: bytes) -> str:
 
     def use() -> None:
         try:
+            mapped = Checkpoint(place.gguf)
+            tokenizer = load_tokenizer(place.gguf, mapped.config.vocab_size)
+            digest = mapped.hash
             convert_gguf(place.gguf, target)
             checkpoint = Checkpoint(target)
-            tokenizer = load_tokenizer(target, checkpoint.config.vocab_size)
+            assert (checkpoint.hash, checkpoint.config) == (digest, mapped.config)
+            for name, tensor in checkpoint.tensors.items():
+                assert mapped.tensors[name].tobytes() == tensor.tobytes()
             tokenizer.decode(tokenizer.encode("Hello"))
             if tokenizer.chat_template is not None:
                 tokenizer.chat_template.render(MESSAGES)

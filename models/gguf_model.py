@@ -1,0 +1,328 @@
+"""What model a GGUF file holds: its configuration, its tokenizer, and where each weight lies.
+
+What the fields mean follows llama.cpp: its converter (`conversion/llama.py`: names, rope order, rope factors) and its
+loader (`src/models/llama.cpp`). The arithmetic of the quantised blocks is the `gguf` package's.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf.quants import dequantize
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from .config import LlamaConfig
+from .gguf_file import GgufFile, GgufTensor, read_gguf
+from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
+
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+# llama.cpp rotates neighbours for these, and halves, as Hugging Face does, for the others.
+_INTERLEAVED = ("llama", "smollm3")
+
+# GGUF name -> (Hugging Face name, shape in the words of `GgufShape.sizes`)
+_LAYER = {
+    "attn_norm.weight": ("input_layernorm.weight", "hidden"),
+    "attn_q.weight": ("self_attn.q_proj.weight", "query hidden"),
+    "attn_k.weight": ("self_attn.k_proj.weight", "key hidden"),
+    "attn_v.weight": ("self_attn.v_proj.weight", "key hidden"),
+    "attn_output.weight": ("self_attn.o_proj.weight", "hidden query"),
+    "ffn_norm.weight": ("post_attention_layernorm.weight", "hidden"),
+    "ffn_gate.weight": ("mlp.gate_proj.weight", "inner hidden"),
+    "ffn_up.weight": ("mlp.up_proj.weight", "inner hidden"),
+    "ffn_down.weight": ("mlp.down_proj.weight", "hidden inner"),
+}
+_QKV_BIAS = {
+    "attn_q.bias": ("self_attn.q_proj.bias", "query"),
+    "attn_k.bias": ("self_attn.k_proj.bias", "key"),
+    "attn_v.bias": ("self_attn.v_proj.bias", "key"),
+}
+_HEAD_NORMS = {
+    "attn_q_norm.weight": ("self_attn.q_norm.weight", "head"),
+    "attn_k_norm.weight": ("self_attn.k_norm.weight", "head"),
+}
+_OUTPUT_BIAS = {"attn_output.bias": ("self_attn.o_proj.bias", "hidden")}
+
+# (key, values that change nothing, what any other is)
+_NEUTRAL: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    ("{arch}.expert_count", (0,), "is a mixture of experts"),
+    ("{arch}.attention.causal", (True,), "is attention in both directions"),
+    ("{arch}.attention.sliding_window", (0,), "is sliding-window attention"),
+    ("{arch}.attention.scale", (0.0,), "is another attention scale"),
+    ("{arch}.rope.scaling.attn_factor", (0.0, 1.0), "is a rope attention factor"),
+)
+
+# The published settings: Llama 3.1 (8B to 405B, and 3.3) and Llama 3.2 (1B, 3B).
+_LLAMA3_ROPE = tuple(
+    {
+        "rope_type": "llama3",
+        "factor": factor,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    for factor in (8.0, 32.0)
+)
+
+
+@dataclass(frozen=True)
+class GgufShape:
+    """Everything of `config.json` but the token ids."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocabulary: int
+    context: int
+    norm_eps: float
+    rope_theta: float
+    rope_scaling: dict[str, Any] | None
+    tied: bool
+    bias: bool
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {
+            "hidden": self.hidden,
+            "inner": self.inner,
+            "query": self.heads * self.head_dim,
+            "key": self.kv_heads * self.head_dim,
+            "head": self.head_dim,
+            "vocabulary": self.vocabulary,
+        }
+
+
+@dataclass(frozen=True)
+class GgufWeight:
+    """A tensor and its Hugging Face name. head_dim > 0: its rows are in GGUF's order, rotary pairs side by side."""
+
+    tensor: GgufTensor
+    key: str
+    head_dim: int
+
+
+def _read_shape(gguf: GgufFile) -> GgufShape:
+    """Raises PpsdError for what the runtime cannot compute: another architecture, experts, partial rotary, ..."""
+    arch = gguf.text("general.architecture")
+    if arch not in _ARCHITECTURES:
+        raise gguf.bad(f"the architecture {arch!r} is not supported; supported are {', '.join(_ARCHITECTURES)}")
+    for pattern, neutral, what in _NEUTRAL:
+        key = pattern.format(arch=arch)
+        value = gguf.scalar(key, neutral[0])
+        if value not in neutral:
+            raise gguf.bad(f"{key} = {value} {what}, which is not supported")
+
+    heads = gguf.integer(f"{arch}.attention.head_count")
+    kv_heads = gguf.integer(f"{arch}.attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise gguf.bad(f"{heads} attention heads cannot share {kv_heads} key/value heads")
+    head_dim = _read_head_dim(gguf, arch, heads)
+    theta = gguf.number(f"{arch}.rope.freq_base", 10000.0)
+    return GgufShape(
+        architecture=arch,
+        layers=gguf.integer(f"{arch}.block_count"),
+        hidden=gguf.integer(f"{arch}.embedding_length"),
+        inner=gguf.integer(f"{arch}.feed_forward_length"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        vocabulary=_tensor(gguf, "token_embd.weight").shape[0],
+        context=gguf.integer(f"{arch}.context_length"),
+        norm_eps=gguf.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        rope_theta=theta,
+        rope_scaling=_read_rope_scaling(gguf, arch, head_dim, theta),
+        tied="output.weight" not in gguf.tensors,
+        bias="blk.0.attn_q.bias" in gguf.tensors,
+    )
+
+
+def _read_head_dim(gguf: GgufFile, arch: str, heads: int) -> int:
+    """The width of a head: as stated, else as the query matrix has it. Rotary embedding must cover all of it."""
+    rows = _tensor(gguf, "blk.0.attn_q.weight").shape[0]
+    head_dim = gguf.integer(f"{arch}.attention.key_length", max(rows // heads, 1))
+    if head_dim % 2:
+        raise gguf.bad(f"the head width {head_dim} is odd; rotary embedding needs pairs")
+    if gguf.integer(f"{arch}.attention.value_length", head_dim) != head_dim:
+        raise gguf.bad(f"{arch}.attention.value_length differs from the key length {head_dim}: not supported")
+    rotary = gguf.integer(f"{arch}.rope.dimension_count", head_dim)
+    if rotary != head_dim:
+        raise gguf.bad(f"rotary embedding of {rotary} of {head_dim} dimensions (partial rotary) is not supported")
+    return head_dim
+
+
+def _read_rope_scaling(gguf: GgufFile, arch: str, head_dim: int, theta: float) -> dict[str, Any] | None:
+    kind = gguf.text(f"{arch}.rope.scaling.type", "none")
+    old_linear = gguf.number(f"{arch}.rope.scale_linear", 1.0)
+    factor = gguf.number(f"{arch}.rope.scaling.factor", old_linear)
+    if kind not in ("none", "linear"):
+        raise gguf.bad(f"rope scaling of type {kind!r} is not supported; supported are linear and llama3")
+    # A factor without a type means linear, as in llama.cpp.
+    linear = factor != 1.0 and (kind == "linear" or f"{arch}.rope.scaling.type" not in gguf.values)
+    if "rope_freqs.weight" not in gguf.tensors:
+        return {"rope_type": "linear", "factor": factor} if linear else None
+    if linear:
+        raise gguf.bad("linear rope scaling together with rope_freqs.weight is not supported")
+    return _read_llama3_scaling(gguf, head_dim, theta)
+
+
+def _read_llama3_scaling(gguf: GgufFile, head_dim: int, theta: float) -> dict[str, Any]:
+    """The setting whose factors the file holds: GGUF stores what the formula gave, not the formula."""
+    tensor = gguf.tensors["rope_freqs.weight"]
+    if tensor.shape != (head_dim // 2,):
+        raise gguf.bad(f"rope_freqs.weight has shape {tensor.shape}, expected {(head_dim // 2,)}")
+    data = np.memmap(tensor.path, np.uint8, "r", tensor.start, (1, tensor.row_bytes))
+    found = decode(data, tensor)[0]  # [head_dim / 2]
+    for setting in _LLAMA3_ROPE:
+        if np.allclose(found, _llama3_factors(head_dim, theta, setting), rtol=1e-3, atol=0.0):
+            return setting
+    raise gguf.bad("rope_freqs.weight is neither Llama 3.1's nor Llama 3.2's rope scaling: not supported")
+
+
+def _llama3_factors(head_dim: int, theta: float, setting: dict[str, Any]) -> NDArray[np.float64]:
+    """What each rotary frequency is divided by: [head_dim / 2]. Source: `generate_extra_tensors` of the converter."""
+    low, high = setting["low_freq_factor"], setting["high_freq_factor"]
+    frequencies = theta ** -(np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
+    turns = setting["original_max_position_embeddings"] * frequencies / (2 * math.pi)
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return 1.0 / ((1.0 - smooth) / setting["factor"] + smooth)
+
+
+def _tensor(gguf: GgufFile, name: str) -> GgufTensor:
+    if name not in gguf.tensors:
+        raise gguf.bad(f"the tensor {name!r} is missing")
+    return gguf.tensors[name]
+
+
+def _plan_weights(gguf: GgufFile, shape: GgufShape) -> list[GgufWeight]:
+    """All tensors under their Hugging Face names, in the model's order; none missing, none left over."""
+    if shape.layers * len(_LAYER) > len(gguf.tensors):
+        raise gguf.bad(f"{shape.layers} layers are announced, but there are only {len(gguf.tensors)} tensors")
+    names = {"token_embd.weight": ("model.embed_tokens.weight", "vocabulary hidden")}
+    for layer in range(shape.layers):
+        for name, (key, dimensions) in _layer_tensors(shape).items():
+            names[f"blk.{layer}.{name}"] = (f"model.layers.{layer}.{key}", dimensions)
+    names["output_norm.weight"] = ("model.norm.weight", "hidden")
+    if not shape.tied:
+        names["output.weight"] = ("lm_head.weight", "vocabulary hidden")
+
+    for name in gguf.tensors:
+        if name not in names and name != "rope_freqs.weight":
+            raise gguf.bad(f"the tensor {name!r} is not part of the {shape.architecture} models that are supported")
+    return [_plan_weight(gguf, shape, name, key, dimensions) for name, (key, dimensions) in names.items()]
+
+
+def _layer_tensors(shape: GgufShape) -> dict[str, tuple[str, str]]:
+    if shape.architecture == "qwen2":
+        return {**_LAYER, **_QKV_BIAS}
+    if shape.architecture == "qwen3":
+        return {**_LAYER, **_HEAD_NORMS}
+    return {**_LAYER, **_QKV_BIAS, **_OUTPUT_BIAS} if shape.bias else _LAYER
+
+
+def _plan_weight(gguf: GgufFile, shape: GgufShape, name: str, key: str, dimensions: str) -> GgufWeight:
+    tensor = _tensor(gguf, name)
+    expected = tuple(shape.sizes[word] for word in dimensions.split())
+    if tensor.shape != expected:
+        raise gguf.bad(f"the tensor {name!r} has shape {tensor.shape}, expected {expected}")
+    interleaved = shape.architecture in _INTERLEAVED and ("q_proj" in key or "k_proj" in key)
+    return GgufWeight(tensor, key, shape.head_dim if interleaved else 0)
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """A model that can be run, read from a GGUF file: all but the data of its weights."""
+
+    gguf: GgufFile
+    shape: GgufShape
+    tokens: Tokens
+    weights: tuple[GgufWeight, ...]  # in the model's order
+
+    @cached_property
+    def config(self) -> LlamaConfig:
+        """Raises PpsdError that names the file, for values out of range."""
+        return LlamaConfig.from_dict(self.config_json("float32"), str(self.gguf.path))
+
+    def config_json(self, dtype: str) -> dict[str, Any]:
+        """What `config.json` says of the model with weights of `dtype`."""
+        return _config(self.shape, self.tokens, dtype)
+
+    def tokenizer(self) -> Tokenizer:
+        return build_tokenizer(self.gguf, self.tokens)
+
+    def tokenizer_config(self) -> dict[str, Any]:
+        """What `tokenizer_config.json` says, the chat template included."""
+        return tokenizer_config(self.gguf, self.shape.context, self.tokens)
+
+
+def open_gguf(path: Path) -> GgufModel:
+    """Raises PpsdError, one line that names the file and what is wrong with it: damaged, of an architecture, a tensor
+    type or a tokenizer that is not supported; or OSError from the system."""
+    gguf = read_gguf(path)
+    shape = _read_shape(gguf)
+    model = GgufModel(gguf, shape, read_tokens(gguf, shape.vocabulary), tuple(_plan_weights(gguf, shape)))
+    _ = model.config  # says what is out of range
+    return model
+
+
+def decode(data: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:
+    """Rows of a tensor as they lie in the file, [rows, bytes of a row] -> [rows, columns]; a vector is one row."""
+    with np.errstate(all="ignore"):  # a damaged scale is NaN or infinite: whoever reads the values says so
+        return dequantize(data, tensor.kind).reshape(len(data), tensor.shape[-1])
+
+
+def check_finite(gguf: GgufFile, tensor: GgufTensor, values: NDArray[np.float32]) -> float:
+    """The largest absolute value. Raises PpsdError that names the tensor, where one is NaN or infinite."""
+    largest = max(float(values.max()), -float(values.min()))
+    if not math.isfinite(largest):
+        raise gguf.bad(f"the tensor {tensor.name!r} holds NaN or infinite values: the file is damaged")
+    return largest
+
+
+def in_hugging_face_order(values: NDArray[np.float32], weight: GgufWeight) -> NDArray[np.float32]:
+    """Whole heads of a tensor, or all of it: the rows as Hugging Face has them."""
+    if not weight.head_dim:
+        return values
+    columns = weight.tensor.shape[1] if len(weight.tensor.shape) == 2 else 1  # a bias has one value for each row
+    heads = values.reshape(-1, weight.head_dim // 2, 2, columns)  # pairs are neighbours in GGUF
+    return heads.swapaxes(1, 2).reshape(values.shape)  # pairs are head_dim / 2 apart
+
+
+def _config(shape: GgufShape, tokens: Tokens, dtype: str) -> dict[str, Any]:
+    config = {
+        "architectures": [_ARCHITECTURES[shape.architecture]],
+        "model_type": shape.architecture,
+        "vocab_size": shape.vocabulary,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.context,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": shape.rope_scaling,
+        "tie_word_embeddings": shape.tied,
+        "torch_dtype": dtype,
+        **generation_config(tokens),
+    }
+    if shape.architecture == "llama":
+        return {**config, "attention_bias": shape.bias, "mlp_bias": False}
+    if shape.architecture == "smollm3":  # llama.cpp has the interval in its code, the file does not say it
+        return {**config, "attention_bias": shape.bias, "mlp_bias": False, "no_rope_layer_interval": 4}
+    if shape.architecture == "qwen3":
+        return {**config, "attention_bias": False, "use_sliding_window": False}
+    return {**config, "use_sliding_window": False}

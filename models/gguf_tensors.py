@@ -1,0 +1,88 @@
+"""The weights of a GGUF file, where they lie: mapped, and decoded when somebody asks for one."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import PpsdError
+from .blocks import Blocks
+from .config import LlamaConfig
+from .files import drop_pages
+from .gguf_model import GgufModel, check_finite, decode, in_hugging_face_order, open_gguf
+
+Floats = npt.NDArray[np.float32]
+
+
+def open_tensors(path: Path) -> "tuple[LlamaConfig, GgufTensors]":
+    """Raises PpsdError, one line that names the file and what is wrong with it."""
+    try:
+        model = open_gguf(path)
+        return model.config, GgufTensors(model)
+    except OSError as error:
+        raise PpsdError(f"{path} cannot be read: {error.strerror or error}") from None
+
+
+class GgufTensors(Mapping[str, Floats]):
+    """Tensors by their Hugging Face names, in Hugging Face's row order.
+
+    Each look-up decodes a tensor to float32, a copy that belongs to the caller. It raises PpsdError that names the file
+    and the tensor, where values are NaN or infinite.
+    """
+
+    def __init__(self, model: GgufModel) -> None:
+        self._gguf = model.gguf
+        self._weights = {weight.key: weight for weight in model.weights}
+        paths = {weight.tensor.path for weight in model.weights}
+        self._files = {path: np.memmap(path, np.uint8, "r") for path in paths}
+
+    def __getitem__(self, name: str) -> Floats:
+        weight = self._weights[name]
+        values = decode(self._stored(name), weight.tensor)
+        check_finite(self._gguf, weight.tensor, values)
+        ordered = in_hugging_face_order(values, weight).reshape(weight.tensor.shape)
+        return ordered.copy() if np.may_share_memory(ordered, self._files[weight.tensor.path]) else ordered
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    @property
+    def kinds(self) -> set[str]:
+        """llama.cpp's names of the types that are stored."""
+        return {weight.tensor.kind.name for weight in self._weights.values()}
+
+    def values_at(self, name: str, places: npt.NDArray[np.int64]) -> Floats:
+        """The values at some places of the tensor as one long row; only the rows around them are decoded."""
+        weight = self._weights[name]
+        if len(weight.tensor.shape) == 1:
+            return self[name][places]
+        rows, columns = np.divmod(places, weight.tensor.shape[1])
+        if weight.head_dim:
+            heads, channels = np.divmod(rows, weight.head_dim)
+            second, pairs = np.divmod(channels, weight.head_dim // 2)
+            rows = heads * weight.head_dim + 2 * pairs + second
+        stored = self._stored(name)
+        values = decode(stored[rows], weight.tensor)
+        drop_pages(stored)
+        return values[np.arange(len(places)), columns]
+
+    def blocks(self) -> dict[str, Blocks]:
+        """The matrices as they lie in the file."""
+        return {
+            name: Blocks(self._stored(name), weight.tensor.kind.name, weight.tensor.shape[1], weight.head_dim)
+            for name, weight in self._weights.items()
+            if len(weight.tensor.shape) == 2
+        }
+
+    def _stored(self, name: str) -> npt.NDArray[np.uint8]:
+        """[rows, bytes of a row], in the order of the file."""
+        tensor = self._weights[name].tensor
+        size = tensor.rows * tensor.row_bytes
+        return self._files[tensor.path][tensor.start : tensor.start + size].reshape(tensor.rows, tensor.row_bytes)

@@ -1,0 +1,297 @@
+"""A GGUF file as a checkpoint of its own: the same numbers as the folder that it can be converted to, bit by bit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Kind
+from gguf_support import (
+    BLOCK_KINDS,
+    gguf_name,
+    metadata,
+    random_blocks,
+    tiny_state,
+    write_gguf,
+)
+
+from ppsd_rt import SamplingParams, _native
+from ppsd_rt.cpu.backend import CpuBackend
+from ppsd_rt.engine import Engine
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.gguf_import import convert_gguf
+from ppsd_rt.models.tokenizer import load_tokenizer
+
+WIDE = {"hidden": 256, "inner": 256, "heads": 8, "kv_heads": 2, "head_dim": 32}
+
+
+def mixed_gguf(path: Path) -> Path:
+    """Every type of block in one model, q, k and v of three different ones."""
+    state = tiny_state(bias="qkvo", **WIDE)
+    kinds = [*BLOCK_KINDS, Kind.F16, Kind.BF16, Kind.F32]
+    raw: dict[str, tuple[np.ndarray, Kind]] = {}
+    for number, (key, tensor) in enumerate((k, t) for k, t in state.items() if t.dim() == 2):
+        kind = kinds[number % len(kinds)]
+        if kind in BLOCK_KINDS:
+            # Random scales reach 1e9: scaled down, so that sums in the layers stay finite.
+            data = random_blocks(kind, len(tensor), tensor.shape[1], number)
+            raw[gguf_name(key)] = tamed(data, kind), kind
+        else:
+            raw[gguf_name(key)] = gguf.quants.quantize(0.05 * tensor.numpy(), kind), kind
+    return write_gguf(path, state, metadata(**WIDE), raw=raw)
+
+
+def tamed(data: np.ndarray, kind: Kind) -> np.ndarray:
+    """Blocks whose float16 scales are below 0.01."""
+    _, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = data.reshape(-1, size).copy()
+    places = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,)}.get(kind, (0, 2))
+    with_least = (Kind.Q4_1, Kind.Q5_1, Kind.Q2_K, Kind.Q4_K, Kind.Q5_K)
+    for place in places if kind in with_least else places[:1]:
+        blocks[:, place + 1] = blocks[:, place + 1] & 0b10000011 | 0b00010000
+    return blocks.reshape(data.shape)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A .gguf file, and the folder that it was converted to."""
+    place = tmp_path_factory.mktemp("gguf")
+    path = mixed_gguf(place / "m.gguf")
+    convert_gguf(path, place / "m")
+    return path, place / "m"
+
+
+def test_tensors_configuration_and_hash_are_those_of_the_converted_folder(pair: tuple[Path, Path]) -> None:
+    mapped, folder = map(Checkpoint, pair)
+    assert mapped.config == folder.config
+    assert mapped.tensors.keys() == folder.tensors.keys()
+    for name, tensor in folder.tensors.items():
+        assert mapped.tensors[name].dtype == np.float32
+        assert mapped.tensors[name].tobytes() == tensor.tobytes()
+    assert mapped.hash == folder.hash
+    assert mapped.parameters == folder.parameters == sum(tensor.size for tensor in folder.tensors.values())
+    assert mapped.stored_as == sorted({kind.name for kind in (*BLOCK_KINDS, Kind.F16, Kind.BF16, Kind.F32)})
+    assert folder.stored_as == ["float32"]
+
+
+def test_the_hash_knows_nothing_of_the_name(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    os.link(pair[0], tmp_path / "another.gguf")
+    assert Checkpoint(tmp_path / "another.gguf").hash == Checkpoint(pair[0]).hash
+
+
+@pytest.mark.parametrize("kind", BLOCK_KINDS, ids=lambda kind: kind.name)
+def test_the_extension_decodes_as_the_gguf_package_does(kind: Kind) -> None:
+    data = random_blocks(kind, 64, 512, seed=kind.value)
+    expected = gguf.quants.dequantize(data, kind)
+    blocks = _native.Blocks(data, kind.name, 512)
+    assert np.stack([blocks.row(row) for row in range(64)]).tobytes() == expected.tobytes()
+    turned = _native.Blocks(data, kind.name, 512, 16)
+    order = expected.reshape(4, 8, 2, 512).swapaxes(1, 2).reshape(64, 512)
+    assert np.stack([turned.row(row) for row in range(64)]).tobytes() == order.tobytes()
+
+
+def test_blocks_that_do_not_fit_are_refused() -> None:
+    data = random_blocks(Kind.Q8_0, 4, 64, seed=0)
+    for arguments in ((data, "Q8_0", 96), (data, "Q8_0", 63), (data, "Q9_9", 64), (data[:, ::2], "Q8_0", 32)):
+        with pytest.raises(RuntimeError, match="blocks"):
+            _native.Blocks(*arguments)
+    with pytest.raises(RuntimeError, match="blocks do not fit"):
+        _native.Blocks(data, "Q8_0", 64, 8)
+    with pytest.raises(ValueError, match="no such row"):
+        _native.Blocks(data, "Q8_0", 64).row(4)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_packed_weights_and_answers_are_those_of_the_converted_folder(
+    pair: tuple[Path, Path], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, logits, params = [], [], SamplingParams(max_tokens=12, ignore_eos=True)
+    for place in pair:
+        monkeypatch.setenv("PPSD_CACHE", str(tmp_path / place.name))  # int4 measures each of them
+        checkpoint = Checkpoint(place)
+        engine = Engine(checkpoint, load_tokenizer(place), CpuBackend(checkpoint, dtype, "cpu", 2), "m")
+        logits.append(engine.backend.logits([3, 5, 7, 9], last=4))
+        answers.append(engine.generate("hello the", params, "plain").run().ids)
+    assert np.isfinite(logits[0]).all()
+    assert logits[0].tobytes() == logits[1].tobytes()
+    assert answers[0] == answers[1]
+
+
+def test_tokenizers_are_the_same(pair: tuple[Path, Path]) -> None:
+    mapped, folder = (load_tokenizer(place) for place in pair)
+    for text in ("hello the 1234!", "<|im_start|>hell", "é 中"):
+        assert mapped.encode(text) == folder.encode(text)
+        assert mapped.decode(mapped.encode(text)) == folder.decode(folder.encode(text))
+    assert (mapped.bos_id, mapped.eos_id, mapped.special_ids) == (folder.bos_id, folder.eos_id, folder.special_ids)
+    assert mapped.chat_template is not None
+    assert mapped.chat_template.render([{"role": "user", "content": "hi"}]) == "hi"
+    assert mapped.chat_template.origin == str(pair[0])
+
+
+def test_torch_reads_it(pair: tuple[Path, Path]) -> None:
+    torch = pytest.importorskip("torch")
+    from ppsd_rt.models.llama import LlamaForCausalLM
+
+    mapped, folder = (LlamaForCausalLM.from_checkpoint(Checkpoint(place), torch.float32) for place in pair)
+    found = folder.state_dict()
+    assert all(torch.equal(tensor, found[name]) for name, tensor in mapped.state_dict().items())
+
+
+def test_damaged_weights_are_named(tmp_path: Path) -> None:
+    raw = {"blk.1.ffn_up.weight": (np.full((96, 64), np.nan, np.float32), Kind.F32)}
+    checkpoint = Checkpoint(write_gguf(tmp_path / "m.gguf", raw=raw))
+    with pytest.raises(PpsdError, match=r"m\.gguf: the tensor 'blk.1.ffn_up.weight' holds NaN"):
+        checkpoint.tensors["model.layers.1.mlp.up_proj.weight"]
+    with pytest.raises(PpsdError, match=r"cannot pack .*m\.gguf as int8: layer 1: a weight is NaN"):
+        CpuBackend(checkpoint, "int8", "cpu", 1)
+    raw = {"blk.1.attn_norm.weight": (np.full(64, np.inf, np.float32), Kind.F32)}
+    with pytest.raises(PpsdError, match=r"n\.gguf: the tensor 'blk.1.attn_norm.weight' holds NaN or infinite"):
+        CpuBackend(Checkpoint(write_gguf(tmp_path / "n.gguf", raw=raw)), "int8", "cpu", 1)
+
+
+# With writable memory for the packed weights and an eighth more. Files that are only read do not count.
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from ppsd_rt.cpu.packing import pack_model
+from ppsd_rt.models.checkpoint import Checkpoint
+
+checkpoint = Checkpoint(Path(sys.argv[1]))
+packed = int(sys.argv[2])
+used = 1024 * next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
+resource.setrlimit(resource.RLIMIT_DATA, (used + packed * 9 // 8, resource.RLIM_INFINITY))
+checkpoint.hash
+model = pack_model(checkpoint, "int8", "int8", 1)
+print(model.packed_bytes)
+try:
+    whole = dict(checkpoint.tensors)
+except MemoryError:
+    print("decoded at once it does not fit")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts only the heap elsewhere")
+def test_loading_needs_the_memory_of_the_packed_weights(tmp_path: Path) -> None:
+    sizes = {"hidden": 512, "inner": 2048, "heads": 16, "kv_heads": 4, "head_dim": 32, "layers": 12}
+    path = random_gguf(tmp_path / "m.gguf", Kind.Q4_K, sizes)
+    matrices = 12 * (512 * 512 * 2 + 512 * 128 * 2 + 3 * 512 * 2048)
+    packed = matrices * 34 // 32  # a byte a weight, and two of each block's scale
+    command = [sys.executable, "-c", LIMITED, str(path), str(packed)]
+    lines = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()
+    assert packed < int(lines[0]) < packed * 1.02
+    assert lines[1] == "decoded at once it does not fit"
+
+
+def random_gguf(path: Path, kind: Kind, sizes: dict[str, int]) -> Path:
+    """All matrices but the embedding are one block after the other of random bytes, the same in every matrix."""
+    blocks = random_blocks(kind, 64, 2048, seed=0)
+    state = tiny_state(**sizes)
+    raw: dict[str, tuple[np.ndarray, Kind]] = {}
+    for key, tensor in state.items():
+        if tensor.dim() == 2 and "embed" not in key:
+            rows = gguf.quants.quant_shape_to_byte_shape(tuple(tensor.shape), kind)
+            raw[gguf_name(key)] = np.resize(blocks, rows), kind
+    return write_gguf(path, state, metadata(**sizes), raw=raw)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Split models
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> list[Path]:
+    """A model of 20 tensors in three files."""
+    write_gguf(tmp_path / "m.gguf", tensors_of_a_part=8)
+    return sorted(tmp_path.glob("m-0000?-of-00003.gguf"))
+
+
+def test_any_part_stands_for_the_whole_model(parts: list[Path], tmp_path: Path) -> None:
+    whole = Checkpoint(write_gguf(tmp_path / "whole.gguf"))
+    assert len(parts) == 3
+    for part in parts:
+        checkpoint = Checkpoint(part)
+        assert (checkpoint.hash, checkpoint.config) == (whole.hash, whole.config)
+        assert all(np.array_equal(checkpoint.tensors[name], tensor) for name, tensor in whole.tensors.items())
+        assert load_tokenizer(part).encode("hello the") == load_tokenizer(tmp_path / "whole.gguf").encode("hello the")
+    assert (checkpoint.name, whole.name) == ("m-00003-of-00003", "whole")
+    convert_gguf(parts[1], tmp_path / "folder")
+    assert Checkpoint(tmp_path / "folder").hash == whole.hash
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(PpsdError) as caught:
+        Checkpoint(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_missing_part_is_named(parts: list[Path]) -> None:
+    parts[2].unlink()
+    for part in parts[:2]:
+        assert "the part m-00003-of-00003.gguf of this split model is missing beside it" in refusal(part)
+
+
+def test_part_under_another_name_is_refused(parts: list[Path], tmp_path: Path) -> None:
+    for name in ("m.gguf", "m-1-of-3.gguf", "m-00001-of-00004.gguf"):
+        parts[0].rename(tmp_path / name)
+        line = refusal(tmp_path / name)
+        assert "one of the 3 parts of a split model, which must be called NAME-00001-of-00003.gguf" in line
+        (tmp_path / name).rename(parts[0])
+
+
+def test_parts_may_be_written_in_capitals(parts: list[Path], tmp_path: Path) -> None:
+    for part in parts:
+        part.rename(tmp_path / part.name.upper())
+    assert len(Checkpoint(tmp_path / "M-00002-OF-00003.GGUF").tensors) == 20
+
+
+def test_part_in_the_place_of_another_is_refused(parts: list[Path]) -> None:
+    parts[1].write_bytes(parts[2].read_bytes())
+    assert f"{parts[1]}: this is not part 2 of 3, as its name says" in refusal(parts[0])
+
+
+def test_part_of_another_model_is_refused(parts: list[Path], tmp_path: Path) -> None:
+    """As far as it can be told: by its tensors."""
+    (tmp_path / "other").mkdir()
+    write_gguf(tmp_path / "other" / "m.gguf", tiny_state(seed=1), tensors_of_a_part=9)
+    others = sorted((tmp_path / "other").glob("*.gguf"))
+    assert len(others) == 3
+    good = parts[1].read_bytes()
+    parts[1].write_bytes(others[1].read_bytes())
+    assert "is in m-0000" in refusal(parts[0])
+    parts[1].write_bytes(good)
+    parts[2].write_bytes(others[2].read_bytes())
+    assert "m-00001-of-00003.gguf: 20 tensors are announced, but the parts have 18" in refusal(parts[2])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What packing makes of blocks
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_iq4_blocks_by_hand() -> None:
+    """One block of each type, worked out on paper from llama.cpp's structs."""
+    half = np.array([0.5], np.float16).tobytes()
+    block = np.frombuffer(half + bytes([0xF0] + [0x08] * 15), np.uint8).reshape(1, 18)
+    row = _native.Blocks(block, "IQ4_NL", 32).row(0)
+    assert row.tolist() == [0.5 * -127, *[0.5 * 1] * 15, 0.5 * 113, *[0.5 * -127] * 15]
+
+    # Scales of six bits less 32: the first group has 0b01_0011 - 32 = -13, all others 0b10_0000 - 32 = 0.
+    high = sum(0b10 << 2 * group for group in range(1, 8)) | 0b01
+    data = half + high.to_bytes(2, "little") + bytes([0x03, 0, 0, 0]) + bytes([0x51] * 128)
+    row = _native.Blocks(np.frombuffer(data, np.uint8).reshape(1, 136), "IQ4_XS", 256).row(0)
+    assert row.tolist() == [*[0.5 * -13 * -104] * 16, *[0.5 * -13 * -35] * 16, *[0.0] * 224]
+
+
+def test_q8_0_comes_through_int8_unchanged() -> None:
+    """Both are blocks of 32 with a float16 scale; llama.cpp makes the largest weight of a block 127 or -127."""
+    values = np.random.default_rng(0).standard_normal((48, 64), np.float32)
+    data = gguf.quants.quantize(values, Kind.Q8_0)
+    weights = gguf.quants.dequantize(data, Kind.Q8_0)
+    assert np.array_equal(_native.testing.packed(weights, "int8"), weights)
+    assert not np.array_equal(_native.testing.packed(values, "int8"), values)
