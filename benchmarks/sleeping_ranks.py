@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from made_up_costs import equal_costs
 from ranks import MEASURED, launch
 
 from ppsd_rt._native import StageCosts
@@ -29,7 +30,6 @@ from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import Schedule, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
 from ppsd_rt.planning.simulate import simulate
-from ppsd_rt.planning.stage_costs import costs_of_stages, growth
 from ppsd_rt.ranks.python_stages import Cancelled, PythonDrafter, PythonStation, Rows
 from ppsd_rt.ranks.world import World, find_world
 from ppsd_rt.sampling.params import SamplingParams
@@ -217,12 +217,6 @@ def answers(groups: dict[int, Any], control: Any, costs: StageCosts, task: dict[
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------
-
-
-def equal_costs(stages: int, token_ms: float, head_ms: float, row_share: float, link_ms: float) -> StageCosts:
-    """A model cut into equal stages. row_share: what each further row adds to a pass, of the first one's time."""
-    seconds = [token_ms / 1000 / stages] * stages
-    return costs_of_stages(seconds, head_ms / 1000, growth(row_share), link_ms / 1000, 0.0)
 
 
 def measure(args: argparse.Namespace, stages: int, link_ms: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""benchmarks/sleeping_ranks.py: what a sleeping stage takes by a clock of the test's; and real processes, at any speed."""
+"""benchmarks/sleeping_ranks.py: what a sleeping stage takes, by a clock of the test's; and real processes."""
 
 import importlib
 from pathlib import Path
