@@ -6,7 +6,14 @@ import torch
 from hypothesis import strategies as st
 
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, PLAIN, Schedule
-from ppsd_rt.pipeline.stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength, Survival
+from ppsd_rt.pipeline.stop_rules import (
+    BetaThompson,
+    CalibratedThompson,
+    ConfidenceThreshold,
+    FixedLength,
+    Paying,
+    Survival,
+)
 
 VOCAB = 12
 PROMPT = [1, 2, 3]
@@ -105,6 +112,7 @@ stop_rules = st.one_of(
     st.floats(0.5, 1.0).map(BetaThompson),
     st.builds(CalibratedThompson, st.integers(1, 12), st.floats(0.5, 8), st.floats(0.5, 1)),
     st.builds(Survival, st.floats(0.01, 0.99), st.integers(1, 12), st.floats(0.5, 8), st.floats(0.5, 1)),
+    st.builds(Paying, st.floats(0.01, 2), st.integers(1, 12), st.floats(0.5, 8), st.floats(0.5, 1)),
 )
 drafting_schedules = st.builds(
     lambda chunk, first, ahead, overlap, rule, lookup, siblings: Schedule(

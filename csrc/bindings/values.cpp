@@ -34,7 +34,8 @@ StopRule stop_rule_of(const py::object& rule) {
                                                                   {"confidence", StopRule::Kind::kConfidence},
                                                                   {"beta", StopRule::Kind::kBeta},
                                                                   {"calibrated", StopRule::Kind::kCalibrated},
-                                                                  {"survival", StopRule::Kind::kSurvival}};
+                                                                  {"survival", StopRule::Kind::kSurvival},
+                                                                  {"paying", StopRule::Kind::kPaying}};
   const std::string kind = py::str(py::getattr(rule, "kind", py::str("without a kind")));
   const auto found = std::find_if(std::begin(kKinds), std::end(kKinds), [&](const auto& known) { return kind == known.first; });
   if (found == std::end(kKinds)) {
@@ -49,6 +50,7 @@ StopRule stop_rule_of(const py::object& rule) {
   read_if_there(rule, "bins", &read.bins);
   read_if_there(rule, "weight", &read.weight);
   read_if_there(rule, "copy_threshold", &read.copy_threshold);
+  read_if_there(rule, "cost", &read.cost);
   return read;
 }
 

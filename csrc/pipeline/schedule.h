@@ -13,13 +13,14 @@ constexpr int kMaxRows = 16;              // the most rows of one verification p
 constexpr int kMaxChunk = kMaxRows - 1;   // a chunk, and the row of the last committed token
 
 struct StopRule {
-  enum class Kind { kFixed, kConfidence, kBeta, kCalibrated, kSurvival };
+  enum class Kind { kFixed, kConfidence, kBeta, kCalibrated, kSurvival, kPaying };
   Kind kind = Kind::kFixed;
   double threshold = 0.4;   // kConfidence, kSurvival
-  double discount = 0.98;   // kBeta, kCalibrated, kSurvival
-  int bins = 10;            // kCalibrated, kSurvival
-  double weight = 4.0;      // kCalibrated, kSurvival: the prior counts as so many verdicts
+  double discount = 0.98;   // kBeta, kCalibrated, kSurvival, kPaying
+  int bins = 10;            // kCalibrated, kSurvival, kPaying
+  double weight = 4.0;      // the same: the prior counts as so many verdicts
   double copy_threshold = 0.1;   // kSurvival: of copies, which cost a row and no draft step
+  double cost = 0.2;        // kPaying: of a draft and its row, in plain tokens
 };
 
 struct Schedule {

@@ -136,6 +136,43 @@ class Survival final : public Controller {
   double alive_ = 1.0;
 };
 
+class Paying final : public Controller {
+ public:
+  explicit Paying(const StopRule& rule) : cost_(rule.cost), discount_(rule.discount), bins_(rule.bins, rule.weight) {}
+
+  bool stop(double confidence) override {
+    alive_ *= bins_.at(confidence).mean();
+    spent_ += cost_;
+    return stops();
+  }
+  bool stop_copying(double chance) override {
+    alive_ *= chance;
+    return stops();
+  }
+  void observe(const std::vector<Judged>& verdict) override {
+    bins_.observe(verdict, discount_);
+    acceptance_.forget(discount_);
+    tokens_ *= discount_;
+    time_ *= discount_;
+    tokens_ += 1.0;
+    time_ += spent_;
+    for (const Judged& judged : verdict) {
+      acceptance_.count(judged.accepted);
+      tokens_ += judged.accepted;
+    }
+    alive_ = spent_ = 1.0;
+  }
+
+ private:
+  bool stops() const { return alive_ * acceptance_.mean() < tokens_ / time_ * cost_; }
+
+  double cost_, discount_;
+  Bins bins_;
+  Posterior acceptance_{1.0, 1.0};
+  double tokens_ = 1.0, time_ = 1.0;    // of late; at first: a plain token
+  double alive_ = 1.0, spent_ = 1.0;    // in the chunk at hand
+};
+
 }  // namespace
 
 std::unique_ptr<Controller> Controller::make(const StopRule& rule, uint64_t seed) {
@@ -144,6 +181,7 @@ std::unique_ptr<Controller> Controller::make(const StopRule& rule, uint64_t seed
     case StopRule::Kind::kBeta: return std::make_unique<BetaThompson>(rule.discount, seed);
     case StopRule::Kind::kCalibrated: return std::make_unique<CalibratedThompson>(rule, seed);
     case StopRule::Kind::kSurvival: return std::make_unique<Survival>(rule);
+    case StopRule::Kind::kPaying: return std::make_unique<Paying>(rule);
     case StopRule::Kind::kFixed: break;
   }
   return std::make_unique<FixedLength>();

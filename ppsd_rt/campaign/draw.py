@@ -11,7 +11,15 @@ from typing import TypeVar
 
 from .._native import Costs, StageCosts
 from ..pipeline.schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKUP, PLAIN, Auto, Schedule
-from ..pipeline.stop_rules import BetaThompson, CalibratedThompson, ConfidenceThreshold, FixedLength, StopRule, Survival
+from ..pipeline.stop_rules import (
+    BetaThompson,
+    CalibratedThompson,
+    ConfidenceThreshold,
+    FixedLength,
+    Paying,
+    StopRule,
+    Survival,
+)
 from ..sampling.grammar import Grammar
 from ..sampling.params import MOST_LOGPROBS, SamplingParams
 
@@ -290,8 +298,8 @@ def draw_schedule(rng: Random, drafts: bool, copies: bool, siblings: bool) -> tu
 
 def _stop_rule(rng: Random) -> StopRule:
     threshold = round(rng.uniform(0.02, 0.95), 2)
-    rules = FixedLength(), ConfidenceThreshold(threshold), BetaThompson(), CalibratedThompson(), Survival(threshold)
-    return rng.choice(rules)
+    learning = BetaThompson(), CalibratedThompson(), Survival(threshold), Paying(threshold)
+    return rng.choice((FixedLength(), ConfidenceThreshold(threshold), *learning))
 
 
 def _costs(rng: Random) -> Costs:

@@ -11,8 +11,9 @@ What is from the papers and what is ours (the body of EESD, arXiv 2406.03853, wa
 - Reconstructed: the prior, that one draw is made per draft token and taken as the chance to go on, that a round adds
   one success per accepted token and one failure per rejection, and that the model-based estimate is the draft's own
   confidence, calibrated in bins.
-- Ours: the discount, which forgets old verdicts so that the posterior follows a text whose difficulty changes; and the
-  survival rule, which stops where the next draft token stops paying, as the planner of `auto` computes it.
+- Ours: the discount, which forgets old verdicts so that the posterior follows a text whose difficulty changes; the
+  survival rule, which stops where the next draft token stops paying, as the planner of `auto` computes it; and the
+  paying rule, which computes that by itself.
 """
 
 from collections.abc import Sequence
@@ -221,6 +222,69 @@ class SurvivalController:
         self.alive = 1.0
 
 
+@dataclass(frozen=True)
+class Paying:
+    """Stops where one draft more is expected to bring less than its time would bring at the present speed.
+
+    One draft more brings the chance that all drafts of the chunk are right (as in `Survival`), times the acceptance of
+    late. It takes `cost`: the time of a draft and of its row in the pass, in plain tokens. So the rule maximises tokens
+    per time, as the best length of a renewal process does, and has no threshold to choose.
+    """
+
+    kind: ClassVar[str] = "paying"
+    cost: float = 0.2
+    bins: int = 10
+    weight: float = 4.0
+    discount: float = 0.98
+
+    def __post_init__(self) -> None:
+        _check_discount(self.discount)
+        if not 0 < self.cost <= 10:
+            raise UsageError(f"the cost of a draft token must be above 0 and at most 10 plain tokens, not {self.cost}")
+        if self.bins < 1 or self.weight <= 0:
+            raise UsageError(f"paying stop rule: bins {self.bins} must be >= 1 and weight {self.weight} above 0")
+
+    def start(self, seed: int) -> Controller:
+        return _Paying(self)
+
+
+class _Paying:
+    def __init__(self, rule: Paying) -> None:
+        self.rule, self.bins, self.acceptance = rule, _Bins(rule.bins, rule.weight), _Posterior(1.0, 1.0)
+        self.tokens, self.time = 1.0, 1.0  # of late; at first: a plain token
+        self.alive, self.spent = (
+            1.0,
+            1.0,
+        )  # in the chunk at hand; the pass over no drafts takes as long as a plain token
+
+    def stop(self, confidence: float) -> bool:
+        self.alive *= self.bins.at(confidence).mean()
+        self.spent += self.rule.cost
+        return self._stops()
+
+    def stop_copying(self, chance: float) -> bool:
+        self.alive *= chance
+        return self._stops()
+
+    def _stops(self) -> bool:
+        return self.alive * self.acceptance.mean() < self.tokens / self.time * self.rule.cost
+
+    def may_copy(self, chance: float, stopped: bool) -> bool:
+        return not stopped
+
+    def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
+        self.bins.observe(verdict, self.rule.discount)
+        self.acceptance.forget(self.rule.discount)
+        self.tokens *= self.rule.discount
+        self.time *= self.rule.discount
+        self.tokens += 1.0
+        self.time += self.spent
+        for _, accepted in verdict:
+            self.acceptance.count(accepted)
+            self.tokens += accepted
+        self.alive, self.spent = 1.0, 1.0
+
+
 class _Bins:
     """A posterior for each bin of confidence."""
 
@@ -263,31 +327,33 @@ class _Posterior:
         self.rejected *= discount
 
 
-StopRule = FixedLength | ConfidenceThreshold | BetaThompson | CalibratedThompson | Survival
+StopRule = FixedLength | ConfidenceThreshold | BetaThompson | CalibratedThompson | Survival | Paying
 
 _BY_NAME: dict[str, type[StopRule]] = {
-    rule.kind: rule for rule in (FixedLength, ConfidenceThreshold, BetaThompson, CalibratedThompson, Survival)
+    rule.kind: rule for rule in (FixedLength, ConfidenceThreshold, BetaThompson, CalibratedThompson, Survival, Paying)
 }
+_NUMBERS = {ConfidenceThreshold: "threshold", Survival: "threshold", Paying: "cost"}  # that follow a name
 
 
 def parse_stop_rule(text: str) -> StopRule:
-    """`fixed`, `beta`, `calibrated`, `confidence=0.6`, `survival=0.3`: the name and, where it has one, a threshold."""
+    """`fixed`, `beta`, `calibrated`, `confidence=0.6`, `survival=0.3`, `paying=0.2`: a name and, for some, a number."""
     name, _, value = text.partition("=")
     kind = _BY_NAME.get(name)
-    if kind is None or (value and kind not in (ConfidenceThreshold, Survival)):
+    if kind is None or (value and kind not in _NUMBERS):
         raise UsageError(
-            f"stop rule {quoted(text)} is unknown; rules are {', '.join(_BY_NAME)}, confidence=THRESHOLD and "
-            "survival=THRESHOLD"
+            f"stop rule {quoted(text)} is unknown; rules are {', '.join(_BY_NAME)}, confidence=THRESHOLD, "
+            "survival=THRESHOLD and paying=COST"
         )
     try:
-        return kind(threshold=float(value)) if value else kind()  # type: ignore[call-arg]
+        return kind(**{_NUMBERS[kind]: float(value)}) if value else kind()  # type: ignore[arg-type]
     except ValueError:
         raise UsageError(f"stop rule {quoted(text)}: {quoted(value)} is not a number") from None
 
 
 def describe_stop_rule(rule: StopRule) -> str:
     """The text that `parse_stop_rule` understands."""
-    return f"{rule.kind}={rule.threshold}" if isinstance(rule, (ConfidenceThreshold, Survival)) else rule.kind
+    number = _NUMBERS.get(type(rule))
+    return f"{rule.kind}={getattr(rule, number)}" if number else rule.kind
 
 
 def _check_discount(discount: float) -> None:

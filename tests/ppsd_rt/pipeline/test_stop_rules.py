@@ -1,5 +1,7 @@
 """Stop rules: what they decide, what they learn, and that they see the drafting side only."""
 
+import random
+
 import pytest
 
 from ppsd_rt.errors import UsageError
@@ -8,6 +10,7 @@ from ppsd_rt.pipeline.stop_rules import (
     CalibratedThompson,
     ConfidenceThreshold,
     FixedLength,
+    Paying,
     describe_stop_rule,
     parse_stop_rule,
 )
@@ -64,6 +67,42 @@ def test_calibrated_thompson_at_the_ends_of_the_scale(confidence):
     share_stopped(CalibratedThompson().start(0), confidence, 10)
 
 
+@pytest.mark.parametrize(("acceptance", "cost", "best"), [(0.8, 0.05, 8), (0.8, 0.4, 2), (0.5, 0.05, 3), (0.3, 0.8, 1)])
+def test_paying_comes_to_the_length_that_is_fastest(acceptance, cost, best):
+    """Where all drafts are alike, the best length has a closed form."""
+
+    def speed(length):
+        return sum(acceptance**place for place in range(length + 1)) / (1 + length * cost)
+
+    assert max(range(1, 16), key=speed) == best
+    controller, draws = Paying(cost, discount=0.999).start(0), random.Random(1)
+    lengths = []
+    for _ in range(3000):
+        length = 1
+        while not controller.stop(acceptance) and length < 15:
+            length += 1
+        rights = [draws.random() < acceptance for _ in range(length)]
+        judged = rights.index(False) + 1 if False in rights else length
+        controller.observe([(acceptance, right) for right in rights[:judged]])
+        lengths.append(length)
+    late = lengths[1000:]
+    assert sum(map(speed, late)) / len(late) > 0.98 * speed(best)
+    assert abs(sum(late) / len(late) - best) < 1.5
+
+
+def test_paying_spends_less_where_the_head_doubts():
+    controller = Paying(0.2).start(0)
+    verdict = [(0.9, True)] * 4 + [(0.1, False)]
+    for _ in range(50):
+        for confidence, _right in verdict:
+            controller.stop(confidence)
+        controller.observe(verdict)
+    assert not controller.stop(0.9)
+    assert controller.stop(0.1)
+    controller.observe([])
+    assert not controller.stop(0.9)  # another chunk
+
+
 @pytest.mark.parametrize("rule", [BetaThompson(), CalibratedThompson()])
 def test_decisions_repeat_for_a_seed(rule):
     def decisions(seed):
@@ -78,13 +117,17 @@ def test_decisions_repeat_for_a_seed(rule):
     assert decisions(4) != decisions(5)
 
 
-@pytest.mark.parametrize("text", ["fixed", "confidence", "beta", "calibrated", "survival", "confidence=0.75"])
+@pytest.mark.parametrize(
+    "text", ["fixed", "confidence", "beta", "calibrated", "survival", "confidence=0.75", "paying=0.05"]
+)
 def test_text_form_goes_both_ways(text):
     rule = parse_stop_rule(text)
     assert parse_stop_rule(describe_stop_rule(rule)) == rule
 
 
-@pytest.mark.parametrize("text", ["", "thompson", "beta=0.5", "confidence=x", "confidence=1.5"])
+@pytest.mark.parametrize(
+    "text", ["", "thompson", "beta=0.5", "confidence=x", "confidence=1.5", "paying=0", "paying=nan"]
+)
 def test_unknown_rules_are_refused(text):
     with pytest.raises(UsageError):
         parse_stop_rule(text)

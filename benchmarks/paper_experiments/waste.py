@@ -1,0 +1,97 @@
+"""Stalls, wasted work and what travels, of each schedule: from the spans of simulated answers."""
+
+from typing import Any
+
+from made_up_costs import equal_costs
+
+from ppsd_rt.bench.plot import Chart, Line, Panel
+from ppsd_rt.pipeline.schedule import parse_schedule
+from ppsd_rt.planning.simulate import simulate
+from ppsd_rt.planning.utilisation import utilisation
+
+from .experiment import Claim, Experiment, Found, Parts, markdown
+
+STAGES = (2, 4, 8, 16)
+ACCEPTANCE = (0.6, 0.8, 0.9)
+SCHEDULES = ("plain", "eesd", "ppsd", "elastic")
+ROW_KB = 4096 * 4 / 1024  # a hidden state of a 7B model in float32, as the wire has it
+
+
+def parts(quick: bool) -> Parts:
+    tokens = 1000 if quick else 10_000
+    return {str(stages): lambda stages=stages: answers(stages, tokens) for stages in STAGES}
+
+
+def answers(stages: int, tokens: int) -> list[dict[str, Any]]:
+    """Shares of the time and of the work; rows that reach verification, and kilobytes between stages, for a token."""
+    costs, rows = equal_costs(stages, 160.0, 0.5, 0.02, 1.0), []
+    for acceptance in ACCEPTANCE:
+        for name in SCHEDULES:
+            made = simulate(parse_schedule(name), costs, acceptance, tokens, trace=True)
+            use = utilisation(made.spans, stages, tokens, made.seconds)
+            sent = sum(stage.rows for stage in use.stages[1:]) / tokens
+            rows.append(
+                {"schedule": name, "acceptance": acceptance, "speedup": made.tokens_per_second * costs.plain_step}
+                | {"stall": use.stall, "wasted_drafting": use.wasted_drafting}
+                | {"wasted_verification": use.wasted_verification, "kilobytes": sent * ROW_KB}
+            )
+    return rows
+
+
+def table(found: Found) -> str:
+    rows = [
+        (
+            stages,
+            row["schedule"],
+            f"{row['speedup']:.2f}",
+            *(f"{row[key]:.0%}" for key in ("stall", "wasted_drafting", "wasted_verification")),
+            f"{row['kilobytes']:.0f}",
+        )
+        for stages, answers in found.items()
+        for row in answers
+        if row["acceptance"] == 0.8
+    ]
+    head = (
+        "stages",
+        "schedule",
+        "x plain",
+        "stages wait",
+        "drafts wasted",
+        "verification wasted",
+        "KB sent for a token",
+    )
+    return markdown(head, rows, left=2)
+
+
+def charts(found: Found) -> dict[str, Chart]:
+    panels = [
+        Panel(
+            title,
+            [
+                Line(name, [(float(n), row[key]) for n, rows in found.items() for row in rows if is_of(row, name)])
+                for name in SCHEDULES
+            ],
+        )
+        for key, title in (
+            ("stall", "verification stages wait"),
+            ("wasted_drafting", "drafting wasted"),
+            ("wasted_verification", "verification wasted"),
+        )
+    ]
+    return {"waste": Chart("Acceptance 0.8, links of 1 ms, simulated", "stages", "share", panels, 3)}
+
+
+def is_of(row: dict[str, Any], name: str) -> bool:
+    return row["schedule"] == name and row["acceptance"] == 0.8
+
+
+WASTE = Experiment(
+    "waste",
+    (
+        Claim("PPSD", "abstract", "no effort wasted: a token is verified while the next is drafted"),
+        Claim("PPSD", "reviews at ICLR 2026", "stalls, bubbles and communication are not reported"),
+    ),
+    parts,
+    table,
+    charts,
+)

@@ -1,0 +1,158 @@
+"""benchmarks/papers.py: what is kept and measured again, the page's tables; and the replay of stop rules on texts."""
+
+import importlib
+import json
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+from ppsd_rt.pipeline.schedule import MAX_CHUNK, parse_schedule
+from ppsd_rt.planning.closed_forms import draft_then_verify
+from ppsd_rt.planning.simulate import simulate
+
+FOLDER = Path(__file__).parents[2] / "benchmarks"
+
+
+class NoBar:
+    """A progress bar that counts."""
+
+    def __init__(self):
+        self.advanced = 0
+
+    def add_task(self, *args, **options):
+        return 0
+
+    def update(self, *args, **options):
+        pass
+
+    def advance(self, task):
+        self.advanced += 1
+
+
+@pytest.fixture
+def load(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    return importlib.import_module
+
+
+@pytest.fixture
+def papers(load):
+    return load("papers")
+
+
+def experiment(papers, calls):
+    def part(name):
+        def measure():
+            calls.append(name)
+            if name == "breaks" and calls.count(name) == 1:
+                raise KeyboardInterrupt
+            return {"speed": 2.0}
+
+        return measure
+
+    names = ("one", "breaks", "three")
+    return papers.Experiment("trial", (), lambda quick: {n: part(n) for n in names}, lambda found: f"| {len(found)} |")
+
+
+def measured(papers, made, folder, quick=False, again=False):
+    bar = NoBar()
+    papers.measure(made, folder, Namespace(quick=quick, again=again), bar)
+    return bar.advanced
+
+
+def test_a_run_that_was_ended_goes_on_where_it_was(papers, tmp_path):
+    calls = []
+    made = experiment(papers, calls)
+    with pytest.raises(KeyboardInterrupt):
+        measured(papers, made, tmp_path, quick=True)
+    assert measured(papers, made, tmp_path, quick=True) == 2
+    assert calls == ["one", "breaks", "breaks", "three"]
+    assert measured(papers, made, tmp_path, quick=True) == 0
+    assert measured(papers, made, tmp_path) == 3  # what was quick does not count
+    assert measured(papers, made, tmp_path, quick=True) == 0
+    assert measured(papers, made, tmp_path, again=True) == 3
+    result = json.loads((tmp_path / "trial.json").read_text())
+    assert result["command"] == "python benchmarks/papers.py --only trial"
+    assert list(result["parts"]) == ["one", "breaks", "three"]
+    assert {"date", "seconds", "load", "machine", "found"} == set(result["parts"]["one"])
+    assert {"cpu", "cores", "ppsd_rt", "python"} <= set(result["parts"]["one"]["machine"])
+
+
+def test_the_page_gets_the_tables_and_keeps_the_rest(papers, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- trial -->\nold\n<!-- end of trial -->\nafter\n")
+    made = experiment(papers, ["breaks"])
+    papers.publish([made], tmp_path, page, tmp_path)  # nothing has been measured
+    assert "old" in page.read_text()
+    measured(papers, made, tmp_path)
+    for _ in range(2):
+        papers.publish([made], tmp_path, page, tmp_path)
+        assert page.read_text() == "before\n<!-- trial -->\n| 3 |\n<!-- end of trial -->\nafter\n"
+    page.write_text("nothing")
+    with pytest.raises(SystemExit, match="no place for trial"):
+        papers.publish([made], tmp_path, page, tmp_path)
+
+
+def test_an_unknown_experiment_is_one_line(papers):
+    with pytest.raises(SystemExit, match="'waist' is no experiment; there are lossless, waste"):
+        papers.main(["--only", "waste,waist"])
+
+
+@pytest.mark.slow  # all figures are drawn
+def test_the_page_is_that_of_the_kept_results(papers, tmp_path):
+    """Nobody has edited a table or a figure by hand."""
+    page = tmp_path / "papers.md"
+    page.write_text(papers.PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    papers.publish(papers.EXPERIMENTS, papers.RESULTS, page, tmp_path)
+    assert page.read_text(encoding="utf-8") == papers.PAGE.read_text(encoding="utf-8")
+    assert {path.name for path in tmp_path.glob("*.svg")} == {path.name for path in papers.IMAGES.glob("*.svg")}
+
+
+# -- the replay --------------------------------------------------------------------------------------------------------
+
+
+def test_a_fixed_length_is_as_fast_as_formula_and_simulator_say(load):
+    module, made_up_costs = load("paper_experiments.lengths_replay"), load("made_up_costs")
+    costs, text = made_up_costs.one_machine(0.1, 0.035), module.made_up(40_000, 0.8, 0.0)
+    for length in (1, 4):
+        speed = module.replay(text, costs, module.Rule("fixed", 0, length)).speed
+        assert speed * costs.plain_step == pytest.approx(draft_then_verify(costs, text.acceptance, length), rel=0.01)
+        schedule = parse_schedule(f"eesd:length={length},stop_rule=fixed")
+        assert speed == pytest.approx(simulate(schedule, costs, text.acceptance, 20_000).tokens_per_second, rel=0.01)
+
+
+def test_rounds_of_a_known_text(load):
+    """Right, right, wrong, right, ...: with lengths of 3 every round commits two drafts and the correction."""
+    module, made_up_costs = load("paper_experiments.lengths_replay"), load("made_up_costs")
+    costs = made_up_costs.one_machine(0.1, 0.0)
+    text = module.Text((True, True, False) * 20, (0.9, 0.9, 0.1) * 20)
+    run = module.replay(text, costs, module.Rule("fixed", 0, 3))
+    assert (run.tokens, run.rounds, run.drafts) == (60, 20, 60)
+    assert run.seconds == pytest.approx(20 * 1.3)
+    assert [tokens for tokens, _ in run.at] == list(range(3, 61, 3))
+    stops = module.replay(text, costs, module.Rule("confidence=0.5", 0))
+    assert (stops.rounds, stops.drafts) == (20, 60)  # the doubtful draft is verified too
+    assert module.foreseeing(text, costs) == pytest.approx(60 / (20 * 1.2))
+
+
+def test_made_up_texts(load):
+    module = load("paper_experiments.lengths_replay")
+    for spread, shift in ((0.0, 0.0), (2.5, 0.0), (2.5, 2.0)):
+        text = module.made_up(20_000, 0.7, spread, shift, seed=1)
+        assert text.acceptance == pytest.approx(0.7, abs=0.02)
+        said = sum(text.confidence) / len(text.confidence)
+        assert said == pytest.approx(0.7, abs=0.02) if shift == 0 else said > 0.8
+        sure = [right for right, chance in zip(text.right, text.confidence, strict=True) if 0.85 < chance < 0.95]
+        if spread and not shift:  # calibrated
+            assert sum(sure) / len(sure) == pytest.approx(0.9, abs=0.03)
+    turned = module.made_up(20_000, 0.7, 1.0, turn=True)
+    assert sum(turned.right[:10_000]) > 1.5 * sum(turned.right[10_000:])
+
+
+def test_the_bandit_over_lengths_finds_the_best_one(load):
+    module, made_up_costs = load("paper_experiments.lengths_replay"), load("made_up_costs")
+    for acceptance, draft in ((0.9, 0.05), (0.5, 0.3)):
+        costs, text = made_up_costs.one_machine(draft, 0.02), module.made_up(4000, acceptance, 0.0)
+        best = max(module.replay(text, costs, module.Rule("fixed", 0, k)).speed for k in range(1, MAX_CHUNK + 1))
+        assert module.replay(text, costs, module.LengthBandit(costs, 1)).speed > 0.97 * best
