@@ -848,15 +848,9 @@ def test_damaged_files_give_an_error_or_a_tokenizer(
 # --- the default model ---
 
 
-def test_default_model() -> None:
-    try:
-        from ppsd_rt.models.resolve import resolve_model
-
-        folder = resolve_model("smollm2-135m")
-    except (ImportError, PpsdError, OSError) as error:
-        pytest.skip(f"the default model is not at hand: {error}")
-    tokenizer = load_tokenizer(folder, 49152)
-    judge = transformers.PreTrainedTokenizerFast.from_pretrained(str(folder))
+def test_default_model(default_model: Path, default_folder: Path) -> None:
+    tokenizer = load_tokenizer(default_model, 49152)
+    judge = transformers.PreTrainedTokenizerFast.from_pretrained(str(default_folder))
     assert (tokenizer.vocab_size, tokenizer.bos_id, tokenizer.eos_id) == (49152, 1, 2)
     for text in TEXTS + SPECIAL_TEXTS:
         ids = tokenizer.encode(text)
