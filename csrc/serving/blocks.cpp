@@ -1,5 +1,7 @@
 #include "blocks.h"
 
+#include <sys/mman.h>
+
 #include <cstring>
 
 #include "../cpu/kernels.h"
@@ -7,6 +9,10 @@
 namespace ppsd {
 
 Blocks::Blocks(size_t block_bytes, int count) : bytes_(block_bytes), memory_(block_bytes * size_t(count)), states_(count) {
+#ifdef MADV_DONTFORK
+  // A loop ends with its process. Where several reserve half of the memory each, there would be no memory for a fork.
+  madvise(memory_.as<>(), memory_.bytes(), MADV_DONTFORK);
+#endif
   for (int block = count - 1; block >= 0; --block) unused_.push_back(block);
 }
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import threading
 
 import pytest
@@ -378,3 +379,16 @@ def test_spare_memory(tmp_path):
     assert spare_memory(info, tmp_path) == 4000
     (tmp_path / "memory.max").write_text("max\n")
     assert spare_memory(info, tmp_path) == 64 * 1024
+
+
+def test_a_process_with_several_engines_can_fork(cpu):
+    """Each has reserved most of the machine's memory for many answers, and used little of it."""
+    most = int(spare_memory() * 0.9)
+    engines = [Engine(cpu.checkpoint, cpu.tokenizer, cpu.backend.beside(1), "cpu") for _ in range(3)]
+    for engine in engines:
+        engine.backend._kv_memory = most
+        assert engine.backend._answers.loop.capacity > 0
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0) == (child, 0)
