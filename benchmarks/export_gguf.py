@@ -81,17 +81,7 @@ def export(folder: Path, format: str, target: Path, tokenizer: bool = False) -> 
         _add_tokenizer(writer, folder, config)
     else:
         writer.add_tokenizer_model("no_vocab")
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(config.head_dim)
-    writer.add_value_length(config.head_dim)
-    writer.add_rope_dimension_count(config.head_dim)
-    writer.add_rope_freq_base(config.rope_theta)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_shape(writer, config)
     for name, tensor in checkpoint.tensors.items():
         values = as_float32(tensor)
         if name.endswith(("q_proj.weight", "k_proj.weight")):
@@ -103,6 +93,20 @@ def export(folder: Path, format: str, target: Path, tokenizer: bool = False) -> 
     writer.write_tensors_to_file()
     writer.close()
     unfinished.replace(target)
+
+
+def add_shape(writer: gguf.GGUFWriter, config: LlamaConfig) -> None:
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_rope_dimension_count(config.head_dim)
+    writer.add_rope_freq_base(config.rope_theta)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, config: LlamaConfig) -> None:

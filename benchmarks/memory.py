@@ -17,6 +17,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+from export_gguf import add_shape, gguf_name
 from tokenizers import pre_tokenizers
 
 from ppsd_rt import SamplingParams, _native
@@ -32,12 +33,6 @@ from ppsd_rt.models.tokenizer import load_tokenizer
 
 # float16 numbers at the beginning of a block, so that weights are around 0.02
 SCALES = {"Q4_0": (4e-3,), "Q8_0": (3e-4,), "Q4_K": (1e-4, 7.5e-4)}
-_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_LAYER = {
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "model.layers": "blk",
-}  # fmt: skip
 
 
 def main() -> None:
@@ -62,13 +57,7 @@ def write(path: Path, config: LlamaConfig, kind: str) -> None:
     """A model of that shape, all matrices of the type `kind`, with a tokenizer that knows bytes."""
     type_ = gguf.GGMLQuantizationType[kind]
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    add_shape(writer, config)
     alphabet = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -81,7 +70,7 @@ def write(path: Path, config: LlamaConfig, kind: str) -> None:
         stored = gguf.quants.quant_shape_to_byte_shape(shape, type_) if len(shape) == 2 else shape
         dtype = np.dtype(np.uint8 if len(shape) == 2 else np.float32)
         raw = type_ if len(shape) == 2 else None
-        writer.add_tensor_info(_gguf_name(name), stored, dtype, int(np.prod(stored)) * dtype.itemsize, raw)
+        writer.add_tensor_info(gguf_name(name), stored, dtype, int(np.prod(stored)) * dtype.itemsize, raw)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
@@ -89,12 +78,6 @@ def write(path: Path, config: LlamaConfig, kind: str) -> None:
     for shape in shapes.values():
         writer.write_tensor_data(np.ones(shape, np.float32) if len(shape) == 1 else _blocks(random, shape, type_))
     writer.close()
-
-
-def _gguf_name(name: str) -> str:
-    for ours, theirs in {**_NAMES, **_LAYER}.items():
-        name = name.replace(ours, theirs)
-    return name
 
 
 def _blocks(

@@ -2,6 +2,7 @@
 
     python benchmarks/peers.py                      # everything: some minutes
     python benchmarks/peers.py -t 1 -p 64 -n 32 -r 3 --engines ppsd-rt:int8,llama.cpp:Q8_0
+    python benchmarks/peers.py -m model-q4_k_m.gguf --engines ppsd-rt:int4,llama.cpp:file
     python benchmarks/peers.py --quality            # perplexity and divergence instead of speed
 
 Needs benchmarks/requirements.txt, and a llama.cpp (benchmarks/build_llama_cpp.sh, or see llama_library.py); a peer
@@ -40,6 +41,8 @@ from ppsd_rt.cli.eval import COLUMNS as EVALUATION_COLUMNS
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.files import is_gguf
+from ppsd_rt.models.resolve import resolve_model
 from ppsd_rt.models.tokenizer import load_tokenizer
 
 HERE = Path(__file__).resolve().parent
@@ -50,9 +53,10 @@ QUALITY = (
     "ppsd-rt:float32,ppsd-rt:bfloat16,ppsd-rt:int8,ppsd-rt:int4,"
     "llama.cpp:F32,llama.cpp:BF16,llama.cpp:Q8_0,llama.cpp:IQ4_NL,llama.cpp:Q4_K_M,llama.cpp:Q4_0"
 )
+FILE = "file"  # llama.cpp with the .gguf file that was given, as it is; one of 4 bits, or the ratio says little
 # What is compared with what: ppsd-rt's format -> the peers' formats that keep as many bits.
 ALIKE = {
-    "int4": ("IQ4_NL", "Q4_K_M", "Q4_0"),
+    "int4": ("IQ4_NL", "Q4_K_M", "Q4_0", FILE),
     "int8": ("Q8_0", "int8"),
     "bfloat16": ("BF16", "F16", "bfloat16", "float16"),
     "float32": ("F32", "float32"),
@@ -150,18 +154,17 @@ class Case:
 
 def main() -> int:
     args = _arguments()
-    folder = model_folder(args.model)
     names, absent = at_hand(args.engines or list_of(engine_and_format)(QUALITY if args.quality else ENGINES))
-    files = {format: gguf_file(folder, format) for engine, format in names if engine == "llama.cpp"}
+    models = {name: model_for(args.model, *name) for name in names}
     context = max(args.prompt_tokens) + max(args.max_tokens) if not args.quality else args.window
     facts = run_facts("peers", args.model) | {"command": " ".join(["python", *sys.argv]), "absent": absent}
     workers: list[Worker] = []
     try:
         for threads, (engine, format) in product(args.threads[:1] if args.quality else args.threads, names):
-            model = str(files[format] if engine == "llama.cpp" else folder)
-            workers.append(Worker(engine, format, model, threads, context))
+            workers.append(Worker(engine, format, str(models[engine, format]), threads, context))
         facts["engines"] = {f"{w.engine}:{w.format}": w.about for w in workers}
-        tokenizer = load_tokenizer(folder, Checkpoint(folder).config.vocab_size)
+        path = resolve_model(args.model)
+        tokenizer = load_tokenizer(path, Checkpoint(path).config.vocab_size)
         ids = tokenizer.encode(evaluation_text(args.text))
         report, whole = (_quality if args.quality else _speed)(args, workers, ids, facts)
     finally:
@@ -262,6 +265,19 @@ def at_hand(names: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[s
     return [name for name in names if name[0] not in missing], reasons
 
 
+def model_for(model: str, engine: str, format: str) -> Path:
+    """What this engine loads of a model by any of its names."""
+    path = resolve_model(model)
+    if engine == "ppsd-rt":
+        return path
+    if format == FILE:
+        if not is_gguf(path):
+            raise SystemExit(f"{model} is no .gguf file: name a format instead of llama.cpp:{FILE}")
+        return path
+    folder = model_folder(model)
+    return gguf_file(folder, format) if engine == "llama.cpp" else folder
+
+
 def gguf_file(folder: Path, format: str) -> Path:
     """The model as a GGUF file in the cache, written once."""
     target = cache_dir() / "benchmarks" / f"{Checkpoint(folder).hash}-{format}.gguf"
@@ -284,7 +300,7 @@ def engine_and_format(text: str) -> tuple[str, str]:
     engine, _, format = text.partition(":")
     if engine not in PEERS or not format:
         raise argparse.ArgumentTypeError(f"{text!r} is not ENGINE:FORMAT; engines are {', '.join(PEERS)}")
-    known = (*FORMATS, *QUANTIZED)
+    known = (*FORMATS, *QUANTIZED, FILE)
     if engine == "llama.cpp" and format not in known:
         raise argparse.ArgumentTypeError(f"llama.cpp's format {format!r} is not one of {', '.join(known)}")
     return engine, format

@@ -17,8 +17,7 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from export_gguf import model_folder
-from peers import Worker, at_hand, common_arguments, engine_and_format, gguf_file, median_of, parse
+from peers import Worker, at_hand, common_arguments, engine_and_format, median_of, model_for, parse
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.bench.report import Column, Report
@@ -60,7 +59,6 @@ class Case:
 
 def main() -> int:
     args = _arguments()
-    folder = model_folder(args.model)
     names, absent = at_hand(args.engines or list_of(engine_and_format)(ENGINES))
     prompts = _prompts(args)
     context = max(len(prompt) + tokens for prompt, tokens in prompts)
@@ -69,8 +67,7 @@ def main() -> int:
     cases: list[Case] = []
     try:
         for (engine, format), threads in product(names, args.threads):
-            model = str(gguf_file(folder, format) if engine == "llama.cpp" else folder)
-            worker = Worker(engine, format, model, threads, context)
+            worker = Worker(engine, format, str(model_for(args.model, engine, format)), threads, context)
             cases.append(Case(f"{engine}:{format}", worker, prompts, [[] for _ in prompts]))
         facts["engines"] = {case.name: case.worker.about for case in cases}
         take_turns(cases, 1, lambda case: case.worker.ask(prompt=prompts[0][0], tokens=4))

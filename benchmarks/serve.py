@@ -41,7 +41,7 @@ from ppsd_rt.cli.bench import print_report, run_facts
 from ppsd_rt.cli.bench_options import list_of, positive
 from ppsd_rt.cli.common import read_prompts
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.engine import Committed
+from ppsd_rt.generation import Committed
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
 
@@ -69,6 +69,10 @@ class Arrivals:
     tokens: int = 0
 
 
+class Failed(Exception):
+    """A server does not do what it was asked for. What has been measured before is reported."""
+
+
 class Target(Protocol):
     """What the clients ask."""
 
@@ -80,8 +84,9 @@ class Target(Protocol):
 class Served:
     """A server in a process of its own."""
 
-    def __init__(self, command: list[object], url: str | None) -> None:
+    def __init__(self, name: str, command: list[object], url: str | None) -> None:
         """url: where it will listen; None: it says so on standard error."""
+        self._name = name
         self._process = subprocess.Popen(
             [str(word) for word in command], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
@@ -107,16 +112,20 @@ class Served:
             "stream_options": {"include_usage": True},
         }  # fmt: skip
         found, tail, before = Arrivals(), b"", perf_counter()
-        async with self._client.stream("POST", "/v1/completions", json=body) as reply:
-            if reply.status_code != 200:
-                raise SystemExit(f"{self.url} answers {reply.status_code}: {(await reply.aread()).decode()}")
-            async for piece in reply.aiter_raw():
-                now = perf_counter()
-                if found.first:
-                    found.pauses.append(now - before)
-                else:
-                    found.first = now - before
-                before, tail = now, (tail + piece)[-2000:]
+        try:
+            async with self._client.stream("POST", "/v1/completions", json=body) as reply:
+                if reply.status_code != 200:
+                    raise Failed(f"{self._name} answers {reply.status_code}: {(await reply.aread()).decode()}")
+                async for piece in reply.aiter_raw():
+                    now = perf_counter()
+                    if found.first:
+                        found.pauses.append(now - before)
+                    else:
+                        found.first = now - before
+                    before, tail = now, (tail + piece)[-2000:]
+        except httpx2.HTTPError as error:
+            said = "".join(self._said)
+            raise Failed(f"{self._name}: {error} Its status: {self._process.poll()}. It said:\n{said}") from None
         counted = re.findall(rb'"completion_tokens":\s*(\d+)', tail)
         found.tokens = int(counted[-1])
         return found
@@ -154,8 +163,8 @@ class Served:
                 pass
             sleep(0.1)
 
-    def _failed(self) -> SystemExit:
-        return SystemExit("the server has failed:\n" + "".join(self._said))
+    def _failed(self) -> Failed:
+        return Failed(f"{self._name} has failed. It said:\n" + "".join(self._said))
 
 
 class Direct:
@@ -223,7 +232,7 @@ class Case:
         finally:
             await self.target.leave()
         if wrong := [answer.tokens for answer in answers if answer.tokens != self.tokens]:
-            raise SystemExit(f"{self.name}: an answer has {wrong[0]} tokens instead of {self.tokens}")
+            raise Failed(f"{self.name}: an answer has {wrong[0]} tokens instead of {self.tokens}")
         return answers
 
 
@@ -240,7 +249,7 @@ def main(argv: list[str] | None = None) -> int:
     facts |= {"command": " ".join(["python", *sys.argv]), "absent": absent, "threads": args.threads}
     facts |= {"requests": args.requests, "tokens": args.max_tokens}
     cases: list[Case] = []
-    whole = True
+    whole, status = True, 0
     with progress_bar("measuring") as advance:
         total = len(args.clients) * len(names) * args.repeats
         for place, clients in enumerate(args.clients):
@@ -254,6 +263,9 @@ def main(argv: list[str] | None = None) -> int:
                 whole = take_turns(
                     group, args.repeats, Case.measure, lambda now, _, done=done: advance(done + now, total)
                 )
+            except Failed as error:
+                print(error, file=sys.stderr)
+                whole, status = False, 1
             finally:
                 for case in group:
                     case.target.close()
@@ -264,7 +276,7 @@ def main(argv: list[str] | None = None) -> int:
     short = [{key: median_of(value) for key, value in row.items()} for row in rows]
     summary = {"repeats": args.repeats, "interrupted": not whole, "results": short}
     print_report(Report("whole requests, in turns", COLUMNS, rows, facts, summary), args.output)
-    return 0 if whole else 130
+    return status or (0 if whole else 130)
 
 
 async def _warm(case: Case) -> None:
@@ -280,12 +292,12 @@ def _target(name: str, engine: Engine, folder: Path, args: argparse.Namespace, c
     if kind == "ppsd-rt":
         command: list[object] = [sys.executable, "-m", "ppsd_rt", "serve", "--model", folder, "--dtype", format]
         command += ["--schedule", schedule, "--exit-head", args.exit_head, "--port", 0, "--queue", 1000]
-        return Served([*command, *(["--threads", args.threads] if args.threads else [])], None)
+        return Served(name, [*command, *(["--threads", args.threads] if args.threads else [])], None)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [SERVER, "--model", _gguf(folder, format), "--parallel", clients, "--ctx-size", clients * context]
     command += ["--threads", args.threads or len(_native.usable_cores()), "--host", "127.0.0.1", "--port", port]
-    return Served(command, f"http://127.0.0.1:{port}")
+    return Served(name, command, f"http://127.0.0.1:{port}")
 
 
 def _gguf(folder: Path, format: str) -> Path:

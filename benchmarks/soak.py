@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     prompts = [prompt.prompt for prompt in read_prompts(None)]
     command = [sys.executable, "-m", "ppsd_rt", "serve", "--model", args.model, "--exit-head", args.exit_head]
     command += ["--port", "0", "--queue", "1000", "--kv-memory", args.kv_memory]
-    served = Served([*command, *(["--threads", args.threads] if args.threads else [])], None)
+    served = Served("ppsd-run serve", [*command, *(["--threads", args.threads] if args.threads else [])], None)
     found = Found()
     try:
         asyncio.run(soak(served.url, served.pid, prompts, args, found))

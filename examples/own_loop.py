@@ -6,7 +6,7 @@ python examples/own_loop.py --backend torch "Why is the sky blue?"
 import argparse
 
 from ppsd_rt import Engine, PpsdError, SamplingParams
-from ppsd_rt.engine import Prompt
+from ppsd_rt.generation import Prompt
 
 
 def own_loop(engine: Engine, prompt: Prompt, params: SamplingParams, least: float = 0.4) -> tuple[list[int], int]:

@@ -22,9 +22,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as serialize
 
 from ..errors import PpsdError
-from .blocks import Blocks
 from .config import LlamaConfig
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
+from .gguf_blocks import Blocks
 from .shapes import check_shapes, model_shapes
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Exit heads in torch: what maps the hidden state after layer E to a draft token.
+"""Exit heads in torch: what maps the hidden state after layer E to a draft token; E = 0: the token's embedding.
 
 | kind        | body                                   | after                               |
 | ----------- | -------------------------------------- | ----------------------------------- |
@@ -9,7 +9,7 @@
 | `feedback`  | `layer`, and what deep layers said     | the idea: EAGLE-3, arXiv 2503.01840 |
 
 All end in a norm of their own (`norm`: the model's) and share the model's LM head, whole or, with a draft vocabulary,
-only the rows of the ids in `draft_ids`.
+only the rows of the ids in `draft_ids`. At E = 0, `feedback` reads what EAGLE's head does (arXiv 2401.15077).
 """
 
 from collections.abc import Sequence

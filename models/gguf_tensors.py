@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError
-from .blocks import Blocks
 from .config import LlamaConfig
 from .files import drop_pages
+from .gguf_blocks import Blocks
 from .gguf_model import GgufModel, check_finite, decode, in_hugging_face_order, open_gguf
 
 Floats = npt.NDArray[np.float32]

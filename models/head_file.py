@@ -26,7 +26,7 @@ class HeadInfo:
     """What a head's file says of itself."""
 
     kind: str
-    exit_layer: int
+    exit_layer: int  # how many layers the draft runs; 0: the head reads the embeddings
     model: str  # name, for people
     model_hash: str  # Checkpoint.hash of the one model that it fits
     recipe: dict[str, Any] = field(default_factory=dict)  # how it was trained
@@ -40,9 +40,12 @@ class HeadInfo:
     def check(self, config: LlamaConfig) -> None:
         if self.kind not in KINDS:
             raise PpsdError(f"exit head kind {self.kind!r} is unknown; kinds are {', '.join(KINDS)}")
-        if not 1 <= self.exit_layer < config.num_hidden_layers:
-            last = config.num_hidden_layers - 1
-            raise PpsdError(f"exit layer {self.exit_layer} is out of range: this model's exits are layers 1 to {last}")
+        first = 1 if self.kind == "norm" else 0  # an LM head alone makes nothing of embeddings
+        if not first <= self.exit_layer < config.num_hidden_layers:
+            raise PpsdError(
+                f"exit layer {self.exit_layer} is out of range: with this model, a head of kind {self.kind} takes exit "
+                f"layers {first} to {config.num_hidden_layers - 1}"
+            )
 
 
 @dataclass(frozen=True)

@@ -163,8 +163,9 @@ class LlamaForCausalLM(nn.Module):
         Not row-invariant: decoding uses stages (ppsd_rt/reference/stage.py).
         """
         attend = causal_attention(rope)
-        wanted, kept = set(keep), {}
+        wanted = set(keep)
         x = self.model.embed_tokens(ids)
+        kept = {0: x} if 0 in wanted else {}
         for number, layer in enumerate(self.model.layers, start=1):
             x = layer(x, attend)
             if number in wanted:

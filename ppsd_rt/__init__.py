@@ -11,8 +11,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from .async_generation import AsyncGeneration
     from .backend import Oracle, RunOptions
-    from .engine import Committed, Completion, Engine, Generation, Token
+    from .engine import Engine
     from .errors import PpsdError, UsageError
+    from .generation import Committed, Completion, Generation, Token
     from .pipeline.rounds import Drafted, Logprob
     from .pipeline.schedule import Schedule
     from .sampling.grammar import Grammar
@@ -40,11 +41,11 @@ __all__ = [
 
 _HOMES = {
     "AsyncGeneration": "async_generation",
-    "Committed": "engine",
-    "Completion": "engine",
+    "Committed": "generation",
+    "Completion": "generation",
     "Drafted": "pipeline.rounds",
     "Engine": "engine",
-    "Generation": "engine",
+    "Generation": "generation",
     "Grammar": "sampling.grammar",
     "Logprob": "pipeline.rounds",
     "Oracle": "backend",
@@ -53,7 +54,7 @@ _HOMES = {
     "SamplingParams": "sampling.params",
     "Schedule": "pipeline.schedule",
     "Stages": "stages",
-    "Token": "engine",
+    "Token": "generation",
     "UsageError": "errors",
 }
 

@@ -24,6 +24,8 @@ class NoThread(RuntimeError):
 
 def read_bandwidth(threads: int, megabytes: int) -> float: ...
 def kernel_names() -> list[str]: ...
+def in_callback() -> bool:
+    """Is this a thread that decodes, and has called Python for a mask?"""
 
 class ModelShape:
     """The sizes of a Llama model, as the kernels take them; tensors are checked against it."""
@@ -266,6 +268,7 @@ class Tuning:
     prior_weight: float
     recent: float
     bias_step: float
+    costs_weight: float
     same_moment: int
     held_up: float
     probing: float
@@ -285,6 +288,31 @@ class Tuning:
     crowded: int
     patience: float
 
+class Prediction:
+    """What a schedule is expected to do.
+
+    mode: "plain", "turns" or "overlap". length: of "turns", drafts a round; of "overlap", which of its schedules.
+    """
+
+    @property
+    def mode(self) -> str: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def tokens_per_second(self) -> float: ...
+
+class Measured:
+    """What rounds of a kind took, and what had been predicted for them."""
+
+    @property
+    def rounds(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+    @property
+    def predicted_seconds(self) -> float: ...
+
 class Planner:
     """Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted."""
 
@@ -294,14 +322,12 @@ class Planner:
     @property
     def costs(self) -> Costs: ...  # after the text that there is
     @property
-    def lookup(self) -> int: ...  # of the schedule
-    @property
     def acceptance(self) -> float: ...
     @property
     def credit(self) -> float: ...
-    def predictions(self) -> list[tuple[str, int, float]]: ...
+    def predictions(self) -> list[Prediction]: ...
     def predict(self, mode: str, length: int, acceptance: float) -> float: ...
-    def schedule(self) -> tuple[int, int, int, bool, float, float]: ...
+    def schedule(self) -> Schedule: ...
     def after(
         self,
         committed: int,
@@ -316,9 +342,7 @@ class Planner:
         dropped: int = ...,
     ) -> None: ...
     def begin(self, context: int) -> None: ...
-    @property
-    def copy_threshold(self) -> float: ...
-    def measured(self) -> dict[str, tuple[int, int, float, float]]: ...
+    def measured(self) -> dict[str, Measured]: ...
 
 class KernelTime:
     """Of one sweep over all layers: seconds (median, least, most), bytes read, flops."""
@@ -388,7 +412,7 @@ class Batch:
 
 def simulate(
     *,
-    schedule: Schedule,
+    schedule: Schedule | Planner,
     tokens: int,
     acceptance: Sequence[float],
     seed: int,

@@ -5,14 +5,12 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
+from .generation import Committed, Completion, Generation, Token
 from .pipeline.rounds import Drafted
 from .sampling.params import SamplingParams
 from .statistics import Statistics
-
-if TYPE_CHECKING:
-    from .engine import Committed, Completion, Generation, Token
 
 
 class AsyncGeneration:
@@ -22,7 +20,7 @@ class AsyncGeneration:
     keeps pace. Cancelled, closed or dropped, it leaves its place to others at once. One event loop may use it.
     """
 
-    def __init__(self, generation: "Generation") -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._pump: _Pump | None = None
         self._tokens: deque[Token] = deque()  # of the round at hand
@@ -40,7 +38,7 @@ class AsyncGeneration:
         return self._generation.statistics
 
     @property
-    def completion(self) -> "Completion":
+    def completion(self) -> Completion:
         """The answer so far; whole once the iteration has ended."""
         return self._generation.completion
 
@@ -51,7 +49,7 @@ class AsyncGeneration:
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> "Token":
+    async def __anext__(self) -> Token:
         """Every token as soon as it is committed. Raises PpsdError as iterating over a `Generation` does."""
         while not self._tokens:
             event = await self._next()
@@ -61,12 +59,12 @@ class AsyncGeneration:
                 self._tokens.extend(event.tokens)
         return self._tokens.popleft()
 
-    async def events(self) -> "AsyncIterator[Committed | Drafted]":
+    async def events(self) -> AsyncIterator[Committed | Drafted]:
         """As `Generation.events`."""
         while (event := await self._next()) is not None:
             yield event
 
-    async def run(self) -> "Completion":
+    async def run(self) -> Completion:
         """Decode to the end, and give all of the answer. The answer is cancelled with the task that waits here."""
         async with self:
             while await self._next() is not None:
@@ -95,7 +93,7 @@ class AsyncGeneration:
         if "_generation" in self.__dict__:
             self._generation.cancel()
 
-    async def _next(self) -> "Committed | Drafted | None":
+    async def _next(self) -> Committed | Drafted | None:
         if self._pump is None:
             self._pump = _Pump(self._generation)
         return await self._pump.next()
@@ -104,7 +102,7 @@ class AsyncGeneration:
 class _Pump:
     """From a thread of its own into the running event loop. Holds the generation, and not who consumes it."""
 
-    def __init__(self, generation: "Generation") -> None:
+    def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._loop = asyncio.get_running_loop()
         self._items: deque[Committed | Drafted | BaseException | None] = deque()  # None: the end, which stays
@@ -112,7 +110,7 @@ class _Pump:
         self._told = False  # the event loop will look at the items
         threading.Thread(target=self._work, name="ppsd-rt answer").start()
 
-    async def next(self) -> "Committed | Drafted | None":
+    async def next(self) -> Committed | Drafted | None:
         while not self._items:
             self._news.clear()
             await self._news.wait()

@@ -1,19 +1,19 @@
 """The stages of a model, for a loop of your own: draft, verify, commit, roll back. `examples/own_loop.py` is one."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from .arguments import whole_number
+from .backend import Backend
 from .errors import PpsdError, UsageError
+from .generation import Prompt
+from .models.config import LlamaConfig
 from .pipeline.rounds import Draft
 from .printable import quoted
 from .sampling.params import SamplingParams
-
-if TYPE_CHECKING:
-    from .engine import Engine, Prompt
 
 
 class RowStages(Protocol):
@@ -59,19 +59,22 @@ class Stages:
     committed text stays as it was, but for `prefill`, which has dropped it.
     """
 
-    def __init__(self, engine: "Engine", params: SamplingParams | None = None) -> None:
-        backend = engine.backend
+    def __init__(
+        self,
+        backend: Backend,
+        config: LlamaConfig,
+        encode: Callable[[Prompt], list[int]],
+        name: str,
+        params: SamplingParams,
+    ) -> None:
+        """encode: a prompt to its ids. name: of the model, for messages."""
         if not isinstance(backend, StagedBackend):
             raise UsageError(f"the {backend.name} backend gives no stages: use --backend cpu or torch")
-        if params is not None and not isinstance(params, SamplingParams):
-            raise UsageError(f"params must be SamplingParams(...), not {quoted(params)}")
-        params = params or SamplingParams()
-        engine.check(params)
         if params.logprobs is not None or params.grammar is not None:
             which = "logprobs" if params.grammar is None else "grammar"
             raise UsageError(f"stages have no {which}: leave it out")
-        self._engine, self._config = engine, engine.config
-        self._drafts = engine.head is not None
+        self._config, self._encode, self._name = config, encode, name
+        self._drafts = backend.head is not None
         self._stages = backend.stages(params)
         self._capacity = self._committed = self._verified = 0
         self._tokens: list[int] = []  # of the drafted rows
@@ -95,12 +98,12 @@ class Stages:
     def committed(self) -> int:
         return self._committed
 
-    def prefill(self, prompt: "Prompt") -> int:
+    def prefill(self, prompt: Prompt) -> int:
         """Begin a text: all rows of the prompt through all layers, committed -> the first token of the answer.
 
         prompt: as for `Engine.generate`.
         """
-        ids = self._engine.encode(prompt)
+        ids = self._encode(prompt)
         with self._alone():
             self._void(0)
             self._stages.begin(len(ids))
@@ -117,7 +120,7 @@ class Stages:
         """
         with self._alone():
             if not self._drafts:
-                raise PpsdError(f"{self._engine.name} has no exit head to draft with: give --exit-head")
+                raise PpsdError(f"{self._name} has no exit head to draft with: give --exit-head")
             rows = self._checked(ids, len(self._tokens))
             if not rows and not self._tokens:
                 raise UsageError("there is no row to draft after: prefill a prompt first")

@@ -39,12 +39,12 @@ class World:
         """Tokens per second."""
         begun, end = self.seconds, self.tokens + tokens
         while self.tokens < end:
-            _, most, _, overlap, threshold, _ = self.plan.schedule()
-            if overlap:
+            schedule = self.plan.schedule()
+            if schedule.overlap:
                 self.overlap()
                 continue
             drafts, alive = 0, 1.0
-            while drafts < most and alive >= threshold:
+            while drafts < schedule.max_chunk and alive >= schedule.stop_rule.threshold:
                 drafts, alive = drafts + 1, alive * self.acceptance
             accepted = 0
             while accepted < drafts and self.random.random() < self.acceptance:

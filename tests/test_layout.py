@@ -11,12 +11,10 @@ FOLDERS = {"ppsd_rt": [], "models": ["models"], "triton_kernels": ["triton_kerne
 
 
 def imports(path, package, modules):
-    """What it imports of this project, inside functions too; not what is imported for types only."""
+    """What it imports of this project, inside functions and for types only too."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    guards = [node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)]
-    for_types = {id(inner) for guard in guards for inner in ast.walk(guard)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in for_types:
+        if isinstance(node, ast.ImportFrom) and node.level:
             home = package[: len(package) - node.level + 1] + (node.module.split(".") if node.module else [])
             for alias in node.names:
                 name = ".".join([*home, alias.name])

@@ -162,6 +162,7 @@ void bind_cpu(py::module_& m) {
   m.attr("PASS_ROWS") = kPassRows;
   m.def("read_bandwidth", &read_bandwidth, py::arg("threads"), py::arg("megabytes"), py::call_guard<py::gil_scoped_release>());
   m.def("kernel_names", &kernel_names);
+  m.def("in_callback", &in_callback, "Is this a thread that decodes, and has called Python for a mask?");
 
   py::class_<ModelShape>(m, "ModelShape",
       "The sizes of a Llama model, as the kernels take them; tensors are checked against it.")

@@ -231,6 +231,7 @@ void each_field(Field&& field) {
   field("prior_weight", &Tuning::prior_weight);
   field("recent", &Tuning::recent);
   field("bias_step", &Tuning::bias_step);
+  field("costs_weight", &Tuning::costs_weight);
   field("same_moment", &Tuning::same_moment);
   field("held_up", &Tuning::held_up);
   field("probing", &Tuning::probing);
@@ -283,6 +284,15 @@ const char* name_of(Prediction::Mode mode) {
 void bind_planning(py::module_& m) {
   bind_costs(m);
   bind_tuning(m);
+  py::class_<Prediction>(m, "Prediction", "What a schedule is expected to do.")
+      .def_property_readonly("mode", [](const Prediction& prediction) { return name_of(prediction.mode); })
+      .def_readonly("length", &Prediction::length)
+      .def_readonly("tokens_per_second", &Prediction::tokens_per_second);
+  py::class_<Planner::Measured>(m, "Measured", "What rounds of a kind took, and what had been predicted for them.")
+      .def_readonly("rounds", &Planner::Measured::rounds)
+      .def_readonly("tokens", &Planner::Measured::tokens)
+      .def_readonly("seconds", &Planner::Measured::seconds)
+      .def_readonly("predicted_seconds", &Planner::Measured::predicted_seconds);
   py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner",
       "Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted.")
       .def(py::init([](const Costs& costs, double prior, int lookup, bool siblings, const Tuning& tuning) {
@@ -294,21 +304,12 @@ void bind_planning(py::module_& m) {
       .def_property_readonly("costs", [](const Planner& planner) { return planner.costs(); })
       .def_property_readonly("acceptance", &Planner::acceptance)
       .def_property_readonly("credit", &Planner::credit)
-      .def("predictions",
-           [](const Planner& planner) {
-             py::list out;
-             for (const Prediction& p : planner.predictions())
-               out.append(py::make_tuple(name_of(p.mode), p.length, p.tokens_per_second));
-             return out;
-           })
+      .def("predictions", &Planner::predictions)
       .def("predict", [](const Planner& planner, const std::string& mode, int length, double acceptance) {
              if (mode == "turns") return planner.predict_turns(length, acceptance).tokens_per_second;
              return (mode == "overlap" ? planner.predict_overlap(acceptance) : planner.predict_plain()).tokens_per_second;
            }, py::arg("mode"), py::arg("length"), py::arg("acceptance"))
-      .def("schedule", [](const Planner& planner) {
-             const Schedule& s = planner.schedule();
-             return py::make_tuple(s.first_chunk, s.max_chunk, s.lookahead, s.overlap, s.stop_rule.threshold, s.siblings);
-           })
+      .def("schedule", [](const Planner& planner) { return schedule_of(planner.schedule()); })
       .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings,
                        bool rescued, int position, double chance, int dropped) {
              Round round;
@@ -327,15 +328,10 @@ void bind_planning(py::module_& m) {
            py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = StageCosts::kContext,
            py::arg("chance") = 0.5, py::arg("dropped") = 0)
       .def("begin", &Planner::begin, py::arg("context"))
-      .def_property_readonly("lookup", [](const Planner& planner) { return planner.schedule().lookup; })
-      .def_property_readonly("copy_threshold", [](const Planner& planner) { return planner.schedule().stop_rule.copy_threshold; })
       .def("measured", [](const Planner& planner) {
         py::dict out;
-        for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap}) {
-          const Planner::Measured& measured = planner.measured(mode);
-          out[name_of(mode)] =
-              py::make_tuple(measured.rounds, measured.tokens, measured.seconds, measured.predicted_seconds);
-        }
+        for (const auto mode : {Prediction::Mode::kPlain, Prediction::Mode::kTurns, Prediction::Mode::kOverlap})
+          out[name_of(mode)] = planner.measured(mode);
         return out;
       });
 }

@@ -3,6 +3,7 @@
 
 #include <pybind11/stl.h>
 
+#include "../pipeline/replanning.h"
 #include "../pipeline/simulated.h"
 #include "../pipeline/toy_stages.h"
 
@@ -12,12 +13,23 @@ using namespace ppsd::bindings;
 
 namespace {
 
-// A toy model's answer in simulated time: ([(seconds, event)], tokens, spans).
-py::tuple simulate(const Schedule& schedule, int tokens, std::vector<double> acceptance, uint64_t seed,
+// ([(seconds, event)], tokens, spans). steering: a planner knows the costs that it was made with, not these.
+py::tuple simulate(const Steering& steering, int tokens, std::vector<double> acceptance, uint64_t seed,
                    const StageCosts& costs, bool trace) {
   Toy toy(tokens, std::move(acceptance), seed, costs.verify.size());
   const auto spans = trace ? std::make_unique<Trace>() : nullptr;
-  Simulated carrier(toy.stages(), schedule, toy.limits, seed, costs, false, nullptr, spans.get());
+  const auto* planner = std::get_if<std::shared_ptr<Planner>>(&steering);
+  if (planner) (*planner)->begin(Toy::kPrompt);
+  Replanning replanning(planner ? *planner : nullptr);
+  Simulated* clock = nullptr;
+  double before = 0.0;
+  const auto after_round = [&](const Round& round, Scheduler* scheduler) {
+    replanning.after(round, clock->seconds() - std::exchange(before, clock->seconds()), scheduler);
+    return true;
+  };
+  Simulated carrier(toy.stages(), planner ? (*planner)->schedule() : std::get<Schedule>(steering), toy.limits, seed, costs,
+                    false, after_round, spans.get());
+  clock = &carrier;
   carrier.begin(Toy::prompt(), 0);
   py::list events;
   while (auto event = carrier.next()) events.append(py::make_tuple(carrier.seconds(), event_of(*event)));

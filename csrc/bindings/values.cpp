@@ -64,16 +64,28 @@ double shortest(float value) {
   return std::strtod(text, nullptr);
 }
 
+thread_local int callbacks = 0;   // that this thread is in
+
+// Python that a thread which decodes calls. Garbage collection may come by, and drop an answer that this thread works on.
+class Callback {
+ public:
+  Callback() { ++callbacks; }
+  ~Callback() { --callbacks; }
+
+ private:
+  const py::gil_scoped_acquire acquire_;
+};
+
 // A Python object with `fill(start, ids, rows, address of the bits)`, asked in the threads of stages.
 class PyTokenMask final : public TokenMask {
  public:
   explicit PyTokenMask(py::object mask) : mask_(std::move(mask)) {}
   ~PyTokenMask() override {
-    const py::gil_scoped_acquire acquire;
+    const Callback callback;
     mask_ = {};
   }
   void fill(int start, const std::vector<int>& ids, int rows, uint32_t* bits) override {
-    const py::gil_scoped_acquire acquire;
+    const Callback callback;
     try {
       mask_.attr("fill")(start, ids, rows, reinterpret_cast<uintptr_t>(bits));
     } catch (const py::error_already_set& error) {   // which lives no longer than the lock
@@ -145,6 +157,8 @@ bool read(py::handle from, Oracle* to) {
   return true;
 }
 
+bool in_callback() { return callbacks > 0; }
+
 std::shared_ptr<TokenMask> token_mask_of(py::object mask) { return std::make_shared<PyTokenMask>(std::move(mask)); }
 
 py::object sampling_params_of(const Sampling& s) {
@@ -153,6 +167,15 @@ py::object sampling_params_of(const Sampling& s) {
       .attr("SamplingParams")("temperature"_a = shortest(s.temperature), "top_k"_a = s.top_k, "top_p"_a = shortest(s.top_p),
                               "min_p"_a = shortest(s.min_p), "repetition_penalty"_a = shortest(s.repetition_penalty),
                               "seed"_a = s.seed);
+}
+
+py::object schedule_of(const Schedule& s) {
+  using py::literals::operator""_a;
+  const py::object rule = py::module_::import("ppsd_rt.pipeline.stop_rules")
+      .attr("Survival")("threshold"_a = s.stop_rule.threshold, "copy_threshold"_a = s.stop_rule.copy_threshold);
+  return py::module_::import("ppsd_rt.pipeline.schedule")
+      .attr("Schedule")("first_chunk"_a = s.first_chunk, "max_chunk"_a = s.max_chunk, "lookahead"_a = s.lookahead,
+                        "overlap"_a = s.overlap, "stop_rule"_a = rule, "lookup"_a = s.lookup, "siblings"_a = s.siblings);
 }
 
 py::object event_of(const Event& event, std::optional<double> seconds) {

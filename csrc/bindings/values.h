@@ -19,7 +19,9 @@ bool read(pybind11::handle from, Oracle* to);
 
 // Of a Python object with `fill(start, ids, rows, address of the bits)`, see ppsd_rt/sampling/grammar.py.
 std::shared_ptr<TokenMask> token_mask_of(pybind11::object mask);
+bool in_callback();   // is this a thread that decodes, and asks Python for a mask?
 pybind11::object sampling_params_of(const Sampling& sampling);
+pybind11::object schedule_of(const Schedule& schedule);   // of the survival rule, as planners choose it
 // A Round or a Drafted. seconds: Round's.
 pybind11::object event_of(const Event& event, std::optional<double> seconds = std::nullopt);
 pybind11::list trace_spans(const Trace* trace);

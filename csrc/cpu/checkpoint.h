@@ -34,7 +34,8 @@ struct Packing {
 std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelShape& shape, const NamedTensors& tensors,
                                            std::vector<float> frequencies, const Packing& packing);
 
-// The same model with an exit head after layers [0, exit_layer); the weights of the model itself are shared.
+// The same model with an exit head after layers [0, exit_layer), or on the embeddings; the weights of the model itself
+// are shared.
 // draft_ids: those that the head scores; empty: all.
 std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_layer, const NamedTensors& tensors,
                                                std::vector<int> draft_ids, int threads);

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "blocks.h"
+#include "gguf_blocks.h"
 #include "kernels.h"
 #include "memory.h"
 #include "team.h"

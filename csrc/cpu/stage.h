@@ -19,7 +19,7 @@ struct CpuModel {
   std::vector<float> frequencies;      // [head_dim / 2]
   std::vector<PackedLayer> layers;
   PackedHead head;                     // the final norm, and the whole LM head
-  // The exit head; without one nothing is drafted, and all layers verify.
+  // The exit head; without one nothing is drafted, and all layers verify. exit_layer 0: it reads the embeddings.
   int exit_layer = 0;
   std::vector<PackedLayer> exit_layers;
   PackedFeedback exit_feedback;
@@ -28,7 +28,7 @@ struct CpuModel {
   std::vector<std::shared_ptr<const Memory>> memory;   // what the matrices lie in; models with other heads share it
   size_t packed_bytes = 0;
 
-  bool drafts() const { return exit_layer > 0; }
+  bool drafts() const { return !exit_head.norm.empty(); }
 };
 
 std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last);

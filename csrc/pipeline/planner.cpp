@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 namespace ppsd {
 namespace {
@@ -28,16 +29,16 @@ Schedule in_turns(int drafts, double threshold) {
 
 }  // namespace
 
-std::vector<Schedule> overlapped_schedules(int stages) {
+std::vector<Schedule> overlapped_schedules(bool ranks) {
   const auto overlapped = [](int first_chunk, int max_chunk) {
-    Schedule schedule = in_turns(kMaxChunk, 0.0);
+    Schedule schedule = in_turns(kMaxChunk, std::numeric_limits<double>::min());   // no chance is so small
     schedule.first_chunk = first_chunk;
     schedule.max_chunk = max_chunk;
     schedule.overlap = true;
     return schedule;
   };
-  // `elastic`; over several stages also with other first chunks, and PPSD as published (ppsd_rt/pipeline/schedule.py).
-  if (stages == 1) return {overlapped(2, 8)};
+  // `elastic`; over ranks also with other first chunks, and PPSD as published (ppsd_rt/pipeline/schedule.py).
+  if (!ranks) return {overlapped(2, 8)};
   return {overlapped(0, 1), overlapped(0, 8), overlapped(1, 8), overlapped(2, 8), overlapped(4, 8)};
 }
 
@@ -53,9 +54,10 @@ Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int
       rejected_(tuning_.prior_weight - accepted_),
       promised_(tuning.prior_weight),
       kept_(tuning.prior_weight),
-      overlaps_(costs.overlapped ? overlapped_schedules(costs.overlapped->stages()) : std::vector<Schedule>()) {
-  overlapped_stay_ = tuning_.stay;
-  apart_ = std::max(tuning_.stay / std::max(int(costs.turns.verify.size()), 1), 1);
+      ranks_(costs.overlapped && !costs.overlapped->links.empty()),
+      overlaps_(costs.overlapped ? overlapped_schedules(ranks_) : std::vector<Schedule>()) {
+  overlapped_stay_ = tuning_.stay * (ranks_ ? costs.overlapped->stages() + 1 : 1);
+  apart_ = ranks_ ? 1 : tuning_.stay;
   const double extra = costs.turns.round(1, 2) - costs.plain();
   first_probe_ = int(std::clamp(extra / costs.plain() / tuning_.probing, 4.0, 1000.0));
   probe_after_ = first_probe_;
@@ -65,6 +67,7 @@ Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int
 void Planner::begin(int context) {
   credit_ = std::clamp(credit_, tuning_.allowance * tuning_.allowed_ahead, tuning_.carried);
   tokens_ = 0;
+  restarts_ = 1.0;
   move_to(context);
   decide();
 }
@@ -160,10 +163,8 @@ void Planner::learn(const Round& round, double seconds) {
   if (siblings_ && mode_ == Mode::kTurns && !probing_) rescued_ += (1.0 - kFade) * (double(round.rescued) - rescued_);
   const int drafts = mode_ == Mode::kTurns ? std::max(round.rows - 1 - round.copied - round.siblings, 0) : 0;
   double expected = costs_.turns.round(drafts, std::clamp(round.rows, 1, kMaxRows));
-  if (mode_ == Mode::kOverlap) {   // a round is no unit of time here: what its tokens should have taken
-    expected = double(round.committed.size()) / predict_overlap(overlap_, acceptance()).tokens_per_second /
-               corrected(Mode::kOverlap, 1.0);
-  }
+  if (mode_ == Mode::kOverlap) expected = overlapped_seconds(round);
+  else restarts_ = 1.0;
   Measured& measured = measured_[int(mode_)];
   measured.rounds += 1;
   measured.tokens += int(round.committed.size());
@@ -171,6 +172,19 @@ void Planner::learn(const Round& round, double seconds) {
   measured.predicted_seconds += expected;
   correct(seconds / expected);
   account(int(round.committed.size()), expected);
+}
+
+// A round is no unit of time here: tokens follow each other at the pace of right drafts, and a pipeline that was emptied
+// costs the same whatever comes then. So many seconds as make up the simulated speed.
+double Planner::overlapped_seconds(const Round& round) {
+  const double a = std::min(acceptance(), 0.9), tokens = double(round.committed.size());
+  const double on = 1.0 / simulated(overlap_, kGrid);
+  const double speed = predict_overlap(overlap_, a).tokens_per_second * corrected(Mode::kOverlap, 1.0);
+  const double restart = std::max((1.0 / speed - on) / (1.0 - a), 1.0 / simulated(overlap_, 0) - on);
+  const double seconds = tokens * on + restarts_ * restart;
+  const int judged = int(round.judged.size());
+  restarts_ = double(round.accepted < judged) + (1.0 - acceptance()) * std::max(tokens - judged, 0.0);
+  return seconds;
 }
 
 void Planner::correct(double ratio) {
@@ -184,10 +198,12 @@ void Planner::correct(double ratio) {
   const bool stale = round_ - sampled_[mode] > tuning_.same_moment;
   recent_[mode] = stale ? ratio : recent_[mode] + tuning_.recent * (ratio - recent_[mode]);
   sampled_[mode] = round_;
-  if (mode_ != Mode::kPlain && round_ - switched_ < tuning_.same_moment)
-    bias_[mode] += tuning_.bias_step * (std::clamp(recent_[mode] / pace_before_, 0.5, 2.0) - bias_[mode]);
-  else
+  if (mode_ != Mode::kPlain && round_ - switched_ < tuning_.same_moment) {
+    const double step = std::max(tuning_.bias_step, 1.0 / (tuning_.costs_weight + ++compared_[mode]));
+    bias_[mode] += step * (std::clamp(recent_[mode] / pace_before_, 0.5, 2.0) - bias_[mode]);
+  } else {
     pace_ = recent_[mode] / bias_[mode];
+  }
 }
 
 // Rounds of plain decoding cost one step by definition, so that neither the machine's pace nor its noise counts.
@@ -212,12 +228,24 @@ int Planner::affordable_drafts() const {
   return drafts;
 }
 
-// A pass over all rows that brings nothing, drafting beside it.
-bool Planner::may_overlap() const {
-  if (!costs_.overlapped || verdicts_ < tuning_.acquainted) return false;
+// A round that brings nothing: the first rows, with a draft each, and a pass over all that it may take.
+bool Planner::affordable_overlap(int which) const {
+  if (measured_[int(Mode::kPlain)].rounds == 0) return false;
+  if (!ranks_ && verdicts_ < tuning_.acquainted) return false;
   const StageCosts& c = *costs_.overlapped;
-  const double drafting = c.draft_interference * (c.draft_step + c.row_step);
-  return pays(bias_[int(Mode::kOverlap)] * (drafting + c.verify_interference * c.pass(kMaxRows)), credit_);
+  const Schedule& s = overlaps_[size_t(which)];
+  const double drafting = c.draft_interference * (s.first_chunk + 1) * c.draft_step;
+  return pays(bias_[int(Mode::kOverlap)] * (drafting + c.verify_interference * c.pass(s.max_chunk + 1)), credit_);
+}
+
+Prediction Planner::best_overlap(double acceptance) const {
+  Prediction best{Mode::kOverlap, 0, 0.0};
+  for (int which = 0; which < int(overlaps_.size()); ++which) {
+    if (!affordable_overlap(which)) continue;
+    const Prediction other = predict_overlap(which, acceptance);
+    if (other.tokens_per_second > best.tokens_per_second) best = other;
+  }
+  return best;
 }
 
 int Planner::affordable_copies() const {
@@ -234,16 +262,17 @@ void Planner::decide() {
   const Prediction plain = predict_plain(), turns = best_turns(a, most);
   Prediction best = most > 0 && turns.tokens_per_second > plain.tokens_per_second ? turns : plain;
   const bool overlapping = mode_ == Mode::kOverlap;
-  const Prediction overlap = overlapping || may_overlap() ? predict_overlap(a) : Prediction{};
-  const double bar = overlapping ? 1.0 / tuning_.worth_switching : tuning_.worth_switching;
-  if (overlapping && credit_ < 0.0) {
+  const Prediction overlap = best_overlap(a);
+  const double bar = !overlapping ? tuning_.worth_switching : ranks_ ? 1.0 : 1.0 / tuning_.worth_switching;
+  if (overlap.tokens_per_second == 0.0) {
     // It has cost more than it may.
   } else if (overlapping && rounds_in_mode_ >= overlapped_stay_) {
     // Only beside other rounds it shows what overlapping is worth: costs side by side may come from another moment.
     overlapped_stay_ *= 3;
-  } else if (rounds_in_mode_ < (overlapping ? tuning_.stay : apart_) && round_ > 0) {
+    if (ranks_) best = plain;
+  } else if (rounds_in_mode_ < apart_ && round_ > 0) {
     if (overlapping) best = overlap;
-  } else if (overlap.tokens_per_second > bar * best.tokens_per_second) {
+  } else if ((ranks_ && verdicts_ < tuning_.acquainted) || overlap.tokens_per_second > bar * best.tokens_per_second) {
     best = overlap;
   }
   rounds_in_mode_ = (best.mode == Mode::kOverlap) == overlapping ? rounds_in_mode_ + 1 : 0;

@@ -79,7 +79,9 @@ class Planner {
   void account(int tokens, double seconds);
   bool pays(double seconds, double credit) const;
   int affordable_drafts() const;
-  bool may_overlap() const;
+  bool affordable_overlap(int which) const;
+  double overlapped_seconds(const Round& round);
+  Prediction best_overlap(double acceptance) const;
   int affordable_copies() const;
   double corrected(Prediction::Mode mode, double seconds) const { return seconds * pace_ * bias_[int(mode)]; }
 
@@ -98,15 +100,18 @@ class Planner {
   // Tokens per second of the overlapped schedules at acceptance 0, 1 / kGrid, ..., 1 (0: not simulated yet): for texts of
   // StageCosts::kContext rows, of twice as many, and so on.
   static constexpr int kGrid = 20;
+  const bool ranks_;                           // stages are processes: they begin and end to overlap at no cost
   const std::vector<Schedule> overlaps_;
   using Simulated = std::vector<std::array<double, kGrid + 1>>;   // of each of them
   mutable std::vector<Simulated> simulated_;
   size_t doubled_ = 0;                         // which of them is that of the present length
   int overlap_ = 0;                            // the overlapped schedule that is the best
+  double restarts_ = 1.0;                      // that the next overlapped round begins with: its pipeline is empty
   double pace_ = 1.0;                          // measured over predicted seconds, of all modes
   std::array<double, 3> bias_{1, 1, 1};        // by mode: the same, over plain decoding's; plain decoding's stays 1
   std::array<double, 3> recent_{1, 1, 1};      // by mode: measured over predicted seconds of its last rounds
   std::array<int, 3> sampled_{-1000, -1000, -1000};   // by mode: the last round of it
+  std::array<int, 3> compared_{};              // by mode: how often its bias has been learned from
   int round_ = 0, switched_ = -1000;
   double pace_before_ = 1.0;                   // the last change of mode
   Prediction::Mode last_mode_ = Prediction::Mode::kPlain;
@@ -116,10 +121,10 @@ class Planner {
   bool probing_ = false;                       // this round is not what seems best, but tells something
   int since_probe_ = 0, first_probe_, probe_after_, rounds_in_mode_ = 0;
   int overlapped_stay_;                        // overlapped rounds after which others are tried again
-  int apart_;                                  // other rounds before overlapping: the more stages, the more they lose
+  int apart_;                                  // rounds between two changes, at least
 };
 
-// Those that a planner chooses from, over so many verification stages: one machine overlaps as `elastic` does.
-std::vector<Schedule> overlapped_schedules(int stages);
+// Those that a planner chooses from: one machine overlaps as `elastic` does.
+std::vector<Schedule> overlapped_schedules(bool ranks);
 
 }  // namespace ppsd

@@ -17,7 +17,7 @@ Remote::Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& s
       first_epoch_(first_epoch),
       report_drafts_(report_drafts),
       feedback_(feedback),
-      planner_(std::move(planner)),
+      replanning_(std::move(planner)),
       trace_(trace ? std::make_unique<Trace>(Clock::time_point()) : nullptr) {}
 
 void Remote::begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings) {
@@ -154,25 +154,14 @@ bool Remote::land(const int32_t* message, size_t words) {
     round = scheduler_.land({header.epoch - first_epoch_, header.start, std::move(true_ids), std::move(hidden), {}, {}});
   }
   if (round) {
-    replan(*round);
+    const Clock::time_point now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - std::exchange(committed_, now)).count();
+    replanning_.after(*round, seconds, &scheduler_);
     report_locked(*std::move(round));
   }
   const bool rolled_back = epoch() != header.epoch;
   wake_.notify_one();
   return rolled_back || scheduler_.finished();
-}
-
-// What the planner makes of a round. Rows that have left before it ended overlapping do not tell what its decision is worth.
-void Remote::replan(const Round& round) {
-  const Clock::time_point now = Clock::now();
-  const double seconds = std::chrono::duration<double>(now - std::exchange(committed_, now)).count();
-  if (!planner_ || round.prompt || scheduler_.finished()) return;
-  const bool counts = !left_over_, overlapped = scheduler_.schedule().overlap;
-  left_over_ = left_over_ && scheduler_.in_flight();
-  if (!counts) return;
-  const Schedule& next = planner_->after(round, seconds);
-  left_over_ = overlapped && !next.overlap && scheduler_.in_flight();
-  scheduler_.set_schedule(next);
 }
 
 // -- the consumer ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@
 #include <mutex>
 
 #include "carrier.h"
-#include "planner.h"
+#include "replanning.h"
 #include "wire.h"
 
 namespace ppsd {
@@ -56,7 +56,6 @@ class Remote {
 
   bool over() const { return stop_ || scheduler_.finished(); }
   void report_locked(Event event);
-  void replan(const Round& round);
   int send_prompt(int32_t* out);
   int send(const Chunk& chunk, int limit, int32_t flags, int32_t* out) const;
 
@@ -65,9 +64,8 @@ class Remote {
   Scheduler scheduler_;
   const uint64_t first_epoch_;
   const bool report_drafts_, feedback_;
-  const std::shared_ptr<Planner> planner_;
+  Replanning replanning_;
   const std::unique_ptr<Trace> trace_;
-  bool left_over_ = false;                   // rows under way have left before the planner ended overlapping
   mutable std::mutex mutex_;
   std::condition_variable wake_, happened_;
   std::deque<Stamped> events_;

@@ -169,8 +169,8 @@ class Paying final : public Controller {
   double cost_, discount_;
   Bins bins_;
   Posterior acceptance_{1.0, 1.0};
-  double tokens_ = 1.0, time_ = 1.0;    // of late; at first: a plain token
-  double alive_ = 1.0, spent_ = 1.0;    // in the chunk at hand
+  double tokens_ = 1.0, time_ = 1.0;    // sums in which older passes count less; at first: a plain token
+  double alive_ = 1.0, spent_ = 1.0;    // in this chunk
 };
 
 }  // namespace

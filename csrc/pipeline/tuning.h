@@ -10,7 +10,8 @@ struct Tuning {
 
   // -- corrections of predicted seconds --
   double recent = 0.2;            // share of a new round in the recent ratio of measured to predicted seconds
-  double bias_step = 0.04;        // share of a new comparison in a bias
+  double bias_step = 0.04;        // share of a new comparison in a bias, at least
+  double costs_weight = 4.0;      // comparisons that the costs count as, while there are few
   int same_moment = 12;           // rounds after a change of kind in which the pace is still the one before it
   double held_up = 1.6;           // most of a round's seconds over the usual ones: a lost core says little of the next round
 

@@ -46,7 +46,7 @@ int64_t cpu_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
         const std::string where = std::string("CPU library, ") + kernels->name + ", format " +
                                   std::to_string(int(format)) + ", answer " + std::to_string(answers);
         TinyWeights weights(shape, random());
-        const auto model = tiny_model(*kernels, format, &weights, shape);
+        const auto model = tiny_model(*kernels, format, &weights, shape, chance(random, 30) ? 0 : 2);
         const std::vector<std::vector<int>> cuts = {{}, {4}, {3, 4}};
         CpuEngine engine(model, between(random, 1, 3), cuts[random() % cuts.size()]);
         Request request;

@@ -74,7 +74,7 @@ int64_t many_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
     const std::string where = std::string("loop, ") + kernels->name + ", format " + std::to_string(int(format)) +
                               ", answer " + std::to_string(answers);
     TinyWeights weights(shape, random());
-    const auto model = tiny_model(*kernels, format, &weights, shape);
+    const auto model = tiny_model(*kernels, format, &weights, shape, chance(random, 30) ? 0 : 2);
     CpuEngine engine(model, between(random, 1, 2), {});
     std::vector<int> head;
     for (int i = 0; i < 70; ++i) head.push_back(between(random, 0, shape.vocab_size - 1));

@@ -37,7 +37,8 @@ ModelShape tiny_shape() {
   return shape;
 }
 
-std::shared_ptr<const CpuModel> tiny_model(const Kernels& kernels, Format format, TinyWeights* weights, const ModelShape& shape) {
+std::shared_ptr<const CpuModel> tiny_model(const Kernels& kernels, Format format, TinyWeights* weights, const ModelShape& shape,
+                                           int exit_layer) {
   Packing packing;
   packing.format = format;
   packing.kv = format == Format::kFp32 ? Stored::kFp32 : format == Format::kBf16 ? Stored::kBf16 : Stored::kInt8;
@@ -48,7 +49,7 @@ std::shared_ptr<const CpuModel> tiny_model(const Kernels& kernels, Format format
   std::vector<int> draft_ids;
   for (int id = 0; id < shape.vocab_size; id += 2) draft_ids.push_back(id);
   const auto model = pack_model(kernels, shape, weights->model(), frequencies, packing);
-  return with_exit_head(*model, 2, weights->exit_head(), draft_ids, 2);
+  return with_exit_head(*model, exit_layer, weights->exit_head(), draft_ids, 2);
 }
 
 void check_mask(const std::vector<int>& text, size_t prompt, const std::string& where) {

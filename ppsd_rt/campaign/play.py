@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from ..async_generation import AsyncGeneration
 from ..backend import Oracle, RunOptions, common_prefix
-from ..engine import Committed, Completion, Engine, Generation
+from ..engine import Engine
+from ..generation import Committed, Completion, Generation
 from ..pipeline.rounds import Drafted
 from .draw import Answer, Case
 

@@ -8,7 +8,8 @@ from typing import Any
 from ..backend import common_prefix
 from ..bench.kernels import chosen_isa
 from ..cpu.backend import CpuBackend
-from ..engine import Completion, Engine
+from ..engine import Engine
+from ..generation import Completion
 from ..pipeline.schedule import PLAIN, Auto, describe
 from .draw import Answer, Case, Setup, Text
 from .play import Played, play

@@ -2,13 +2,10 @@
 
 import argparse
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from ..printable import quoted
 from .values import named, number, positive, probability, whole
-
-if TYPE_CHECKING:
-    from .parser import Parser
 
 Item = TypeVar("Item")
 _OFF = "off"
@@ -41,7 +38,7 @@ def acceptance(text: str) -> float | None:
         raise argparse.ArgumentTypeError(f"{error}, or {_OFF}") from None
 
 
-def bench_options(parser: "Parser") -> None:
+def bench_options(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     for name, summary, example, options in (
         (
@@ -144,7 +141,7 @@ def format_option(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def heads_options(parser: "Parser") -> None:
+def heads_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("heads", nargs="+", metavar="HEAD", help="files, or as for --exit-head: auto, norm:E")
     group = parser.add_argument_group("what to measure")
     group.add_argument("--prompts", type=named, metavar="FILE", help="as for generating [the 34 development prompts]")
@@ -161,7 +158,7 @@ def heads_options(parser: "Parser") -> None:
     format_option(parser.add_argument_group("output"))
 
 
-def eval_options(parser: "Parser") -> None:
+def eval_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to measure")
     group.add_argument(
         "--dtype",

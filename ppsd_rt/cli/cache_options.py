@@ -1,9 +1,6 @@
 """Options of `ppsd-run cache`, and what lies in the cache folder."""
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from .parser import Parser
+import argparse
 
 ALL = "all"
 MODELS = "models"
@@ -16,7 +13,7 @@ FILES = {  # kind: its subfolder, and what our files in it are called
 }
 
 
-def cache_options(parser: "Parser") -> None:
+def cache_options(parser: argparse.ArgumentParser) -> None:
     kinds = (ALL, MODELS, *FILES)
     parser.add_argument(
         "--clean", nargs="?", const=ALL, choices=kinds, metavar="KIND", help=f"remove {', '.join(kinds)} [{ALL}]"

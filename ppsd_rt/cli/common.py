@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ..backends import most_threads
-from ..engine import Engine, Prompt
+from ..engine import Engine
 from ..errors import PpsdError, UsageError
+from ..generation import Prompt
 from ..models.files import read_text
 from ..models.unicode import check_unicode
 from ..printable import quoted

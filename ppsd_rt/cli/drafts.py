@@ -4,7 +4,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from ..engine import Committed, Engine, Generation
+from ..engine import Engine
+from ..generation import Committed, Generation
 
 STYLES = {"accepted": "green", "copied": "yellow", "sibling": "blue", "corrected": "red", "bonus": "cyan", "plain": ""}
 DRAFT_STYLE = "magenta italic"

@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from ..backend import RunOptions
-from ..engine import Completion, Engine, Generation
+from ..engine import Engine
 from ..errors import PpsdError, UsageError
+from ..generation import Completion, Generation
 from ..pipeline.schedule import PLAIN, Auto, Schedule, parse_schedule
 from ..sampling.params import SamplingParams
 from ..statistics import Statistics

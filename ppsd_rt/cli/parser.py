@@ -240,7 +240,7 @@ def _distill_options(parser: Parser) -> None:
     group.add_argument(
         "--exit-layer",
         metavar="E[,E...]",
-        help="one head for each, in one pass [a tenth of the layers: 3 of the default model's 30]",
+        help="one head for each, in one pass; 0: on the embeddings [a tenth of the layers: 3 for the default model]",
     )
     kinds = "one head of each, in the same pass: feedback, layer, two-layer, adapter"
     group.add_argument("--kind", default="feedback", metavar="KIND[,KIND...]", help=kinds)

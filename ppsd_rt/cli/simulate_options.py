@@ -1,14 +1,11 @@
 """Options of `ppsd-run simulate`."""
 
-from typing import TYPE_CHECKING
+import argparse
 
 from .bench_options import format_option, list_of
 from .values import at_most, named, positive, probability, whole, zero_or
 
-if TYPE_CHECKING:
-    from .parser import Parser
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic")
-
 
 MOST_STAGES = 256
 MOST_LAYERS = 128  # best cuts of so many take seconds to find
@@ -25,10 +22,10 @@ def each(text: str) -> list[float]:
 
 
 def each_count(text: str) -> list[int]:
-    return list(map(positive, text.split(",")))
+    return list(map(whole, text.split(",")))
 
 
-def simulate_options(parser: "Parser") -> None:
+def simulate_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("what to simulate (lists: every combination)")
     group.add_argument(
         "--stages",
@@ -60,7 +57,12 @@ def simulate_options(parser: "Parser") -> None:
     )
     group.add_argument("--layer-ms", type=each, metavar="T,T,...", help="the same with each layer's time")
     group.add_argument("--split", type=each_count, metavar="A,B,...", help="layers in each stage, instead of --stages")
-    group.add_argument("--exit-layer", type=positive, metavar="E", help="where stage 1 ends [where the split is best]")
+    group.add_argument(
+        "--exit-layer",
+        type=whole,
+        metavar="E",
+        help="where stage 1 ends; 0: it is the exit head alone [where the split is best]",
+    )
     group.add_argument(
         "--lm-head-ms", type=milliseconds, metavar="T", help="with layers: LM head, ends the last stage [0]"
     )

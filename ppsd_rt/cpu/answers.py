@@ -1,6 +1,8 @@
 """The answers of the cpu backend in the making: one alone in a session of its own, several in the loop."""
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from threading import RLock
 from typing import Any
 
@@ -58,6 +60,7 @@ class Answers:
         self._loop: _native.Loop | None = None
         self._lone: Answer | None = None
         self._many: set[Answer] = set()
+        self._dropped: deque[Answer] = deque()  # where nobody could wait for their end
         self.last: _native.Session | None = None  # for its timeline
 
     @property
@@ -70,6 +73,7 @@ class Answers:
         self, answer: Answer, engine: Callable[[], _native.Engine], session: Callable[[], _native.Session] | None
     ) -> None:
         """session: begins one for this answer; None: it is for the loop, whoever else is there."""
+        self._leave_dropped()
         with self.lock:
             if session is not None and self._lone is None and not self._many:
                 self._lone, self.last = answer, session()
@@ -96,7 +100,16 @@ class Answers:
             return answer.streams[number] if number < len(answer.streams) else None
 
     def leave(self, answer: Answer) -> None:
-        """Its consumer wants no more of it. Returns when nothing works on it."""
+        """Its consumer wants no more of it. Returns when nothing works on it.
+
+        In a thread that decodes it does not wait: there garbage collection has found the answer, in a mask's Python, so
+        it would wait for itself.
+        """
+        if _native.in_callback():
+            self._dropped.append(answer)
+            if answer.streams:
+                answer.stream.cancel()
+            return
         with self.lock:
             self._many.discard(answer)
             if self._lone is answer:
@@ -105,8 +118,14 @@ class Answers:
         if answer.streams:
             answer.stream.close()  # in the loop, at the end of the round
 
+    def _leave_dropped(self) -> None:
+        with suppress(IndexError):
+            while True:
+                self.leave(self._dropped.popleft())
+
     def end_all(self) -> None:
         """Nothing works on any answer when this returns."""
+        self._leave_dropped()
         with self.lock:
             answers = [*self._many, *([self._lone] if self._lone else [])]
             for answer in answers:
@@ -123,13 +142,16 @@ class Answers:
     def forked(self) -> None:
         self.lock = RLock()
         self._loop = self._lone = self.last = None
-        self._many = set()
+        self._many, self._dropped = set(), deque()
 
     def _move_lone(self, engine: Callable[[], _native.Engine]) -> None:
-        if self._lone is None:
+        answer = self._lone
+        if answer is None:
             return
         loop = self.loop  # which there may be no memory for: then it goes on
-        answer, self._lone = self._lone, None
+        if self._lone is not answer:  # garbage collection has found it meanwhile
+            return
+        self._lone = None
         session = answer.stream
         assert isinstance(session, _native.Session)
         session.stop()

@@ -60,7 +60,7 @@ class Part:
 
     def __init__(self, weights: DeviceWeights, how: How) -> None:
         self.weights, self.how = weights, how
-        self.device = weights.layers[0].norm.device
+        self.device = weights.device
         self._length = 0  # rows [0, length) have been through
         self._prompt = 0  # of these, the ones that took a prompt pass
         self._text = Text()

@@ -90,7 +90,7 @@ def best_sizes(layers: int, costs: Sequence[Measured], head: HeadInfo | None, dr
 
     draft_share: of the vocabulary, what the exit head draws from.
     """
-    first, exit_layer = costs[0], head.exit_layer if head else 1
+    first, exit_layer = costs[0], max(1, head.exit_layer) if head else 1
     if layers - exit_layer + 1 < len(costs):
         raise UsageError(
             f"after the exit head come {layers - exit_layer} layers, too few for {len(costs)} devices: name fewer"

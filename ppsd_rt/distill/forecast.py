@@ -19,9 +19,6 @@ from .train import Trainer, TrainSettings
 ANSWERED = 0.65  # of what is sampled, the share that heads are trained on (docs/history/exit-heads.md: 3769 steps)
 PAYS = 1.02  # times plain decoding: from here on drafts are worth their head
 
-# Sampled tokens, and the held-out acceptance of the default model's head after them (docs/history/exit-heads.md).
-KNOWN = ((393_000, 0.342), (1_800_000, 0.602), (7_900_000, 0.689))
-
 Clock = Callable[[], float]  # -> seconds
 
 
@@ -88,12 +85,6 @@ def step_seconds(
     before = clock()
     trainer.learn(range(len(texts)))
     return clock() - before
-
-
-def known_acceptance(tokens: int) -> float:
-    """Of the default model's head after so much text: between the known ones by the logarithm of their text."""
-    amounts, shares = zip(*KNOWN, strict=True)
-    return float(np.interp(np.log(tokens), np.log(amounts), shares))
 
 
 def expected_speed(costs: Costs, acceptance: float) -> float:

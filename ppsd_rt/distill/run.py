@@ -45,7 +45,7 @@ class Settings:
 
     model_hash: str
     kinds: tuple[str, ...]
-    exit_layers: tuple[int, ...]  # ascending; a head of each kind after each
+    exit_layers: tuple[int, ...]  # ascending; a head of each kind after each; 0: on the embeddings, which nobody keeps
     tokens: int
     draft_vocabularies: tuple[int, ...]  # sizes, 0: all ids; the largest is trained with, a file is written for each
     slots: int
@@ -123,7 +123,7 @@ class Distillation:
             if begin is not None:
                 begin.check_grows(info.kind, model.config)
         mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
-        keep = (*settings.exit_layers, model.config.num_hidden_layers)
+        keep = (*(layer for layer in settings.exit_layers if layer > 0), model.config.num_hidden_layers)
         self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep)
 
     def prepare(self, resume: bool) -> None:
@@ -137,6 +137,15 @@ class Distillation:
 
     def forecast(self) -> Forecast:
         """Measured now, in seconds; with `workers` threads, where the run has processes, which are a little faster."""
+        settings = self.settings
+        sampled = self._sampling_speed()
+        size = 0 if 0 in settings.draft_vocabularies else max(settings.draft_vocabularies)
+        heads = [ExitHead.from_model(self.model, info, [*range(size)] or None) for info in self.infos]
+        seconds = step_seconds(self.model, heads, settings.train, states=bool(settings.format))
+        return Forecast(sampled, seconds, settings.train)
+
+    def _sampling_speed(self) -> float:
+        """In a method of its own: its model and KV caches are gone before a step of training is measured."""
         settings, config = self.settings, self.checkpoint.config
         longest = min(512, config.max_position_embeddings)
         sampler: Sampler
@@ -145,12 +154,7 @@ class Distillation:
             sampler = NativeSampler(backend, settings.slots, longest, self.plan.keep)
         else:
             sampler = TorchSampler(self.model, settings.slots, longest, settings.seed)
-        sampled = sampling_speed(sampler, config.vocab_size)
-        del sampler
-        size = 0 if 0 in settings.draft_vocabularies else max(settings.draft_vocabularies)
-        heads = [ExitHead.from_model(self.model, info, [*range(size)] or None) for info in self.infos]
-        seconds = step_seconds(self.model, heads, settings.train, states=bool(settings.format))
-        return Forecast(sampled, seconds, settings.train)
+        return sampling_speed(sampler, config.vocab_size)
 
     def sample(self) -> Iterator[Progress]:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""

@@ -141,7 +141,7 @@ class Trainer:
         if not all(text.states for text in texts):
             _, kept = self.model.forward_batch(ids, self._rope, keep=layers)
             return [kept[layer] for layer in layers]
-        return [self._padded(texts, layer, ids) for layer in layers]
+        return [self._padded(texts, layer, ids) if layer else self.model.model.embed_tokens(ids) for layer in layers]
 
     def _padded(self, texts: Sequence[Text], layer: int, ids: Tensor) -> Tensor:
         padded = torch.zeros(*ids.shape, self.model.config.hidden_size, dtype=self.dtype)

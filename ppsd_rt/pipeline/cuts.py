@@ -6,9 +6,9 @@ from itertools import pairwise
 from ..errors import UsageError
 
 
-def is_split(sizes: Sequence[int], stages: int, layers: int) -> bool:
-    """Are these the numbers of layers of so many stages, at least one each?"""
-    return len(sizes) == stages > 0 and min(sizes) >= 1 and sum(sizes) == layers
+def is_split(sizes: Sequence[int], stages: int, layers: int, first: int = 1) -> bool:
+    """Are these the numbers of layers of so many stages, at least one each, the first at least `first`?"""
+    return len(sizes) == stages > 0 and sizes[0] >= first and min(sizes[1:], default=1) >= 1 and sum(sizes) == layers
 
 
 def cut_layers(first: int, last: int, stages: int | Sequence[int]) -> list[int]:

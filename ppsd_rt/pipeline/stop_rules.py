@@ -226,9 +226,9 @@ class SurvivalController:
 class Paying:
     """Stops where one draft more is expected to bring less than its time would bring at the present speed.
 
-    One draft more brings the chance that all drafts of the chunk are right (as in `Survival`), times the acceptance of
-    late. It takes `cost`: the time of a draft and of its row in the pass, in plain tokens. So the rule maximises tokens
-    per time, as the best length of a renewal process does, and has no threshold to choose.
+    One draft more brings the chance that all drafts of the chunk are right (as in `Survival`), times the present
+    acceptance. It takes `cost`: the time of a draft and of its row in the pass, in plain tokens. So the rule maximises
+    tokens per time, as the best length of a renewal process does, and has no threshold to choose.
     """
 
     kind: ClassVar[str] = "paying"
@@ -251,11 +251,8 @@ class Paying:
 class _Paying:
     def __init__(self, rule: Paying) -> None:
         self.rule, self.bins, self.acceptance = rule, _Bins(rule.bins, rule.weight), _Posterior(1.0, 1.0)
-        self.tokens, self.time = 1.0, 1.0  # of late; at first: a plain token
-        self.alive, self.spent = (
-            1.0,
-            1.0,
-        )  # in the chunk at hand; the pass over no drafts takes as long as a plain token
+        self.tokens, self.time = 1.0, 1.0  # sums in which older passes count less; at first: a plain token
+        self.alive, self.spent = 1.0, 1.0  # in this chunk; a pass without drafts takes as long as a plain token
 
     def stop(self, confidence: float) -> bool:
         self.alive *= self.bins.at(confidence).mean()

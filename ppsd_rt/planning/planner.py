@@ -131,23 +131,25 @@ def prior(head: HeadInfo) -> float:
 
 def explain(planner: Planner, costs: Costs) -> str:
     """Predictions at the present acceptance beside what the rounds so far took."""
-    plain, *turns = [p for p in planner.predictions() if p[0] != "overlap"]
-    best = max(turns, key=lambda p: p[2])
+    predictions = planner.predictions()
+    plain, *turns = [p for p in predictions if p.mode != "overlap"]
+    best = max(turns, key=lambda p: p.tokens_per_second)
+    shown = [f"{p.length}: {p.tokens_per_second:.0f}" for p in turns if p.length in (1, 2, 3, 4, 6, 8, 12, 15)]
     lines = [
         f"acceptance {planner.acceptance:.2f}; a plain token {1000 * costs.plain_seconds:.2f} ms, "
         f"a draft {1000 * costs.turns.draft_step:.2f} ms "
         f"(the first of a round {1000 * (costs.turns.first_draft or costs.turns.draft_step):.2f}), "
         f"a pass over 1/4/8/16 rows {'/'.join(f'{1000 * costs.turns.verify[n - 1]:.2f}' for n in (1, 4, 8, 16))} ms",
         "predicted now, tokens/s: "
-        + f"plain {plain[2]:.0f}; draft then verify "
-        + ", ".join(f"{length}: {speed:.0f}" for _, length, speed in turns if length in (1, 2, 3, 4, 6, 8, 12, 15))
-        + f" (best {best[1]}: {best[2]:.0f})"
-        + "".join(f"; overlapped {p[2]:.0f}" for p in planner.predictions() if p[0] == "overlap"),
+        + f"plain {plain.tokens_per_second:.0f}; draft then verify {', '.join(shown)}"
+        + f" (best {best.length}: {best.tokens_per_second:.0f})"
+        + "".join(f"; overlapped {p.tokens_per_second:.0f}" for p in predictions if p.mode == "overlap"),
     ]
-    for mode, (rounds, tokens, seconds, predicted) in planner.measured().items():
-        if rounds:
+    for mode, measured in planner.measured().items():
+        if measured.rounds:
             lines.append(
-                f"measured, {mode}: {rounds} rounds, {tokens} tokens, {tokens / seconds:.0f} tokens/s "
-                f"(predicted {tokens / predicted:.0f})"
+                f"measured, {mode}: {measured.rounds} rounds, {measured.tokens} tokens, "
+                f"{measured.tokens / measured.seconds:.0f} tokens/s "
+                f"(predicted {measured.tokens / measured.predicted_seconds:.0f})"
             )
     return "\n".join(lines)

@@ -21,10 +21,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import _native
-from .._native import StageCosts
+from .._native import Planner, StageCosts
 from ..errors import UsageError
 from ..pipeline.rounds import Round
-from ..pipeline.schedule import MAX_ROWS, Schedule, describe
+from ..pipeline.schedule import AUTO, MAX_ROWS, Schedule, describe
 from ..statistics import Statistics
 
 Table = tuple[float, ...]
@@ -102,7 +102,7 @@ class Simulation:
 
 
 def simulate(
-    schedule: Schedule,
+    schedule: Schedule | Planner,
     costs: StageCosts,
     acceptance: float | Sequence[float],
     tokens: int = 1000,
@@ -111,6 +111,7 @@ def simulate(
 ) -> Simulation:
     """Decode `tokens` tokens.
 
+    schedule: or the planner of `auto`, which goes on from what it has learned before. costs: what work really takes.
     acceptance: P(a draft token is right | all before it are); a sequence gives it by the draft token's place: how many
     others wait for their verdict in front of it. The sequence's last number goes for all further places.
     """
@@ -123,9 +124,9 @@ def simulate(
         schedule=schedule, tokens=tokens, acceptance=places, seed=seed, costs=costs, trace=trace
     )
     rounds = tuple(TimedRound(seconds, round) for seconds, round in events)
-    return Simulation(
-        tuple(text[-tokens:]), rounds[-1].seconds, rounds[1:], _statistics(schedule, rounds, len(costs.stages)), spans
-    )
+    name = describe(AUTO if isinstance(schedule, Planner) else schedule)
+    statistics = _statistics(name, rounds, len(costs.stages))
+    return Simulation(tuple(text[-tokens:]), rounds[-1].seconds, rounds[1:], statistics, spans)
 
 
 def speedup(schedule: Schedule, costs: StageCosts, acceptance: float | Sequence[float], tokens: int = 1000) -> float:
@@ -133,8 +134,8 @@ def speedup(schedule: Schedule, costs: StageCosts, acceptance: float | Sequence[
     return simulate(schedule, costs, acceptance, tokens).tokens_per_second * costs.plain_step
 
 
-def _statistics(schedule: Schedule, rounds: Sequence[TimedRound], stages: int) -> Statistics:
-    statistics = Statistics(describe(schedule), "simulated", threads=1 + stages, prompt_tokens=1)
+def _statistics(schedule: str, rounds: Sequence[TimedRound], stages: int) -> Statistics:
+    statistics = Statistics(schedule, "simulated", threads=1 + stages, prompt_tokens=1)
     before = 0.0
     for timed in rounds:
         statistics.add(timed.round, timed.seconds - before)

@@ -2,10 +2,10 @@
 
     best_split(LayerCosts((1.0,) * 30, head=0.5, lm_head=4.0), stages=4).sizes  # (8, 8, 9, 5)
 
-Stage 1 drafts: the exit head comes after its last layer, so its boundary is the exit layer. The last stage has the LM
-head. A pipeline moves at the pace of its slowest stage, so that one is made as fast as can be; among such splits the
-sum of all stages, which a rejected draft pays, is the least, and then the sum of their squares: as even as can be.
-Where all stages run at one speed, that sum is the same for every split.
+Stage 1 drafts: the exit head comes after its last layer, so its boundary is the exit layer; at 0 it is the head alone.
+The last stage has the LM head. A pipeline moves at the pace of its slowest stage, so that one is made as fast as can
+be; among such splits the sum of all stages, which a rejected draft pays, is the least, and then the sum of their
+squares: as even as can be. Where all stages run at one speed, that sum is the same for every split.
 
 A link's delay is time on the way, in which nobody works: it lengthens a rejection by the same time wherever the cuts
 are. What does move them is the time that a worker itself spends on a message (`sends`).
@@ -82,6 +82,10 @@ class _Stages:
         self._tails[0] += Fraction(costs.head)
         self._tails[-1] += Fraction(costs.lm_head)
 
+    def may(self, stage: int, first: int, end: int) -> bool:
+        """Can stage `stage` be layers [first, end)? Only the first stage can be without any, where _ends says so."""
+        return first < end or stage == 0
+
     def seconds(self, stage: int, first: int, end: int) -> Fraction:
         """Of layers [first, end) as stage `stage`, which is counted from 0."""
         work = self._before[end] - self._before[first] + self._tails[stage]
@@ -97,14 +101,14 @@ def best_split(
 ) -> Split:
     """The split into `stages` stages of at least one layer each.
 
-    exit_layer: where stage 1 ends, if an exit head has settled that.
+    exit_layer: where stage 1 ends, if an exit head has settled that; at 0 it has no layer.
     slowness:   how many times longer than `costs` each stage's device takes; none: all take as long.
     sends:      seconds that each stage's worker spends on handing a row on.
     """
     layers = len(costs.layers)
     if not 2 <= stages <= layers:
         raise UsageError(f"{layers} layers can be cut into 2 to {layers} stages, not {stages}")
-    if exit_layer is not None and not 1 <= exit_layer <= layers - (stages - 1):
+    if exit_layer is not None and not 0 <= exit_layer <= layers - (stages - 1):
         raise UsageError(f"with exit layer {exit_layer}, {layers} layers cannot be cut into {stages} stages")
     work = _Stages(costs, stages, slowness, sends)
     boundaries = _least_sums(work, _least_slowest(work, exit_layer), exit_layer)
@@ -116,9 +120,11 @@ def given_split(
 ) -> Split:
     """The split with these numbers of layers in its stages."""
     layers = len(costs.layers)
-    if len(sizes) < 2 or not is_split(sizes, len(sizes), layers):
+    if len(sizes) < 2 or not is_split(sizes, len(sizes), layers, first=0):
         shown = ",".join(map(str, sizes))
-        raise UsageError(f"{shown} is not a split of {layers} layers into 2 or more stages of at least one each")
+        raise UsageError(
+            f"{shown} is not a split of {layers} layers into 2 or more stages of at least one each (the first: 0)"
+        )
     return _split(_Stages(costs, len(sizes), slowness, sends), tuple(accumulate(sizes[:-1])))
 
 
@@ -128,23 +134,24 @@ def _split(work: _Stages, boundaries: tuple[int, ...]) -> Split:
 
 
 def _ends(work: _Stages, stage: int, exit_layer: int | None) -> range:
-    """Where stage `stage` may end, so that every stage has a layer."""
+    """Where stage `stage` may end, so that every later stage has a layer."""
     if stage == work.count - 1:
         return range(work.layers, work.layers + 1)
     if stage == 0 and exit_layer is not None:
         return range(exit_layer, exit_layer + 1)
-    return range(stage + 1, work.layers - (work.count - 1 - stage) + 1)
+    return range(1, work.layers - (work.count - 1 - stage) + 1)
 
 
 def _least_slowest(work: _Stages, exit_layer: int | None) -> Fraction:
     """Dynamic programming: of all splits of [0, end) into stages 0 to s, the least slowest stage."""
     best = {0: Fraction(0)}
     for stage in range(work.count):
-        best = {
-            end: min(max(slowest, work.seconds(stage, first, end)) for first, slowest in best.items() if first < end)
-            for end in _ends(work, stage, exit_layer)
-            if any(first < end for first in best)
-        }
+        found: dict[int, Fraction] = {}
+        for end in _ends(work, stage, exit_layer):
+            starts = [first for first in best if work.may(stage, first, end)]
+            if starts:
+                found[end] = min(max(best[first], work.seconds(stage, first, end)) for first in starts)
+        best = found
     return best[work.layers]
 
 
@@ -155,7 +162,7 @@ def _least_sums(work: _Stages, limit: Fraction, exit_layer: int | None) -> tuple
         found: dict[int, tuple[_Sums, tuple[int, ...]]] = {}
         for end in _ends(work, stage, exit_layer):
             for first, ((total, squares), cuts) in best.items():
-                seconds = work.seconds(stage, first, end) if first < end else limit + 1
+                seconds = work.seconds(stage, first, end) if work.may(stage, first, end) else limit + 1
                 if seconds > limit:
                     continue
                 one = ((total + seconds, squares + seconds * seconds), (*cuts, end))

@@ -54,10 +54,12 @@ def measured(costs: Costs, exit_layer: int, layers: int) -> ModelCosts:
 
     A calibration times layers [0, E) for one row, and layers [E, L) with the LM head for 1 to 16 rows. A layer is taken
     to cost the same everywhere; the LM head is what is left of a pass. The growth with rows is that of such a pass.
+    With exit layer 0 no layer was timed alone: each gets an equal share of a pass, the LM head included.
     """
     one, *_ = verify = costs.turns.verify[:MAX_ROWS]
-    late = min(costs.turns.row_step / exit_layer, one / (layers - exit_layer))
-    per_layer = (costs.turns.row_step / exit_layer,) * exit_layer + (late,) * (layers - exit_layer)
+    early = costs.turns.row_step / exit_layer if exit_layer else one
+    late = min(early, one / (layers - exit_layer))
+    per_layer = (early,) * exit_layer + (late,) * (layers - exit_layer)
     head = max(costs.turns.draft_step - costs.turns.row_step, 0.0)
     lm_head = max(one - late * (layers - exit_layer), 0.0)
     return ModelCosts(LayerCosts(per_layer, head, lm_head), tuple(seconds / one for seconds in verify), exit_layer)

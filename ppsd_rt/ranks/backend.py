@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 from statistics import median
-from threading import Event, RLock, Thread
+from threading import Event, RLock, Thread, current_thread
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
@@ -66,6 +66,7 @@ class RanksBackend:
         # by whether tokens are sampled, the oracle's acceptance, and lookup
         self._planners: dict[tuple[bool, float | None, int], _native.Planner] = {}
         self._planned: _native.Planner | None = None
+        self._drafting = Thread(target=self._draft, name="draft", daemon=True)
         self._ending = RLock()  # the thread that iterates may end an answer while another one begins the next
         self._steps = 0, 0.0  # of one row and a draft: how many, and their seconds
         self._costs: _native.Costs | None = None
@@ -85,7 +86,7 @@ class RanksBackend:
         """Returns when all ranks are ready."""
         signal.signal(signal.SIGTERM, lambda *_: self._control.told_to_end())
         start(self._receiver)
-        start(Thread(target=self._draft, name="draft", daemon=True))
+        start(self._drafting)
         self._wait(lambda: len(self._control.ready) == self._control.world.last, _PATIENCE, "to load its slice")
 
     def close(self) -> None:
@@ -358,8 +359,12 @@ class RanksBackend:
     def _end(self, only: tuple[_native.Remote, Event] | None = None) -> None:
         """Of the answer in progress, if there is one: every rank drops what it has of it, but the committed rows.
 
-        only: if it is this one.
+        only: if it is this one. The thread that drafts only cancels it, and does not wait for itself.
         """
+        if current_thread() is self._drafting:  # garbage collection has found the answer here
+            if self._active is not None:
+                self._active[0].cancel()
+            return
         with self._ending:
             if self._active is None or (only is not None and self._active is not only):
                 return

@@ -18,7 +18,7 @@ _REPEATS = 12
 
 def check_sizes(sizes: Sequence[int], ranks: int, layers: int, head: HeadFile | None) -> None:
     shown = ",".join(map(str, sizes))
-    if not is_split(sizes, ranks, layers):
+    if not is_split(sizes, ranks, layers, first=min(1, head.info.exit_layer) if head else 1):
         raise UsageError(f"--stages {shown} does not give {layers} layers to {ranks} ranks")
     if head is not None and sizes[0] != head.info.exit_layer:
         raise UsageError(

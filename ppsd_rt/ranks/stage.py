@@ -2,7 +2,6 @@
 
 import signal
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from .. import _native
@@ -19,21 +18,20 @@ DEPTH = 24  # receives posted in advance: more than a window of drafts
 
 def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden: int, packed_bytes: int) -> None:
     """Raises PpsdError when the pipeline ends otherwise than by rank 0's word."""
-    world, questions, traces = control.world, deque[Callable[[], None]](), deque[int]()
+    world, questions, traces = control.world, deque[tuple[int, int]](), deque[int]()
     rank, last = world.rank, world.rank == world.last
     words = _native.wire_words(hidden)
     to, tag = (0, VERDICTS) if last else (rank + 1, ROWS)
     sender = Sender(groups[tag], to, tag, words, _native.WIRE_MESSAGES)
 
-    def measure(peer: int, beside: int, message: Words) -> None:
-        def answer() -> None:
-            if beside:
-                costs = time_passes(station.time_pass, one_row=True)
-            else:
-                costs = time_passes(station.time_pass, displace=displacer(packed_bytes * (world.local_size - 1)))
-            control.tell(peer, Kind.COSTS, beside, costs)
-
-        questions.append(answer)
+    def measure() -> None:
+        peer, beside = questions[0]
+        if beside:
+            costs = time_passes(station.time_pass, one_row=True)
+        else:
+            costs = time_passes(station.time_pass, displace=displacer(packed_bytes * (world.local_size - 1)))
+        questions.popleft()  # before rank 0 knows, who may send rows at once
+        control.tell(peer, Kind.COSTS, beside, costs)
 
     def announce(peer: int, epoch: int, message: Words) -> None:
         station.announce(epoch, int(message[4:6].view("int64")[0]))
@@ -48,7 +46,7 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
             control.tell(peer, Kind.SPANS, len(messages) - place, words=message)
 
     control.on(Kind.TRACE, lambda peer, value, message: traces.append(peer))
-    control.on(Kind.MEASURE, measure)
+    control.on(Kind.MEASURE, lambda peer, beside, message: questions.append((peer, beside)))
     control.on(Kind.EPOCH, announce)
     control.on(Kind.REPORT, report)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides whether an answer or the whole run is to end
@@ -71,8 +69,7 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
             if written > 0:
                 sender.send(lengths(out, written, hidden))
             elif questions:
-                questions[0]()
-                questions.popleft()
+                measure()
             elif traces:  # not while a pass goes on, which would be missing
                 tell_spans(traces.popleft())
     except (RuntimeError, MemoryError) as error:

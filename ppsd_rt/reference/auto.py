@@ -10,8 +10,7 @@ import torch
 
 from .._native import Costs, Planner, StageCosts
 from ..pipeline.rounds import Drafted, Round
-from ..pipeline.schedule import MAX_ROWS, Schedule
-from ..pipeline.stop_rules import Survival
+from ..pipeline.schedule import MAX_ROWS
 from .pipeline import Pipeline
 from .stage import DraftStage, VerifyStage
 
@@ -69,16 +68,9 @@ def replanned(pipeline: Pipeline, planner: Planner, events: Iterator[Round | Dra
         if isinstance(event, Round):
             if not event.prompt and not pipeline.finished:
                 learn(planner, event, seconds)
-                pipeline.set_schedule(planned(planner))
+                pipeline.set_schedule(planner.schedule())
             seconds = 0.0
         yield event
-
-
-def planned(planner: Planner) -> Schedule:
-    """What the planner wants next."""
-    first_chunk, max_chunk, lookahead, overlap, threshold, siblings = planner.schedule()
-    rule = Survival(threshold, copy_threshold=planner.copy_threshold)
-    return Schedule(first_chunk, max_chunk, lookahead, overlap, rule, planner.lookup, siblings)
 
 
 def learn(planner: Planner, round: Round, seconds: float) -> None:

@@ -131,7 +131,7 @@ class TorchBackend:
 
                 planner = self._plan(schedule, params)
                 planner.begin(len(prompt))
-                schedule = auto.planned(planner)
+                schedule = planner.schedule()
             self._keep_common(prompt)
             self._reserve(limits.end)
             self._timeline = Timeline() if options.trace else None

@@ -2,22 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from starlette.types import Receive
 
 from ..backend import RunOptions
-from ..engine import Committed, Completion
 from ..errors import PpsdError
+from ..generation import Committed, Completion
 from ..pipeline.rounds import Drafted
 from ..sampling.params import SamplingParams
 from .admission import Places
 from .errors import ApiError, from_engine
 from .metrics import draft_tokens
 from .replies import FINISH, PredictionDetails, Usage
-
-if TYPE_CHECKING:
-    from .service import Service
+from .service import Service
 
 Event = Committed | Drafted | Completion  # the last one, when an answer has ended by itself
 Emit = Callable[[int, Event], Awaitable[None]]
@@ -30,7 +28,7 @@ class Answers:
     """One for each prompt and each of its sampling parameters, in this order."""
 
     def __init__(
-        self, service: "Service", prompts: Sequence[list[int]], params: Sequence[SamplingParams], options: RunOptions
+        self, service: Service, prompts: Sequence[list[int]], params: Sequence[SamplingParams], options: RunOptions
     ) -> None:
         self._service, self._options = service, options
         self._wanted = [(prompt, one) for prompt in prompts for one in params]

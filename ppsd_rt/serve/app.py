@@ -10,7 +10,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
 
 from .. import __version__
+from ..backend import RunOptions
 from ..errors import PpsdError
+from .answers import Answers
 from .chat import ChatShape
 from .completions import CompletionShape
 from .errors import ApiError, ErrorReply, answer_bug, answer_error
@@ -102,7 +104,8 @@ async def _answer(
     names: dict[str, str],
 ) -> Response:
     ids = [await service.encode(prompt, param) for prompt in prompts]
-    answers = service.answers(body, ids, names)
+    options = RunOptions(report_drafts=bool(body.return_tokens and body.stream))
+    answers = Answers(service, ids, service.params(body, names), options)
     noted = request.scope[NOTED]
     if body.stream:
         return EventStream(answers, shape, noted)

@@ -5,24 +5,29 @@ from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
 from secrets import randbits
-from typing import Any
+from typing import Any, Protocol
 
 from anyio import CapacityLimiter, to_thread
 
 from ..async_generation import AsyncGeneration
 from ..backend import RunOptions
-from ..engine import Engine, Prompt
+from ..engine import Engine
 from ..errors import PpsdError, UsageError
+from ..generation import Prompt
 from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from .admission import Admission, Places
-from .answers import Answers
 from .errors import ApiError, from_engine
 from .metrics import Metrics
 from .requests import ChatRequest, CompletionRequest
 from .settings import Settings
 
 _NAMES = {field.name: field.name for field in fields(SamplingParams)}
+
+
+class Running(Protocol):
+    def end(self, reason: ApiError) -> None:
+        """With the round at hand, for this reason."""
 
 
 class Service:
@@ -34,7 +39,7 @@ class Service:
         self.metrics = Metrics(self.admission)
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
-        self._live: set[Answers] = set()
+        self._live: set[Running] = set()
         self._one = CapacityLimiter(1)  # tokenizers and chat templates: long ones must not hold up the event loop
 
     def check_model(self, name: str | None) -> None:
@@ -97,13 +102,6 @@ class Service:
         except UsageError as error:
             raise from_engine(error, _NAMES | dict(names)) from error
 
-    def answers(
-        self, request: ChatRequest | CompletionRequest, prompts: list[list[int]], names: Mapping[str, str]
-    ) -> Answers:
-        """Nothing is begun yet."""
-        options = RunOptions(report_drafts=bool(request.return_tokens and request.stream))
-        return Answers(self, prompts, self.params(request, names), options)
-
     async def begin(self, prompt: list[int], params: SamplingParams, options: RunOptions) -> AsyncGeneration:
         """An answer; nothing is decoded yet. ApiError for a grammar that is none."""
         begin = partial(self.engine.agenerate, prompt, params, self.settings.schedule, options)
@@ -115,7 +113,7 @@ class Service:
             raise ApiError(400, str(error), "invalid_value", "response_format") from error
 
     @contextmanager
-    def running(self, answers: Answers, count: int) -> Iterator[Places]:
+    def running(self, answers: Running, count: int) -> Iterator[Places]:
         """While the block runs they are known to `end_after_grace`."""
         places = self.admission.enter(count)
         self._live.add(answers)

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 from pydantic import BaseModel
 
-from ..engine import Completion, Token
+from ..generation import Completion, Token
 from ..models.tokenizer import Tokenizer
 from ..pipeline.rounds import Drafted, Logprob
 from .answers import Answers, Event

@@ -10,8 +10,9 @@ from itertools import accumulate, pairwise
 from statistics import median
 
 from ..backend import RunOptions
-from ..engine import Committed, Engine, Prompt
+from ..engine import Engine
 from ..errors import PpsdError, UsageError
+from ..generation import Committed, Prompt
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted
 from ..pipeline.schedule import Auto, Schedule

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from ppsd_rt import Grammar, PpsdError, SamplingParams
 from ppsd_rt.backend import RunOptions
-from ppsd_rt.engine import Committed, Completion, Generation
+from ppsd_rt.generation import Committed, Completion, Generation
 
 from .oracle import Fault, bounded_memory, no_warnings
 from .place import Place

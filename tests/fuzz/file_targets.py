@@ -182,7 +182,7 @@ def calibration(place: Place, data: bytes) -> str:
     def use() -> None:
         for _ in range(2):
             costs = costs_here(path, lambda: COSTS)
-            predictions = [speed for _, _, speed in _native.Planner(costs, 0.5, 3, True).predictions()]
+            predictions = [p.tokens_per_second for p in _native.Planner(costs, 0.5, 3, True).predictions()]
             if not all(0 < speed < float("inf") for speed in predictions):
                 raise Fault("costs with which the planner predicts nothing sensible")
         if list(path.parent.iterdir()) != [path]:

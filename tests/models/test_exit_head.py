@@ -100,7 +100,8 @@ def test_head_of_another_model_is_refused(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "layer", "words"), [("mlp", 2, "mlp"), ("layer", 0, "1 to 3"), ("layer", 4, "1 to 3")]
+    ("kind", "layer", "words"),
+    [("mlp", 2, "mlp"), ("norm", 0, "1 to 3"), ("layer", -1, "0 to 3"), ("layer", 4, "0 to 3")],
 )
 def test_kind_and_exit_layer_are_checked(kind, layer, words):
     with pytest.raises(PpsdError, match=words):

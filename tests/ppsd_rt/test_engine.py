@@ -9,7 +9,7 @@ from support import EOS, SPECIAL, VOCAB, slow, tiny_head, tiny_model, write_mode
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, Schedule, UsageError
 from ppsd_rt.backend import RunOptions
-from ppsd_rt.engine import Committed
+from ppsd_rt.generation import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Drafted
 from ppsd_rt.pipeline.schedule import parse_schedule
@@ -68,10 +68,11 @@ def test_every_schedule_gives_the_plain_answer(engine, text, params):
     assert len(plain.ids) == 60
 
 
+@pytest.mark.parametrize("exit_layer", [2, 0])
 @pytest.mark.parametrize("kind", ["adapter", "layer", "two-layer", "feedback"])
-def test_heads_with_layers_of_their_own(folder, tmp_path, kind):
+def test_heads_with_layers_of_their_own(folder, tmp_path, kind, exit_layer):
     engine = Engine.from_pretrained(folder, exit_head="none", dtype="float32")
-    head = tiny_head(tiny_model(), kind, hash=Checkpoint(folder).hash)
+    head = tiny_head(tiny_model(), kind, exit_layer, Checkpoint(folder).hash)
     head.save(tmp_path / "head.safetensors")
     params = SamplingParams(temperature=0.9, seed=1, **FREE)
     plain = engine.generate("abc", params, "plain").run()
@@ -108,7 +109,7 @@ def test_a_slow_caller_changes_no_figure_of_speed(engine, monkeypatch):
             events.append(event)
             yield event
 
-    monkeypatch.setattr("ppsd_rt.engine.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("ppsd_rt.generation.perf_counter", lambda: clock[0])
     monkeypatch.setattr(engine.backend, "rounds", recorded)
     generation = engine.generate("Hello", SamplingParams(max_tokens=40, ignore_eos=True), "plain")
     for _ in generation:

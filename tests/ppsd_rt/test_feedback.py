@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from support import loud_head, tiny_head, tiny_model, write_model
+from support import loud_head, slow, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import RunOptions
-from ppsd_rt.engine import Committed
+from ppsd_rt.generation import Committed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead, Feedback
 from ppsd_rt.models.head_file import DISTANCES
@@ -16,6 +16,12 @@ from ppsd_rt.pipeline.rounds import Drafted
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("feedback") / "model")
+
+
+@pytest.fixture(params=[2, slow(0)])
+def exit_layer(request):
+    """0: the head reads the embeddings, and the draft stage has no layer of the model."""
+    return request.param
 
 
 def drafts_of(folder, path, backend, schedule, threads=1):
@@ -28,25 +34,28 @@ def drafts_of(folder, path, backend, schedule, threads=1):
 
 
 @pytest.mark.parametrize("length", [1, 3, 8])  # 8: beyond the farthest distance
-def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length):
+def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length, exit_layer):
     path = tmp_path / "head.safetensors"
-    loud_head(Checkpoint(folder).hash).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash, exit_layer=exit_layer).save(path, torch.float32)
     schedule = f"eesd:length={length},stop_rule=fixed"
     native, answer = drafts_of(folder, path, "cpu", schedule, threads=2)
     twin, same = drafts_of(folder, path, "torch", schedule)
     assert native == twin
     assert answer == same
-    loud_head(Checkpoint(folder).hash, strength=0.0).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash, strength=0.0, exit_layer=exit_layer).save(path, torch.float32)
     deaf, answer = drafts_of(folder, path, "cpu", schedule)
     assert answer == same
     assert deaf != native
 
 
-@pytest.mark.parametrize("schedule", ["eesd", "ppsd", "elastic", "elastic:first_chunk=0", "auto"])
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
-def test_what_is_received_changes_no_answer(folder, tmp_path, schedule, dtype):
-    loud_head(Checkpoint(folder).hash).save(tmp_path / "head.safetensors")
-    engine = Engine.from_pretrained(folder, exit_head=tmp_path / "head.safetensors", dtype=dtype, threads=2)
+@pytest.mark.parametrize(
+    "schedule", ["eesd", "ppsd", "elastic", "elastic:first_chunk=0", "eesd:lookup=1,siblings=0.0001", "auto"]
+)
+@pytest.mark.parametrize("format", ["cpu int8", "cpu bfloat16", "torch float32"])
+def test_what_is_received_changes_no_answer(folder, tmp_path, schedule, format, exit_layer):
+    path, (backend, dtype) = tmp_path / "head.safetensors", format.split()
+    loud_head(Checkpoint(folder).hash, exit_layer=exit_layer).save(path)
+    engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, device="cpu", dtype=dtype, threads=2)
     for params in (
         SamplingParams(max_tokens=80, ignore_eos=True),
         SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.9, seed=4),

@@ -1,6 +1,7 @@
 """Several answers of one engine: from threads, in one thread, with asyncio; in turns, and each as it is alone."""
 
 import asyncio
+import ctypes
 import gc
 import os
 import threading
@@ -12,8 +13,10 @@ from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, Us
 from ppsd_rt._native import testing
 from ppsd_rt.cpu import memory
 from ppsd_rt.cpu.memory import kv_memory_of, spare_memory
+from ppsd_rt.sampling.grammar import words
 from ppsd_rt.turns import Turn, Turns
 
+HANG = 60.0  # seconds after which a test is over; none is about how soon
 PROMPTS = ("one", "another one", "a third, longer one")
 SCHEDULES = ("plain", "eesd", "elastic")
 
@@ -330,6 +333,41 @@ def test_what_needs_the_engine_ends_all(cpu):
         with pytest.raises(PpsdError, match="another one has begun"):
             generation.run()
     assert cpu.generate(PROMPTS[0], params(), "plain").run().finish_reason == "length"
+
+
+@pytest.mark.filterwarnings("error")  # a thread that joins itself gets an error, which nobody sees
+@pytest.mark.parametrize("company", [False, True], ids=["in its session", "in the loop"])
+def test_garbage_collection_in_the_thread_that_decodes(cpu, company):
+    """An answer that nobody holds ends wherever it is found: also in the Python of its own mask."""
+    dropped, found = threading.Event(), threading.Event()
+
+    class Mask:
+        calls = 0
+
+        def fill(self, start, ids, rows, address):
+            ctypes.memset(address, 0xFF, rows * words(cpu.config.vocab_size) * 4)
+            self.calls += 1
+            if self.calls == 6:
+                dropped.wait(HANG)
+                gc.collect()
+                found.set()
+
+    gc.disable()
+    try:
+        other = cpu.generate(PROMPTS[1], params(), "plain")
+        if company:
+            next(iter(other))
+        answer = cpu.generate(PROMPTS[0], params(max_tokens=60), "plain", RunOptions(masks=Mask))
+        next(iter(answer))
+        del answer
+        dropped.set()
+        assert found.wait(HANG)
+    finally:
+        gc.enable()
+    done = []
+    in_thread(lambda: done.append(cpu.generate(PROMPTS[0], params(), "plain").run().ids)).join(HANG)
+    assert done == [cpu.generate(PROMPTS[0], params(), "plain").run().ids]
+    assert len(other.run().ids) == 24
 
 
 def test_kv_memory(cpu, tmp_path):

@@ -180,7 +180,7 @@ def test_what_cannot_be_had_is_said(folder, engine):
     with pytest.raises(UsageError, match=r"params must be SamplingParams\(...\), not 3"):
         engine.stages(3)
     with pytest.raises(UsageError, match="the gpu backend gives no stages: use --backend cpu or torch"):
-        Stages(SimpleNamespace(backend=SimpleNamespace(name="gpu")))
+        Stages(SimpleNamespace(name="gpu"), engine.config, engine.encode, engine.name, SamplingParams())
     headless = Engine.from_pretrained(folder, backend=engine.backend.name, exit_head="none", threads=1)
     stages = headless.stages()
     first = stages.prefill(PROMPT)

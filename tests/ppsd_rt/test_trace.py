@@ -9,7 +9,7 @@ from support import write_model
 from ppsd_rt import Engine, SamplingParams, UsageError
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.cli import main as cli
-from ppsd_rt.engine import Committed
+from ppsd_rt.generation import Committed
 from ppsd_rt.pipeline.schedule import Schedule, named
 from ppsd_rt.planning.simulate import pipeline_costs, simulate, table
 from ppsd_rt.trace import MARKS, TraceFile, occupancy, trace_events

@@ -26,7 +26,7 @@ from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
 from ppsd_rt.cli.drafts import show_drafts
 from ppsd_rt.cli.parser import COMMANDS, parse
 from ppsd_rt.cli.ranks import rank_options
-from ppsd_rt.engine import Committed, Generation
+from ppsd_rt.generation import Committed, Generation
 from ppsd_rt.models.checkpoint import Checkpoint
 
 OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop

@@ -12,7 +12,7 @@ from support import write_model
 from ppsd_rt.bench import spread
 from ppsd_rt.cli import generate, signals
 from ppsd_rt.cli import main as cli
-from ppsd_rt.engine import Generation
+from ppsd_rt.generation import Generation
 
 ENDING = {
     signal.SIGINT: "interrupted",

@@ -118,6 +118,11 @@ def test_layers_are_cut_as_is_best(rows):
     assert result["pipelines"][1]["stage_ms"] == pytest.approx([3, 3, 3, 5])
     _, result = rows("--stages", 3, *layers, "--exit-layer", 2)
     assert result["pipelines"][0]["split"] == [2, 6, 2]
+    for cut in (("--split", "0,7,3"), ("--stages", 3, "--exit-layer", 0)):
+        _, result = rows(*cut, *layers, "--head-ms", 1)
+        [pipeline] = result["pipelines"]
+        assert (pipeline["split"], pipeline["exit_head_ms"]) == ([0, 7, 3], pytest.approx(1))
+        assert pipeline["stage_ms"] == pytest.approx([0, 7, 7])
     _, result = rows("--split", "1,8,1", *layers)
     assert result["pipelines"][0]["stage_ms"] == pytest.approx([1, 8, 5])
     _, result = rows("--stages", 2, "--layer-ms", "5,1,1,1", "--head-ms", 1)
@@ -256,6 +261,9 @@ def test_measured_costs_of_a_layer_and_of_the_heads():
 
 def test_measured_costs_never_become_negative():
     """Early layers that were slow while they were timed: the LM head is not less than nothing."""
+    embedded = measured(Costs(StageCosts(0.001, 0.002, (0.006,) * MAX_ROWS), None), 0, 4)
+    assert embedded.layers.layers == pytest.approx((0.0015,) * 4)
+    assert (embedded.layers.head, embedded.layers.lm_head, embedded.cut(3).sizes) == (0.001, 0, (0, 2, 2))
     stages = StageCosts(0.004, 0.003, (0.006,) * MAX_ROWS)
     model = measured(Costs(stages, None), 1, 4)
     assert (model.layers.head, model.layers.lm_head) == (0, 0)

@@ -145,13 +145,15 @@ def heads(generator):
     return [[], *([generator.randrange(5, 250) for _ in range(n)] for n in (70, 130, 200))]
 
 
-@pytest.mark.parametrize("kind", ["layer", "feedback"])
-def test_exit_heads_of_every_kind(folder, tmp_path, kind):
+@pytest.mark.parametrize(("kind", "exit_layer"), [("layer", 2), ("feedback", 2), ("feedback", 0)])
+def test_exit_heads_of_every_kind(folder, tmp_path, kind, exit_layer):
     """With layers of their own, and drawing on verified rows: their drafts are as good as in a session."""
     checkpoint = Checkpoint(folder)
     shape = {"head_dim": 32, "num_attention_heads": 4, "hidden_size": 64}
-    hears = kind == "feedback"
-    head = loud_head(checkpoint.hash, **shape) if hears else tiny_head(tiny_model(**shape), hash=checkpoint.hash)
+    if kind == "feedback":
+        head = loud_head(checkpoint.hash, exit_layer=exit_layer, **shape)
+    else:
+        head = tiny_head(tiny_model(**shape), kind, exit_layer, checkpoint.hash)
     head.save(tmp_path / "head.safetensors", torch.float32)
     engine = load(folder, "float32", exit_head=tmp_path / "head.safetensors")
     generator = random.Random(3)
@@ -232,11 +234,11 @@ def test_a_long_prompt_does_not_stop_the_others(engine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["int8", "int4", "bfloat16", "float32"])
-def test_thousands(folder, dtype):
+@pytest.mark.parametrize(("dtype", "loops"), [("int8", 10), ("int4", 4), ("bfloat16", 4), ("float32", 4)])
+def test_thousands(folder, dtype, loops):
     """A cache of seven blocks, two threads, up to twelve at once."""
     engine, generator = load(folder, dtype, threads=2), random.Random(7)
-    for _ in range(10):
+    for _ in range(loops):
         loop = loop_of(engine, blocks=generator.choice([7, 9, 20]), most_answers=12, prompt_rows=4, threads=2)
         requests = random_requests(generator, 100, heads(generator), 400, lengths=(1, 3, 20, 60, 150, 200))
         play(loop, engine, requests)

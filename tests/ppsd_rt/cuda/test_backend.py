@@ -13,8 +13,9 @@ import numpy as np
 from support import slow, write_model
 
 from ppsd_rt.backend import Oracle, RunOptions
-from ppsd_rt.engine import Committed, Engine
+from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.generation import Committed
 from ppsd_rt.pipeline.rounds import Drafted
 from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.sampling.params import SamplingParams

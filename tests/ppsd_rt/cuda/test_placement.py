@@ -41,6 +41,7 @@ def test_the_last_device_has_fewer_layers_by_its_lm_head():
 def test_the_first_device_pays_for_the_exit_head():
     # One layer and a quarter of an LM head: two layers' worth.
     assert best_sizes(30, [LAYER, LAYER], head_of("layer", 6), 0.25) == (16, 14)
+    assert best_sizes(30, [LAYER, LAYER], head_of("layer", 0), 0.25) == (16, 14)
 
 
 def test_a_slower_device_has_fewer_layers():

@@ -99,11 +99,13 @@ def test_the_heads_own_drafts():
             assert sum(record[RECORD_ACCEPTED] for record in drafted) >= 4
 
 
-@pytest.mark.parametrize("kind", [slow("norm"), slow("two-layer"), "feedback"])
-def test_drafts_are_the_references(kind):
+@pytest.mark.parametrize(
+    ("kind", "exit_layer"), [slow("norm", 1), slow("two-layer", 1), ("feedback", 1), ("feedback", 0)]
+)
+def test_drafts_are_the_references(kind, exit_layer):
     """Three draft tokens after two plain steps, each drawn by the torch head from the same text."""
     model = model_of()
-    stages = DeviceStages(weights_of(model, kind), 64)
+    stages = DeviceStages(weights_of(model, kind, exit_layer), 64)
     stages.begin(PROMPT, GREEDY, most=15, lookahead=15)
     stages.plain_step()
     stages.plain_step()
@@ -111,7 +113,7 @@ def test_drafts_are_the_references(kind):
     for _ in range(3):
         stages.draft_step()
     text = stages.text[: known + 4].tolist()
-    draft, verify = DraftStage(model, head_of(model, kind)), VerifyStage(model, 1)
+    draft, verify = DraftStage(model, head_of(model, kind, exit_layer)), VerifyStage(model, exit_layer)
     for stage in (draft, verify):
         stage.reserve(64)
     draft.run_tokens(text[:known])

@@ -7,7 +7,7 @@ import pytest
 from support import tiny_model
 
 from ppsd_rt._native import Costs, StageCosts
-from ppsd_rt.distill.forecast import Forecast, expected_speed, known_acceptance, sampling_speed, step_seconds
+from ppsd_rt.distill.forecast import Forecast, expected_speed, sampling_speed, step_seconds
 from ppsd_rt.distill.train import TrainSettings
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadInfo
@@ -51,11 +51,6 @@ def test_a_forecast_adds_up():
     shard = 1024 / 1000 + forecast.training(1024)
     assert forecast.shards_within(1.024 + 3 * shard, slots=1) == 3
     assert forecast.shards_within(1.0, slots=1) == 0
-
-
-def test_known_acceptance_lies_between_what_was_measured():
-    assert known_acceptance(1_800_000) == pytest.approx(0.602)
-    assert 0.602 < known_acceptance(4_000_000) < 0.689 == known_acceptance(10**9)
 
 
 def test_what_a_head_lets_expect():

@@ -1,6 +1,7 @@
 """`auto` is never slower than plain decoding, from the first tokens on, whatever the head is and its file says.
 
-In simulated time: rounds cost what the stage costs say, and drafts are right with a given chance.
+In simulated time: rounds cost what the stage costs say, and drafts are right with a given chance. Over ranks the real
+scheduler decides what overlaps.
 """
 
 from statistics import mean
@@ -9,6 +10,9 @@ import pytest
 from planner_support import DRAFT, World, best_fixed, costs, planner
 
 from ppsd_rt import _native
+from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt.pipeline.schedule import parse_schedule
+from ppsd_rt.planning.simulate import Simulation, pipeline_costs, simulate, table
 
 FILES = (0.0, 0.4, 0.9)  # acceptance that the head's file claims
 HEADS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)  # acceptance that it has
@@ -89,17 +93,17 @@ def test_an_answer_that_is_harder_than_those_before_loses_a_bounded_time():
 def test_a_head_that_has_proven_itself_drafts_from_the_first_round_on():
     c = costs()
     plan = planner(c)
-    assert plan.schedule()[2] == 0, "nothing is known of it yet"
+    assert not plan.schedule().drafts, "nothing is known of it yet"
     World(plan, c, 0.7).decode(300)
     plan.begin(128)
-    assert plan.schedule()[2] >= 3
+    assert plan.schedule().lookahead >= 3
 
 
 def test_failed_drafts_are_paid_back_before_there_are_more():
     plan, c = planner(costs(), 0.9), costs()
     seconds = 0.0
     for tokens in range(1, 401):
-        drafts = plan.schedule()[2]
+        drafts = plan.schedule().lookahead
         took = c.turns.round(drafts) if drafts else c.plain_seconds
         assert took / c.plain_seconds - 1 <= plan.credit + 1e-9
         seconds += took
@@ -113,11 +117,62 @@ def test_copies_have_to_earn_their_rows_too():
     plan = _native.Planner(c, 0.4, lookup=3)
     seconds = 0.0
     for tokens in range(1, 301):
-        _, most, drafts, *_ = plan.schedule()
-        copied = 0 if drafts else most
+        drafts = plan.schedule().lookahead
+        copied = 0 if drafts else plan.schedule().max_chunk
         took = c.turns.round(drafts) if drafts else c.plain_seconds + c.turns.verify[copied] - c.turns.verify[0]
         seconds += took
         if tokens >= 16:
             assert seconds <= tokens * c.plain_seconds / 0.98
         judged = min(copied + drafts, 1)
         plan.after(1, judged, 0, took, copied=min(copied, 1), dropped=copied + drafts - judged, chance=0.8)
+
+
+# -- over ranks --------------------------------------------------------------------------------------------------------
+
+FIXED = [
+    parse_schedule(name)
+    for name in (
+        *("plain", "ppsd", *(f"elastic:first_chunk={first}" for first in (0, 1, 2, 4))),
+        *(f"eesd:length={length},stop_rule=fixed" for length in (1, 2, 4, 8)),
+    )
+]
+RANKS = (2, 4, 8)
+
+
+def even_ranks(ranks: int) -> StageCosts:
+    """A stage takes 1 s, the exit head and a message little."""
+    return pipeline_costs(table(1.0), 0.1, (table(1.0),) * (ranks - 1), 0.05)
+
+
+def times(simulation: Simulation) -> list[float]:
+    """Seconds after which each token is committed."""
+    return [timed.seconds for timed in simulation.rounds for _ in timed.round.committed]
+
+
+@pytest.mark.parametrize("acceptance", HEADS)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_over_ranks_near_the_best_fixed_schedule_and_never_slower_than_plain(ranks, acceptance):
+    costs, seeds = even_ranks(ranks), range(4)
+    best = max(FIXED, key=lambda schedule: simulate(schedule, costs, acceptance, 2000).tokens_per_second)
+    goal = [times(simulate(best, costs, acceptance, ANSWERS[-1], seed)) for seed in seeds]
+    for file in (FILES[0], FILES[-1]):
+        planners = [_native.Planner(Costs(costs, costs), file) for _ in seeds]
+        answers = [times(simulate(planners[seed], costs, acceptance, ANSWERS[-1], seed)) for seed in seeds]
+        for length in range(16, ANSWERS[-1] + 1):
+            least = min(length / answer[length - 1] for answer in answers)
+            assert least * costs.plain_step >= 0.98, (file, length)
+        for length in (128, 256, 512):
+            reached, possible = (mean(1 / answer[length - 1] for answer in found) for found in (answers, goal))
+            assert reached >= 0.95 * possible, (file, length)
+
+
+@pytest.mark.parametrize("ranks", RANKS)
+def test_ranks_that_hinder_each_other_more_than_was_measured_are_found_out(ranks):
+    """Both stages take twice as long beside each other: overlapping seems better than it is, until rounds tell."""
+    believed = even_ranks(ranks)
+    real = believed.replace(draft_interference=2.0, verify_interference=2.0)
+    for acceptance in (0.3, 0.6):
+        best = max(simulate(schedule, real, acceptance, 2000).tokens_per_second for schedule in FIXED)
+        for seed in range(4):
+            planner = _native.Planner(Costs(believed, believed), 0.4)
+            assert simulate(planner, real, acceptance, 1500, seed).tokens_per_second >= 0.9 * best

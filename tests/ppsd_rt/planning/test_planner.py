@@ -46,7 +46,7 @@ def test_what_the_cache_holds_is_foreseen():
     assert c.plain_seconds == pytest.approx(0.9 * (ROW + ONE))
     # A further draft costs what it costs in the cache: the first one's price does not end the drafting.
     dear = c.replace(turns=c.turns.replace(draft_step=2.5 * DRAFT))
-    thresholds = [earned(_native.Planner(costs, 0.8)).schedule()[4] for costs in (c, dear)]
+    thresholds = [earned(_native.Planner(costs, 0.8)).schedule().stop_rule.threshold for costs in (c, dear)]
     assert thresholds[0] < thresholds[1]
 
 
@@ -75,15 +75,16 @@ def test_a_longer_text_makes_rows_dearer(context):
 
 def test_far_into_a_text_less_is_drafted_and_copied():
     plan = earned(_native.Planner(deep_costs(), 0.55, lookup=3, siblings=True))
-    *_, threshold, siblings = plan.schedule()
-    copies = plan.copy_threshold
-    assert plan.schedule()[2] > 0
+    before = plan.schedule()
+    assert before.drafts
     for _ in range(5):  # as the text grows; what rounds take is no news
         plan.after(2, 2, 1, 1.0, position=8000)
-    assert plan.copy_threshold > 3 * copies
-    assert plan.schedule()[2] == 0 or (plan.schedule()[4] > threshold and plan.schedule()[5] > siblings)
+    later, copies = plan.schedule(), before.stop_rule.copy_threshold
+    assert later.stop_rule.copy_threshold > 3 * copies
+    dearer = later.stop_rule.threshold > before.stop_rule.threshold and later.siblings > before.siblings
+    assert dearer or not later.drafts
     plan.begin(128)  # another answer
-    assert plan.copy_threshold == pytest.approx(copies, rel=0.5)
+    assert plan.schedule().stop_rule.copy_threshold == pytest.approx(copies, rel=0.5)
 
 
 def test_overlap_is_simulated_anew_for_a_longer_text():
@@ -97,13 +98,13 @@ def test_overlap_is_simulated_anew_for_a_longer_text():
 
 def test_copies_that_do_not_keep_their_promise_have_to_promise_more():
     plan = _native.Planner(costs(), 0.4, lookup=3)
-    before = plan.copy_threshold
+    before = plan.schedule().stop_rule.copy_threshold
     for _ in range(30):
         plan.after(1, 1, 0, ROW + ONE, copied=1, chance=0.7)
-    assert plan.copy_threshold > 2 * before
+    assert plan.schedule().stop_rule.copy_threshold > 2 * before
     for _ in range(200):
         plan.after(2, 1, 1, ROW + ONE, copied=1, chance=0.7)
-    assert plan.copy_threshold < 1.2 * before
+    assert plan.schedule().stop_rule.copy_threshold < 1.2 * before
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 5])
@@ -111,12 +112,12 @@ def test_rounds_that_take_what_was_foreseen_leave_the_pace_alone(drafts):
     c = costs()
     c = c.replace(turns=c.turns.replace(first_draft=2.5 * DRAFT, plain=0.9 * (ROW + ONE)))
     plan = earned(planner(c, 0.6), c.plain_seconds) if drafts else planner(c)
-    assert bool(plan.schedule()[2]) == bool(drafts)
+    assert plan.schedule().drafts == bool(drafts)
     seconds = c.turns.round(drafts) if drafts else c.plain_seconds
     for _ in range(4 if drafts else 1):  # after its first round it tries the head
         plan.after(drafts + 1, drafts, drafts, seconds)
     measured = plan.measured()["turns" if drafts else "plain"]
-    assert measured[2] == pytest.approx(measured[3])
+    assert measured.seconds == pytest.approx(measured.predicted_seconds)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
@@ -245,9 +246,9 @@ def test_auto_gives_the_plain_answer(folder, cache, monkeypatch, which, params):
         measured = engine.backend._planned.measured()
         assert completion.statistics.tokens == 200
         if which == "overlap is best" and acceptance == 0.9:
-            assert measured["overlap"][0] > 0
+            assert measured["overlap"].rounds > 0
         if which == "drafting is dear" and acceptance is None:
-            assert measured["plain"][0] > 500
+            assert measured["plain"].rounds > 500
 
 
 def test_costs_are_measured_in_the_first_runs_and_kept(folder, cache, monkeypatch):
@@ -364,7 +365,9 @@ def test_copies_say_nothing_of_the_head():
     assert plan.acceptance == before
     plan.after(committed=3, judged=3, accepted=2, seconds=ROW + ONE + 3 * MORE + DRAFT, copied=2)
     assert plan.acceptance < before, "the head's one was wrong"
-    measured = plan.measured()
-    rounds, tokens, seconds, predicted = (sum(m[i] for m in measured.values()) for i in range(4))
-    assert (rounds, tokens) == (21, 83)
-    assert seconds == pytest.approx(predicted, rel=0.02), "a copy costs a row, not a draft step"
+    measured = plan.measured().values()
+    assert (sum(m.rounds for m in measured), sum(m.tokens for m in measured)) == (21, 83)
+    predicted = sum(m.predicted_seconds for m in measured)
+    assert sum(m.seconds for m in measured) == pytest.approx(predicted, rel=0.02), (
+        "a copy costs a row, not a draft step"
+    )

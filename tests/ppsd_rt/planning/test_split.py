@@ -17,8 +17,8 @@ def every_split(costs, stages, exit_layer, slowness, sends):
     """[(slowest, sum, sum of squares, boundaries)], exactly, written out for each of them."""
     count = len(costs.layers)
     found = []
-    for cuts in combinations(range(1, count), stages - 1):
-        if exit_layer is not None and cuts[0] != exit_layer:
+    for cuts in combinations(range(1 if exit_layer else 0, count), stages - 1):
+        if cuts[0] != exit_layer if exit_layer is not None else cuts[0] == 0:
             continue
         times = []
         for stage, (first, end) in enumerate(pairwise((0, *cuts, count))):
@@ -35,7 +35,7 @@ def every_split(costs, stages, exit_layer, slowness, sends):
 def test_no_split_is_better(data, layers, head, lm_head):
     costs = LayerCosts(tuple(layers), head, lm_head)
     stages = data.draw(st.integers(2, len(layers)))
-    exit_layer = data.draw(st.none() | st.integers(1, len(layers) - stages + 1))
+    exit_layer = data.draw(st.none() | st.integers(0, len(layers) - stages + 1))
     slowness = data.draw(st.lists(st.floats(0.5, 4), min_size=stages, max_size=stages))
     sends = data.draw(st.lists(seconds, min_size=stages, max_size=stages))
     got = best_split(costs, stages, exit_layer, slowness, sends)
@@ -84,12 +84,14 @@ def test_bad_values():
     for call in (
         lambda: best_split(costs, 1),
         lambda: best_split(costs, 6),
-        lambda: best_split(costs, 3, exit_layer=0),
+        lambda: best_split(costs, 3, exit_layer=-1),
         lambda: best_split(costs, 3, exit_layer=4),
         lambda: best_split(costs, 2, slowness=(1.0,)),
         lambda: best_split(costs, 2, sends=(-1.0, 0.0)),
         lambda: given_split(costs, (5,)),
         lambda: given_split(costs, (5, 0)),
+        lambda: given_split(costs, (-1, 6)),
+        lambda: given_split(costs, (0, 0, 5)),
         lambda: given_split(costs, (2, 2)),
         lambda: LayerCosts((1.0,)),
         lambda: LayerCosts((1.0, float("nan"))),

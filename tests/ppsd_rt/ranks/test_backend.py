@@ -59,3 +59,14 @@ def test_what_ends_drafting_is_said(error, first):
     thread.join()
     assert done.is_set(), "whoever waits for the answer's end waits for ever"
     assert backend._control.said[0] == first
+
+
+def test_the_thread_that_drafts_does_not_wait_for_itself():
+    """Garbage collection may find an answer in any thread, this one among them."""
+    backend, cancelled = object.__new__(RanksBackend), []
+    backend._drafting, backend._ending = threading.current_thread(), threading.RLock()
+    backend._active = SimpleNamespace(cancel=lambda: cancelled.append(True)), threading.Event()
+    backend._wait = lambda *_, **__: pytest.fail("waits for its own end")
+    backend._end()
+    assert cancelled == [True]
+    assert backend._active is not None  # whoever begins the next answer waits

@@ -46,10 +46,15 @@ def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("parts") / "model", **SHAPE)
 
 
+@pytest.fixture(scope="module", params=[1, 0])
+def exit_layer(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def head(folder, tmp_path_factory):
+def head(folder, exit_layer, tmp_path_factory):
     path = tmp_path_factory.mktemp("parts") / "head.safetensors"
-    loud_head(Checkpoint(folder).hash, 2.0, exit_layer=1, **SHAPE).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash, 2.0, exit_layer=exit_layer, **SHAPE).save(path, torch.float32)
     return path
 
 
@@ -59,8 +64,9 @@ def engine(folder, head):
 
 
 @pytest.fixture
-def stages(folder, head):
-    stages = Pipeline(folder, (1, 1, 1), head=head, format="float32", backend="cuda", device=DEVICE)
+def stages(folder, exit_layer, head):
+    sizes = (exit_layer, 2 - exit_layer, 1)
+    stages = Pipeline(folder, sizes, head=head, format="float32", backend="cuda", device=DEVICE)
     yield stages
     stages.close()
 

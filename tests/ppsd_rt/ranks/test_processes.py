@@ -3,11 +3,15 @@
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
+import openai
 import pytest
 from support import slow, write_model
 
@@ -88,6 +92,24 @@ def test_one_file_has_the_spans_of_all_ranks(folder, tmp_path):
     done = subprocess.run([*ranks, "watch", *machine, "--svg", str(svg)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "verify: layers 2-4" in svg.read_text()
+
+
+@pytest.mark.slow
+def test_two_clients_of_ranks_that_serve(folder):
+    """They wait for each other, and get the text of one process."""
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppsd_rt"]
+    machine = ["-m", str(folder), "--exit-head", "norm:1", "--dtype", "int8"]
+    with subprocess.Popen([*ranks, "serve", *machine, "--port", "0"], stderr=subprocess.PIPE, text=True) as serving:
+        try:
+            url = next(found[0] for line in serving.stderr if (found := re.search(r"http://\S+/v1", line)))
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client, ThreadPoolExecutor(2) as pool:
+                ask = partial(client.completions.create, model="model", prompt=PROMPT, max_tokens=24, temperature=0)
+                texts = {reply.choices[0].text for reply in pool.map(lambda _: ask(), range(2))}
+        finally:
+            serving.terminate()
+        assert '"event": "stopped"' in serving.stderr.read()
+    engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="int8", threads=1)
+    assert texts == {engine.generate(PROMPT, SamplingParams(max_tokens=24), "plain").run().text}
 
 
 @pytest.mark.slow

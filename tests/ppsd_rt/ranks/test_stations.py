@@ -1,5 +1,9 @@
 """Draft stage and verification stations wired in one process, without a network: answers, merging, what is refused."""
 
+from collections.abc import Callable
+from threading import Event
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +12,10 @@ from support import loud_head, slow, write_model
 
 from ppsd_rt import Engine, Oracle, SamplingParams, UsageError, _native
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.ranks import stage
+from ppsd_rt.ranks.control import Kind
 from ppsd_rt.ranks.costs import rank_costs, side_by_side
+from ppsd_rt.ranks.links import ROWS, VERDICTS
 from ppsd_rt.ranks.slices import slices_for
 from ppsd_rt.ranks.stage import lengths
 
@@ -44,14 +51,16 @@ def pipeline(folder):
         each.close()
 
 
-@pytest.mark.parametrize(("backend", "sizes"), [("cpu", (2, 4)), ("cpu", (2, 1, 3)), ("torch", (2, 1, 3))], ids=str)
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 1, 3), (0, 6), (0, 2, 4)], ids=str)
 def test_verdicts_bring_home_what_a_feedback_head_hears(folder, pipeline, tmp_path, sizes, backend):
     """In turns the drafts are those of one process: the head has received the same."""
     path, params = tmp_path / "head.safetensors", SamplingParams(max_tokens=30, ignore_eos=True)
     schedule = "eesd:length=3,stop_rule=fixed"
     drafts = []
     for strength in (0.5, 0.0):
-        loud_head(Checkpoint(folder).hash, strength, num_hidden_layers=LAYERS).save(path, torch.float32)
+        head = loud_head(Checkpoint(folder).hash, strength, exit_layer=sizes[0], num_hidden_layers=LAYERS)
+        head.save(path, torch.float32)
         engine = Engine.from_pretrained(
             folder, exit_head=path, backend=backend, device="cpu", dtype="float32", threads=1
         )
@@ -175,7 +184,7 @@ def test_the_planner_chooses_after_every_round(pipeline, acceptance):
     for _ in range(2):
         oracle = Oracle((*PROMPT, *plain), acceptance)
         assert ids_of(stages.run(PROMPT, params, planner, oracle=oracle)) == plain
-    assert sum(rounds for rounds, *_ in planner.measured().values()) > 10
+    assert sum(measured.rounds for measured in planner.measured().values()) > 10
     assert (planner.acceptance > 0.5) == (acceptance > 0)
 
 
@@ -323,3 +332,32 @@ def test_a_python_stage_that_fails_ends_its_rank(folder):
     station.post(rows[: _native.WIRE_WORDS + 2 * 64])
     with pytest.raises(RuntimeError, match="gave other rows than those it was asked for"):
         station.work(out, 50)
+
+
+def test_rows_may_come_as_soon_as_a_measurement_is_told(monkeypatch):
+    """Rank 0 begins an answer when it knows what the others measured; they may not have taken note of the end yet."""
+    came: list[str] = []
+    receivers: list[Callable[[str], None]] = []
+    told: dict[Kind, Callable[..., None]] = {}
+    failed = Event()
+
+    def tell(peer, kind, value=0, numbers=()):
+        if kind is Kind.READY:
+            told[Kind.MEASURE](0, 1, None)
+        else:
+            assert (kind, numbers) == (Kind.COSTS, [0.5])
+            receivers[0]("a row")
+            failed.set()
+
+    control = SimpleNamespace(
+        world=SimpleNamespace(rank=1, last=1, local_size=2), on=told.__setitem__, tell=tell, failed=failed,
+        stopping=Event(), lost=None, check=lambda: None,
+    )  # fmt: skip
+    station = SimpleNamespace(post=came.append, pin=lambda: None, work=lambda out, wait: 0, time_pass=None)
+    monkeypatch.setattr(stage.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(stage, "time_passes", lambda *_, **__: [0.5])
+    monkeypatch.setattr(stage, "Sender", lambda *_: SimpleNamespace(buffers=lambda: None))
+    monkeypatch.setattr(stage, "Receiver", lambda *given: receivers.append(given[5]))
+    monkeypatch.setattr(stage, "start", lambda receiver: None)
+    stage.serve({VERDICTS: None, ROWS: None}, control, station, 8, 0)
+    assert came == ["a row"]

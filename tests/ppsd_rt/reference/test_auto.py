@@ -41,9 +41,9 @@ def test_auto_gives_the_plain_answer(engine, params, draft):
         answer = engine.generate("Hello", params, "auto").run()
         assert answer.ids == plain.ids
     measured = engine.backend._planned.measured()
-    assert measured["plain"][0] > 0
-    assert (measured["turns"][0] > 0) == (draft < 1)
-    assert sum(tokens for _, tokens, _, _ in measured.values()) <= 2 * 120
+    assert measured["plain"].rounds > 0
+    assert (measured["turns"].rounds > 0) == (draft < 1)
+    assert sum(kind.tokens for kind in measured.values()) <= 2 * 120
     assert "acceptance" in engine.backend.explain()
 
 
@@ -78,16 +78,16 @@ def test_costs_are_what_the_stages_take(monkeypatch, engine):
 
 def test_what_the_planner_wants_and_learns():
     planner = Planner(Costs(StageCosts(0.1, 0.2, TABLE)), 0.7, lookup=3)
-    assert not auto.planned(planner).drafts, "its first round is plain"
+    assert not planner.schedule().drafts, "its first round is plain"
     auto.learn(planner, Round(0, 9, 1, (1,), (), 0, 0), 1.1)
-    schedule = auto.planned(planner)
+    schedule = planner.schedule()
     assert schedule.drafts and not schedule.overlap and schedule.lookup == 3
     assert isinstance(schedule.stop_rule, Survival)
     before = planner.acceptance
     judged = (Draft(1, 0.9, copied=4), Draft(2, 0.5), Draft(3, 0.5))
     auto.learn(planner, Round(0, 10, 5, (1, 2, 4), judged, 2, 1), 2.0)
     assert planner.acceptance < before, "of the head's two drafts one was right"
-    assert sum(rounds for rounds, *_ in planner.measured().values()) == 2
+    assert sum(measured.rounds for measured in planner.measured().values()) == 2
 
 
 def test_another_schedule_between_two_rounds_keeps_what_was_learned(engine):

@@ -36,8 +36,12 @@ def said():
     logging.getLogger("ppsd_rt").removeHandler(handler)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
-def test_it_serves_until_a_signal_and_then_ends_in_order(tmp_path, monkeypatch, said, number):
+@pytest.mark.parametrize(
+    ("number", "backend"),
+    [(signal.SIGTERM, "cpu"), (signal.SIGINT, "cpu"), (signal.SIGHUP, "torch")],
+    ids=lambda value: str(value).lower(),
+)
+def test_it_serves_until_a_signal_and_then_ends_in_order(tmp_path, monkeypatch, said, number, backend):
     monkeypatch.setenv("PPSD_API_KEY", "secret")
     folder = write_model(tmp_path / "little")
     names = []
@@ -51,12 +55,13 @@ def test_it_serves_until_a_signal_and_then_ends_in_order(tmp_path, monkeypatch, 
     before = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     user = threading.Thread(target=use)
     user.start()
-    options = ["--dtype", "float32", "--threads", "1", "--exit-head", "none"]
+    options = ["--dtype", "float32", "--threads", "1", "--exit-head", "none", "--backend", backend]
     assert cli.main(["serve", "--model", str(folder), "--port", "0", *options]) == 0
     user.join(HANG)
     assert names == ["little"]
     assert {one: signal.getsignal(one) for one in before} == before
     assert '"event": "stopped"' in said.queue[-1]
+    assert any("torch answers one request at a time" in line for line in said.queue) == (backend == "torch")
 
 
 def test_an_address_that_is_taken(capsys):

@@ -4,7 +4,7 @@ import pytest
 from support import write_model
 
 from ppsd_rt import Engine, SamplingParams, UsageError
-from ppsd_rt.engine import Committed, Token
+from ppsd_rt.generation import Committed, Token
 from ppsd_rt.pipeline.rounds import Draft, Drafted, Round
 from ppsd_rt.watch.record import DraftToken, Recording, Verdict, record, stage_names, told
 

@@ -1,6 +1,6 @@
 // What the bytes mean: llama.cpp, ggml/src/ggml-common.h (the structs) and ggml-quants.c (dequantize_row_*). Products and
 // sums are rounded one by one, in that order, so that every bit is that of the `gguf` package, which tests compare.
-#include "blocks.h"
+#include "gguf_blocks.h"
 
 #include "half.h"
 
