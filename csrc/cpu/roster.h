@@ -21,8 +21,7 @@ class Roster {
 
   const int size_, highest_;
   int level_;             // members at work; above size_: all of them, pinned
-  double seconds_ = 0.0;  // of the window of passes that is looked at, and what was slept in it
-  double slept_ = 0.0;
+  double excess_ = 0.0;   // seconds slept beyond what is bearable
   double here_ = 0.0;     // seconds of passes at this level
   double patience_ = 0.0; // seconds after which the next level is tried
   bool tried_ = false;    // this level was, and is not proven yet

@@ -26,16 +26,27 @@ def test_a_little_waiting_is_borne():
     assert set(levels(8, [7] * 200, lost=0.1)) == {(8, True)}
 
 
+def test_bursts_pass():
+    """A server's answers to new requests: 40 ms of other work, four times a second."""
+    assert set(levels(2, ([1] * 8 + [2] * 42) * 20)) == {(2, True)}
+
+
 def test_crowded_teams_first_leave_their_cores_and_then_shrink():
-    assert list(dict.fromkeys(levels(3, [1] * 20))) == [(3, True), (3, False), (2, False), (1, False)]
-    assert list(dict.fromkeys(levels(8, [6] * 20, lost=0.3))) == [(8, True), (8, False), (7, False), (6, False)]
-    assert list(dict.fromkeys(levels(2, [1] * 20, pinnable=False))) == [(2, False), (1, False)]
+    assert list(dict.fromkeys(levels(3, [1] * 60))) == [(3, True), (3, False), (2, False), (1, False)]
+    assert list(dict.fromkeys(levels(8, [6] * 240, lost=0.3))) == [(8, True), (8, False), (7, False), (6, False)]
+    assert list(dict.fromkeys(levels(2, [1] * 60, pinnable=False))) == [(2, False), (1, False)]
 
 
 def test_members_come_back_when_it_is_calm():
-    back = levels(3, [1] * 20 + [3] * 200)[20:]
+    back = levels(3, [1] * 60 + [3] * 200)[60:]
     assert list(dict.fromkeys(back)) == [(1, False), (2, False), (3, False), (3, True)]
     assert back[-1] == (3, True)
+
+
+def test_what_has_proven_itself_is_not_on_trial_any_more():
+    """After ten seconds of neighbours, one who comes by for a moment does not send anybody away."""
+    after = levels(2, [1] * 2000 + [2] * 800 + ([1] * 8 + [2] * 42) * 4)
+    assert set(after[-200:]) == {(2, True)}
 
 
 def test_trying_in_vain_gets_rarer():
@@ -61,7 +72,7 @@ def test_neighbours_do_not_change_the_answer(tmp_path, schedule, dtype):
     calm = testing.crowd(engine.backend._engine, PASS, 0.9, [3])
     alone = answer("plain")
     assert set(calm.worked) == {3}
-    crowd = testing.crowd(engine.backend._engine, PASS, 0.9, [1] * 20 + [3] * 60)
+    crowd = testing.crowd(engine.backend._engine, PASS, 0.9, [1] * 60 + [3] * 60)
     assert answer(schedule) == alone
     assert set(crowd.worked) == ({1, 2} if schedule == "elastic" else {1, 2, 3})
     assert min(crowd.worked.values()) > 10
