@@ -1,16 +1,19 @@
 """An answer in the making for asyncio: a thread asks for its events, the event loop hands them out."""
 
 import asyncio
-import threading
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Self
 
+from .forks import hears_of_forks
 from .generation import Committed, Completion, Generation, Token
 from .pipeline.rounds import Drafted
 from .sampling.params import SamplingParams
 from .statistics import Statistics
+
+_MOST_THREADS = 4096  # an answer that finds none waits for one
 
 
 class AsyncGeneration:
@@ -23,6 +26,7 @@ class AsyncGeneration:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._pump: _Pump | None = None
+        self._events: deque[Committed | Drafted] = deque()  # that have come, and nobody has had
         self._tokens: deque[Token] = deque()  # of the round at hand
 
     @property
@@ -64,6 +68,13 @@ class AsyncGeneration:
         while (event := await self._next()) is not None:
             yield event
 
+    async def bursts(self) -> AsyncIterator[list[Committed | Drafted]]:
+        """As `events`, but all that have come since the last ones: fewer and cheaper steps for who sends them on."""
+        while await self._come():
+            burst = list(self._events)
+            self._events.clear()
+            yield burst
+
     async def run(self) -> Completion:
         """Decode to the end, and give all of the answer. The answer is cancelled with the task that waits here."""
         async with self:
@@ -94,9 +105,15 @@ class AsyncGeneration:
             self._generation.cancel()
 
     async def _next(self) -> Committed | Drafted | None:
-        if self._pump is None:
-            self._pump = _Pump(self._generation)
-        return await self._pump.next()
+        return self._events.popleft() if await self._come() else None
+
+    async def _come(self) -> bool:
+        """Is there another event?"""
+        if not self._events:
+            if self._pump is None:
+                self._pump = _Pump(self._generation)
+            self._events.extend(await self._pump.take())
+        return bool(self._events)
 
 
 class _Pump:
@@ -108,18 +125,23 @@ class _Pump:
         self._items: deque[Committed | Drafted | BaseException | None] = deque()  # None: the end, which stays
         self._news = asyncio.Event()
         self._told = False  # the event loop will look at the items
-        threading.Thread(target=self._work, name="ppsd-rt answer").start()
+        _threads.submit(self._work)
 
-    async def next(self) -> Committed | Drafted | None:
+    async def take(self) -> list[Committed | Drafted]:
+        """All events by now, at least one; none: the end. Raises what ended the answer, after the events before it."""
         while not self._items:
             self._news.clear()
             await self._news.wait()
-        if self._items[0] is None:
-            return None
-        item = self._items.popleft()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        events: list[Committed | Drafted] = []
+        while self._items and (item := self._items[0]) is not None:
+            if isinstance(item, BaseException):
+                if events:
+                    break
+                self._items.popleft()
+                raise item
+            events.append(item)
+            self._items.popleft()
+        return events
 
     async def end(self) -> None:
         while not (self._items and self._items[-1] is None):
@@ -144,3 +166,20 @@ class _Pump:
     def _look(self) -> None:
         self._told = False
         self._news.set()
+
+
+class _Threads:
+    """Kept for later answers: to start one keeps the event loop waiting until it has a core."""
+
+    def __init__(self) -> None:
+        self.forked()
+        hears_of_forks(self)
+
+    def forked(self) -> None:
+        self._pool = ThreadPoolExecutor(_MOST_THREADS, "ppsd-rt answer")
+
+    def submit(self, work: Callable[[], None]) -> None:
+        self._pool.submit(work)
+
+
+_threads = _Threads()

@@ -58,9 +58,9 @@ class Held:
     def release(self):
         self._loop.call_soon_threadsafe(self._go.set)
 
-    async def events(self):
+    async def bursts(self):
         async for event in self._generation.events():
-            yield event
+            yield [event]
             await self._go.wait()
             if self._cut:
                 return

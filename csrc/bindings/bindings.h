@@ -65,11 +65,12 @@ struct PyAnswer {
     if (!here()) throw std::runtime_error("this answer was begun before a fork: begin it again in this process");
     for (int patience = 50;;) {
       Event event;
-      typename Answer::Status status;
       double seconds = 0.0;
       const std::shared_ptr<Answer> held = session;
       if (!held) throw pybind11::stop_iteration();   // closed
-      {
+      // What is there already comes without a change of threads: the lock is held for moments, and never for Python.
+      typename Answer::Status status = held->next(0, &event, &seconds);
+      if (status == Answer::Status::kWaiting) {
         const pybind11::gil_scoped_release release;
         status = held->next(patience, &event, &seconds);
       }

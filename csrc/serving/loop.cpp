@@ -18,6 +18,7 @@ constexpr double kPooled = 8.0;      // verdicts that those of all answers count
 constexpr double kMargin = 2.0;
 constexpr double kStake = 0.5;       // plain tokens that an answer's drafts may lose at once,
 constexpr double kMayLose = 0.02;    // and in all, of its tokens
+constexpr std::chrono::milliseconds kNews{25};   // as in ../cpu/session.cpp
 constexpr int kCopies = 6;           // copied drafts of a round, at the most
 constexpr double kLeastChance = 0.1, kSureChance = 0.98;   // bounds of what a draft must promise
 
@@ -202,9 +203,19 @@ bool Loop::step() {
   draft(writing);
   verify(gather(writing, prompts));
   sweep(&running_);
+  tell();
   const std::lock_guard<std::mutex> lock(mutex_);
   shown_ = counts_;
   return true;
+}
+
+// All consumers together: each that wakes takes a core from a member of the team, for which the others wait.
+void Loop::tell() {
+  const auto now = std::chrono::steady_clock::now();
+  if (now - told_ < kNews) return;
+  told_ = now;
+  for (const Answers* answers : {&running_, &waiting_})
+    for (const auto& answer : *answers) answer->out->tell();
 }
 
 // -- who runs ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@
 // on whether it was interrupted and computed again. docs/design/many-at-once.md tells of it.
 #pragma once
 
+#include <chrono>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -74,6 +75,7 @@ class Loop {
   void prompt_done(const Part& part, const int* chosen, const float* hidden);
   std::exception_ptr failure_of(const Answer& answer) const;
   void fail(Answer& answer, std::exception_ptr failure);
+  void tell();
   void sweep(Answers* answers);
 
   Passes passes_;
@@ -85,6 +87,7 @@ class Loop {
   uint64_t arrivals_ = 0;
   PassTimes times_;
   Allotment allotment_;              // of the round
+  std::chrono::steady_clock::time_point told_{};   // when consumers were, last
   double accepted_ = 0.0, judged_ = 0.0;   // drafts of exit heads, of all answers, older ones counting less
 
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();

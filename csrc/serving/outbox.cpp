@@ -39,9 +39,14 @@ void Outbox::put(Event event) {
   const Clock::time_point now = Clock::now();
   const std::lock_guard<std::mutex> lock(mutex_);
   events_.push_back({std::move(event), before_ + std::chrono::duration<double>(now - begun_).count()});
-  if (waiting_.fetch_add(1) + 1 < kAhead / 2 && now - woken_ < kNews) return;
-  woken_ = now;
+  if (waiting_.fetch_add(1) + 1 < kAhead / 2 && told_) return;
+  told_ = true;
   changed_.notify_all();
+}
+
+void Outbox::tell() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!events_.empty()) changed_.notify_all();
 }
 
 void Outbox::finish(std::exception_ptr failure) {

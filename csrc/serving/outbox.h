@@ -48,12 +48,12 @@ class Outbox {
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
   bool full() const { return waiting_.load(std::memory_order_relaxed) >= kAhead; }   // the consumer is slow: work waits
   void begin();   // time counts from the first call on
-  void put(Event event);
+  void put(Event event);   // the first is told at once, others with `tell`
+  void tell();
   void finish(std::exception_ptr failure = nullptr);
 
  private:
   static constexpr int kAhead = 64;
-  static constexpr std::chrono::milliseconds kNews{25};   // as of Session
   using Clock = std::chrono::steady_clock;
   struct Stamped {
     Event event;
@@ -69,7 +69,8 @@ class Outbox {
   std::deque<Stamped> events_;
   bool over_ = false;
   std::exception_ptr failure_;
-  Clock::time_point begun_{}, woken_{};
+  bool told_ = false;
+  Clock::time_point begun_{};
 };
 
 }  // namespace ppsd

@@ -18,7 +18,7 @@ from .replies import FINISH, PredictionDetails, Usage
 from .service import Service
 
 Event = Committed | Drafted | Completion  # the last one, when an answer has ended by itself
-Emit = Callable[[int, Event], Awaitable[None]]
+Emit = Callable[[int, Sequence[Event]], Awaitable[None]]
 
 _LAST_WORDS = 5.0  # seconds to send the end of an answer in, to a client that reads slowly
 _GONE = 499  # as nginx logs it; nobody is there to read it
@@ -38,7 +38,7 @@ class Answers:
         self.completions: list[Completion] = []
 
     async def run(self, emit: Emit | None, receive: Receive, noted: dict[str, object]) -> None:
-        """Until all have ended; then `completions` has them. `emit` is called with every event and its answer's number.
+        """Until all have ended; then `completions` has them. `emit` gets an answer's number and what has come of it.
 
         receive: of the request, whose body has been read: what comes then is that the client has gone.
         noted: gets what the log says of the request.
@@ -104,8 +104,8 @@ class Answers:
         before, first = clock(), True
         generation = self._generations[index]
         async with generation:
-            async for event in generation.events():
-                if isinstance(event, Committed):
+            async for events in generation.bursts():
+                if any(isinstance(event, Committed) for event in events):
                     now = clock()
                     if first:
                         places.began(now - before)
@@ -114,9 +114,9 @@ class Answers:
                         metrics.between(now - before)
                     before, first = now, False
                 if emit is not None:
-                    await emit(index, event)
+                    await emit(index, events)
         if emit is not None and generation.completion.finish_reason in FINISH:
-            await emit(index, generation.completion)
+            await emit(index, [generation.completion])
 
     async def _watch_client(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

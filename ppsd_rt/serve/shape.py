@@ -1,13 +1,14 @@
 """What answers look like to a client: the part that chat and text completions share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 from uuid import uuid4
 
 from pydantic import BaseModel
 
-from ..generation import Completion, Token
+from ..generation import Committed, Completion, Token
 from ..models.tokenizer import Tokenizer
 from ..pipeline.rounds import Drafted, Logprob
 from .answers import Answers, Event
@@ -40,25 +41,37 @@ class Shape(ABC):
     def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> BaseModel:
         """What is reported of tokens of answer `index`, those of earlier chunks not among them."""
 
-    def chunk(self, index: int, event: Event) -> dict[str, Any] | None:
-        """What a stream has for an event of answer `index`; None: nothing."""
+    def chunks(self, index: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
+        """What a stream has for events of answer `index`: rounds that have come together have one chunk together."""
+        for kind, run in groupby(events, type):
+            if kind is Committed:
+                tokens = [token for event in run if isinstance(event, Committed) for token in event.tokens]
+                if (part := self._committed(index, tokens)) is not None:
+                    yield self._chunk(index, part)
+                continue
+            for event in run:
+                first = index not in self._begun
+                if isinstance(event, Completion):
+                    yield self._chunk(index, self.part(None, first), FINISH[event.finish_reason])
+                elif isinstance(event, Drafted):
+                    self._begun.add(index)
+                    ours = {"drafted": [{"position": event.position, "text": _text(self._tokenizer, event.token)}]}
+                    yield self._chunk(index, self.part("", first) | ours)
+
+    def _committed(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
+        """None: nothing that the client would see."""
         first = index not in self._begun
-        if isinstance(event, Completion):
-            return self._chunk(index, self.part(None, first), FINISH[event.finish_reason])
         self._begun.add(index)
-        if isinstance(event, Drafted):
-            ours = {"drafted": [{"position": event.position, "text": _text(self._tokenizer, event.token)}]}
-            return self._chunk(index, self.part("", first) | ours)
-        text = "".join(token.text for token in event.tokens)
-        chosen = [(token.id, token.logprob) for token in event.tokens if token.logprob is not None]
+        text = "".join(token.text for token in tokens)
+        chosen = [(token.id, token.logprob) for token in tokens if token.logprob is not None]
         if not (text or first or chosen or self._with_tokens):
             return None
         part = self.part(text, first)
         if chosen:
             part["logprobs"] = self.logprobs(index, chosen).model_dump()
         if self._with_tokens:
-            part["tokens"] = [_token(token) for token in event.tokens]
-        return self._chunk(index, part)
+            part["tokens"] = [_token(token) for token in tokens]
+        return part
 
     def usage_chunk(self, usage: Usage) -> dict[str, Any]:
         return {**self._head(), "choices": [], "usage": usage.model_dump()}

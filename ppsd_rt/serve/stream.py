@@ -1,7 +1,8 @@
-"""Server-sent events: a chunk of JSON for every round, then [DONE]."""
+"""Server-sent events: chunks of JSON as rounds come, then [DONE]."""
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.responses import Response
@@ -36,10 +37,9 @@ class EventStream(Response):
                     await send(start)
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
 
-        async def emit(index: int, event: Event) -> None:
-            chunk = self._shape.chunk(index, event)
-            if chunk is not None:
-                await write(_line(chunk))
+        async def emit(index: int, events: Sequence[Event]) -> None:
+            if lines := "".join(map(_line, self._shape.chunks(index, events))):
+                await write(lines)
 
         try:
             await self._answers.run(emit, receive, self._noted)

@@ -180,6 +180,27 @@ def test_async_events_and_completion(engine, alone):
     assert completion.statistics.tokens == len(completion.ids)
 
 
+def test_what_has_come_meanwhile_comes_at_once(engine, alone):
+    async def work():
+        async with engine.agenerate(PROMPTS[0], params(), "plain") as generation:
+            bursts = generation.bursts()
+            first = await anext(bursts)
+            while generation.completion.finish_reason == "cancelled":  # decoding does not wait for its consumer
+                await asyncio.sleep(0.001)
+            first += (await anext(generation),)  # of the burst that comes now
+            return first, [burst async for burst in bursts]
+
+    first, rest = asyncio.run(work())
+    *events, token = first
+    tokens = [token for event in events for token in event.tokens] + [token]
+    assert len(rest) <= 2  # the rest of that burst, and a last round that was on its way
+    assert (
+        tuple(token.id for token in tokens)
+        + tuple(token.id for burst in rest for event in burst for token in event.tokens)
+        == alone[PROMPTS[0]]
+    )
+
+
 def test_a_task_with_two_half_iterated_answers(engine, alone):
     """Neither waits for the other's consumer."""
 
