@@ -7,8 +7,8 @@ namespace {
 
 // Seconds that the members together have slept more than is bearable, until one of them leaves. A burst of another program,
 // or of this one (a server that reads sixteen new requests), passes; a neighbour that stays does not.
-constexpr double kTolerated = 0.05;
-constexpr double kTrial = 0.02;     // the same, while a member is tried
+constexpr double kTolerated = 0.04;
+constexpr double kTrial = 0.012;    // the same, while a member is tried
 constexpr double kProven = 0.25;    // seconds after which it is not on trial any more
 constexpr double kPatience = 0.1;   // seconds until one more member is tried; twice as many each time that this fails ..
 constexpr double kMost = 3.0;       // .. up to here
