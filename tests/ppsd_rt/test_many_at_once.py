@@ -5,6 +5,7 @@ import ctypes
 import gc
 import os
 import threading
+import time
 
 import pytest
 from support import write_model
@@ -183,22 +184,16 @@ def test_async_events_and_completion(engine, alone):
 def test_what_has_come_meanwhile_comes_at_once(engine, alone):
     async def work():
         async with engine.agenerate(PROMPTS[0], params(), "plain") as generation:
-            bursts = generation.bursts()
-            first = await anext(bursts)
+            token = await anext(generation)
             while generation.completion.finish_reason == "cancelled":  # decoding does not wait for its consumer
                 await asyncio.sleep(0.001)
-            first += (await anext(generation),)  # of the burst that comes now
-            return first, [burst async for burst in bursts]
+            return token, [burst async for burst in generation.bursts()]
 
-    first, rest = asyncio.run(work())
-    *events, token = first
-    tokens = [token for event in events for token in event.tokens] + [token]
-    assert len(rest) <= 2  # the rest of that burst, and a last round that was on its way
-    assert (
-        tuple(token.id for token in tokens)
-        + tuple(token.id for burst in rest for event in burst for token in event.tokens)
-        == alone[PROMPTS[0]]
-    )
+    token, bursts = asyncio.run(work())
+    # What came with the first token, what has come since, and a last round that was on its way.
+    assert 1 <= len(bursts) <= 3 and all(bursts)
+    tokens = [token for burst in bursts for event in burst for token in event.tokens]
+    assert tuple(one.id for one in [token, *tokens]) == alone[PROMPTS[0]]
 
 
 def test_a_task_with_two_half_iterated_answers(engine, alone):
@@ -213,17 +208,30 @@ def test_a_task_with_two_half_iterated_answers(engine, alone):
 
 
 @pytest.mark.parametrize("how", ["aclose", "cancel", "task", "dropped"])
-def test_an_async_answer_ends_early(engine, alone, how):
+def test_an_async_answer_ends_early(engine, alone, how, monkeypatch):
     """By its consumer, by the task's cancellation, or because nobody holds it; the next one has its turn."""
     gc.collect()
     threads = testing.running_threads()
+    decode = engine.backend.rounds
+
+    def until_cancelled(*request):  # a model this small may be done before its consumer has a core
+        rounds, cancellation = decode(*request), request[-1]
+        try:
+            for number, event in enumerate(rounds):
+                yield event
+                while number == 8 and not cancellation.asked:
+                    time.sleep(0.001)
+        finally:
+            rounds.close()
 
     async def consume(generation, begun):
         async for _ in generation:
             begun.set()
 
     async def work():
-        generation = engine.agenerate(PROMPTS[0], params(max_tokens=480), "plain")
+        with monkeypatch.context() as patch:
+            patch.setattr(engine.backend, "rounds", until_cancelled)
+            generation = engine.agenerate(PROMPTS[0], params(max_tokens=480), "plain")
         if how == "task":
             begun = asyncio.Event()
             task = asyncio.create_task(consume(generation, begun))
