@@ -8,7 +8,8 @@ development prompts, in order and as token ids; every answer is greedy and has -
 for all engines. `direct:FORMAT+SCHEDULE` is ours in this process without HTTP: what it is faster by is what HTTP costs.
 
 `tokens/s`: of all answers, from the first request to the end of the last answer. `first`: from a request to the first
-bytes of its answer. `pause`: between arrivals of bytes in an answer; ours may bring several tokens at once. `x`: the
+bytes of its answer. `pause`: between arrivals of bytes in an answer, 0 where every answer came at
+once; ours may bring several tokens at once. `x`: the
 first engine over this one, with as many clients. llama-server is what `benchmarks/build_llama_cpp.sh server` builds; it
 gets as many slots (-np) as there are clients. The last line of the output is one JSON object.
 """
@@ -208,7 +209,7 @@ class Case:
         answers = asyncio.run(self._all())
         seconds = perf_counter() - begin
         firsts = [1000 * answer.first for answer in answers]
-        pauses = [1000 * pause for answer in answers for pause in answer.pauses]
+        pauses = [1000 * pause for answer in answers for pause in answer.pauses] or [0.0]
         found = {
             "tokens_per_second": sum(answer.tokens for answer in answers) / seconds,
             "first_ms": float(np.median(firsts)),
