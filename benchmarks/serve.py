@@ -8,10 +8,10 @@ development prompts, in order and as token ids; every answer is greedy and has -
 for all engines. `direct:FORMAT+SCHEDULE` is ours in this process without HTTP: what it is faster by is what HTTP costs.
 
 `tokens/s`: of all answers, from the first request to the end of the last answer. `first`: from a request to the first
-bytes of its answer. `pause`: between arrivals of bytes in an answer, 0 where every answer came at
-once; ours may bring several tokens at once. `x`: the
-first engine over this one, with as many clients. llama-server is what `benchmarks/build_llama_cpp.sh server` builds; it
-gets as many slots (-np) as there are clients. The last line of the output is one JSON object.
+bytes of its answer. `pause`: between arrivals of bytes in an answer, 0 where every answer came at once; ours may bring
+several tokens at once. `x`: the first engine over this one, with as many clients. llama-server is what
+`benchmarks/build_llama_cpp.sh server` builds; it gets as many slots (-np) as there are clients. The last line of the
+output is one JSON object.
 """
 
 import argparse
