@@ -176,13 +176,13 @@ void crowded_teams_shrink_and_grow() {
       check(done == kUnits, "units of work are not done after the barrier", "Team");
     });
   };
-  for (int i = 0; i < 20; ++i) pass();
+  for (int i = 0; i < 60; ++i) pass();
   check(team.active() == 1, "a crowded team does not shrink", "Team");
   crowded = false;
   for (int i = 0; i < 200; ++i) pass();
   check(team.active() == 3, "a team that has shrunk does not grow again", "Team");
 
-  Team waiting(3, {});   // and by the clock: sooner or later two that wait for the third have slept through a window
+  Team waiting(3, {});   // and by the clock: sooner or later two that wait for the third have slept too long
   while (waiting.active() == 3)
     waiting.run([&](int member) {
       if (member == 2) std::this_thread::sleep_for(std::chrono::milliseconds(4));
