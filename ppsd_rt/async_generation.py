@@ -117,7 +117,7 @@ class AsyncGeneration:
 
 
 class _Pump:
-    """From a thread of its own into the running event loop. Holds the generation, and not who consumes it."""
+    """From a thread into the running event loop. Holds the generation, and not who consumes it."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation

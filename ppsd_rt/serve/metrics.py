@@ -28,7 +28,7 @@ class Metrics:
             "ppsd_first_token_seconds", "from request to first token", buckets=_SECONDS, registry=registry
         )
         self._between = Histogram(
-            "ppsd_round_seconds", "from round to round of an answer", buckets=_BETWEEN, registry=registry
+            "ppsd_round_seconds", "between arrivals of an answer's tokens", buckets=_BETWEEN, registry=registry
         )
         waiting = Gauge("ppsd_answers_waiting", "answers that wait for their first token", registry=registry)
         waiting.set_function(lambda: admission.waiting)
