@@ -141,8 +141,8 @@ def read_tensors(folder: Path) -> dict[str, Array]:
 
 
 def read_file(path: Path, *, integers: bool = False) -> dict[str, Array]:
-    """Everything in one safetensors file: floats of 16 or 32 bits and, if asked for, int32."""
-    supported: dict[str, type] = {**_FLOATS, "I32": np.int32} if integers else _FLOATS
+    """Everything in one safetensors file: floats of 16 or 32 bits and, if asked for, int8 and int32."""
+    supported: dict[str, type] = {**_FLOATS, "I8": np.int8, "I32": np.int32} if integers else _FLOATS
     with _readable(path):
         header, start = _read_header(path)
         data = np.memmap(path, np.uint8, "c", offset=start) if path.stat().st_size > start else np.zeros(0, "u1")

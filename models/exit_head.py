@@ -12,7 +12,7 @@ All end in a norm of their own (`norm`: the model's) and share the model's LM he
 only the rows of the ids in `draft_ids`. At E = 0, `feedback` reads what EAGLE's head does (arXiv 2401.15077).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from .config import LlamaConfig
-from .head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, check_draft_ids, save_head
+from .head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, body_config, check_draft_ids, save_head
 from .llama import Attend, Attention, DecoderLayer, Linear, LlamaForCausalLM, RMSNorm, from_numpy, to_numpy
 
 
@@ -43,15 +43,21 @@ class Feedback(nn.Module):
     back; beyond DISTANCES rows they do without. Unlike EAGLE's, the head never stands in for h with its own output.
     """
 
-    def __init__(self, config: LlamaConfig) -> None:
+    def __init__(self, config: LlamaConfig, rank: int = 0) -> None:
+        """rank: of every W_d, which is then a product of two matrices, the second of which all share; 0: whole."""
         super().__init__()
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.down = Linear(config.hidden_size, rank) if rank else None
         for distance in range(1, DISTANCES + 1):
-            self.add_module(str(distance), Linear(config.hidden_size, config.hidden_size))
+            self.add_module(str(distance), Linear(rank or config.hidden_size, config.hidden_size))
+
+    def _said(self, verified: Tensor) -> Tensor:  # [..., hidden] -> [..., rank or hidden]
+        normed: Tensor = self.norm(verified)
+        return normed if self.down is None else self.down(normed)
 
     def forward(self, x: Tensor, verified: Tensor, distance: int) -> Tensor:
         """x, verified [..., hidden]: the exit hidden state, and h of `distance` rows before, from 1 to DISTANCES."""
-        return x + self.get_submodule(str(distance))(self.norm(verified))
+        return x + self.get_submodule(str(distance))(self._said(verified))
 
     def along(self, x: Tensor, last: Tensor, distances: Tensor) -> Tensor:
         """x, last [batch, rows, hidden]: whole texts, `last` after the last layer; distances [batch, rows] int64.
@@ -63,7 +69,7 @@ class Feedback(nn.Module):
         for distance in range(1, DISTANCES + 1):
             texts, rows = ((distances == distance) & (places >= distance)).nonzero(as_tuple=True)
             verified = last[texts, rows - distance]
-            heard[texts, rows] = self.get_submodule(str(distance))(self.norm(verified)).to(x.dtype)
+            heard[texts, rows] = self.get_submodule(str(distance))(self._said(verified)).to(x.dtype)
         return x + heard
 
 
@@ -79,8 +85,9 @@ class ExitHead(nn.Module):
         body = AdapterLayer if info.kind == "adapter" else DecoderLayer
         self.info = info
         # They begin as the model's last layers, and attend as those do.
-        self.layers = nn.ModuleList(body(config, number) for number in range(-LAYERS[info.kind], 0))
-        self.feedback = Feedback(config) if info.hears else None
+        own = body_config(info, config)
+        self.layers = nn.ModuleList(body(own, number) for number in range(-LAYERS[info.kind], 0))
+        self.feedback = Feedback(config, info.feedback_rank) if info.hears else None
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.draft_ids: Tensor | None = None
         self._lm_head: list[Linear] = []  # in a list because it is the model's: not a submodule, not saved, not trained
@@ -92,10 +99,17 @@ class ExitHead(nn.Module):
         norm = model.model.norm.weight
         for number, layer in enumerate(head.layers):
             model_layer = model.model.layers[number - len(head.layers)].state_dict()
+            if info.intermediate_size:
+                model_layer |= _loudest(model_layer, info.intermediate_size)
             layer.load_state_dict({name: model_layer[name] for name in layer.state_dict()})
         if head.feedback is not None:  # it adds nothing in the beginning
+            generator = torch.Generator().manual_seed(0)
             for name, parameter in head.feedback.named_parameters():
-                parameter.data.fill_(1.0 if name == "norm.weight" else 0.0)
+                if name == "down.weight":  # were this zero too, no gradient would reach either
+                    drawn = torch.randn(parameter.shape, generator=generator) / parameter.shape[1] ** 0.5
+                    parameter.data.copy_(drawn)
+                else:
+                    parameter.data.fill_(1.0 if name == "norm.weight" else 0.0)
         head.norm.load_state_dict({"weight": norm})
         return head._share(model, draft_ids)
 
@@ -142,8 +156,23 @@ class ExitHead(nn.Module):
         return self._lm_head[0](x)
 
     def save(self, path: Path, dtype: torch.dtype = torch.bfloat16, draft_ids: Sequence[int] | None = None) -> None:
-        """`draft_ids`: a smaller draft vocabulary than the head's own, which is the default."""
-        tensors = {name: to_numpy(p.detach().to("cpu", dtype)) for name, p in self.named_parameters()}
+        """dtype: float32, float16, bfloat16, or int8 for the matrices (save_head).
+
+        `draft_ids`: a smaller draft vocabulary than the head's own, which is the default.
+        """
+        int8 = dtype == torch.int8
+        wide = torch.float32 if int8 else dtype
+        tensors = {name: to_numpy(p.detach().to("cpu", wide)) for name, p in self.named_parameters()}
         if draft_ids is None and self.draft_ids is not None:
             draft_ids = self.draft_ids.tolist()
-        save_head(path, self.info, tensors, None if draft_ids is None else np.array(draft_ids, dtype=np.int32))
+        ids = None if draft_ids is None else np.array(draft_ids, dtype=np.int32)
+        save_head(path, self.info, tensors, ids, int8=int8)
+
+
+def _loudest(layer: Mapping[str, Tensor], neurons: int) -> dict[str, Tensor]:
+    """Of a layer's MLP the neurons with the largest weights, which are there to begin with: their rows and columns."""
+    gate, up, down = (layer[f"mlp.{name}_proj.weight"].float() for name in ("gate", "up", "down"))
+    loudness = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
+    kept = loudness.topk(neurons).indices.sort().values
+    parts = {"gate": gate[kept], "up": up[kept], "down": down[:, kept]}
+    return {f"mlp.{name}_proj.weight": part.to(layer["mlp.up_proj.weight"].dtype) for name, part in parts.items()}

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import PpsdError, UsageError
-from .checkpoint import Array, Checkpoint, read_file, read_metadata, save
+from .checkpoint import Array, Checkpoint, as_float32, read_file, read_metadata, save
 from .config import LlamaConfig
 from .files import one_line, parse_json
 from .shapes import Shapes, check_shapes, layer_shapes
@@ -19,6 +20,8 @@ FORMAT = "ppsd-exit-head-1"
 LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1}  # of the body
 KINDS = tuple(LAYERS)
 DISTANCES = 6  # rows after the newest verified one to which its last hidden state is of use
+BLOCK = 32  # weights of a row of an int8 matrix that share a scale, as in the CPU's int8 format
+SCALES = ".scales"  # after the matrix's name: float16 [rows, columns / BLOCK]
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class HeadInfo:
     model_hash: str  # Checkpoint.hash of the one model that it fits
     recipe: dict[str, Any] = field(default_factory=dict)  # how it was trained
     acceptance: dict[str, Any] = field(default_factory=dict)  # measured on held-out text
+    intermediate_size: int = 0  # of its MLP; 0: the model's
+    feedback_rank: int = 0  # of each matrix of `feedback`, which then is a product of two; 0: they are whole
 
     @property
     def hears(self) -> bool:
@@ -46,6 +51,16 @@ class HeadInfo:
                 f"exit layer {self.exit_layer} is out of range: with this model, a head of kind {self.kind} takes exit "
                 f"layers {first} to {config.num_hidden_layers - 1}"
             )
+        sizes = {
+            "an MLP of {} neurons": (self.intermediate_size, config.intermediate_size),
+            "a feedback rank of {}": (self.feedback_rank, config.hidden_size),
+        }
+        for what, (size, most) in sizes.items():
+            if not 0 <= size <= most or size % BLOCK:
+                raise PpsdError(
+                    f"an exit head cannot have {what.format(size)}: with this model it takes multiples of {BLOCK} up "
+                    f"to {most}, or 0 for all"
+                )
 
 
 @dataclass(frozen=True)
@@ -55,6 +70,21 @@ class HeadFile:
     info: HeadInfo
     tensors: Mapping[str, Array]
     draft_ids: npt.NDArray[np.int32] | None
+
+    @cached_property
+    def whole(self) -> Mapping[str, Array]:
+        """The tensors with each matrix of `feedback` in one piece [hidden, hidden], as the kernels take it.
+
+        One of them is read for a draft, and even whole it is small beside the layer and the LM head.
+        """
+        if not self.info.feedback_rank:
+            return self.tensors
+        tensors = dict(self.tensors)
+        down = as_float32(tensors.pop("feedback.down.weight"))
+        for distance in range(1, DISTANCES + 1):
+            name = f"feedback.{distance}.weight"
+            tensors[name] = as_float32(tensors[name]) @ down
+        return tensors
 
     @classmethod
     def load(cls, path: Path, model: Checkpoint) -> "HeadFile":
@@ -68,14 +98,17 @@ class HeadFile:
         info.check(model.config)
         tensors = read_file(path, integers=True)
         draft_ids = tensors.pop("draft_ids", None)
+        tensors = _floats(tensors, path)
         check_shapes(tensors, head_shapes(info, model.config), str(path))
         return cls(info, tensors, None if draft_ids is None else check_draft_ids(draft_ids.tolist(), model.config))
 
-    def check_grows(self, kind: str, config: LlamaConfig) -> None:
-        """Raises UsageError when a head of this kind has no place for some of its tensors."""
-        for name in sorted(set(self.tensors) - set(head_shapes(replace(self.info, kind=kind), config))):
-            kinds = f"a head of kind {kind} cannot begin as one of kind {self.info.kind}"
-            raise UsageError(f"{kinds}: it has no place for {name}")
+    def check_grows(self, info: HeadInfo, config: LlamaConfig) -> None:
+        """Raises UsageError when such a head has no place for some of its tensors."""
+        shapes = head_shapes(info, config)
+        for name, tensor in sorted(self.tensors.items()):
+            if shapes.get(name) != tensor.shape:
+                what = f"such a head of kind {info.kind} cannot begin as this one of kind {self.info.kind}"
+                raise UsageError(f"{what}: it has no place for {name} {tensor.shape}")
 
     @classmethod
     def norm(cls, exit_layer: int, model: Checkpoint, vocabulary: int | None = None) -> "HeadFile":
@@ -89,21 +122,35 @@ class HeadFile:
         return cls(info, {"norm.weight": model.tensors["model.norm.weight"]}, draft_ids)
 
 
+def body_config(info: HeadInfo, config: LlamaConfig) -> LlamaConfig:
+    """Of the head's own layers: the model's, but for the width of the MLP."""
+    return replace(config, intermediate_size=info.intermediate_size or config.intermediate_size)
+
+
 def head_shapes(info: HeadInfo, config: LlamaConfig) -> Shapes:
     """The tensors of such a head, draft_ids aside."""
     shapes: Shapes = {}
     for number in range(LAYERS[info.kind]):
-        shapes |= layer_shapes(config, f"layers.{number}.", mlp=info.kind != "adapter")
+        shapes |= layer_shapes(body_config(info, config), f"layers.{number}.", mlp=info.kind != "adapter")
     if info.hears:
-        shapes["feedback.norm.weight"] = (config.hidden_size,)
+        hidden, rank = config.hidden_size, info.feedback_rank
+        shapes["feedback.norm.weight"] = (hidden,)
+        if rank:
+            shapes["feedback.down.weight"] = (rank, hidden)
         for distance in range(1, DISTANCES + 1):
-            shapes[f"feedback.{distance}.weight"] = (config.hidden_size, config.hidden_size)
+            shapes[f"feedback.{distance}.weight"] = (hidden, rank or hidden)
     return {**shapes, "norm.weight": (config.hidden_size,)}
 
 
 def save_head(
-    path: Path, info: HeadInfo, tensors: Mapping[str, Array], draft_ids: npt.NDArray[np.int32] | None
+    path: Path,
+    info: HeadInfo,
+    tensors: Mapping[str, Array],
+    draft_ids: npt.NDArray[np.int32] | None,
+    *,
+    int8: bool = False,
 ) -> None:
+    """int8: matrices as the CPU's int8 format rounds them, at half the size of bfloat16."""
     metadata = {
         "format": FORMAT,
         "kind": info.kind,
@@ -113,7 +160,11 @@ def save_head(
         "draft_vocabulary": str(0 if draft_ids is None else len(draft_ids)),
         "recipe": json.dumps(info.recipe),
         "acceptance": json.dumps(info.acceptance),
+        "intermediate_size": str(info.intermediate_size),
+        "feedback_rank": str(info.feedback_rank),
     }
+    if int8:
+        tensors = _int8(tensors)
     save(path, tensors if draft_ids is None else {**tensors, "draft_ids": draft_ids}, metadata)
 
 
@@ -133,11 +184,45 @@ def read_info(path: Path) -> HeadInfo:
             model_hash=raw["model_hash"],
             recipe=recipe,
             acceptance=acceptance,
+            intermediate_size=int(raw.get("intermediate_size", "0")),
+            feedback_rank=int(raw.get("feedback_rank", "0")),
         )
     except (KeyError, ValueError) as error:
         raise PpsdError(
             f"{path}: the exit head's metadata is damaged ({one_line(error)}); fetch or train it again"
         ) from None
+
+
+def _int8(tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """Matrices in blocks of a row that share a scale; what has no whole blocks stays as it is."""
+    out: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        if tensor.ndim != 2 or tensor.shape[1] % BLOCK:
+            out[name] = tensor
+            continue
+        blocks = as_float32(tensor).reshape(len(tensor), -1, BLOCK)
+        scales = (np.abs(blocks).max(-1) / 127).astype(np.float16)
+        wide = scales.astype(np.float32)[..., None]
+        whole = np.divide(blocks, wide, out=np.zeros_like(blocks), where=wide > 0)
+        out[name] = np.clip(np.rint(whole), -127, 127).astype(np.int8).reshape(tensor.shape)
+        out[name + SCALES] = scales
+    return out
+
+
+def _floats(tensors: Mapping[str, Array], path: Path) -> dict[str, Array]:
+    """What _int8 has made, as float32 again."""
+    out: dict[str, Array] = {}
+    for name, tensor in tensors.items():
+        if tensor.dtype != np.int8:
+            if not name.endswith(SCALES):
+                out[name] = tensor
+            continue
+        scales = tensors.get(name + SCALES)
+        if scales is None or tensor.ndim != 2 or scales.shape != (len(tensor), tensor.shape[1] // BLOCK):
+            raise PpsdError(f"{path}: tensor {name} lacks its scales; fetch or train the head again")
+        blocks = tensor.reshape(len(tensor), -1, BLOCK).astype(np.float32)
+        out[name] = (blocks * scales.astype(np.float32)[..., None]).reshape(tensor.shape)
+    return out
 
 
 def find_shipped(model_hash: str) -> Path | None:

@@ -92,9 +92,13 @@ def tiny_model(seed: int = 0, **changes: object) -> LlamaForCausalLM:
     return model.eval().requires_grad_(False)
 
 
-def tiny_head(model: LlamaForCausalLM, kind: str = "layer", exit_layer: int = 2, hash: str = "0") -> ExitHead:
+def tiny_head(
+    model: LlamaForCausalLM, kind: str = "layer", exit_layer: int = 2, hash: str = "0", sizes: tuple[int, int] = (0, 0)
+) -> ExitHead:
+    """sizes: of its MLP, and the rank of its feedback; 0: the model's."""
     draft_ids = None if kind == "norm" else [i for i in range(VOCAB) if i % 5]
-    return ExitHead.from_model(model, HeadInfo(kind, exit_layer, "tiny", hash), draft_ids)
+    info = HeadInfo(kind, exit_layer, "tiny", hash, intermediate_size=sizes[0], feedback_rank=sizes[1])
+    return ExitHead.from_model(model, info, draft_ids)
 
 
 def write_model(folder: Path, model: LlamaForCausalLM | None = None, **changes: object) -> Path:
@@ -112,9 +116,16 @@ def write_model(folder: Path, model: LlamaForCausalLM | None = None, **changes: 
     return folder
 
 
-def loud_head(hash: str, strength: float = 0.5, kind: str = "feedback", exit_layer: int = 2, **shape: int) -> ExitHead:
+def loud_head(
+    hash: str,
+    strength: float = 0.5,
+    kind: str = "feedback",
+    exit_layer: int = 2,
+    sizes: tuple[int, int] = (0, 0),
+    **shape: int,
+) -> ExitHead:
     """A feedback head for which what it receives matters, and differs with the distance: a fresh one ignores it."""
-    head = tiny_head(tiny_model(**shape), kind, exit_layer, hash)
+    head = tiny_head(tiny_model(**shape), kind, exit_layer, hash, sizes)
     generator = torch.Generator().manual_seed(3)
     for name, parameter in head.feedback.named_parameters():
         if name != "norm.weight":

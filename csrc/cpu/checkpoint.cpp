@@ -20,8 +20,8 @@ Tensor tensor_of(const NamedTensors& tensors, const std::string& name, int64_t r
   return found->second;
 }
 
-// layer: whose way of attending it has
-LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, const ModelShape& s, int layer, bool mlp) {
+// layer: whose way of attending it has. inner: the width of its MLP; 0: it has none
+LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, const ModelShape& s, int layer, int64_t inner) {
   LayerTensors t;
   t.attention = s.attention_of(layer);
   const auto get = [&](const std::string& name, int64_t rows, int64_t columns, bool required) {
@@ -40,11 +40,11 @@ LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, co
   t.k_norm = get("self_attn.k_norm.weight", s.head_dim, 1, t.q_norm.present());
   if (t.q_norm.present() && s.head_dim > kMostHeadDim)
     throw std::runtime_error(prefix + ": norms of queries and keys need a head_dim of 256 at most");
-  if (mlp) {
+  if (inner > 0) {
     t.post_norm = get("post_attention_layernorm.weight", s.hidden_size, 1, true);
-    t.gate = get("mlp.gate_proj.weight", s.intermediate_size, s.hidden_size, true);
-    t.up = get("mlp.up_proj.weight", s.intermediate_size, s.hidden_size, true);
-    t.down = get("mlp.down_proj.weight", s.hidden_size, s.intermediate_size, true);
+    t.gate = get("mlp.gate_proj.weight", inner, s.hidden_size, true);
+    t.up = get("mlp.up_proj.weight", inner, s.hidden_size, true);
+    t.down = get("mlp.down_proj.weight", s.hidden_size, inner, true);
   }
   return t;
 }
@@ -52,7 +52,7 @@ LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, co
 std::vector<LayerTensors> layers_of(const NamedTensors& tensors, const ModelShape& shape, int first, int last) {
   std::vector<LayerTensors> layers;
   for (int i = first; i < last; ++i)
-    layers.push_back(layer_of(tensors, "model.layers." + std::to_string(i) + ".", shape, i, true));
+    layers.push_back(layer_of(tensors, "model.layers." + std::to_string(i) + ".", shape, i, shape.intermediate_size));
   return layers;
 }
 
@@ -142,9 +142,14 @@ std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_la
   int count = 0;
   while (has(tensors, layer(count) + "input_layernorm.weight")) ++count;
   std::vector<LayerTensors> layers;   // they begin as the model's last layers, and attend as those do
-  for (int i = 0; i < count; ++i)
-    layers.push_back(layer_of(tensors, layer(i), shape, std::max(0, shape.num_layers - count + i),
-                              has(tensors, layer(i) + "mlp.gate_proj.weight")));
+  for (int i = 0; i < count; ++i) {
+    const auto gate = tensors.find(layer(i) + "mlp.gate_proj.weight");
+    const int64_t inner = gate == tensors.end() ? 0 : gate->second.rows;   // it may be narrower than the model's
+    if (inner % kBlock || inner > shape.intermediate_size)
+      throw std::runtime_error("the exit head's MLP has a width of " + std::to_string(inner) + "; the cpu backend takes "
+                               "multiples of 32, up to the model's " + std::to_string(shape.intermediate_size));
+    layers.push_back(layer_of(tensors, layer(i), shape, std::max(0, shape.num_layers - count + i), inner));
+  }
   const auto distance = [](int d) { return "feedback." + std::to_string(d) + ".weight"; };
   std::vector<Tensor> distances;
   for (int d = 1; has(tensors, distance(d)); ++d)

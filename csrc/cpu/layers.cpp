@@ -251,7 +251,7 @@ void LayerStack::pass_side_by_side(Team& team, int member, const float* rope, fl
 bool LayerStack::run(Team& team, int member, const float* rope, float* x, int rows, int start, const int* positions,
                      const Cancelled& cancelled) {
   uint8_t* memory = inputs_[member].as<>();
-  const int hidden = shape_.hidden_size, inner = shape_.intermediate_size;
+  const int hidden = shape_.hidden_size;
   int phase = 0;
   const auto share = [&](int count, int step, auto&& work) {
     team.share(shares_[phase++], member, count, step, work);
@@ -259,7 +259,6 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
   };
   const Activations narrow = Activations::at(kernels_, memory, format_, rows, hidden);
   const Activations heads = Activations::at(kernels_, memory, format_, rows, shape_.q_outputs());
-  const Activations mlp = Activations::at(kernels_, mlp_.as<>(), format_, rows, inner);
   const InputOffsets inputs(shape_);
   for (size_t number = 0; number < layers_.size(); ++number) {
     const PackedLayer& layer = *layers_[number];
@@ -315,6 +314,8 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
     share(layer.o.panels(), kTogether, [&](int begin, int end) { kernels_.add(output, begin, end); });
 
     if (layer.has_mlp()) {
+      const int inner = layer.down.inputs;   // in an exit head, at most that of the model's layers
+      const Activations mlp = Activations::at(kernels_, mlp_.as<>(), format_, rows, inner);
       kernels_.normalize(x, rows, layer.post_norm.data(), shape_.rms_norm_eps, narrow);
       observe(narrow, inputs.gate_up);
       const SwigluPhase gate_up{&layer.gate_up, &narrow, rows, &mlp, then(up, down_to)};

@@ -74,8 +74,8 @@ size_t Packer::layer_bytes(const LayerTensors& layer) const {
   size_t bytes = aligned(qkv_matrix().bytes()) +
                  matrix_bytes(shape_.hidden_size, shape_.q_outputs());
   if (layer.gate.present())
-    bytes += matrix_bytes(2 * shape_.intermediate_size, shape_.hidden_size) +
-             matrix_bytes(shape_.hidden_size, shape_.intermediate_size);
+    bytes += matrix_bytes(2 * int(layer.gate.rows), shape_.hidden_size) +
+             matrix_bytes(shape_.hidden_size, int(layer.gate.rows));
   return bytes;
 }
 
@@ -103,7 +103,7 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
   if (t.o_bias.present()) out.o_bias = vector(t.o_bias);
   if (t.gate.present()) {
     out.post_norm = vector(t.post_norm);
-    const int inner = shape_.intermediate_size, hidden = shape_.hidden_size;
+    const int inner = int(t.gate.rows), hidden = shape_.hidden_size;
     out.gate_up = pack({format_, 2 * inner, hidden}, interleaved(t.gate, t.up), weigh(at.gate_up), memory);
     out.down = pack({format_, hidden, inner}, rows_of(t.down), weigh(at.down), memory);
   }

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> None:
     tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
     begin = HeadFile.load(Path(args.begin), checkpoint) if args.begin else None
     rate = args.learning_rate if args.learning_rate is not None else first_rate(checkpoint.config.hidden_size)
+    neurons, rank = _sizes_of_body(args, begin, checkpoint)
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
         kinds=kinds,
@@ -64,6 +65,8 @@ def run(args: argparse.Namespace) -> None:
         seed=args.seed,
         format=_format(args, checkpoint),
         begin=hashlib.sha256(Path(args.begin).read_bytes()).hexdigest()[:16] if args.begin else "",
+        intermediate_size=neurons,
+        feedback_rank=rank,
         train=TrainSettings(learning_rate=rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
     )
     model = TorchBackend(
@@ -202,6 +205,16 @@ def _layers(text: str) -> tuple[int, ...]:
     if len(set(layers)) != len(layers):
         raise UsageError(f"--exit-layer {text} names a layer twice")
     return layers
+
+
+def _sizes_of_body(args: argparse.Namespace, begin: HeadFile | None, checkpoint: Checkpoint) -> tuple[int, int]:
+    """Of the MLP and of the feedback: as asked for, else as the head has that training begins with."""
+    usual = distillation.default_sizes(checkpoint.config)
+    if begin is not None:
+        usual = begin.info.intermediate_size, begin.info.feedback_rank
+    asked = args.intermediate_size, args.feedback_rank
+    neurons, rank = (default if given is None else given for given, default in zip(asked, usual, strict=True))
+    return neurons, rank
 
 
 def _check_writable(folder: Path) -> None:

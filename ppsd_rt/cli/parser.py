@@ -247,6 +247,15 @@ def _distill_options(parser: Parser) -> None:
     group.add_argument("--begin", type=named, metavar="HEAD", help="a head to go on from [the model's last layers]")
     group.add_argument("--draft-vocabulary", default="4096", metavar="N[,N...]", help="most frequent ids; 0: all")
     group.add_argument(
+        "--intermediate-size",
+        type=whole,
+        metavar="N",
+        help="neurons of its MLP; 0: as the model [by its width]",
+    )
+    group.add_argument(
+        "--feedback-rank", type=whole, metavar="R", help="of its feedback matrices; 0: full [by the same]"
+    )
+    group.add_argument(
         "--out",
         type=named,
         required=True,

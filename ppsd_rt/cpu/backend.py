@@ -106,7 +106,7 @@ class CpuBackend:
         if file is not None:
             draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
             with one_line("pack the exit head", self._threads):
-                model = model.with_exit_head(file.info.exit_layer, dict(file.tensors), draft_ids, self._threads)
+                model = model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, self._threads)
         with one_line("make an engine", self._threads):
             self._made: _native.Engine | None = _native.Engine(model, self._threads, cuts)
         self._head = file.info if file else None

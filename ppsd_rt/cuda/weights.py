@@ -197,7 +197,7 @@ class DeviceWeights:
         """The same weights (shared) with another exit head, or without one."""
         if file is None:
             return replace(self, head=None)
-        return self._with(_mapped(file.tensors), file.info, None if file.draft_ids is None else file.draft_ids.tolist())
+        return self._with(_mapped(file.whole), file.info, None if file.draft_ids is None else file.draft_ids.tolist())
 
     def with_random_head(
         self, kind: str, exit_layer: int, draft_ids: Sequence[int] | None = None, *, seed: int = 1, scale: float = 0.02

@@ -14,6 +14,7 @@ import torch
 from ..cpu.backend import CpuBackend
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
+from ..models.config import LlamaConfig
 from ..models.exit_head import ExitHead
 from ..models.files import one_line, read_json_object
 from ..models.head_file import KINDS, HeadFile, HeadInfo
@@ -31,12 +32,19 @@ CHECKPOINT_SECONDS = 45.0  # an interruption loses less than a minute
 PEEK_STEPS = 25  # steps between looks at the held-out text
 PEEK_TEXTS = 48  # greedy texts of such a look; the end uses all
 MOST_NATIVE_SLOTS = 64  # rows of one pass of the C++ engine
+WIDE = 1024  # from this hidden size on, a whole layer of the model is more than a head needs
 HELD_OUT = 0  # number of the shard that is never trained on
 
 
 def default_exit_layer(layers: int) -> int:
     """Of a model of so many layers: a tenth of them, as was found best for 30 (docs/history/exit-heads.md)."""
     return max(1, round(layers / 10))
+
+
+def default_sizes(config: LlamaConfig) -> tuple[int, int]:
+    """The width of a head's MLP and the rank of its feedback; 0: the model's, and full rank."""
+    wide = config.hidden_size >= WIDE
+    return (config.hidden_size * 5 // 6 // 32 * 32, config.hidden_size // 6 // 32 * 32) if wide else (0, 0)
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,8 @@ class Settings:
     seed: int
     format: str = ""  # that the C++ engine samples in; empty: torch samples
     begin: str = ""  # the hash of the head's file that training begins with; empty: the model's last layers
+    intermediate_size: int = 0  # of the heads' MLPs; 0: the model's
+    feedback_rank: int = 0  # HeadInfo.feedback_rank
     train: TrainSettings = field(default_factory=TrainSettings)
 
     def __post_init__(self) -> None:
@@ -114,14 +124,21 @@ class Distillation:
         self.trials: list[Trial] = []
         self.judged = False  # the learning rate stays
         self.infos = [
-            HeadInfo(kind, layer, checkpoint.name, settings.model_hash)
+            HeadInfo(
+                kind,
+                layer,
+                checkpoint.name,
+                settings.model_hash,
+                intermediate_size=settings.intermediate_size if kind != "adapter" else 0,
+                feedback_rank=settings.feedback_rank if kind == "feedback" else 0,
+            )
             for kind in settings.kinds
             for layer in settings.exit_layers
         ]
         for info in self.infos:
             info.check(model.config)
             if begin is not None:
-                begin.check_grows(info.kind, model.config)
+                begin.check_grows(info, model.config)
         mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
         keep = (*(layer for layer in settings.exit_layers if layer > 0), model.config.num_hidden_layers)
         self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep)
@@ -245,7 +262,7 @@ class Distillation:
                 known = {name: round(value, 4) for name, value in facts.items() if value is not None}
                 head.info = replace(head.info, recipe=recipe, acceptance=known)
                 written.append(path(head.info, size))
-                head.save(written[-1], draft_ids=self._draft_ids(size))
+                head.save(written[-1], torch.int8, self._draft_ids(size))
         return written
 
     def _by_frequency(self, texts: Sequence[Text]) -> list[int]:

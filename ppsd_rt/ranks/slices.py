@@ -49,7 +49,7 @@ def draft_slice(
     """Layers [0, size) and the exit head after them; without one, nothing can be drafted."""
     whole = head is not None and head.draft_ids is None  # it reads the model's LM head
     model = pack_slice(checkpoint, 0, size, formats, threads, lm_head=whole)
-    tensors = {"norm.weight": checkpoint.tensors["model.norm.weight"]} if head is None else dict(head.tensors)
+    tensors = {"norm.weight": checkpoint.tensors["model.norm.weight"]} if head is None else dict(head.whole)
     draft_ids = [] if head is None or head.draft_ids is None else head.draft_ids.tolist()
     with one_line("pack the exit head", threads):
         return model.with_exit_head(size, tensors, draft_ids, threads)

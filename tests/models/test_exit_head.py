@@ -3,13 +3,13 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support import VOCAB, tiny_head, tiny_model, write_model
+from support import VOCAB, loud_head, tiny_head, tiny_model, write_model
 
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint, read_metadata
 from ppsd_rt.models.exit_head import ExitHead
-from ppsd_rt.models.head_file import KINDS, HeadFile, HeadInfo, read_info
+from ppsd_rt.models.head_file import DISTANCES, KINDS, HeadFile, HeadInfo, read_info
 from ppsd_rt.models.llama import LlamaForCausalLM, causal_attention
 from ppsd_rt.models.rope import Rope
 
@@ -112,21 +112,77 @@ def test_kind_and_exit_layer_are_checked(kind, layer, words):
 def test_a_head_can_begin_as_a_smaller_one(checkpoint, tmp_path):
     """What it lacks adds nothing before it has learned something; what has no place in the new head is refused."""
     model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
-    small = tiny_head(model, "layer", hash=checkpoint.hash)
+    small = tiny_head(model, "layer", hash=checkpoint.hash, sizes=(64, 0))
     for parameter in small.parameters():
         parameter.data.normal_(0, 0.1)
     small.save(tmp_path / "small.safetensors", torch.float32)
     file = HeadFile.load(tmp_path / "small.safetensors", checkpoint)
     x = torch.randn(1, 5, 64)
     for kind in ("two-layer", "feedback"):
-        large = tiny_head(model, kind, hash=checkpoint.hash)
-        file.check_grows(kind, model.config)
+        large = tiny_head(model, kind, hash=checkpoint.hash, sizes=(64, 32 if kind == "feedback" else 0))
+        file.check_grows(large.info, model.config)
         large.begin_as(file)
         torch.testing.assert_close(head_hidden(large, x), head_hidden(small, x))
     torch.testing.assert_close(large.feedback(x, x, 2), x)
     large.save(tmp_path / "large.safetensors", torch.float32)
-    with pytest.raises(UsageError, match="kind layer cannot begin as one of kind feedback"):
-        HeadFile.load(tmp_path / "large.safetensors", checkpoint).check_grows("layer", model.config)
+    with pytest.raises(UsageError, match="kind layer cannot begin as this one of kind feedback"):
+        HeadFile.load(tmp_path / "large.safetensors", checkpoint).check_grows(small.info, model.config)
+    with pytest.raises(UsageError, match=r"no place for layers.0.mlp.down_proj.weight \(64, 64\)"):
+        file.check_grows(tiny_head(model, "layer").info, model.config)
+
+
+@torch.no_grad()
+def test_a_narrow_head_is_the_product_of_what_its_file_holds(checkpoint, tmp_path):
+    model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    head = loud_head(checkpoint.hash, sizes=(32, 32))
+    head.save(tmp_path / "head.safetensors", torch.float32)
+    file = HeadFile.load(tmp_path / "head.safetensors", checkpoint)
+    assert file.tensors["layers.0.mlp.down_proj.weight"].shape == (64, 32)
+    assert "feedback.down.weight" not in file.whole
+    x, verified = torch.randn(2, 3, 64)
+    loaded = ExitHead.from_file(file, model)
+    for distance in (1, DISTANCES):
+        expected = head.feedback(x, verified, distance)
+        assert torch.equal(loaded.feedback(x, verified, distance), expected)
+        whole = torch.from_numpy(file.whole[f"feedback.{distance}.weight"])
+        torch.testing.assert_close(x + head.feedback.norm(verified) @ whole.t(), expected)
+
+
+def test_a_narrow_mlp_begins_as_the_neurons_with_the_largest_weights(checkpoint):
+    model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    last = model.model.layers[-1].mlp
+    last.up_proj.weight[5:37] *= 50
+    head = tiny_head(model, "layer", sizes=(32, 0))
+    assert torch.equal(head.layers[0].mlp.up_proj.weight, last.up_proj.weight[5:37])
+    assert torch.equal(head.layers[0].mlp.down_proj.weight, last.down_proj.weight[:, 5:37])
+
+
+@pytest.mark.parametrize("sizes", [(33, 0), (128, 0), (0, 96), (-32, 0)])
+def test_sizes_of_a_narrow_head_are_checked(sizes):
+    with pytest.raises(PpsdError, match="multiples of 32 up to (96|64), or 0 for all"):
+        tiny_head(tiny_model(), "feedback", sizes=sizes)
+
+
+@torch.no_grad()
+def test_int8_rounds_matrices_as_the_cpu_does(checkpoint, tmp_path):
+    """Once rounded, a head stays what it is, on disk and in the CPU's int8; it takes half of bfloat16's bytes."""
+    model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    head, paths = loud_head(checkpoint.hash), [tmp_path / f"{n}.safetensors" for n in range(3)]
+    head.save(paths[0])
+    head.save(paths[1], torch.int8)
+    assert paths[1].stat().st_size < 0.6 * paths[0].stat().st_size
+    once = ExitHead.from_file(HeadFile.load(paths[1], checkpoint), model)
+    for exact, rounded in zip(head.parameters(), once.parameters(), strict=True):
+        largest = exact.abs().max() if exact.ndim == 2 else 0
+        assert (exact - rounded).abs().max() <= largest / 127 * 0.51
+    once.save(paths[2], torch.int8)
+    again = HeadFile.load(paths[2], checkpoint).tensors
+    assert all((again[name] == tensor).all() for name, tensor in HeadFile.load(paths[1], checkpoint).tensors.items())
+    tensors = load_file(paths[1])
+    del tensors["layers.0.mlp.up_proj.weight.scales"]
+    save_file(tensors, paths[2], read_metadata(paths[1]))
+    with pytest.raises(PpsdError, match="layers.0.mlp.up_proj.weight lacks its scales"):
+        HeadFile.load(paths[2], checkpoint)
 
 
 @pytest.mark.parametrize("ids", [[], [1, 1], [-1], [VOCAB]])

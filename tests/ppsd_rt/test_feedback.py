@@ -18,10 +18,11 @@ def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("feedback") / "model")
 
 
-@pytest.fixture(params=[2, slow(0)])
-def exit_layer(request):
-    """0: the head reads the embeddings, and the draft stage has no layer of the model."""
-    return request.param
+@pytest.fixture(params=[(2, (0, 0)), (2, (32, 32)), slow((0, (0, 0)))])
+def shape(request):
+    """Exit layer 0: the head reads the embeddings, the draft stage has no layer of the model. sizes: a narrow head's."""
+    exit_layer, sizes = request.param
+    return {"exit_layer": exit_layer, "sizes": sizes}
 
 
 def drafts_of(folder, path, backend, schedule, threads=1):
@@ -34,15 +35,15 @@ def drafts_of(folder, path, backend, schedule, threads=1):
 
 
 @pytest.mark.parametrize("length", [1, 3, 8])  # 8: beyond the farthest distance
-def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length, exit_layer):
+def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length, shape):
     path = tmp_path / "head.safetensors"
-    loud_head(Checkpoint(folder).hash, exit_layer=exit_layer).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash, **shape).save(path, torch.float32)
     schedule = f"eesd:length={length},stop_rule=fixed"
     native, answer = drafts_of(folder, path, "cpu", schedule, threads=2)
     twin, same = drafts_of(folder, path, "torch", schedule)
     assert native == twin
     assert answer == same
-    loud_head(Checkpoint(folder).hash, strength=0.0, exit_layer=exit_layer).save(path, torch.float32)
+    loud_head(Checkpoint(folder).hash, strength=0.0, **shape).save(path, torch.float32)
     deaf, answer = drafts_of(folder, path, "cpu", schedule)
     assert answer == same
     assert deaf != native
@@ -52,9 +53,9 @@ def test_cpp_drafts_what_torch_drafts(folder, tmp_path, length, exit_layer):
     "schedule", ["eesd", "ppsd", "elastic", "elastic:first_chunk=0", "eesd:lookup=1,siblings=0.0001", "auto"]
 )
 @pytest.mark.parametrize("format", ["cpu int8", "cpu bfloat16", "torch float32"])
-def test_what_is_received_changes_no_answer(folder, tmp_path, schedule, format, exit_layer):
+def test_what_is_received_changes_no_answer(folder, tmp_path, schedule, format, shape):
     path, (backend, dtype) = tmp_path / "head.safetensors", format.split()
-    loud_head(Checkpoint(folder).hash, exit_layer=exit_layer).save(path)
+    loud_head(Checkpoint(folder).hash, **shape).save(path)
     engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, device="cpu", dtype=dtype, threads=2)
     for params in (
         SamplingParams(max_tokens=80, ignore_eos=True),

@@ -38,9 +38,9 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def three_layers(tmp_path_factory):
-    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2}
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2}
     folder = write_model(tmp_path_factory.mktemp("models") / "three", num_key_value_heads=1, **shape)
-    head = loud_head(Checkpoint(folder).hash, exit_layer=1, num_key_value_heads=1, **shape)
+    head = loud_head(Checkpoint(folder).hash, exit_layer=1, sizes=(32, 32), num_key_value_heads=1, **shape)
     head.save(folder / "feedback.safetensors")
     return folder
 
