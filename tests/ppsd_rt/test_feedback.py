@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(params=[(2, (0, 0)), (2, (32, 32)), slow((0, (0, 0)))])
 def shape(request):
-    """Exit layer 0: the head reads the embeddings, the draft stage has no layer of the model. sizes: a narrow head's."""
+    """Exit layer 0: the head reads the embeddings, no layer of the model drafts. sizes: of a narrow head."""
     exit_layer, sizes = request.param
     return {"exit_layer": exit_layer, "sizes": sizes}
 
