@@ -158,10 +158,11 @@ class Loop:
         committed: int = ...,
         seconds: float = ...,
         masks: tuple[Any, Any] | None = ...,
+        successors: Successors | None = ...,
     ) -> LoopAnswer:
         """Queue an answer; the prompt's last `committed` tokens are its own already, and took `seconds`.
 
-        automatic: the loop decides on drafts, of the schedule `lookup` counts. masks: as of Engine.start.
+        automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count. masks: as of Engine.start.
         MemoryError: the text may become longer than all blocks.
         """
 
@@ -313,11 +314,24 @@ class Measured:
     @property
     def predicted_seconds(self) -> float: ...
 
+class Successors:
+    """What usually follows a token, and two tokens, in all texts of an engine: for schedules that recycle."""
+
+    def __init__(self) -> None: ...
+    def know(self, counted: Sequence[tuple[int, int, int, int]]) -> None:
+        """Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often)."""
+
 class Planner:
     """Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted."""
 
     def __init__(
-        self, costs: Costs, prior: float, lookup: int = ..., siblings: bool = ..., tuning: Tuning = ...
+        self,
+        costs: Costs,
+        prior: float,
+        lookup: int = ...,
+        siblings: bool = ...,
+        tuning: Tuning = ...,
+        recycle: bool = ...,
     ) -> None: ...
     @property
     def costs(self) -> Costs: ...  # after the text that there is
@@ -382,6 +396,7 @@ class Engine:
         oracle: Oracle | None = ...,
         trace: bool = ...,
         masks: tuple[TokenMask, TokenMask] | None = ...,  # of drafts, and of verification
+        successors: Successors | None = ...,
     ) -> Session: ...
 
 class Stages:

@@ -80,7 +80,7 @@ class Backend(Protocol):
     def threads(self) -> int: ...
     @property
     def copies(self) -> bool:
-        """Can drafts be copied (`lookup` of the schedules)?"""
+        """Can drafts be copied (`lookup` and `recycle` of the schedules)?"""
 
     @property
     def siblings(self) -> bool:

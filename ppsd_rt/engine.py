@@ -145,9 +145,11 @@ class Engine:
         if params is not None and not isinstance(params, SamplingParams):
             raise UsageError(f"params must be SamplingParams(...), not {quoted(params)}")
         if isinstance(schedule, Auto) and self.head is None:
-            schedule = copying(PLAIN, schedule.lookup if self.backend.copies else 0)
-        if isinstance(schedule, Schedule) and schedule.lookup and not self.backend.copies:
-            raise UsageError(f"the {self.backend.name} backend copies no drafts: leave lookup= out of the schedule")
+            schedule = copying(schedule) if self.backend.copies else PLAIN
+        if isinstance(schedule, Schedule) and schedule.copies and not self.backend.copies:
+            raise UsageError(
+                f"the {self.backend.name} backend copies no drafts: leave lookup= and recycle= out of the schedule"
+            )
         if isinstance(schedule, Schedule) and schedule.siblings and not self.backend.siblings:
             name = self.backend.name
             raise UsageError(f"the {name} backend verifies no siblings: leave siblings= out of the schedule")

@@ -115,8 +115,8 @@ stop_rules = st.one_of(
     st.builds(Paying, st.floats(0.01, 2), st.integers(1, 12), st.floats(0.5, 8), st.floats(0.5, 1)),
 )
 drafting_schedules = st.builds(
-    lambda chunk, first, ahead, overlap, rule, lookup, siblings: Schedule(
-        min(first, chunk), chunk, max(ahead, chunk), overlap, rule, lookup, 0.0 if overlap else siblings
+    lambda chunk, first, ahead, overlap, rule, lookup, siblings, recycle: Schedule(
+        min(first, chunk), chunk, max(ahead, chunk), overlap, rule, lookup, 0.0 if overlap else siblings, recycle
     ),
     st.integers(1, MAX_CHUNK),
     st.integers(0, MAX_CHUNK),
@@ -125,12 +125,16 @@ drafting_schedules = st.builds(
     stop_rules,
     st.sampled_from([0, 0, 1, 2, 3, 8]),
     st.sampled_from([0.0, 0.001, 0.03, 0.3]),
+    st.booleans(),
 )
 copying_schedules = st.builds(
-    lambda chunk, overlap, rule, lookup: Schedule(0, chunk, 0, overlap, rule, lookup),
+    lambda chunk, overlap, rule, lookup, recycle: Schedule(
+        0, chunk, 0, overlap, rule, lookup if recycle else max(lookup, 1), recycle=recycle
+    ),
     st.integers(1, MAX_CHUNK),
     st.booleans(),
     stop_rules,
-    st.integers(1, 8),
+    st.integers(0, 8),
+    st.booleans(),
 )
 schedules = st.one_of(st.just(PLAIN), drafting_schedules, copying_schedules)

@@ -275,8 +275,10 @@ void bind_cpu(py::module_& m) {
           "start",
           [](PyEngine& engine, std::vector<int> prompt, const Sampling& sampling, const Steering& schedule,
              const Limits& limits, bool report_drafts, bool lock_step, std::pair<int, int> ticks,
-             const std::optional<Oracle>& oracle, bool trace, const std::optional<std::pair<py::object, py::object>>& masks) {
+             const std::optional<Oracle>& oracle, bool trace, const std::optional<std::pair<py::object, py::object>>& masks,
+             std::shared_ptr<Successors> successors) {
             Request request;
+            request.successors = std::move(successors);
             request.prompt = std::move(prompt);
             request.sampling = sampling;
             if (masks) {
@@ -296,7 +298,8 @@ void bind_cpu(py::module_& m) {
           },
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"), py::arg("limits"),
           py::arg("report_drafts") = false, py::arg("lock_step") = false, py::arg("ticks") = std::make_pair(1, 1),
-          py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("masks") = py::none());
+          py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("masks") = py::none(),
+          py::arg("successors") = nullptr);
 
   py::class_<CpuBatch, std::unique_ptr<CpuBatch, NotAfterFork>>(m, "Batch",
       "Many texts side by side for sampling training text: one row [texts] of each a step, one KV cache for each.")

@@ -288,6 +288,11 @@ void bind_planning(py::module_& m) {
       .def_property_readonly("mode", [](const Prediction& prediction) { return name_of(prediction.mode); })
       .def_readonly("length", &Prediction::length)
       .def_readonly("tokens_per_second", &Prediction::tokens_per_second);
+  py::class_<Successors, std::shared_ptr<Successors>>(m, "Successors",
+      "What usually follows a token, and two tokens, in all texts of an engine: for schedules that recycle.")
+      .def(py::init<>())
+      .def("know", &Successors::know, py::arg("counted"),
+           "Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often).");
   py::class_<Planner::Measured>(m, "Measured", "What rounds of a kind took, and what had been predicted for them.")
       .def_readonly("rounds", &Planner::Measured::rounds)
       .def_readonly("tokens", &Planner::Measured::tokens)
@@ -295,12 +300,13 @@ void bind_planning(py::module_& m) {
       .def_readonly("predicted_seconds", &Planner::Measured::predicted_seconds);
   py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner",
       "Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted.")
-      .def(py::init([](const Costs& costs, double prior, int lookup, bool siblings, const Tuning& tuning) {
-             auto* planner = new Planner(costs, prior, simulate_overlap, lookup, siblings, tuning);
+      .def(py::init([](const Costs& costs, double prior, int lookup, bool siblings, const Tuning& tuning,
+                       bool recycle) {
+             auto* planner = new Planner(costs, prior, simulate_overlap, lookup, siblings, tuning, recycle);
              return std::shared_ptr<Planner>(planner, NotAfterFork());   // an answer's thread may be in it
            }),
            py::arg("costs"), py::arg("prior"), py::arg("lookup") = 0, py::arg("siblings") = false,
-           py::arg("tuning") = Tuning())
+           py::arg("tuning") = Tuning(), py::arg("recycle") = false)
       .def_property_readonly("costs", [](const Planner& planner) { return planner.costs(); })
       .def_property_readonly("acceptance", &Planner::acceptance)
       .def_property_readonly("credit", &Planner::credit)

@@ -37,7 +37,7 @@ PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_an
 
 PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
              bool automatic, bool report_drafts, int committed, double seconds,
-             const std::optional<std::pair<py::object, py::object>>& masks) {
+             const std::optional<std::pair<py::object, py::object>>& masks, std::shared_ptr<Successors> successors) {
   if (prompt.empty() || committed < 0 || committed >= int(prompt.size()))
     throw std::invalid_argument("an answer begins with a prompt");
   Request request;
@@ -49,6 +49,7 @@ PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, co
   }
   request.schedule = schedule;
   request.limits = limits;
+  request.successors = std::move(successors);
   request.report_drafts = report_drafts;
   PyOutbox answer;
   const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, committed, seconds);
@@ -85,8 +86,8 @@ void bind_serving(py::module_& m) {
            py::arg("prompt_rows"), py::arg("stepped") = false)
       .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
            py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false, py::arg("committed") = 0,
-           py::arg("seconds") = 0.0, py::arg("masks") = py::none(),
-           "Queue an answer. automatic: the loop decides on drafts, of the schedule `lookup` counts. The prompt's last "
+           py::arg("seconds") = 0.0, py::arg("masks") = py::none(), py::arg("successors") = nullptr,
+           "Queue an answer. automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count. The prompt's last "
            "`committed` tokens are its own already. MemoryError: it may become longer than all blocks.")
       .def(
           "learn",

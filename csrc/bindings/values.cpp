@@ -135,6 +135,7 @@ bool read(py::handle from, Schedule* to) {
   to->lookahead = from.attr("lookahead").cast<int>();
   to->overlap = from.attr("overlap").cast<bool>();
   to->lookup = from.attr("lookup").cast<int>();
+  to->recycle = from.attr("recycle").cast<bool>();
   to->siblings = from.attr("siblings").cast<double>();
   to->stop_rule = stop_rule_of(from.attr("stop_rule"));
   return true;
@@ -175,7 +176,8 @@ py::object schedule_of(const Schedule& s) {
       .attr("Survival")("threshold"_a = s.stop_rule.threshold, "copy_threshold"_a = s.stop_rule.copy_threshold);
   return py::module_::import("ppsd_rt.pipeline.schedule")
       .attr("Schedule")("first_chunk"_a = s.first_chunk, "max_chunk"_a = s.max_chunk, "lookahead"_a = s.lookahead,
-                        "overlap"_a = s.overlap, "stop_rule"_a = rule, "lookup"_a = s.lookup, "siblings"_a = s.siblings);
+                        "overlap"_a = s.overlap, "stop_rule"_a = rule, "lookup"_a = s.lookup, "siblings"_a = s.siblings,
+                        "recycle"_a = s.recycle);
 }
 
 py::object event_of(const Event& event, std::optional<double> seconds) {

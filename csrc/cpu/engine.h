@@ -21,6 +21,7 @@ struct Request {
   Sampling sampling;
   Limits limits;
   Schedule schedule;
+  std::shared_ptr<Successors> successors;   // of all answers, for schedules that recycle; or null
   std::shared_ptr<Planner> planner;   // `auto`: it chooses the schedule, round by round
   bool report_drafts = false;
   bool lock_step = false;   // even with overlap: the same rounds every time

@@ -113,6 +113,7 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
     auto threads = std::make_unique<Threads>(stages, schedule, request_.limits, request_.sampling.seed,
                                              request_.report_drafts, [this](int stage) { engine_->pin_stage(stage); },
                                              std::move(after_round), trace_);
+    threads->recycle(request_.successors);
     threads->begin(*tokens, keep);
     carrier = std::move(threads);
   } else {
@@ -120,6 +121,7 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
     engine_->pin_shared();
     auto lock_step = std::make_unique<LockStep>(stages, schedule, request_.limits, request_.sampling.seed,
                                                 request_.ticks, request_.report_drafts, std::move(after_round), trace_);
+    lock_step->recycle(request_.successors);
     lock_step->begin(*tokens, keep);
     carrier = std::move(lock_step);
   }

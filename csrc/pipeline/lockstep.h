@@ -19,6 +19,7 @@ class LockStep final : public Carrier {
            AfterRound after_round = nullptr, Trace* trace = nullptr);
 
   void begin(const std::vector<int>& prompt, int keep) { prompt_ = prompt, keep_ = keep; }
+  void recycle(std::shared_ptr<Successors> successors) { scheduler_.recycle(std::move(successors)); }
   std::optional<Event> next() override;
   void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   const std::vector<int>& tokens() const override { return scheduler_.tokens(); }

@@ -58,6 +58,7 @@ std::optional<Draft> Lookup::propose(const TokenAt& at, int known) const {
 void Lookup::observe(const std::vector<Draft>& judged, int accepted) {
   for (Chance& chance : chances_) chance = {chance.accepted * kDiscount, chance.rejected * kDiscount};
   for (int i = 0; i < int(judged.size()); ++i) {
+    if (judged[i].copied >= kFromSuccessors) continue;
     const bool copied = judged[i].copied > 0;
     if (!copied) head_ = {head_.accepted * kDiscount, head_.rejected * kDiscount};
     Chance& chance = copied ? chances_[bucket(judged[i].copied)] : head_;

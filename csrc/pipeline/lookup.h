@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "protocol.h"
+#include "successors.h"
 
 namespace ppsd {
 

@@ -43,12 +43,13 @@ std::vector<Schedule> overlapped_schedules(bool ranks) {
 }
 
 Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup, bool siblings,
-                 const Tuning& tuning)
+                 const Tuning& tuning, bool recycle)
     : tuning_(tuning),
       measured_costs_(costs),
       simulate_(simulate),
       costs_(costs),
       lookup_(lookup),
+      recycle_(recycle),
       siblings_(siblings),
       accepted_(tuning_.prior_weight * (std::isfinite(prior) ? std::clamp(prior, 0.01, 0.99) : 0.5)),
       rejected_(tuning_.prior_weight - accepted_),
@@ -297,9 +298,9 @@ void Planner::decide() {
     schedule_ = in_turns(drafts, worth(more / std::max(a, 0.05)));
   }
   if (siblings_ && !probing_ && mode_ == Mode::kTurns) schedule_.siblings = worth(row(std::min(best.length + 2, kMaxRows)));
-  if (lookup_ > 0 && !probing_) {
+  if ((lookup_ > 0 || recycle_) && !probing_) {
     const int copies = mode_ == Mode::kPlain ? affordable_copies() : kMaxChunk;
-    if (copies > 0) schedule_.lookup = lookup_;
+    if (copies > 0) schedule_.lookup = lookup_, schedule_.recycle = recycle_;
     // Matches say less of a sampled text than of a greedy one: a chance is worth what copies have kept of theirs.
     const double kept = std::clamp(kept_ / std::max(promised_, 1e-3), 0.2, 1.5);
     schedule_.stop_rule.copy_threshold = std::min(worth(row(kMaxRows / 2)) / kept, 0.98);

@@ -42,9 +42,10 @@ class Planner {
 
   // prior: the acceptance to begin with, which counts as much as a few verdicts; NaN: not known.
   // lookup: of the schedules, where drafts may be copied; copies are neither counted nor foreseen, they come on top.
+  // recycle: likewise.
   // siblings: of drafts that do not overlap verification may be verified.
   Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0, bool siblings = false,
-          const Tuning& tuning = {});
+          const Tuning& tuning = {}, bool recycle = false);
 
   // Before the first round of an answer: how long its prompt is. What earlier answers gained counts little for this one.
   void begin(int context);
@@ -90,6 +91,7 @@ class Planner {
   const Simulate simulate_;
   Costs costs_;                                // at the present length of the text
   const int lookup_;
+  const bool recycle_;
   const bool siblings_;
   double accepted_, rejected_;                 // verdicts, older ones counting less
   double rescued_ = 0.0;                       // of the rounds of drafts, older ones counting less

@@ -49,7 +49,9 @@ struct DraftStep {
 struct Draft {
   int token = 0;
   double confidence = 0.0;     // the exit head's own probability, or the chance of a copy
-  int copied = 0;              // tokens of the match that it was copied after; 0: drawn by the exit head
+  // 0: drawn by the exit head; else tokens of the match that it was copied after, or from kFromSuccessors on what usually
+  // follows (successors.h)
+  int copied = 0;
   int sibling = -1;            // the exit head's second choice, to be verified beside it, or -1
   double sibling_confidence = 0.0;
 };

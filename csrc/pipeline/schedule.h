@@ -26,9 +26,12 @@ struct StopRule {
 struct Schedule {
   int first_chunk = 0, max_chunk = 0, lookahead = 0;
   int lookup = 0;           // tokens that must match for a draft to be copied; 0: none is
+  bool recycle = false;     // where nothing can be copied, what usually follows is drafted (successors.h)
   double siblings = 0.0;    // the least chance of being needed and right for a sibling to be verified; 0: none is
   bool overlap = false;
   StopRule stop_rule;
+
+  bool copies() const { return lookup > 0 || recycle; }   // are there drafts that the exit head is not asked for?
 };
 
 // A draft token that a verdict judged.

@@ -14,7 +14,8 @@ Round Scheduler::begin(const std::vector<int>& prompt, int keep, int first, std:
   drafted_rows_ = launched_ = int(prompt.size());
   finished_ = ended();
   learn(int(prompt.size()) - 1, std::move(hidden));
-  if (schedule_.lookup > 0) lookup_.learn(tokens_, schedule_.lookup);
+  counted_ = keep + int(keep > 0);   // an earlier answer has counted what it left
+  learn_tokens();
   Round round;
   round.epoch = epoch();
   round.position = int(prompt.size());
@@ -46,8 +47,11 @@ bool Scheduler::may_draft() const {
 std::optional<Draft> Scheduler::to_copy() const {
   const int most = std::max(schedule_.lookahead, schedule_.max_chunk);
   const bool room = known() < limits_.end - 1 && int(drafts_.size()) < most;
-  if (schedule_.lookup == 0 || !room || drafted_end()) return std::nullopt;
-  const auto copy = lookup_.propose([this](int position) { return token_at(position); }, known());
+  if (!schedule_.copies() || !room || drafted_end()) return std::nullopt;
+  const auto at = [this](int position) { return token_at(position); };
+  auto copy = schedule_.lookup > 0 ? lookup_.propose(at, known()) : std::nullopt;
+  const auto usual = schedule_.recycle ? successors_->propose(at, known()) : std::nullopt;
+  if (usual && (!copy || usual->confidence > copy->confidence)) copy = usual;
   if (!copy || !controller_->may_copy(copy->confidence, stopped_)) return std::nullopt;
   const bool head_is_better = schedule_.lookahead > 0 && !lookup_.beats_head(copy->confidence);
   return head_is_better ? std::nullopt : copy;
@@ -182,10 +186,9 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
   for (int i = 0; i < int(round.judged.size()); ++i)
     if (round.judged[i].copied == 0) judged.push_back({round.judged[i].confidence, i < round.accepted});
   controller_->observe(judged);
-  if (schedule_.lookup > 0) {
-    lookup_.observe(round.judged, round.accepted);
-    lookup_.learn(tokens_, schedule_.lookup);
-  }
+  if (schedule_.copies()) lookup_.observe(round.judged, round.accepted);
+  if (schedule_.recycle) successors_->observe(round.judged, round.accepted);
+  learn_tokens();
   stopped_ = false;
   if (rejected || finished_) {
     round.dropped = int(drafts_.size());
@@ -207,6 +210,14 @@ std::optional<int> Scheduler::right_sibling(const Verdict& verdict) const {
 
 void Scheduler::learn(int position, std::vector<float> hidden) {
   if (!hidden.empty()) feedback_ = std::make_shared<const Feedback>(Feedback{position, std::move(hidden)});
+}
+
+void Scheduler::learn_tokens() {
+  if (schedule_.lookup > 0) lookup_.learn(tokens_, schedule_.lookup);
+  if (schedule_.recycle && !successors_) successors_ = std::make_shared<Successors>();
+  if (!schedule_.recycle) return;
+  successors_->learn(tokens_, counted_);
+  counted_ = int(tokens_.size());
 }
 
 // Only the rows before the last committed token are good; a new epoch begins.
@@ -231,7 +242,7 @@ void Scheduler::set_schedule(const Schedule& schedule) {
   if (!same_rule) controller_ = Controller::make(to, seed_);
   controller_->set_thresholds(to);
   schedule_ = schedule;
-  if (schedule_.lookup > 0) lookup_.learn(tokens_, schedule_.lookup);
+  learn_tokens();
 }
 
 int Scheduler::token_at(int position) const {

@@ -13,12 +13,16 @@
 #include "lookup.h"
 #include "protocol.h"
 #include "schedule.h"
+#include "successors.h"
 
 namespace ppsd {
 
 class Scheduler {
  public:
   Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed);
+
+  // What usually follows, of all answers; before begin. Without it, a schedule that recycles begins to count by itself.
+  void recycle(std::shared_ptr<Successors> successors) { successors_ = std::move(successors); }
 
   // The prompt has passed all layers, its rows from `keep` on just now; its last row is `hidden` and gave `first`.
   Round begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden = {},
@@ -67,6 +71,7 @@ class Scheduler {
   bool ended() const;
   void roll_back();
   void learn(int position, std::vector<float> hidden);
+  void learn_tokens();
 
   Schedule schedule_;
   Limits limits_;
@@ -76,6 +81,8 @@ class Scheduler {
   std::deque<Draft> drafts_;
   std::shared_ptr<const Feedback> feedback_;
   Lookup lookup_;
+  std::shared_ptr<Successors> successors_;
+  int counted_ = 0;        // of the text's tokens, in successors_
   int drafted_rows_ = 0;   // rows that have passed the draft stage
   int launched_ = 0;       // rows that have been handed to verification
   std::atomic<uint64_t> epoch_{0};

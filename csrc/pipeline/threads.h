@@ -23,6 +23,7 @@ class Threads final : public Carrier {
   ~Threads() override;
 
   void begin(const std::vector<int>& prompt, int keep);   // throws NoThread; the stages are free then
+  void recycle(std::shared_ptr<Successors> successors) { scheduler_.recycle(std::move(successors)); }
   std::optional<Event> next() override;
   void cancel() override;
   const std::vector<int>& tokens() const override { return scheduler_.tokens(); }

@@ -64,6 +64,7 @@ struct Loop::Answer {
     sampling.logprobs = -1;   // of drafts nobody asks
     sampling.mask = sampling.draft_mask;
     drafting.begin(sampling, 0);
+    scheduler.recycle(request.successors);
     if (committed == 0) return;
     const std::vector<int> before(request.prompt.begin(), request.prompt.end() - 1);
     scheduler.begin(before, 0, request.prompt.back());
@@ -188,6 +189,7 @@ bool Loop::step() {
       if (!answer->table.reserve(size + answer->drafts)) {
         Schedule plain = answer->scheduler.schedule();
         plain.first_chunk = plain.max_chunk = plain.lookahead = plain.lookup = 0;
+        plain.recycle = false;
         set_drafts(*answer, plain);
       }
       if (make_room(*answer, size)) writing.push_back(answer);
@@ -325,7 +327,7 @@ void Loop::plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int
   const double pooled = (kHope * kHopeWeight + accepted_) / (kHopeWeight + judged_);
   int others = prompt_rows, copying = 0, committed = 0;
   for (Answer* answer : writing) {
-    if (answer->automatic) copying += answer->request.schedule.lookup > 0;
+    if (answer->automatic) copying += answer->request.schedule.copies();
     if (answer->automatic && model().drafts() && answer->earned() > 0.0) {
       automatic.push_back(answer);
       acceptance.push_back((kPooled * pooled + answer->accepted) / (kPooled + answer->judged));
@@ -338,7 +340,7 @@ void Loop::plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int
     schedule.max_chunk = std::min(schedule.max_chunk, left);
     schedule.lookahead = std::min(schedule.lookahead, schedule.max_chunk);
     schedule.first_chunk = schedule.lookahead;
-    if (schedule.max_chunk == 0) schedule.lookup = 0;
+    if (schedule.max_chunk == 0) schedule.lookup = 0, schedule.recycle = false;
     set_drafts(*answer, schedule);
     left -= answer->drafts;
     others += answer->drafts;
@@ -351,11 +353,14 @@ void Loop::plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int
     Schedule schedule;
     schedule.lookahead = schedule.first_chunk = drafts ? answer->drafts : 0;
     int copies = 0;
-    if (answer->request.schedule.lookup > 0 && answer->earned() > 0.0 && allotment_.tokens_per_second > 0.0)
+    if (answer->request.schedule.copies() && answer->earned() > 0.0 && allotment_.tokens_per_second > 0.0)
       copies = std::min({kCopies, left / copying--, kMaxChunk - schedule.lookahead});
     left -= copies;
     schedule.max_chunk = schedule.lookahead + copies;
-    if (copies > 0) schedule.lookup = answer->request.schedule.lookup;
+    if (copies > 0) {
+      schedule.lookup = answer->request.schedule.lookup;
+      schedule.recycle = answer->request.schedule.recycle;
+    }
     const auto worth = [&](double seconds) {
       return std::clamp(seconds * allotment_.tokens_per_second, kLeastChance, kSureChance);
     };

@@ -278,22 +278,25 @@ def draw_schedule(rng: Random, drafts: bool, copies: bool, siblings: bool) -> tu
         kinds |= {"eesd": 7.0, "ppsd": 2.0, "elastic": 4.0, "auto": 3.0}
     kind = _weighted(rng, kinds)
     lookup = rng.choice((0, 0, 0, 1, 2, LOOKUP, MOST_LOOKUP)) if copies else 0
+    recycle = copies and rng.random() < 0.4
     chunk = rng.randint(1, MAX_CHUNK)
     if kind == "auto":
-        return kind, Auto(lookup, siblings and rng.random() < 0.5)
+        return kind, Auto(lookup, siblings and rng.random() < 0.5, recycle)
     if kind == "plain":
         return kind, PLAIN
     if kind == "lookup":
-        return kind, Schedule(0, chunk, 0, rng.random() < 0.3, _stop_rule(rng), rng.randint(1, MOST_LOOKUP))
+        least = 0 if recycle else 1
+        lookup = rng.randint(least, MOST_LOOKUP)
+        return kind, Schedule(0, chunk, 0, rng.random() < 0.3, _stop_rule(rng), lookup, recycle=recycle)
     if kind == "ppsd":
-        return kind, Schedule(0, 1, rng.randint(1, MOST_LOOKAHEAD), True, _stop_rule(rng), lookup)
+        return kind, Schedule(0, 1, rng.randint(1, MOST_LOOKAHEAD), True, _stop_rule(rng), lookup, recycle=recycle)
     if kind == "eesd" and rng.random() < 0.6:
         first = ahead = chunk
     else:
         first = rng.randint(0, chunk)
         ahead = rng.randint(max(first, 1), MOST_LOOKAHEAD)
     others = rng.choice((0.0, 0.0001, 0.005, 0.1)) if siblings and kind == "eesd" else 0.0
-    return kind, Schedule(first, chunk, ahead, kind == "elastic", _stop_rule(rng), lookup, others)
+    return kind, Schedule(first, chunk, ahead, kind == "elastic", _stop_rule(rng), lookup, others, recycle)
 
 
 def _stop_rule(rng: Random) -> StopRule:

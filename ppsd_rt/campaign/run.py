@@ -145,7 +145,7 @@ def _dimensions(case: Case, played: Played, pair: Pair, prompt: list[int]) -> li
         ("schedule", answer.kind),
         ("stop rule", fixed.stop_rule.kind if fixed else "-"),
         ("longest draft", str(fixed.max_chunk) if fixed else "-"),
-        ("copies", "yes" if schedule.lookup else "no"),
+        ("copies", "yes" if schedule.copies else "no"),
         ("siblings", "yes" if schedule.siblings and not params.looks_back else "no"),
         ("drafts", "exit head's" if answer.acceptance is None else "oracle's"),
         ("sampling", "temperature" if params.temperature else "greedy"),

@@ -47,6 +47,8 @@ SCHEDULES = (
     "lookup",
     "eesd:lookup=1",
     "elastic:lookup=2,stop_rule=survival",
+    "recycle",
+    "eesd:length=12,recycle=on,stop_rule=survival",
     "eesd:stop_rule=fixed,siblings=0.005",
 )
 
@@ -135,7 +137,7 @@ def _fits(engine: Engine, schedule: Schedule | Auto) -> bool:
     """Can this model and backend run it? (`auto` always can, but has nothing to show without a head and copies.)"""
     if isinstance(schedule, Auto):
         return engine.head is not None or engine.backend.copies
-    able = (engine.backend.copies or not schedule.lookup) and (engine.backend.siblings or not schedule.siblings)
+    able = (engine.backend.copies or not schedule.copies) and (engine.backend.siblings or not schedule.siblings)
     return able and (engine.head is not None or not schedule.drafts)
 
 

@@ -58,7 +58,7 @@ def _run(
 ) -> int:
     engine = load_engine(args)
     if engine.head is None and isinstance(schedule, Auto) and not args.json:
-        how = "only repetitions are drafted" if engine.backend.copies and schedule.lookup else "decoding plainly"
+        how = "only repetitions are drafted" if engine.backend.copies and schedule.copies else "decoding plainly"
         note(f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one; or try --exit-head norm:E)")
     if args.chat:
         return _chat(engine, params, schedule, args, trace)

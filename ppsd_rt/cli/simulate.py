@@ -126,7 +126,7 @@ def _schedules(names: Sequence[str]) -> dict[str, Schedule]:
         schedule = parse_schedule(name)
         if isinstance(schedule, Auto):
             raise UsageError("auto measures while it decodes: simulate the schedules that it would choose from")
-        if schedule.lookup:
+        if schedule.copies:
             raise UsageError(
                 f"schedule {name}: what can be copied depends on the text; simulated text never repeats itself"
             )

@@ -17,7 +17,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Round
-from ..pipeline.schedule import PLAIN, Auto, Schedule, copying
+from ..pipeline.schedule import Auto, Schedule, copying
 from ..planning.planner import costs_here, costs_path, explain, prior
 from ..printable import quoted
 from ..sampling.params import SamplingParams
@@ -113,8 +113,9 @@ class CpuBackend:
         self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         self._model, self._cuts = model, cuts
         self._costs: _native.Costs | None = None
-        # by whether tokens are sampled, the oracle's acceptance, lookup, and whether drafts may have siblings
-        self._planners: dict[tuple[bool, float | None, int, bool], _native.Planner] = {}
+        # by whether tokens are sampled, the oracle's acceptance, lookup, whether drafts may have siblings, recycle
+        self._planners: dict[tuple[bool, float | None, int, bool, bool], _native.Planner] = {}
+        self._successors = _native.Successors()
         self._planned: _native.Planner | None = None
 
     @property
@@ -136,7 +137,8 @@ class CpuBackend:
         automatic = isinstance(schedule, Auto)
         request = {
             "sampling": params,
-            "schedule": copying(PLAIN, schedule.lookup) if isinstance(schedule, Auto) else schedule,
+            "schedule": copying(schedule) if isinstance(schedule, Auto) else schedule,
+            "successors": self._successors,
             "automatic": automatic,
             "limits": limits,
             "report_drafts": options.report_drafts,
@@ -155,6 +157,7 @@ class CpuBackend:
                 oracle=options.oracle,
                 trace=options.trace,
                 masks=masks(),
+                successors=self._successors,
             )
 
         answer = Answer(prompt, limits, cancellation, request, masks)
@@ -252,10 +255,11 @@ class CpuBackend:
         assert self._head is not None
         costs = self.costs()
         siblings = schedule.siblings and not params.looks_back
-        what = (oracle.acceptance, 0, False) if oracle else (None, schedule.lookup, siblings)
+        what = (oracle.acceptance, 0, False, False) if oracle else (None, schedule.lookup, siblings, schedule.recycle)
         key = (params.temperature > 0, *what)
         if key not in self._planners:
-            self._planners[key] = _native.Planner(costs, prior(self._head), *what[1:])
+            _, lookup, beside, recycle = what
+            self._planners[key] = _native.Planner(costs, prior(self._head), lookup, beside, recycle=recycle)
         self._planned = self._planners[key]
         return self._planned
 
@@ -275,6 +279,7 @@ class CpuBackend:
         self._answers.forked()
         self._made = self._planned = None
         self._planners = {}
+        self._successors = _native.Successors()  # a thread that is not here may have been in the other one
 
 
 def _tell_of_prompt(answer: Answer, tell: Callable[[int, int], None]) -> None:

@@ -19,7 +19,8 @@ class Limits:
 class Draft:
     """confidence: the exit head's own probability of the token, or the chance of a copy.
 
-    copied: tokens of the match that it was copied after; 0: the exit head drew it.
+    copied: 0: the exit head drew it; else tokens of the match that it was copied after, or from FROM_SUCCESSORS on
+    what usually follows (reference/successors.py).
     sibling: the exit head's second choice, verified beside it; -1: none.
     """
 

@@ -30,6 +30,8 @@ class Schedule:
     lookup:      where the last so many tokens or more have stood in the text before, the one that followed them is
                  drafted (copied) and the exit head is not asked; 0: never. With lookahead 0 copies are the only drafts,
                  and no exit head is needed.
+    recycle:     where that finds nothing, what usually follows the last two tokens, or the last one, is drafted
+                 likewise: by what earlier answers of the engine, and this one, have said (Token Recycling).
     siblings:    where drafting waits for verdicts, the exit head's second choice for a position is verified beside its
                  first (a row, and no draft step) if the chance that it is needed and right, by the head's own
                  confidence, is at least this; 0: never.
@@ -45,6 +47,7 @@ class Schedule:
     stop_rule: StopRule = field(default_factory=FixedLength)
     lookup: int = 0
     siblings: float = 0.0
+    recycle: bool = False
 
     def __post_init__(self) -> None:
         for name in _NUMBERS:
@@ -63,7 +66,7 @@ class Schedule:
             )
         if not 0 <= self.lookahead <= MOST_LOOKAHEAD:
             raise UsageError(f"lookahead must be from 0 to {MOST_LOOKAHEAD}, not {quoted(self.lookahead)}")
-        drafts = self.lookahead > 0 or self.lookup > 0
+        drafts = self.lookahead > 0 or self.copies
         if self.lookahead < self.first_chunk or drafts != (self.max_chunk > 0):
             raise UsageError(
                 f"lookahead {self.lookahead} does not fit first_chunk {self.first_chunk} and max_chunk {self.max_chunk}"
@@ -75,22 +78,33 @@ class Schedule:
         """Is the exit head asked?"""
         return self.lookahead > 0
 
+    @property
+    def copies(self) -> bool:
+        """Are there drafts that it is not asked for?"""
+        return self.lookup > 0 or self.recycle
+
 
 @dataclass(frozen=True)
 class Auto:
     """Not a point of the space: the backend measures what they cost and moves between them while it decodes.
 
-    lookup: of those schedules, where the backend can copy.
+    lookup, recycle: of those schedules, where the backend can copy.
     siblings: may drafts have siblings, where the backend can verify them?
     """
 
     lookup: int = LOOKUP
     siblings: bool = True
+    recycle: bool = True
     drafts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lookup", whole_number("lookup", self.lookup))
         _check_lookup(self.lookup)
+
+    @property
+    def copies(self) -> bool:
+        """As of Schedule."""
+        return self.lookup > 0 or self.recycle
 
 
 def _check_lookup(lookup: int) -> None:
@@ -110,17 +124,19 @@ _NAMED = {
     "ppsd": Schedule(first_chunk=0, max_chunk=1, lookahead=MAX_CHUNK, overlap=True),
     # Ours: drafting never waits, and a free verification stage takes all that is pending.
     "elastic": Schedule(first_chunk=2, max_chunk=8, lookahead=MAX_CHUNK, overlap=True),
-    # Copies alone: what `auto` is without an exit head.
+    # Copies alone (prompt lookup decoding).
     "lookup": Schedule(first_chunk=0, max_chunk=7, lookahead=0, stop_rule=Survival(), lookup=LOOKUP),
+    # And what usually follows: what `auto` is without an exit head.
+    "recycle": Schedule(first_chunk=0, max_chunk=7, lookahead=0, stop_rule=Survival(), lookup=LOOKUP, recycle=True),
 }
 NAMES = ("auto", *_NAMED)
 
 
-def copying(schedule: Schedule, lookup: int) -> Schedule:
-    """The schedule with copies beside its drafts; plain decoding becomes `lookup`. 0: the schedule as it is."""
-    if not lookup:
-        return schedule
-    return replace(schedule if schedule.drafts else _NAMED["lookup"], lookup=lookup)
+def copying(schedule: Auto) -> Schedule:
+    """What `auto` is without an exit head: drafts that need none, or plain decoding."""
+    if not schedule.copies:
+        return PLAIN
+    return replace(_NAMED["recycle"], lookup=schedule.lookup, recycle=schedule.recycle)
 
 
 def named(name: str) -> Schedule:
@@ -133,7 +149,7 @@ def named(name: str) -> Schedule:
 def parse_schedule(text: str) -> Schedule | Auto:
     """`auto`, `NAME` or `NAME:key=value,...`, as in `eesd:max_chunk=4,first_chunk=4,stop_rule=confidence=0.5`.
 
-    `auto` takes `lookup=N` and `siblings=on|off` alone.
+    `auto` takes `lookup=N`, `recycle=on|off` and `siblings=on|off` alone.
 
     `length=K` sets first_chunk, max_chunk and lookahead at once.
     """
@@ -146,7 +162,7 @@ def parse_schedule(text: str) -> Schedule | Auto:
         key, separator, value = item.partition("=")
         if key == "stop_rule" and separator:
             changes[key] = parse_stop_rule(value)
-        elif key == "overlap" and value in ("on", "off"):
+        elif key in ("overlap", "recycle") and value in ("on", "off"):
             changes[key] = value == "on"
         elif key in ("length", *_NUMBERS) and (number := _number(value)) is not None:
             keys = _LENGTHS if key == "length" else (key,)
@@ -156,7 +172,7 @@ def parse_schedule(text: str) -> Schedule | Auto:
         else:
             raise UsageError(
                 f"schedule {quoted(text)}: {quoted(item)} is not understood; write length=, first_chunk=, max_chunk=, "
-                "lookahead=, lookup= with a number, siblings=CHANCE, overlap=on|off, or stop_rule=RULE"
+                "lookahead=, lookup= with a number, siblings=CHANCE, overlap=on|off, recycle=on|off, or stop_rule=RULE"
             )
     return replace(schedule, **changes)  # type: ignore[arg-type]
 
@@ -169,9 +185,12 @@ def _parse_auto(text: str, rest: str) -> Auto:
             auto = replace(auto, lookup=number)
         elif key == "siblings" and value in ("on", "off"):
             auto = replace(auto, siblings=value == "on")
+        elif key == "recycle" and value in ("on", "off"):
+            auto = replace(auto, recycle=value == "on")
         else:
             raise UsageError(
-                f"schedule {quoted(text)}: auto takes lookup=N, siblings=on|off and nothing else, as in auto:lookup=0"
+                f"schedule {quoted(text)}: auto takes lookup=N, recycle=on|off, siblings=on|off and nothing "
+                "else, as in auto:lookup=0"
             )
     return auto
 
@@ -196,6 +215,7 @@ def describe(schedule: Schedule | Auto) -> str:
     """The text that `parse_schedule` turns back into this schedule; what reports show."""
     if isinstance(schedule, Auto):
         changed = [f"lookup={schedule.lookup}"] if schedule.lookup != AUTO.lookup else []
+        changed += [] if schedule.recycle else ["recycle=off"]
         changed += [] if schedule.siblings else ["siblings=off"]
         return ":".join(filter(None, ["auto", ",".join(changed)]))
     for name, known in _NAMED.items():
@@ -205,4 +225,5 @@ def describe(schedule: Schedule | Auto) -> str:
     keys = _NUMBERS if schedule.lookup else _LENGTHS
     numbers = ",".join(f"{key}={getattr(schedule, key)}" for key in keys)
     numbers += f",siblings={schedule.siblings!r}" if schedule.siblings else ""
+    numbers += ",recycle=on" if schedule.recycle else ""
     return f"{base}:{numbers},stop_rule={describe_stop_rule(schedule.stop_rule)}"

@@ -21,6 +21,7 @@ from ..sampling.params import SamplingParams
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
 from .stage import DraftStage, VerifyStage
+from .successors import Successors
 from .text_stages import TorchStages
 from .timeline import Timeline
 
@@ -99,7 +100,9 @@ class TorchBackend:
         self._tokens: list[int] = []  # what the stages' rows were computed from
         self._active: Pipeline | None = None
         self._costs: Costs | None = None
-        self._planners: dict[tuple[bool, int, bool], Planner] = {}  # by whether tokens are sampled, lookup, siblings
+        # by whether tokens are sampled, lookup, siblings, recycle
+        self._planners: dict[tuple[bool, int, bool, bool], Planner] = {}
+        self._successors = Successors()
         self._planned: Planner | None = None
         self._timeline: Timeline | None = None
 
@@ -137,7 +140,9 @@ class TorchBackend:
             self._timeline = Timeline() if options.trace else None
             mask, ticks = options.masks() if options.masks else None, self._ticks(schedule)
             sampler = Sampler(params, len(prompt), mask)
-            pipeline = Pipeline(self._draft, self._verify, schedule, sampler, limits, ticks, self._timeline)
+            pipeline = Pipeline(
+                self._draft, self._verify, schedule, sampler, limits, ticks, self._timeline, self._successors
+            )
             self._active = pipeline
         events = pipeline.run(prompt)
         if planner is not None:
@@ -208,9 +213,11 @@ class TorchBackend:
             self._reserve(context + MAX_ROWS)
             self._costs = measure(self._draft, self._verify, context)
         siblings = schedule.siblings and not params.looks_back
-        key = (params.temperature > 0, schedule.lookup, siblings)
+        key = (params.temperature > 0, schedule.lookup, siblings, schedule.recycle)
         if key not in self._planners:
-            self._planners[key] = Planner(self._costs, prior(self._head.info), schedule.lookup, siblings)
+            self._planners[key] = Planner(
+                self._costs, prior(self._head.info), schedule.lookup, siblings, recycle=schedule.recycle
+            )
         self._planned = self._planners[key]
         return self._planned
 

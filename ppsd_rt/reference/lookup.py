@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 from ..pipeline.rounds import Draft
+from .successors import FROM_SUCCESSORS
 
 LONG = 8  # tokens of a match that is preferred to a newer, shorter one
 MOST = 24  # tokens of a match that are counted
@@ -63,6 +64,8 @@ class Lookup:
         self._accepted = [DISCOUNT * count for count in self._accepted]
         self._rejected = [DISCOUNT * count for count in self._rejected]
         for place, draft in enumerate(judged):
+            if draft.copied >= FROM_SUCCESSORS:
+                continue
             if draft.copied:
                 (self._accepted if place < accepted else self._rejected)[_bucket(draft.copied)] += 1.0
             else:

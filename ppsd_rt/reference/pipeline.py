@@ -32,6 +32,7 @@ from ..pipeline.schedule import MAX_ROWS, Schedule
 from ..pipeline.stop_rules import Survival, SurvivalController
 from .lookup import Lookup
 from .sampler import Sampler, confidence
+from .successors import Successors
 from .timeline import DRAFT, VERIFY, Timeline
 
 Event = TypeVar("Event", Round, Drafted)
@@ -111,7 +112,9 @@ class Pipeline:
         limits: Limits,
         ticks: Ticks,
         timeline: Timeline | None = None,
+        successors: Successors | None = None,
     ) -> None:
+        """successors: of all answers, for schedules that recycle; without them those begin to count by themselves."""
         self.draft, self.verify = draft, verify
         self.schedule, self.sampler, self.limits, self.ticks = schedule, sampler, limits, ticks
         self.timeline = timeline
@@ -119,6 +122,8 @@ class Pipeline:
         self.tokens: list[int] = []
         self.drafts: list[Draft] = []
         self.lookup: Lookup | None = None
+        self.successors = successors
+        self._counted = 0  # of the text's tokens, in `successors`
         self.finished = False
         self.tick = 0
         self._epoch = 0
@@ -152,6 +157,7 @@ class Pipeline:
             self.tokens.append(self.sampler.choose(logits[0], len(prompt), prompt))
             reported = [self.sampler.logprob(logits[0], self.tokens[-1])]
         self.draft.learn(len(prompt) - 1, self.verify.last_hidden()[-1])
+        self._counted = start + (start > 0)  # an earlier answer has counted what it left
         self._look_up()
         self._launched = len(prompt)
         self.finished = self._ended()
@@ -169,9 +175,14 @@ class Pipeline:
         self._look_up()
 
     def _look_up(self) -> None:
-        if self.schedule.lookup:
+        if self.schedule.copies:
             self.lookup = self.lookup or Lookup(self.schedule.lookup)
+        if self.lookup and self.schedule.lookup:
             self.lookup.learn(self.tokens)
+        if self.schedule.recycle:
+            self.successors = self.successors or Successors()
+            self.successors.learn(self.tokens, self._counted)
+            self._counted = len(self.tokens)
 
     # -- draft ---------------------------------------------------------------------------------------------------------
 
@@ -192,9 +203,12 @@ class Pipeline:
         """What the text goes on with if it repeats itself, where drafting may go on."""
         most = max(self.schedule.lookahead, self.schedule.max_chunk)
         room = len(self.tokens) + len(self.drafts) < self.limits.end - 1 and len(self.drafts) < most
-        if self.lookup is None or not self.schedule.lookup or not room or self._drafted_end():
+        if self.lookup is None or not self.schedule.copies or not room or self._drafted_end():
             return None
-        copy = self.lookup.propose(self._known())
+        copy = self.lookup.propose(self._known()) if self.schedule.lookup else None
+        usual = self.successors.propose(self._known()) if self.schedule.recycle and self.successors else None
+        if usual is not None and (copy is None or usual.confidence > copy.confidence):
+            copy = usual
         if copy is None or not self.controller.may_copy(copy.confidence, self._stopped):
             return None
         head_is_better = self.schedule.drafts and not self.lookup.beats_head(copy.confidence)
@@ -312,8 +326,10 @@ class Pipeline:
         self.controller.observe(
             [(draft.confidence, i < accepted) for i, draft in enumerate(judged) if not draft.copied]
         )
-        if self.lookup and self.schedule.lookup:
+        if self.lookup and self.schedule.copies:
             self.lookup.observe(judged, accepted)
+        if self.successors and self.schedule.recycle:
+            self.successors.observe(judged, accepted)
         self._look_up()
         self._stopped = False
         dropped, epoch = 0, self._epoch

@@ -62,6 +62,11 @@ def test_schedules_name_it():
     assert parse_schedule("auto") is AUTO
     assert parse_schedule("auto:lookup=0") == Auto(0)
     assert describe(Auto(0)) == "auto:lookup=0"
+    assert parse_schedule("auto:lookup=0,recycle=off") == Auto(0, recycle=False)
+    assert describe(Auto(0, recycle=False)) == "auto:lookup=0,recycle=off"
+    recycling = parse_schedule("elastic:recycle=on,lookup=0")
+    assert recycling.recycle
+    assert parse_schedule(describe(recycling)) == recycling
     assert describe(AUTO) == "auto"
     schedule = parse_schedule("eesd:lookup=4")
     assert schedule.lookup == 4
@@ -79,10 +84,11 @@ def test_schedules_name_it():
             parse_schedule(text)
 
 
-def test_copies_beside_any_schedule():
-    assert copying(PLAIN, 0) == PLAIN
-    assert copying(PLAIN, 3) == named("lookup")
-    assert copying(named("elastic"), 2) == parse_schedule("elastic:lookup=2")
+def test_what_auto_is_without_a_head():
+    assert copying(AUTO) == named("recycle")
+    assert copying(Auto(3, recycle=False)) == named("lookup")
+    assert copying(Auto(0, recycle=False)) == PLAIN
+    assert copying(Auto(0)) == parse_schedule("recycle:lookup=0")
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +106,7 @@ def test_without_an_exit_head(engine, params):
     """`auto` copies: greedy answers of a tiny random model repeat themselves soon."""
     sampling = SamplingParams(max_tokens=150, ignore_eos=True, **params)
     plain = engine.generate("abc abc abc", sampling, "plain").run()
-    copied = engine.generate("abc abc abc", sampling).run()
+    copied = engine.generate("abc abc abc", sampling, "auto:recycle=off").run()
     assert copied.ids == plain.ids
     s = copied.statistics
     assert s.schedule == "lookup"
@@ -110,7 +116,7 @@ def test_without_an_exit_head(engine, params):
     if not params:
         assert s.copied_accepted > 30
         assert s.tokens_per_round > 1.3
-    off = engine.generate("abc abc abc", sampling, "auto:lookup=0").run()
+    off = engine.generate("abc abc abc", sampling, "auto:lookup=0,recycle=off").run()
     assert off.ids == plain.ids
     assert off.statistics.schedule == "plain"
     assert off.statistics.copied_judged == 0
