@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -155,10 +156,16 @@ class ExitHead(nn.Module):
     def lm_head(self, x: Tensor) -> Tensor:  # [..., hidden] -> [..., draft vocabulary]
         return self._lm_head[0](x)
 
-    def save(self, path: Path, dtype: torch.dtype = torch.bfloat16, draft_ids: Sequence[int] | None = None) -> None:
+    def save(
+        self,
+        path: Path,
+        dtype: torch.dtype = torch.bfloat16,
+        draft_ids: Sequence[int] | None = None,
+        successors: npt.NDArray[np.int32] | None = None,
+    ) -> None:
         """dtype: float32, float16, bfloat16, or int8 for the matrices (save_head).
 
-        `draft_ids`: a smaller draft vocabulary than the head's own, which is the default.
+        `draft_ids`: a smaller draft vocabulary than the head's own, which is the default. successors: as of HeadFile.
         """
         int8 = dtype == torch.int8
         wide = torch.float32 if int8 else dtype
@@ -166,7 +173,7 @@ class ExitHead(nn.Module):
         if draft_ids is None and self.draft_ids is not None:
             draft_ids = self.draft_ids.tolist()
         ids = None if draft_ids is None else np.array(draft_ids, dtype=np.int32)
-        save_head(path, self.info, tensors, ids, int8=int8)
+        save_head(path, self.info, tensors, ids, int8=int8, successors=successors)
 
 
 def _loudest(layer: Mapping[str, Tensor], neurons: int) -> dict[str, Tensor]:

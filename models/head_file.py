@@ -19,6 +19,7 @@ from .shapes import Shapes, check_shapes, layer_shapes
 FORMAT = "ppsd-exit-head-1"
 LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1}  # of the body
 KINDS = tuple(LAYERS)
+NGRAM = "ngram"  # no head at all: what usually follows in the model's own text
 DISTANCES = 6  # rows after the newest verified one to which its last hidden state is of use
 BLOCK = 32  # weights of a row of an int8 matrix that share a scale, as in the CPU's int8 format
 SCALES = ".scales"  # after the matrix's name: float16 [rows, columns / BLOCK]
@@ -43,8 +44,10 @@ class HeadInfo:
         return self.kind == "feedback"
 
     def check(self, config: LlamaConfig) -> None:
+        if self.kind == NGRAM:
+            return
         if self.kind not in KINDS:
-            raise PpsdError(f"exit head kind {self.kind!r} is unknown; kinds are {', '.join(KINDS)}")
+            raise PpsdError(f"exit head kind {self.kind!r} is unknown; kinds are {', '.join((*KINDS, NGRAM))}")
         first = 1 if self.kind == "norm" else 0  # an LM head alone makes nothing of embeddings
         if not first <= self.exit_layer < config.num_hidden_layers:
             raise PpsdError(
@@ -65,11 +68,21 @@ class HeadInfo:
 
 @dataclass(frozen=True)
 class HeadFile:
-    """A head that fits its model. draft_ids: [draft vocabulary] int32, ascending; None: the whole vocabulary."""
+    """A head that fits its model. draft_ids: [draft vocabulary] int32, ascending; None: the whole vocabulary.
+
+    successors: [rows, 4] int32, what usually follows in the model's own text: the token before the last (-1: any), the
+    last, what follows, and how sure that is, from 0 to 7.
+    """
 
     info: HeadInfo
     tensors: Mapping[str, Array]
     draft_ids: npt.NDArray[np.int32] | None
+    successors: npt.NDArray[np.int32] | None = None
+
+    @property
+    def drafts(self) -> bool:
+        """Is there an exit head? (A file of kind `ngram` has successors alone.)"""
+        return self.info.kind != NGRAM
 
     @cached_property
     def whole(self) -> Mapping[str, Array]:
@@ -98,9 +111,13 @@ class HeadFile:
         info.check(model.config)
         tensors = read_file(path, integers=True)
         draft_ids = tensors.pop("draft_ids", None)
+        successors = tensors.pop("successors", None)
         tensors = _floats(tensors, path)
         check_shapes(tensors, head_shapes(info, model.config), str(path))
-        return cls(info, tensors, None if draft_ids is None else check_draft_ids(draft_ids.tolist(), model.config))
+        if successors is not None:
+            _check_successors(successors, model.config, path)
+        ids = None if draft_ids is None else check_draft_ids(draft_ids.tolist(), model.config)
+        return cls(info, tensors, ids, successors)
 
     def check_grows(self, info: HeadInfo, config: LlamaConfig) -> None:
         """Raises UsageError when such a head has no place for some of its tensors."""
@@ -128,7 +145,9 @@ def body_config(info: HeadInfo, config: LlamaConfig) -> LlamaConfig:
 
 
 def head_shapes(info: HeadInfo, config: LlamaConfig) -> Shapes:
-    """The tensors of such a head, draft_ids aside."""
+    """The tensors of such a head, draft_ids and successors aside."""
+    if info.kind == NGRAM:
+        return {}
     shapes: Shapes = {}
     for number in range(LAYERS[info.kind]):
         shapes |= layer_shapes(body_config(info, config), f"layers.{number}.", mlp=info.kind != "adapter")
@@ -149,8 +168,9 @@ def save_head(
     draft_ids: npt.NDArray[np.int32] | None,
     *,
     int8: bool = False,
+    successors: npt.NDArray[np.int32] | None = None,
 ) -> None:
-    """int8: matrices as the CPU's int8 format rounds them, at half the size of bfloat16."""
+    """int8: matrices as the CPU's int8 format rounds them, at half the size of bfloat16. successors: as of HeadFile."""
     metadata = {
         "format": FORMAT,
         "kind": info.kind,
@@ -165,7 +185,8 @@ def save_head(
     }
     if int8:
         tensors = _int8(tensors)
-    save(path, tensors if draft_ids is None else {**tensors, "draft_ids": draft_ids}, metadata)
+    integers = {"draft_ids": draft_ids, "successors": successors}
+    save(path, {**tensors, **{name: array for name, array in integers.items() if array is not None}}, metadata)
 
 
 def read_info(path: Path) -> HeadInfo:
@@ -223,6 +244,12 @@ def _floats(tensors: Mapping[str, Array], path: Path) -> dict[str, Array]:
         blocks = tensor.reshape(len(tensor), -1, BLOCK).astype(np.float32)
         out[name] = (blocks * scales.astype(np.float32)[..., None]).reshape(tensor.shape)
     return out
+
+
+def _check_successors(rows: Array, config: LlamaConfig, path: Path) -> None:
+    good = rows.dtype == np.int32 and rows.ndim == 2 and rows.shape[1] == 4
+    if not good or (rows < [-1, 0, 0, 0]).any() or (rows >= [*[config.vocab_size] * 3, 8]).any():
+        raise PpsdError(f"{path}: the table of successors is damaged; fetch or count it again")
 
 
 def find_shipped(model_hash: str) -> Path | None:

@@ -318,7 +318,7 @@ class Successors:
     """What usually follows a token, and two tokens, in all texts of an engine: for schedules that recycle."""
 
     def __init__(self) -> None: ...
-    def know(self, counted: Sequence[tuple[int, int, int, int]]) -> None:
+    def know(self, counted: npt.NDArray[np.int32]) -> None:
         """Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often)."""
 
 class Planner:

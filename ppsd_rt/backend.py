@@ -93,6 +93,9 @@ class Backend(Protocol):
     @property
     def head(self) -> HeadInfo | None: ...
     def use_head(self, file: HeadFile | None) -> None: ...
+    def know(self, successors: npt.NDArray[np.int32] | None) -> None:
+        """What usually follows, as of HeadFile, for schedules that recycle; None: nothing is known yet."""
+
     def rounds(
         self,
         prompt: Sequence[int],

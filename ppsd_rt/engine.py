@@ -83,7 +83,9 @@ class Engine:
         Raises UsageError for a name that means nothing, and PpsdError for a file that is missing, damaged or was
         trained for another model.
         """
-        self.backend.use_head(find_head(str(exit_head), self.checkpoint))
+        file = find_head(str(exit_head), self.checkpoint)
+        self.backend.use_head(file if file is not None and file.drafts else None)
+        self.backend.know(None if file is None else file.successors)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids.

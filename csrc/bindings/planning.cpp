@@ -1,6 +1,7 @@
 // Planning: what stages cost, and the planner of `auto`.
 #include "bindings.h"
 
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <limits>
@@ -291,7 +292,13 @@ void bind_planning(py::module_& m) {
   py::class_<Successors, std::shared_ptr<Successors>>(m, "Successors",
       "What usually follows a token, and two tokens, in all texts of an engine: for schedules that recycle.")
       .def(py::init<>())
-      .def("know", &Successors::know, py::arg("counted"),
+      .def("know", [](Successors& successors, const py::array_t<int32_t, py::array::c_style | py::array::forcecast>& rows) {
+             if (rows.ndim() != 2 || rows.shape(1) != 4) throw std::invalid_argument("rows of four numbers each");
+             std::vector<std::array<int, 4>> counted;
+             for (py::ssize_t i = 0; i < rows.shape(0); ++i)
+               counted.push_back({rows.at(i, 0), rows.at(i, 1), rows.at(i, 2), rows.at(i, 3)});
+             successors.know(counted);
+           }, py::arg("counted"),
            "Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often).");
   py::class_<Planner::Measured>(m, "Measured", "What rounds of a kind took, and what had been predicted for them.")
       .def_readonly("rounds", &Planner::Measured::rounds)

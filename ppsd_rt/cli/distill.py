@@ -24,7 +24,7 @@ from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.files import read_json_object
-from ..models.head_file import HeadFile, HeadInfo, read_info
+from ..models.head_file import NGRAM, HeadFile, HeadInfo, read_info
 from ..models.resolve import resolve_model
 from ..models.tokenizer import load_tokenizer
 from ..printable import printable, quoted
@@ -100,6 +100,10 @@ def run(args: argparse.Namespace) -> None:
         raise
     for file in job.save(path):
         info = read_info(file)
+        if info.kind == NGRAM:
+            right = _share(info.acceptance.get("held_out_greedy"))
+            print(printable(f"{file}: {len(job.successors):,} successors, of held-out tokens they foresee {right}"))
+            continue
         right, known = (_share(info.acceptance.get(n)) for n in ("held_out_greedy", "draft_vocabulary_coverage"))
         head = f"{info.kind} after layer {info.exit_layer}"
         print(printable(f"{file}: {head}, held-out acceptance {right}, vocabulary covers {known}"))
@@ -131,11 +135,11 @@ def _tell(forecast: Forecast, settings: distillation.Settings) -> None:
     shard = settings.slots * STEPS
     tokens = settings.shards * shard
     sampling, training = forecast.sampling(tokens + shard), forecast.training(tokens)
-    steps = max(1, round(forecast.steps(tokens)))
-    note(
-        f"sampling {tokens + shard:,} tokens takes about {_duration(sampling)} on this machine, training "
-        f"{steps:,} steps about {_duration(training)}; {KNOWN}"
-    )
+    text = f"sampling {tokens + shard:,} tokens takes about {_duration(sampling)} on this machine"
+    if settings.kinds != (NGRAM,):
+        steps = max(1, round(forecast.steps(tokens)))
+        text += f", training {steps:,} steps about {_duration(training)}; {KNOWN}"
+    note(text)
 
 
 def _duration(seconds: float) -> str:

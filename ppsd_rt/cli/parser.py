@@ -242,7 +242,7 @@ def _distill_options(parser: Parser) -> None:
         metavar="E[,E...]",
         help="one head for each, in one pass; 0: on the embeddings [a tenth of the layers: 3 for the default model]",
     )
-    kinds = "one head of each, in the same pass: feedback, layer, two-layer, adapter"
+    kinds = "one head of each, in the same pass: feedback, layer, two-layer, adapter; ngram: only count, in minutes"
     group.add_argument("--kind", default="feedback", metavar="KIND[,KIND...]", help=kinds)
     group.add_argument("--begin", type=named, metavar="HEAD", help="a head to go on from [the model's last layers]")
     group.add_argument("--draft-vocabulary", default="4096", metavar="N[,N...]", help="most frequent ids; 0: all")

@@ -115,8 +115,14 @@ class CpuBackend:
         self._costs: _native.Costs | None = None
         # by whether tokens are sampled, the oracle's acceptance, lookup, whether drafts may have siblings, recycle
         self._planners: dict[tuple[bool, float | None, int, bool, bool], _native.Planner] = {}
-        self._successors = _native.Successors()
+        self.know(None)
         self._planned: _native.Planner | None = None
+
+    def know(self, successors: npt.NDArray[np.int32] | None) -> None:
+        self._counted = successors
+        self._successors = _native.Successors()
+        if successors is not None:
+            self._successors.know(successors)
 
     @property
     def _engine(self) -> _native.Engine:
@@ -279,7 +285,7 @@ class CpuBackend:
         self._answers.forked()
         self._made = self._planned = None
         self._planners = {}
-        self._successors = _native.Successors()  # a thread that is not here may have been in the other one
+        self.know(self._counted)  # anew: a thread that is not here may have been in it
 
 
 def _tell_of_prompt(answer: Answer, tell: Callable[[int, int], None]) -> None:

@@ -113,6 +113,9 @@ class CudaBackend:
     def head(self) -> HeadInfo | None:
         return self._weights.head.info if self._weights.head else None
 
+    def know(self, successors: npt.NDArray[np.int32] | None) -> None:
+        """It copies nothing."""
+
     def use_head(self, file: HeadFile | None) -> None:
         draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         placement = self._placement_for(file.info if file else None, draft_vocabulary)

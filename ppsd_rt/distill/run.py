@@ -17,7 +17,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
 from ..models.exit_head import ExitHead
 from ..models.files import one_line, read_json_object
-from ..models.head_file import KINDS, HeadFile, HeadInfo
+from ..models.head_file import KINDS, NGRAM, HeadFile, HeadInfo, save_head
 from ..models.llama import LlamaForCausalLM
 from ..models.tokenizer import Tokenizer
 from .deduplication import Deduplication
@@ -26,6 +26,7 @@ from .mix import mix_of
 from .rate import Trial, ended, next_rate, trial_steps
 from .samplers import NativeSampler, Sampler, TorchSampler
 from .shards import STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
+from .successors import count_successors, foreseen
 from .train import Trainer, TrainSettings, batches
 
 CHECKPOINT_SECONDS = 45.0  # an interruption loses less than a minute
@@ -66,8 +67,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         for kind in self.kinds:
-            if kind not in KINDS[1:]:
-                raise UsageError(f"head kind {kind!r} cannot be trained; kinds are {', '.join(KINDS[1:])}")
+            if kind not in (*KINDS[1:], NGRAM):
+                raise UsageError(f"head kind {kind!r} cannot be trained; kinds are {', '.join((*KINDS[1:], NGRAM))}")
         if min(self.tokens, self.slots, self.train.epochs, self.train.batch_tokens) < 1:
             raise UsageError("--tokens, --slots, --epochs and --batch-tokens must be at least 1")
         if self.format and self.slots > MOST_NATIVE_SLOTS:
@@ -133,6 +134,7 @@ class Distillation:
                 feedback_rank=settings.feedback_rank if kind == "feedback" else 0,
             )
             for kind in settings.kinds
+            if kind != NGRAM
             for layer in settings.exit_layers
         ]
         for info in self.infos:
@@ -141,6 +143,7 @@ class Distillation:
                 begin.check_grows(info, model.config)
         mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
         keep = (*(layer for layer in settings.exit_layers if layer > 0), model.config.num_hidden_layers)
+        keep = keep if self.infos else ()
         self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep)
 
     def prepare(self, resume: bool) -> None:
@@ -158,7 +161,8 @@ class Distillation:
         sampled = self._sampling_speed()
         size = 0 if 0 in settings.draft_vocabularies else max(settings.draft_vocabularies)
         heads = [ExitHead.from_model(self.model, info, [*range(size)] or None) for info in self.infos]
-        seconds = step_seconds(self.model, heads, settings.train, states=bool(settings.format))
+        states = bool(settings.format)
+        seconds = step_seconds(self.model, heads, settings.train, states) if heads else 0.0
         return Forecast(sampled, seconds, settings.train)
 
     def _sampling_speed(self) -> float:
@@ -189,6 +193,11 @@ class Distillation:
         numbers = range(1, self.settings.shards + 1)
         texts = [text for number in numbers for text in unique.new(read_shard(self.text, number))]
         self._log(texts=len(texts), doubles=unique.doubles, leaks=unique.leaks)
+        self.successors = count_successors(texts)
+        self.foreseen = foreseen(self.successors, held_out)
+        self._log(successors=len(self.successors), foreseen=self.foreseen)
+        if not self.infos:
+            return
         self.frequent = self._by_frequency(texts)
         plan = batches(texts, self.settings.train, self.settings.seed)
         self._begin_training(texts, len(plan), self.settings.train.learning_rate)
@@ -255,6 +264,14 @@ class Distillation:
         Each says what it was made from, and how well it foresees held-out text, if some of that was greedy.
         """
         written = []
+        if NGRAM in self.settings.kinds:
+            info = HeadInfo(NGRAM, 0, self.checkpoint.name, self.settings.model_hash, asdict(self.settings))
+            if self.foreseen is not None:
+                info = replace(info, acceptance={"held_out_greedy": round(self.foreseen, 4)})
+            written.append(path(info, 0))
+            save_head(written[-1], info, {}, None, successors=self.successors)
+        if not self.infos:
+            return written
         for head, shares in zip(self.trainer.heads, self.acceptance, strict=True):
             for size, share, coverage in zip(self.settings.draft_vocabularies, shares, self.coverage, strict=True):
                 recipe = {**asdict(self.settings), "steps": self.trainer.step, "learning_rate": self.trainer.rate}
@@ -262,7 +279,7 @@ class Distillation:
                 known = {name: round(value, 4) for name, value in facts.items() if value is not None}
                 head.info = replace(head.info, recipe=recipe, acceptance=known)
                 written.append(path(head.info, size))
-                head.save(written[-1], torch.int8, self._draft_ids(size))
+                head.save(written[-1], torch.int8, self._draft_ids(size), self.successors)
         return written
 
     def _by_frequency(self, texts: Sequence[Text]) -> list[int]:

@@ -193,7 +193,7 @@ def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Iterator[int]:
     yield from generated.run(STEPS)
     metadata = {"seed": str(plan.seed), "slots": str(plan.slots)}
     rows = [c.states for c in generated.finished if c.states is not None]
-    if rows:
+    if rows and plan.keep:
         states = np.concatenate(rows)
         by_layer = {str(layer): states[:, kind] for kind, layer in enumerate(plan.keep)}
         save(states_path(plan.folder, number), by_layer, metadata)

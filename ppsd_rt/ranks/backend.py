@@ -112,6 +112,9 @@ class RanksBackend:
     def head(self) -> HeadInfo | None:
         return self._head
 
+    def know(self, successors: npt.NDArray[np.int32] | None) -> None:
+        """Over ranks every answer counts by itself."""
+
     def use_head(self, file: HeadFile | None) -> None:
         if (file.info if file else None) != self._head:
             raise UsageError("ranks get their exit head when they start: give --exit-head to all of them")

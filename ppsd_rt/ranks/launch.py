@@ -126,7 +126,8 @@ def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | No
     formats = options.dtype, options.kv_dtype
     slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
     checkpoint = Checkpoint(Path(resolve_model(options.model)))
-    head = find_head(options.exit_head, checkpoint)
+    found = find_head(options.exit_head, checkpoint)
+    head = found if found is not None and found.drafts else None
     if options.sizes:
         check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
     return checkpoint, head, slices, threads

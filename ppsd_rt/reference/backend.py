@@ -89,7 +89,14 @@ class TorchBackend:
     def use_head(self, file: HeadFile | None) -> None:
         """Split the layers at the head's exit; without a head all of them verify."""
         self._head = ExitHead.from_file(file, self.model) if file else None
+        self.know(None)
         self._make_stages()
+
+    def know(self, successors: npt.NDArray[np.int32] | None) -> None:
+        self._counted = successors
+        self._successors = Successors()
+        if successors is not None:
+            self._successors.know(successors.tolist())
 
     def _new_stages(self) -> tuple[DraftStage, VerifyStage]:
         first = self._head.info.exit_layer if self._head else 0
@@ -102,7 +109,6 @@ class TorchBackend:
         self._costs: Costs | None = None
         # by whether tokens are sampled, lookup, siblings, recycle
         self._planners: dict[tuple[bool, int, bool, bool], Planner] = {}
-        self._successors = Successors()
         self._planned: Planner | None = None
         self._timeline: Timeline | None = None
 

@@ -25,6 +25,7 @@ from ppsd_rt.distill.mix import PLAIN, mix_of
 from ppsd_rt.distill.run import Distillation, Settings
 from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
 from ppsd_rt.distill.self_text import MAX_ANSWER, SelfText
+from ppsd_rt.distill.successors import count_successors, foreseen
 from ppsd_rt.distill.train import Trainer, TrainSettings, batches
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
@@ -312,6 +313,7 @@ def test_training_teaches(job, tmp_path):
         assert after > before + 0.05
         assert fewer > before  # fewer ids may even do better: some mistakes cannot be made any more
     assert 1 >= work.coverage[0] > work.coverage[1] > 0.5
+    assert work.foreseen > 0.02
     paths = work.save(lambda head, size: tmp_path / f"{head.kind}-{head.exit_layer}-{size}.safetensors")
     heads = ["layer-0", "layer-2", "feedback-0", "feedback-2"]
     assert [path.stem for path in paths] == [f"{head}-{size}" for head in heads for size in (128, 64)]
@@ -322,6 +324,7 @@ def test_training_teaches(job, tmp_path):
         assert loaded.info.acceptance["held_out_greedy"] == pytest.approx(acceptance, abs=1e-4)
         assert loaded.info.acceptance["draft_vocabulary_coverage"] == pytest.approx(coverage, abs=1e-4)
     assert EOS in loaded.draft_ids
+    assert HeadFile.load(path, work.checkpoint).successors.tolist() == work.successors.tolist()
     log = [json.loads(line) for line in (work.folder / "log.jsonl").read_text().splitlines()]
     assert log[-1]["acceptance"] == work.acceptance
 
@@ -342,6 +345,37 @@ def test_heads_of_one_run_are_those_of_runs_of_their_own(model, generated):
             assert torch.equal(parameter, head.get_parameter(name))
 
 
+def test_counting_alone_takes_no_training(job, tmp_path):
+    work = job("work", kinds=("ngram",))
+    assert work.forecast().step_seconds == 0
+    play(work.sample())
+    assert list(work.train()) == []
+    assert not shards.states_path(work.folder, 1).exists()
+    (path,) = work.save(lambda head, size: tmp_path / f"{head.kind}.safetensors")
+    file = HeadFile.load(path, work.checkpoint)
+    assert not file.drafts
+    assert file.info.acceptance["held_out_greedy"] == pytest.approx(work.foreseen, abs=1e-4)
+    engine = Engine.from_pretrained(work.checkpoint.folder, exit_head=path, backend="cpu", dtype="float32")
+    assert engine.head is None
+    ids = shards.read_shard(work.folder, 1)[0].ids.tolist()[:9]
+    sampling = SamplingParams(max_tokens=40, ignore_eos=True)
+    answers = {name: engine.generate(ids, sampling, name).run() for name in ("plain", "auto:lookup=0")}
+    assert answers["auto:lookup=0"].ids == answers["plain"].ids
+    assert answers["auto:lookup=0"].statistics.copied_judged > 0
+
+
+def test_what_follows_most_often_is_counted():
+    texts = [shards.Text(torch.tensor(ids), 1, True) for ids in ([1, 2, 3, 1, 2, 3], [1, 2, 4], [7, 7, 7])]
+    counted = count_successors(texts).tolist()
+    assert [1, 2, 3, 4] in counted  # twice of three times: 5 of 8, which is count 4
+    assert [-1, 1, 2, 7] in counted  # always
+    assert [-1, 2, 3, 4] in counted
+    assert [-1, 7, 7, 7] in counted
+    assert all(row[:2] != [7, 7] for row in counted), "once is no habit"
+    assert foreseen(np.array([[-1, 2, 4, 1]]), [texts[1]]) == 0.5
+    assert foreseen(np.zeros((0, 4)), []) is None
+
+
 @pytest.mark.slow
 def test_training_goes_on_from_a_head(job, tmp_path):
     first = job("first", kinds=("layer",), exit_layers=(2,))
@@ -353,7 +387,7 @@ def test_training_goes_on_from_a_head(job, tmp_path):
     play(second.train())
     held_out = shards.read_shard(first.folder, 0)
     (before,) = Trainer(second.model, second._fresh_heads(), [], second.settings.train, 1).accept(held_out)
-    assert before == pytest.approx(first.acceptance[0], abs=0.01)  # the file is in bfloat16
+    assert before == pytest.approx(first.acceptance[0], abs=0.01)  # the file is in int8
     assert second.acceptance[0][0] > before[0]
 
 
