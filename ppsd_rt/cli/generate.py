@@ -57,9 +57,13 @@ def _run(
     trace: TraceFile | None,
 ) -> int:
     engine = load_engine(args)
-    if engine.head is None and isinstance(schedule, Auto) and not args.json:
-        how = "only repetitions are drafted" if engine.backend.copies and schedule.copies else "decoding plainly"
-        note(f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one; or try --exit-head norm:E)")
+    if args.exit_head in ("auto", "none") and engine.head is None and isinstance(schedule, Auto) and not args.json:
+        drafts = engine.backend.copies and schedule.copies
+        how = "only repetitions and what usually follows are drafted" if drafts else "decoding plainly"
+        note(
+            f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one in hours, with --kind ngram a table of "
+            "what follows in minutes)"
+        )
     if args.chat:
         return _chat(engine, params, schedule, args, trace)
     note_plain(engine, args.raw)

@@ -195,7 +195,7 @@ def test_text_is_the_same_with_every_schedule(run, head):
 def test_without_a_head_only_repetitions_are_drafted_and_it_says_so(run):
     status, _, err = run("hello", "-n", 5)
     assert status == 0
-    assert "has no exit head: only repetitions are drafted" in err
+    assert "has no exit head: only repetitions and what usually follows are drafted" in err
     assert "lookup, cpu" in err
 
 
