@@ -196,7 +196,7 @@ def test_without_a_head_only_repetitions_are_drafted_and_it_says_so(run):
     status, _, err = run("hello", "-n", 5)
     assert status == 0
     assert "has no exit head: only repetitions and what usually follows are drafted" in err
-    assert "lookup, cpu" in err
+    assert "recycle, cpu" in err
 
 
 def test_json_for_a_file_of_prompts(run, head, tmp_path):
@@ -344,7 +344,7 @@ def test_check_finds_no_difference(run, head, tmp_path):
     path.write_text('{"id": "a", "prompt": "one"}\n{"id": "b", "prompt": "two"}\n')
     status, out, _ = run("check", "--prompts", path, "-n", 16, "--exit-head", head, "--json")
     result = json.loads(out)
-    assert (status, result["differences"], result["answers"]) == (0, [], 2 * 4 * 13)
+    assert (status, result["differences"], result["answers"]) == (0, [], 2 * 4 * 15)
     assert any(row["acceptance"] for row in result["rows"])
 
 
