@@ -52,6 +52,7 @@ class PpsdRt:
         from ppsd_rt import SamplingParams
 
         self.engine.backend.logits([(prompt[0] + 1) % self.engine.config.vocab_size])  # an empty KV cache, nearly
+        self.engine.forget()  # what `recycle` has counted in this answer before
         params = SamplingParams(max_tokens=tokens, ignore_eos=True)
         completion = self.engine.generate(prompt, params, self.schedule).run()
         statistics = completion.statistics

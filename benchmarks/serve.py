@@ -48,7 +48,9 @@ from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
 
 SERVER = BUILT.with_name("llama-server")
-ENGINES = "ppsd-rt:int8+auto,ppsd-rt:int8+plain,direct:int8+auto,llama.cpp:Q8_0"
+# The same prompts come again with every repeat: what `recycle` counted in the first would answer the second.
+AUTO = "auto:recycle=off"
+ENGINES = f"ppsd-rt:int8+{AUTO},ppsd-rt:int8+plain,direct:int8+{AUTO},llama.cpp:Q8_0"
 
 COLUMNS = (
     Column("engine", "engine"),

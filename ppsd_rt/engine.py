@@ -85,7 +85,12 @@ class Engine:
         """
         file = find_head(str(exit_head), self.checkpoint)
         self.backend.use_head(file if file is not None and file.drafts else None)
-        self.backend.know(None if file is None else file.successors)
+        self._counted = None if file is None else file.successors
+        self.forget()
+
+    def forget(self) -> None:
+        """Count what usually follows anew, as a new engine does: benchmarks that ask the same again need it."""
+        self.backend.know(self._counted)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids.

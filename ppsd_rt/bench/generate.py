@@ -3,7 +3,8 @@
 A *workload* is the prompts of one case. A *setting* is an engine (format, threads) with a workload and a number of
 tokens; all schedules of a setting give the same answers (which is checked), and their speed is compared with plain
 decoding in the same repeat: prompt by prompt they take turns, so that what slows the machine down slows all of them.
-The bench never measures what a KV cache left over from the answer before would save.
+The bench never measures what the answers before would save: neither a KV cache that is left over, nor what `recycle`
+has counted in them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -201,7 +202,8 @@ def _check_length(engine: Engine, workload: Workload, max_tokens: int) -> None:
 
 
 def _forget(engine: Engine, prompt: Sequence[int]) -> None:
-    """Make the KV cache hold a text that shares nothing with the prompt."""
+    """Make the KV cache hold a text that shares nothing with the prompt, and `recycle` know no answer."""
+    engine.forget()
     engine.backend.logits([(prompt[0] + 1) % engine.config.vocab_size])
 
 

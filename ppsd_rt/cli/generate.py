@@ -61,8 +61,8 @@ def _run(
         drafts = engine.backend.copies and schedule.copies
         how = "only repetitions and what usually follows are drafted" if drafts else "decoding plainly"
         note(
-            f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one in hours, with --kind ngram a table of "
-            "what follows in minutes)"
+            f"{args.model} has no exit head: {how} (`ppsd-run distill` makes one in hours, with --kind ngram a table "
+            "of what follows in minutes)"
         )
     if args.chat:
         return _chat(engine, params, schedule, args, trace)

@@ -90,6 +90,9 @@ def test_one_answer_teaches_the_next(folder, backend):
     first, *_, last = (answer.statistics for answer in answers)
     assert last.judged == 0, "no exit head was asked"
     assert last.copied_accepted > first.copied_accepted + 20
+    engine.forget()
+    anew = engine.generate([5, 6, 7], sampling, "recycle:lookup=0").run().statistics
+    assert anew.copied_accepted == first.copied_accepted
 
 
 def test_both_backends_draft_the_same(folder):
