@@ -4,17 +4,19 @@ import os
 import re
 from pathlib import Path
 
-from .errors import UsageError
+from .errors import PpsdError, UsageError
 from .models.checkpoint import Checkpoint
-from .models.files import one_line
+from .models.files import one_line, read_json_object
 from .models.head_file import HeadFile, find_shipped
 
 
 def find_head(name: str, checkpoint: Checkpoint) -> HeadFile | None:
-    """A head's file; `auto`: the one that ships for this model, if one does; `norm:E`, `norm:E:V`; `none`."""
+    """A head's file; `auto`: the one that ships for this model, or the exit it was trained with, if there is one;
+    `norm:E`, `norm:E:V`; `none`.
+    """
     if name == "auto":
         path = find_shipped(checkpoint.hash)
-        return HeadFile.load(path, checkpoint) if path else None
+        return HeadFile.load(path, checkpoint) if path else _trained_exit(checkpoint)
     if name in ("none", "None"):
         return None
     if name.startswith("norm:") and not os.path.exists(name):
@@ -25,3 +27,14 @@ def find_head(name: str, checkpoint: Checkpoint) -> HeadFile | None:
     if not name:
         raise UsageError("the exit head's name is empty; write a file, auto, norm:LAYER or none")
     return HeadFile.load(Path(name), checkpoint)
+
+
+def _trained_exit(checkpoint: Checkpoint) -> HeadFile | None:
+    """Of a model that was trained to exit early (LayerSkip): `assistant_early_exit`, as transformers calls it."""
+    path = checkpoint.folder / "generation_config.json"
+    layer = read_json_object(path).get("assistant_early_exit") if path.is_file() else None
+    if layer is None:
+        return None
+    if type(layer) is not int:
+        raise PpsdError(f"{path}: assistant_early_exit must be a layer, not {one_line(repr(layer))}")
+    return HeadFile.norm(layer, checkpoint)

@@ -1,6 +1,7 @@
 """What the default model's exit head says of its drafts, and what they cost."""
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -22,12 +23,18 @@ def engine() -> Engine:
 
 
 def recorded(temperature: float, prompts: int) -> Text:
+    """Of the default model with its head, on the development prompts."""
+    asked = [engine().encode([{"role": "user", "content": p.prompt}]) for p in read_prompts(None)[:prompts]]
+    return texts_of(engine(), asked, TOKENS, temperature)
+
+
+def texts_of(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, temperature: float = 0.0) -> Text:
     """Was a draft right, and how sure was the head? Of nearly every position of the answers: rounds of 15 drafts have
     each judged up to the first wrong one, which the next round begins after."""
-    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=1)
+    params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=1)
     right, confidence = [], []
-    for prompt in read_prompts(None)[:prompts]:
-        for event in engine().generate([{"role": "user", "content": prompt.prompt}], params, LONGEST).events():
+    for prompt in prompts:
+        for event in engine.generate(prompt, params, LONGEST).events():
             round = getattr(event, "round", None)
             for place, draft in enumerate(round.judged if round else ()):
                 right.append(place < round.accepted)

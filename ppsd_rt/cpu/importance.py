@@ -6,6 +6,7 @@ matrix), once for each model; it is kept in the cache.
 
 import io
 import json
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,8 +23,11 @@ from .formats import shape_of
 from .tensors import packable
 
 ROWS = 512  # of the text; twice as many changed nothing
+LARGE = 300_000  # inputs of all matrices: of models of a billion weights or more, which take a minute and are told of
 _MEASURE = 1  # how it is measured: to be raised with every change of that, or of the text
 _TEXT = Path(__file__).parents[1] / "data" / "starters.json"  # beginnings of texts of many kinds, in several languages
+
+_LOG = logging.getLogger(__name__)
 
 Importance = npt.NDArray[np.float32]
 
@@ -46,6 +50,8 @@ def importance_for(dtype: str, checkpoint: Checkpoint, threads: int) -> Importan
     known = _known(path, config.num_hidden_layers, inputs)
     if known is not None:
         return known
+    if config.num_hidden_layers * sum(inputs) > LARGE:
+        _LOG.info("measuring what int4 may round off: once for this model, a minute for a billion weights or more")
     frequencies = inverse_frequencies(config).tolist()
     measured = _native.importance(shape_of(config), packable(checkpoint), frequencies, _text(checkpoint), threads)
     _keep(path, measured)

@@ -248,3 +248,25 @@ def test_names_of_heads_that_mean_nothing(name, words, checkpoint):
 
 def test_norm_head_with_a_draft_vocabulary(checkpoint):
     assert find_head("norm:2:5", checkpoint).draft_ids.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{}", None),
+        ('{"assistant_early_exit": 2}', 2),
+        ('{"assistant_early_exit": null}', None),
+        ('{"assistant_early_exit": 4}', "exit layer 4"),
+        ('{"assistant_early_exit": "2"}', "must be a layer, not '2'"),
+    ],
+)
+def test_the_exit_that_a_model_was_trained_with(text, found, tmp_path):
+    checkpoint = Checkpoint(write_model(tmp_path / "model"))
+    assert find_head("auto", checkpoint) is None
+    (checkpoint.folder / "generation_config.json").write_text(text)
+    if isinstance(found, str):
+        with pytest.raises(PpsdError, match=found):
+            find_head("auto", checkpoint)
+        return
+    head = find_head("auto", checkpoint)
+    assert (head and (head.info.kind, head.info.exit_layer)) == (found and ("norm", found))

@@ -219,6 +219,19 @@ def test_answers_are_not_helped_by_the_cache_of_the_answer_before(folder, monkey
     assert rows[2:] == [5] * 4
 
 
+def test_answers_are_not_helped_by_what_was_counted_in_the_answer_before(folder):
+    engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="float32", threads=1)
+    sampling = SamplingParams(temperature=1.5, seed=3)
+    schedules = {name: parse_schedule("recycle:lookup=0") for name in ("one", "another")}
+    workload = Workload("w", ((5, 6, 7),), True)
+    rows = [
+        measure_generation([engine], Answers([workload], [60], schedules, (None,), sampling, repeats), {})[0].rows
+        for repeats in (1, 3)
+    ]
+    shares = [row["copied"] for report in rows for row in report if row["schedule"] != "plain"]
+    assert shares == [pytest.approx(shares[0])] * 4
+
+
 def test_answers_that_differ_are_counted(folder, monkeypatch):
     engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="float32", threads=1)
     generate = engine.generate
