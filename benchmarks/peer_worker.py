@@ -14,15 +14,20 @@ to the first token. `rest`: seconds for all the others.
 
 import json
 import os
+import socket
+import subprocess
 import sys
+import urllib.request
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from llama_library import BUILT  # the one beside this file
 
 Answer = tuple[list[int], float, float]  # ids, first, rest
+LLAMA_SERVER = BUILT.with_name("llama-server")
 
 
 class Peer(Protocol):
@@ -66,7 +71,7 @@ class LlamaCpp:
     """format: whatever the file is in; model: a GGUF file."""
 
     def __init__(self, format: str, model: str, threads: int, context: int) -> None:
-        from llama_library import Llama, find_library  # the one beside this file
+        from llama_library import Llama, find_library
 
         self.library = find_library()
         assert self.library is not None, "peers.py has looked for it"
@@ -88,6 +93,53 @@ class LlamaCpp:
 
     def logits(self, ids: list[int], last: int) -> npt.NDArray[np.float32]:
         return self.llama.logits(ids, last)
+
+
+class LlamaServer:
+    """llama.cpp's server, for its speculation is there and not in the library.
+
+    format: whatever the file is in, or FORMAT+KIND with a kind of `llama-server --spec-type`, such as `ngram-simple`;
+    model: a GGUF file with its tokenizer. The kinds that count n-grams over all answers profit from repeats.
+    """
+
+    def __init__(self, format: str, model: str, threads: int, context: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        kind = format.partition("+")[2]
+        command = [LLAMA_SERVER, "--model", model, "--threads", threads, "--ctx-size", context, "--parallel", 1]
+        command += ["--host", "127.0.0.1", "--port", port, *(["--spec-type", kind] if kind else [])]
+        self.process = subprocess.Popen([str(word) for word in command], stdout=subprocess.DEVNULL)
+        while True:
+            try:
+                self._ask("/health")
+                return
+            except OSError:  # not there yet, or still loading
+                if self.process.poll() is not None:
+                    raise SystemExit(f"llama-server has ended with status {self.process.returncode}") from None
+                sleep(0.1)
+
+    def about(self) -> dict[str, Any]:
+        return {"build": self._ask("/props").get("build_info")}
+
+    def answer(self, prompt: list[int], tokens: int) -> Answer:
+        reply = self._ask("/completion", {
+            "prompt": prompt, "n_predict": tokens, "temperature": 0, "ignore_eos": True, "cache_prompt": False,
+            "return_tokens": True,
+        })  # fmt: skip
+        ids, times = reply["tokens"], reply["timings"]
+        if len(ids) != tokens:
+            raise SystemExit(f"llama-server has answered with {len(ids)} tokens instead of {tokens}")
+        return ids, times["prompt_ms"] / 1000, times["predicted_ms"] / 1000
+
+    def logits(self, ids: list[int], last: int) -> npt.NDArray[np.float32]:
+        raise SystemExit("llama-server gives no logits: name llama.cpp")
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request) as reply:
+            return dict(json.load(reply))
 
 
 class Transformers:
@@ -125,7 +177,7 @@ class Transformers:
         return np.asarray(logits.float().numpy())
 
 
-PEERS = {"ppsd-rt": PpsdRt, "llama.cpp": LlamaCpp, "transformers": Transformers}
+PEERS = {"ppsd-rt": PpsdRt, "llama.cpp": LlamaCpp, "llama-server": LlamaServer, "transformers": Transformers}
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ import argparse
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from export_gguf import FORMATS, export, model_folder
 from llama_library import QUANTIZED, find_library, quantize
-from peer_worker import PEERS
+from peer_worker import LLAMA_SERVER, PEERS
 
 from ppsd_rt import _native
 from ppsd_rt.bench.bandwidth import Bandwidth
@@ -114,7 +115,7 @@ class Worker:
             return np.asarray(np.load(path))
 
     def close(self) -> None:
-        self.process.kill()
+        os.killpg(self.process.pid, signal.SIGKILL)  # and what it has started: a server
         self.process.wait()
 
     def _reply(self) -> dict[str, Any]:
@@ -257,6 +258,8 @@ def at_hand(names: list[tuple[str, str]]) -> tuple[list[tuple[str, str]], list[s
     missing = {}
     if find_library() is None:
         missing["llama.cpp"] = "no library: run benchmarks/build_llama_cpp.sh or set LLAMA_LIBRARY"
+    if not LLAMA_SERVER.exists():
+        missing["llama-server"] = f"no {LLAMA_SERVER}: run benchmarks/build_llama_cpp.sh server"
     if importlib.util.find_spec("transformers") is None:
         missing["transformers"] = "not installed: pip install -r benchmarks/requirements.txt"
     reasons = [f"{engine}: {reason}" for engine, reason in missing.items() if engine in dict(names)]
@@ -270,11 +273,14 @@ def model_for(model: str, engine: str, format: str) -> Path:
     path = resolve_model(model)
     if engine == "ppsd-rt":
         return path
+    format = format.partition("+")[0]
     if format == FILE:
         if not is_gguf(path):
-            raise SystemExit(f"{model} is no .gguf file: name a format instead of llama.cpp:{FILE}")
+            raise SystemExit(f"{model} is no .gguf file: name a format instead of {engine}:{FILE}")
         return path
     folder = model_folder(model)
+    if engine == "llama-server":
+        return text_gguf_file(folder, format)
     return gguf_file(folder, format) if engine == "llama.cpp" else folder
 
 
@@ -292,6 +298,15 @@ def gguf_file(folder: Path, format: str) -> Path:
     return target
 
 
+def text_gguf_file(folder: Path, format: str) -> Path:
+    """The model with its tokenizer, in the cache, written once: llama-server answers with text."""
+    target = cache_dir() / "benchmarks" / f"{Checkpoint(folder).hash}-{format}-text.gguf"
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        export(folder, format, target, tokenizer=True)
+    return target
+
+
 def median_of(value: Any) -> Any:
     return value.median if isinstance(value, Spread) else value
 
@@ -303,6 +318,9 @@ def engine_and_format(text: str) -> tuple[str, str]:
     known = (*FORMATS, *QUANTIZED, FILE)
     if engine == "llama.cpp" and format not in known:
         raise argparse.ArgumentTypeError(f"llama.cpp's format {format!r} is not one of {', '.join(known)}")
+    known = (*FORMATS, FILE)
+    if engine == "llama-server" and format.partition("+")[0] not in known:
+        raise argparse.ArgumentTypeError(f"llama-server's format {format!r} is not one of {', '.join(known)}")
     return engine, format
 
 

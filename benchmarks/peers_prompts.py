@@ -2,6 +2,7 @@
 
     python benchmarks/peers_prompts.py                                     # all 34: some minutes
     python benchmarks/peers_prompts.py --limit 1 -n 64 -r 1 --engines ppsd-rt:int8+auto,llama.cpp:Q8_0
+    python benchmarks/peers_prompts.py -r 1 --engines ppsd-rt:int8+auto,llama-server:Q8_0,llama-server:Q8_0+ngram-simple
 
 Every engine decodes as many tokens for a prompt as our plain answer has (-n at most), greedily and past any end, so
 all do the same work; what they write differs, as their arithmetic does. The prompt's own time does not count. `x`: the

@@ -32,9 +32,9 @@ from typing import Any, Protocol
 
 import httpx2
 import numpy as np
-from export_gguf import FORMATS, export, model_folder
-from llama_library import BUILT
-from peers import median_of
+from export_gguf import FORMATS, model_folder
+from peer_worker import LLAMA_SERVER as SERVER
+from peers import median_of, text_gguf_file
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.bench.report import Column, Report
@@ -44,10 +44,7 @@ from ppsd_rt.cli.bench_options import list_of, positive
 from ppsd_rt.cli.common import read_prompts
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.generation import Committed
-from ppsd_rt.models.cache import cache_dir
-from ppsd_rt.models.checkpoint import Checkpoint
 
-SERVER = BUILT.with_name("llama-server")
 # The same prompts come again with every repeat: what `recycle` counted in the first would answer the second.
 AUTO = "auto:recycle=off"
 ENGINES = f"ppsd-rt:int8+{AUTO},ppsd-rt:int8+plain,direct:int8+{AUTO},llama.cpp:Q8_0"
@@ -289,18 +286,10 @@ def _target(name: str, engine: Engine, folder: Path, args: argparse.Namespace, c
         return Served(name, [*command, *(["--threads", args.threads] if args.threads else [])], None)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [SERVER, "--model", _gguf(folder, format), "--parallel", clients, "--ctx-size", clients * context]
+    file = text_gguf_file(folder, format)
+    command = [SERVER, "--model", file, "--parallel", clients, "--ctx-size", clients * context]
     command += ["--threads", args.threads or len(_native.usable_cores()), "--host", "127.0.0.1", "--port", port]
     return Served(name, command, f"http://127.0.0.1:{port}")
-
-
-def _gguf(folder: Path, format: str) -> Path:
-    """The model with its tokenizer, in the cache, written once: llama-server answers with text."""
-    target = cache_dir() / "benchmarks" / f"{Checkpoint(folder).hash}-{format}-text.gguf"
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        export(folder, format, target, tokenizer=True)
-    return target
 
 
 def _row(case: Case, cases: list[Case]) -> dict[str, Any]:

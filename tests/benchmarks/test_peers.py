@@ -1,11 +1,15 @@
 """benchmarks/: the exported weights, and the peers side by side on a tiny model."""
 
+import argparse
 import importlib
 import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import gguf
 import numpy as np
@@ -181,3 +185,52 @@ def test_a_missing_peer_is_named(load, monkeypatch, capsys):
     assert names == [("ppsd-rt", "int8")]
     assert "build_llama_cpp.sh" in reasons[0]
     assert "build_llama_cpp.sh" in capsys.readouterr().err
+
+
+class FakeServer(BaseHTTPRequestHandler):
+    """Answers as llama-server does."""
+
+    asked: ClassVar[list[dict[str, object]]] = []
+
+    def do_GET(self):
+        self.reply({"build_info": "b1"} if self.path == "/props" else {"status": "ok"})
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.asked.append(body)
+        self.reply({"tokens": [7] * body["n_predict"], "timings": {"prompt_ms": 10.0, "predicted_ms": 250.0}})
+
+    def reply(self, value):
+        body = json.dumps(value).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_llama_cpp_with_its_own_speculation(load, monkeypatch):
+    """Against a server that is none: what it is started with, what it is asked, what its times mean."""
+    module, started = load("peer_worker"), []
+
+    def start(command, **options):
+        started.append(command)
+        server = ThreadingHTTPServer(("127.0.0.1", int(command[command.index("--port") + 1])), FakeServer)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    monkeypatch.setattr(module.subprocess, "Popen", start)
+    peer = module.PEERS["llama-server"]("Q8_0+ngram-simple", "model.gguf", 2, 512)
+    assert peer.about() == {"build": "b1"}
+    assert peer.answer([1, 2, 3], 5) == ([7] * 5, 0.01, 0.25)
+    [command], [asked] = started, FakeServer.asked
+    assert command[command.index("--spec-type") + 1] == "ngram-simple"
+    assert command[command.index("--model") + 1] == "model.gguf"
+    assert (asked["prompt"], asked["temperature"], asked["cache_prompt"]) == ([1, 2, 3], 0, False)
+
+
+@pytest.mark.parametrize("name", ["llama-server:", "llama-server:IQ4_NL", "llama-server:Q9+ngram-simple"])
+def test_formats_that_llama_server_has_no_file_in(load, name):
+    with pytest.raises(argparse.ArgumentTypeError):
+        load("peers").engine_and_format(name)
