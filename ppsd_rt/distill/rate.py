@@ -3,8 +3,9 @@
 Rates do not carry over from one width to another. On a hidden size of 576, 5e-3 learns well. On 1536 a run of 30 steps
 had an acceptance of 0.02 with 5e-3, 0.04 with 1.5e-3 and 0.19 with 5e-4.
 
-A head that learns does better than a guess by frequency after some 16 steps; one with ten times the rate does far
-worse after 24 (benchmarks/results/2026-11-23-amd-epyc-learning-rates.json).
+A head that learns does better than a guess by frequency after some 16 steps of 4096 answer tokens; one with ten times
+the rate does far worse after 24 (benchmarks/results/2026-11-23-amd-epyc-learning-rates.json). Of several heads the best
+one judges: a head on the embeddings is worse than a guess for longer, at any rate.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,8 @@ from statistics import fmean
 
 KNOWN_WIDTH, KNOWN_RATE = 576, 5e-3
 EXPONENT = 2.35  # through both widths above
-TRIAL = 25  # steps, after which heads are judged, unless there are not twice as many
+TRIAL = 25  # steps, or more of smaller batches, after which heads are judged, unless there are not twice as many
+TRIAL_TOKENS = TRIAL * 4096  # at least
 LOWER = 3.0  # the next rate is so much lower
 MOST_TRIALS = 5
 
@@ -25,7 +27,7 @@ def first_rate(hidden_size: int) -> float:
 
 @dataclass(frozen=True)
 class Trial:
-    """How the first steps at a rate ended: the loss of the worst head, and of who only knows how frequent ids are."""
+    """How the first steps at a rate ended: the loss of the best head, and of who only knows how frequent ids are."""
 
     rate: float
     loss: float
@@ -36,12 +38,14 @@ class Trial:
         return self.loss < self.guess  # false for NaN
 
 
-def trial_steps(steps: int) -> int:
-    return TRIAL if steps >= 2 * TRIAL else 0
+def trial_steps(steps: int, batch_tokens: int) -> int:
+    """Of a run of so many steps; 0: it has no trial."""
+    trial = max(TRIAL, -(-TRIAL_TOKENS // batch_tokens))
+    return trial if steps >= 2 * trial else 0
 
 
 def ended(rate: float, losses: Sequence[float], guesses: Sequence[float]) -> Trial:
-    """By the last quarter of a trial's steps; losses: of each step's worst head."""
+    """By the last quarter of a trial's steps; losses: of each step's best head."""
     last = -max(1, len(losses) // 4)
     return Trial(rate, fmean(losses[last:]), fmean(guesses[last:]))
 

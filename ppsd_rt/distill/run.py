@@ -232,14 +232,15 @@ class Distillation:
 
     def _begin_training(self, texts: Sequence[Text], steps: int, rate: float) -> None:
         self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, steps, rate)
-        self.trial: list[tuple[float, float]] = []  # of the first steps: the worst head's loss, and that of a guess
+        self.trial: list[tuple[float, float]] = []  # of the first steps: the best head's loss, and that of a guess
 
     def _begins_anew(self, losses: Sequence[float], steps: int) -> bool:
         """With another learning rate, where the first steps have taught nothing."""
-        if self.trainer.step > trial_steps(steps) or self.judged:
+        length = trial_steps(steps, self.settings.train.batch_tokens)
+        if self.trainer.step > length or self.judged:
             return False
-        self.trial.append((max(losses, key=lambda loss: (loss != loss, loss)), self.trainer.guess))
-        if self.trainer.step < trial_steps(steps):
+        self.trial.append((min(losses, key=lambda loss: (loss == loss, loss)), self.trainer.guess))  # NaN before all
+        if self.trainer.step < length:
             return False
         self.trials.append(ended(self.trainer.rate, *zip(*self.trial, strict=True)))
         last = self.trials[-1]
@@ -250,7 +251,7 @@ class Distillation:
             return False
         goes_on = "goes on all the same, for no rate did better" if rate is None else f"begins anew with {rate:.2g}"
         self.tell(
-            f"a learning rate of {last.rate:.2g} teaches nothing: after {trial_steps(steps)} steps the loss is "
+            f"a learning rate of {last.rate:.2g} teaches nothing: after {length} steps the loss is "
             f"{last.loss:.2f}, and a guess by frequency has {last.guess:.2f}; training {goes_on}"
         )
         if rate is None:

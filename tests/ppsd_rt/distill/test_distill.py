@@ -418,6 +418,7 @@ def test_a_rate_that_teaches_nothing_is_lowered(job, monkeypatch):
     """Also where the run is cut off on the way."""
     monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
     monkeypatch.setattr(rate, "TRIAL", 6)
+    monkeypatch.setattr(rate, "TRIAL_TOKENS", 0)
     monkeypatch.setattr(rate, "LOWER", 1000.0)
     options = {"kinds": ("layer",), "exit_layers": (2,)}
     work, said = job("work", **options, rate=5.0), []

@@ -13,7 +13,9 @@ def test_the_first_rate_goes_through_what_was_measured():
 
 
 def test_short_runs_have_no_trial():
-    assert [trial_steps(steps) for steps in (1, 49, 50, 9999)] == [0, 0, 25, 25]
+    assert [trial_steps(steps, 4096) for steps in (1, 49, 50, 9999)] == [0, 0, 25, 25]
+    assert [trial_steps(steps, 2048) for steps in (50, 99, 100)] == [0, 0, 50]
+    assert trial_steps(50, 1 << 20) == 25
 
 
 def test_a_trial_is_judged_by_its_last_quarter():
