@@ -9,9 +9,10 @@ from support import loud_head, tiny_head, tiny_model, write_model
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Limits, Round
-from ppsd_rt.pipeline.schedule import PLAIN, copying, parse_schedule
+from ppsd_rt.pipeline.schedule import Auto, copying, parse_schedule
 
 CONTEXT = 448
+COUNTED = _native.Successors()  # by all answers of `auto`
 SCHEDULES = (
     "plain",
     "eesd:length=4,stop_rule=fixed",
@@ -59,13 +60,13 @@ class Request:
 
     def add_to(self, loop, engine, **more):
         automatic = self.schedule == "auto"
-        schedule = PLAIN if automatic else parse_schedule(self.schedule)
         self.answer = loop.add(
             self.prompt,
             self.params,
-            copying(schedule, 2) if automatic else schedule,
+            copying(Auto(2)) if automatic else parse_schedule(self.schedule),
             Limits(self.end, frozenset(self.params.stop_token_ids)),
             automatic=automatic,
+            successors=COUNTED if automatic else None,
             **more,
         )
 
