@@ -2,8 +2,8 @@
 
     python benchmarks/early_exit_model.py FOLDER --steps 600     # five minutes on two busy cores
 
-LayerSkip is arXiv 2404.16710: deeper layers are left out more often (section 4.1), and the loss is that of the last
-layer and of one earlier layer, another one each step (section 4.2, the rotating curriculum). The text is the source of
+LayerSkip is arXiv 2404.16710: deeper layers are left out more often (layer dropout), and the loss is that of the last
+layer and of one earlier layer, another one each step (the rotating curriculum). The text is the source of
 Python's own library, byte by byte. FOLDER is then a model like any other; `ppsd-run -m FOLDER` exits early by itself.
 """
 

@@ -95,10 +95,7 @@ def _words(way: Mapping[str, Any]) -> tuple[str, str, str, str]:
 
 CLOCK = Experiment(
     "clock",
-    (
-        Claim("EESD", "abstract", "Thompson sampling finds the number of drafts, and is faster than fixed numbers"),
-        Claim("both", "tables", "speed depends on the task"),
-    ),
+    (Claim("EESD", "abstract", "Thompson sampling finds the number of drafts, and is faster than fixed numbers"),),
     parts,
     table,
 )

@@ -86,16 +86,7 @@ def charts(found: Found) -> dict[str, Chart]:
 
 EXITS_AND_LENGTHS = Experiment(
     "exits",
-    (
-        Claim(
-            "EESD", "Figure 1 (b)", "speed depends on the exit layer and on the draft length, and has one best place"
-        ),
-        Claim(
-            "PPSD",
-            "abstract",
-            "the early-exit part drafts; how deep it is decides what it costs and how often it is right",
-        ),
-    ),
+    (Claim("EESD", "Figure 1 (b)", "speed depends on the exit layer and on the draft length, and has one best place"),),
     parts,
     table,
     charts,

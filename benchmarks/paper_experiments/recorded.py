@@ -1,4 +1,4 @@
-"""What the default model's exit head says of its drafts, and what they cost."""
+"""What an exit head says of its drafts, and what those of the default model's cost."""
 
 import json
 from collections.abc import Sequence

@@ -23,7 +23,7 @@ from .formats import shape_of
 from .tensors import packable
 
 ROWS = 512  # of the text; twice as many changed nothing
-LARGE = 300_000  # inputs of all matrices: of models of a billion weights or more, which take a minute and are told of
+LARGE = 200_000  # inputs of all matrices: models of a billion weights have more, and are told that it takes a while
 _MEASURE = 1  # how it is measured: to be raised with every change of that, or of the text
 _TEXT = Path(__file__).parents[1] / "data" / "starters.json"  # beginnings of texts of many kinds, in several languages
 
@@ -51,7 +51,7 @@ def importance_for(dtype: str, checkpoint: Checkpoint, threads: int) -> Importan
     if known is not None:
         return known
     if config.num_hidden_layers * sum(inputs) > LARGE:
-        _LOG.info("measuring what int4 may round off: once for this model, a minute for a billion weights or more")
+        _LOG.info("measuring what int4 may round off: once for this model, as long as a prompt of %d tokens", ROWS)
     frequencies = inverse_frequencies(config).tolist()
     measured = _native.importance(shape_of(config), packable(checkpoint), frequencies, _text(checkpoint), threads)
     _keep(path, measured)

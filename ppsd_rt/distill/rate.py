@@ -5,7 +5,7 @@ had an acceptance of 0.02 with 5e-3, 0.04 with 1.5e-3 and 0.19 with 5e-4.
 
 A head that learns does better than a guess by frequency after some 16 steps of 4096 answer tokens; one with ten times
 the rate does far worse after 24 (benchmarks/results/2026-11-23-amd-epyc-learning-rates.json). Of several heads the best
-one judges: a head on the embeddings is worse than a guess for longer, at any rate.
+one judges: a head on the embeddings was worse than a guess after that, at each of three rates.
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,13 @@ def trial_steps(steps: int, batch_tokens: int) -> int:
     return trial if steps >= 2 * trial else 0
 
 
+def judging(losses: Sequence[float]) -> float:
+    """Of a step's losses, one of each head: the best head's; NaN where one of them is."""
+    return min(losses, key=lambda loss: (loss == loss, loss))
+
+
 def ended(rate: float, losses: Sequence[float], guesses: Sequence[float]) -> Trial:
-    """By the last quarter of a trial's steps; losses: of each step's best head."""
+    """By the last quarter of a trial's steps; losses: those that judge each step."""
     last = -max(1, len(losses) // 4)
     return Trial(rate, fmean(losses[last:]), fmean(guesses[last:]))
 

@@ -23,7 +23,7 @@ from ..models.tokenizer import Tokenizer
 from .deduplication import Deduplication
 from .forecast import Forecast, sampling_speed, step_seconds
 from .mix import mix_of
-from .rate import Trial, ended, next_rate, trial_steps
+from .rate import Trial, ended, judging, next_rate, trial_steps
 from .samplers import NativeSampler, Sampler, TorchSampler
 from .shards import STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
 from .successors import count_successors, foreseen
@@ -239,7 +239,7 @@ class Distillation:
         length = trial_steps(steps, self.settings.train.batch_tokens)
         if self.trainer.step > length or self.judged:
             return False
-        self.trial.append((min(losses, key=lambda loss: (loss == loss, loss)), self.trainer.guess))  # NaN before all
+        self.trial.append((judging(losses), self.trainer.guess))
         if self.trainer.step < length:
             return False
         self.trials.append(ended(self.trainer.rate, *zip(*self.trial, strict=True)))

@@ -1,8 +1,10 @@
 """The learning rate by width, and what follows from the first steps."""
 
+import math
+
 import pytest
 
-from ppsd_rt.distill.rate import MOST_TRIALS, Trial, ended, first_rate, next_rate, trial_steps
+from ppsd_rt.distill.rate import MOST_TRIALS, Trial, ended, first_rate, judging, next_rate, trial_steps
 
 NAN = float("nan")
 
@@ -16,6 +18,11 @@ def test_short_runs_have_no_trial():
     assert [trial_steps(steps, 4096) for steps in (1, 49, 50, 9999)] == [0, 0, 25, 25]
     assert [trial_steps(steps, 2048) for steps in (50, 99, 100)] == [0, 0, 50]
     assert trial_steps(50, 1 << 20) == 25
+
+
+def test_the_best_head_judges_and_none_that_has_diverged_hides():
+    assert judging([8.0, 6.4]) == judging([6.4, 8.0]) == 6.4
+    assert all(math.isnan(judging(losses)) for losses in ([math.nan, 6.4], [6.4, math.nan]))
 
 
 def test_a_trial_is_judged_by_its_last_quarter():
