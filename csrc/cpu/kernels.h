@@ -75,15 +75,22 @@ struct Kernels;
 
 // Rows of activations in the format that the weights want, in words of four bytes (one float, two bfloat16 or four int8;
 // of bfloat16 one, as a float, where the kernels have no instruction for pairs). The rows lie side by side, so that a kernel finds
-// those of one word beside each other: [words][rows]. Or one after the other, [rows][words], where the kernels want that
-// format so.
+// those of one word beside each other: [words][rows]. Or block by block, [width / 32][rows][words of a block]: `by_block` of
+// the kernels says when.
 struct Activations {
   Format format = Format::kFp32;   // never kInt4
   int width = 0, rows = 0;
-  bool row_major = false;          // one after the other
+  bool by_block = false;
   uint32_t* words = nullptr;
   float* scales = nullptr;         // int8: [width / 32][rows]
   int32_t* corrections = nullptr;  // int8: [width / 32][rows], what unsigned weights add too much
+
+  // int8: the value of an input of a row.
+  PPSD_INLINE float value(int row, int input) const {
+    const int word = input / 4, in_block = kBlock / 4, block = input / kBlock;
+    const size_t at = by_block ? (size_t(block) * rows + row) * in_block + word % in_block : size_t(word) * rows + row;
+    return float(reinterpret_cast<const int8_t*>(words + at)[input % 4]) * scales[size_t(block) * rows + row];
+  }
 
   // For weights of this format.
   static size_t bytes(const Kernels& kernels, Format weights, int rows, int width);
@@ -279,7 +286,7 @@ struct Kernels {
   const char* name;
   int weight_offset;             // added to integer weights
   int bf16_words;                // that two activations in bfloat16 take
-  bool (*row_major)(Format activations);   // how they are to lie
+  bool (*by_block)(Format weights, int rows);   // how activations are to lie
   // Panels [begin, end) of `out`. False: one of the weights is no finite number.
   bool (*pack)(const Matrix& out, const Source& source, int begin, int end);
   void (*unpack)(const Matrix& in, int output, float* row);

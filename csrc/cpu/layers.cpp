@@ -18,8 +18,7 @@ constexpr int64_t kReadAhead = 256 << 10;
 void add_squares(const Activations& in, float* squares) {
   for (int i = 0; i < in.width; ++i)
     for (int r = 0; r < in.rows; ++r) {
-      const int8_t whole = reinterpret_cast<const int8_t*>(in.words + size_t(i / 4) * in.rows + r)[i % 4];
-      const float value = float(whole) * in.scales[size_t(i / kBlock) * in.rows + r];
+      const float value = in.value(r, i);
       squares[i] += value * value;
     }
 }

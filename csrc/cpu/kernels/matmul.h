@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cstring>
 
+#include "ahead.h"
 #include "vector_math.h"
 #if defined(PPSD_AMX)
 #include "tiles.h"
+#include "tiles_int8.h"
 #endif
 
 namespace ppsd {
@@ -15,34 +17,6 @@ namespace {
 // Micro-kernels: R rows with one panel, sum[r] of sixteen outputs each. A sum is made in the same order whatever R is;
 // it is made of several chains, because one chain of additions would wait for each of them. (Within a block of int8 the
 // sum is of integers, so there the number of chains does not matter.)
-//
-// Meanwhile the weights that come next are asked for, evenly over all row groups of a panel: so memory is as busy
-// while a panel is used again from the cache as it is while it is read. A processor follows what is read within a page (of
-// 4096 bytes, whatever pages the system has) and no further, so that one stream of reading does not fill the way to memory: it
-// is asked from several pages in turn. Reading a window of them asks for the next window.
-constexpr uintptr_t kStreams = 4, kPage = 4096, kWindow = kStreams * kPage, kTurn = kStreams * 64;
-
-struct Ahead {
-  uintptr_t from;              // what this row group stands for of the panel that is read, in turns
-  int turns;                   // for each block of 32 inputs
-  const uint8_t *end, *then;   // at `then` is what is read after `end`
-};
-
-inline void ask_turns(const Ahead& ahead, int first, int count) {
-  for (uintptr_t at = ahead.from + first * kTurn, end = at + count * kTurn; at < end; at += kTurn) {
-    const uintptr_t within = at % kWindow;
-    const uint8_t* next = reinterpret_cast<const uint8_t*>(at - within + kWindow + within / kStreams);
-    if (next + (kWindow - kPage) < ahead.end) {
-      PPSD_UNROLL
-      for (uintptr_t page = 0; page < kStreams; ++page) Simd::prefetch(next + page * kPage);
-    } else {
-      for (uintptr_t page = 0; page < kStreams; ++page, next += kPage)
-        Simd::prefetch(next < ahead.end ? next : ahead.then + (next - ahead.end));
-    }
-  }
-}
-
-inline void ask(const Ahead& ahead, int block) { ask_turns(ahead, block * ahead.turns, ahead.turns); }
 
 // The integer sums of a block, chains put together, times the scales of weights and rows.
 template <int R, int C>
@@ -182,9 +156,10 @@ inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int r
   }
 }
 
-bool row_major([[maybe_unused]] Format activations) {
+bool by_block([[maybe_unused]] Format weights, [[maybe_unused]] int rows) {
 #if defined(PPSD_AMX)
-  return activations == Format::kBf16;
+  return weights == Format::kBf16 || (weights == Format::kInt8 && rows >= kInt8TilesFrom) ||
+         (weights == Format::kInt4 && rows >= kInt4TilesFrom);
 #else
   return false;
 #endif
@@ -194,24 +169,16 @@ template <Format F, class Use>
 inline void multiply_as(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
 #if defined(PPSD_AMX)
   if constexpr (F == Format::kBf16) return multiply_in_tiles(w, in, next, begin, end, use);
+  if constexpr (F == Format::kInt8 || F == Format::kInt4)
+    if (in.by_block) return multiply_in_int8_tiles<F>(w, in, next, begin, end, use);
 #endif
   constexpr int kMost = Simd::kRows;
-  const int groups = (in.rows + kMost - 1) / kMost, blocks = w.inputs / kBlock;
-  const size_t share = w.panel_bytes(F) / groups;
-  const bool leads_on = next.then && begin < next.end;
-  const uint8_t* const stop = w.panel(leads_on ? next.end : w.panels());
+  const Asking asking(w, F, next, begin, (in.rows + kMost - 1) / kMost);
   for (int p = begin; p < end; ++p) {
     uintptr_t from = reinterpret_cast<uintptr_t>(w.panel(p));
-    const auto ahead = [&] {
-      const uintptr_t begin = from & ~(kTurn - 1), end = (from += share) & ~(kTurn - 1);
-      const int turns = int((end - begin) / kTurn), each = turns / blocks;
-      const Ahead ahead{begin, each, stop, leads_on ? next.then : stop};
-      ask_turns(ahead, each * blocks, turns - each * blocks);
-      return ahead;
-    };
     int r = 0;
-    for (; in.rows - r >= kMost; r += kMost) dot_and_use<F, kMost>(w, p, in, r, ahead(), use);
-    few_rows<F, kMost>(w, p, in, r, in.rows - r, ahead(), use);
+    for (; in.rows - r >= kMost; r += kMost) dot_and_use<F, kMost>(w, p, in, r, asking.share(&from), use);
+    few_rows<F, kMost>(w, p, in, r, in.rows - r, asking.share(&from), use);
   }
 }
 

@@ -50,8 +50,8 @@ inline void put_block(const Activations& out, int r, int b, V first, V second) {
     out.scales[at] = largest / 127.0f;
     out.corrections[at] = -Simd::kWeightOffset * Simd::sum_lanes(Simd::addi(a, c));
   }
-  if (out.row_major) {
-    std::memcpy(out.words + (size_t(r) * (out.width / kBlock) + b) * count, words, size_t(count) * 4);
+  if (out.by_block) {
+    std::memcpy(out.words + (size_t(b) * out.rows + r) * count, words, size_t(count) * 4);
     return;
   }
   uint32_t* to = out.words + size_t(b) * count * out.rows + r;

@@ -5,8 +5,7 @@
 // of other instruction sets (of even and of odd inputs apart, 32 inputs at a time), but in the same one for any number of
 // rows: so it multiplies single rows too, though these wait for memory anyway.
 //
-// Int8 stays with the dot instruction: its sums must leave the tiles every 32 inputs, to be scaled, and that costs most of what
-// the tiles save (a prompt of 512 tokens was 1.03 times as fast, one of 40 tokens 0.90).
+// Int8 has a file of its own, tiles_int8.h.
 #pragma once
 
 #include "vector_math.h"
@@ -21,51 +20,68 @@ template <int T>
 inline void tile_zero() {
   asm volatile("tilezero %%tmm%c0" : : "i"(T));
 }
-// Of memory that was written before the registers were shaped: the compiler need not be told what is read.
+// Of memory that was written before the registers were shaped, or before `written`: the compiler is not told what is read.
 template <int T>
 inline void tile_load(const uint8_t* from, size_t step) {   // step: bytes from row to row
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(step), "i"(T));
 }
-template <int T>
-inline void tile_store(float (&to)[kTileRows * kPanel]) {
+inline void written() { asm volatile("" : : : "memory"); }
+template <int T, class Word>   // of four bytes
+inline void tile_store(Word (&to)[kTileRows * kPanel]) {
   asm volatile("tilestored %%tmm%c2, (%1,%3,1)" : "=m"(to) : "r"(&to), "i"(T), "r"(size_t(kPanel * 4)));
 }
 template <int C, int A, int B>   // C += A B
 inline void tile_dot() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
 }
+template <int C, int A, int B>
+inline void tile_dot_int8() {
+  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(C), "i"(A), "i"(B));
+}
 
-// The registers' shapes, as long as this lives: sums in 0 to 3, rows of activations in 4 (sixteen) and 5 (the last ones,
-// `last` of them), weights in 6 and 7. Bit t of `of_last`: whether sums t are of the last rows.
+// The registers' shapes, as long as this lives: sums in 0 to 3, rows of activations in 4 and 5, weights in 6 and 7.
 class Tiles {
  public:
+  // Of bfloat16: activations in 4 are of sixteen rows and those in 5 of the last ones, `last` of them. Bit t of `of_last`:
+  // whether sums t are of the last rows.
   Tiles(int last, unsigned of_last) {
-    alignas(64) Shapes shapes;
+    Shapes shapes;
     for (int t = 0; t < 8; ++t) {
       const bool of_last_rows = t < 4 ? of_last >> t & 1 : t == 5;
       shapes.rows[t] = uint8_t(of_last_rows ? last : kTileRows);
       shapes.bytes[t] = 64;
     }
-    asm volatile("ldtilecfg %0" : : "m"(shapes) : "memory");
+    take(shapes);
+  }
+  // Of int8: a block of 32 inputs of sixteen rows, and of a panel in words of four.
+  Tiles() {
+    Shapes shapes;
+    for (int t = 0; t < 8; ++t) {
+      shapes.rows[t] = t < 6 ? kTileRows : kBlock / 4;
+      shapes.bytes[t] = t == 4 || t == 5 ? kBlock : 64;
+    }
+    take(shapes);
   }
   ~Tiles() { asm volatile("tilerelease"); }
   Tiles(const Tiles&) = delete;
   Tiles& operator=(const Tiles&) = delete;
 
  private:
-  struct Shapes {
+  struct alignas(64) Shapes {
     uint8_t palette = 1, start = 0, unused[14] = {};
     uint16_t bytes[16] = {};   // of a row
     uint8_t rows[16] = {};
   };
+  static void take(const Shapes& shapes) { asm volatile("ldtilecfg %0" : : "m"(shapes) : "memory"); }
 };
 
 // Some panels with some groups of up to 16 rows: at most four sums, none of which waits for another.
 template <int Panels, int Groups, class Use>
 inline void some_panels(const Matrix& w, int p, const Activations& in, int last, const uint8_t* ahead, Use&& use) {
-  const size_t panel = w.panel_bytes(Format::kBf16), step = size_t(in.width) * 2, group_step = kTileRows * step;
+  constexpr size_t step = 2 * kBlock, group_step = kTileRows * step;
+  const size_t panel = w.panel_bytes(Format::kBf16);
   const uint8_t* weights = w.panel(p);
-  const uint8_t* x = reinterpret_cast<const uint8_t*>(in.words);   // [rows][inputs] bfloat16
+  const uint8_t* x = reinterpret_cast<const uint8_t*>(in.words);   // [blocks][rows][32] bfloat16
   const auto each_sum = [](auto&& f) {
     f(std::integral_constant<int, 0>());
     if constexpr (Panels * Groups > 1) f(std::integral_constant<int, 1>());
@@ -73,7 +89,7 @@ inline void some_panels(const Matrix& w, int p, const Activations& in, int last,
     if constexpr (Panels * Groups > 3) f(std::integral_constant<int, 3>());
   };
   each_sum([](auto sum) { tile_zero<sum>(); });
-  for (int b = 0; b < w.inputs / kBlock; ++b, weights += kTileBytes, ahead += kTileBytes, x += 2 * kBlock) {
+  for (int b = 0; b < w.inputs / kBlock; ++b, weights += kTileBytes, ahead += kTileBytes, x += in.rows * step) {
     if constexpr (Panels > 1) {   // the rows stay for all of them
       if constexpr (Groups == 2) tile_load<4>(x, step);
       tile_load<5>(x + (Groups - 1) * group_step, step);

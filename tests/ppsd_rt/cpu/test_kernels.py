@@ -82,6 +82,15 @@ def test_rows_do_not_depend_on_their_company(folders, shape, dtype, isa, monkeyp
         assert np.array_equal(backend.logits(IDS, rows), fresh[-rows:]), rows
 
 
+@pytest.mark.skipif("amx" not in _native.usable_isas(), reason="the tile unit is an Intel server's, from Sapphire Rapids on")
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_tiles_of_integers_give_the_bits_of_the_dot_instruction(folders, shape, dtype, monkeypatch):
+    tiles, dots = (load(folders[shape], dtype, isa=isa, monkeypatch=monkeypatch) for isa in ("amx", "avx512"))
+    for rows in (12, 24, 27, 64):
+        assert np.array_equal(tiles.logits(IDS[:rows], rows), dots.logits(IDS[:rows], rows)), rows
+
+
 @pytest.mark.parametrize("schedule", ["plain", "eesd:length=3"])
 @pytest.mark.parametrize("temperature", [0.003, 0.1, 1.0, 40.0])
 def test_a_token_is_the_best_of_all_noisy_scores(folders, isa, temperature, schedule, monkeypatch):

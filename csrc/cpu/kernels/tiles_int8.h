@@ -1,0 +1,135 @@
+// Matrices of int8 and int4 times many rows in the tile registers of AMX.
+//
+// The sum of a block of 32 inputs is one of integers, so it has the bits that the dot instruction gives. It must leave the
+// tiles to be scaled, block by block; and while tile instructions are under way, a core does one operation on 512 bits a
+// cycle, not two. So the tiles pay for many rows only, and a few stay with the dot instruction.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "ahead.h"
+#include "tiles.h"
+
+namespace ppsd {
+namespace {
+
+constexpr int kInt8TilesFrom = 24, kInt4TilesFrom = 12;   // rows; measured, docs/history/decoding.md
+constexpr int kSome = 8;             // blocks at a time: weights and sums of so many stay in the first cache
+constexpr int kTogether = 4;         // blocks in tiles at once
+constexpr int kScaled = 8;           // rows scaled at a time
+constexpr int kBlockBytes = kBlock * kPanel;   // of weights as int8: eight words of four inputs, [8][16][4]
+
+// Some blocks of a panel as the tile unit wants them.
+struct SomeBlocks {
+  alignas(64) int8_t weights[kSome][kBlockBytes];
+  alignas(64) float scales[kSome][kPanel];
+};
+
+// Packed weights are unsigned, with an offset that their highest bit is: the tile unit takes them signed.
+inline I without_offset(I weights) { return Simd::bit_xor(weights, Simd::seti(int32_t(0x80808080u))); }
+
+template <Format F>
+inline void take_blocks(const Matrix& w, int p, int from, int count, const Ahead& ahead, SomeBlocks* out) {
+  static_assert(Simd::kWeightOffset == 128);
+  constexpr int kPacked = F == Format::kInt4 ? kBlockBytes / 2 : kBlockBytes;
+  const uint16_t* scales = reinterpret_cast<const uint16_t*>(w.panel(p)) + from * kPanel;
+  const uint8_t* packed = w.panel(p) + w.scale_bytes() + size_t(from) * kPacked;
+  const Simd::Levels levels = without_offset(Simd::levels(kLevels));
+  for (int b = 0; b < count; ++b, packed += kPacked) {
+    ask(ahead, from + b);
+    Simd::store(out->scales[b], Simd::load_f16(scales + b * kPanel));
+    int8_t* to = out->weights[b];
+    for (int at = 0; at < kPacked; at += 64) {
+      if constexpr (F == Format::kInt4) {   // inputs 0 to 15 in the low halves, 16 to 31 in the high ones
+        const auto halves = Simd::halves(packed + at, levels);
+        Simd::storei(reinterpret_cast<int32_t*>(to + at), halves.low);
+        Simd::storei(reinterpret_cast<int32_t*>(to + kBlockBytes / 2 + at), halves.high);
+      } else {
+        Simd::storei(reinterpret_cast<int32_t*>(to + at), without_offset(Simd::bytes(packed + at)));
+      }
+    }
+  }
+}
+
+// Sixteen rows times `count` blocks, a sum of integers [16 rows][16 outputs] for each. x: [blocks][in.rows][32] int8; beyond
+// the last row are values of no meaning, and so are their sums.
+inline void dot_blocks(const SomeBlocks& blocks, int count, const uint8_t* x, size_t step,
+                       int32_t (&dots)[kSome][kTileRows * kPanel]) {
+  const auto weights = [&](int b) { return reinterpret_cast<const uint8_t*>(blocks.weights[b]); };
+  const auto each = [&](int first, auto tile) {
+    constexpr int kRows = 4 + tile % 2, kWeights = 6 + tile % 2;
+    tile_load<kRows>(x + (first + tile) * step, kBlock);
+    tile_load<kWeights>(weights(first + tile), 4 * kPanel);
+    tile_zero<tile>();
+    tile_dot_int8<tile, kRows, kWeights>();
+  };
+  int b = 0;
+  for (; b + kTogether <= count; b += kTogether) {
+    each(b, std::integral_constant<int, 0>());
+    each(b, std::integral_constant<int, 1>());
+    each(b, std::integral_constant<int, 2>());
+    each(b, std::integral_constant<int, 3>());
+    tile_store<0>(dots[b]);
+    tile_store<1>(dots[b + 1]);
+    tile_store<2>(dots[b + 2]);
+    tile_store<3>(dots[b + 3]);
+  }
+  for (; b < count; ++b) {
+    each(b, std::integral_constant<int, 0>());
+    tile_store<0>(dots[b]);
+  }
+}
+
+// sums [8 rows][16 outputs] += the integers of those rows times the scales, in the order of the blocks. scales: those of the
+// rows, [blocks][in.rows].
+inline void scale_rows(const SomeBlocks& blocks, int count, const int32_t (&dots)[kSome][kTileRows * kPanel], int row,
+                       const float* scales, int rows, float* sums) {
+  V sum[kScaled];
+  PPSD_UNROLL
+  for (int i = 0; i < kScaled; ++i) sum[i] = Simd::load(sums + i * kPanel);
+  for (int b = 0; b < count; ++b, scales += rows) {
+    const V weight_scale = Simd::load(blocks.scales[b]);
+    PPSD_UNROLL
+    for (int i = 0; i < kScaled; ++i) {
+      const V dot = Simd::to_float(Simd::loadi(dots[b] + (row + i) * kPanel));
+      sum[i] = Simd::fma(dot, Simd::mul(weight_scale, Simd::set1(scales[i])), sum[i]);
+    }
+  }
+  PPSD_UNROLL
+  for (int i = 0; i < kScaled; ++i) Simd::store(sums + i * kPanel, sum[i]);
+}
+
+// Rows that lie block by block.
+template <Format F, class Use>
+inline void multiply_in_int8_tiles(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end,
+                                   Use&& use) {
+  const Tiles tiles;
+  const Asking asking(w, F, next, begin, 1);
+  const uint8_t* x = reinterpret_cast<const uint8_t*>(in.words);
+  const size_t step = size_t(in.rows) * kBlock;
+  SomeBlocks blocks;
+  alignas(64) int32_t dots[kSome][kTileRows * kPanel];
+  alignas(64) float sums[kPassRows * kPanel];
+  for (int p = begin; p < end; ++p) {
+    uintptr_t from = reinterpret_cast<uintptr_t>(w.panel(p));
+    const Ahead ahead = asking.share(&from);
+    std::fill(sums, sums + in.rows * kPanel, 0.0f);
+    for (int b = 0; b < w.inputs / kBlock; b += kSome) {
+      const int count = std::min(kSome, w.inputs / kBlock - b);
+      take_blocks<F>(w, p, b, count, ahead, &blocks);
+      written();
+      for (int group = 0; group < in.rows; group += kTileRows) {
+        dot_blocks(blocks, count, x + b * step + size_t(group) * kBlock, step, dots);
+        for (int r = 0; r < kTileRows && group + r < in.rows; r += kScaled)
+          scale_rows(blocks, count, dots, r, in.scales + size_t(b) * in.rows + group + r, in.rows,
+                     sums + (group + r) * kPanel);
+      }
+      written();   // only now may the blocks be others
+    }
+    for (int r = 0; r < in.rows; ++r) use(r, p, Simd::load(sums + r * kPanel));
+  }
+}
+
+}  // namespace
+}  // namespace ppsd
