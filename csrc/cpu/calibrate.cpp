@@ -18,13 +18,15 @@ constexpr Tuning kTuning;
 constexpr int kContext = StageCosts::kContext;    // rows before those that are timed
 constexpr int kDeep = 1024;                       // the same, to learn what a longer text costs
 constexpr int kDeepRows[] = {1, 4, 16};
-constexpr int kDeepRepeats = 5;
 constexpr int kRows[] = {1, 2, 3, 4, 6, 8, 12, 16};   // those between are interpolated
 constexpr int kManyRows[] = {24, 32, 48, 64};     // of passes over many answers
-constexpr int kManyRepeats = 2;
 constexpr int kMoreDrafts = 3;                    // of a round, after the first one
 constexpr int kPlainSteps = 3;                    // one after the other
-constexpr int kLeast = 3, kMost = 15;             // repeats of every kind; the latter if there is time
+// Repeats of every kind, and the most of them where a model is small enough for the time: of rounds, of passes over many
+// answers, of those after a longer text.
+constexpr int kLeast = 2, kMost = 15;
+constexpr int kManyLeast = 1, kManyMost = 2;
+constexpr int kDeepLeast = 2, kDeepMost = 5;
 
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
@@ -127,7 +129,7 @@ StageCosts measure_turns(Bench* bench, double seconds, bool* crowded) {
         if (plain > 0) plain_steps.push_back(took);   // the first one still finds what drafting has left
       }
     }
-  for (int repeat = 0; repeat < kManyRepeats; ++repeat)
+  for (int repeat = 0; repeat < kManyLeast || (repeat < kManyMost && bench->now() < end + seconds); ++repeat)
     for (int rows : kManyRows) passes[rows].push_back(bench->verify(rows, kContext));
   *crowded = short_handed > kTuning.short_handed * rounds;
   StageCosts costs;
@@ -140,10 +142,11 @@ StageCosts measure_turns(Bench* bench, double seconds, bool* crowded) {
 }
 
 // What each row of the text beyond kContext adds to a pass, into `costs`; and to a step, by its share of the layers.
-void measure_depth(Bench* bench, double step_share, StageCosts* costs) {
+void measure_depth(Bench* bench, double seconds, double step_share, StageCosts* costs) {
   bench->lengthen();
   Passes near, deep;
-  for (int repeat = 0; repeat < kDeepRepeats; ++repeat)
+  const double end = bench->now() + seconds;
+  for (int repeat = 0; repeat < kDeepLeast || (repeat < kDeepMost && bench->now() < end); ++repeat)
     for (const int rows : kDeepRows) {
       bench->verify(1, kContext);   // what the cache holds is then the same for both
       near[rows].push_back(bench->verify(rows, kContext));
@@ -212,7 +215,7 @@ Costs calibrate(Bench* bench, int threads, bool overlap, double step_share) {
   Costs costs;
   for (int doubt = 0; doubt == 0 || (doubt <= kTuning.doubts && !plausible(costs.turns)); ++doubt)
     costs.turns = measure_turns(bench, 0.6 * kTuning.seconds, &costs.crowded);
-  measure_depth(bench, step_share, &costs.turns);
+  measure_depth(bench, kTuning.seconds, step_share, &costs.turns);
   if (overlap) {
     StageCosts beside = measure_overlapped(bench, 0.4 * kTuning.seconds);
     // One stage has all threads but one then: what it computes takes so much longer.

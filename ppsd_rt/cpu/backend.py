@@ -1,6 +1,7 @@
 """The C++ backend: packed weights, kernels for this machine's instruction set, stages on pinned threads."""
 
 import atexit
+import logging
 from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from typing import Any
@@ -29,7 +30,9 @@ from .memory import kv_memory_of
 from .packing import pack_model
 
 LONE_SHARE = 0.25  # of the memory for KV caches, that an answer in a session may have; the rest is the loop's
+LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
 
+_LOG = logging.getLogger(__name__)
 _living: WeakSet["CpuBackend"] = WeakSet()
 
 
@@ -241,9 +244,14 @@ class CpuBackend:
                 self._checkpoint.hash, self._head, self._draft_vocabulary, dtypes, self._threads, self._model.isa
             )
             with one_line("measure what drafts cost", self._threads):
-                self._costs = costs_here(path, lambda: self._engine.calibrate(), again)
+                self._costs = costs_here(path, self._calibrate, again)
             self._planners.clear()
         return self._costs
+
+    def _calibrate(self) -> _native.Costs:
+        if self._model.packed_bytes > LARGE:
+            _LOG.info("measuring what drafts and passes cost on this machine: some seconds in each of the first runs")
+        return self._engine.calibrate()
 
     def believe(self, costs: _native.Costs) -> None:
         """`auto` begins anew, with these costs instead of measured ones."""
