@@ -63,7 +63,7 @@ COLUMNS = (
 
 @dataclass
 class Arrivals:
-    """Of one answer: seconds to the first bytes, then between bytes; how many tokens it has."""
+    """Of one answer: seconds to the first bytes of text, then between bytes; how many tokens it has."""
 
     first: float = 0.0
     pauses: list[float] = field(default_factory=list)
@@ -118,12 +118,14 @@ class Served:
             writer.write((head + body).encode())
             while piece := await reader.read(65536):
                 now = perf_counter()
+                pieces.append(piece)
                 if found.first:
                     found.pauses.append(now - before)
+                elif b"data:" not in piece:  # the reply's head, which some servers send before they have any text
+                    continue
                 else:
                     found.first = now - before
                 before = now
-                pieces.append(piece)
             writer.close()
         except OSError as error:
             raise Failed(f"{self._name}: {error}. {self._status()}") from None
