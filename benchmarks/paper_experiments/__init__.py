@@ -1,13 +1,15 @@
 """The experiments of papers.py, in the order of docs/papers.md."""
 
+from .branches import BRANCHES
 from .clock import CLOCK
 from .exits import EXITS_AND_LENGTHS
 from .experiment import Claim, Experiment
 from .lengths import LENGTHS
 from .lossless import LOSSLESS
+from .real_ranks import RANKS
 from .stages import STAGES
 from .waste import WASTE
 
-EXPERIMENTS = (LOSSLESS, WASTE, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES)  # the shortest first
+EXPERIMENTS = (LOSSLESS, WASTE, BRANCHES, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS)  # the shortest first
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment"]
