@@ -350,12 +350,12 @@ def main() -> int:
             keys = ("speedup", "closed_form", "closed_form_beside", "simulated", "over_simulated")
             keys += ("simulated_in_place", "of_best")
             note(
-                f"link {result['link_ms']:g} α {row['acceptance']} {row['schedule']:10} "
+                f"link {result['link_ms']:g} α {row['realised'] or 0:.2f} {row['schedule']:10} "
                 f"{row['tokens_per_second']:7.1f} tok/s "
                 + " ".join(f"{key} {row[key]:.2f}" for key in keys if row.get(key))
             )
     for row in report.get("one_process", {}).get("rows", []):
-        note(f"one process α {row['acceptance']} {row['schedule']:10} {row['tokens_per_second']:7.1f} tok/s")
+        note(f"one process α {row['realised'] or 0:.2f} {row['schedule']:10} {row['tokens_per_second']:7.1f} tok/s")
     print(json.dumps(report, indent=1))
     return 0
 
