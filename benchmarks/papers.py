@@ -1,6 +1,6 @@
 """The papers' claims beside what this runtime does: measures, keeps results, draws figures and fills in docs/papers.md.
 
-    python benchmarks/papers.py --quick      # about twenty minutes on two cores
+    python benchmarks/papers.py --quick      # less than an hour on two cores
     python benchmarks/papers.py              # some hours; goes on where it was ended
     python benchmarks/papers.py --only lengths,waste
     python benchmarks/papers.py --page       # measures nothing: figures and tables of the results that are there

@@ -2,9 +2,11 @@
 
     python benchmarks/ranks.py --stages 17,13 --acceptance 0.6,0.8,0.9 > benchmarks/results/...-ranks.json
     python benchmarks/ranks.py --stages 17,13 --link-ms 0.1,1,5 --schedules plain,eesd,ppsd,elastic,auto
+    python benchmarks/ranks.py --stages 3,27 --trained --seeds 6      # with the exit head that ships
 
 For every link delay the ranks are started anew by torchrun. Drafts come from an oracle of the given acceptance, through
-an untrained head of one layer and 8192 ids after the first stage (the work is what a trained one would do). Schedules
+an untrained head of one layer and 8192 ids after the first stage (the work is what a trained one would do). With
+`--trained` they come from the head that ships, on one development prompt of each family. Schedules
 take turns, so that slow moments of the machine hit all of them; of the repeats of one answer the lower quartile counts.
 Formula and simulator get the acceptance that the oracle's coins came to. Every answer is compared with
 plain decoding's. Stages are timed right before each round of schedules, for the machine changes its pace from minute to
@@ -18,14 +20,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt._native import StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
+from ppsd_rt.cli.common import first_of_each_family, read_prompts
 from ppsd_rt.cli.info import machine
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadInfo, save_head
@@ -55,23 +58,33 @@ def untrained_head(model: str, exit_layer: int, path: Path) -> None:
 # -- one process, or rank 0 --------------------------------------------------------------------------------------------
 
 
+def questions(args: argparse.Namespace) -> list[str]:
+    """One for each seed: the same for oracles that differ, and one of each family for a trained head."""
+    if not args.trained:
+        return [PROMPT] * args.seeds
+    return [prompt.prompt for prompt in first_of_each_family(read_prompts(None), 1)][: args.seeds]
+
+
 def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] | None) -> dict[str, Any]:
-    """Every schedule at every acceptance, and the costs right before each round of them."""
-    params = SamplingParams(max_tokens=args.tokens, ignore_eos=True)
-    prompt = engine.encode([{"role": "user", "content": PROMPT}])
-    truth = engine.generate(prompt, params, "plain").run().ids
+    """Every schedule at every acceptance (None: what the head has), and the costs right before each round of them.
+
+    tokens: of each seed's answer, after the first one.
+    """
+    params = SamplingParams(max_tokens=args.tokens, ignore_eos=not args.trained)
+    prompts = [engine.encode([{"role": "user", "content": question}]) for question in questions(args)]
+    truths = [engine.generate(prompt, params, "plain").run().ids for prompt in prompts]
     moments: list[Any] = []
-    times: dict[tuple[str, float, int], list[float]] = {}
-    judged: dict[tuple[float, int], tuple[int, int]] = {}
-    work: dict[tuple[str, float], list[list[tuple[float, float]]]] = {}
+    times: dict[tuple[str, float | None, int], list[float]] = {}
+    judged: dict[tuple[float | None, int], tuple[int, int]] = {}
+    work: dict[tuple[str, float | None], list[list[tuple[float, float]]]] = {}
     for _ in range(args.repeats):
         for acceptance in args.acceptance:
-            for seed in range(args.seeds):
+            for seed, (prompt, truth) in enumerate(zip(prompts, truths, strict=True)):
                 if costs:
                     moments.append({"acceptance": acceptance, "seed": seed, "costs": costs()})
                 for name in args.schedules:
-                    oracle = Oracle((*prompt, *truth), acceptance, seed)
-                    options = RunOptions(oracle=None if name == "plain" else oracle)
+                    drafts = name != "plain" and acceptance is not None
+                    options = RunOptions(oracle=Oracle((*prompt, *truth), acceptance, seed) if drafts else None)
                     earlier = report(engine)
                     completion = engine.generate(prompt, params, name, options).run()
                     count_work(work.setdefault((name, acceptance), []), earlier, report(engine))
@@ -79,20 +92,21 @@ def measure(engine: Engine, args: argparse.Namespace, costs: Callable[[], Any] |
                         raise SystemExit(f"{name} at {acceptance}: the answer differs from plain decoding")
                     statistics = completion.statistics
                     times.setdefault((name, acceptance, seed), []).append(statistics.decode_seconds)
-                    if name == "ppsd":  # which judges nearly every draft
+                    if statistics.judged and (name == "ppsd" or (acceptance, seed) not in judged):
+                        # `ppsd` judges nearly every draft.
                         judged[acceptance, seed] = statistics.accepted, statistics.judged
-    rows = []
+    rows, tokens = [], [len(truth) - 1 for truth in truths]
     for acceptance in args.acceptance:
-        right = [judged[acceptance, seed] for seed in range(args.seeds) if (acceptance, seed) in judged]
+        right = [judged[acceptance, seed] for seed in range(len(tokens)) if (acceptance, seed) in judged]
         realised = sum(a for a, _ in right) / sum(n for _, n in right) if right else acceptance
         for name in args.schedules:
-            seconds = [times[name, acceptance, seed] for seed in range(args.seeds)]
-            speed = (args.tokens - 1) * args.seeds / sum(quartile(each) for each in seconds)
+            seconds = [times[name, acceptance, seed] for seed in range(len(tokens))]
+            speed = sum(tokens) / sum(quartile(each) for each in seconds)
             rows.append(
                 {"schedule": name, "acceptance": acceptance, "realised": realised, "tokens_per_second": speed}
                 | {"seconds": seconds, "seconds_a_piece": middle(work[name, acceptance])}
             )
-    return {"rows": rows, "moments": moments, "reports": report(engine)}
+    return {"rows": rows, "tokens": tokens, "moments": moments, "reports": report(engine)}
 
 
 def quartile(seconds: list[float]) -> float:
@@ -151,11 +165,21 @@ def work(args: argparse.Namespace) -> None:
 
 
 def run(args: argparse.Namespace, ranks: int, **changes: Any) -> dict[str, Any]:
+    """With the head that ships, or an untrained one after the first stage."""
+    with tempfile.TemporaryDirectory() as folder:
+        head = "auto" if args.trained else str(Path(folder) / "head.safetensors")
+        if not args.trained:
+            untrained_head(args.model, args.stages[0], Path(head))
+        return run_with(head, args, ranks, **changes)
+
+
+def run_with(head: str, args: argparse.Namespace, ranks: int, **changes: Any) -> dict[str, Any]:
     values = {**vars(args), **changes}
-    options = ["--worker", "-m", args.model, "--head", args.head, "--dtype", args.dtype]
+    options = ["--worker", "-m", args.model, "--head", head, "--dtype", args.dtype]
     options += ["-n", str(args.tokens), "-r", str(args.repeats), "--seeds", str(args.seeds)]
+    options += ["--trained"] if args.trained else []
     for name in ("acceptance", "schedules", "stages", "link_ms"):
-        if values[name]:
+        if values[name] and values[name] != [None]:
             options += ["--" + name.replace("_", "-"), ",".join(map(str, values[name]))]
     if values["threads"]:
         options += ["--threads", str(values["threads"])]
@@ -179,6 +203,17 @@ def launch(script: str, ranks: int, options: list[str]) -> str:
     return done.stdout
 
 
+def pipeline(args: argparse.Namespace, delay: float) -> dict[str, Any]:
+    """Of len(args.stages) ranks, with links of `delay` milliseconds."""
+    result = run(args, len(args.stages), link_ms=[delay])
+    compare(args, result, delay / 1000)
+    return result
+
+
+def one_process(args: argparse.Namespace, threads: int) -> dict[str, Any]:
+    return run(args, 1, threads=threads, stages=None)
+
+
 def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> None:
     """Beside every row: the ratio to plain, the formula, and the simulator with the costs that were measured."""
     moments = [
@@ -196,7 +231,7 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
     plain = {row["acceptance"]: row for row in result["rows"] if row["schedule"] == "plain"}
     for row in result["rows"]:
         row["speedup"] = row["tokens_per_second"] / plain[row["acceptance"]]["tokens_per_second"]
-        schedule, acceptance = parse_schedule(row["schedule"]), row["realised"]
+        schedule, acceptance = parse_schedule(row["schedule"]), row["realised"] or 0.0  # 0: nothing was drafted
         if not isinstance(schedule, Schedule):
             continue
         row["closed_form"] = closed_form(schedule, free, acceptance)
@@ -204,20 +239,21 @@ def compare(args: argparse.Namespace, result: dict[str, Any], delay: float) -> N
         row["closed_form_beside"] = formula * (slowed if schedule.overlap else 1) if formula else None
         then = [
             [
-                predicted(args, schedule, overlapped(alone, beside), acceptance)
+                predicted(tokens, schedule, overlapped(alone, beside), acceptance)
                 for at, of, alone, beside in moments
                 if (at, of) == (row["acceptance"], seed)
             ]
-            for seed in range(args.seeds)
+            for seed, tokens in enumerate(result["tokens"])
         ]
         row["simulated"] = median(speed for speeds in then for speed in speeds)
         row["over_simulated"] = median(
-            (args.tokens - 1) / seconds / speed
-            for answers, speeds in zip(row["seconds"], then, strict=True)
+            tokens / seconds / speed
+            for tokens, answers, speeds in zip(result["tokens"], row["seconds"], then, strict=True)
             for seconds, speed in zip(answers, speeds, strict=True)
         )
-        row["simulated_in_place"] = predicted(args, schedule, in_place(free, row["seconds_a_piece"]), acceptance)
-        row["simulated_free"] = predicted(args, schedule, free, acceptance)
+        usual = round(fmean(result["tokens"]))
+        row["simulated_in_place"] = predicted(usual, schedule, in_place(free, row["seconds_a_piece"]), acceptance)
+        row["simulated_free"] = predicted(usual, schedule, free, acceptance)
     for acceptance, reference in plain.items():
         named = [r for r in result["rows"] if r["acceptance"] == acceptance and r["schedule"] != "auto"]
         best = max(named, key=lambda r: r["tokens_per_second"])
@@ -245,9 +281,9 @@ def in_place(costs: StageCosts, pieces: list[float]) -> StageCosts:
     return costs.replace(row_step=costs.row_step * draft, draft_step=costs.draft_step * draft, verify=verify)
 
 
-def predicted(args: argparse.Namespace, schedule: Schedule, costs: StageCosts, acceptance: float) -> float:
-    """Tokens per second, over several seeds."""
-    runs = [simulate(schedule, costs, acceptance, args.tokens - 1, seed=seed) for seed in range(8)]
+def predicted(tokens: int, schedule: Schedule, costs: StageCosts, acceptance: float) -> float:
+    """Tokens per second of answers of this length, over several seeds."""
+    runs = [simulate(schedule, costs, acceptance, tokens, seed=seed) for seed in range(8)]
     return sum(len(r.tokens) for r in runs) / sum(r.seconds for r in runs)
 
 
@@ -266,7 +302,7 @@ def numbers(text: str) -> list[float]:
     return [float(item) for item in text.split(",")]
 
 
-def main() -> int:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model", default="smollm2-135m")
     parser.add_argument("--stages", type=lambda t: list(map(int, t.split(","))), help="layers of each rank")
@@ -280,32 +316,32 @@ def main() -> int:
     parser.add_argument("--dtype", default="int8", help="float32, bfloat16, int8 or int4 [int8]")
     parser.add_argument("--one-process", action="store_true", help="also one process with as many threads as ranks")
     parser.add_argument("--tp", action="store_true", help="also tensor-parallel over as many ranks (plain decoding)")
+    parser.add_argument("--trained", action="store_true", help="drafts of the head that ships, and no oracle")
     parser.add_argument("--head", default="", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    return parser
+
+
+def parsed(options: Sequence[str] | None = None) -> argparse.Namespace:
+    args = parser().parse_args(options)
+    if args.trained:
+        args.acceptance = [None]
+    return args
+
+
+def main() -> int:
+    args = parsed()
     if args.worker:
         work(args)
         return 0
     ranks = len(args.stages)
-    with tempfile.TemporaryDirectory() as folder:
-        args.head = str(Path(folder) / "head.safetensors")
-        untrained_head(args.model, args.stages[0], Path(args.head))
-        results = []
-        for delay in args.link_ms:
-            result = run(args, ranks, link_ms=[delay])
-            compare(args, result, delay / 1000)
-            results.append(result)
-        report: dict[str, Any] = {
-            "machine": machine(),
-            "stages": args.stages,
-            "tokens": args.tokens,
-            "results": results,
-        }
-        if args.one_process:
-            report["one_process"] = run(args, 1, threads=ranks, stages=None)
-        if args.tp:
-            report["tp"] = [tensor_parallel(args, ranks, delay) for delay in args.link_ms]
-    for result in results:
+    report: dict[str, Any] = {"machine": machine(), "stages": args.stages, "tokens": args.tokens}
+    report["results"] = [pipeline(args, delay) for delay in args.link_ms]
+    if args.one_process:
+        report["one_process"] = one_process(args, args.threads or ranks)
+    if args.tp:
+        report["tp"] = [tensor_parallel(args, ranks, delay) for delay in args.link_ms]
+    for result in report["results"]:
         note(
             f"stages {result['stage_ms']} ms, head {result['exit_head_ms']:.3f}, "
             f"link {result['measured_link_ms']:.3f}, interference {result['interference']}"
@@ -314,12 +350,12 @@ def main() -> int:
             keys = ("speedup", "closed_form", "closed_form_beside", "simulated", "over_simulated")
             keys += ("simulated_in_place", "of_best")
             note(
-                f"link {result['link_ms']:g} α {row['acceptance']} {row['schedule']:10} "
+                f"link {result['link_ms']:g} α {row['realised'] or 0:.2f} {row['schedule']:10} "
                 f"{row['tokens_per_second']:7.1f} tok/s "
                 + " ".join(f"{key} {row[key]:.2f}" for key in keys if row.get(key))
             )
     for row in report.get("one_process", {}).get("rows", []):
-        note(f"one process α {row['acceptance']} {row['schedule']:10} {row['tokens_per_second']:7.1f} tok/s")
+        note(f"one process α {row['realised'] or 0:.2f} {row['schedule']:10} {row['tokens_per_second']:7.1f} tok/s")
     print(json.dumps(report, indent=1))
     return 0
 

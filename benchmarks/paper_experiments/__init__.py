@@ -1,13 +1,16 @@
 """The experiments of papers.py, in the order of docs/papers.md."""
 
+from .branches import BRANCHES
 from .clock import CLOCK
 from .exits import EXITS_AND_LENGTHS
 from .experiment import Claim, Experiment
+from .heads import HEADS
 from .lengths import LENGTHS
 from .lossless import LOSSLESS
+from .real_ranks import RANKS
 from .stages import STAGES
 from .waste import WASTE
 
-EXPERIMENTS = (LOSSLESS, WASTE, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES)  # the shortest first
+EXPERIMENTS = (LOSSLESS, WASTE, BRANCHES, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS)  # the shortest first
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment"]

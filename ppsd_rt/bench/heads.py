@@ -1,7 +1,7 @@
 """Acceptance of an exit head in the real loop, and the speed that the measured costs of its drafts let expect."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._native import Costs
@@ -85,34 +85,40 @@ class HeadMeasure:
         return {name: getattr(self, name) for name in names} | figures
 
 
-def measure_head(
+@dataclass
+class Drafted:
+    """What became of a head's drafts: in greedy answers, in warm ones, and in the greedy ones of each family."""
+
+    greedy: Statistics = field(default_factory=Statistics)
+    warm: Statistics = field(default_factory=Statistics)
+    families: dict[str, Statistics] = field(default_factory=dict)
+
+    def survival(self, length: int) -> list[float]:
+        """As of HeadMeasure, for so many drafts."""
+        greedy = self.greedy
+        return [greedy.accepted_by_position[place] / max(greedy.rounds, 1) for place in range(1, length + 1)]
+
+
+def draft_on_prompts(
     engine: Engine,
-    name: str,
     prompts: "Sequence[NamedPrompt]",
     max_tokens: int,
     length: int,
-    progress: Callable[[int], None],
-) -> tuple[HeadMeasure | None, bool]:
-    """Answer every prompt greedily and warm, in rounds of `length` drafts; then measure the stages.
-
-    The figures, and whether they are of all prompts: Ctrl-C ends the answers, and the stages are measured then, unless
-    there is no answer yet.
-    """
-    head, backend = engine.head, engine.backend
-    assert head is not None
-    assert isinstance(backend, CpuBackend)
+    progress: Callable[[int], None] = lambda prompt: None,
+) -> tuple[Drafted, bool]:
+    """Answer every prompt greedily and warm, in rounds of `length` drafts -> and whether Ctrl-C has let all through."""
     schedule = f"eesd:length={length},stop_rule=fixed"
-    greedy, warm, families = Statistics(), Statistics(), dict[str, Statistics]()
+    drafted = Drafted()
 
     def measure_prompt(number: int) -> None:
         prompt = prompts[number]
         progress(number)
         messages = [{"role": "user", "content": prompt.prompt}]
         asked = messages if engine.tokenizer.chat_template else prompt.prompt
-        family = families.setdefault(prompt.family, Statistics())
+        family = drafted.families.setdefault(prompt.family, Statistics())
         for params, totals in (
-            (SamplingParams(max_tokens=max_tokens), (greedy, family)),
-            (SamplingParams(max_tokens=max_tokens, temperature=WARM, seed=number), (warm,)),
+            (SamplingParams(max_tokens=max_tokens), (drafted.greedy, family)),
+            (SamplingParams(max_tokens=max_tokens, temperature=WARM, seed=number), (drafted.warm,)),
         ):
             answer = engine.generate(asked, params, schedule).run().statistics
             for total in totals:
@@ -123,7 +129,27 @@ def measure_head(
                 total.judged_by_position += answer.judged_by_position
 
     whole = take_turns(range(len(prompts)), 1, measure_prompt)
-    if not whole and not greedy.rounds:
+    return drafted, whole
+
+
+def measure_head(
+    engine: Engine,
+    name: str,
+    prompts: "Sequence[NamedPrompt]",
+    max_tokens: int,
+    length: int,
+    progress: Callable[[int], None],
+) -> tuple[HeadMeasure | None, bool]:
+    """Draft on the prompts; then measure the stages.
+
+    The figures, and whether they are of all prompts: Ctrl-C ends the answers, and the stages are measured then, unless
+    there is no answer yet.
+    """
+    head, backend = engine.head, engine.backend
+    assert head is not None
+    assert isinstance(backend, CpuBackend)
+    drafted, whole = draft_on_prompts(engine, prompts, max_tokens, length, progress)
+    if not whole and not drafted.greedy.rounds:
         return None, False
     measure = HeadMeasure(
         name=name,
@@ -131,11 +157,11 @@ def measure_head(
         exit_layer=head.exit_layer,
         vocabulary=backend.draft_vocabulary,
         dtype=backend.dtype,
-        acceptance=greedy.acceptance or 0.0,
-        warm=warm.acceptance or 0.0,
-        by_position=_given_all_before(greedy),
-        by_family={family: totals.acceptance or 0.0 for family, totals in families.items()},
-        survival=[greedy.accepted_by_position[place] / max(greedy.rounds, 1) for place in range(1, length + 1)],
+        acceptance=drafted.greedy.acceptance or 0.0,
+        warm=drafted.warm.acceptance or 0.0,
+        by_position=_given_all_before(drafted.greedy),
+        by_family={family: totals.acceptance or 0.0 for family, totals in drafted.families.items()},
+        survival=drafted.survival(length),
         costs=typical([backend.costs(again=True) for _ in range(TUNING.moments)]),
     )
     return measure, whole

@@ -9,7 +9,7 @@ import pytest
 
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, parse_schedule
 from ppsd_rt.planning.closed_forms import draft_then_verify
-from ppsd_rt.planning.simulate import simulate
+from ppsd_rt.planning.simulate import equal_stages, simulate
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -156,3 +156,43 @@ def test_the_bandit_over_lengths_finds_the_best_one(load):
         costs, text = made_up_costs.one_machine(draft, 0.02), module.made_up(4000, acceptance, 0.0)
         best = max(module.replay(text, costs, module.Rule("fixed", 0, k)).speed for k in range(1, MAX_CHUNK + 1))
         assert module.replay(text, costs, module.LengthBandit(costs, 1)).speed > 0.97 * best
+
+
+# -- second choices in a pipeline --------------------------------------------------------------------------------------
+
+
+def test_first_choices_alone_are_as_fast_as_formula_and_scheduler_say(load):
+    module = load("paper_experiments.branches")
+    text = module.made_up(20_000, 0.66, 0.0, seed=1)
+    for stages in (2, 4, 8):
+        speed = module.speed_up(module.choices_of(text), stages, module.Policy(1, seconds=False), 0.0)
+        assert speed == pytest.approx(stages / (text.acceptance + (1 - text.acceptance) * stages), rel=0.01)
+        scheduler = simulate(parse_schedule("ppsd"), equal_stages(stages), text.acceptance, 5000)
+        # The scheduler's rounds that find two rows waiting are not in the formula.
+        assert speed == pytest.approx(scheduler.tokens_per_second, rel=0.05)
+
+
+def test_ticks_of_a_known_text_with_second_choices(load):
+    """First, first, second choice, ... in 4 stages. By first choices alone a wrong draft costs 4 ticks, a right one 1.
+    A sibling's verdict comes a tick after that of the row before it, and drafts after it begin only then."""
+    module = load("paper_experiments.branches")
+    choices = module.Choices((0, 0, 1) * 400, ((0.7, 0.2),) * 1200)
+
+    def ticks(policy):  # of a token
+        return 4 / module.speed_up(choices, 4, policy, 0.0)
+
+    assert ticks(module.Policy(1, seconds=False)) == pytest.approx((1 + 1 + 4) / 3, rel=0.01)
+    siblings = ticks(module.Policy(2, expanded=False))
+    assert siblings == pytest.approx((1 + 1 + 3) / 3, rel=0.01)
+    assert 1 < ticks(module.Policy(3)) < siblings
+    assert ticks(module.Policy(4)) == pytest.approx(1, rel=0.02)  # the right row is always under way
+    cheap, dear = (module.speed_up(choices, 4, module.Policy(2), share) for share in (0.0, 0.5))
+    assert cheap / 1.5 < dear < cheap
+
+
+def test_second_choices_that_are_never_right_bring_nothing(load):
+    module = load("paper_experiments.branches")
+    choices = module.choices_of(module.made_up(3000, 0.66, 0.0, seed=1), second=0.0)
+    chain, pairs = (module.speed_up(choices, 4, policy, 0.0) for policy in (module.Policy(1, False), module.Policy(2)))
+    assert pairs == pytest.approx(chain)
+    assert chain > module.speed_up(choices, 4, module.Policy(2), 0.1)
