@@ -18,7 +18,9 @@ constexpr double kPooled = 8.0;      // verdicts that those of all answers count
 constexpr double kMargin = 2.0;
 constexpr double kStake = 0.5;       // plain tokens that an answer's drafts may lose at once,
 constexpr double kMayLose = 0.02;    // and in all, of its tokens
-constexpr std::chrono::milliseconds kNews{25};   // as in ../cpu/session.cpp
+// Between two times at which consumers are woken: as in ../cpu/session.cpp, and more for each answer, for each takes Python's
+// time then (over HTTP a third of a millisecond), which the team waits for.
+constexpr std::chrono::microseconds kNews{25000}, kNewsOfEach{2500};
 constexpr int kCopies = 6;           // copied drafts of a round, at the most
 constexpr double kLeastChance = 0.1, kSureChance = 0.98;   // bounds of what a draft must promise
 
@@ -214,7 +216,7 @@ bool Loop::step() {
 // All consumers together: each that wakes takes a core from a member of the team, for which the others wait.
 void Loop::tell() {
   const auto now = std::chrono::steady_clock::now();
-  if (now - told_ < kNews) return;
+  if (now - told_ < kNews + (int(running_.size()) - 1) * kNewsOfEach) return;
   told_ = now;
   for (const Answers* answers : {&running_, &waiting_})
     for (const auto& answer : *answers) answer->out->tell();
