@@ -37,6 +37,7 @@ const char* name_of(Step::Kind kind) {
     case Step::Kind::kDraft: return "draft";
     case Step::Kind::kRow: return "row";
     case Step::Kind::kVerify: return "verify";
+    case Step::Kind::kRound: return "round";
     case Step::Kind::kWait: break;
   }
   return "wait";
@@ -111,13 +112,16 @@ void bind_cuda(py::module_& m) {
            py::arg("row_bytes"), py::arg("rows"));
   using Words = std::pair<uint64_t, int>;   // an address, and how many records there are
   py::class_<Graphs>(m, "Graphs",
-      "Captured stages, and what they write: handles of graphs (0: none), copies before each leg of a pass, rings of "
-      "records [address, records], and the numbers of the last records.")
-      .def(py::init([](uint64_t draft, uint64_t row, const std::vector<uint64_t>& verify, std::vector<std::vector<Copy>> copies,
+      "Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; copies "
+      "before each leg of a pass, rings of records [address, records], and the numbers of the last records.")
+      .def(py::init([](uint64_t draft, uint64_t row, const std::map<int, uint64_t>& rounds,
+                       const std::vector<uint64_t>& verify, std::vector<std::vector<Copy>> copies,
                        bool take_apart, bool verdict_apart, Words verdicts, Words drafts, int32_t sequence, int32_t drawn,
                        bool draft_records) {
              Graphs graphs;
              graphs.draft = handle_of<GraphExec>(draft), graphs.row = handle_of<GraphExec>(row);
+             graphs.rounds.resize(kMaxRows);
+             for (const auto& [drafts, exec] : rounds) graphs.rounds.at(size_t(drafts)) = handle_of<GraphExec>(exec);
              for (const uint64_t exec : verify) graphs.verify.push_back(handle_of<GraphExec>(exec));
              graphs.copies = std::move(copies);
              graphs.take_apart = take_apart, graphs.verdict_apart = verdict_apart;
@@ -126,7 +130,7 @@ void bind_cuda(py::module_& m) {
              graphs.sequence = sequence, graphs.drawn = drawn, graphs.draft_records = draft_records;
              return graphs;
            }),
-           py::kw_only(), py::arg("draft"), py::arg("row"), py::arg("verify"), py::arg("copies"), py::arg("take_apart"),
+           py::kw_only(), py::arg("draft"), py::arg("row"), py::arg("rounds"), py::arg("verify"), py::arg("copies"), py::arg("take_apart"),
            py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("sequence"), py::arg("drawn"),
            py::arg("draft_records"));
 

@@ -6,12 +6,13 @@
 
 namespace ppsd::cuda {
 
-Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages)
+Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, uint32_t whole_rounds)
     : schedule_(schedule),
       limits_(limits),
       controller_(Controller::make(schedule.stop_rule, seed)),
       seed_(seed),
-      stages_(stages) {}
+      stages_(stages),
+      whole_rounds_(whole_rounds) {}
 
 Round Plan::begin(const std::vector<int>& prompt, int keep, int first) {
   tokens_ = prompt;
@@ -58,6 +59,14 @@ Step Plan::next_in_turns() {
     // A rule that asks for confidences cannot tell the next round's length before this one's verdict; its first draft can run.
     const bool early = by_confidence && in_flight == ahead && wanted > 1 && !pending_;
     if (in_flight >= ahead && !early) return {};
+    const bool never_stops = wanted == 0 || schedule_.stop_rule.kind == StopRule::Kind::kFixed;
+    const bool with_row = schedule_.first_chunk > 0 || wanted == 0;
+    if (!early && never_stops && with_row && (whole_rounds_ >> wanted & 1) != 0) {
+      Step step = pass(launched_++ - 1, kMaxRows);
+      asked_ = launched_;
+      step.kind = Step::Kind::kRound, step.drafts = wanted;
+      return step;
+    }
     open_ = true, row_queued_ = false, stopped_ = false;
     drafts_ = 0;
   }

@@ -7,7 +7,8 @@
 //
 // - without overlap, a round is some draft steps, the row of the last draft token, and a verification pass, all in one
 //   order. Rounds are queued ahead of their predecessors' verdicts: whatever those say, the next round begins where
-//   they end. Only how *many* draft steps it has is decided on what was known when it was queued.
+//   they end. Only how *many* draft steps it has is decided on what was known when it was queued. Where that number
+//   needs no confidences and was captured, the whole round is one launch.
 // - with overlap, draft steps are queued on a stream of their own, a few ahead, while a pass runs. The next pass is
 //   queued as soon as a verification stage is free for it: after the first draft step that surely gives it a row, or
 //   after as many as the schedule wants to wait for. After a rejection that is a step that surely began after it.
@@ -35,12 +36,13 @@ struct Record {
 };
 
 struct Step {
-  // kRow: the early layers alone, no draft token is drawn.
-  enum class Kind { kWait, kDraft, kRow, kVerify };
+  // kRow: the early layers alone, no draft token is drawn. kRound: draft steps, the last one's row, and a pass.
+  enum class Kind { kWait, kDraft, kRow, kVerify, kRound };
   Kind kind = Kind::kWait;
   int64_t after_draft = -1;    // begins when this draft launch is complete (they are counted from 0, rows among them),
   int64_t after_pass = -1;     // and this pass
   int first_row = 0, rows = 0; // of a pass: its rows stand among these
+  int drafts = 0;              // of a round
 };
 
 class Plan {
@@ -49,8 +51,9 @@ class Plan {
   static constexpr int kPlannedAhead = 2;  // fewer where every round may change the schedule
   static constexpr int kDraftsAhead = 4;   // draft steps in flight while a pass overlaps with them
 
-  // stages: of verification; with overlap, each may hold a pass.
-  Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1);
+  // stages: of verification; with overlap, each may hold a pass. whole_rounds: bit K: K drafts and their pass can be one
+  // launch.
+  Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1, uint32_t whole_rounds = 0);
 
   // The prompt has passed all layers, its rows from `keep` on just now, and its last row gave `first`.
   Round begin(const std::vector<int>& prompt, int keep, int first);
@@ -68,7 +71,7 @@ class Plan {
 
   bool finished() const { return finished_; }
   int passes_in_flight() const { return int(flights_.size()); }
-  int64_t drafts_launched() const { return launched_; }
+  int64_t drafts_launched() const { return launched_; }   // a whole round counts as one
   int64_t passes_launched() const { return passes_; }
   const std::vector<int>& tokens() const { return tokens_; }
   const Schedule& schedule() const { return pending_ ? *pending_ : schedule_; }   // the one set last
@@ -90,6 +93,7 @@ class Plan {
   std::unique_ptr<Controller> controller_;
   const uint64_t seed_;
   const int stages_;
+  const uint32_t whole_rounds_;
   std::vector<int> tokens_;
   bool finished_ = false;
   int64_t launched_ = 0, passes_ = 0;      // draft launches, rows among them; passes

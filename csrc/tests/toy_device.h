@@ -42,6 +42,7 @@ class ToyDevice {
     }
   }
 
+  int stages() const { return int(on_.size()); }
   int device(int stage) const { return stage < 0 || stage >= int(on_.size()) ? kHome : on_[size_t(stage)]; }
   bool apart(int border) const { return device(border) != device(border - 1); }
 

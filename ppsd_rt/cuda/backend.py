@@ -211,6 +211,8 @@ class CudaBackend:
                 f"side by side on two streams a draft takes {beside.draft_step / turns.draft_step:.2f} times as long, "
                 f"a pass {beside.verify[0] / turns.verify[0]:.2f} times"
             )
+        elif self._planned and self._graphs:
+            lines.append("side by side on two streams no more is done than in turns: nothing overlaps")
         if spans := self.spans():
             lines.append(str(occupancy(spans)))
         return "\n".join(lines)
@@ -250,6 +252,9 @@ class CudaBackend:
         """Run the prompt and the pass that gives the first token; then the carrier's work begins."""
         begun = perf_counter()
         stages = self._ready(limits.end)
+        drafts = _drafts_of_a_round(schedule, self._serial)
+        if self._graphs is not None and drafts is not None:
+            self._capture(drafts)
         keep = common_prefix(self._tokens, prompt[:-1])
         self._tokens = []
         most, lookahead = (
@@ -333,16 +338,19 @@ class CudaBackend:
             with self._out_of_memory(f"a KV cache of {capacity} tokens", needed_bytes(self._weights, capacity, cuts)):
                 self._stages = DeviceStages(self._weights, capacity, cuts, pdl=self._pdl)
             if not self._eager:
-                self._capture()
+                self._capture(0)
         assert self._stages is not None
         return self._stages
 
-    def _capture(self) -> None:
+    def _capture(self, drafts: int) -> None:
+        """The stages, and rounds of so many drafts."""
         assert self._stages is not None
         try:
-            self._graphs = StageGraphs(self._stages, Recorder())
+            if self._graphs is None:
+                self._graphs = StageGraphs(self._stages, Recorder())
+            self._graphs.prepare_round(drafts)
         except CaptureFailed as error:
-            self._eager = True
+            self._graphs, self._eager = None, True
             if not self._told:
                 self._told = True
                 _LOG.warning("ppsd-rt: the stages cannot be captured (%s); they are launched one by one", error)
@@ -431,6 +439,14 @@ class _Answer:
         elif isinstance(self._events, Generator):
             with self._turn:
                 self._events.close()
+
+
+def _drafts_of_a_round(schedule: Schedule | Auto, in_turns: bool) -> int | None:
+    """If all rounds but the last ones have as many: as csrc/cuda/plan.cpp counts them."""
+    if isinstance(schedule, Auto) or not isinstance(schedule.stop_rule, FixedLength):
+        return None
+    waits = schedule.first_chunk > 0 or (in_turns and schedule.overlap)
+    return min(max(1, schedule.first_chunk), schedule.lookahead) if waits and (in_turns or not schedule.overlap) else None
 
 
 def _by_confidence(schedule: Schedule) -> bool:

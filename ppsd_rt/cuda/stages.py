@@ -4,6 +4,7 @@
     early_step    the same without the exit head
     verification  rows that the early layers have seen, through layers [E, L) and the LM head; verdict; report
     plain_step    early_step, then verification: with nothing drafted, a step of plain decoding
+    round         draft steps, then a plain_step
 
 They allocate nothing, read nothing on the host and take no argument that changes: captured once, they can be launched
 for ever. Which rows a pass takes, where they stand, what is sampled and where it ends is in device memory
@@ -228,6 +229,11 @@ class DeviceStages:
     def plain_step(self, window: Window | None = None) -> None:
         self.early_step()
         self.verification(window=window)
+
+    def round(self, drafts: int) -> None:
+        for _ in range(drafts):
+            self.draft_step()
+        self.plain_step()
 
     def launch(self, leg: int) -> None:
         """Without the copies: what is captured."""
