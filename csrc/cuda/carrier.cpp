@@ -47,10 +47,11 @@ class Patience {
 }  // namespace
 
 GraphCarrier::GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
-                           bool report_drafts, AfterRound after_round, Trace* trace)
+                           bool report_drafts, AfterRound after_round, Trace* trace, std::shared_ptr<Successors> successors)
     : lanes_(lanes),
       graphs_(std::move(graphs)),
-      plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots), graphs_.whole_rounds()),
+      plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots), graphs_.whole_rounds(),
+            std::move(successors)),
       report_drafts_(report_drafts),
       one_device_(std::all_of(lanes->verify.begin(), lanes->verify.end(),
                               [&](const Lane& lane) { return lane.device == lanes->draft.device; })),
@@ -135,6 +136,7 @@ bool GraphCarrier::queue() {
     if (graphs_.draft_records && drawn_ - read_ >= graphs_.drafts.slots() - kMaxChunk) return queued;
     if (plan_.drafts_launched() - done_ >= Lanes::kDraftSlots) return queued;
     const Step step = plan_.next(done_);
+    if (const auto offer = plan_.take_offer()) write_offer(*offer, graphs_.offer);
     if (step.kind == Step::Kind::kWait) return queued;
     if (step.kind == Step::Kind::kRound) launch_round(step);
     else if (step.kind == Step::Kind::kVerify) launch_pass(step);
@@ -265,8 +267,8 @@ bool GraphCarrier::collect_draft() {
     if (const int32_t* words = graphs_.drafts.find(int32_t(uint32_t(graphs_.drawn) + uint32_t(read_) + 1))) {
       const int position = words[record::kDraftPosition];
       const bool drawn = position >= 0;
-      confidences_.emplace_back(drawing_[size_t(read_ % Lanes::kDraftSlots)],
-                                drawn ? std::optional<double>(float_of(words[record::kDraftConfidence])) : std::nullopt);
+      const Draft draft{words[record::kDraftToken], float_of(words[record::kDraftConfidence])};
+      told_.push_back({drawing_[size_t(read_ % Lanes::kDraftSlots)], drawn ? std::optional<Draft>(draft) : std::nullopt, position});
       if (drawn && report_drafts_) events_.emplace_back(Drafted{position, words[record::kDraftToken]});
       ++read_;
       any = true;
@@ -277,12 +279,12 @@ bool GraphCarrier::collect_draft() {
     plan_.drafted(std::nullopt);
     return true;
   }
-  while (!confidences_.empty() && confidences_.front().first < wanted) confidences_.pop_front();
-  if (wanted >= 0 && !confidences_.empty() && confidences_.front().first == wanted) {
-    plan_.drafted(confidences_.front().second);
+  while (!told_.empty() && told_.front().launch < wanted) told_.pop_front();
+  if (wanted >= 0 && !told_.empty() && told_.front().launch == wanted) {
+    plan_.drafted(told_.front().draft, told_.front().position);
     any = true;
   }
-  if (confidences_.size() > size_t(Lanes::kDraftSlots)) confidences_.pop_front();   // nobody asks
+  if (told_.size() > size_t(Lanes::kDraftSlots)) told_.pop_front();   // nobody asks
   return any;
 }
 

@@ -37,6 +37,7 @@ struct Graphs {
   bool take_apart = false, verdict_apart = false;   // and before them the taking of rows, after them the verdict
   std::vector<std::vector<Copy>> copies;         // before each leg; within one device none is needed, and none made
   Ring verdicts, drafts;
+  int32_t* offer = nullptr;                      // what the device may draft of itself (record.h)
   int32_t sequence = 0, drawn = 0;               // numbers of the last records
   bool draft_records = false;                    // do draft steps leave records?
 
@@ -53,7 +54,8 @@ class GraphCarrier final : public Carrier {
   using AfterRound = std::function<bool(const Round&, Plan*)>;
 
   GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
-               bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr);
+               bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr,
+               std::shared_ptr<Successors> successors = nullptr);
   ~GraphCarrier() override;   // waits for what is in flight, but never for long
 
   // The prompt has been run, its rows from `keep` on just now, and gave `first`.
@@ -113,7 +115,12 @@ class GraphCarrier final : public Carrier {
   int64_t landed_ = 0, read_ = 0;    // records of verdicts and of drafts so far
   std::vector<int64_t> drawing_;     // by slot: the launch that a draft record belongs to
   int64_t drawn_ = 0;                // draft launches with the exit head
-  std::deque<std::pair<int64_t, std::optional<double>>> confidences_;   // of launches, until they are asked for
+  struct Told {
+    int64_t launch;
+    std::optional<Draft> draft;
+    int position;
+  };
+  std::deque<Told> told_;            // of launches, until they are asked for
 
   // With a trace.
   std::vector<std::pair<int, EventHandle>> origins_, timers_;   // of each device: the answer's begin; free events

@@ -115,7 +115,7 @@ class StageGraphs:
         self._recorder.close()
 
     def prepare_round(self, drafts: int) -> None:
-        """Capture rounds of so many drafts as one graph, on one device. Raises CaptureFailed, after which none is left."""
+        """Capture rounds of so many drafts as one graph, on one device. Raises CaptureFailed: then no graph is left."""
         if self.apart or drafts in self.rounds:
             return
         with _capturing(self._recorder):
@@ -165,6 +165,7 @@ class StageGraphs:
             verdict_apart=stages.legs[-1].name == "verdict",
             verdicts=(stages.ring.data_ptr(), len(stages.ring)),
             drafts=(stages.drafts.data_ptr(), len(stages.drafts)),
+            offer=stages.offer.data_ptr(),
             sequence=sequence,
             drawn=drawn,
             draft_records=draft_records,
