@@ -471,8 +471,9 @@ class GraphCopy:
     ) -> None: ...
 
 class Graphs:
-    """Captured stages, and what they write: handles of graphs (0: none), copies before each leg of a pass, rings of
-    records [address, records], and the numbers of the last records.
+    """Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; copies
+    before each leg of a pass, rings of records [address, records], the address of what the host offers to draft, and
+    the numbers of the last records.
     """
 
     def __init__(
@@ -480,12 +481,14 @@ class Graphs:
         *,
         draft: int,
         row: int,
+        rounds: dict[int, int],
         verify: Sequence[int],
         copies: Sequence[Sequence[GraphCopy]],
         take_apart: bool,
         verdict_apart: bool,
         verdicts: tuple[int, int],
         drafts: tuple[int, int],
+        offer: int,
         sequence: int,
         drawn: int,
         draft_records: bool,
@@ -512,6 +515,7 @@ class GraphSession:
         report_drafts: bool,
         trace: bool,
         before: float,
+        successors: Successors | None,
     ) -> None: ...
     def __iter__(self) -> Iterator[Drafted | Round]: ...
     def __next__(self) -> Drafted | Round: ...
@@ -523,7 +527,14 @@ class LaunchPlan:
     """What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession."""
 
     def __init__(
-        self, *, schedule: Schedule | Planner, limits: Limits, seed: int, stages: int, in_turns: bool
+        self,
+        *,
+        schedule: Schedule | Planner,
+        limits: Limits,
+        seed: int,
+        stages: int,
+        in_turns: bool,
+        successors: Successors | None,
     ) -> None: ...
     def begin(self, prompt: Sequence[int], keep: int, first: int) -> Round: ...
     def next(self, drafts_done: int) -> str: ...
@@ -531,7 +542,8 @@ class LaunchPlan:
     def window(self) -> tuple[int, int]: ...
     def land(self, record: Sequence[int], drafts_done: int, seconds: float) -> Round | None: ...
     def wants_confidence(self) -> int: ...
-    def drafted(self, confidence: float | None) -> None: ...
+    def drafted(self, position: int, token: int, confidence: float) -> None: ...  # position -1: none was drawn
+    def take_offer(self) -> list[int] | None: ...  # what the device is to be offered from now on, if that has changed
     def cancel(self) -> None: ...
     @property
     def finished(self) -> bool: ...

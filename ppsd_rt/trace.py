@@ -23,7 +23,6 @@ _COLOURS = {  # names of Chrome's palette; Perfetto goes by the span's name
     "draft": "thread_state_runnable",
     "row": "thread_state_runnable",
     "verify": "thread_state_running",
-    "rounds": "thread_state_running",  # a loop of them, on a GPU
     "wait": "grey",
     "dropped draft": "bad",
     "dropped verify": "terrible",

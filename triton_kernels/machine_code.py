@@ -37,7 +37,7 @@ from .linear import INT8_BLOCK, Weight, linear, tiling
 from .prompt_attention import prompt_attention
 from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from .qkv import HeadNorms, qkv
-from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, RING_WORDS, WORDS
+from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, OFFER_WORDS, RING_WORDS, WORDS
 from .swiglu import swiglu
 from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 
@@ -210,16 +210,16 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
                 x, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
                 draft_ids=draft_ids, text=text, first_seen=words(shape.vocabulary), pdl=pdl,
             )  # fmt: skip
-        begin_draft(state, state, state, pdl=pdl)
+        begin_draft(text, confidences, text, words(OFFER_WORDS), state, state, state, pdl=pdl)
         arrived(state, state, pdl=pdl)
         drafted(
-            text, choices, chances, confidences, text, state, state, state, words(64, DRAFT_WORDS),
+            text, choices, chances, confidences, text, text, state, state, state, words(64, DRAFT_WORDS),
             vocabulary=shape.vocabulary, pdl=pdl,
         )  # fmt: skip
         begin_verification(state, state, state, pdl=pdl)
         post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
         fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
-        verdict(text, choices, confidences, text, state, state, words(64, RING_WORDS), pdl=pdl)
+        verdict(text, choices, confidences, text, text, state, state, words(64, RING_WORDS), pdl=pdl)
     return list(dict.fromkeys(launches))
 
 

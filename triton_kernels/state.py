@@ -36,6 +36,7 @@ REPORT = 13  # other than 0: draft steps too leave records for the host
 ORACLE_END = 14  # draft tokens at positions below this are an oracle's, for benchmarks; 0: none
 ORACLE = 15  # the bits of the oracle's acceptance, float32
 ORACLE_SEED = 16  # and the next word: its seed
+COPIES = 18  # other than 0: draft steps take what the host offers
 
 WORDS = 32
 
@@ -50,10 +51,21 @@ RECORD_ACCEPTED = 4
 RECORD_COMMITTED = 5  # 0: the pass was void
 RECORD_JUDGED = 6  # draft tokens compared, up to the first that was wrong
 RECORD_DRAFTED = 7  # the answer's DRAFTED before the verdict
+RECORD_COPIED = 8  # draft tokens that the pass saw and that were offered by the host
 RECORD_IDS = 16  # committed ids [16]
 RECORD_DRAFTS = 32  # judged ids [16]
 RECORD_CONFIDENCES = 48  # their confidences, bits of float32 [16]
-RING_WORDS = 64
+RECORD_COPIES = 64  # what the host said of them [16]; 0: drawn by the exit head
+RING_WORDS = 80
+
+# What the host offers to draft, int32 in its memory: it writes there at any time, a word at a time.
+OFFER_POSITION = 0  # of the first token
+OFFER_COUNT = 1
+OFFER_MOST = 2  # draft tokens that there may be beyond the committed text
+OFFER_TOKENS = 16  # [16]
+OFFER_CHANCES = 32  # bits of float32 [16]
+OFFER_COPIES = 48  # what they are copied after, for the records [16]
+OFFER_WORDS = 64
 
 # A draft step's record.
 DRAFT_SEQUENCE = 0  # written last

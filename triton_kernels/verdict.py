@@ -22,7 +22,10 @@ answer's words (`state`), and those of `early` that verification reads, only whi
 they decide is sound in any order:
 - the rows of a pass are of one epoch, and a pass of an older epoch changes nothing but its own words;
 - draft steps go back (over rows that verification may be reading) only after a rejection, which makes such a pass void;
-- a token that is drawn for a position that a verdict has filled meanwhile is thrown away.
+- a token that is drawn for a position that a verdict has filled meanwhile is thrown away;
+- what the host offers to draft (copies: csrc/cuda/plan.h) joins the text where a draft step begins, as far as it goes
+  on from what stands there. The host may be writing there: the words are read once, counts are bounded, and half of an
+  offer is a wrong draft at worst.
 Passes over later rows may begin before the verdict on earlier ones (several verification stages): a stage takes the
 rows after those of its last pass, and passes come to their verdicts in order.
 """
@@ -47,7 +50,11 @@ _POSTED, _FETCHED = tl.constexpr(words.POSTED), tl.constexpr(words.FETCHED)
 _MAIL_SLOTS, _WORDS = tl.constexpr(words.MAIL_SLOTS), tl.constexpr(words.WORDS)
 _CHOICES = tl.constexpr(words.MAIL_CHOICES)
 _IDS, _DRAFTS = tl.constexpr(words.RECORD_IDS), tl.constexpr(words.RECORD_DRAFTS)
-_CONFIDENCES = tl.constexpr(words.RECORD_CONFIDENCES)
+_CONFIDENCES, _COPIES = tl.constexpr(words.RECORD_CONFIDENCES), tl.constexpr(words.RECORD_COPIES)
+_TAKES_COPIES = tl.constexpr(words.COPIES)
+_OFFER_POSITION, _OFFER_COUNT = tl.constexpr(words.OFFER_POSITION), tl.constexpr(words.OFFER_COUNT)
+_OFFER_MOST, _OFFER_TOKENS = tl.constexpr(words.OFFER_MOST), tl.constexpr(words.OFFER_TOKENS)
+_OFFER_CHANCES, _OFFER_COPIES = tl.constexpr(words.OFFER_CHANCES), tl.constexpr(words.OFFER_COPIES)
 _INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
@@ -87,7 +94,9 @@ def publish(record, sequence):
 
 
 @triton.jit
-def verdict_kernel(text, choices, confidences, first_seen, late, state, ring, SLOTS: tl.constexpr, PDL: tl.constexpr):
+def verdict_kernel(
+    text, choices, confidences, copied, first_seen, late, state, ring, SLOTS: tl.constexpr, PDL: tl.constexpr
+):
     """Grid (1)."""
     if PDL:
         gdc_wait()
@@ -125,6 +134,7 @@ def verdict_kernel(text, choices, confidences, first_seen, late, state, ring, SL
 
     judged_too = tl.where(rejected, accepted + 1, accepted)
     confidence = tl.load(confidences + position, mask=row < judged_too, other=0.0)
+    copies = tl.load(copied + position, mask=judged, other=0)
     record = ring + (sequence % SLOTS) * _RING_WORDS
     tl.store(record + 1, its_epoch)
     tl.store(record + 2, start + 1)
@@ -133,23 +143,45 @@ def verdict_kernel(text, choices, confidences, first_seen, late, state, ring, SL
     tl.store(record + 5, committed)
     tl.store(record + 6, judged_too)
     tl.store(record + 7, drafted)
+    tl.store(record + 8, tl.sum((copies > 0).to(tl.int32), axis=0))
     tl.store(record + _IDS + row, choice)
     tl.store(record + _DRAFTS + row, draft)
     tl.store(record + _CONFIDENCES + row, confidence.to(tl.int32, bitcast=True))
+    tl.store(record + _COPIES + row, copies)
     publish(record, sequence)
 
 
 @triton.jit
-def begin_draft_kernel(early, head, state, PDL: tl.constexpr):
-    """Grid (1): a draft step takes all rows that it has not seen; after a rejection, the corrected one again."""
+def begin_draft_kernel(text, confidences, copied, offer, early, head, state, PDL: tl.constexpr):
+    """Grid (1): a draft step takes all rows that it has not seen; after a rejection, the corrected one again. What the
+    host offers comes before."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     start, its_epoch = tl.load(early + _START), tl.load(early + _EPOCH)
     heads, heads_epoch = tl.load(head + _START), tl.load(head + _EPOCH)
+    takes, place = tl.load(state + _TAKES_COPIES) != 0, tl.arange(0, _MAX_ROWS)
+    offered = tl.load(offer + _OFFER_POSITION, mask=takes, other=0, volatile=True)
+    count = tl.load(offer + _OFFER_COUNT, mask=takes, other=0, volatile=True)
+    most = tl.load(offer + _OFFER_MOST, mask=takes, other=0, volatile=True)
+    token = tl.load(offer + _OFFER_TOKENS + place, mask=takes, other=0, volatile=True)
+    chance = tl.load(offer + _OFFER_CHANCES + place, mask=takes, other=0, volatile=True)
+    match = tl.load(offer + _OFFER_COPIES + place, mask=takes, other=0, volatile=True)
+    offers, place = place < count, offered + place
     take(state)
-    epoch, known = word(state, _EPOCH), word(state, _START)
-    end = tl.minimum(word(state, _DRAFTED), word(state, _LIMIT))
+    epoch, known, drafted = word(state, _EPOCH), word(state, _START), word(state, _DRAFTED)
+    follows = (offered > 0) & (offered <= drafted)
+    there = tl.load(text + place, mask=offers & follows & (place < drafted), other=-1, volatile=True)
+    differs = offers & follows & (place < drafted) & (there != token)
+    room = tl.minimum(known + 1 + most, word(state, _LIMIT))
+    new = offers & follows & (place >= drafted) & (place < room)
+    new = new & (tl.sum(differs.to(tl.int32), axis=0) == 0)
+    tl.store(text + place, token, mask=new)
+    tl.store(confidences + place, chance.to(tl.float32, bitcast=True), mask=new)
+    tl.store(copied + place, match, mask=new)
+    drafted += tl.sum(new.to(tl.int32), axis=0)
+    tl.store(state + _DRAFTED, drafted)
+    end = tl.minimum(drafted, word(state, _LIMIT))
     start = tl.where(its_epoch != epoch, tl.minimum(start, known), start)
     rows = tl.maximum(tl.minimum(end - start, _MAX_ROWS), 0)
     tl.store(early + _START, start)  # verification reads these two
@@ -180,7 +212,7 @@ def arrived_kernel(early, state, PDL: tl.constexpr):
 
 @triton.jit
 def drafted_kernel(
-    text, choices, chances, confidences, truth, early, head, state, drafts,
+    text, choices, chances, confidences, copied, truth, early, head, state, drafts,
     VOCABULARY: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (1): the exit head's choice for the last row joins the text, unless that has gone on without it."""
@@ -212,6 +244,7 @@ def drafted_kernel(
     if drawn:
         tl.store(text + drafted, token)
         tl.store(confidences + drafted, chance)
+        tl.store(copied + drafted, 0)
         tl.store(state + _DRAFTED, drafted + 1)
     tl.store(state + _DRAWN, sequence)
     give(state)
@@ -276,8 +309,14 @@ def forward_kernel(late, mail, choices, state, POST: tl.constexpr, CHOICES: tl.c
             tl.store(choices + row, tl.load(source + _CHOICES + row))
 
 
-def begin_draft(early: Tensor, head: Tensor, state: Tensor, *, pdl: bool = False) -> None:
-    begin_draft_kernel[(1,)](early, head, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
+def begin_draft(
+    text: Tensor, confidences: Tensor, copied: Tensor, offer: Tensor, early: Tensor, head: Tensor, state: Tensor,
+    *, pdl: bool = False,
+) -> None:  # fmt: skip
+    """confidences, copied int32 [capacity]: of the draft tokens in the text. offer: int32 [OFFER_WORDS]."""
+    begin_draft_kernel[(1,)](
+        text, confidences, copied, offer, early, head, state, PDL=pdl, num_warps=1, launch_pdl=pdl
+    )  # fmt: skip
 
 
 def arrived(early: Tensor, state: Tensor, *, pdl: bool = False) -> None:
@@ -285,7 +324,7 @@ def arrived(early: Tensor, state: Tensor, *, pdl: bool = False) -> None:
 
 
 def drafted(
-    text: Tensor, choices: Tensor, chances: Tensor, confidences: Tensor, truth: Tensor,
+    text: Tensor, choices: Tensor, chances: Tensor, confidences: Tensor, copied: Tensor, truth: Tensor,
     early: Tensor, head: Tensor, state: Tensor, drafts: Tensor, *, vocabulary: int, pdl: bool = False,
 ) -> None:  # fmt: skip
     """chances [16]: the confidences of the choices; confidences [capacity]: those of the draft tokens in the text.
@@ -293,7 +332,7 @@ def drafted(
     truth [capacity] int32: what the oracle knows. drafts [slots, DRAFT_WORDS] int32: the ring of draft tokens.
     """
     drafted_kernel[(1,)](
-        text, choices, chances, confidences, truth, early, head, state, drafts,
+        text, choices, chances, confidences, copied, truth, early, head, state, drafts,
         VOCABULARY=vocabulary, SLOTS=len(drafts), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
 
@@ -317,13 +356,14 @@ def fetch(mail: Tensor, late: Tensor, state: Tensor, choices: Tensor | None = No
 
 
 def verdict(
-    text: Tensor, choices: Tensor, confidences: Tensor, first_seen: Tensor, late: Tensor, state: Tensor, ring: Tensor,
-    *, pdl: bool = False,
+    text: Tensor, choices: Tensor, confidences: Tensor, copied: Tensor, first_seen: Tensor, late: Tensor, state: Tensor,
+    ring: Tensor, *, pdl: bool = False,
 ) -> None:  # fmt: skip
     """first_seen: int32 [vocabulary], where a token first stands in the text. ring: int32 [slots, RING_WORDS]."""
     verdict_kernel[(1,)](
-        text, choices, confidences, first_seen, late, state, ring, SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl
-    )
+        text, choices, confidences, copied, first_seen, late, state, ring,
+        SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl,
+    )  # fmt: skip
 
 
 def verdict_twin(text: list[int], choices: list[int], late: dict[int, int], state: dict[int, int]) -> None:

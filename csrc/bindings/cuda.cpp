@@ -37,6 +37,7 @@ const char* name_of(Step::Kind kind) {
     case Step::Kind::kDraft: return "draft";
     case Step::Kind::kRow: return "row";
     case Step::Kind::kVerify: return "verify";
+    case Step::Kind::kRound: return "round";
     case Step::Kind::kWait: break;
   }
   return "wait";
@@ -111,34 +112,40 @@ void bind_cuda(py::module_& m) {
            py::arg("row_bytes"), py::arg("rows"));
   using Words = std::pair<uint64_t, int>;   // an address, and how many records there are
   py::class_<Graphs>(m, "Graphs",
-      "Captured stages, and what they write: handles of graphs (0: none), copies before each leg of a pass, rings of "
-      "records [address, records], and the numbers of the last records.")
-      .def(py::init([](uint64_t draft, uint64_t row, const std::vector<uint64_t>& verify, std::vector<std::vector<Copy>> copies,
-                       bool take_apart, bool verdict_apart, Words verdicts, Words drafts, int32_t sequence, int32_t drawn,
-                       bool draft_records) {
+      "Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; copies "
+      "before each leg of a pass, rings of records [address, records], the address of what the host offers to draft, "
+      "and the numbers of the last records.")
+      .def(py::init([](uint64_t draft, uint64_t row, const std::map<int, uint64_t>& rounds,
+                       const std::vector<uint64_t>& verify, std::vector<std::vector<Copy>> copies,
+                       bool take_apart, bool verdict_apart, Words verdicts, Words drafts, uint64_t offer, int32_t sequence,
+                       int32_t drawn, bool draft_records) {
              Graphs graphs;
              graphs.draft = handle_of<GraphExec>(draft), graphs.row = handle_of<GraphExec>(row);
+             graphs.rounds.resize(kMaxRows);
+             for (const auto& [drafts, exec] : rounds) graphs.rounds.at(size_t(drafts)) = handle_of<GraphExec>(exec);
              for (const uint64_t exec : verify) graphs.verify.push_back(handle_of<GraphExec>(exec));
              graphs.copies = std::move(copies);
              graphs.take_apart = take_apart, graphs.verdict_apart = verdict_apart;
              graphs.verdicts = Ring(handle_of<const int32_t*>(verdicts.first), verdicts.second, record::kWords);
              graphs.drafts = Ring(handle_of<const int32_t*>(drafts.first), drafts.second, record::kDraftWords);
+             graphs.offer = handle_of<int32_t*>(offer);
              graphs.sequence = sequence, graphs.drawn = drawn, graphs.draft_records = draft_records;
              return graphs;
            }),
-           py::kw_only(), py::arg("draft"), py::arg("row"), py::arg("verify"), py::arg("copies"), py::arg("take_apart"),
-           py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("sequence"), py::arg("drawn"),
+           py::kw_only(), py::arg("draft"), py::arg("row"), py::arg("rounds"), py::arg("verify"), py::arg("copies"), py::arg("take_apart"),
+           py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("offer"), py::arg("sequence"), py::arg("drawn"),
            py::arg("draft_records"));
 
   bind_answer<GraphSession>(m, "GraphSession", "An answer by captured CUDA graphs: iterates over the same events as Session.")
       .def(py::init([](std::shared_ptr<Lanes> lanes, const Graphs& graphs, std::vector<int> prompt, int keep, int first,
                        const Steering& schedule, const Limits& limits, uint64_t seed, bool in_turns, bool report_drafts,
-                       bool trace, double before) {
+                       bool trace, double before, std::shared_ptr<Successors> successors) {
              GraphRequest request;
              request.prompt = std::move(prompt);
              request.keep = keep, request.first = first;
              steer(schedule, &request);
              request.limits = limits;
+             request.successors = std::move(successors);
              request.seed = seed, request.in_turns = in_turns, request.report_drafts = report_drafts;
              auto session = std::make_unique<PyAnswer<GraphSession>>();
              session->before = before;
@@ -148,17 +155,19 @@ void bind_cuda(py::module_& m) {
            }),
            py::kw_only(), py::arg("lanes"), py::arg("graphs"), py::arg("prompt"), py::arg("keep"), py::arg("first"),
            py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("in_turns"), py::arg("report_drafts"),
-           py::arg("trace"), py::arg("before"));
+           py::arg("trace"), py::arg("before"), py::arg("successors"));
 
   py::class_<PyPlan>(m, "LaunchPlan",
       "What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession.")
-      .def(py::init([](const Steering& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns) {
+      .def(py::init([](const Steering& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns,
+                       std::shared_ptr<Successors> successors) {
              GraphRequest request;
              steer(schedule, &request);
              const Schedule first = request.planner ? request.planner->schedule() : request.schedule;
-             return PyPlan{request.planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages), {}};
+             return PyPlan{request.planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages, 0, std::move(successors)), {}};
            }),
-           py::kw_only(), py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("in_turns"))
+           py::kw_only(), py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("in_turns"),
+           py::arg("successors"))
       .def("begin", [](PyPlan& p, const std::vector<int>& prompt, int keep, int first) {
              return event_of(Event(p.plan.begin(prompt, keep, first)));
            }, py::arg("prompt"), py::arg("keep"), py::arg("first"))
@@ -169,7 +178,16 @@ void bind_cuda(py::module_& m) {
       .def_property_readonly("window", [](const PyPlan& p) { return std::make_pair(p.step.first_row, p.step.rows); })
       .def("land", &PyPlan::land, py::arg("record"), py::arg("drafts_done"), py::arg("seconds"))
       .def("wants_confidence", [](const PyPlan& p) { return p.plan.wants_confidence(); })
-      .def("drafted", [](PyPlan& p, std::optional<double> confidence) { p.plan.drafted(confidence); }, py::arg("confidence"))
+      .def("drafted", [](PyPlan& p, int position, int token, double confidence) {
+             p.plan.drafted(position < 0 ? std::nullopt : std::optional<Draft>(Draft{token, confidence}), position);
+           }, py::arg("position"), py::arg("token"), py::arg("confidence"), "The draft that was asked for; position -1: none was drawn.")
+      .def("take_offer", [](PyPlan& p) {
+             const auto offer = p.plan.take_offer();
+             if (!offer) return py::object(py::none());
+             std::vector<int32_t> words(offer::kWords);
+             write_offer(*offer, words.data());
+             return py::object(py::cast(words));
+           }, "What the device is to be offered from now on, as words; None: what it was before.")
       .def("cancel", [](PyPlan& p) { p.plan.cancel(); })
       .def_property_readonly("finished", [](const PyPlan& p) { return p.plan.finished(); })
       .def_property_readonly("overlapping", [](const PyPlan& p) { return p.plan.overlapping(); })

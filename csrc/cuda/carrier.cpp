@@ -47,15 +47,19 @@ class Patience {
 }  // namespace
 
 GraphCarrier::GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
-                           bool report_drafts, AfterRound after_round, Trace* trace)
+                           bool report_drafts, AfterRound after_round, Trace* trace, std::shared_ptr<Successors> successors)
     : lanes_(lanes),
       graphs_(std::move(graphs)),
-      plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots)),
+      plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots), graphs_.whole_rounds(),
+            std::move(successors)),
       report_drafts_(report_drafts),
+      one_device_(std::all_of(lanes->verify.begin(), lanes->verify.end(),
+                              [&](const Lane& lane) { return lane.device == lanes->draft.device; })),
       after_round_(std::move(after_round)),
       trace_(trace),
       draft_streams_(Lanes::kDraftSlots, nullptr),
       pass_streams_(Lanes::kPassSlots, nullptr),
+      drafts_before_(Lanes::kPassSlots, 0),
       drawing_(Lanes::kDraftSlots, -1) {}
 
 GraphCarrier::~GraphCarrier() {
@@ -129,11 +133,13 @@ bool GraphCarrier::queue() {
   for (;;) {
     if (plan_.overlapping() || plan_.drafts_launched() - done_ > Lanes::kDraftSlots / 2) count_done();
     // A record must have been read before its place is needed again.
-    if (graphs_.draft_records && drawn_ - read_ >= graphs_.drafts.slots() - 1) return queued;
+    if (graphs_.draft_records && drawn_ - read_ >= graphs_.drafts.slots() - kMaxChunk) return queued;
     if (plan_.drafts_launched() - done_ >= Lanes::kDraftSlots) return queued;
     const Step step = plan_.next(done_);
+    if (const auto offer = plan_.take_offer()) write_offer(*offer, graphs_.offer);
     if (step.kind == Step::Kind::kWait) return queued;
-    if (step.kind == Step::Kind::kVerify) launch_pass(step);
+    if (step.kind == Step::Kind::kRound) launch_round(step);
+    else if (step.kind == Step::Kind::kVerify) launch_pass(step);
     else launch_draft(step);
     queued = true;
   }
@@ -174,8 +180,8 @@ void GraphCarrier::launch_draft(const Step& step) {
   enter(lane);
   wait_for(lane, step);
   launch(lane, row ? graphs_.row : graphs_.draft, row ? "row" : "draft", kDraftTrack, -1);
-  check(driver().cuEventRecord(lanes_->draft_done->at(launch_number), lane.stream), "recording an event");
-  draft_streams_[slot] = lane.stream;
+  draft_streams_[slot] = in_one_stream() ? nullptr : lane.stream;
+  if (!in_one_stream()) check(driver().cuEventRecord(lanes_->draft_done->at(launch_number), lane.stream), "recording an event");
   if (!row) drawing_[size_t(drawn_++ % Lanes::kDraftSlots)] = launch_number;
 }
 
@@ -198,9 +204,22 @@ void GraphCarrier::launch_pass(const Step& step) {
       for (const Copy& what : graphs_.copies[size_t(leg)]) copy(lane, what, step);
     const char* name = leg < first ? "take" : leg < end ? "verify" : "verdict";
     launch(lane, graphs_.verify[size_t(leg)], name, kVerifyTrack + leg, pass);
-    check(cu.cuEventRecord(lanes_->stage_done[size_t(leg)]->at(pass), lane.stream), "recording an event");
-    if (leg + 1 == legs) pass_streams_[size_t(pass % Lanes::kPassSlots)] = lane.stream;
+    if (!in_one_stream()) check(cu.cuEventRecord(lanes_->stage_done[size_t(leg)]->at(pass), lane.stream), "recording an event");
+    if (leg + 1 == legs) pass_streams_[size_t(pass % Lanes::kPassSlots)] = in_one_stream() ? nullptr : lane.stream;
   }
+  drafts_before_[size_t(pass % Lanes::kPassSlots)] = in_one_stream() ? plan_.drafts_launched() : 0;
+}
+
+// Its draft steps come before its pass in the one stream that there is.
+void GraphCarrier::launch_round(const Step& step) {
+  const int64_t number = plan_.drafts_launched() - 1, pass = plan_.passes_launched() - 1;
+  const Lane& lane = pass_lane(0);
+  enter(lane);
+  wait_for(lane, step);
+  launch(lane, graphs_.rounds[size_t(step.drafts)], "verify", kVerifyTrack, pass);   // in a trace: as its pass
+  draft_streams_[size_t(number % Lanes::kDraftSlots)] = pass_streams_[size_t(pass % Lanes::kPassSlots)] = nullptr;
+  drafts_before_[size_t(pass % Lanes::kPassSlots)] = number + 1;
+  for (int draft = 0; draft < step.drafts; ++draft) drawing_[size_t(drawn_++ % Lanes::kDraftSlots)] = number;
 }
 
 void GraphCarrier::copy(const Lane& lane, const Copy& what, const Step& step) {
@@ -248,8 +267,8 @@ bool GraphCarrier::collect_draft() {
     if (const int32_t* words = graphs_.drafts.find(int32_t(uint32_t(graphs_.drawn) + uint32_t(read_) + 1))) {
       const int position = words[record::kDraftPosition];
       const bool drawn = position >= 0;
-      confidences_.emplace_back(drawing_[size_t(read_ % Lanes::kDraftSlots)],
-                                drawn ? std::optional<double>(float_of(words[record::kDraftConfidence])) : std::nullopt);
+      const Draft draft{words[record::kDraftToken], float_of(words[record::kDraftConfidence])};
+      told_.push_back({drawing_[size_t(read_ % Lanes::kDraftSlots)], drawn ? std::optional<Draft>(draft) : std::nullopt, position});
       if (drawn && report_drafts_) events_.emplace_back(Drafted{position, words[record::kDraftToken]});
       ++read_;
       any = true;
@@ -260,17 +279,18 @@ bool GraphCarrier::collect_draft() {
     plan_.drafted(std::nullopt);
     return true;
   }
-  while (!confidences_.empty() && confidences_.front().first < wanted) confidences_.pop_front();
-  if (wanted >= 0 && !confidences_.empty() && confidences_.front().first == wanted) {
-    plan_.drafted(confidences_.front().second);
+  while (!told_.empty() && told_.front().launch < wanted) told_.pop_front();
+  if (wanted >= 0 && !told_.empty() && told_.front().launch == wanted) {
+    plan_.drafted(told_.front().draft, told_.front().position);
     any = true;
   }
-  if (confidences_.size() > size_t(Lanes::kDraftSlots)) confidences_.pop_front();   // nobody asks
+  if (told_.size() > size_t(Lanes::kDraftSlots)) told_.pop_front();   // nobody asks
   return any;
 }
 
 void GraphCarrier::take(const Record& record) {
   count_done();
+  done_ = std::max(done_, drafts_before_[size_t((landed_ - 1) % Lanes::kPassSlots)]);
   if (trace_ != nullptr)
     for (Timed& timed : timed_)
       if (timed.pass == landed_ - 1) {
@@ -287,7 +307,7 @@ void GraphCarrier::take(const Record& record) {
 
 // How many draft launches have ended; they end in the order of their launches.
 void GraphCarrier::count_done() {
-  while (done_ < plan_.drafts_launched()) {
+  while (done_ < plan_.drafts_launched() && draft_streams_[size_t(done_ % Lanes::kDraftSlots)] != nullptr) {
     const Result result = driver().cuEventQuery(lanes_->draft_done->at(done_));
     if (result == kNotReady) return;
     check(result, "waiting for a draft step");

@@ -1,8 +1,9 @@
 // The carrier of captured stages: CUDA graphs launched on one stream per stage, verdicts read from mapped memory.
 //
 // The plan (plan.h) says what to queue; here it is queued, in its order on the device: every launch is followed by the
-// record of an event of its own, and whoever must run after it on another stream waits for that event. Nothing waits
-// on the host but for verdicts, and for those it looks into memory that the device writes.
+// record of an event of its own, and whoever must run after it on another stream waits for that event. In turns on one
+// device there is one stream and no event: a launch is over when the verdict on its round has come. Nothing waits on the
+// host but for verdicts, and for those it looks into memory that the device writes.
 #pragma once
 
 #include <atomic>
@@ -31,14 +32,21 @@ struct Copy {
 // One model's captured stages and what they write. The graphs and the memory belong to the caller.
 struct Graphs {
   GraphExec draft = nullptr, row = nullptr;      // a draft step; the early layers without the exit head
+  std::vector<GraphExec> rounds;                 // by number of drafts: these, the row and the pass as one; may be null
   std::vector<GraphExec> verify;                 // a pass: its legs (ppsd_rt/cuda/devices.py), one for each stage,
   bool take_apart = false, verdict_apart = false;   // and before them the taking of rows, after them the verdict
   std::vector<std::vector<Copy>> copies;         // before each leg; within one device none is needed, and none made
   Ring verdicts, drafts;
+  int32_t* offer = nullptr;                      // what the device may draft of itself (record.h)
   int32_t sequence = 0, drawn = 0;               // numbers of the last records
   bool draft_records = false;                    // do draft steps leave records?
 
   int stages() const { return int(verify.size()) - int(take_apart) - int(verdict_apart); }
+  uint32_t whole_rounds() const {   // as Plan takes them
+    uint32_t bits = 0;
+    for (size_t drafts = 0; drafts < rounds.size(); ++drafts) bits |= uint32_t(rounds[drafts] != nullptr) << drafts;
+    return bits;
+  }
 };
 
 class GraphCarrier final : public Carrier {
@@ -46,7 +54,8 @@ class GraphCarrier final : public Carrier {
   using AfterRound = std::function<bool(const Round&, Plan*)>;
 
   GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
-               bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr);
+               bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr,
+               std::shared_ptr<Successors> successors = nullptr);
   ~GraphCarrier() override;   // waits for what is in flight, but never for long
 
   // The prompt has been run, its rows from `keep` on just now, and gave `first`.
@@ -69,6 +78,8 @@ class GraphCarrier final : public Carrier {
   bool queue();                      // whatever the plan allows; true if there was something
   void launch_draft(const Step& step);
   void launch_pass(const Step& step);
+  void launch_round(const Step& step);
+  bool in_one_stream() const { return one_device_ && !plan_.overlapping(); }
   void wait_for(const Lane& lane, const Step& step);
   void enter(const Lane& lane);
   bool collect();                    // verdicts and drafts that have come; true if there were any
@@ -89,7 +100,7 @@ class GraphCarrier final : public Carrier {
   Lanes* const lanes_;
   const Graphs graphs_;
   Plan plan_;
-  const bool report_drafts_;
+  const bool report_drafts_, one_device_;
   const AfterRound after_round_;
   Trace* const trace_;
   std::deque<Event> events_;
@@ -99,11 +110,17 @@ class GraphCarrier final : public Carrier {
   Context current_ = nullptr;
 
   int64_t done_ = 0;                 // draft launches that are known to be complete
-  std::vector<Stream> draft_streams_, pass_streams_;   // by slot: where a launch went
+  std::vector<Stream> draft_streams_, pass_streams_;   // by slot: where a launch's event was recorded; null: it has none
+  std::vector<int64_t> drafts_before_;   // by slot of a pass: draft launches that are over when its verdict has come
   int64_t landed_ = 0, read_ = 0;    // records of verdicts and of drafts so far
   std::vector<int64_t> drawing_;     // by slot: the launch that a draft record belongs to
   int64_t drawn_ = 0;                // draft launches with the exit head
-  std::deque<std::pair<int64_t, std::optional<double>>> confidences_;   // of launches, until they are asked for
+  struct Told {
+    int64_t launch;
+    std::optional<Draft> draft;
+    int position;
+  };
+  std::deque<Told> told_;            // of launches, until they are asked for
 
   // With a trace.
   std::vector<std::pair<int, EventHandle>> origins_, timers_;   // of each device: the answer's begin; free events

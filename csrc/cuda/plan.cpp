@@ -6,17 +6,23 @@
 
 namespace ppsd::cuda {
 
-Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages)
+Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, uint32_t whole_rounds,
+           std::shared_ptr<Successors> successors)
     : schedule_(schedule),
       limits_(limits),
       controller_(Controller::make(schedule.stop_rule, seed)),
       seed_(seed),
-      stages_(stages) {}
+      stages_(stages),
+      whole_rounds_(whole_rounds),
+      successors_(std::move(successors)) {}
 
 Round Plan::begin(const std::vector<int>& prompt, int keep, int first) {
   tokens_ = prompt;
   tokens_.push_back(first);
   finished_ = ended();
+  counted_ = keep + int(keep > 0);   // an earlier answer has counted what it left
+  learn_tokens();
+  look();
   Round round;
   round.position = int(prompt.size());
   round.rows = int(prompt.size()) - keep;
@@ -51,17 +57,31 @@ Step Plan::next_in_turns() {
   const int left = limits_.end - int(tokens_.size()) - in_flight;
   if (left <= 0) return {};
   const bool by_confidence = needs_confidence() && schedule_.lookahead > 0;
-  const int ahead = by_confidence ? 1 : needs_confidence() ? kPlannedAhead : kRoundsAhead;
+  const bool changes = needs_confidence() || schedule_.copies();
+  const int ahead = by_confidence || repeats_ ? 1 : changes ? kPlannedAhead : kRoundsAhead;
   // The last position before the end needs no draft; a schedule that waits for none still drafts one.
   const int wanted = std::min({std::max(schedule_.first_chunk, int(schedule_.lookahead > 0)), schedule_.lookahead, left - 1});
   if (!open_) {
     // A rule that asks for confidences cannot tell the next round's length before this one's verdict; its first draft can run.
-    const bool early = by_confidence && in_flight == ahead && wanted > 1 && !pending_;
+    const bool early = by_confidence && !repeats_ && in_flight == ahead && wanted > 1 && !pending_;
     if (in_flight >= ahead && !early) return {};
-    open_ = true, row_queued_ = false, stopped_ = false;
+    row_queued_ = false, stopped_ = false;
     drafts_ = 0;
+    standing_.clear();
+    if (in_flight == 0) copy();
+    const int drawn = stopped_ ? 0 : std::max(0, wanted - int(standing_.size()));
+    const bool never_stops = drawn == 0 || schedule_.stop_rule.kind == StopRule::Kind::kFixed;
+    const bool with_row = schedule_.first_chunk > 0 || drawn == 0;
+    if (!early && never_stops && with_row && (whole_rounds_ >> drawn & 1) != 0) {
+      Step step = pass(launched_++ - 1, kMaxRows);
+      asked_ = launched_;
+      step.kind = Step::Kind::kRound, step.drafts = drawn;
+      return step;
+    }
+    open_ = true;
   }
-  if (!stopped_ && drafts_ < wanted) {
+  const int copied = int(std::count_if(standing_.begin(), standing_.end(), [](const Draft& draft) { return draft.copied > 0; }));
+  if (!stopped_ && drafts_ + copied < wanted) {
     // One draft is queued beyond the one that the rule is asked about: it runs while the answer travels.
     const bool told = !by_confidence || (in_flight < ahead ? launched_ - asked_ < 2 : drafts_ == 0);
     if (!told) return {};
@@ -85,6 +105,7 @@ Step Plan::next_in_turns() {
 // -- with overlap ------------------------------------------------------------------------------------------------------
 
 Step Plan::next_overlapped(int64_t drafts_done) {
+  if (std::exchange(look_again_, false)) standing_.clear(), copy();
   const int64_t standing = launched_ - base_ - taken_;   // draft tokens beyond the committed text, once all have run
   const int most = std::max(1, std::min(schedule_.lookahead, limits_.end - 1 - int(tokens_.size())));
   int64_t held = 0;   // rows that passes in flight may hold; they hold one at least, or are void
@@ -132,9 +153,15 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   const int count = int(round.committed.size());
   round.judged.assign(record.judged.begin(), record.judged.begin() + std::min(count, int(record.judged.size())));
   round.accepted = std::min(record.accepted, int(round.judged.size()));
+  round.copied = record.copied;
   std::vector<Judged> judged;
-  for (int i = 0; i < int(round.judged.size()); ++i) judged.push_back({round.judged[i].confidence, i < round.accepted});
+  for (int i = 0; i < int(round.judged.size()); ++i)
+    if (round.judged[i].copied == 0) judged.push_back({round.judged[i].confidence, i < round.accepted});
   controller_->observe(judged);
+  if (schedule_.copies()) lookup_.observe(round.judged, round.accepted);
+  if (schedule_.recycle) successors_->observe(round.judged, round.accepted);
+  learn_tokens();
+  look();
   const bool rejected = record.accepted < int(record.judged.size());
   if (schedule_.overlap) {
     stopped_ = false;
@@ -145,6 +172,8 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
       base_ = std::min(drafts_done + 1, launched_), taken_ = 0;
       std::fill(flights_.begin(), flights_.end(), 0);   // void
       restarted_ = true;
+    } else if (record.copied > 0) {   // rows without a launch of their own: what stands now is known after the next one
+      base_ = std::min(drafts_done + 1, launched_), taken_ = 0;
     } else {
       taken_ += record.rows;
     }
@@ -154,9 +183,55 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   return round;
 }
 
-bool Plan::ended() const {
-  const bool stop = std::find(limits_.stop_ids.begin(), limits_.stop_ids.end(), tokens_.back()) != limits_.stop_ids.end();
-  return stop || int(tokens_.size()) >= limits_.end;
+bool Plan::is_stop(int token) const {
+  return std::find(limits_.stop_ids.begin(), limits_.stop_ids.end(), token) != limits_.stop_ids.end();
+}
+
+bool Plan::ended() const { return is_stop(tokens_.back()) || int(tokens_.size()) >= limits_.end; }
+
+// -- copies ------------------------------------------------------------------------------------------------------------
+
+void Plan::learn_tokens() {
+  if (schedule_.lookup > 0) lookup_.learn(tokens_, schedule_.lookup);
+  if (schedule_.recycle && !successors_) successors_ = std::make_shared<Successors>();
+  if (!schedule_.recycle) return;
+  successors_->learn(tokens_, counted_);
+  counted_ = int(tokens_.size());
+}
+
+// What the text goes on with if it repeats itself, the drafts that stand included: as Scheduler::to_copy says it.
+std::optional<Draft> Plan::to_copy() const {
+  const int committed = int(tokens_.size()), known = committed + int(standing_.size());
+  const int most = std::min(std::max(schedule_.lookahead, schedule_.max_chunk), kMaxChunk);
+  const bool room = known < limits_.end - 1 && int(standing_.size()) < most;
+  if (!schedule_.copies() || !room || (!standing_.empty() && is_stop(standing_.back().token))) return std::nullopt;
+  const auto at = [&](int position) { return position < committed ? tokens_[position] : standing_[position - committed].token; };
+  auto copy = schedule_.lookup > 0 ? lookup_.propose(at, known) : std::nullopt;
+  const auto usual = schedule_.recycle ? successors_->propose(at, known) : std::nullopt;
+  if (usual && (!copy || usual->confidence > copy->confidence)) copy = usual;
+  if (!copy || !controller_->may_copy(copy->confidence, stopped_)) return std::nullopt;
+  const bool head_is_better = schedule_.lookahead > 0 && !lookup_.beats_head(copy->confidence);
+  return head_is_better ? std::nullopt : copy;
+}
+
+// Behind what stands; the device is told of all of it, or that there is nothing any more.
+void Plan::copy() {
+  bool any = false;
+  for (; const auto draft = to_copy(); any = true) {
+    standing_.push_back(*draft);
+    const bool stops = controller_->stop_copying(draft->confidence);
+    if (!schedule_.overlap) stopped_ = stopped_ || stops;
+  }
+  if (any) offer_ = Offer{int(tokens_.size()), standing_, std::min(std::max(schedule_.lookahead, schedule_.max_chunk), kMaxChunk)};
+  else if (offering_) offer_ = Offer{};
+  offering_ = any;
+}
+
+// The text or the schedule has changed.
+void Plan::look() {
+  standing_.clear();
+  repeats_ = !schedule_.overlap && to_copy().has_value();
+  look_again_ = true;
 }
 
 // -- stop rules --------------------------------------------------------------------------------------------------------
@@ -174,9 +249,18 @@ int64_t Plan::wants_confidence() const {
   return mine && next < launched_ ? next : -1;
 }
 
-void Plan::drafted(std::optional<double> confidence) {
+void Plan::drafted(const std::optional<Draft>& draft, int position) {
   asked_ = wants_confidence() + 1;
-  if (confidence) stopped_ = controller_->stop(*confidence);
+  if (!draft) return;
+  stopped_ = controller_->stop(draft->confidence);
+  if (schedule_.overlap || !schedule_.copies()) return;
+  // A draft that agrees with a copy which stands there is as good as that; else nothing is known of what comes after it.
+  const int place = position - int(tokens_.size());
+  if (place < 0 || place > int(standing_.size())) return;
+  if (place < int(standing_.size()) && standing_[size_t(place)].token == draft->token) return;
+  standing_.resize(size_t(place));
+  standing_.push_back(*draft);
+  copy();
 }
 
 void Plan::change_rule(const StopRule& to) {
@@ -194,12 +278,16 @@ void Plan::set_schedule(const Schedule& schedule) {
   }
   change_rule(schedule.stop_rule);
   schedule_ = schedule;
+  learn_tokens();
+  look();
 }
 
 void Plan::adopt_pending() {
   change_rule(pending_->stop_rule);
   schedule_ = *pending_;
   pending_.reset();
+  learn_tokens();
+  look();
   base_ = asked_ = launched_, taken_ = 0;
   restarted_ = true, stopped_ = false;
 }

@@ -7,10 +7,16 @@
 //
 // - without overlap, a round is some draft steps, the row of the last draft token, and a verification pass, all in one
 //   order. Rounds are queued ahead of their predecessors' verdicts: whatever those say, the next round begins where
-//   they end. Only how *many* draft steps it has is decided on what was known when it was queued.
+//   they end. Only how *many* draft steps it has is decided on what was known when it was queued. Where that number
+//   needs no confidences and was captured, the whole round is one launch.
 // - with overlap, draft steps are queued on a stream of their own, a few ahead, while a pass runs. The next pass is
 //   queued as soon as a verification stage is free for it: after the first draft step that surely gives it a row, or
 //   after as many as the schedule wants to wait for. After a rejection that is a step that surely began after it.
+//
+// Copies (csrc/pipeline/lookup.h, successors.h): what may be drafted without the exit head is decided here, on the text
+// that verdicts have told, and offered to the device, which takes it when a draft step or a row begins: as far as the
+// text there agrees, and as far as there is room. An offer that comes late, or half, is only a draft that is missing or
+// wrong. So that it need not come late, no round is queued ahead of the verdict while the text repeats itself.
 //
 // Pure state: no clock, no driver. The carrier (carrier.h) and the interpreter's (ppsd_rt/cuda/eager.py) ask it.
 #pragma once
@@ -19,10 +25,13 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "../pipeline/lookup.h"
 #include "../pipeline/protocol.h"
 #include "../pipeline/schedule.h"
+#include "../pipeline/successors.h"
 
 namespace ppsd::cuda {
 
@@ -30,27 +39,38 @@ namespace ppsd::cuda {
 struct Record {
   int epoch = 0, position = 0, rows = 0;   // position: of the first token that it could commit
   int accepted = 0;
+  int copied = 0;                          // of the drafts in the pass: those that were copied
   std::vector<int> committed;              // empty: the pass was void
   std::vector<Draft> judged;
 };
 
+// Drafts for the device to take.
+struct Offer {
+  int position = 0;            // of the first; the text before it is committed
+  std::vector<Draft> drafts;   // at most kMaxChunk; those that the head has drawn stand among them, as far as they are known
+  int most = 0;                // drafts that there may be beyond the committed text
+};
+
 struct Step {
-  // kRow: the early layers alone, no draft token is drawn.
-  enum class Kind { kWait, kDraft, kRow, kVerify };
+  // kRow: the early layers alone, no draft token is drawn. kRound: draft steps, the last one's row, and a pass.
+  enum class Kind { kWait, kDraft, kRow, kVerify, kRound };
   Kind kind = Kind::kWait;
   int64_t after_draft = -1;    // begins when this draft launch is complete (they are counted from 0, rows among them),
   int64_t after_pass = -1;     // and this pass
   int first_row = 0, rows = 0; // of a pass: its rows stand among these
+  int drafts = 0;              // of a round
 };
 
 class Plan {
  public:
   static constexpr int kRoundsAhead = 3;   // rounds in flight: one runs, and the host has two to answer in;
-  static constexpr int kPlannedAhead = 2;  // fewer where every round may change the schedule
+  static constexpr int kPlannedAhead = 2;  // fewer where every round may change the schedule, or find a copy
   static constexpr int kDraftsAhead = 4;   // draft steps in flight while a pass overlaps with them
 
-  // stages: of verification; with overlap, each may hold a pass.
-  Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1);
+  // stages: of verification; with overlap, each may hold a pass. whole_rounds: bit K: K drafts and their pass can be one
+  // launch. successors: of all answers; without them a schedule that recycles begins to count by itself.
+  Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1, uint32_t whole_rounds = 0,
+       std::shared_ptr<Successors> successors = nullptr);
 
   // The prompt has passed all layers, its rows from `keep` on just now, and its last row gave `first`.
   Round begin(const std::vector<int>& prompt, int keep, int first);
@@ -59,16 +79,18 @@ class Plan {
   Step next(int64_t drafts_done);
   // The verdict of the oldest pass in flight.
   std::optional<Round> land(const Record& record, int64_t drafts_done);
-  // The draft launch whose confidence the stop rule asks for, or -1; what to say if it drew no token: nothing.
+  // The draft launch whose draft the stop rule asks for, or -1; what to say if it drew no token: nothing.
   int64_t wants_confidence() const;
-  void drafted(std::optional<double> confidence);
+  void drafted(const std::optional<Draft>& draft, int position = -1);
+  // What the device is to be offered from now on, if that has changed since the last time: before the next launch.
+  std::optional<Offer> take_offer() { return std::exchange(offer_, std::nullopt); }
 
   void cancel() { finished_ = true; }
   void set_schedule(const Schedule& schedule);   // for the next rounds
 
   bool finished() const { return finished_; }
   int passes_in_flight() const { return int(flights_.size()); }
-  int64_t drafts_launched() const { return launched_; }
+  int64_t drafts_launched() const { return launched_; }   // a whole round counts as one
   int64_t passes_launched() const { return passes_; }
   const std::vector<int>& tokens() const { return tokens_; }
   const Schedule& schedule() const { return pending_ ? *pending_ : schedule_; }   // the one set last
@@ -82,7 +104,12 @@ class Plan {
   bool needs_confidence() const;
   void change_rule(const StopRule& to);
   void adopt_pending();
+  bool is_stop(int token) const;
   bool ended() const;
+  void learn_tokens();
+  std::optional<Draft> to_copy() const;
+  void copy();
+  void look();
 
   Schedule schedule_;
   std::optional<Schedule> pending_;        // overlap goes on or off when nothing is in flight
@@ -90,6 +117,7 @@ class Plan {
   std::unique_ptr<Controller> controller_;
   const uint64_t seed_;
   const int stages_;
+  const uint32_t whole_rounds_;
   std::vector<int> tokens_;
   bool finished_ = false;
   int64_t launched_ = 0, passes_ = 0;      // draft launches, rows among them; passes
@@ -100,6 +128,15 @@ class Plan {
   // The round that is being queued, without overlap.
   bool open_ = false, row_queued_ = false;
   int drafts_ = 0;                         // its draft steps so far
+
+  Lookup lookup_;
+  std::shared_ptr<Successors> successors_;
+  int counted_ = 0;                        // of the text's tokens, in successors_
+  std::vector<Draft> standing_;            // beyond the committed text: copies that were offered, and what the head told
+  std::optional<Offer> offer_;             // not taken yet
+  bool offering_ = false;                  // the last one had drafts
+  bool repeats_ = false;                   // the text that verdicts have told goes on with a copy
+  bool look_again_ = false;                // with overlap: a verdict has come since the last offer
 
   // With overlap: draft launches from base_ on surely began in this epoch; taken_ rows of it have had their verdict.
   int64_t base_ = 0, taken_ = 0;

@@ -22,8 +22,9 @@ void replan(Planner* planner, const Round& round, double seconds, bool in_turns,
   if (round.prompt || plan->finished()) return;
   // Rounds that were queued before the planner's last decision do not tell what that one is worth.
   const Schedule& decided = plan->schedule();
+  const bool drew = std::any_of(round.judged.begin(), round.judged.end(), [](const Draft& draft) { return draft.copied == 0; });
   const bool fits = decided.overlap == plan->overlapping() &&
-                    (decided.overlap || (decided.lookahead > 0) == !round.judged.empty());
+                    (decided.overlap || (decided.lookahead > 0 ? !round.judged.empty() : !drew));
   if (fits) plan->set_schedule(allowed(planner->after(round, seconds), in_turns));
 }
 
@@ -33,7 +34,7 @@ GraphSession::GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphReq
       carrier_(lanes_.get(), std::move(graphs),
                allowed(request_.planner ? request_.planner->schedule() : request_.schedule, request_.in_turns),
                request_.limits, request_.seed, request_.report_drafts,
-               [this](const Round& round, Plan* plan) { return committed(round, plan); }, trace),
+               [this](const Round& round, Plan* plan) { return committed(round, plan); }, trace, request_.successors),
       thread_([this] { work(); }) {}
 
 GraphSession::~GraphSession() { end(); }

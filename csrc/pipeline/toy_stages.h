@@ -15,9 +15,10 @@ namespace ppsd {
 struct ToyModel {
   uint64_t seed = 0;
   int vocabulary = 1000;
+  bool forgets = false;   // the next token depends on the last one alone: texts repeat themselves
 
   uint64_t empty() const { return mix(seed); }
-  uint64_t after(uint64_t text, int token) const { return mix(text + uint64_t(token) + 1); }
+  uint64_t after(uint64_t text, int token) const { return mix((forgets ? seed : text) + uint64_t(token) + 1); }
   int next(uint64_t text) const { return int(text % uint64_t(vocabulary)); }
 
   // What plain decoding gives: the prompt and `count` tokens.

@@ -59,22 +59,28 @@ struct Captured {
     int number;
     std::atomic<int> fails_after{-1};   // launches until one fails
     Stage(ToyDevice* its, int which) : device(its), number(which) {}
+    int failing() { return fails_after >= 0 && fails_after-- == 0 ? 719 : 0; }
   };
   ToyModel model;
   ToyDevice device;
   std::vector<int> devices;   // of the stages
+  static constexpr int kWhole = 4;   // drafts of the rounds that are captured as one graph, beside plain steps
   std::vector<std::unique_ptr<Stage>> stages;
   Graphs graphs;
   std::shared_ptr<Lanes> lanes;
 
   // on: the device of each verification stage.
-  Captured(uint64_t seed, int vocabulary, std::vector<int> on, double acceptance, bool with_row)
-      : model{seed, vocabulary}, device(model, kCapacity, on, acceptance, seed), devices(std::move(on)) {
+  Captured(uint64_t seed, int vocabulary, std::vector<int> on, double acceptance, bool with_row, bool forgets = false)
+      : model{seed, vocabulary, forgets}, device(model, kCapacity, on, acceptance, seed), devices(std::move(on)) {
     const auto graph = [&](FakeGraphRun run, int number) {
       stages.push_back(std::make_unique<Stage>(&device, number));
       return static_cast<GraphExec>(levers().fake_cuda_graph(run, stages.back().get()));
     };
     graphs.draft = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(true); }, -1);
+    if (std::count(devices.begin(), devices.end(), ToyDevice::kHome) == int(devices.size())) {
+      graphs.rounds.resize(kWhole + 1);
+      for (int drafts : {0, kWhole}) graphs.rounds[size_t(drafts)] = graph(whole_round, drafts);
+    }
     if (with_row) graphs.row = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(false); }, -1);
     const int count = int(devices.size());
     graphs.take_apart = device.apart(0), graphs.verdict_apart = device.apart(count);
@@ -93,8 +99,8 @@ struct Captured {
       leg(
           [](void* data) {
             auto* stage = static_cast<Stage*>(data);
-            const bool fails = stage->fails_after >= 0 && stage->fails_after-- == 0;
-            return fails ? 719 : stage->device->verify(stage->number);
+            const int failure = stage->failing();
+            return failure != 0 ? failure : stage->device->verify(stage->number);
           },
           number, device.device(number));
       if (!device.apart(number)) continue;
@@ -107,8 +113,17 @@ struct Captured {
       copy(device.mail(count), device.device(count - 1), kMailBytes, 0);
     }
     graphs.verdicts = device.verdicts(), graphs.drafts = device.drafts();
+    graphs.offer = device.offer();
     graphs.draft_records = true;
     lanes = std::make_shared<Lanes>(ToyDevice::kHome, on_legs);
+  }
+
+  static int whole_round(void* data) {
+    auto* stage = static_cast<Stage*>(data);
+    for (int draft = 0; draft < stage->number; ++draft) stage->device->draft_step(true);
+    stage->device->draft_step(false);
+    for (int number = 0; number < stage->device->stages(); ++number) stage->device->verify(number);
+    return stage->failing();
   }
 
   // As the backend does: the prompt, then one plain step for the first token.
@@ -162,9 +177,11 @@ int64_t answers_of_a_model(uint64_t seed) {
   std::vector<int> devices(size_t(between(random, 1, 3)), 0);
   if (chance(random, 60))
     for (int& device : devices) device = between(random, 0, ToyDevice::kDevices - 1);
-  Captured captured(seed, chance(random, 50) ? 1000 : 7, devices, double(between(random, 0, 10)) / 10.0, chance(random, 80));
+  Captured captured(seed, chance(random, 50) ? 1000 : 7, devices, double(between(random, 0, 10)) / 10.0, chance(random, 80),
+                    chance(random, 50));
   captured.device.slow_down(chance(random, 70) ? 150 : 0, random());
   int64_t rounds = 0;
+  const auto successors = std::make_shared<Successors>();
   for (int answer = 0; answer < 4; ++answer) {
     std::vector<int> prompt, plain;
     for (int i = between(random, 1, 20); i > 0; --i) prompt.push_back(between(random, 0, 6));
@@ -172,8 +189,12 @@ int64_t answers_of_a_model(uint64_t seed) {
     request.limits = limits_of(random, prompt, captured.model.vocabulary, &plain, captured.model);
     request.schedule = random_schedule(random);
     if (chance(random, 40)) request.schedule.stop_rule.kind = StopRule::Kind::kSurvival;
-    if (chance(random, 25))
-      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, [](const Schedule&, const StageCosts&, double a) { return 2000 + 3000 * a; });
+    request.schedule.recycle = request.schedule.max_chunk > 0 && chance(random, 30);
+    if (chance(random, 25)) {
+      const auto simulate = [](const Schedule&, const StageCosts&, double a) { return 2000 + 3000 * a; };
+      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, simulate, between(random, 0, 2), false, Tuning(), chance(random, 50));
+    }
+    request.successors = successors;
     request.in_turns = chance(random, 20);
     request.seed = random();
     request.report_drafts = chance(random, 50);
@@ -267,7 +288,7 @@ bool overtakes(const Captured& captured, const std::vector<FakeCudaCall>& calls)
   return false;
 }
 
-// Launches one after another on one stream need no events; with overlap, every pass waits for a draft step that has
+// Launches one after another on one stream have no events; with overlap, every pass waits for a draft step that has
 // been queued before it, and every launch is followed by the record of an event that nobody has waited for before.
 void calls_come_in_order() {
   const std::string where = "order of calls";
@@ -285,15 +306,20 @@ void calls_come_in_order() {
       int passes = 0, drafts = 0, waits = 0, copies = 0;
       std::vector<std::pair<const void*, uint64_t>> recorded, waited;   // event, generation
       const void* waiting_stream = nullptr;
+      const bool one_device = std::count(devices.begin(), devices.end(), ToyDevice::kHome) == int(devices.size());
+      const bool one_stream = one_device && !schedule.overlap;
       for (size_t i = 0; i < calls.size(); ++i) {
         const FakeCudaCall& call = calls[i];
         const std::string name = call.function;
         if (name == "cuGraphLaunch") {
           const bool is_draft = call.object == captured.graphs.draft || call.object == captured.graphs.row;
-          (is_draft ? drafts : passes) += is_draft || call.object == captured.graphs.verify[0];
-          if (is_draft) draft_stream = call.stream;
-          check(i + 1 < calls.size() && std::string(calls[i + 1].function) == "cuEventRecord" && calls[i + 1].stream == call.stream,
-                "a launch is not followed by the record of its event", where);
+          const bool is_round = one_device && call.object == captured.graphs.rounds[Captured::kWhole];
+          (is_draft ? drafts : passes) += is_draft || is_round || call.object == captured.graphs.verify[0];
+          if (is_round) drafts += Captured::kWhole;
+          if (is_draft || is_round) draft_stream = call.stream;
+          const bool recorded_next = i + 1 < calls.size() && std::string(calls[i + 1].function) == "cuEventRecord";
+          check(one_stream ? !recorded_next : recorded_next && calls[i + 1].stream == call.stream,
+                "a launch is followed by the record of its event, but where all are in one stream", where);
           if (schedule.overlap && call.object == captured.graphs.verify[0])
             check(waiting_stream == call.stream, "a pass does not wait for a draft step", where);
           if (call.object != captured.graphs.draft && call.object != captured.graphs.row) waiting_stream = nullptr;
@@ -308,7 +334,6 @@ void calls_come_in_order() {
           ++copies;
         }
       }
-      const bool one_device = std::count(devices.begin(), devices.end(), ToyDevice::kHome) == int(devices.size());
       check(passes > 10 && drafts > 30, "too few launches for sixty tokens", where);
       if (!schedule.overlap && one_device) check(waits == 0, "launches in turns on one device need no events", where);
       if (schedule.overlap || !one_device) check(waits >= passes, "a pass that waits for nothing", where);
@@ -319,6 +344,135 @@ void calls_come_in_order() {
       expect_good_manners(where);
     }
   }
+}
+
+// What plain decoding and rounds of a fixed length cost the host: 59 tokens after the prompt's.
+void launches_of_a_token() {
+  const std::string where = "launches of a token";
+  Schedule plain, fixed;
+  fixed.first_chunk = fixed.max_chunk = fixed.lookahead = Captured::kWhole;
+  struct Counts {
+    int whole = 0, launches = 0, others = 0;
+  };
+  const auto count = [&](const Schedule& schedule, bool whole_rounds) {
+    Captured captured(5, 1000, {0, 0}, 0.9, true);
+    if (!whole_rounds) captured.graphs.rounds.clear();
+    std::vector<int> text;
+    Counts counts;
+    for (const FakeCudaCall& call : log_of(&captured, schedule, 60, &text)) {
+      const auto& rounds = captured.graphs.rounds;
+      const bool launch = std::string(call.function) == "cuGraphLaunch";
+      counts.launches += launch, counts.others += !launch;
+      counts.whole += launch && std::find(rounds.begin(), rounds.end(), call.object) != rounds.end();
+    }
+    check(text == captured.model.plain({1, 2, 3}, 60), "a token differs from plain decoding", where);
+    check(counts.others == 0, "one stream needs no events", where);
+    return counts;
+  };
+  const Counts one = count(plain, true), apart = count(plain, false);
+  check(one.whole == 59 && one.launches == 59, "a plain token is not one launch", where);
+  check(apart.whole == 0 && apart.launches == 59 * 3, "its row, and two stages", where);
+  const Counts rounds = count(fixed, true), steps = count(fixed, false);
+  check(rounds.whole > 10 && steps.whole == 0 && steps.launches > 6 * rounds.whole, "a round is not one launch", where);
+  // The last ones are shorter, and not captured: at most three are in flight.
+  check(rounds.launches - rounds.whole <= 3 * (Captured::kWhole - 1 + 3), "more than the last rounds are apart", where);
+}
+
+// -- copies ------------------------------------------------------------------------------------------------------------
+
+// No round is queued ahead while the text repeats itself: it would begin without the copies.
+void copies_are_offered_before_their_round() {
+  const std::string where = "offers of the plan";
+  Schedule schedule;
+  schedule.max_chunk = 7, schedule.lookup = 2;
+  schedule.stop_rule.kind = StopRule::Kind::kSurvival;
+  const auto kind = [](Plan* plan) { return plan->next(0).kind; };
+  using Kind = Step::Kind;
+  Plan plan(schedule, {100, {}}, 1, 1, 1);
+  plan.begin({1, 2, 3, 1, 2, 3, 1, 2}, 0, 3);
+  check(kind(&plan) == Kind::kRound, "a round is one launch", where);
+  const auto offer = plan.take_offer();
+  check(offer && offer->position == 9 && offer->most == 7 && offer->drafts.size() > 3, "what repeats itself is not offered", where);
+  for (size_t i = 0; i < offer->drafts.size(); ++i)
+    check(offer->drafts[i].token == int(i % 3) + 1 && offer->drafts[i].copied > 0, "another token is offered", where);
+  check(kind(&plan) == Kind::kWait && !plan.take_offer(), "a round was queued ahead of its copies", where);
+  Record record;
+  record.position = 9, record.rows = 3, record.accepted = 1, record.copied = 2, record.committed = {1, 50}, record.judged = {offer->drafts[0], offer->drafts[1]};
+  const auto round = plan.land(record, 1);
+  check(round && round->copied == 2 && round->judged[0].copied > 0, "a copy is not told of", where);
+  check(kind(&plan) == Kind::kRound, "the next round", where);
+  const auto nothing = plan.take_offer();
+  check(nothing && nothing->drafts.empty(), "an old offer is not taken back", where);
+  check(kind(&plan) == Kind::kRound && kind(&plan) == Kind::kWait && !plan.take_offer(), "two rounds are queued where nothing repeats itself", where);
+  record = {}, record.position = 11, record.rows = 1, record.committed = {1};
+  plan.land(record, 2);
+  record.position = 12, record.committed = {50};   // as it was said before
+  plan.land(record, 3);
+  check(kind(&plan) == Kind::kRound && plan.take_offer()->position == 13, "a passage that comes again is not offered", where);
+  check(kind(&plan) == Kind::kWait, "a round was queued ahead of its copies", where);
+}
+
+// A text that repeats itself: what follows is copied, and accepted, and the answer is plain decoding's.
+void copies_are_accepted() {
+  Schedule alone, fixed, surviving, overlapped;
+  alone.max_chunk = 7, alone.lookup = 2;
+  alone.stop_rule.kind = StopRule::Kind::kSurvival;
+  Schedule recycled = alone;
+  recycled.lookup = 0, recycled.recycle = true;
+  fixed.first_chunk = fixed.max_chunk = fixed.lookahead = Captured::kWhole, fixed.lookup = 2;
+  surviving = fixed, surviving.stop_rule.kind = StopRule::Kind::kSurvival;
+  overlapped.first_chunk = 2, overlapped.max_chunk = 8, overlapped.lookahead = 15, overlapped.overlap = true, overlapped.lookup = 2;
+  const std::vector<int> prompt = {3, 1, 2};
+  constexpr int kTokens = 200;
+  const auto run = [&](const char* name, const Schedule& schedule, std::vector<int> devices, bool planned) {
+    const std::string where = std::string("copies: ") + name;
+    Captured captured(9, 30, std::move(devices), 0.5, true, true);
+    GraphRequest request;
+    request.prompt = prompt;
+    request.limits.end = int(prompt.size()) + kTokens;
+    request.schedule = schedule;
+    const auto simulate = [](const Schedule&, const StageCosts&, double) { return 1.0; };
+    if (planned) request.planner = std::make_shared<Planner>(toy_costs(), 0.5, simulate, 2);
+    request.first = captured.begin(prompt, request.limits, schedule, planned);
+    const std::vector<int> plain = captured.model.plain(prompt, kTokens);
+    std::vector<int> known = prompt;
+    int rounds = 0, copied = 0, accepted = 0, drawn = 0;
+    GraphSession session(captured.lanes, captured.graphs, std::move(request), nullptr);
+    for (;;) {
+      Event event;
+      double seconds = 0.0;
+      const auto status = session.next(2000, &event, &seconds);
+      if (status == GraphSession::Status::kEnded) break;
+      if (status != GraphSession::Status::kEvent) continue;
+      const Round& round = std::get<Round>(event);
+      check_round(round, plain, &known, where);
+      ++rounds;
+      int here = 0;
+      for (int i = 0; i < int(round.judged.size()); ++i) {
+        const Draft& draft = round.judged[size_t(i)];
+        here += draft.copied > 0, drawn += draft.copied == 0;
+        accepted += draft.copied > 0 && i < round.accepted;
+        const bool successor = draft.copied >= kFromSuccessors;
+        check(draft.copied == 0 || planned || successor == schedule.recycle, "a copy of another kind", where);
+        check(draft.confidence > 0.0 && draft.confidence <= 1.0, "a draft without a chance", where);
+      }
+      check(here <= round.copied && round.copied <= round.rows, "copies are not counted", where);
+      copied += round.copied;
+    }
+    check(known == plain, "the answer is shorter than plain decoding's", where);
+    check(accepted > kTokens / 4 && accepted <= copied, "too few copies were right", where);
+    check(rounds < kTokens / 2, "too many rounds for a text that repeats itself", where);
+    check(planned || (drawn > 0) == (schedule.lookahead > 0), "the head drafts where it may, and only there", where);
+    expect_good_manners(where);
+  };
+  run("alone", alone, {0}, false);
+  run("recycled", recycled, {0}, false);
+  run("fixed", fixed, {0}, false);
+  run("surviving", surviving, {0}, false);
+  run("surviving, two devices", surviving, {0, 1}, false);
+  run("overlapped", overlapped, {0}, false);
+  run("overlapped, two stages", overlapped, {0, 0}, false);
+  run("planned", {}, {0}, true);
 }
 
 // -- failures ----------------------------------------------------------------------------------------------------------
@@ -365,7 +519,7 @@ void failures() {
     };
     fails("out of memory", Fault::kOutOfMemory, "out of memory (launching a graph: CUDA_ERROR_OUT_OF_MEMORY", fail_at("cuGraphLaunch", 2), overlap);
     fails("a refused launch", Fault::kLaunch, "a kernel failed", fail_at("cuGraphLaunch", 719), overlap);
-    fails("a refused record", Fault::kOther, "the NVIDIA driver refused", fail_at("cuEventRecord", 400), overlap);
+    if (overlap) fails("a refused record", Fault::kOther, "the NVIDIA driver refused", fail_at("cuEventRecord", 400), overlap);
     fails("a failing kernel", Fault::kLaunch, "a kernel failed", [](Captured* c) { c->stages.back()->fails_after = 2; }, overlap);
     fails("a lost device", Fault::kLost, "the GPU is lost", [](Captured*) { levers().fake_cuda_lose(40, 999); }, overlap);
     fails("an uncorrectable error", Fault::kLost, "the GPU is lost", [](Captured*) { levers().fake_cuda_lose(1, 214); }, overlap);
@@ -426,6 +580,9 @@ int run(double seconds, uint64_t seed) {
   setenv("PPSD_CUDA_TIMEOUT", kPatience, 1);
   check(device_facts(0).name == "Fake GPU" && device_facts(1).major == 9, "the fake driver is not the one in use", "device_facts");
   calls_come_in_order();
+  launches_of_a_token();
+  copies_are_offered_before_their_round();
+  copies_are_accepted();
   failures();
   int64_t rounds = 0, models = 0;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);

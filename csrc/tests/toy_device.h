@@ -27,7 +27,8 @@ class ToyDevice {
   ToyDevice(const ToyModel& model, int capacity, std::vector<int> on, double acceptance, uint64_t seed)
       : model_(model), acceptance_(acceptance), seed_(seed), on_(std::move(on)), text_(size_t(capacity)),
         early_rows_(size_t(capacity)), confidences_(size_t(capacity)), verdicts_(kSlots * cuda::record::kWords),
-        drafts_(kSlots * cuda::record::kDraftWords), epochs_(kDevices) {
+        drafts_(kSlots * cuda::record::kDraftWords), offer_(cuda::offer::kWords), copied_(size_t(capacity)),
+        epochs_(kDevices) {
     for (size_t stage = 0; stage < on_.size(); ++stage) {
       stages_.push_back(std::make_unique<Stage>());
       stages_.back()->rows = std::vector<std::atomic<uint64_t>>(size_t(capacity));
@@ -42,6 +43,7 @@ class ToyDevice {
     }
   }
 
+  int stages() const { return int(on_.size()); }
   int device(int stage) const { return stage < 0 || stage >= int(on_.size()) ? kHome : on_[size_t(stage)]; }
   bool apart(int border) const { return device(border) != device(border - 1); }
 
@@ -70,12 +72,14 @@ class ToyDevice {
     taken_ = {}, taken_.start = rows;
     most_ = most, lookahead_ = lookahead, limit_ = end - 1, report_ = report;
     early_ = {}, early_.start = rows;
+    offer_.assign(offer_.size(), 0);
   }
 
   int draft_step(bool with_head) {
     Words at;
     {
       const Lock lock(mutex_);
+      take_offer();
       if (early_.epoch != state_.epoch) early_.start = std::min(early_.start, state_.start);
       early_.epoch = state_.epoch;
       at = early_;
@@ -102,6 +106,7 @@ class ToyDevice {
       if (drawn) {
         text_[size_t(end)] = token;
         confidences_[size_t(end)] = float(acceptance_);
+        copied_[size_t(end)] = 0;
         ++state_.drafted;
       }
       if (with_head) sequence = ++state_.drawn;
@@ -162,6 +167,7 @@ class ToyDevice {
   int sequence() const { return state_.sequence; }
   int drawn() const { return state_.drawn; }
   cuda::Ring verdicts() const { return {verdicts_.data(), kSlots, cuda::record::kWords}; }
+  int32_t* offer() { return offer_.data(); }
   cuda::Ring drafts() const { return {drafts_.data(), kSlots, cuda::record::kDraftWords}; }
 
  private:
@@ -184,6 +190,27 @@ class ToyDevice {
   struct Counts {
     int posted = 0, fetched = 0;
   };
+
+  // As begin_draft_kernel does, in the middle of whatever the host writes there.
+  void take_offer() {
+    const auto word = [&](int place) { return __atomic_load_n(&offer_[size_t(place)], __ATOMIC_RELAXED); };
+    const int count = std::clamp(word(cuda::offer::kCount), 0, kMaxRows), from = word(cuda::offer::kPosition);
+    const int room = std::min(limit_, state_.start + 1 + word(cuda::offer::kMost));
+    if (from <= 0 || from > state_.drafted) return;
+    int tokens[kMaxRows] = {};
+    for (int i = 0; i < count; ++i) {
+      tokens[i] = word(cuda::offer::kTokens + i);
+      if (from + i < state_.drafted && text_[size_t(from + i)] != tokens[i]) return;
+    }
+    for (int i = 0; i < count; ++i) {
+      const int place = from + i;
+      if (place != state_.drafted || place >= room) continue;
+      text_[size_t(place)] = tokens[i];
+      confidences_[size_t(place)] = float(cuda::float_of(word(cuda::offer::kChances + i)));
+      copied_[size_t(place)] = word(cuda::offer::kCopies + i);
+      ++state_.drafted;
+    }
+  }
 
   void take_rows() {
     const Lock lock(mutex_);
@@ -212,13 +239,14 @@ class ToyDevice {
   void give_verdict(const Words& at, const int* choices) {
     int drafts[kMaxRows] = {};
     int32_t sequence = 0;
-    int accepted = 0, committed = 0, judged = 0, drafted = 0;
+    int accepted = 0, committed = 0, judged = 0, drafted = 0, copied = 0;
     {
       const Lock lock(mutex_);
       sequence = ++state_.sequence;
       drafted = state_.drafted;
       if (at.rows > 0 && at.epoch == state_.epoch) {
         bool rejected = false;
+        for (int r = 0; r < at.rows && at.start + 1 + r < drafted; ++r) copied += copied_[size_t(at.start + 1 + r)] > 0;
         for (int r = 0; r < at.rows && !rejected; ++r) {
           const int place = at.start + 1 + r;
           if (place < drafted) {
@@ -239,11 +267,12 @@ class ToyDevice {
     }
     int32_t* record = &verdicts_[size_t(sequence % kSlots) * cuda::record::kWords];
     record[1] = at.epoch, record[2] = at.start + 1, record[3] = at.rows, record[4] = accepted, record[5] = committed;
-    record[6] = judged, record[7] = drafted;
+    record[6] = judged, record[7] = drafted, record[cuda::record::kCopied] = copied;
     for (int r = 0; r < kMaxRows; ++r) {
       record[cuda::record::kIds + r] = r < committed ? choices[r] : -1;
       record[cuda::record::kDrafts + r] = drafts[r];
       record[cuda::record::kConfidences + r] = r < judged ? bits(confidences_[size_t(at.start + 1 + r)]) : 0;
+      record[cuda::record::kCopies + r] = r < judged ? copied_[size_t(at.start + 1 + r)].load() : 0;
     }
     __atomic_store_n(record, sequence, __ATOMIC_RELEASE);
   }
@@ -279,7 +308,8 @@ class ToyDevice {
   Border rows_, mail_;
   std::vector<std::unique_ptr<Counts>> counts_;   // of each border
   Words taken_;                                   // of the pass that was begun last
-  std::vector<int32_t> verdicts_, drafts_;
+  std::vector<int32_t> verdicts_, drafts_, offer_;
+  Memory copied_;
   Memory epochs_;                                 // at home, and copies of it
   int delay_us_ = 0;
   std::atomic<uint64_t> random_{1};

@@ -17,7 +17,7 @@ import torch
 from triton.errors import TritonError
 
 from .. import _native
-from ..backend import Cancellation, RunOptions, check_ids, common_prefix, one_at_a_time
+from ..backend import Cancellation, Oracle, RunOptions, check_ids, common_prefix, one_at_a_time
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
@@ -47,7 +47,8 @@ LEAST_CAPACITY = 1024  # positions that buffers are made for
 
 class CudaBackend:
     name = "cuda"
-    copies = siblings = extras = False
+    copies = True
+    siblings = extras = False
     concurrency = 1
     threads = 1  # that launches
 
@@ -91,6 +92,7 @@ class CudaBackend:
         self._answer: _Answer | None = None
         self._last: _Answer | None = None
         self._lost: str | None = None
+        self.know(None)
         self._tokens: list[int] = []  # the prompt whose rows the stages hold
         self._stages: DeviceStages | None = None
         self._graphs: StageGraphs | None = None
@@ -114,7 +116,10 @@ class CudaBackend:
         return self._weights.head.info if self._weights.head else None
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
-        """It copies nothing."""
+        self._counted = successors
+        self._successors = _native.Successors()
+        if successors is not None:
+            self._successors.know(successors)
 
     def use_head(self, file: HeadFile | None) -> None:
         draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
@@ -129,8 +134,8 @@ class CudaBackend:
             self._weights = self._base.with_head(file)
         self._draft_vocabulary = draft_vocabulary
         self._costs: _native.Costs | None = None
-        # by whether tokens are sampled, and the oracle's acceptance (None without one)
-        self._planners: dict[tuple[bool, float | None], _native.Planner] = {}
+        # by whether tokens are sampled, the oracle's acceptance (None without one), lookup and recycle
+        self._planners: dict[tuple[bool, float | None, int, bool], _native.Planner] = {}
         self._planned: _native.Planner | None = None
 
     def rounds(
@@ -146,8 +151,7 @@ class CudaBackend:
         try:
             with self._starting:
                 self._end()
-                acceptance = options.oracle.acceptance if options.oracle else None
-                planner = self._plan(params.temperature > 0, acceptance, schedule)
+                planner = self._plan(params.temperature > 0, options.oracle, schedule)
                 answer = self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
             cancellation.tells(answer.cancel)
             whole = False
@@ -211,6 +215,8 @@ class CudaBackend:
                 f"side by side on two streams a draft takes {beside.draft_step / turns.draft_step:.2f} times as long, "
                 f"a pass {beside.verify[0] / turns.verify[0]:.2f} times"
             )
+        elif self._planned and self._graphs:
+            lines.append("side by side on two streams no more is done than in turns: nothing overlaps")
         if spans := self.spans():
             lines.append(str(occupancy(spans)))
         return "\n".join(lines)
@@ -250,12 +256,18 @@ class CudaBackend:
         """Run the prompt and the pass that gives the first token; then the carrier's work begins."""
         begun = perf_counter()
         stages = self._ready(limits.end)
+        drafts = _drafts_of_a_round(schedule, self._serial)
+        if self._graphs is not None and drafts is not None:
+            self._capture(drafts)
         keep = common_prefix(self._tokens, prompt[:-1])
         self._tokens = []
         most, lookahead = (
             (MAX_CHUNK, MAX_CHUNK) if isinstance(schedule, Auto) else (schedule.max_chunk, schedule.lookahead)
         )
-        stages.begin(prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle)
+        stages.begin(
+            prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle,
+            copies=schedule.copies and not (planner and options.oracle),
+        )  # fmt: skip
         self._tokens = list(prompt)
         kept = min(keep, len(prompt) - 1)
         records = options.report_drafts or isinstance(schedule, Auto) or _by_confidence(schedule)
@@ -275,6 +287,7 @@ class CudaBackend:
             "limits": limits,
             "seed": params.seed,
             "in_turns": self._serial,
+            "successors": self._successors,
         }
         if self._graphs is None:
             plan = _native.LaunchPlan(stages=len(stages.slices), **arguments)
@@ -294,15 +307,19 @@ class CudaBackend:
         )
         return _Answer(session, session)
 
-    def _plan(self, sampled: bool, acceptance: float | None, schedule: Schedule | Auto) -> _native.Planner | None:
-        """The planner goes on from answer to answer; what an oracle feigns stays apart, and what is sampled."""
+    def _plan(self, sampled: bool, oracle: Oracle | None, schedule: Schedule | Auto) -> _native.Planner | None:
+        """The planner goes on from answer to answer; what is sampled stays apart, and so does, without copies, what an
+        oracle feigns.
+        """
         if not isinstance(schedule, Auto):
             return None
         assert self.head is not None
         costs = self.costs()
-        key = (sampled, acceptance)
+        what = (oracle.acceptance, 0, False) if oracle else (None, schedule.lookup, schedule.recycle)
+        key = (sampled, *what)
         if key not in self._planners:
-            self._planners[key] = _native.Planner(costs, prior(self.head))
+            _, lookup, recycle = what
+            self._planners[key] = _native.Planner(costs, prior(self.head), lookup, recycle=recycle)
         self._planned = self._planners[key]
         return self._planned
 
@@ -319,6 +336,7 @@ class CudaBackend:
         self._starting = RLock()
         self._answer = self._last = None
         self._lost = NO_GPU_AFTER_FORK
+        self.know(self._counted)
 
     # -- stages and graphs ---------------------------------------------------------------------------------------------
 
@@ -333,16 +351,19 @@ class CudaBackend:
             with self._out_of_memory(f"a KV cache of {capacity} tokens", needed_bytes(self._weights, capacity, cuts)):
                 self._stages = DeviceStages(self._weights, capacity, cuts, pdl=self._pdl)
             if not self._eager:
-                self._capture()
+                self._capture(0)
         assert self._stages is not None
         return self._stages
 
-    def _capture(self) -> None:
+    def _capture(self, drafts: int) -> None:
+        """The stages, and rounds of so many drafts."""
         assert self._stages is not None
         try:
-            self._graphs = StageGraphs(self._stages, Recorder())
+            if self._graphs is None:
+                self._graphs = StageGraphs(self._stages, Recorder())
+            self._graphs.prepare_round(drafts)
         except CaptureFailed as error:
-            self._eager = True
+            self._graphs, self._eager = None, True
             if not self._told:
                 self._told = True
                 _LOG.warning("ppsd-rt: the stages cannot be captured (%s); they are launched one by one", error)
@@ -431,6 +452,16 @@ class _Answer:
         elif isinstance(self._events, Generator):
             with self._turn:
                 self._events.close()
+
+
+def _drafts_of_a_round(schedule: Schedule | Auto, in_turns: bool) -> int | None:
+    """If all rounds but the last ones have as many: as csrc/cuda/plan.cpp counts them."""
+    if isinstance(schedule, Auto) or not isinstance(schedule.stop_rule, FixedLength):
+        return None
+    waits = schedule.first_chunk > 0 or (in_turns and schedule.overlap)
+    return (
+        min(max(1, schedule.first_chunk), schedule.lookahead) if waits and (in_turns or not schedule.overlap) else None
+    )
 
 
 def _by_confidence(schedule: Schedule) -> bool:

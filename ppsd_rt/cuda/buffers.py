@@ -10,7 +10,7 @@ from ..models.rope import Rope
 from ..triton_kernels.attention import SPLIT, Partials
 from ..triton_kernels.heads import SAMPLING_WORDS, Scratch
 from ..triton_kernels.linear import Weight, tiling
-from ..triton_kernels.state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, RING_WORDS, WORDS
+from ..triton_kernels.state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, OFFER_WORDS, RING_WORDS, WORDS
 from .weights import DeviceWeights, Layer
 
 SLOTS = 64  # records in a ring: more than the passes that a carrier has in flight
@@ -100,8 +100,9 @@ class Site:
 class Buffers(Site):
     """Of one model for one answer at a time, on the device that drafts.
 
-    early and head: the words of a draft step's layers and of its exit head. confidences [capacity] (of draft tokens, by
-    position), truth [capacity] int32 (the oracle's). choices [16] int32: of a pass whose verdict is apart.
+    early and head: the words of a draft step's layers and of its exit head. confidences [capacity] and copied
+    [capacity] int32 (of draft tokens, by position), truth [capacity] int32 (the oracle's). choices [16] int32: of a
+    pass whose verdict is apart. offer [OFFER_WORDS] int32: what the host writes to be drafted.
     """
 
     def __init__(
@@ -116,9 +117,10 @@ class Buffers(Site):
         super().__init__(weights, capacity, stages, device, layers, borders)
         self.early, self.head = _words(device, WORDS), _words(device, WORDS)
         self.truth = _words(device, self.capacity)
-        self.confidences = torch.zeros(self.capacity, device=device)
+        self.confidences, self.copied = torch.zeros(self.capacity, device=device), _words(device, self.capacity)
         self.choices = _words(device, MAX_ROWS)
         self.ring, self.drafts = host_words(SLOTS, RING_WORDS, device), host_words(SLOTS, DRAFT_WORDS, device)
+        self.offer = host_words(1, OFFER_WORDS, device)[0]
 
 
 def _words(device: torch.device, *shape: int) -> Tensor:
@@ -131,7 +133,7 @@ def whole_splits(capacity: int) -> int:
 
 
 def host_words(slots: int, width: int, device: torch.device) -> Tensor:
-    """int32 [slots, width] that the device writes and the host reads: pinned, and so mapped, memory on a GPU."""
+    """int32 [slots, width] by which device and host tell each other: pinned, and so mapped, memory on a GPU."""
     return torch.zeros(slots, width, dtype=torch.int32, pin_memory=device.type == "cuda")
 
 
@@ -153,4 +155,4 @@ def bytes_of_site(weights: DeviceWeights, capacity: int, stages: int, layers: in
     cache = 2 * layers * config.num_key_value_heads * config.head_dim * weights.dtype.itemsize
     hidden = 4 * config.hidden_size * stages + 4 * config.head_dim
     partials = 4 * MAX_ROWS * config.num_attention_heads * (config.head_dim + 2) * (stages + 1) // SPLIT
-    return capacity * (cache + hidden + partials + 12)
+    return capacity * (cache + hidden + partials + 16)

@@ -2,8 +2,9 @@
 
 They are measured at work: rounds launched graph by graph as the carrier does, on a text that goes on meanwhile,
 between events that the GPU itself stamps. First one after the other, then side by side on two streams. On one GPU both
-stages read the same memory: where that is what they wait for, side by side each takes as long as both would in turns,
-the table says so, and the planner does not overlap them.
+stages read the same memory and take each other's multiprocessors: where that is what they wait for, side by side each
+takes as long as both would in turns. Only where more was done each time does the table say what overlapping costs, and
+without that the planner never overlaps.
 
 A pass takes all rows that wait, so one over a single row follows no drafts.
 """
@@ -14,7 +15,7 @@ from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
-from .._native import Costs, StageCosts
+from .._native import Costs, StageCosts, Tuning
 from ..pipeline.schedule import MAX_ROWS
 from ..sampling.params import SamplingParams
 from .devices import synchronise
@@ -28,7 +29,7 @@ DEEP_ROWS = (1, 4, 16)
 REPEATS = 5
 _PLAIN = 3  # plain steps, one after the other
 _PAIRED = 24  # draft steps beside which passes are timed
-_ROOM = sum(MEASURED_ROWS) + _PLAIN + 4 * (_PAIRED + MAX_ROWS)  # positions that the text goes on by at most
+_ROOM = sum(MEASURED_ROWS) + 2 * _PLAIN + 4 * (_PAIRED + MAX_ROWS)  # positions that the text goes on by at most
 
 
 def _deep(longest: int) -> int:
@@ -54,7 +55,8 @@ def calibrate(stages: DeviceStages, graphs: StageGraphs | None) -> Costs:
     """Overwrites the answer in progress. Without graphs: eager launches, which do not overlap."""
     if graphs is None:
         return Costs(_in_turns(stages, partial(_eager_round, stages), 3 if stages.home.type == "cuda" else 1))
-    turns = _in_turns(stages, partial(_apart_round if graphs.apart else _round, graphs), REPEATS)
+    plain = None if graphs.apart else partial(_whole_plain_step, graphs)
+    turns = _in_turns(stages, partial(_apart_round if graphs.apart else _round, graphs), REPEATS, plain)
     _begin(stages, CONTEXT)
     return Costs(turns, _beside_a_stage(graphs, turns) if graphs.apart else _side_by_side(graphs, turns))
 
@@ -66,10 +68,12 @@ def _begin(stages: DeviceStages, context: int) -> None:
     synchronise(stages.devices)
 
 
-def _in_turns(stages: DeviceStages, play: Callable[[int], Round], repeats: int) -> StageCosts:
+def _in_turns(
+    stages: DeviceStages, play: Callable[[int], Round], repeats: int, plain: Callable[[], float] | None = None
+) -> StageCosts:
     """Rounds as they are decoded: what a step finds in the cache depends on those before it. The first repeat warms up.
 
-    play: a round whose pass takes so many rows.
+    play: a round whose pass takes so many rows. plain: a plain step as it is decoded, where that is no such round.
     """
     steps: dict[str, list[float]] = {"row": [], "draft": [], "first": [], "plain": []}
     passes: dict[int, list[float]] = {rows: [] for rows in MEASURED_ROWS}
@@ -85,7 +89,7 @@ def _in_turns(stages: DeviceStages, play: Callable[[int], Round], repeats: int) 
         for place in range(_PLAIN):
             _, row, legs = play(1)
             if place and (repeat or repeats == 1):  # the first one still finds what drafting has left
-                steps["plain"].append(row + sum(legs))
+                steps["plain"].append(row + sum(legs) if plain is None else plain())
                 passes[1].append(sum(legs))
     slopes = _slopes(stages, play, repeats)
     late = stages.weights.config.num_hidden_layers - stages.weights.exit_layer
@@ -121,6 +125,12 @@ def _round(graphs: StageGraphs, rows: int) -> Round:
     launches = [*[(0, graphs.draft)] * (rows - 1), (0, graphs.row), *((0, exec) for exec in graphs.verify)]
     took = [end - begin for begin, end in graphs.lanes.timeline(launches)]
     return Round(took[: rows - 1], took[rows - 1], took[rows:])
+
+
+def _whole_plain_step(graphs: StageGraphs) -> float:
+    """In one launch."""
+    ((begin, end),) = graphs.lanes.timeline([(0, graphs.rounds[0])])
+    return end - begin
 
 
 def _apart_round(graphs: StageGraphs, rows: int) -> Round:
@@ -179,7 +189,7 @@ def _beside_a_stage(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None
 
 
 def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
-    """How much longer draft steps and passes take beside each other."""
+    """How much longer draft steps and passes take beside each other; None where that does not gain every time."""
     slower_drafts, slower_passes = [], []
     beside = min(_PAIRED, int(2 * turns.verify[3] / turns.draft_step) + 2)
     for repeat in range(4):
@@ -192,6 +202,8 @@ def _side_by_side(graphs: StageGraphs, turns: StageCosts) -> StageCosts | None:
         if repeat and shared:
             slower_drafts.append(median(shared) / turns.draft_step)
             slower_passes.append((end - begin) / turns.verify[3])
-    if not slower_drafts:
+    # In the time of a pass beside drafts, 1 / slower of a pass is done, and as much of drafts: 1 is what turns do.
+    gains = [1 / drafts + 1 / passes for drafts, passes in zip(slower_drafts, slower_passes, strict=True)]
+    if not gains or min(gains) < Tuning().worth_switching:
         return None
     return _beside(turns, max(1.0, median(slower_drafts)), max(1.0, median(slower_passes)))

@@ -39,6 +39,10 @@ class EagerCarrier:
         self._committed = perf_counter()
         while not self.plan.finished:
             step = self.plan.next(self.plan.drafts_launched)
+            offer = self.plan.take_offer()
+            if offer is not None:
+                self._wait()  # launches are queued, and they read it when their turn has come
+                self.stages.offer[:] = torch.tensor(offer, dtype=torch.int32)
             if step == "draft":
                 self.stages.draft_step()
                 self._unread.append(self.plan.drafts_launched - 1)
@@ -58,8 +62,7 @@ class EagerCarrier:
                 yield Drafted(position, token)
         wanted = self.plan.wants_confidence()
         if wanted >= 0:
-            position, _, confidence = self._drafted.get(wanted, (-1, -1, 0.0))
-            self.plan.drafted(confidence if position >= 0 else None)
+            self.plan.drafted(*self._drafted.get(wanted, (-1, -1, 0.0)))
             return
         if not self.plan.passes_in_flight:
             raise RuntimeError("the plan waits for nothing")

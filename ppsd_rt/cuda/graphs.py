@@ -1,8 +1,9 @@
 """A model's stages captured as CUDA graphs, for the carrier in csrc/cuda/carrier.h.
 
 What is captured: a draft step, the early layers alone, and each leg of a pass, which on one device are its
-verification stages; once each, right after the stages have been made. Kernels are compiled before that, by one launch
-in which no row is live.
+verification stages; once each, right after the stages have been made. On one device also a step of plain decoding as
+one graph, and, when a schedule first asks for it, a round with a fixed number of drafts. Kernels are compiled before
+that, by one launch in which no row is live.
 
 What is patched: nothing. Which rows a launch takes and where they stand, seed, temperature, filters, the longest chunk
 and the end of the text are words in device memory; so a graph serves every answer, chunk and length.
@@ -99,14 +100,30 @@ class StageGraphs:
             handles = [recorder.record(step, _LOW, -1, stages.home) for step in early]
             self.verify = [recorder.record(step, _HIGH, number, device) for number, (step, device) in enumerate(legs)]
             self.row, self.draft = handles[0], handles[-1]  # without a head a draft step is a row's
+            self.rounds: dict[int, int] = {}  # whole rounds, by their number of drafts
+            if not self.apart:
+                self.rounds[0] = self._whole_round(0)
             self.lanes = _native.GraphLanes(stages.home.index or 0, [device.index or 0 for _, device in legs])
             for exec in handles:
                 self.lanes.upload(exec, -1)
             for number, exec in enumerate(self.verify):
                 self.lanes.upload(exec, number)
+            for exec in self.rounds.values():
+                self.lanes.upload(exec, 0)
 
     def close(self) -> None:
         self._recorder.close()
+
+    def prepare_round(self, drafts: int) -> None:
+        """Capture rounds of so many drafts as one graph, on one device. Raises CaptureFailed: then no graph is left."""
+        if self.apart or drafts in self.rounds:
+            return
+        with _capturing(self._recorder):
+            self.rounds[drafts] = self._whole_round(drafts)
+            self.lanes.upload(self.rounds[drafts], 0)
+
+    def _whole_round(self, drafts: int) -> int:
+        return self._recorder.record(partial(self._stages.round, drafts), _HIGH, 0, self._stages.home)
 
     def plain_step(self, window: Window) -> None:
         """A step of plain decoding, and its end."""
@@ -114,7 +131,7 @@ class StageGraphs:
             self.lanes.timeline([(-1, self.row)])
             self.pass_apart(window)
         else:
-            self.lanes.timeline([(0, self.row), *((0, exec) for exec in self.verify)])
+            self.lanes.timeline([(0, self.rounds[0])])
 
     @property
     def apart(self) -> bool:
@@ -141,12 +158,14 @@ class StageGraphs:
         return _native.Graphs(
             draft=self.draft,
             row=self.row,
+            rounds=self.rounds,
             verify=self.verify,
             copies=[[copy.native() for copy in stages.copies(number)] for number in range(len(self.verify))],
             take_apart=stages.legs[0].name == "take",
             verdict_apart=stages.legs[-1].name == "verdict",
             verdicts=(stages.ring.data_ptr(), len(stages.ring)),
             drafts=(stages.drafts.data_ptr(), len(stages.drafts)),
+            offer=stages.offer.data_ptr(),
             sequence=sequence,
             drawn=drawn,
             draft_records=draft_records,

@@ -4,6 +4,7 @@
     early_step    the same without the exit head
     verification  rows that the early layers have seen, through layers [E, L) and the LM head; verdict; report
     plain_step    early_step, then verification: with nothing drafted, a step of plain decoding
+    round         draft steps, then a plain_step
 
 They allocate nothing, read nothing on the host and take no argument that changes: captured once, they can be launched
 for ever. Which rows a pass takes, where they stand, what is sampled and where it ends is in device memory
@@ -29,6 +30,7 @@ from ..pipeline.cuts import cut_layers
 from ..sampling.params import SamplingParams
 from ..triton_kernels.heads import sampling_words
 from ..triton_kernels.state import (
+    COPIES,
     DRAFTED,
     DRAWN,
     LIMIT,
@@ -151,6 +153,10 @@ class DeviceStages:
     def drafts(self) -> Tensor:  # int32 [SLOTS, DRAFT_WORDS], likewise
         return self.buffers.drafts
 
+    @property
+    def offer(self) -> Tensor:  # int32 [OFFER_WORDS], the host's memory: what it offers to draft
+        return self.buffers.offer
+
     # -- host side: between answers ------------------------------------------------------------------------------------
 
     def begin(
@@ -163,11 +169,13 @@ class DeviceStages:
         most: int = 0,
         lookahead: int = 0,
         oracle: Oracle | None = None,
+        copies: bool = False,
     ) -> None:
         """The prompt but for its last token through all layers; that one is the first row of the first pass.
 
         No pass may be under way. The first `keep` rows are taken from the answer before, as far as a prompt pass made
-        them. end: the committed text ends before this position. Records count on from answer to answer.
+        them. end: the committed text ends before this position. copies: draft steps take what `offer` holds. Records
+        count on from answer to answer.
         """
         rows = len(prompt) - 1
         end = self.capacity if end is None else end
@@ -190,7 +198,8 @@ class DeviceStages:
         b.early.copy_(words)
         b.head.copy_(words)
         changed = {START: rows, TOKEN: prompt[-1], DRAFTED: len(prompt), MOST: most, LOOKAHEAD: lookahead}
-        changed |= {LIMIT: end - 1, REPORT: int(self._report)}
+        changed |= {LIMIT: end - 1, REPORT: int(self._report), COPIES: int(copies)}
+        b.offer.zero_()
         if oracle is not None:
             changed |= self._ask(oracle)
         state, counts = self._words(changed), slice(SEQUENCE, DRAWN + 1)
@@ -228,6 +237,11 @@ class DeviceStages:
     def plain_step(self, window: Window | None = None) -> None:
         self.early_step()
         self.verification(window=window)
+
+    def round(self, drafts: int) -> None:
+        for _ in range(drafts):
+            self.draft_step()
+        self.plain_step()
 
     def launch(self, leg: int) -> None:
         """Without the copies: what is captured."""
@@ -283,19 +297,22 @@ class DeviceStages:
 
     def _draft_step(self) -> None:
         b, work = self.buffers, self._draft
-        begin_draft(b.early, b.head, b.state, pdl=self.pdl)
-        self._early_layers()
+        self._begin_draft()
         exit_head(self.weights, b.head, work, b, pdl=self.pdl)
         drafted(
-            b.text, work.choices, work.chances, b.confidences, b.truth, b.early, b.head, b.state, b.drafts,
+            b.text, work.choices, work.chances, b.confidences, b.copied, b.truth, b.early, b.head, b.state, b.drafts,
             vocabulary=self.weights.config.vocab_size, pdl=self.pdl,
         )  # fmt: skip
 
     def _early_step(self) -> None:
         b = self.buffers
-        begin_draft(b.early, b.head, b.state, pdl=self.pdl)
-        self._early_layers()
+        self._begin_draft()
         arrived(b.early, b.state, pdl=self.pdl)
+
+    def _begin_draft(self) -> None:
+        b = self.buffers
+        begin_draft(b.text, b.confidences, b.copied, b.offer, b.early, b.head, b.state, pdl=self.pdl)
+        self._early_layers()
 
     def _take(self) -> None:
         b = self.buffers
@@ -315,14 +332,18 @@ class DeviceStages:
             return
         self._lm_head(words, None)
         if site is b:
-            verdict(b.text, work.choices, b.confidences, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
+            self._judge(work.choices, words)
         else:
             post(words, site.mail[stage + 1], site.state, work.choices, pdl=self.pdl)
 
     def _verdict(self) -> None:
         b, words, mail = self.buffers, self.buffers.late[len(self.slices)], self.buffers.mail[len(self.slices)]
         fetch(mail, words, b.state, b.choices, pdl=self.pdl)
-        verdict(b.text, b.choices, b.confidences, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
+        self._judge(b.choices, words)
+
+    def _judge(self, choices: Tensor, words: Tensor) -> None:
+        b = self.buffers
+        verdict(b.text, choices, b.confidences, b.copied, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
 
     def _early_layers(self) -> None:
         b = self.buffers

@@ -14,6 +14,7 @@ from ppsd_rt.sampling.noise import philox
 from ppsd_rt.triton_kernels.state import (
     ACCEPTED,
     COMMITTED,
+    COPIES,
     DRAFT_POSITION,
     DRAFT_WORDS,
     DRAFTED,
@@ -24,12 +25,21 @@ from ppsd_rt.triton_kernels.state import (
     LOOKAHEAD,
     MAIL_SLOTS,
     MOST,
+    OFFER_CHANCES,
+    OFFER_COPIES,
+    OFFER_COUNT,
+    OFFER_MOST,
+    OFFER_POSITION,
+    OFFER_TOKENS,
+    OFFER_WORDS,
     ORACLE,
     ORACLE_END,
     ORACLE_SEED,
     RECORD_ACCEPTED,
     RECORD_COMMITTED,
     RECORD_CONFIDENCES,
+    RECORD_COPIED,
+    RECORD_COPIES,
     RECORD_DRAFTED,
     RECORD_DRAFTS,
     RECORD_EPOCH,
@@ -77,18 +87,28 @@ class Answer:
         self.text = torch.tensor(text, dtype=torch.int32, device=DEVICE)
         self.choices = ints(16)
         self.confidences = torch.arange(len(text), device=DEVICE) / 128
+        self.copied, self.offer = ints(len(text)), ints(OFFER_WORDS)
         self.chances = torch.full((16,), 0.25, device=DEVICE)
         self.first_seen = torch.full((vocabulary,), NEVER, dtype=torch.int32, device=DEVICE)
         self.truth, self.vocabulary = ints(len(text)), vocabulary
         self.ring, self.drafts = ints(SLOTS, RING_WORDS), ints(SLOTS, DRAFT_WORDS)
 
     def verdict(self, late, state):
-        verdict(self.text, self.choices, self.confidences, self.first_seen, late, state, self.ring)
+        verdict(self.text, self.choices, self.confidences, self.copied, self.first_seen, late, state, self.ring)
+
+    def begin_draft(self, early, head, state):
+        begin_draft(self.text, self.confidences, self.copied, self.offer, early, head, state)
+
+    def offers(self, position, tokens, most=15):
+        self.offer[OFFER_POSITION], self.offer[OFFER_COUNT], self.offer[OFFER_MOST] = position, len(tokens), most
+        self.offer[OFFER_TOKENS : OFFER_TOKENS + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.offer[OFFER_CHANCES : OFFER_CHANCES + 16] = torch.full((16,), 0.5).view(torch.int32)
+        self.offer[OFFER_COPIES : OFFER_COPIES + 16] = torch.arange(3, 19)
 
     def drafted(self, early, head, state):
         drafted(
-            self.text, self.choices, self.chances, self.confidences, self.truth, early, head, state, self.drafts,
-            vocabulary=self.vocabulary,
+            self.text, self.choices, self.chances, self.confidences, self.copied, self.truth,
+            early, head, state, self.drafts, vocabulary=self.vocabulary,
         )  # fmt: skip
 
 
@@ -105,6 +125,7 @@ def test_verdict_is_the_twins():
         drafts, end = text[start + 1 : start + 1 + rows], state[DRAFTED]
         answer, ours = Answer(text), words(state)
         answer.first_seen[text[0]] = 0
+        answer.copied.copy_(torch.arange(48) % 3)
         answer.choices.copy_(torch.tensor(choices, dtype=torch.int32))
         answer.verdict(words(work), ours)
         verdict_twin(text, choices, work, state)
@@ -128,6 +149,9 @@ def test_verdict_is_the_twins():
         assert record[RECORD_DRAFTS : RECORD_DRAFTS + judged] == drafts[:judged]
         bits = torch.tensor(record[RECORD_CONFIDENCES : RECORD_CONFIDENCES + judged], dtype=torch.int32)
         assert bits.view(torch.float32).tolist() == [(start + 1 + i) / 128 for i in range(judged)]
+        assert record[RECORD_COPIES : RECORD_COPIES + judged] == [(start + 1 + i) % 3 for i in range(judged)]
+        seen_drafts = range(start + 1, min(start + 1 + rows, end)) if state[COMMITTED] else ()
+        assert record[RECORD_COPIED] == sum(place % 3 > 0 for place in seen_drafts)
         rejected += state[EPOCH] > epoch
         bonus += state[COMMITTED] > state[ACCEPTED] and state[EPOCH] == epoch
         ahead += 0 < state[COMMITTED] == state[ACCEPTED]
@@ -171,7 +195,7 @@ class Loop:
         return range(start, start + rows)
 
     def _early_rows(self):
-        begin_draft(self.early, self.head, self.state)
+        self.answer.begin_draft(self.early, self.head, self.state)
         for place in range(self.early[START].item(), self.early[START].item() + self.early[ROWS].item()):
             self.seen[place] = self.answer.text[place].item()
 
@@ -225,12 +249,26 @@ def test_a_loop_on_the_device_commits_what_the_model_says(ahead, most):
     assert passes == committed if ahead == 1 else passes < committed, "draft tokens were accepted"
 
 
+@pytest.mark.parametrize("copies", [False, True])
 @pytest.mark.parametrize("stages", [1, 3])
-def test_any_order_of_launches_commits_what_the_model_says(stages):
-    """Draft steps and stages as the dice will: passes in flight one after the other, and rejections under way."""
-    dice, in_flight, most_in_flight = random.Random(stages), [], 0
-    loop = Loop({MOST: 2, LOOKAHEAD: 9, LIMIT: 60}, stages)
+def test_any_order_of_launches_commits_what_the_model_says(stages, copies):
+    """Draft steps and stages as the dice will: passes in flight one after the other, and rejections under way.
+
+    copies: the host offers what is right, what is wrong, and what is old, half or nonsense.
+    """
+    dice, in_flight, most_in_flight, taken = random.Random(stages), [], 0, 0
+    loop = Loop({MOST: 2, LOOKAHEAD: 9, LIMIT: 60, COPIES: int(copies)}, stages)
     for _ in range(700):
+        if copies and dice.random() < 0.3:
+            known = loop.state[START].item()
+            text = loop.answer.text[: known + 1].tolist()
+            for position in range(known, known + 16):
+                text.append(model(text[-1], position) if dice.random() < 0.9 else dice.randrange(50))
+            begin = max(0, known + dice.choice((-3, 0, 0, 1, 1, 1, 2, 9)))
+            loop.answer.offers(begin, text[begin : begin + dice.choice((1, 5, 15))], 9)
+            if dice.random() < 0.3:  # half of it is there, or none of it makes sense
+                place = dice.choice((OFFER_COUNT, OFFER_POSITION, OFFER_TOKENS + dice.randrange(16)))
+                loop.answer.offer[place] = dice.choice((-7, 0, 3, 40))
         if loop.state[START].item() >= 60:
             break
         launch = dice.choice(["draft", "draft", "early", *range(stages)])
@@ -252,7 +290,9 @@ def test_any_order_of_launches_commits_what_the_model_says(stages):
         ahead = loop.state[DRAFTED].item() - loop.state[START].item() - 1
         assert ahead <= 9
         assert loop.state[DRAFTED].item() <= 61
+        taken += (loop.answer.copied > 0).sum().item()
     loop.check()
+    assert (taken > 0) == copies
     assert loop.state[START].item() >= 50
     assert most_in_flight == (4 if stages > 1 else 0)
     assert loop.state[EPOCH].item() > 5
@@ -284,7 +324,7 @@ def test_a_pass_of_an_older_epoch_changes_nothing():
     assert early[START] == 4
     begin_verification(early, late, state)
     assert late[ROWS].item() == 0, "the early layers have not caught up"
-    begin_draft(early, head, state)
+    answer.begin_draft(early, head, state)
     assert (early[START].item(), early[ROWS].item(), early[EPOCH].item()) == (3, 3, 2)
 
 
@@ -302,6 +342,50 @@ def test_the_exit_head_catches_up():
     assert (loop.head[START].item(), loop.head[ROWS].item()) == (21, 5)
     assert loop.state[DRAFTED].item() == 22
     loop.check()
+
+
+def test_what_the_host_offers_is_drafted_as_far_as_it_goes_on_from_the_text():
+    loop = Loop({COPIES: 1, LOOKAHEAD: 2, LIMIT: 30})
+    right = [11]
+    for position in range(20):
+        right.append(model(right[-1], position))
+    loop.answer.offers(1, right[1:6])
+    loop.early_step()
+    assert loop.state[DRAFTED].item() == 6
+    assert loop.answer.text[:7].tolist() == [*right[:6], 0]
+    loop.verify()
+    record = loop.answer.ring[1].tolist()
+    assert (record[RECORD_ACCEPTED], record[RECORD_COMMITTED], record[RECORD_COPIED]) == (5, 6, 5)
+    assert record[RECORD_COPIES : RECORD_COPIES + 5] == [3, 4, 5, 6, 7]
+    half = torch.tensor([0.5]).view(torch.int32).item()
+    assert record[RECORD_CONFIDENCES : RECORD_CONFIDENCES + 5] == [half] * 5
+    # The text stands at position 6 now. An offer is refused if it disagrees with what came, or leaves a gap.
+    for position, tokens in ((6, [right[6] + 1, right[7]]), (8, [right[8]]), (3, right[3:7]), (0, right[:8])):
+        loop.answer.offers(position, tokens)
+        loop.early_step()
+        assert loop.state[DRAFTED].item() == 7, position
+    loop.answer.offers(6, right[6:10])  # what has come meanwhile agrees: the rest is taken
+    loop.draft_step()
+    assert loop.answer.text[7:11].tolist() == [*right[7:10], 0], (
+        "and the head is not asked: there are more drafts than 2"
+    )
+    assert loop.state[DRAFTED].item() == 10
+    loop.answer.offers(10, right[10:16], most=5)
+    loop.early_step()
+    assert loop.state[DRAFTED].item() == 12, "no more than may be"
+    loop.verify()
+    loop.check()
+    loop.state[COPIES] = 0
+    loop.answer.offers(13, right[13:16])
+    loop.early_step()
+    assert loop.state[DRAFTED].item() == 13, "this answer copies nothing"
+
+
+def test_nothing_is_offered_beyond_the_limit():
+    loop = Loop({COPIES: 1, LIMIT: 4})
+    loop.answer.offers(1, [7] * 15)
+    loop.early_step()
+    assert loop.state[DRAFTED].item() == 4
 
 
 def test_draft_steps_report():

@@ -96,6 +96,8 @@ def answer(engine, schedule, trace=False, params=PARAMS):
         "judged": completion.statistics.judged,
         "launches": engine.backend.facts()["launches"],
         "streams": len(streams),
+        "graph launches": sum(call.function == b"cuGraphLaunch" for call in calls),
+        "events": sum(call.function == b"cuEventRecord" for call in calls),
         "copies": sum(call.function == b"cuMemcpyPeerAsync" for call in calls),
         "spans": engine.backend.spans(),
         "explained": engine.backend.explain(),
@@ -106,7 +108,9 @@ def answers(folder):
     engine = engine_of(folder)
     result = {"plain": answer(engine, "plain")}
     result["turns"] = answer(engine, "eesd:length=2,stop_rule=survival")
-    result["elastic"] = answer(engine, "elastic:first_chunk=1", trace=True)
+    result["fixed"] = answer(engine, "eesd:length=2,stop_rule=fixed")
+    result["copies"] = answer(engine, "recycle:lookup=1")
+    result["elastic"] = answer(engine, "elastic:first_chunk=1,lookup=1", trace=True)
     table = StageCosts(0.1, 0.11, (1.0,) * 16)
     engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these
     result["auto"] = answer(engine, "auto")

@@ -85,6 +85,23 @@ def test_verification_in_two_stages(folder, plain):
     assert completion.ids == plain[GREEDY]
 
 
+@pytest.mark.parametrize(
+    "schedule",
+    ["lookup:lookup=1", slow("recycle"), slow("eesd:length=3,lookup=1"), slow("elastic:lookup=1"), slow("auto")],
+)
+def test_copies_are_accepted_where_the_text_repeats_itself(engine, schedule):
+    """What the model says of this prompt it says again and again, sooner or later; and so it is plain decoding's."""
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    prompt = [7] * 12
+    plain = engine.generate(prompt, params, "plain").run()
+    completion = engine.generate(prompt, params, schedule).run()
+    assert completion.ids == plain.ids
+    statistics = completion.statistics
+    if schedule != "auto":  # which may find in so few rounds that no copy can be paid
+        assert 0 < statistics.copied_accepted <= statistics.copied_judged
+        assert statistics.rounds < plain.statistics.rounds
+
+
 def test_an_oracles_drafts_and_reports_of_them(engine, plain):
     truth = (*PROMPT, *plain[GREEDY])
     options = RunOptions(report_drafts=True, oracle=Oracle(truth, 1.0))

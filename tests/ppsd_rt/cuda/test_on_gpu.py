@@ -90,7 +90,6 @@ def test_times_from_the_gpu(engine):
     costs = engine.backend.costs(again=True)
     assert 0 < costs.turns.row_step <= 1.5 * costs.turns.draft_step
     assert costs.turns.verify[15] < 3 * costs.turns.verify[0], "rows of a pass cost next to nothing"
-    assert costs.overlapped is not None
 
 
 def test_longer_answers_make_room(engine):
