@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from ppsd_rt.triton_kernels.machine_code import Report
+from ppsd_rt.triton_kernels.machine_code import Report, executed, parsed
 
 SOUND = Report(
     "linear", 90, 8, 60, 0, 65536, ("LDG.E.EF.128", "ACQBULK", "LDG.E", "LDGSTS.E.BYPASS.128", "HMMA.16816.F32.BF16"),
-    weights=True, scales=False, matrix=True, pdl=True,
+    weights=True, scales=False, matrix=True, pdl=True, bar=8 * 32 * 16,
 )  # fmt: skip
 
 
@@ -46,6 +46,22 @@ def test_sound_code_has_no_faults():
     )
 
 
+def test_loops_over_k_count_in_each_round():
+    code = """
+.L_x_1:
+        /*0000*/                   LDG.E.EF.128 R4, desc[UR4][R2.64] ;
+        /*0010*/              @!P0 HMMA.16816.F32.BF16 R8, R4, R12, R8 ;
+        /*0020*/               @P1 BRA `(.L_x_1) ;
+        /*0030*/                   BRA `(.L_x_2) ;
+.L_x_2:
+        /*0040*/                   EXIT ;
+"""
+    instructions, loops = parsed(code)
+    assert instructions == ["LDG.E.EF.128", "HMMA.16816.F32.BF16", "BRA", "BRA", "EXIT"]
+    assert loops == [(0, 3)]
+    assert executed(instructions, loops, {"STEPS": 7, "AHEAD": 3}) == 5 + 2 * 3
+
+
 @pytest.mark.parametrize(
     ("change", "fault"),
     [
@@ -60,7 +76,8 @@ def test_sound_code_has_no_faults():
         ({"instructions": SOUND.instructions[1:]}, "16 bytes"),
         ({"instructions": ("LDG.E.EF.128", "LDG.E.EF.128", "LDG.E", "HMMA.16816")}, "0 waits"),
         ({"instructions": ("ACQBULK", *SOUND.instructions)}, "2 waits"),
-        ({"instructions": ("ACQBULK", "LDG.E.EF.128", "HMMA.16816")}, "no weights are on the way"),
+        ({"instructions": ("ACQBULK", "LDG.E.EF.128", "HMMA.16816")}, "0 bytes of weights are on the way"),
+        ({"bar": 8 * 32 * 16 + 1}, "4096 bytes of weights are on the way before the wait instead of 4097"),
         ({"instructions": ("LDG.E", *SOUND.instructions)}, "read before the wait"),
     ],
 )
