@@ -96,6 +96,7 @@ class Report(NamedTuple):
     matrix: bool  # is it meant to use matrix instructions?
     pdl: bool
     locks: bool = False  # does it take turns with others by a lock, or tell the host?
+    counters: int = 0  # of programs that have arrived
     prompt: bool = False  # launched for a prompt: alone on the device, no matter when
     bar: int = 0  # bytes of weights that have to be on the way before the wait
     per_weights: float = 0.0  # instructions of a warp for a KiB of weights
@@ -115,8 +116,9 @@ class Report(NamedTuple):
         found = []
         if self.local or self.count("LDL", "STL"):
             found.append(f"{self.local} bytes of local memory: registers are spilled")
-        if not self.locks and self.count("ATOM", "ATOMG", "ATOMS", "RED"):
-            found.append("atomics: the order of additions is not fixed")
+        atomics = self.count("ATOM", "ATOMG", "ATOMS", "RED")
+        if not self.locks and atomics > self.counters:
+            found.append(f"{atomics} atomics for {self.counters} counters: the order of additions may not be fixed")
         if self.matrix and not self.count("HMMA", "HGMMA"):
             found.append("no matrix instructions")
         if self.prompt and self.matrix and self.capability >= 90 and not self.count("HGMMA"):
@@ -210,7 +212,7 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         embedding(text, empty(shape.vocabulary, shape.hidden), x, state, pdl=pdl)
         projections = weight(queries_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden)
         qkv(x, norm, eps, projections, None, cosines, sines, queries, keys, values, state, pdl=pdl)
-        partials = Partials(capacity, shape.heads, shape.head_dim, "meta")
+        partials = Partials(shape.heads, shape.kv_heads, shape.head_dim, "meta")
         attention(queries, keys, values, partials, mixed, state, pdl=pdl)
         norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
         qkv(x, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms, pdl=pdl)
@@ -295,7 +297,8 @@ def examine(launch: Launch, capability: int) -> Report:
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("INT8", False),
         weights or launch.name.endswith("attention"), constants.get("PDL", False),
-        launch.kernel.__module__.endswith(".verdict"), ".prompt_" in launch.kernel.__module__,
+        launch.kernel.__module__.endswith(".verdict"), int("arrived" in launch.kernel.arg_names),
+        ".prompt_" in launch.kernel.__module__,
         int(min(its_bytes, INT8_AHEAD if constants["INT8"] else AHEAD)) if its_bytes and early else 0,
         executed(instructions, loops, constants) * options["num_warps"] / (its_bytes / 1024) if its_bytes else 0.0,
         bool(unawaited),

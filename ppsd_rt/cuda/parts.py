@@ -197,7 +197,7 @@ class VerifyPart(Part):
 
     def _make_work(self) -> Work:
         weights = self.weights
-        return Work(weights, self.site.capacity, weights.layers, weights.lm_head if self.chooses else None, self.device)
+        return Work(weights, weights.layers, weights.lm_head if self.chooses else None, self.device)
 
     def _steps(self) -> list[Step]:
         return [self._pass]
@@ -278,7 +278,7 @@ class DraftPart(Part):
     def _make_work(self) -> Work:
         weights, head = self.weights, self.weights.head
         layers = [*weights.layers, *(head.layers if head else ())]
-        return Work(weights, self.site.capacity, layers, head.lm_head if head else None, self.device)
+        return Work(weights, layers, head.lm_head if head else None, self.device)
 
     def _steps(self) -> list[Step]:
         return [self._rows, *([self._draft] if self.weights.head is not None else [])]

@@ -82,9 +82,9 @@ class DeviceStages:
         self.capacity = capacity
         head = weights.head
         early = [*weights.layers[: weights.exit_layer], *(head.layers if head else ())]
-        self._draft = Work(weights, self.buffers.capacity, early, head.lm_head if head else None, self.home)
+        self._draft = Work(weights, early, head.lm_head if head else None, self.home)
         self._late = [
-            Work(weights, self.buffers.capacity, weights.layers[low:high], weights.lm_head if last else None, device)
+            Work(weights, weights.layers[low:high], weights.lm_head if last else None, device)
             for (low, high), last, device in zip(self.slices, self._is_last(), self._devices, strict=True)
         ]
         self.legs = self._make_legs()  # of a pass

@@ -32,7 +32,7 @@ def test_every_kernel_is_sound(models, capability):
     assert all(row.endswith("  ok") for row in rows)
     names = {row.split()[3] for row in rows}
     assert names == {
-        "embedding", "qkv", "attention", "combine", "linear", "swiglu", "heads", "choose",
+        "embedding", "qkv", "attention", "linear", "swiglu", "heads", "choose",
         "begin_draft", "arrived", "drafted", "begin_verification", "forward", "verdict",
         "feedback", "normalise", "prompt_qkv", "prompt_attention", "prompt_linear", "prompt_swiglu", "reduce_splits",
     }  # fmt: skip
@@ -40,6 +40,7 @@ def test_every_kernel_is_sound(models, capability):
 
 def test_sound_code_has_no_faults():
     assert SOUND.faults() == []
+    assert SOUND._replace(counters=1, instructions=(*SOUND.instructions, "ATOMG.E.ADD.STRONG.GPU")).faults() == []
     assert (
         SOUND._replace(capability=80, pdl=False, instructions=SOUND.instructions[:1] + SOUND.instructions[2:]).faults()
         == []
@@ -67,7 +68,8 @@ def test_loops_over_k_count_in_each_round():
     [
         ({"local": 8}, "local memory"),
         ({"instructions": (*SOUND.instructions, "STL.64")}, "local memory"),
-        ({"instructions": (*SOUND.instructions, "RED.E.ADD.F32")}, "atomics"),
+        ({"instructions": (*SOUND.instructions, "RED.E.ADD.F32")}, "1 atomics for 0 counters"),
+        ({"counters": 1, "instructions": (*SOUND.instructions, "ATOMG.E.ADD", "RED.E.ADD.F32")}, "2 atomics for 1"),
         ({"instructions": SOUND.instructions[:-1]}, "no matrix instructions"),
         ({"registers": 129}, "registers"),
         ({"unawaited": True}, "before it has ended"),
