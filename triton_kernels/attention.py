@@ -86,7 +86,9 @@ def attention_kernel(
             top = higher
         there = tl.minimum(tiles, SPANS)  # programs that see something
         if there == 1:
-            result = (mixed + 0.0) / tl.where(live, total, 1.0)[None, :]  # with no negative zeros, as if others had been added
+            result = (mixed + 0.0) / tl.where(live, total, 1.0)[
+                None, :
+            ]  # with no negative zeros, as if others had been added
             tl.store(out + here, result.to(out.dtype.element_ty), mask=live[None, :] & wide[:, None])
         else:
             place = (team * SPANS + span) * COLUMNS + tl.arange(0, COLUMNS)

@@ -188,7 +188,7 @@ def heads(
         s.scores, s.indices, s.chosen, s.tops, s.totals, draft_ids, sampling, stored, s.kept, s.kept_tops,
         s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, state,
         PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH, DRAFT=draft_ids is not None, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
 
 

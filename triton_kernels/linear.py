@@ -157,7 +157,7 @@ def first_tiles(
     for number in tl.static_range(1, AHEAD):
         place, of_it = words + number * (STEP // EACH), scales + number * (STEP // 32) if INT8 else scales
         tile = weight_tile(place, of_it, live, ks + number * STEP, end, number, STEPS, RUN // EACH, EVEN, INT8)
-        tiles = tiles + (tile,)  # noqa: RUF005
+        tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005
     return tiles, words, scales
 
 
@@ -267,10 +267,10 @@ def below(outputs, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def linear_kernel(
-    x, norm, eps, weight, scale, bias, residual, out, state,
+    x, norm, eps, weight, scale, bias, residual, out, rounded, state,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
     PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr,
-    SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+    SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, ROUND: tl.constexpr,
     X_AT: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK, SPLITS). With SPLITS > 1 `out` is the partial sums, float32 [SPLITS, 16, outputs]."""
@@ -294,13 +294,15 @@ def linear_kernel(
         if ADD:
             y = tl.load(placed(residual, state, OUTPUTS, ADD_AT) + place, mask=mask, other=0).to(tl.float32) + y
         tl.store(placed(out, state, OUTPUTS, OUT_AT) + place, y.to(out.dtype.element_ty), mask=mask)
+        if ROUND:
+            tl.store(rounded + place, y.to(rounded.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def reduce_splits_kernel(
-    partial, bias, residual, out, state,
-    OUTPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr, ADD: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, PDL: tl.constexpr,
+    partial, bias, residual, out, rounded, state,
+    OUTPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+    ROUND: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = (residual +) partial[0] + partial[1] + ... (+ bias), in that order. Grid (outputs / BLOCK, 16)."""
     outputs, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
@@ -318,6 +320,8 @@ def reduce_splits_kernel(
         if ADD:
             y = tl.load(placed(residual, state, OUTPUTS, ADD_AT) + place, mask=live, other=0).to(tl.float32) + y
         tl.store(placed(out, state, OUTPUTS, OUT_AT) + place, y.to(out.dtype.element_ty), mask=live)
+        if ROUND:
+            tl.store(rounded + place, y.to(rounded.dtype.element_ty), mask=live)
 
 
 class Weight(NamedTuple):
@@ -396,28 +400,42 @@ def at_positions(rows: Tensor) -> bool:
 def linear(
     x: Tensor, weight: Weight, out: Tensor, state: Tensor, *,
     norm: Tensor | None = None, eps: float = 0.0, bias: Tensor | None = None, residual: Tensor | None = None,
-    partial: Tensor | None = None, cut: Tiling | None = None, pdl: bool = False,
+    rounded: Tensor | None = None, partial: Tensor | None = None, cut: Tiling | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """out [16, outputs] = (residual +) norm(x) W^T (+ bias) for the first state[ROWS] rows; out may be the residual.
 
     x, residual and out may also be [capacity, n], with every row at its position.
 
+    rounded: [16, outputs], where the kernels after this one read the rows in the type that they multiply: half the
+    bytes, which each of their programs reads.
+
     partial: float32 [splits, 16, outputs], where the matrix is cut along K (`tiling(weight).splits` > 1).
     """
     cut = cut or tiling(weight)
     shared = {"OUTPUTS": weight.outputs, "BIAS": bias is not None, "ADD": residual is not None}
+    shared |= {"ROUND": rounded is not None}
     shared |= {"ADD_AT": residual is not None and at_positions(residual), "OUT_AT": at_positions(out), "PDL": pdl}
     target = out if cut.splits == 1 else partial
     assert target is not None, "a matrix cut along K needs room for its partial sums"
     assert cut.splits == 1 or norm is None, "the norm's sum of squares spans all of K"
     linear_kernel[(triton.cdiv(weight.outputs, cut.block), cut.splits)](
-        x, norm, eps, weight.values, weight.scales, bias, residual, target, state,
+        x, norm, eps, weight.values, weight.scales, bias, residual, target, rounded, state,
         INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x), DOT=dot_type(weight, x),
         **launch(weight, cut, pdl), **shared,
     )  # fmt: skip
     if cut.splits > 1:
         reduce_splits_kernel[(triton.cdiv(weight.outputs, 128), MAX_ROWS)](
-            partial, bias, residual, out, state, SPLITS=cut.splits, BLOCK=128, num_warps=4, launch_pdl=pdl, **shared
+            partial,
+            bias,
+            residual,
+            out,
+            rounded,
+            state,
+            SPLITS=cut.splits,
+            BLOCK=128,
+            num_warps=4,
+            launch_pdl=pdl,
+            **shared,
         )
 
 

@@ -77,6 +77,7 @@ class Launch(NamedTuple):
     constants: tuple[tuple[str, Any], ...]
     options: tuple[tuple[str, Any], ...]
     aligned: tuple[int, ...]  # arguments that are multiples of 16
+    grid: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -99,7 +100,7 @@ class Report(NamedTuple):
     counters: int = 0  # of programs that have arrived
     prompt: bool = False  # launched for a prompt: alone on the device, no matter when
     bar: int = 0  # bytes of weights that have to be on the way before the wait
-    per_weights: float = 0.0  # instructions of a warp for a KiB of weights
+    per_weights: float = 0.0  # instructions of all warps for a KiB of weights
     unawaited: bool = False  # are registers read by warp-group instructions that the program does not wait for?
 
     def count(self, *operations: str) -> int:
@@ -176,7 +177,7 @@ def recording() -> Iterator[list[Launch]]:
                 types.append((parameter.name, type_of(value)))
                 if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
                     aligned.append(place)
-        launches.append(Launch(kernel, tuple(types), tuple(constants), options, tuple(aligned)))
+        launches.append(Launch(kernel, tuple(types), tuple(constants), options, tuple(aligned), tuple(grid)))
 
     with patch.object(JITFunction, "run", run):
         yield launches
@@ -195,6 +196,7 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
     weight = partial(meta_weight, int8=int8)
     capacity, queries_width, eps = 8192, shape.heads * shape.head_dim, 1e-5
     x, norm, state, text = wide(capacity, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
+    rounded = empty(MAX_ROWS, shape.hidden)
     queries, mixed = wide(MAX_ROWS, shape.heads, shape.head_dim), empty(MAX_ROWS, shape.heads, shape.head_dim)
     keys, values = (empty(shape.kv_heads, capacity, shape.head_dim) for _ in range(2))
     cosines, sines = (wide(capacity, shape.head_dim // 2) for _ in range(2))
@@ -206,25 +208,26 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
 
     def add(rows: Tensor, matrix: Weight) -> None:
         partials = wide(tiling(matrix).splits, MAX_ROWS, matrix.outputs)
-        linear(rows, matrix, x, state, residual=x, partial=partials, pdl=pdl)
+        linear(rows, matrix, x, state, residual=x, rounded=rounded, partial=partials, pdl=pdl)
 
     with recording() as launches:
-        embedding(text, empty(shape.vocabulary, shape.hidden), x, state, pdl=pdl)
+        embedding(text, empty(shape.vocabulary, shape.hidden), x, rounded, state, pdl=pdl)
         projections = weight(queries_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden)
-        qkv(x, norm, eps, projections, None, cosines, sines, queries, keys, values, state, pdl=pdl)
+        for rows in (x, rounded):  # of another pass, of this one
+            qkv(rows, norm, eps, projections, None, cosines, sines, queries, keys, values, state, pdl=pdl)
         partials = Partials(shape.heads, shape.kv_heads, shape.head_dim, "meta")
         attention(queries, keys, values, partials, mixed, state, pdl=pdl)
         norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
-        qkv(x, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms, pdl=pdl)
+        qkv(rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms, pdl=pdl)
         attention(queries, keys, values, partials, mixed, state, window=1000, pdl=pdl)
         add(mixed, out)
-        swiglu(x, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
+        swiglu(rounded, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
         add(inner, down)
         add(empty(MAX_ROWS, 4864), weight(896, 4864))  # one that is cut along K: `down` of Qwen2.5-0.5B
         feedback(x, x, norm, eps, weight(DISTANCES * shape.hidden, shape.hidden), wide(*hidden), state, pdl=pdl)
-        for head, draft_ids in ((lm_head, None), (draft_head, words(16384))):
+        for rows, head, draft_ids in ((rounded, lm_head, None), (x, lm_head, None), (x, draft_head, words(16384))):
             heads(
-                x, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
+                rows, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
                 draft_ids=draft_ids, text=text, first_seen=words(shape.vocabulary), pdl=pdl,
             )  # fmt: skip
         begin_draft(state, state, state, pdl=pdl)
@@ -237,7 +240,7 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
         fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
         verdict(text, choices, confidences, text, state, state, words(64, RING_WORDS), pdl=pdl)
-    return list(dict.fromkeys(launches))
+    return once(launches)
 
 
 def prompt_pass(shape: Shape, *, int8: bool) -> list[Launch]:
@@ -258,7 +261,12 @@ def prompt_pass(shape: Shape, *, int8: bool) -> list[Launch]:
         prompt_linear(queries.view(rows, width), meta_weight(shape.hidden, width, int8), x, residual=x)
         prompt_swiglu(normed, meta_weight(2 * shape.inner, shape.hidden, int8), inner)
         prompt_linear(inner, meta_weight(shape.hidden, shape.inner, int8), x, residual=x)
-    return list(dict.fromkeys(launches))
+    return once(launches)
+
+
+def once(launches: list[Launch]) -> list[Launch]:
+    """Each, whatever its grid: that changes no code."""
+    return list(dict.fromkeys(launch._replace(grid=()) for launch in launches))
 
 
 def meta_weight(outputs: int, inputs: int, int8: bool) -> Weight:
@@ -351,7 +359,7 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
     parser.add_argument("--capabilities", default="90,80")
     options = parser.parse_args(arguments)
     faulty = 0
-    # ahead: bytes of weights on the way before the wait; per KiB: instructions of a warp for 1024 bytes of weights
+    # ahead: bytes of weights on the way before the wait; per KiB: instructions of its warps for 1024 bytes of weights
     title = "model form  chip  kernel              shape        warps registers local  shared matrix 16-byte  ahead"
     out(title + " per KiB  checks")
     for capability in map(int, options.capabilities.split(",")):

@@ -206,10 +206,11 @@ class VerifyPart(Part):
         """From site.exit_hidden, each row at its position, to work.x and work.choices."""
         site, work, weights, x = self.site, self.work, self.weights, self.site.exit_hidden
         for number, layer in enumerate(weights.layers):
-            decoder_layer(weights, layer, number, x, work.x, site.late[0], work, site, pdl=self.how.pdl)
+            rows = work.rounded if number else None
+            decoder_layer(weights, layer, number, x, work.x, site.late[0], work, site, rows=rows, pdl=self.how.pdl)
             x = work.x
         if self.chooses:
-            lm_head(weights, work.x, site.late[0], work, site, pdl=self.how.pdl)
+            lm_head(weights, site.late[0], work, site, pdl=self.how.pdl)
 
 
 _ROWS_ONLY, _AND_DRAFT = 0, 1  # steps of a DraftPart

@@ -142,6 +142,29 @@ def test_swiglu(inner, hidden, int8):
         assert torch.equal(out[:rows], whole[:rows])
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+def test_rows_are_left_rounded_for_the_kernels_after(splits):
+    """Those of the pass, wherever the rows themselves stand."""
+    x, weight, start = make(16, 160, seed=1), matrix(32, 160, False), 9
+    partial, cut = torch.zeros(splits, 16, 32, device=DEVICE), SMALL._replace(splits=splits)
+    residual = make(40, 32, seed=3)
+    out, rounded = residual.clone(), torch.full((16, 32), torch.nan, device=DEVICE)
+    linear(x, weight, out, state_of(7, start), residual=out, rounded=rounded, partial=partial, cut=cut)
+    assert torch.equal(rounded[:7], out[start : start + 7])
+    assert rounded[7:].isnan().all()
+    assert not torch.equal(out[start : start + 7], residual[start : start + 7])
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="Triton's interpreter gets bfloat16 wrong")
+@pytest.mark.gpu
+def test_rows_have_the_same_bits_when_they_are_rounded_already():
+    x, gain, weight = make(16, 576, seed=1), 1 + 0.1 * make(576, seed=2).bfloat16(), Weight(make(96, 576).bfloat16())
+    whole, again = torch.zeros(2, 16, 96, device=DEVICE)
+    linear(x, weight, whole, state_of(16), norm=gain, eps=EPS)
+    linear(x.bfloat16(), weight, again, state_of(16), norm=gain, eps=EPS)
+    assert torch.equal(whole, again)
+
+
 def test_int8_is_near_and_its_scales_are_the_blocks_maxima():
     weight = make(64, 96)
     packed = quantise(weight)
