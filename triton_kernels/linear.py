@@ -73,7 +73,7 @@ class Tiling(NamedTuple):
         """Steps whose weights are on the way: all, or as many as there is room for."""
         steps, size = self.steps(inputs), self.block * self.step * 16 // self.run
         whole, part = (WHOLE_BYTES, AHEAD_BYTES) if self.run == RUN else (INT8_AHEAD_BYTES, INT8_AHEAD_BYTES)
-        return steps if steps * size <= whole else part // size
+        return steps if steps * size <= whole else max(1, part // size)
 
 
 @triton.jit
@@ -184,7 +184,7 @@ def product(
     squares = tl.zeros([WARPS, _MAX_ROWS, _MAX_ROWS], tl.float32)
     for step in tl.range(0, STEPS, AHEAD, num_stages=1):
         for number in tl.static_range(AHEAD):
-            if STEPS > AHEAD and number % (AHEAD // 2) == 0 and not INT8:
+            if STEPS > AHEAD and number % ((AHEAD + 1) // 2) == 0 and not INT8:
                 tl.debug_barrier()  # or the compiler puts off all loads of weights to the end of the loop
             if not EVEN:
                 inside = inputs + (step + number) * STEP < end
@@ -357,7 +357,7 @@ def tiling(weight: Weight) -> Tiling:
 
 
 def tiling_of(weight: Weight, block: int, splits: int = 1) -> Tiling:
-    parts = max(1, block // 32)  # what one warp adds up fits its registers
+    parts = min(WARPS, max(1, block // 32))  # what one warp adds up fits its registers
     return Tiling(block, parts, WARPS // parts, RUN if weight.scales is None else INT8_RUN, splits)
 
 
