@@ -44,13 +44,15 @@ def decoder_layer(
     )  # fmt: skip
     mixed, window = work.mixed.view_as(work.queries), layer.attention.window
     attention(work.queries, keys, values, work.partials, mixed, words, window=window, pdl=pdl)
-    how = {"rounded": work.rounded, "partial": work.sums, "pdl": pdl}
-    linear(work.mixed, layer.out, out, words, bias=layer.out_bias, residual=x, **how)
+    linear(
+        work.mixed, layer.out, out, words,
+        bias=layer.out_bias, residual=x, rounded=work.rounded, partial=work.sums, pdl=pdl,
+    )  # fmt: skip
     if layer.gate_up is None or layer.down is None or layer.post_norm is None:
         return out
     swiglu(work.rounded, layer.post_norm, eps, layer.gate_up, work.inner, words, pdl=pdl)
     last = out if last is None else last
-    linear(work.inner, layer.down, last, words, residual=out, **how)
+    linear(work.inner, layer.down, last, words, residual=out, rounded=work.rounded, partial=work.sums, pdl=pdl)
     return last
 
 
@@ -71,7 +73,7 @@ def exit_head(weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, 
         assert head.feedback_norm is not None
         feedback(x, site.last_hidden, head.feedback_norm, eps, head.feedback, work.x, words, pdl=pdl)
         x = work.x
-    rows = None
+    rows: Tensor | None = None
     for number, layer in enumerate(head.layers, len(weights.layers)):
         x = decoder_layer(weights, layer, number, x, work.x, words, work, site, rows=rows, pdl=pdl)
         rows = work.rounded
