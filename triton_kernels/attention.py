@@ -4,13 +4,15 @@
 
     queries, out [16, heads, head_dim]     keys, values [kv_heads, capacity, head_dim]
 
-The positions are cut every SPLIT, counted from position 0, whatever the pass; a program takes one split of one KV head,
-for all rows and all heads of the group at once (of a large group, GROUP of its heads), in tiles of TILE positions with
-a running maximum (online softmax, Milakov and Gimelshein, arXiv 1805.02867), all in float32. `combine_kernel` adds the
-splits in order. A tile or a split that a row cannot see leaves the row's numbers as they are, to the bit: that is why
-neighbours do not matter. With a window a row sees its last `window` positions alone, its own included.
+The positions are cut into tiles of TILE, counted from position 0, whatever the pass. Of SPANS programs each takes every
+SPANS-th tile of one KV head for COLUMNS queries, pairs of a row and a head of the group, with a running maximum (online
+softmax, Milakov and Gimelshein, arXiv 1805.02867), all in float32. The last program to arrive adds the SPANS results in
+their order, so that it does not matter which one is the last; where a single tile is all there is, nothing is added.
+A tile or a span that a row cannot see leaves the row's numbers as they are, to the bit: that is why neighbours do not
+matter. With a window a row sees its last `window` positions alone, its own included.
 
-The grid spans the capacity; programs beyond the length end at once. So a captured launch serves every length.
+The grid is the same for every length; programs without a tile or without a live row end at once. So a captured launch
+serves every length, and what the spans leave does not grow with it.
 """
 
 import torch
@@ -21,56 +23,57 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .state import MAX_ROWS, ROWS, START
 
-SPLIT, TILE, BATCH = 256, 64, 16
+TILE, SPANS, COLUMNS = 64, 16, 16
 
 _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
-_MAX_ROWS = tl.constexpr(MAX_ROWS)
 
 
 @triton.jit
 def attention_kernel(
-    queries, keys, values, sums, tops, totals, state, capacity, scale,
+    queries, keys, values, sums, tops, arrived, out, state, capacity, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    WINDOW: tl.constexpr, TILE: tl.constexpr, SPANS: tl.constexpr, COLUMNS: tl.constexpr,
+    DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads * PARTS, splits) -> sums [splits, heads, 16, head_dim], tops and totals [splits, heads, 16].
+    """Grid (kv_heads * CHUNKS, SPANS). WIDTH and GROUP: head_dim and heads a KV head, rounded up to powers of two.
 
-    WIDTH is head_dim, rounded up to a power of two; PARTS programs take the heads of a group, GROUP each.
+    Queries go row by row, the heads of a group together, so that few rows fill few chunks of COLUMNS.
+
+    sums [grid, COLUMNS, head_dim], tops (and totals) [grid, COLUMNS, 2]: of programs with others beside them. arrived
+    [kv_heads * CHUNKS]: how many of these have stored theirs; 0 between launches.
     """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    PARTS: tl.constexpr = (HEADS // KV_HEADS + GROUP - 1) // GROUP
-    kv_head, part, split = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(1)
+    CHUNKS: tl.constexpr = 16 * GROUP // COLUMNS
+    team, span = tl.program_id(0), tl.program_id(1)
+    kv_head, chunk = team // CHUNKS, team % CHUNKS
     rows, start = tl.load(state + _ROWS), tl.load(state + _START)
-    first = split * SPLIT
-    concerns = (rows > 0) & (first < start + rows)
-    if WINDOW:
-        concerns = concerns & (first + SPLIT > start - WINDOW + 1)
-    if concerns:
-        column = tl.arange(0, GROUP * _MAX_ROWS)  # as in the linear layers the rows are columns, now for every head
-        member, row = part * GROUP + column // _MAX_ROWS, column % _MAX_ROWS
+    low = chunk * COLUMNS // GROUP  # the first and the last row of the chunk
+    high = tl.minimum((chunk * COLUMNS + COLUMNS - 1) // GROUP, rows - 1)
+    first = tl.maximum(start + low - WINDOW + 1, 0) // TILE if WINDOW else 0
+    tiles = (start + high) // TILE + 1 - first  # that the chunk sees
+    own = (span - first % SPANS + SPANS) % SPANS  # the first of them that is this span's
+    if (low < rows) & (own < tiles):
+        column = chunk * COLUMNS + tl.arange(0, COLUMNS)  # as in the linear layers the queries are columns
+        row, member = column // GROUP, column % GROUP
         head = kv_head * (HEADS // KV_HEADS) + member
         live = (member < HEADS // KV_HEADS) & (row < rows)
         channel = tl.arange(0, WIDTH)
         wide = channel < HEAD_DIM
         here = (row * HEADS + head)[None, :] * HEAD_DIM + channel[:, None]
-        q = tl.load(queries + here, mask=live[None, :] & wide[:, None], other=0).to(DOT)  # [WIDTH, columns]
-        top = tl.full([GROUP * _MAX_ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([GROUP * _MAX_ROWS], tl.float32)
-        mixed = tl.zeros([WIDTH, GROUP * _MAX_ROWS], tl.float32)
+        q = tl.load(queries + here, mask=live[None, :] & wide[:, None], other=0).to(DOT)  # [WIDTH, COLUMNS]
+        top = tl.full([COLUMNS], float("-inf"), tl.float32)
+        total = tl.zeros([COLUMNS], tl.float32)
+        mixed = tl.zeros([WIDTH, COLUMNS], tl.float32)
         base = kv_head.to(tl.int64) * capacity * HEAD_DIM
-        # A tile that no row of the pass sees would change nothing, to the bit.
-        begin = 0
-        if WINDOW:
-            begin = tl.maximum(start - WINDOW + 1 - first, 0) // TILE
-        for tile in tl.range(begin, tl.minimum(SPLIT // TILE, tl.cdiv(start + rows - first, TILE))):
-            position = first + tile * TILE + tl.arange(0, TILE)
+        for tile in tl.range(first + own, first + tiles, SPANS):
+            position = tile * TILE + tl.arange(0, TILE)
             known = (position < start + rows)[:, None] & wide[None, :]  # what lies beyond may be anything, NaN too
             cell = base + position[:, None] * HEAD_DIM + channel[None, :]
             k = tl.load(keys + cell, mask=known, other=0).to(DOT)
             v = tl.load(values + cell, mask=known, other=0).to(DOT)
-            score = tl.dot(k, q, input_precision="ieee") * scale  # [TILE, columns]
+            score = tl.dot(k, q, input_precision="ieee") * scale  # [TILE, COLUMNS]
             score = tl.where(position[:, None] <= (start + row)[None, :], score, float("-inf"))
             if WINDOW:
                 score = tl.where(position[:, None] > (start + row - WINDOW)[None, :], score, float("-inf"))
@@ -81,56 +84,84 @@ def attention_kernel(
             total = total * keep + tl.sum(weight, axis=0)
             mixed = mixed * keep[None, :] + tl.dot(tl.trans(v), weight.to(DOT), input_precision="ieee")
             top = higher
-        place = (split * HEADS + head) * _MAX_ROWS + row
-        tl.store(tops + place, top, mask=live)
-        tl.store(totals + place, total, mask=live)
-        tl.store(sums + place[None, :] * HEAD_DIM + channel[:, None], mixed, mask=live[None, :] & wide[:, None])
+        there = tl.minimum(tiles, SPANS)  # programs that see something
+        if there == 1:
+            result = (mixed + 0.0) / tl.where(live, total, 1.0)[
+                None, :
+            ]  # with no negative zeros, as if others had been added
+            tl.store(out + here, result.to(out.dtype.element_ty), mask=live[None, :] & wide[:, None])
+        else:
+            place = (team * SPANS + span) * COLUMNS + tl.arange(0, COLUMNS)
+            tl.store(tops + 2 * place, top, mask=live)
+            tl.store(tops + 2 * place + 1, total, mask=live)
+            tl.store(sums + place[None, :] * HEAD_DIM + channel[:, None], mixed, mask=live[None, :] & wide[:, None])
+            tl.debug_barrier()  # of all threads, before one of them says so
+            if tl.atomic_add(arrived + team, 1, sem="acq_rel", scope="gpu") == there - 1:
+                tl.store(arrived + team, 0)  # for the next launch, which waits for the end of this one
+                combine(
+                    sums, tops, out, team, chunk, kv_head, rows, first, tiles,
+                    HEADS, KV_HEADS, HEAD_DIM, WIDTH, GROUP, SPANS, COLUMNS,
+                )  # fmt: skip
 
 
 @triton.jit
-def combine_kernel(
-    sums, tops, totals, out, state,
-    HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
-    WINDOW: tl.constexpr, SPLIT: tl.constexpr, BATCH: tl.constexpr, PDL: tl.constexpr,
+def combine(
+    sums, tops, out, team, chunk, kv_head, rows, first, tiles,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
+    SPANS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Grid (heads, 16): the splits that a row sees, in order, BATCH at a time."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()
-    head, row = tl.program_id(0), tl.program_id(1)
-    if row < tl.load(state + _ROWS):
-        channel = tl.arange(0, WIDTH)
-        wide = channel < HEAD_DIM
-        position = tl.load(state + _START) + row
-        seen = position // SPLIT + 1
-        top, total, mixed = float("-inf"), 0.0, tl.zeros([WIDTH], tl.float32)
-        first = 0
-        if WINDOW:
-            first = tl.maximum(position - WINDOW + 1, 0) // SPLIT
-        while first < seen:
-            split = first + tl.arange(0, BATCH)
-            place = (split * HEADS + head) * _MAX_ROWS + row
-            its_top = tl.load(tops + place, mask=split < seen, other=float("-inf"))
-            its_total = tl.load(totals + place, mask=split < seen, other=0)
-            cells = place[:, None] * HEAD_DIM + channel[None, :]
-            its_sums = tl.load(sums + cells, mask=(split < seen)[:, None] & wide[None, :], other=0)
-            higher = tl.maximum(top, tl.max(its_top, axis=0))
-            keep, its = tl.exp2(top - higher), tl.exp2(its_top - higher)
-            total = total * keep + tl.sum(its_total * its, axis=0)
-            mixed = mixed * keep + tl.sum(its_sums * its[:, None], axis=0)
-            top = higher
-            first += BATCH
-        result = mixed / total
-        tl.store(out + (row * HEADS + head) * HEAD_DIM + channel, result.to(out.dtype.element_ty), mask=wide)
+    """What the spans have left of a team's queries, in order. They are read past the multiprocessor's own cache.
+
+    In blocks [COLUMNS, threads, WIDTH / 32, 4], so that a thread loads all that it needs itself.
+    """
+    LONG: tl.constexpr = WIDTH // 32 if WIDTH > 32 else 1
+    THREADS: tl.constexpr = WIDTH // (4 * LONG)
+    lane = tl.arange(0, COLUMNS)[:, None, None, None]
+    thread = tl.arange(0, THREADS)[None, :, None, None]
+    channel = thread * 4 + tl.arange(0, LONG)[None, None, :, None] * (4 * THREADS)
+    channel += tl.arange(0, 4)[None, None, None, :]
+    column = chunk * COLUMNS + lane
+    row, member = column // GROUP, column % GROUP
+    live = (member < HEADS // KV_HEADS) & (row < rows)
+    every = live & (thread >= 0)  # for each thread
+    wide = live & (channel < HEAD_DIM)
+    top = tl.full([COLUMNS, THREADS, 1, 1], float("-inf"), tl.float32)
+    for span in tl.static_range(SPANS):
+        seen = (span - first % SPANS + SPANS) % SPANS < tiles
+        place = (team * SPANS + span) * COLUMNS + lane + thread * 0
+        its_top = tl.load(tops + 2 * place, mask=every & seen, other=float("-inf"), cache_modifier=".cg")
+        top = tl.maximum(top, its_top)
+    top = tl.where(live, top, 0.0)
+    total = tl.zeros([COLUMNS, THREADS, 1, 1], tl.float32)
+    mixed = tl.zeros([COLUMNS, THREADS, LONG, 4], tl.float32)
+    for span in tl.static_range(SPANS):
+        seen = (span - first % SPANS + SPANS) % SPANS < tiles
+        place = (team * SPANS + span) * COLUMNS + lane + thread * 0
+        its_top = tl.load(tops + 2 * place, mask=every & seen, other=float("-inf"), cache_modifier=".cg")
+        its_total = tl.load(tops + 2 * place + 1, mask=every & seen, other=0, cache_modifier=".cg")
+        its_sums = tl.load(sums + place * HEAD_DIM + channel, mask=wide & seen, other=0, cache_modifier=".cg")
+        keep = tl.exp2(its_top - top)
+        total += its_total * keep
+        mixed += its_sums * keep
+    head = kv_head * (HEADS // KV_HEADS) + member
+    result = mixed / tl.where(live, total, 1.0)
+    tl.store(out + (row * HEADS + head) * HEAD_DIM + channel, result.to(out.dtype.element_ty), mask=wide)
 
 
 class Partials:
-    """What the splits leave: float32 sums [splits, heads, 16, head_dim], tops and totals [splits, heads, 16]."""
+    """What the spans leave, and how many have: see `attention_kernel`. Its size depends on the heads alone."""
 
-    def __init__(self, capacity: int, heads: int, head_dim: int, device: torch.device | str) -> None:
-        shape = (triton.cdiv(capacity, SPLIT), heads, MAX_ROWS)
+    def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device | str) -> None:
+        teams = kv_heads * chunks(heads, kv_heads)
+        shape = (teams, SPANS, COLUMNS)
         self.sums = torch.empty(*shape, head_dim, device=device)
-        self.tops, self.totals = torch.empty(shape, device=device), torch.empty(shape, device=device)
+        self.tops = torch.empty(*shape, 2, device=device)
+        self.arrived = torch.zeros(teams, dtype=torch.int32, device=device)
+
+
+def chunks(heads: int, kv_heads: int) -> int:
+    """Of COLUMNS queries: what 16 rows of a KV head's group are cut into."""
+    return MAX_ROWS * triton.next_power_of_2(heads // kv_heads) // COLUMNS
 
 
 def attention(
@@ -139,24 +170,14 @@ def attention(
 ) -> None:  # fmt: skip
     """out [16, heads, head_dim] for the rows at positions state[START].., whose keys and values are in the cache."""
     (heads, head_dim), (kv_heads, capacity) = queries.shape[1:], keys.shape[:2]
-    dot = tl.float32 if keys.dtype == torch.float32 else tl.bfloat16
-    shared = {
-        "HEADS": heads,
-        "HEAD_DIM": head_dim,
-        "WIDTH": triton.next_power_of_2(head_dim),
-        "WINDOW": window or 0,
-        "SPLIT": SPLIT,
-        "PDL": pdl,
-    }
-    # As many heads at once as what a program adds up leaves registers for.
-    group = min(triton.next_power_of_2(heads // kv_heads), max(1, 8192 // (MAX_ROWS * shared["WIDTH"])))
-    attention_kernel[(kv_heads * triton.cdiv(heads // kv_heads, group), len(partials.tops))](
-        queries, keys, values, partials.sums, partials.tops, partials.totals, state, capacity, score_scale(head_dim),
-        KV_HEADS=kv_heads, GROUP=group, TILE=TILE, DOT=dot, num_warps=4, num_stages=2, launch_pdl=pdl, **shared,
+    attention_kernel[(kv_heads * chunks(heads, kv_heads), SPANS)](
+        queries, keys, values, partials.sums, partials.tops, partials.arrived, out, state, capacity,
+        score_scale(head_dim), HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
+        WIDTH=triton.next_power_of_2(head_dim), GROUP=triton.next_power_of_2(heads // kv_heads), WINDOW=window or 0,
+        TILE=TILE, SPANS=SPANS, COLUMNS=COLUMNS,
+        DOT=tl.float32 if keys.dtype == torch.float32 else tl.bfloat16, PDL=pdl,
+        num_warps=4, num_stages=2, launch_pdl=pdl,
     )  # fmt: skip
-    combine_kernel[(heads, MAX_ROWS)](
-        partials.sums, partials.tops, partials.totals, out, state, BATCH=BATCH, num_warps=4, launch_pdl=pdl, **shared
-    )
 
 
 def score_scale(head_dim: int) -> float:

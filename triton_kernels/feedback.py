@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .linear import MAX_REGISTERS, Weight, dot_type, linear_twin, row_tile, tiling, weight_tile
+from .linear import Weight, below, dot_type, first_tiles, launch, linear_twin, product, program_outputs, tiling
 from .state import KNOWN, MAX_ROWS, ROWS, START
 
 _ROWS, _START, _KNOWN = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(KNOWN)
@@ -24,8 +24,9 @@ _MAX_ROWS = tl.constexpr(MAX_ROWS)
 @triton.jit
 def feedback_kernel(
     x, last_hidden, norm, eps, weight, scale, out, state,
-    HIDDEN: tl.constexpr, DISTANCES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    SLICES: tl.constexpr, SLICE: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    HIDDEN: tl.constexpr, DISTANCES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
+    PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr,
+    INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (hidden / BLOCK). Which matrix it takes is known only when the kernel ahead has ended."""
     if PDL:
@@ -39,18 +40,16 @@ def feedback_kernel(
     mask = live[:, None] & (row < rows)
     y = tl.load(x + (start + row) * HIDDEN + outputs[:, None], mask=mask, other=0)
     if (rows > 0) & (verified >= 0) & (distance >= 1) & (distance <= DISTANCES):
-        chosen = (distance - 1) * HIDDEN + outputs
-        h = last_hidden + verified * HIDDEN
-        w = weight_tile(weight, scale, chosen, live, 0, HIDDEN, SLICES, SLICE, INT8, DOT)
-        columns, squares = row_tile(h, norm, 1, 0, HIDDEN, SLICES, SLICE, True, DOT)
-        sums = tl.dot(w, columns, input_precision="ieee")
-        for step in tl.range(1, STEPS):
-            k = step * (SLICES * SLICE)
-            w = weight_tile(weight, scale, chosen, live, k, HIDDEN, SLICES, SLICE, INT8, DOT)
-            columns, more = row_tile(h, norm, 1, k, HIDDEN, SLICES, SLICE, True, DOT)
-            sums = tl.dot(w, columns, sums, input_precision="ieee")
-            squares += more
-        heard = tl.sum(sums, axis=0) * tl.rsqrt(tl.sum(squares, axis=0) / HIDDEN + eps)[None, :]
+        chosen = tl.program_id(0) * BLOCK + program_outputs(BLOCK, PARTS, SLICES)
+        here = below(chosen, HIDDEN, BLOCK)
+        chosen += (distance - 1) * HIDDEN
+        tiles, words, scales = first_tiles(
+            weight, scale, chosen, here, 0, HIDDEN, HIDDEN, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8
+        )
+        heard = product(
+            tiles, words, scales, here, last_hidden + verified * HIDDEN, norm, eps, 1, 0, HIDDEN,
+            HIDDEN, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, True, DOT,
+        )  # fmt: skip
         heard = tl.sum(tl.where(row == 0, heard, 0.0), axis=1)  # of the one column that is there
         y += tl.where(row == rows - 1, heard[:, None], 0.0)
     tl.store(out + row * HIDDEN + outputs[:, None], y, mask=mask)
@@ -61,12 +60,11 @@ def feedback(
     *, pdl: bool = False,
 ) -> None:  # fmt: skip
     hidden = x.shape[1]
-    cut = tiling(Weight(weight.values[:hidden], weight.scales))._replace(splits=1)
+    one = Weight(weight.values[:hidden], weight.scales)
+    cut = tiling(one)._replace(splits=1)
     feedback_kernel[(triton.cdiv(hidden, cut.block),)](
         x, last_hidden, norm, eps, weight.values, weight.scales, out, state,
-        HIDDEN=hidden, DISTANCES=weight.outputs // hidden, BLOCK=cut.block, STEPS=cut.steps(hidden),
-        SLICES=cut.slices, SLICE=cut.slice, INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
-        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
+        HIDDEN=hidden, DISTANCES=weight.outputs // hidden, DOT=dot_type(weight, x), PDL=pdl, **launch(one, cut, pdl),
     )  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..sampling.params import SamplingParams
 from .filters import filtered_choice, wanted
-from .linear import MAX_REGISTERS, Weight, at_positions, dot_type, linear_twin, multiply, tiling
+from .linear import Weight, at_positions, below, dot_type, launch, linear_twin, multiply, program_outputs, tiling
 from .noise import gumbel
 from .state import KNOWN, MAX_ROWS, ROWS, START
 
@@ -52,20 +52,22 @@ def heads_kernel(
     x, norm, eps, weight, scale, draft_ids, text, first_seen, sampling, logits, kept, kept_tops, kept_totals,
     scores, indices, chosen, tops, totals, state,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
-    STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr,
-    STORE: tl.constexpr, X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
+    EVEN: tl.constexpr, INT8: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr, STORE: tl.constexpr,
+    X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs = outputs / BLOCK). -> [16, programs]: best score, its index and logit; top logit, sum.
 
     For the filters: logits and penalised scores [16, outputs], and of these the best and the weight [16, programs].
     """
     program, programs = tl.program_id(0), tl.num_programs(0)
+    outputs = program * BLOCK + program_outputs(BLOCK, PARTS, SLICES)
+    y, rows = multiply(
+        x, norm, eps, weight, scale, outputs, below(outputs, OUTPUTS, BLOCK), state, 0, INPUTS,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, True, X_AT, DOT, PDL,
+    )  # fmt: skip
     outputs = program * BLOCK + tl.arange(0, BLOCK)
     live = outputs < OUTPUTS
-    y, rows = multiply(
-        x, norm, eps, weight, scale, outputs, live, state, 0,
-        INPUTS, STEPS, SLICES, SLICE, True, X_AT, INT8, DOT, PDL,
-    )  # fmt: skip
     row = tl.arange(0, _MAX_ROWS)
     here = row < rows
     place, cell = row * programs + program, row[None, :] * OUTPUTS + outputs[:, None]
@@ -179,17 +181,14 @@ def heads(
     heads_kernel[(programs,)](
         x, norm, eps, weight.values, weight.scales, draft_ids, text, first_seen, sampling,
         stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state,
-        OUTPUTS=weight.outputs, INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut.steps(weight.inputs),
-        SLICES=cut.slices, SLICE=cut.slice, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
-        STORE=logits is not None, X_AT=at_positions(x), INT8=weight.scales is not None,
-        DOT=dot_type(weight, x), PDL=pdl,
-        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
+        OUTPUTS=weight.outputs, INPUTS=weight.inputs, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
+        STORE=logits is not None, X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl, **launch(weight, cut, pdl),
     )  # fmt: skip
     choose_kernel[(MAX_ROWS,)](
         s.scores, s.indices, s.chosen, s.tops, s.totals, draft_ids, sampling, stored, s.kept, s.kept_tops,
         s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, state,
         PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH, DRAFT=draft_ids is not None, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -3,7 +3,8 @@
     y = x W^T (+ bias) (+ residual)        x [16, inputs], W [outputs, inputs], y [16, outputs]
 
     with NORM: x is first normalised, x / sqrt(mean(x^2) + eps) * norm; the division comes after the product, because
-    it is the same number for all of a row, and so the sum of squares is gathered on the way: one pass over x.
+    it is the same number for all of a row, and so the sum of squares is gathered on the way, as the product of the rows
+    with themselves: one pass over x.
 
 Rows stand either as those of the pass, [16, n], or each at its position, [capacity, n] (`at_positions`): the exit
 hidden states stay where draft steps leave them, and verification reads them there.
@@ -12,15 +13,20 @@ The weights are the left operand, the rows the 16 columns of the right one. Rows
 not stored. K is cut twice, both cuts fixed by the shape of W: into SLICES that the warps of a program take side by side
 and add up at the end, and into SPLITS programs whose float32 sums `reduce_splits` adds in order. No atomics.
 
+Weights and rows go from memory to the registers where a matrix instruction takes them (`in_order`): the loop needs no
+shared memory. Rows are rounded to the type of that instruction before anything else. So squares of bfloat16 are exact,
+and a row has the same bits whether it is read in float32 or rounded already.
+
 int8: W is int8 with a float16 scale for every 32 inputs [outputs, inputs / 32]; a weight is int8 * scale, rounded to
-the type that the matrix instruction takes. Rows keep their precision.
+the type that the matrix instruction takes.
 
 Launched as a programmatic dependent (PDL), a program has its first weights on the way before it waits for the kernel
-ahead, whose results are the rows. The wait stands before the loop: inside a pipelined one it comes too late. Every
-kernel waits before it lets the next one start, so that all kernels ahead, not only the last one, have finished.
+ahead, whose results are the rows: AHEAD steps, which is all of K where it is short. From then on each step asks for
+the weights of the step that is AHEAD of it. Every kernel waits before it lets the next one start, so that all kernels
+ahead, not only the last one, have finished.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -31,7 +37,12 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from .state import MAX_ROWS, ROWS, START
 
 INT8_BLOCK = 32
-MAX_REGISTERS = 128  # of a thread: with eight warps half of what a multiprocessor has, so that two programs share it
+RUN, INT8_RUN = 8, 16  # consecutive inputs that a thread loads at once: 16 bytes, or 32 of float32
+WARPS = 4  # of a program: whatever registers they take, two programs share a multiprocessor
+ENOUGH = 96  # programs for a GPU
+# Weights that a program has on the way, in registers: a short K as a whole, or parts of a long one. int8 weights take
+# as many registers again on their way to the matrix instruction.
+WHOLE_BYTES, AHEAD_BYTES, INT8_AHEAD_BYTES = 64 * 1024, 40 * 1024, 24 * 1024
 _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 
@@ -40,51 +51,176 @@ class Tiling(NamedTuple):
     """How a matrix is cut. It depends on the matrix alone: never on the number of rows."""
 
     block: int  # outputs of a program
+    parts: int  # into which its warps cut them
     slices: int  # parts of K that its warps take side by side
-    slice: int  # inputs of a part in one step
-    splits: int  # programs that share the K of an output
-    warps: int
-    stages: int
+    run: int  # inputs that a thread loads at once
+    splits: int = 1  # programs that share the K of an output
+
+    @property
+    def warps(self) -> int:
+        return self.parts * self.slices
+
+    @property
+    def step(self) -> int:
+        """Inputs that a program takes at once: four threads share a row of a matrix instruction's operand."""
+        return self.slices * 4 * self.run
 
     def steps(self, inputs: int) -> int:
         """Of one program."""
-        return triton.cdiv(inputs, self.slices * self.slice * self.splits)
+        return triton.cdiv(inputs, self.step * self.splits)
+
+    def ahead(self, inputs: int) -> int:
+        """Steps whose weights are on the way: all, or as many as there is room for."""
+        steps, size = self.steps(inputs), self.block * self.step * 16 // self.run
+        whole, part = (WHOLE_BYTES, AHEAD_BYTES) if self.run == RUN else (INT8_AHEAD_BYTES, INT8_AHEAD_BYTES)
+        return steps if steps * size <= whole else max(1, part // size)
+
+
+@triton.jit
+def program_outputs(BLOCK: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr):
+    """Which of a program's outputs stand where in a tile of weights: [1, 8, warps, N / 8, 1]."""
+    GROUPS: tl.constexpr = BLOCK // PARTS // 8
+    part = (tl.arange(0, SLICES * PARTS) % PARTS)[None, None, :, None, None]
+    group = tl.arange(0, GROUPS)[None, None, None, :, None]
+    return (part * GROUPS + group) * 8 + tl.arange(0, 8)[None, :, None, None, None]
+
+
+@triton.jit
+def thread_inputs(first, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr):
+    """The first of a thread's inputs in a tile: [4, 1, warps, 1, 1]."""
+    slice = (tl.arange(0, SLICES * PARTS) // PARTS)[None, None, :, None, None]
+    return first + slice * (4 * RUN) + tl.arange(0, 4)[:, None, None, None, None] * RUN
+
+
+@triton.jit
+def in_order(values, RUN: tl.constexpr, TOGETHER: tl.constexpr):
+    """[warps, N, 4 * RUN], by thread and input -> the same, as matrix instructions take them.
+
+    Such an instruction takes sixteen inputs, four of each thread: which ones is free, as long as weights and rows have
+    the same order. So they are four of the RUN consecutive ones that the thread has loaded.
+    """
+    WARPS: tl.constexpr = values.shape[0]
+    N: tl.constexpr = values.shape[1]
+    return values.reshape(WARPS, N, 4, RUN // TOGETHER, TOGETHER).permute(0, 1, 3, 2, 4).reshape(WARPS, N, 4 * RUN)
 
 
 @triton.jit
 def weight_tile(
-    weight, scale, outputs, live, k,
-    INPUTS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
+    words, scales, live, ks, end, step, STEPS: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr
 ):  # fmt: skip
-    """Weights of `outputs` [N] and the inputs from k on -> [SLICES, N, SLICE]."""
-    ks = k + tl.arange(0, SLICES)[:, None, None] * SLICE + tl.arange(0, SLICE)[None, None, :]
-    rows = outputs.to(tl.int64)[None, :, None]
-    here = live[None, :, None]
-    w = tl.load(weight + rows * INPUTS + ks, mask=here & (ks < INPUTS), other=0, eviction_policy="evict_first")
+    """Weights from where the pointers say, int32 [4, 8, warps, N / 8, WORDS], and their scales.
+
+    Four threads with RUN inputs each, times eight with an output each, are a warp. The compiler gives threads the axes
+    in this order, those with consecutive elements first. Words, because from step to step it would carry each weight
+    in a register of its own.
+    """
+    here = live & (step < STEPS if EVEN else ks < end)
+    w = tl.load(words + tl.arange(0, WORDS), mask=here, other=0, eviction_policy="evict_first")
     if INT8:
-        blocks: tl.constexpr = SLICE // 32
-        ks = k // 32 + tl.arange(0, SLICES)[:, None, None] * blocks + tl.arange(0, blocks)[None, None, :]
-        scales = tl.load(scale + rows * (INPUTS // 32) + ks, mask=here & (ks < INPUTS // 32), other=0)
-        parts = w.to(tl.float32).reshape([SLICES, w.shape[1], blocks, 32]) * scales.to(tl.float32)[:, :, :, None]
-        return parts.reshape([SLICES, w.shape[1], SLICE]).to(DOT)
-    return w.to(DOT)
+        return w, tl.load(scales, mask=here, other=0)
+    else:
+        return w, w
 
 
 @triton.jit
-def row_tile(
-    x, norm, rows, k,
-    INPUTS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr, NORM: tl.constexpr, DOT: tl.constexpr,
-):  # fmt: skip
-    """The rows, transposed, times the norm's weights [SLICES, SLICE, 16]; the sums of their squares [SLICES, 16]."""
-    ks = k + tl.arange(0, SLICES)[:, None, None] * SLICE + tl.arange(0, SLICE)[None, :, None]
-    row = tl.arange(0, _MAX_ROWS)[None, None, :]
-    values = tl.load(x + row * INPUTS + ks, mask=(row < rows) & (ks < INPUTS), other=0)
-    if NORM:
-        wide = values.to(tl.float32)
-        weights = tl.load(norm + ks, mask=ks < INPUTS, other=0).to(tl.float32)
-        return (wide * weights).to(DOT), tl.sum(wide * wide, axis=1)
+def left_operand(w, scales, RUN: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr):
+    """A tile of weights -> [warps, N, 4 * RUN]."""
+    WARPS: tl.constexpr = w.shape[2]
+    N: tl.constexpr = w.shape[3] * 8
+    if INT8:
+        even, odd = tl.join(w << 24, w << 8), tl.join(w << 16, w)  # the sign is that of the highest bit
+        values = (tl.join(even, odd) >> 24).to(tl.float32)  # [4, 8, warps, N / 8, WORDS, 2, 2]
+        values = (values * scales.to(tl.float32)[:, :, :, :, :, None, None]).to(DOT).permute(2, 3, 1, 0, 4, 5, 6)
+    elif w.shape[4] < RUN:
+        halves = tl.join(w.to(tl.int16), (w >> 16).to(tl.int16))
+        values = halves.to(tl.bfloat16, bitcast=True).permute(2, 3, 1, 0, 4, 5)
     else:
-        return values.to(DOT), tl.zeros([SLICES, _MAX_ROWS], tl.float32)
+        values = w.to(tl.float32, bitcast=True).permute(2, 3, 1, 0, 4)
+    return in_order(values.reshape(WARPS, N, 4 * RUN), RUN, 4)
+
+
+@triton.jit
+def first_tiles(
+    weight, scale, outputs, live, first, end,
+    INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
+    RUN: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr,
+):  # fmt: skip
+    """AHEAD steps of weights from input `first` on, asked for, and where the next ones are."""
+    STEP: tl.constexpr = SLICES * 4 * RUN
+    EACH: tl.constexpr = 32 // weight.dtype.element_ty.primitive_bitwidth
+    ks = thread_inputs(first, PARTS, SLICES, RUN)
+    words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + (outputs.to(tl.int64) * (INPUTS // EACH) + ks // EACH)
+    scales = words
+    if INT8:
+        scales = scale + (outputs.to(tl.int64) * (INPUTS // 32) + ks // 32)
+    tiles = (weight_tile(words, scales, live, ks, end, 0, STEPS, RUN // EACH, EVEN, INT8),)
+    for number in tl.static_range(1, AHEAD):
+        place, of_it = words + number * (STEP // EACH), scales + number * (STEP // 32) if INT8 else scales
+        tile = weight_tile(place, of_it, live, ks + number * STEP, end, number, STEPS, RUN // EACH, EVEN, INT8)
+        tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005
+    return tiles, words, scales
+
+
+@triton.jit
+def product(
+    tiles, words, scales, live, x, norm, eps, rows, first, end,
+    INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
+    RUN: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr, NORM: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """STEPS steps of weights times the rows at x -> [BLOCK, 16]. `tiles`, `words`, `scales`: of `first_tiles`."""
+    WARPS: tl.constexpr = SLICES * PARTS
+    STEP: tl.constexpr = SLICES * 4 * RUN
+    N: tl.constexpr = words.shape[3] * 8
+    WORDS: tl.constexpr = tiles[0][0].shape[4]
+    VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
+    ks = thread_inputs(first, PARTS, SLICES, RUN)
+    inputs = ks[:, :, :, :, :, None] + (tl.arange(0, RUN // VECTOR) * VECTOR)[None, None, None, None, :, None]
+    element = tl.arange(0, VECTOR)[None, None, None, None, None, :]
+    eight = tl.arange(0, 8)[None, :, None, None, None, None]
+    row = eight + tl.arange(0, 2)[None, None, None, :, None, None] * 8
+    cells = x + (row * INPUTS + inputs)  # [4, 8, warps, 2, RUN / VECTOR, 1]
+    gains = norm + (inputs + eight * 0) if NORM else cells  # the same for all rows: a thread loads what it needs
+    sums = tl.zeros([WARPS, N, _MAX_ROWS], tl.float32)
+    squares = tl.zeros([WARPS, _MAX_ROWS, _MAX_ROWS], tl.float32)
+    for step in tl.range(0, STEPS, AHEAD, num_stages=1):
+        for number in tl.static_range(AHEAD):
+            if STEPS > AHEAD and number % ((AHEAD + 1) // 2) == 0 and not INT8:
+                tl.debug_barrier()  # or the compiler puts off all loads of weights to the end of the loop
+            if not EVEN:
+                inside = inputs + (step + number) * STEP < end
+            elif STEPS % AHEAD:
+                inside = (inputs >= 0) & (step + number < STEPS)
+            else:
+                inside = inputs >= 0
+            values = tl.load(cells + (number * STEP + element), mask=(row < rows) & inside, other=0).to(DOT)
+            if NORM:
+                columns = in_order(values.permute(2, 3, 1, 0, 4, 5).reshape(WARPS, _MAX_ROWS, 4 * RUN), RUN, 2)
+                squares = tl.dot(columns, columns.permute(0, 2, 1), squares, input_precision="ieee")
+                gain = tl.load(gains + (number * STEP + element), mask=inside & (eight < 8), other=0)
+                values = (values.to(tl.float32) * gain.to(tl.float32)).to(DOT)
+            columns = in_order(values.permute(2, 3, 1, 0, 4, 5).reshape(WARPS, _MAX_ROWS, 4 * RUN), RUN, 4)
+            w = left_operand(tiles[0][0], tiles[0][1], RUN, INT8, DOT)
+            sums = tl.dot(w, columns.permute(0, 2, 1), sums, input_precision="ieee")
+            if STEPS > AHEAD:
+                place = words + (number + AHEAD) * (STEP * WORDS // RUN)
+                of_it = scales + (number + AHEAD) * (STEP // 32) if INT8 else scales
+                there, later = ks + (step + number + AHEAD) * STEP, step + number + AHEAD
+                tile = weight_tile(place, of_it, live, there, end, later, STEPS, WORDS, EVEN, INT8)
+                tiles = tiles[1:] + (tile,)  # noqa: RUF005
+            else:
+                tiles = tiles[1:] + (tiles[0],)  # noqa: RUF005
+        words += AHEAD * (STEP * WORDS // RUN)
+        if INT8:
+            scales += AHEAD * (STEP // 32)
+        cells += AHEAD * STEP
+        gains += AHEAD * STEP
+    y = tl.sum(sums.reshape(SLICES, PARTS, N, _MAX_ROWS), axis=0).reshape(PARTS * N, _MAX_ROWS)
+    if NORM:
+        # Each row times itself; the warps of PARTS have all added up the same, so that this is a multiple, exactly.
+        one = tl.arange(0, _MAX_ROWS)
+        square = tl.sum(tl.where(one[:, None] == one[None, :], tl.sum(squares, axis=0), 0.0), axis=0)
+        y = y * tl.rsqrt(square * (1.0 / PARTS) / INPUTS + eps)[None, :]
+    return y
 
 
 @triton.jit
@@ -97,49 +233,57 @@ def placed(rows, state, WIDTH: tl.constexpr, AT: tl.constexpr):
 
 @triton.jit
 def multiply(
-    x, norm, eps, weight, scale, outputs, live, state, first,
-    INPUTS: tl.constexpr, STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr,
-    NORM: tl.constexpr, X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    x, norm, eps, weight, scale, outputs, live, state, first, end,
+    INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
+    RUN: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr, NORM: tl.constexpr, X_AT: tl.constexpr,
+    DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """W x for those `outputs` [N] that are `live`, STEPS steps from input `first` on -> [N, 16], and how many rows."""
-    STEP: tl.constexpr = SLICES * SLICE
-    w = weight_tile(weight, scale, outputs, live, first, INPUTS, SLICES, SLICE, INT8, DOT)
+    """W x for those `outputs` (of `program_outputs`) that are `live`, inputs from `first` to `end` -> [BLOCK, 16].
+
+    And how many rows there are. EVEN: the inputs are whole steps.
+    """
+    tiles, words, scales = first_tiles(
+        weight, scale, outputs, live, first, end, INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8
+    )
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     rows = tl.load(state + _ROWS)
-    x = placed(x, state, INPUTS, X_AT)
-    columns, squares = row_tile(x, norm, rows, first, INPUTS, SLICES, SLICE, NORM, DOT)
-    sums = tl.dot(w, columns, input_precision="ieee")
-    for step in tl.range(1, STEPS):
-        k = first + step * STEP
-        w = weight_tile(weight, scale, outputs, live, k, INPUTS, SLICES, SLICE, INT8, DOT)
-        columns, more = row_tile(x, norm, rows, k, INPUTS, SLICES, SLICE, NORM, DOT)
-        sums = tl.dot(w, columns, sums, input_precision="ieee")
-        squares += more
-    y = tl.sum(sums, axis=0)
-    if NORM:
-        y = y * tl.rsqrt(tl.sum(squares, axis=0) / INPUTS + eps)[None, :]
+    y = product(
+        tiles, words, scales, live, placed(x, state, INPUTS, X_AT), norm, eps, rows, first, end,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, NORM, DOT,
+    )  # fmt: skip
     return y, rows
 
 
 @triton.jit
+def below(outputs, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    """outputs < LIMIT; where programs of BLOCK outputs leave no choice, as a constant."""
+    if LIMIT % BLOCK == 0:
+        return tl.full(outputs.shape, 1, tl.int1)
+    else:
+        return outputs < LIMIT
+
+
+@triton.jit
 def linear_kernel(
-    x, norm, eps, weight, scale, bias, residual, out, state,
-    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
-    SLICES: tl.constexpr, SLICE: tl.constexpr, SPLITS: tl.constexpr,
-    NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
-    X_AT: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr,
-    INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    x, norm, eps, weight, scale, bias, residual, out, rounded, state,
+    OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
+    PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr,
+    SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, ROUND: tl.constexpr,
+    X_AT: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK, SPLITS). With SPLITS > 1 `out` is the partial sums, float32 [SPLITS, 16, outputs]."""
-    outputs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    OF_SPLIT: tl.constexpr = STEPS * SLICES * 4 * RUN
     split = tl.program_id(1)
-    live = outputs < OUTPUTS
+    outputs = tl.program_id(0) * BLOCK + program_outputs(BLOCK, PARTS, SLICES)
+    end = INPUTS if SPLITS == 1 else tl.minimum((split + 1) * OF_SPLIT, INPUTS)
     y, rows = multiply(
-        x, norm, eps, weight, scale, outputs, live, state, split * (STEPS * SLICES * SLICE),
-        INPUTS, STEPS, SLICES, SLICE, NORM, X_AT, INT8, DOT, PDL,
+        x, norm, eps, weight, scale, outputs, below(outputs, OUTPUTS, BLOCK), state, split * OF_SPLIT, end,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, NORM, X_AT, DOT, PDL,
     )  # fmt: skip
+    outputs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = outputs < OUTPUTS
     row = tl.arange(0, _MAX_ROWS)[None, :]
     place, mask = row * OUTPUTS + outputs[:, None], live[:, None] & (row < rows)
     if SPLITS > 1:
@@ -150,13 +294,15 @@ def linear_kernel(
         if ADD:
             y = tl.load(placed(residual, state, OUTPUTS, ADD_AT) + place, mask=mask, other=0).to(tl.float32) + y
         tl.store(placed(out, state, OUTPUTS, OUT_AT) + place, y.to(out.dtype.element_ty), mask=mask)
+        if ROUND:
+            tl.store(rounded + place, y.to(rounded.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def reduce_splits_kernel(
-    partial, bias, residual, out, state,
-    OUTPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr, ADD: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, PDL: tl.constexpr,
+    partial, bias, residual, out, rounded, state,
+    OUTPUTS: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr,
+    ROUND: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """out = (residual +) partial[0] + partial[1] + ... (+ bias), in that order. Grid (outputs / BLOCK, 16)."""
     outputs, row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1)
@@ -174,6 +320,8 @@ def reduce_splits_kernel(
         if ADD:
             y = tl.load(placed(residual, state, OUTPUTS, ADD_AT) + place, mask=live, other=0).to(tl.float32) + y
         tl.store(placed(out, state, OUTPUTS, OUT_AT) + place, y.to(out.dtype.element_ty), mask=live)
+        if ROUND:
+            tl.store(rounded + place, y.to(rounded.dtype.element_ty), mask=live)
 
 
 class Weight(NamedTuple):
@@ -202,14 +350,15 @@ class Weight(NamedTuple):
 
 
 def tiling(weight: Weight) -> Tiling:
-    """Programs for a whole GPU where the matrix is large enough; wide ones where they suffice: each reads all rows."""
-    block = 32 if weight.outputs >= 128 * 32 else 16
+    """Wide programs, for each reads all rows; but enough of them for a whole GPU, where the matrix is large enough."""
+    block = next((block for block in (128, 64, 32) if weight.outputs >= ENOUGH * block), 16)
     splits = 4 if weight.outputs < 64 * block and weight.inputs >= 2048 else 1
-    slice = 64 if block == 16 else 32
-    if block == 16 and weight.inputs <= 1024:
-        # Plain: all weights are on the way before the wait. int8: as much as fits the registers on Ampere.
-        slice = 128 if weight.scales is None else 32
-    return Tiling(block, 8, slice, splits, 8, 3)
+    return tiling_of(weight, block, splits)
+
+
+def tiling_of(weight: Weight, block: int, splits: int = 1) -> Tiling:
+    parts = min(WARPS, max(1, block // 32))  # what one warp adds up fits its registers
+    return Tiling(block, parts, WARPS // parts, RUN if weight.scales is None else INT8_RUN, splits)
 
 
 def quantise(weight: Tensor) -> Weight:
@@ -227,6 +376,22 @@ def dot_type(weight: Weight, x: Tensor) -> tl.dtype:
     return tl.float32 if wide else tl.bfloat16
 
 
+def launch(weight: Weight, cut: Tiling, pdl: bool) -> dict[str, Any]:
+    """What all kernels that multiply by a weight matrix are launched with."""
+    return {
+        "BLOCK": cut.block,
+        "STEPS": cut.steps(weight.inputs),
+        "AHEAD": cut.ahead(weight.inputs),
+        "PARTS": cut.parts,
+        "SLICES": cut.slices,
+        "RUN": cut.run,
+        "EVEN": weight.inputs % (cut.step * cut.splits) == 0,
+        "INT8": weight.scales is not None,
+        "num_warps": cut.warps,
+        "launch_pdl": pdl,
+    }
+
+
 def at_positions(rows: Tensor) -> bool:
     """Does every row stand at its position ([capacity, n]), or are they those of a pass ([16, n])?"""
     return len(rows) > MAX_ROWS
@@ -235,30 +400,42 @@ def at_positions(rows: Tensor) -> bool:
 def linear(
     x: Tensor, weight: Weight, out: Tensor, state: Tensor, *,
     norm: Tensor | None = None, eps: float = 0.0, bias: Tensor | None = None, residual: Tensor | None = None,
-    partial: Tensor | None = None, cut: Tiling | None = None, pdl: bool = False,
+    rounded: Tensor | None = None, partial: Tensor | None = None, cut: Tiling | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """out [16, outputs] = (residual +) norm(x) W^T (+ bias) for the first state[ROWS] rows; out may be the residual.
 
     x, residual and out may also be [capacity, n], with every row at its position.
 
+    rounded: [16, outputs], where the kernels after this one read the rows in the type that they multiply: half the
+    bytes, which each of their programs reads.
+
     partial: float32 [splits, 16, outputs], where the matrix is cut along K (`tiling(weight).splits` > 1).
     """
     cut = cut or tiling(weight)
-    shared = {"OUTPUTS": weight.outputs, "BIAS": bias is not None, "ADD": residual is not None, "PDL": pdl}
-    shared |= {"ADD_AT": residual is not None and at_positions(residual), "OUT_AT": at_positions(out)}
+    shared = {"OUTPUTS": weight.outputs, "BIAS": bias is not None, "ADD": residual is not None}
+    shared |= {"ROUND": rounded is not None}
+    shared |= {"ADD_AT": residual is not None and at_positions(residual), "OUT_AT": at_positions(out), "PDL": pdl}
     target = out if cut.splits == 1 else partial
     assert target is not None, "a matrix cut along K needs room for its partial sums"
     assert cut.splits == 1 or norm is None, "the norm's sum of squares spans all of K"
     linear_kernel[(triton.cdiv(weight.outputs, cut.block), cut.splits)](
-        x, norm, eps, weight.values, weight.scales, bias, residual, target, state,
-        INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut.steps(weight.inputs), SLICES=cut.slices, SLICE=cut.slice,
-        SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x),
-        INT8=weight.scales is not None, DOT=dot_type(weight, x),
-        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl, **shared,
+        x, norm, eps, weight.values, weight.scales, bias, residual, target, rounded, state,
+        INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x), DOT=dot_type(weight, x),
+        **launch(weight, cut, pdl), **shared,
     )  # fmt: skip
     if cut.splits > 1:
         reduce_splits_kernel[(triton.cdiv(weight.outputs, 128), MAX_ROWS)](
-            partial, bias, residual, out, state, SPLITS=cut.splits, BLOCK=128, num_warps=4, launch_pdl=pdl, **shared
+            partial,
+            bias,
+            residual,
+            out,
+            rounded,
+            state,
+            SPLITS=cut.splits,
+            BLOCK=128,
+            num_warps=4,
+            launch_pdl=pdl,
+            **shared,
         )
 
 

@@ -2,10 +2,9 @@
 
 Every launch of a model's decoding step is recorded from the functions that make it (with tensors that have a shape and
 no memory), compiled for Hopper and Ampere, and its machine code is checked: nothing spilled, weights loaded 16 bytes at
-a time and, on Hopper, before the wait for the kernel ahead, matrix instructions, no atomics, and (on Hopper) at most
-half a multiprocessor's registers and shared memory, so that two stages can share it. The kernels of a prompt pass may
-have all of it. Prints a table; exit status 1
-where a check fails.
+a time and, on Hopper, enough of them before the wait for the kernel ahead, matrix instructions, no atomics, and (on
+Hopper) at most half a multiprocessor's registers and shared memory, so that two stages can share it. The kernels of a
+prompt pass may have all of it. Prints a table; exit status 1 where a check fails.
 """
 
 import argparse
@@ -44,6 +43,8 @@ from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, p
 REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
 WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
+# Bytes of weights, plain and int8, that a program has to have on the way before it waits; all of them, if it has less.
+AHEAD, INT8_AHEAD = 40 * 1024, 24 * 1024
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int8: "*i8",
@@ -76,6 +77,7 @@ class Launch(NamedTuple):
     constants: tuple[tuple[str, Any], ...]
     options: tuple[tuple[str, Any], ...]
     aligned: tuple[int, ...]  # arguments that are multiples of 16
+    grid: tuple[int, ...]
 
     @property
     def name(self) -> str:
@@ -95,18 +97,29 @@ class Report(NamedTuple):
     matrix: bool  # is it meant to use matrix instructions?
     pdl: bool
     locks: bool = False  # does it take turns with others by a lock, or tell the host?
+    counters: int = 0  # of programs that have arrived
     prompt: bool = False  # launched for a prompt: alone on the device, no matter when
+    bar: int = 0  # bytes of weights that have to be on the way before the wait
+    per_weights: float = 0.0  # instructions of all warps for a KiB of weights
     unawaited: bool = False  # are registers read by warp-group instructions that the program does not wait for?
 
     def count(self, *operations: str) -> int:
         return sum(i.split(".")[0] in operations for i in self.instructions)
 
+    @property
+    def ahead(self) -> int:
+        """Bytes of weights that a program has on the way before it waits."""
+        waits = [place for place, i in enumerate(self.instructions) if i.startswith("ACQBULK")]
+        early = self.instructions[: waits[0]] if waits else ()
+        return sum(loaded(i) for i in early if i.startswith("LDG.E.EF")) * self.warps * 32
+
     def faults(self) -> list[str]:
         found = []
         if self.local or self.count("LDL", "STL"):
             found.append(f"{self.local} bytes of local memory: registers are spilled")
-        if not self.locks and self.count("ATOM", "ATOMG", "ATOMS", "RED"):
-            found.append("atomics: the order of additions is not fixed")
+        atomics = self.count("ATOM", "ATOMG", "ATOMS", "RED")
+        if not self.locks and atomics > self.counters:
+            found.append(f"{atomics} atomics for {self.counters} counters: the order of additions may not be fixed")
         if self.matrix and not self.count("HMMA", "HGMMA"):
             found.append("no matrix instructions")
         if self.prompt and self.matrix and self.capability >= 90 and not self.count("HGMMA"):
@@ -133,12 +146,17 @@ class Report(NamedTuple):
             found.append(f"{len(waits)} waits for the kernel ahead instead of one")
         elif self.pdl:
             early = [i for i in self.instructions[: waits[0]] if i.startswith(("LDG", "LDGSTS"))]
-            # (A feedback head's matrix is chosen by what the kernel ahead writes.)
-            if self.weights and self.name != "feedback" and not any(".EF" in i for i in early):
-                found.append("no weights are on the way before the wait")
+            if self.ahead < self.bar:
+                found.append(f"{self.ahead} bytes of weights are on the way before the wait instead of {self.bar}")
             if not self.scales and any(".EF" not in i for i in early):
                 found.append("something other than weights is read before the wait")
         return found
+
+
+def loaded(instruction: str) -> int:
+    """Bytes that a thread loads."""
+    width = instruction.split(".")[-1].removeprefix("U")
+    return int(width) // 8 if width.isdigit() else 4
 
 
 @contextmanager
@@ -159,7 +177,7 @@ def recording() -> Iterator[list[Launch]]:
                 types.append((parameter.name, type_of(value)))
                 if isinstance(value, Tensor) or (isinstance(value, int) and value % 16 == 0):
                     aligned.append(place)
-        launches.append(Launch(kernel, tuple(types), tuple(constants), options, tuple(aligned)))
+        launches.append(Launch(kernel, tuple(types), tuple(constants), options, tuple(aligned), tuple(grid)))
 
     with patch.object(JITFunction, "run", run):
         yield launches
@@ -178,6 +196,7 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
     weight = partial(meta_weight, int8=int8)
     capacity, queries_width, eps = 8192, shape.heads * shape.head_dim, 1e-5
     x, norm, state, text = wide(capacity, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
+    rounded = empty(MAX_ROWS, shape.hidden)
     queries, mixed = wide(MAX_ROWS, shape.heads, shape.head_dim), empty(MAX_ROWS, shape.heads, shape.head_dim)
     keys, values = (empty(shape.kv_heads, capacity, shape.head_dim) for _ in range(2))
     cosines, sines = (wide(capacity, shape.head_dim // 2) for _ in range(2))
@@ -189,25 +208,26 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
 
     def add(rows: Tensor, matrix: Weight) -> None:
         partials = wide(tiling(matrix).splits, MAX_ROWS, matrix.outputs)
-        linear(rows, matrix, x, state, residual=x, partial=partials, pdl=pdl)
+        linear(rows, matrix, x, state, residual=x, rounded=rounded, partial=partials, pdl=pdl)
 
     with recording() as launches:
-        embedding(text, empty(shape.vocabulary, shape.hidden), x, state, pdl=pdl)
+        embedding(text, empty(shape.vocabulary, shape.hidden), x, rounded, state, pdl=pdl)
         projections = weight(queries_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden)
-        qkv(x, norm, eps, projections, None, cosines, sines, queries, keys, values, state, pdl=pdl)
-        partials = Partials(capacity, shape.heads, shape.head_dim, "meta")
+        for rows in (x, rounded):  # of another pass, of this one
+            qkv(rows, norm, eps, projections, None, cosines, sines, queries, keys, values, state, pdl=pdl)
+        partials = Partials(shape.heads, shape.kv_heads, shape.head_dim, "meta")
         attention(queries, keys, values, partials, mixed, state, pdl=pdl)
         norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
-        qkv(x, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms, pdl=pdl)
+        qkv(rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms, pdl=pdl)
         attention(queries, keys, values, partials, mixed, state, window=1000, pdl=pdl)
         add(mixed, out)
-        swiglu(x, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
+        swiglu(rounded, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
         add(inner, down)
         add(empty(MAX_ROWS, 4864), weight(896, 4864))  # one that is cut along K: `down` of Qwen2.5-0.5B
         feedback(x, x, norm, eps, weight(DISTANCES * shape.hidden, shape.hidden), wide(*hidden), state, pdl=pdl)
-        for head, draft_ids in ((lm_head, None), (draft_head, words(16384))):
+        for rows, head, draft_ids in ((rounded, lm_head, None), (x, lm_head, None), (x, draft_head, words(16384))):
             heads(
-                x, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
+                rows, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
                 draft_ids=draft_ids, text=text, first_seen=words(shape.vocabulary), pdl=pdl,
             )  # fmt: skip
         begin_draft(text, confidences, text, words(OFFER_WORDS), state, state, state, pdl=pdl)
@@ -220,7 +240,7 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
         fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
         verdict(text, choices, confidences, text, text, state, state, words(64, RING_WORDS), pdl=pdl)
-    return list(dict.fromkeys(launches))
+    return once(launches)
 
 
 def prompt_pass(shape: Shape, *, int8: bool) -> list[Launch]:
@@ -241,7 +261,12 @@ def prompt_pass(shape: Shape, *, int8: bool) -> list[Launch]:
         prompt_linear(queries.view(rows, width), meta_weight(shape.hidden, width, int8), x, residual=x)
         prompt_swiglu(normed, meta_weight(2 * shape.inner, shape.hidden, int8), inner)
         prompt_linear(inner, meta_weight(shape.hidden, shape.inner, int8), x, residual=x)
-    return list(dict.fromkeys(launches))
+    return once(launches)
+
+
+def once(launches: list[Launch]) -> list[Launch]:
+    """Each, whatever its grid: that changes no code."""
+    return list(dict.fromkeys(launch._replace(grid=()) for launch in launches))
 
 
 def meta_weight(outputs: int, inputs: int, int8: bool) -> Weight:
@@ -270,16 +295,49 @@ def examine(launch: Launch, capability: int) -> Report:
             for tool, option in (("cuobjdump", "-res-usage"), ("nvdisasm", "-c"))
         )
     used = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
-    instructions = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)", code, re.MULTILINE)
+    instructions, loops = parsed(code)
     unawaited = re.search(r"HGMMA\S*\s+R\d+,\s*R\d+", code) and re.search(r"DEPBAR\.LE gsb0, 0x0*[1-9a-f]", code)
     constants, options = dict(launch.constants), dict(launch.options)
     weights = "weight" in launch.kernel.arg_names
+    its_bytes = weight_bytes(constants) if weights and "STEPS" in constants else 0
+    early = "PDL" in constants and constants["PDL"] and launch.name != "feedback"  # its matrix is chosen ahead of it
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("INT8", False),
         weights or launch.name.endswith("attention"), constants.get("PDL", False),
-        launch.kernel.__module__.endswith(".verdict"), ".prompt_" in launch.kernel.__module__, bool(unawaited),
+        launch.kernel.__module__.endswith(".verdict"), int("arrived" in launch.kernel.arg_names),
+        ".prompt_" in launch.kernel.__module__,
+        int(min(its_bytes, INT8_AHEAD if constants["INT8"] else AHEAD)) if its_bytes and early else 0,
+        executed(instructions, loops, constants) * options["num_warps"] / (its_bytes / 1024) if its_bytes else 0.0,
+        bool(unawaited),
     )  # fmt: skip
+
+
+def weight_bytes(constants: dict[str, Any]) -> float:
+    """That a program reads, scales not counted."""
+    inputs = constants["INPUTS"] if "INPUTS" in constants else constants["HIDDEN"]
+    return constants["BLOCK"] * inputs * (1 if constants["INT8"] else 2) / constants.get("SPLITS", 1)
+
+
+def parsed(code: str) -> tuple[list[str], list[tuple[int, int]]]:
+    """Of disassembled code: the instructions, and the loops, [first, last) of these."""
+    instructions, loops, labels = list[str](), list[tuple[int, int]](), dict[str, int]()
+    for line in code.splitlines():
+        if label := re.match(r"(\.L_x_\d+):", line):
+            labels[label[1]] = len(instructions)
+        elif found := re.match(r"\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_.]*)(.*)", line):
+            instructions.append(found[1])
+            target = re.search(r"\.L_x_\d+", found[2]) if found[1] == "BRA" else None
+            if target and target[0] in labels:
+                loops.append((labels[target[0]], len(instructions)))
+    return instructions, loops
+
+
+def executed(instructions: list[str], loops: list[tuple[int, int]], constants: dict[str, Any]) -> int:
+    """Instructions that a warp executes: those of the loop over K in each of its rounds, all others once."""
+    rounds = -(-constants["STEPS"] // constants["AHEAD"])
+    over_k = [loop for first, last in loops if "HMMA" in "".join(loop := instructions[first:last])]
+    return len(instructions) + (rounds - 1) * sum(map(len, over_k))
 
 
 def table_of(model: str, format: str, launch: Launch, report: Report) -> str:
@@ -289,8 +347,8 @@ def table_of(model: str, format: str, launch: Launch, report: Report) -> str:
     wide = sum(i.endswith(".128") for i in report.instructions if i.startswith(("LDG", "LDGSTS")))
     return (
         f"{model:5} {format:5} sm_{report.capability} {report.name:19} {size:12} {report.warps:5} {report.registers:9}"
-        f" {report.local:5} {report.shared:7} {counts['HMMA'] + counts['HGMMA']:6} {wide:8}  "
-        + ("; ".join(report.faults()) or "ok")
+        f" {report.local:5} {report.shared:7} {counts['HMMA'] + counts['HGMMA']:6} {wide:8} {report.ahead:6}"
+        f" {report.per_weights:7.0f}  " + ("; ".join(report.faults()) or "ok")
     )
 
 
@@ -301,7 +359,9 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
     parser.add_argument("--capabilities", default="90,80")
     options = parser.parse_args(arguments)
     faulty = 0
-    out("model form  chip  kernel              shape        warps registers local  shared matrix 16-byte  checks")
+    # ahead: bytes of weights on the way before the wait; per KiB: instructions of its warps for 1024 bytes of weights
+    title = "model form  chip  kernel              shape        warps registers local  shared matrix 16-byte  ahead"
+    out(title + " per KiB  checks")
     for capability in map(int, options.capabilities.split(",")):
         done: set[Launch] = set()
         for model in options.models.split(","):

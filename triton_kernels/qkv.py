@@ -18,10 +18,22 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import MAX_REGISTERS, Tiling, Weight, at_positions, dot_type, linear_twin, multiply, normalise_twin, tiling
+from .linear import (
+    Tiling,
+    Weight,
+    at_positions,
+    below,
+    dot_type,
+    launch,
+    linear_twin,
+    multiply,
+    normalise_twin,
+    program_outputs,
+    tiling,
+    tiling_of,
+)
 from .state import MAX_ROWS, START
 
-HEAD_REGISTERS = 248  # of a thread, where a program computes a whole head with half as many warps
 _START = tl.constexpr(START)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 
@@ -48,22 +60,24 @@ def normed_head(a, b, norm, channel, eps, HEAD_DIM: tl.constexpr):
 def qkv_kernel(
     x, norm, eps, weight, scale, bias, query_norm, key_norm, cosines, sines, queries, keys, values, state, capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
-    STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr,
-    BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr,
-    X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
+    EVEN: tl.constexpr, INT8: tl.constexpr, BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr,
+    X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK): BLOCK / 2 channels of a head with their partners; with NORMS all of a head's."""
     HALF: tl.constexpr = BLOCK // 2
-    PARTS: tl.constexpr = HEAD_DIM // BLOCK
-    head, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-    lane = tl.arange(0, BLOCK)
-    outputs = head * HEAD_DIM + part * HALF + lane % HALF + (lane // HALF) * (HEAD_DIM // 2)
+    OF_HEAD: tl.constexpr = HEAD_DIM // BLOCK
+    head, part = tl.program_id(0) // OF_HEAD, tl.program_id(0) % OF_HEAD
+    first = head * HEAD_DIM + part * HALF
+    lane = program_outputs(BLOCK, PARTS, SLICES)
     y, rows = multiply(
-        x, norm, eps, weight, scale, outputs, lane < BLOCK, state, 0,
-        INPUTS, STEPS, SLICES, SLICE, True, X_AT, INT8, DOT, PDL,
+        x, norm, eps, weight, scale, first + lane % HALF + (lane // HALF) * (HEAD_DIM // 2),
+        below(lane, BLOCK, BLOCK), state, 0, INPUTS,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, True, X_AT, DOT, PDL,
     )  # fmt: skip
     if BIAS:
-        y += tl.load(bias + outputs).to(tl.float32)[:, None]
+        lane = tl.arange(0, BLOCK)
+        y += tl.load(bias + first + lane % HALF + (lane // HALF) * (HEAD_DIM // 2)).to(tl.float32)[:, None]
     a, b = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     channel = (part * HALF + tl.arange(0, HALF))[:, None]
     row = tl.arange(0, _MAX_ROWS)[None, :]
@@ -88,10 +102,9 @@ def qkv_kernel(
 
 
 def qkv_tiling(weight: Weight, head_dim: int, *, whole_heads: bool = False) -> Tiling:
-    cut = tiling(weight)
-    if whole_heads:  # half as many warps, each with twice the registers
-        return Tiling(head_dim, 4, 32, 1, 4, 3)
-    return cut._replace(block=cut.block if head_dim % cut.block == 0 else 16, splits=1)
+    """Whole heads, or parts of them; a head whose channels are no power of two goes sixteen at a time."""
+    block = head_dim if whole_heads else min(tiling(weight).block, head_dim)
+    return tiling_of(weight, block if head_dim % block == 0 else 16)
 
 
 def qkv(
@@ -107,12 +120,9 @@ def qkv(
     qkv_kernel[(weight.outputs // cut.block,)](
         x, norm, eps, weight.values, weight.scales, bias, query_norm, key_norm, cosines, sines,
         queries, keys, values, state, keys.shape[1],
-        HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=cut.block,
-        STEPS=cut.steps(weight.inputs), SLICES=cut.slices, SLICE=cut.slice,
+        HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
-        X_AT=at_positions(x), INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
-        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS if norms is None else HEAD_REGISTERS,
-        launch_pdl=pdl,
+        X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl, **launch(weight, cut, pdl),
     )  # fmt: skip
 
 

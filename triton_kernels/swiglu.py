@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .linear import MAX_REGISTERS, Weight, at_positions, dot_type, linear_twin, multiply, tiling
+from .linear import Weight, at_positions, below, dot_type, launch, linear_twin, multiply, program_outputs, tiling
 from .state import MAX_ROWS
 
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
@@ -22,16 +22,16 @@ _MAX_ROWS = tl.constexpr(MAX_ROWS)
 def swiglu_kernel(
     x, norm, eps, weight, scale, out, state,
     INNER: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
-    STEPS: tl.constexpr, SLICES: tl.constexpr, SLICE: tl.constexpr,
-    X_AT: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
+    EVEN: tl.constexpr, INT8: tl.constexpr, X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (inner / (BLOCK / 2))."""
     HALF: tl.constexpr = BLOCK // 2
-    first, lane = tl.program_id(0) * HALF, tl.arange(0, BLOCK)
+    first, lane = tl.program_id(0) * HALF, program_outputs(BLOCK, PARTS, SLICES)
     inner = first + lane % HALF
     y, rows = multiply(
-        x, norm, eps, weight, scale, inner + (lane // HALF) * INNER, inner < INNER, state, 0,
-        INPUTS, STEPS, SLICES, SLICE, True, X_AT, INT8, DOT, PDL,
+        x, norm, eps, weight, scale, inner + (lane // HALF) * INNER, below(inner, INNER, HALF), state, 0, INPUTS,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, True, X_AT, DOT, PDL,
     )  # fmt: skip
     gate, up = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     row = tl.arange(0, _MAX_ROWS)[None, :]
@@ -44,13 +44,11 @@ def swiglu(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, out: Tensor, state: Tensor, *, pdl: bool = False
 ) -> None:
     """out [16, inner] for the first state[ROWS] rows."""
-    inner, cut = weight.outputs // 2, tiling(weight)
+    inner, cut = weight.outputs // 2, tiling(weight)._replace(splits=1)
     swiglu_kernel[(triton.cdiv(inner, cut.block // 2),)](
         x, norm, eps, weight.values, weight.scales, out, state,
-        INNER=inner, INPUTS=weight.inputs, BLOCK=cut.block, STEPS=cut._replace(splits=1).steps(weight.inputs),
-        SLICES=cut.slices, SLICE=cut.slice, X_AT=at_positions(x),
-        INT8=weight.scales is not None, DOT=dot_type(weight, x), PDL=pdl,
-        num_warps=cut.warps, num_stages=cut.stages, maxnreg=MAX_REGISTERS, launch_pdl=pdl,
+        INNER=inner, INPUTS=weight.inputs, X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl,
+        **launch(weight, cut, pdl),
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..models.rope import Rope
-from ..triton_kernels.attention import SPLIT, Partials
+from ..triton_kernels.attention import COLUMNS, SPANS, TILE, Partials, chunks
 from ..triton_kernels.heads import SAMPLING_WORDS, Scratch
 from ..triton_kernels.linear import Weight, tiling
 from ..triton_kernels.state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, OFFER_WORDS, RING_WORDS, WORDS
@@ -23,7 +23,6 @@ class Work:
     def __init__(
         self,
         weights: DeviceWeights,
-        capacity: int,
         layers: Sequence[Layer],
         lm_head: Weight | None,
         device: torch.device,
@@ -31,10 +30,12 @@ class Work:
         config = weights.config
         heads, head_dim = config.num_attention_heads, config.head_dim
         self.x = torch.zeros(MAX_ROWS, config.hidden_size, device=device)
+        dot = torch.float32 if device.type == "cpu" else weights.dtype  # Triton's interpreter gets bfloat16 wrong
+        self.rounded = torch.zeros(MAX_ROWS, config.hidden_size, dtype=dot, device=device)
         self.queries = torch.zeros(MAX_ROWS, heads, head_dim, device=device)
         self.mixed = torch.zeros(MAX_ROWS, heads * head_dim, dtype=weights.dtype, device=device)
         self.inner = torch.zeros(MAX_ROWS, config.intermediate_size, dtype=weights.dtype, device=device)
-        self.partials = Partials(capacity, heads, head_dim, device)
+        self.partials = Partials(heads, config.num_key_value_heads, head_dim, device)
         matrices = [m for layer in layers for m in (layer.out, layer.down) if m is not None]
         sums = max((tiling(m).splits * m.outputs for m in matrices if tiling(m).splits > 1), default=0)
         self.sums = torch.empty(sums * MAX_ROWS, device=device)  # float32 [splits, 16, outputs] of matrices cut along K
@@ -65,7 +66,7 @@ class Site:
         """layers: those that are here; borders: those whose rows are (0 is in front of the first verification stage);
         the others are empty. None: all."""
         config, self.device = weights.config, device
-        self.capacity = capacity = whole_splits(capacity)
+        self.capacity = capacity = whole_tiles(capacity)
         every = len(weights.layers) + (len(weights.head.layers) if weights.head else 0)
         rope = Rope(config, capacity, device)
         self.cosines, self.sines = rope.cos, rope.sin
@@ -127,9 +128,9 @@ def _words(device: torch.device, *shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int32, device=device)
 
 
-def whole_splits(capacity: int) -> int:
-    """Positions that there is room for: whole splits of attention, and one more row than asked for."""
-    return -(-(capacity + 1) // SPLIT) * SPLIT
+def whole_tiles(capacity: int) -> int:
+    """Positions that there is room for: whole tiles of attention, and one more row than asked for."""
+    return -(-(capacity + 1) // TILE) * TILE
 
 
 def host_words(slots: int, width: int, device: torch.device) -> Tensor:
@@ -151,8 +152,9 @@ def needed_bytes(weights: DeviceWeights, capacity: int, cuts: Sequence[int] = ()
 def bytes_of_site(weights: DeviceWeights, capacity: int, stages: int, layers: int) -> int:
     """Of a device with so many stages, the draft stage being one, and layers, the exit head's own among them."""
     config = weights.config
-    capacity = whole_splits(capacity)
+    capacity = whole_tiles(capacity)
     cache = 2 * layers * config.num_key_value_heads * config.head_dim * weights.dtype.itemsize
     hidden = 4 * config.hidden_size * stages + 4 * config.head_dim
-    partials = 4 * MAX_ROWS * config.num_attention_heads * (config.head_dim + 2) * (stages + 1) // SPLIT
-    return capacity * (cache + hidden + partials + 16)
+    teams = config.num_key_value_heads * chunks(config.num_attention_heads, config.num_key_value_heads)
+    partials = 4 * teams * SPANS * COLUMNS * (config.head_dim + 2) * (stages + 1)
+    return capacity * (cache + hidden + 16) + partials

@@ -28,31 +28,40 @@ def decoder_layer(
     site: Site,
     last: Tensor | None = None,
     *,
+    rows: Tensor | None = None,
     pdl: bool,
 ) -> Tensor:
-    """x -> out, and from there, after the MLP, to `last` where that is not the same. number: of its KV cache."""
+    """x -> out, and from there, after the MLP, to `last` where that is not the same. number: of its KV cache.
+
+    rows: x as a layer of the same pass has left it, rounded, in work.rounded; None: x has come from elsewhere. The
+    layer leaves its own result there, too.
+    """
+    rows = x if rows is None else rows
     keys, values, eps = site.keys[number], site.values[number], weights.config.rms_norm_eps
     qkv(
-        x, layer.norm, eps, layer.qkv, layer.qkv_bias, site.cosines, site.sines, work.queries, keys, values, words,
+        rows, layer.norm, eps, layer.qkv, layer.qkv_bias, site.cosines, site.sines, work.queries, keys, values, words,
         norms=layer.norms, rotary=layer.attention.rotary, pdl=pdl,
     )  # fmt: skip
     mixed, window = work.mixed.view_as(work.queries), layer.attention.window
     attention(work.queries, keys, values, work.partials, mixed, words, window=window, pdl=pdl)
-    linear(work.mixed, layer.out, out, words, bias=layer.out_bias, residual=x, partial=work.sums, pdl=pdl)
+    linear(
+        work.mixed, layer.out, out, words,
+        bias=layer.out_bias, residual=x, rounded=work.rounded, partial=work.sums, pdl=pdl,
+    )  # fmt: skip
     if layer.gate_up is None or layer.down is None or layer.post_norm is None:
         return out
-    swiglu(out, layer.post_norm, eps, layer.gate_up, work.inner, words, pdl=pdl)
+    swiglu(work.rounded, layer.post_norm, eps, layer.gate_up, work.inner, words, pdl=pdl)
     last = out if last is None else last
-    linear(work.inner, layer.down, last, words, residual=out, partial=work.sums, pdl=pdl)
+    linear(work.inner, layer.down, last, words, residual=out, rounded=work.rounded, partial=work.sums, pdl=pdl)
     return last
 
 
 def early_layers(weights: DeviceWeights, layers: int, words: Tensor, work: Work, site: Site, *, pdl: bool) -> None:
     """Tokens of the text through layers [0, layers), to the exit hidden states."""
     x = site.exit_hidden
-    embedding(site.text, weights.embedding, x, words, pdl=pdl)
+    embedding(site.text, weights.embedding, x, work.rounded, words, pdl=pdl)
     for number, layer in enumerate(weights.layers[:layers]):
-        decoder_layer(weights, layer, number, x, x, words, work, site, pdl=pdl)
+        decoder_layer(weights, layer, number, x, x, words, work, site, rows=work.rounded, pdl=pdl)
 
 
 def exit_head(weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, pdl: bool) -> None:
@@ -64,20 +73,22 @@ def exit_head(weights: DeviceWeights, words: Tensor, work: Work, site: Site, *, 
         assert head.feedback_norm is not None
         feedback(x, site.last_hidden, head.feedback_norm, eps, head.feedback, work.x, words, pdl=pdl)
         x = work.x
+    rows: Tensor | None = None
     for number, layer in enumerate(head.layers, len(weights.layers)):
-        x = decoder_layer(weights, layer, number, x, work.x, words, work, site, pdl=pdl)
+        x = decoder_layer(weights, layer, number, x, work.x, words, work, site, rows=rows, pdl=pdl)
+        rows = work.rounded
     heads(
-        x, head.norm, eps, head.lm_head, site.sampling, work.scratch, work.choices, work.chances, words,
-        draft_ids=head.draft_ids, text=site.text, first_seen=site.first_seen, pdl=pdl,
+        x if rows is None else rows, head.norm, eps, head.lm_head, site.sampling, work.scratch, work.choices,
+        work.chances, words, draft_ids=head.draft_ids, text=site.text, first_seen=site.first_seen, pdl=pdl,
     )  # fmt: skip
 
 
 def lm_head(
-    weights: DeviceWeights, x: Tensor, words: Tensor, work: Work, site: Site, logits: Tensor | None = None, *, pdl: bool
+    weights: DeviceWeights, words: Tensor, work: Work, site: Site, logits: Tensor | None = None, *, pdl: bool
 ) -> None:
-    """x, after the last layer -> work.choices: the model's own tokens. logits [16, vocabulary]: where they go too."""
+    """After the pass's last layer -> work.choices: the model's own tokens. logits [16, vocabulary]: for them too."""
     assert work.scratch is not None
     heads(
-        x, weights.norm, weights.config.rms_norm_eps, weights.lm_head, site.sampling, work.scratch, work.choices,
-        work.chances, words, text=site.text, first_seen=site.first_seen, logits=logits, pdl=pdl,
+        work.rounded, weights.norm, weights.config.rms_norm_eps, weights.lm_head, site.sampling, work.scratch,
+        work.choices, work.chances, words, text=site.text, first_seen=site.first_seen, logits=logits, pdl=pdl,
     )  # fmt: skip

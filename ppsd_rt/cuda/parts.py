@@ -197,7 +197,7 @@ class VerifyPart(Part):
 
     def _make_work(self) -> Work:
         weights = self.weights
-        return Work(weights, self.site.capacity, weights.layers, weights.lm_head if self.chooses else None, self.device)
+        return Work(weights, weights.layers, weights.lm_head if self.chooses else None, self.device)
 
     def _steps(self) -> list[Step]:
         return [self._pass]
@@ -206,10 +206,11 @@ class VerifyPart(Part):
         """From site.exit_hidden, each row at its position, to work.x and work.choices."""
         site, work, weights, x = self.site, self.work, self.weights, self.site.exit_hidden
         for number, layer in enumerate(weights.layers):
-            decoder_layer(weights, layer, number, x, work.x, site.late[0], work, site, pdl=self.how.pdl)
+            rows = work.rounded if number else None
+            decoder_layer(weights, layer, number, x, work.x, site.late[0], work, site, rows=rows, pdl=self.how.pdl)
             x = work.x
         if self.chooses:
-            lm_head(weights, work.x, site.late[0], work, site, pdl=self.how.pdl)
+            lm_head(weights, site.late[0], work, site, pdl=self.how.pdl)
 
 
 _ROWS_ONLY, _AND_DRAFT = 0, 1  # steps of a DraftPart
@@ -278,7 +279,7 @@ class DraftPart(Part):
     def _make_work(self) -> Work:
         weights, head = self.weights, self.weights.head
         layers = [*weights.layers, *(head.layers if head else ())]
-        return Work(weights, self.site.capacity, layers, head.lm_head if head else None, self.device)
+        return Work(weights, layers, head.lm_head if head else None, self.device)
 
     def _steps(self) -> list[Step]:
         return [self._rows, *([self._draft] if self.weights.head is not None else [])]

@@ -84,9 +84,9 @@ class DeviceStages:
         self.capacity = capacity
         head = weights.head
         early = [*weights.layers[: weights.exit_layer], *(head.layers if head else ())]
-        self._draft = Work(weights, self.buffers.capacity, early, head.lm_head if head else None, self.home)
+        self._draft = Work(weights, early, head.lm_head if head else None, self.home)
         self._late = [
-            Work(weights, self.buffers.capacity, weights.layers[low:high], weights.lm_head if last else None, device)
+            Work(weights, weights.layers[low:high], weights.lm_head if last else None, device)
             for (low, high), last, device in zip(self.slices, self._is_last(), self._devices, strict=True)
         ]
         self.legs = self._make_legs()  # of a pass
@@ -356,7 +356,8 @@ class DeviceStages:
         for number in range(low, high):
             last = self._leaves(stage) if number == high - 1 else None
             layer = self.weights.layers[number]
-            decoder_layer(self.weights, layer, number, x, work.x, words, work, site, last, pdl=self.pdl)
+            rows = work.rounded if number > low else None
+            decoder_layer(self.weights, layer, number, x, work.x, words, work, site, last, rows=rows, pdl=self.pdl)
             x = work.x
 
     def _border(self, site: Site, stage: int) -> Tensor:
@@ -369,8 +370,7 @@ class DeviceStages:
         return None if last and not self.weights.hears else self._border(self._sites[self._devices[stage]], stage + 1)
 
     def _lm_head(self, words: Tensor, logits: Tensor | None) -> None:
-        work, site, left = self._late[-1], self._sites[self._devices[-1]], self._leaves(len(self.slices) - 1)
-        lm_head(self.weights, work.x if left is None else left, words, work, site, logits, pdl=self.pdl)
+        lm_head(self.weights, words, self._late[-1], self._sites[self._devices[-1]], logits, pdl=self.pdl)
 
     def _words(self, values: dict[int, int]) -> Tensor:
         words = torch.zeros(WORDS, dtype=torch.int32)

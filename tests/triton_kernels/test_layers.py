@@ -7,12 +7,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, ROW_COUNTS, close, make, quantised, state_of, table
 
-from ppsd_rt.triton_kernels.linear import Tiling, Weight, linear, linear_twin, quantise, tiling
+import ppsd_rt.triton_kernels.linear as linear_module
+from ppsd_rt.triton_kernels.linear import INT8_RUN, RUN, Tiling, Weight, linear, linear_twin, quantise, tiling
 from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv, qkv_twin
 from ppsd_rt.triton_kernels.swiglu import swiglu, swiglu_twin
 
 EPS = 1e-5
-SMALL = Tiling(16, 2, 32, 1, 4, 2)
+SMALL = Tiling(16, 1, 1, RUN)
 
 
 def matrix(outputs, inputs, int8, seed=0):
@@ -25,6 +26,8 @@ def matrix(outputs, inputs, int8, seed=0):
     ("outputs", "inputs", "cut"),
     [
         (64, 64, SMALL),
+        (64, 64, SMALL._replace(slices=2)),
+        (64, 96, SMALL._replace(block=64, parts=2)),  # its warps share inputs
         (40, 96, SMALL),  # neither a whole block of outputs nor whole steps of inputs
         (48, 192, SMALL._replace(splits=3)),
         (16, 160, SMALL._replace(splits=2)),  # the second split is shorter
@@ -32,6 +35,7 @@ def matrix(outputs, inputs, int8, seed=0):
     ],
 )
 def test_linear(outputs, inputs, cut, int8):
+    cut = cut._replace(run=INT8_RUN) if cut and int8 else cut
     x, weight = make(16, inputs, seed=1), matrix(outputs, inputs, int8)
     bias, residual = make(outputs, seed=2), make(16, outputs, seed=3)
     splits = (cut or tiling(weight)).splits
@@ -44,6 +48,23 @@ def test_linear(outputs, inputs, cut, int8):
         if rows == ROW_COUNTS[0]:
             first = out[:rows].clone()
         assert torch.equal(out[: len(first)], first)
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+@pytest.mark.parametrize(("inputs", "splits"), [(256, 1), (320, 1), (736, 2), (416, 1)])
+def test_more_steps_than_are_on_the_way(inputs, splits, int8, monkeypatch):
+    """Whole rounds of steps, and a last one that is short; with splits, and with inputs that end within a step."""
+    for name in ("WHOLE_BYTES", "AHEAD_BYTES", "INT8_AHEAD_BYTES"):
+        monkeypatch.setattr(linear_module, name, 3 * 16 * 4 * 16)  # three steps of SMALL
+    cut = SMALL._replace(run=INT8_RUN if int8 else RUN, splits=splits)
+    assert cut.ahead(inputs) < cut.steps(inputs)
+    x, weight, gain = make(16, inputs, seed=1), matrix(32, inputs, int8), 1 + 0.1 * make(inputs, seed=2)
+    partial, out = torch.full((splits, 16, 32), torch.nan, device=DEVICE), torch.zeros(16, 32, device=DEVICE)
+    linear(x, weight, out, state_of(16), partial=partial, cut=cut)
+    close(out, linear_twin(x, weight))
+    if splits == 1:
+        linear(x, weight, out, state_of(16), norm=gain, eps=EPS, cut=cut)
+        close(out, linear_twin(x, weight, norm=gain, eps=EPS))
 
 
 # A normalised product is not cut: its sum of squares spans all of K.
@@ -119,6 +140,29 @@ def test_swiglu(inner, hidden, int8):
         assert not out[rows:].any()
         whole = out if whole is None else whole
         assert torch.equal(out[:rows], whole[:rows])
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_rows_are_left_rounded_for_the_kernels_after(splits):
+    """Those of the pass, wherever the rows themselves stand."""
+    x, weight, start = make(16, 160, seed=1), matrix(32, 160, False), 9
+    partial, cut = torch.zeros(splits, 16, 32, device=DEVICE), SMALL._replace(splits=splits)
+    residual = make(40, 32, seed=3)
+    out, rounded = residual.clone(), torch.full((16, 32), torch.nan, device=DEVICE)
+    linear(x, weight, out, state_of(7, start), residual=out, rounded=rounded, partial=partial, cut=cut)
+    assert torch.equal(rounded[:7], out[start : start + 7])
+    assert rounded[7:].isnan().all()
+    assert not torch.equal(out[start : start + 7], residual[start : start + 7])
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="Triton's interpreter gets bfloat16 wrong")
+@pytest.mark.gpu
+def test_rows_have_the_same_bits_when_they_are_rounded_already():
+    x, gain, weight = make(16, 576, seed=1), 1 + 0.1 * make(576, seed=2).bfloat16(), Weight(make(96, 576).bfloat16())
+    whole, again = torch.zeros(2, 16, 96, device=DEVICE)
+    linear(x, weight, whole, state_of(16), norm=gain, eps=EPS)
+    linear(x.bfloat16(), weight, again, state_of(16), norm=gain, eps=EPS)
+    assert torch.equal(whole, again)
 
 
 def test_int8_is_near_and_its_scales_are_the_blocks_maxima():

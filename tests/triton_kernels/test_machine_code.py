@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from ppsd_rt.triton_kernels.machine_code import Report
+from ppsd_rt.triton_kernels.machine_code import Report, executed, parsed
 
 SOUND = Report(
     "linear", 90, 8, 60, 0, 65536, ("LDG.E.EF.128", "ACQBULK", "LDG.E", "LDGSTS.E.BYPASS.128", "HMMA.16816.F32.BF16"),
-    weights=True, scales=False, matrix=True, pdl=True,
+    weights=True, scales=False, matrix=True, pdl=True, bar=8 * 32 * 16,
 )  # fmt: skip
 
 
@@ -32,7 +32,7 @@ def test_every_kernel_is_sound(models, capability):
     assert all(row.endswith("  ok") for row in rows)
     names = {row.split()[3] for row in rows}
     assert names == {
-        "embedding", "qkv", "attention", "combine", "linear", "swiglu", "heads", "choose",
+        "embedding", "qkv", "attention", "linear", "swiglu", "heads", "choose",
         "begin_draft", "arrived", "drafted", "begin_verification", "forward", "verdict",
         "feedback", "normalise", "prompt_qkv", "prompt_attention", "prompt_linear", "prompt_swiglu", "reduce_splits",
     }  # fmt: skip
@@ -40,10 +40,27 @@ def test_every_kernel_is_sound(models, capability):
 
 def test_sound_code_has_no_faults():
     assert SOUND.faults() == []
+    assert SOUND._replace(counters=1, instructions=(*SOUND.instructions, "ATOMG.E.ADD.STRONG.GPU")).faults() == []
     assert (
         SOUND._replace(capability=80, pdl=False, instructions=SOUND.instructions[:1] + SOUND.instructions[2:]).faults()
         == []
     )
+
+
+def test_loops_over_k_count_in_each_round():
+    code = """
+.L_x_1:
+        /*0000*/                   LDG.E.EF.128 R4, desc[UR4][R2.64] ;
+        /*0010*/              @!P0 HMMA.16816.F32.BF16 R8, R4, R12, R8 ;
+        /*0020*/               @P1 BRA `(.L_x_1) ;
+        /*0030*/                   BRA `(.L_x_2) ;
+.L_x_2:
+        /*0040*/                   EXIT ;
+"""
+    instructions, loops = parsed(code)
+    assert instructions == ["LDG.E.EF.128", "HMMA.16816.F32.BF16", "BRA", "BRA", "EXIT"]
+    assert loops == [(0, 3)]
+    assert executed(instructions, loops, {"STEPS": 7, "AHEAD": 3}) == 5 + 2 * 3
 
 
 @pytest.mark.parametrize(
@@ -51,7 +68,8 @@ def test_sound_code_has_no_faults():
     [
         ({"local": 8}, "local memory"),
         ({"instructions": (*SOUND.instructions, "STL.64")}, "local memory"),
-        ({"instructions": (*SOUND.instructions, "RED.E.ADD.F32")}, "atomics"),
+        ({"instructions": (*SOUND.instructions, "RED.E.ADD.F32")}, "1 atomics for 0 counters"),
+        ({"counters": 1, "instructions": (*SOUND.instructions, "ATOMG.E.ADD", "RED.E.ADD.F32")}, "2 atomics for 1"),
         ({"instructions": SOUND.instructions[:-1]}, "no matrix instructions"),
         ({"registers": 129}, "registers"),
         ({"unawaited": True}, "before it has ended"),
@@ -60,7 +78,8 @@ def test_sound_code_has_no_faults():
         ({"instructions": SOUND.instructions[1:]}, "16 bytes"),
         ({"instructions": ("LDG.E.EF.128", "LDG.E.EF.128", "LDG.E", "HMMA.16816")}, "0 waits"),
         ({"instructions": ("ACQBULK", *SOUND.instructions)}, "2 waits"),
-        ({"instructions": ("ACQBULK", "LDG.E.EF.128", "HMMA.16816")}, "no weights are on the way"),
+        ({"instructions": ("ACQBULK", "LDG.E.EF.128", "HMMA.16816")}, "0 bytes of weights are on the way"),
+        ({"bar": 8 * 32 * 16 + 1}, "4096 bytes of weights are on the way before the wait instead of 4097"),
         ({"instructions": ("LDG.E", *SOUND.instructions)}, "read before the wait"),
     ],
 )

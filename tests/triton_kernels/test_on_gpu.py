@@ -169,11 +169,11 @@ def test_heads(model, format):
 @pytest.mark.parametrize("start", [0, 250, *(pytest.param(s, marks=ON_GPU) for s in (4090, 8170))])
 def test_attention(model, start):
     c = CONFIGS[model]
-    capacity, shape = start + 32, (c.num_key_value_heads, start + 32, c.head_dim)
+    shape = (c.num_key_value_heads, start + 32, c.head_dim)
     keys, values = make(*shape, seed=1).to(DTYPE), make(*shape, seed=2).to(DTYPE)
     keys[:, start + 16 :] = values[:, start + 16 :] = torch.nan  # must not be read
     queries = make(16, c.num_attention_heads, c.head_dim, seed=3)
-    partials = Partials(capacity, c.num_attention_heads, c.head_dim, DEVICE)
+    partials = Partials(c.num_attention_heads, c.num_key_value_heads, c.head_dim, DEVICE)
 
     def run(count):
         out = torch.full(queries.shape, torch.nan, device=DEVICE, dtype=DTYPE)
