@@ -82,7 +82,7 @@ def test_rows_do_not_depend_on_their_company(folders, shape, dtype, isa, monkeyp
         assert np.array_equal(backend.logits(IDS, rows), fresh[-rows:]), rows
 
 
-@pytest.mark.skipif("amx" not in _native.usable_isas(), reason="the tile unit is an Intel server's, from Sapphire Rapids on")
+@pytest.mark.skipif("amx" not in _native.usable_isas(), reason="this processor has no tile unit")
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_of_integers_give_the_bits_of_the_dot_instruction(folders, shape, dtype, monkeypatch):
