@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "../pipeline/copies.h"
+
 namespace ppsd::cuda {
 
 Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, uint32_t whole_rounds,
@@ -206,15 +208,10 @@ std::optional<Draft> Plan::to_copy() const {
   const bool room = known < limits_.end - 1 && int(standing_.size()) < most;
   if (!schedule_.copies() || !room || (!standing_.empty() && is_stop(standing_.back().token))) return std::nullopt;
   const auto at = [&](int position) { return position < committed ? tokens_[position] : standing_[position - committed].token; };
-  auto copy = schedule_.lookup > 0 ? lookup_.propose(at, known) : std::nullopt;
-  const auto usual = schedule_.recycle ? successors_->propose(at, known) : std::nullopt;
-  if (usual && (!copy || usual->confidence > copy->confidence)) copy = usual;
-  if (!copy || !controller_->may_copy(copy->confidence, stopped_)) return std::nullopt;
-  const bool head_is_better = schedule_.lookahead > 0 && !lookup_.beats_head(copy->confidence);
-  return head_is_better ? std::nullopt : copy;
+  return next_copy(schedule_, *controller_, lookup_, successors_.get(), at, known, stopped_);
 }
 
-// Behind what stands; the device is told of all of it, or that there is nothing any more.
+// After what stands; the device is told of all of it, or that there is nothing any more.
 void Plan::copy() {
   bool any = false;
   for (; const auto draft = to_copy(); any = true) {

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "copies.h"
+
 namespace ppsd {
 
 Scheduler::Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed)
@@ -49,12 +51,7 @@ std::optional<Draft> Scheduler::to_copy() const {
   const bool room = known() < limits_.end - 1 && int(drafts_.size()) < most;
   if (!schedule_.copies() || !room || drafted_end()) return std::nullopt;
   const auto at = [this](int position) { return token_at(position); };
-  auto copy = schedule_.lookup > 0 ? lookup_.propose(at, known()) : std::nullopt;
-  const auto usual = schedule_.recycle ? successors_->propose(at, known()) : std::nullopt;
-  if (usual && (!copy || usual->confidence > copy->confidence)) copy = usual;
-  if (!copy || !controller_->may_copy(copy->confidence, stopped_)) return std::nullopt;
-  const bool head_is_better = schedule_.lookahead > 0 && !lookup_.beats_head(copy->confidence);
-  return head_is_better ? std::nullopt : copy;
+  return next_copy(schedule_, *controller_, lookup_, successors_.get(), at, known(), stopped_);
 }
 
 int Scheduler::copy() {
