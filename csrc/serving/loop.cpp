@@ -19,7 +19,7 @@ constexpr double kMargin = 2.0;
 constexpr double kStake = 0.5;       // plain tokens that an answer's drafts may lose at once,
 constexpr double kMayLose = 0.02;    // and in all, of its tokens
 // Between two times at which consumers are woken: as in ../cpu/session.cpp, and more for each answer, for each takes Python's
-// time then (over HTTP a third of a millisecond), which the team waits for.
+// time then, which the team waits for.
 constexpr std::chrono::microseconds kNews{25000}, kNewsOfEach{2500};
 constexpr int kCopies = 6;           // copied drafts of a round, at the most
 constexpr double kLeastChance = 0.1, kSureChance = 0.98;   // bounds of what a draft must promise
