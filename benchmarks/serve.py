@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py                                        # 1 to 32 clients: many minutes
     python benchmarks/serve.py --clients 1,4 --requests 8 -n 32 -r 1
+    python benchmarks/serve.py -m model-q4_k_m.gguf --engines ppsd-rt:int4+auto:recycle=off,llama.cpp:file
 
 Every client sends a request, reads the whole answer as it streams, and sends its next one. The requests are the
 development prompts, in order and as token ids; every answer is greedy and has -n tokens, past any end: the same work
@@ -10,8 +11,8 @@ for all engines. `direct:FORMAT+SCHEDULE` is ours in this process without HTTP: 
 `tokens/s`: of all answers, from the first request to the end of the last answer. `first`: from a request to the first
 bytes of its answer. `pause`: between arrivals of bytes in an answer, 0 where every answer came at once; ours may bring
 several tokens at once. `x`: the first engine over this one, with as many clients. llama-server is what
-`benchmarks/build_llama_cpp.sh server` builds; it gets as many slots (-np) as there are clients. The last line of the
-output is one JSON object.
+`benchmarks/build_llama_cpp.sh server` builds; it gets as many slots (-np) as there are clients. `llama.cpp:file` reads
+the .gguf file that -m names as it is. The last line of the output is one JSON object.
 """
 
 import argparse
@@ -26,15 +27,14 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any, Protocol
 
 import httpx2
 import numpy as np
-from export_gguf import FORMATS, model_folder
+from export_gguf import FORMATS
 from peer_worker import LLAMA_SERVER as SERVER
-from peers import median_of, text_gguf_file
+from peers import FILE, median_of, model_for
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.bench.report import Column, Report
@@ -236,7 +236,6 @@ class Case:
 
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
-    folder = model_folder(args.model)
     names, absent = _at_hand(args.engines)
     engine = Engine.from_pretrained(args.model, exit_head=args.exit_head, threads=args.threads, dtype=_direct(names))
     texts = [prompt.prompt for prompt in read_prompts(None)[: args.requests]]
@@ -254,7 +253,7 @@ def main(argv: list[str] | None = None) -> int:
             group: list[Case] = []
             try:
                 for name in names:
-                    target = _target(name, engine, folder, args, clients, context)
+                    target = _target(name, engine, args, clients, context)
                     group.append(Case(name, clients, target, prompts, args.max_tokens))
                 take_turns(group, 1, lambda case: asyncio.run(case.target.ask(case.prompts[0], 4)))
                 done = place * len(names) * args.repeats
@@ -277,18 +276,18 @@ def main(argv: list[str] | None = None) -> int:
     return status or (0 if whole else 130)
 
 
-def _target(name: str, engine: Engine, folder: Path, args: argparse.Namespace, clients: int, context: int) -> Target:
+def _target(name: str, engine: Engine, args: argparse.Namespace, clients: int, context: int) -> Target:
     kind, _, format = name.partition(":")
     format, _, schedule = format.partition("+")
     if kind == "direct":
         return Direct(engine, schedule)
     if kind == "ppsd-rt":
-        command: list[object] = [sys.executable, "-m", "ppsd_rt", "serve", "--model", folder, "--dtype", format]
+        command: list[object] = [sys.executable, "-m", "ppsd_rt", "serve", "--model", args.model, "--dtype", format]
         command += ["--schedule", schedule, "--exit-head", args.exit_head, "--port", 0, "--queue", 1000]
         return Served(name, [*command, *(["--threads", args.threads] if args.threads else [])], None)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    file = text_gguf_file(folder, format)
+    file = model_for(args.model, "llama-server", format)
     command = [SERVER, "--model", file, "--parallel", clients, "--ctx-size", clients * context]
     command += ["--threads", args.threads or len(_native.usable_cores()), "--host", "127.0.0.1", "--port", port]
     return Served(name, command, f"http://127.0.0.1:{port}")
@@ -323,10 +322,11 @@ def _name(text: str) -> str:
     format, plus, schedule = rest.partition("+")
     if kind in ("ppsd-rt", "direct") and format and plus and schedule:
         return text
-    if kind == "llama.cpp" and format in FORMATS:
+    formats = (*FORMATS, FILE)
+    if kind == "llama.cpp" and format in formats:
         return text
     raise argparse.ArgumentTypeError(
-        f"{text!r} is not ppsd-rt:FORMAT+SCHEDULE, direct:FORMAT+SCHEDULE or llama.cpp:FORMAT ({', '.join(FORMATS)})"
+        f"{text!r} is not ppsd-rt:FORMAT+SCHEDULE, direct:FORMAT+SCHEDULE or llama.cpp:FORMAT ({', '.join(formats)})"
     )
 
 

@@ -28,31 +28,31 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, turn = False, asyncio.Lock()
 
-        async def write(text: str) -> None:
+        async def write(text: str, more: bool = True) -> None:
             nonlocal started
             async with turn:
                 if not started:
                     started = True
                     start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                     await send(start)
-                await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+                await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
         async def emit(index: int, events: Sequence[Event]) -> None:
             if lines := "".join(map(_line, self._shape.chunks(index, events))):
                 await write(lines)
 
+        last = ""
         try:
             await self._answers.run(emit, receive, self._noted)
         except ApiError as error:
             if not started:
                 raise
-            await write(_line(error.reply().model_dump()))
+            last = _line(error.reply().model_dump())
             self._noted["error"] = error.detail
         else:
             if self._shape.with_usage:
-                await write(_line(self._shape.usage_chunk(self._answers.usage())))
-        await write("data: [DONE]\n\n")
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                last = _line(self._shape.usage_chunk(self._answers.usage()))
+        await write(f"{last}data: [DONE]\n\n", more=False)
 
 
 def _line(value: Chunk) -> str:

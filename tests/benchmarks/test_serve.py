@@ -46,6 +46,13 @@ def test_a_server_that_is_missing_is_left_out_and_named(load, capsys, monkeypatc
     assert reasons[0].startswith("llama.cpp:Q8_0: no ") and "build_llama_cpp.sh server" in capsys.readouterr().err
 
 
+def test_a_file_as_it_is_must_be_a_gguf_file(load, folder, monkeypatch):
+    module = load("serve")
+    monkeypatch.setattr(module, "SERVER", folder / "config.json")  # any file: it is at hand, and is never started
+    with pytest.raises(SystemExit, match=r"is no \.gguf file: name a format instead of llama-server:file"):
+        module.main(["-m", str(folder), "--engines", "llama.cpp:file", "--clients", "1"])
+
+
 def test_the_exported_tokenizer(load, folder, tmp_path):
     load("export_gguf").export(folder, "Q8_0", tmp_path / "model.gguf", tokenizer=True)
     fields = gguf.GGUFReader(tmp_path / "model.gguf").fields
