@@ -286,7 +286,7 @@ struct Kernels {
   const char* name;
   int weight_offset;             // added to integer weights
   int bf16_words;                // that two activations in bfloat16 take
-  bool (*by_block)(Format weights, int rows);   // how activations are to lie
+  bool (*by_block)(Format weights, int rows, int width);   // how activations are to lie
   // Panels [begin, end) of `out`. False: one of the weights is no finite number.
   bool (*pack)(const Matrix& out, const Source& source, int begin, int end);
   void (*unpack)(const Matrix& in, int output, float* row);

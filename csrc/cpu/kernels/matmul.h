@@ -156,8 +156,9 @@ inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int r
   }
 }
 
-bool by_block([[maybe_unused]] Format weights, [[maybe_unused]] int rows) {
+bool by_block([[maybe_unused]] Format weights, [[maybe_unused]] int rows, [[maybe_unused]] int width) {
 #if defined(PPSD_AMX)
+  if (width >= kWide && rows > Simd::kRows) return weights != Format::kFp32;
   return weights == Format::kBf16 || (weights == Format::kInt8 && rows >= kInt8TilesFrom) ||
          (weights == Format::kInt4 && rows >= kInt4TilesFrom);
 #else

@@ -14,7 +14,9 @@
 namespace ppsd {
 namespace {
 
-constexpr int kInt8TilesFrom = 24, kInt4TilesFrom = 12;   // rows; measured, docs/history/decoding.md
+// Rows, measured: docs/history/decoding.md. Without tiles, rows beyond Simd::kRows read a panel again; of a wide one much has
+// left the first cache by then, so tiles pay as soon as there are more.
+constexpr int kInt8TilesFrom = 24, kInt4TilesFrom = 12, kWide = 1024;
 constexpr int kSome = 8;             // blocks at a time: weights and sums of so many stay in the first cache
 constexpr int kTogether = 4;         // blocks in tiles at once
 constexpr int kScaled = 8;           // rows scaled at a time
