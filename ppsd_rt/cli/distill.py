@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> None:
         forecast = job_of(settings).forecast()
         if args.hours is not None:
             settings = replace(settings, tokens=_within(args.hours, forecast, args.slots))
-        _tell(forecast, settings)
+        _tell(forecast, settings, len(job_of(settings).plan.missing()))
     elif args.hours is not None:
         settings = replace(settings, tokens=begun)
     job = job_of(settings)
@@ -135,11 +135,14 @@ def _within(hours: float, forecast: Forecast, slots: int) -> int:
     return shards * slots * STEPS
 
 
-def _tell(forecast: Forecast, settings: distillation.Settings) -> None:
+def _tell(forecast: Forecast, settings: distillation.Settings, missing: int) -> None:
+    """missing: shards, the held-out one among them, that no earlier run has sampled into this folder."""
     shard = settings.slots * STEPS
-    tokens = settings.shards * shard
-    sampling, training = forecast.sampling(tokens + shard), forecast.training(tokens)
-    text = f"sampling {tokens + shard:,} tokens takes about {_duration(sampling)} on this machine"
+    tokens, sampled = settings.shards * shard, missing * shard
+    sampling, training = forecast.sampling(sampled), forecast.training(tokens)
+    text = f"sampling {sampled:,} tokens takes about {_duration(sampling)} on this machine"
+    if missing == 0:
+        text = "all of its text has been sampled"
     if settings.kinds != (NGRAM,):
         steps = max(1, round(forecast.steps(tokens)))
         text += f", training {steps:,} steps about {_duration(training)}; {KNOWN}"

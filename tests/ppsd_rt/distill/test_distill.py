@@ -602,6 +602,24 @@ def test_a_run_of_so_many_hours(folder, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
+    ("there", "words"),
+    [
+        (1, "sampling 32,768 tokens takes about 2 s on this machine, training"),
+        (3, "all of its text has been sampled, training"),
+    ],
+)
+def test_text_that_is_there_is_not_foreseen(folder, tmp_path, monkeypatch, capsys, there, words):
+    """Two shards and one held out, of which an earlier run has left some."""
+    monkeypatch.setattr(Distillation, "forecast", lambda job: Forecast(16 * 1024, 1.0, TrainSettings()))
+    monkeypatch.setattr(Distillation, "prepare", lambda job, resume: (_ for _ in ()).throw(PpsdError("enough")))
+    for number in range(there):
+        shards.shard_path(tmp_path, number).touch()
+    options = ["--out", str(tmp_path / "head.safetensors"), "--dtype", "float32", "--threads", "1", "--slots", "16"]
+    assert main(["distill", "-m", str(folder), *options, "--text", str(tmp_path), "--tokens", "32768"]) == 1
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         (["--hours", "1e-9"], "--hours 1e-09 is too short: the least that can be done takes about "),
