@@ -239,12 +239,13 @@ bool Planner::affordable_overlap(int which) const {
   return pays(bias_[int(Mode::kOverlap)] * (drafting + c.verify_interference * c.pass(s.max_chunk + 1)), credit_);
 }
 
+// They stand in the order of what a first wrong draft costs: of about as fast ones, the first.
 Prediction Planner::best_overlap(double acceptance) const {
   Prediction best{Mode::kOverlap, 0, 0.0};
   for (int which = 0; which < int(overlaps_.size()); ++which) {
     if (!affordable_overlap(which)) continue;
     const Prediction other = predict_overlap(which, acceptance);
-    if (other.tokens_per_second > best.tokens_per_second) best = other;
+    if (other.tokens_per_second > tuning_.worth_switching * best.tokens_per_second) best = other;
   }
   return best;
 }
