@@ -39,7 +39,7 @@ std::vector<Schedule> overlapped_schedules(bool ranks) {
   };
   // `elastic`; over ranks also with other first chunks, and PPSD as published (ppsd_rt/pipeline/schedule.py).
   if (!ranks) return {overlapped(2, 8)};
-  return {overlapped(0, 1), overlapped(0, 8), overlapped(1, 8), overlapped(2, 8), overlapped(4, 8)};
+  return {overlapped(0, 8), overlapped(0, 1), overlapped(1, 8), overlapped(2, 8), overlapped(4, 8)};
 }
 
 Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup, bool siblings,
@@ -135,14 +135,16 @@ std::vector<Prediction> Planner::predictions() const {
 
 // -- learning ----------------------------------------------------------------------------------------------------------
 
-const Schedule& Planner::after(const Round& round, double seconds) {
-  learn(round, seconds);
+const Schedule& Planner::after(const Round& round, double seconds, bool left_over) {
+  if (left_over) learn_left_over(round);
+  else learn(round, seconds);
   move_to(round.position + int(round.committed.size()));
   decide();
   return schedule_;
 }
 
-void Planner::learn(const Round& round, double seconds) {
+// -> is there a draft that was right?
+bool Planner::learn_verdicts(const Round& round) {
   bool right = false;
   for (int i = 0; i < int(round.judged.size()); ++i) {
     if (round.judged[i].copied > 0) {
@@ -156,6 +158,17 @@ void Planner::learn(const Round& round, double seconds) {
     rejected_ *= kFade;
     (i < round.accepted ? accepted_ : rejected_) += 1.0;
   }
+  return right;
+}
+
+// What it has brought is earned; of the decision that is in force it tells nothing.
+void Planner::learn_left_over(const Round& round) {
+  learn_verdicts(round);
+  account(Mode::kOverlap, int(round.committed.size()), overlapped_seconds(round));
+}
+
+void Planner::learn(const Round& round, double seconds) {
+  const bool right = learn_verdicts(round);
   if (probing_) {
     since_probe_ = 0;   // a draft that was right is worth another one soon
     if (mode_ != Mode::kPlain)
@@ -172,13 +185,14 @@ void Planner::learn(const Round& round, double seconds) {
   measured.seconds += seconds;
   measured.predicted_seconds += expected;
   correct(seconds / expected);
-  account(int(round.committed.size()), expected);
+  account(mode_, int(round.committed.size()), expected);
 }
 
 // A round is no unit of time here: tokens follow each other at the pace of right drafts, and a pipeline that was emptied
-// costs the same whatever comes then. So many seconds as make up the simulated speed.
+// costs the same whatever comes then. So many seconds as make up the simulated speed; at a middling acceptance, for with few
+// wrong drafts what one of them costs is the small difference of two speeds.
 double Planner::overlapped_seconds(const Round& round) {
-  const double a = std::min(acceptance(), 0.9), tokens = double(round.committed.size());
+  const double a = std::min(acceptance(), 0.5), tokens = double(round.committed.size());
   const double on = 1.0 / simulated(overlap_, kGrid);
   const double speed = predict_overlap(overlap_, a).tokens_per_second * corrected(Mode::kOverlap, 1.0);
   const double restart = std::max((1.0 / speed - on) / (1.0 - a), 1.0 / simulated(overlap_, 0) - on);
@@ -208,10 +222,10 @@ void Planner::correct(double ratio) {
 }
 
 // Rounds of plain decoding cost one step by definition, so that neither the machine's pace nor its noise counts.
-void Planner::account(int tokens, double seconds) {
+void Planner::account(Mode mode, int tokens, double seconds) {
   const int ahead = std::clamp(tuning_.allowed_ahead - tokens_, 0, tokens);
   tokens_ += tokens;
-  credit_ += tokens + tuning_.allowance * (tokens - ahead) - bias_[int(mode_)] * seconds / costs_.plain();
+  credit_ += tokens + tuning_.allowance * (tokens - ahead) - bias_[int(mode)] * seconds / costs_.plain();
 }
 
 // Can the account pay for a round of drafts that takes so long, and commits only what a plain one would?
@@ -239,7 +253,7 @@ bool Planner::affordable_overlap(int which) const {
   return pays(bias_[int(Mode::kOverlap)] * (drafting + c.verify_interference * c.pass(s.max_chunk + 1)), credit_);
 }
 
-// They stand in the order of what a first wrong draft costs: of about as fast ones, the first.
+// Of about as fast ones the first: rows that wait may leave together, and a first wrong draft costs little.
 Prediction Planner::best_overlap(double acceptance) const {
   Prediction best{Mode::kOverlap, 0, 0.0};
   for (int which = 0; which < int(overlaps_.size()); ++which) {

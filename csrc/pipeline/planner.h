@@ -50,7 +50,8 @@ class Planner {
   // Before the first round of an answer: how long its prompt is. What earlier answers gained counts little for this one.
   void begin(int context);
   // After every round but the prompt's; seconds: since the round before. What to do next.
-  const Schedule& after(const Round& round, double seconds);
+  // left_over: its rows had left before overlapping ended.
+  const Schedule& after(const Round& round, double seconds, bool left_over = false);
   const Schedule& schedule() const { return schedule_; }
 
   double acceptance() const { return accepted_ / (accepted_ + rejected_); }
@@ -74,10 +75,12 @@ class Planner {
   double simulated(int which, int i) const;
   Prediction predict_overlap(int which, double acceptance) const;
   void learn(const Round& round, double seconds);
+  bool learn_verdicts(const Round& round);
+  void learn_left_over(const Round& round);
   void decide();
   Prediction best_turns(double acceptance, int most) const;
   void correct(double ratio);
-  void account(int tokens, double seconds);
+  void account(Prediction::Mode mode, int tokens, double seconds);
   bool pays(double seconds, double credit) const;
   int affordable_drafts() const;
   bool affordable_overlap(int which) const;

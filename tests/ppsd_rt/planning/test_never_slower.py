@@ -176,3 +176,15 @@ def test_ranks_that_hinder_each_other_more_than_was_measured_are_found_out(ranks
         for seed in range(4):
             planner = _native.Planner(Costs(believed, believed), 0.4)
             assert simulate(planner, real, acceptance, 1500, seed).tokens_per_second >= 0.9 * best
+
+
+@pytest.mark.parametrize("file", [0.0, 0.9])
+@pytest.mark.parametrize("slower", [1.15, 1.3, 1.5])
+def test_a_short_answer_over_two_ranks_keeps_overlapping(slower, file):
+    """Side by side both ranks take a little longer than was measured. What rows earn that left before counts too."""
+    believed = pipeline_costs(table(4.6), 0.7, (table(5.6, 0.15),), 0.25)
+    real = believed.replace(draft_interference=slower, verify_interference=slower)
+    for seed in range(10):
+        planner = _native.Planner(Costs(believed, believed), file)
+        best = min(times(simulate(parse_schedule(name), real, 0.8, 64, seed))[-1] for name in ("ppsd", "elastic"))
+        assert times(simulate(planner, real, 0.8, 64, seed))[-1] <= best / 0.88, seed
