@@ -9,8 +9,9 @@ from .lengths import LENGTHS
 from .lossless import LOSSLESS
 from .real_ranks import RANKS
 from .stages import STAGES
+from .trees import TREES
 from .waste import WASTE
 
-EXPERIMENTS = (LOSSLESS, WASTE, BRANCHES, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS)  # the shortest first
+EXPERIMENTS = (LOSSLESS, WASTE, BRANCHES, TREES, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS)  # the shortest first
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment"]

@@ -94,6 +94,8 @@ def answer(engine, schedule, trace=False, params=PARAMS):
     return {
         "ids": completion.ids,
         "judged": completion.statistics.judged,
+        "siblings": completion.statistics.siblings,
+        "rescued": completion.statistics.rescued,
         "launches": engine.backend.facts()["launches"],
         "streams": len(streams),
         "graph launches": sum(call.function == b"cuGraphLaunch" for call in calls),
@@ -110,6 +112,8 @@ def answers(folder):
     result["turns"] = answer(engine, "eesd:length=2,stop_rule=survival")
     result["fixed"] = answer(engine, "eesd:length=2,stop_rule=fixed")
     result["copies"] = answer(engine, "recycle:lookup=1")
+    result["siblings"] = answer(engine, "eesd:length=2,stop_rule=fixed,siblings=0.0001")
+    result["siblings in turns"] = answer(engine, "eesd:length=2,stop_rule=survival=0.001,siblings=0.0001")
     result["elastic"] = answer(engine, "elastic:first_chunk=1,lookup=1", trace=True)
     table = StageCosts(0.1, 0.11, (1.0,) * 16)
     engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these

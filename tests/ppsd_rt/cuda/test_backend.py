@@ -3,6 +3,8 @@
 In Triton's interpreter that is what eager torch says too; on a GPU, where bfloat16 rounds otherwise, its own.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -28,6 +30,7 @@ SMALL = {
 }  # fmt: skip
 SAMPLED = SamplingParams(max_tokens=6, temperature=0.8, seed=4, ignore_eos=True)
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+LONG = SamplingParams(max_tokens=20, ignore_eos=True)
 PROMPT = [72, 101, 108, 108, 111]
 
 
@@ -100,6 +103,41 @@ def test_copies_are_accepted_where_the_text_repeats_itself(engine, schedule):
     if schedule != "auto":  # which may find in so few rounds that no copy can be paid
         assert 0 < statistics.copied_accepted <= statistics.copied_judged
         assert statistics.rounds < plain.statistics.rounds
+
+
+@pytest.mark.parametrize(
+    ("schedule", "params"),
+    [
+        ("eesd:length=3,stop_rule=fixed", LONG),
+        slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=0.9, seed=5)),
+        slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=1.0, top_k=5, seed=6)),
+        slow("eesd:length=4,stop_rule=survival=0.001,lookup=3", LONG),
+        slow("eesd:first_chunk=0,max_chunk=2,lookahead=9,stop_rule=fixed", LONG),
+    ],
+)
+def test_siblings_are_right_at_times_and_change_no_answer(engine, schedule, params):
+    prompt = [7] * 58  # the answer goes over the border of a tile
+    plain = engine.generate(prompt, params, "plain").run()
+    generation = engine.generate(prompt, params, f"{schedule},siblings=0.0001")
+    rounds = [event.round for event in generation.events() if isinstance(event, Committed)]
+    assert generation.completion.ids == plain.ids
+    statistics = generation.statistics
+    assert statistics.siblings > statistics.rescued > 0
+    assert statistics.siblings == sum(round.siblings for round in rounds)
+    for round in (round for round in rounds if round.rescued):
+        assert len(round.committed) == round.accepted + 2
+        assert round.judged[-1].sibling == round.committed[round.accepted]
+
+
+def test_there_are_no_siblings_under_a_penalty_or_an_oracle(engine, plain):
+    schedule = "eesd:length=3,stop_rule=fixed,siblings=0.0001"
+    penalised = replace(GREEDY, repetition_penalty=1.2)
+    completion = engine.generate(PROMPT, penalised, schedule).run()
+    assert completion.statistics.siblings == 0
+    options = RunOptions(oracle=Oracle((*PROMPT, *plain[GREEDY]), 0.0))
+    completion = engine.generate(PROMPT, GREEDY, schedule, options).run()
+    assert completion.ids == plain[GREEDY]
+    assert (completion.statistics.siblings, completion.statistics.accepted) == (0, 0)
 
 
 def test_an_oracles_drafts_and_reports_of_them(engine, plain):

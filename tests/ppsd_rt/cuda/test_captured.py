@@ -56,6 +56,9 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     for name, answer in result.items():
         assert answer["ids"] == plain["ids"], name
         assert answer["launches"] == "captured"
+        assert (answer["siblings"] > 0) == name.startswith("siblings"), name
+    assert result["siblings"]["rescued"] > 0
+    assert result["siblings"]["graph launches"] < result["siblings in turns"]["graph launches"]
     assert result["elastic, serial"]["streams"] == 1, "without overlap, one order for all"
     assert result["elastic"]["streams"] == 2
     assert result["elastic"]["judged"] > 0
