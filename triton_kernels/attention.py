@@ -63,7 +63,7 @@ def attention_kernel(
         of_text = tl.maximum(rows - tl.load(siblings + _SIBLINGS), 0)
         its = of_text + (chunk - CHUNKS) // ALONE  # the sibling's row
         at = tl.load(siblings + _POSITIONS + its - of_text, mask=beside, other=-1)  # its position
-        place = start + its
+        its_place = start + its
         begin = tl.where(beside, its * GROUP + (chunk - CHUNKS) % ALONE * COLUMNS, begin)
         rows = tl.where(beside, tl.minimum(its + 1, rows), of_text)
         start = tl.where(beside, at - its, start)  # so that the row stands at its position
@@ -88,7 +88,7 @@ def attention_kernel(
         for tile in tl.range(first + own, first + tiles, SPANS):
             position = tile * TILE + tl.arange(0, TILE)
             known = (position < start + rows)[:, None] & wide[None, :]  # what lies beyond may be anything, NaN too
-            seat = tl.where(position == at, place, position) if SIBLINGS > 0 else position
+            seat = tl.where(position == at, its_place, position) if SIBLINGS > 0 else position
             cell = base + seat[:, None] * HEAD_DIM + channel[None, :]
             k = tl.load(keys + cell, mask=known, other=0).to(DOT)
             v = tl.load(values + cell, mask=known, other=0).to(DOT)
