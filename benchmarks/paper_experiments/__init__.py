@@ -12,6 +12,7 @@ from .stages import STAGES
 from .trees import TREES
 from .waste import WASTE
 
-EXPERIMENTS = (LOSSLESS, WASTE, BRANCHES, TREES, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS)  # the shortest first
+# The shortest first.
+EXPERIMENTS = (LOSSLESS, WASTE, BRANCHES, TREES, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS)
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment"]
