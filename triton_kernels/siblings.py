@@ -51,13 +51,13 @@ def adopt_kernel(
         line = cache + head.to(tl.int64) * capacity * HEAD_DIM + channel
         tl.store(line + position * HEAD_DIM, tl.load(line + place * HEAD_DIM, mask=here), mask=here)
         if tl.program_id(0) == 0:
-            channel = tl.arange(0, BLOCK)
-            here = channel < HIDDEN
-            row = tl.load(exit_hidden + place * HIDDEN + channel, mask=here)
-            tl.store(exit_hidden + position * HIDDEN + channel, row, mask=here)
+            number = tl.arange(0, BLOCK)
+            wide = number < HIDDEN
+            row = tl.load(exit_hidden + place * HIDDEN + number, mask=wide)
+            tl.store(exit_hidden + position * HIDDEN + number, row, mask=wide)
             if HEARS:
-                row = tl.load(last_hidden + place * HIDDEN + channel, mask=here)
-                tl.store(last_hidden + position * HIDDEN + channel, row, mask=here)
+                row = tl.load(last_hidden + place * HIDDEN + number, mask=wide)
+                tl.store(last_hidden + position * HIDDEN + number, row, mask=wide)
 
 
 def adopt(

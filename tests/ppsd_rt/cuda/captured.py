@@ -84,9 +84,9 @@ def engine_of(folder, recorder=FakeRecorder, serial=False, **options):
     return engine
 
 
-def answer(engine, schedule, trace=False, params=PARAMS):
+def answer(engine, schedule, trace=False, params=PARAMS, prompt=PROMPT):
     fake.fake_cuda_clear_log()
-    completion = engine.generate(PROMPT, params, schedule, RunOptions(trace=trace)).run()
+    completion = engine.generate(prompt, params, schedule, RunOptions(trace=trace)).run()
     log = (Call * 10000)()
     calls = log[: fake.fake_cuda_log(log, 10000)]
     streams = {call.stream for call in calls if call.function == b"cuGraphLaunch"}
@@ -112,13 +112,22 @@ def answers(folder):
     result["turns"] = answer(engine, "eesd:length=2,stop_rule=survival")
     result["fixed"] = answer(engine, "eesd:length=2,stop_rule=fixed")
     result["copies"] = answer(engine, "recycle:lookup=1")
-    result["siblings"] = answer(engine, "eesd:length=2,stop_rule=fixed,siblings=0.0001")
-    result["siblings in turns"] = answer(engine, "eesd:length=2,stop_rule=survival=0.001,siblings=0.0001")
     result["elastic"] = answer(engine, "elastic:first_chunk=1,lookup=1", trace=True)
     table = StageCosts(0.1, 0.11, (1.0,) * 16)
     engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these
     result["auto"] = answer(engine, "auto")
     result["elastic, serial"] = answer(engine_of(folder, serial=True), "elastic")
+    return result
+
+
+def siblings(folder):
+    engine, prompt = engine_of(folder), [17, 17, 17]
+    schedules = {"plain": "plain", "fixed": "eesd:length=2,stop_rule=fixed,siblings=0.0001"}
+    schedules["turns"] = "eesd:length=2,stop_rule=survival=0.001,siblings=0.0001"
+    result = {name: answer(engine, schedule, prompt=prompt) for name, schedule in schedules.items()}
+    table = StageCosts(0.1, 0.11, (1.0,) * 16)
+    engine.backend._costs = Costs(table, None)
+    result["auto"] = answer(engine, "auto", prompt=prompt)
     return result
 
 

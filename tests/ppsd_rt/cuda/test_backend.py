@@ -116,7 +116,7 @@ def test_copies_are_accepted_where_the_text_repeats_itself(engine, schedule):
     ],
 )
 def test_siblings_are_right_at_times_and_change_no_answer(engine, schedule, params):
-    prompt = [7] * 58  # the answer goes over the border of a tile
+    prompt = [61] * 58  # the answer goes over the border of a tile
     plain = engine.generate(prompt, params, "plain").run()
     generation = engine.generate(prompt, params, f"{schedule},siblings=0.0001")
     rounds = [event.round for event in generation.events() if isinstance(event, Committed)]
