@@ -88,6 +88,7 @@ def test_stages_on_several_devices_give_the_plain_answer(three_layers, fake_driv
         assert answer["ids"] == next(ids for kind, ids in plain.items() if kind in name), name
         assert answer["launches"] == "captured"
         assert (answer["copies"] > 0) == several, name
+        assert answer["siblings"] == 0, name
         assert answer["devices"] == (3 if "three" in name else 2 if several else 1), name
         if "auto" not in name:  # which may find in so few rounds that no draft can be paid
             assert (answer["judged"] > 0) == ("plain" not in name and name not in map("one, {}".format, plain)), name
