@@ -143,7 +143,12 @@ def devices(folder):
         "one, sampled": ("cpu", 1, "plain", sampled),
         "one, penalised": ("cpu", 1, "plain", penalised),
         "one in two stages, sampled": ("cpu:0,cpu:0", (2, 1), "elastic:first_chunk=1", sampled),
-        "draft apart, eesd, sampled": ("cpu:0,cpu:1", (1, 2), "eesd:length=2,stop_rule=survival,siblings=0.001", sampled),
+        "draft apart, eesd, sampled": (
+            "cpu:0,cpu:1",
+            (1, 2),
+            "eesd:length=2,stop_rule=survival,siblings=0.001",
+            sampled,
+        ),
         "shared, ppsd, penalised": ("cpu:0,cpu:1", (2, 1), "ppsd", penalised),
         "shared, auto, sampled": ("cpu:0,cpu:1", (2, 1), "auto", sampled),
         "three, plain, penalised": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "plain", penalised),
