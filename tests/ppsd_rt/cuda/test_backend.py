@@ -22,6 +22,7 @@ from ppsd_rt.generation import Committed
 from ppsd_rt.pipeline.rounds import Drafted
 from ppsd_rt.pipeline.schedule import AUTO, parse_schedule
 from ppsd_rt.sampling.params import SamplingParams
+from ppsd_rt.triton_kernels.state import START
 
 ON_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", "bfloat16") if ON_GPU else ("cpu", "float32")
@@ -106,6 +107,14 @@ def test_copies_are_accepted_where_the_text_repeats_itself(engine, schedule):
         assert statistics.rounds < plain.statistics.rounds
 
 
+def verified_rows(engine):
+    """What they have left behind: keys and values of all layers, exit hidden states."""
+    buffers = engine.backend._stages.buffers
+    end = int(buffers.state[START])
+    caches = (cache[:, :end].clone() for cache in (*buffers.keys, *buffers.values))
+    return [*caches, buffers.exit_hidden[:end].clone()]
+
+
 @pytest.mark.parametrize(
     ("schedule", "params"),
     [
@@ -119,9 +128,12 @@ def test_copies_are_accepted_where_the_text_repeats_itself(engine, schedule):
 def test_siblings_are_right_at_times_and_change_no_answer(engine, schedule, params):
     prompt = [61] * 58  # the answer goes over the border of a tile
     plain = engine.generate(prompt, params, "plain").run()
+    alone = verified_rows(engine)
     generation = engine.generate(prompt, params, f"{schedule},siblings=0.0001")
     rounds = [event.round for event in generation.events() if isinstance(event, Committed)]
     assert generation.completion.ids == plain.ids
+    for ours, theirs in zip(verified_rows(engine), alone, strict=True):
+        assert torch.equal(ours, theirs), "an adopted row has the bits of one that ran by itself"
     statistics = generation.statistics
     assert statistics.siblings > statistics.rescued > 0
     assert statistics.siblings == sum(round.siblings for round in rounds)
