@@ -12,13 +12,14 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_support  # noqa: F401  (how the interpreter adds up)
 import numpy as np
-from support import slow, write_model
+from support import loud_head, slow, write_model
 
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.generation import Committed
+from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Drafted
 from ppsd_rt.pipeline.schedule import AUTO, parse_schedule
 from ppsd_rt.sampling.params import SamplingParams
@@ -140,6 +141,26 @@ def test_siblings_are_right_at_times_and_change_no_answer(engine, schedule, para
     for round in (round for round in rounds if round.rescued):
         assert len(round.committed) == round.accepted + 2
         assert round.judged[-1].sibling == round.committed[round.accepted]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ON_GPU, reason="rounds otherwise")
+def test_after_a_rescue_a_feedback_head_drafts_as_torch_does(folder, tmp_path):
+    """From what the last layer made of the sibling's row, and what the head's own layers make of it."""
+    path = tmp_path / "head.safetensors"
+    loud_head(Checkpoint(folder).hash, exit_layer=1, **SMALL).save(path)
+    told = []
+    for backend, device in (("cuda", DEVICE), ("torch", "cpu")):
+        engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, device=device, dtype="float32")
+        schedule = parse_schedule("eesd:length=3,stop_rule=fixed,siblings=0.0001")
+        generation = engine.generate([85] * 5, LONG, schedule, RunOptions(report_drafts=True))
+        events = list(generation.events())
+        rounds = [event.round for event in events if isinstance(event, Committed)]
+        rounds = [round for round in rounds if round.position < 17]  # later there may be no places for siblings
+        assert sum(round.rescued for round in rounds) > 2
+        drafts = {event.position: event.token for event in events if isinstance(event, Drafted) and event.position < 17}
+        told.append(([(round.committed, round.siblings, round.rescued) for round in rounds], drafts))
+    assert told[0] == told[1]
 
 
 def test_there_are_no_siblings_under_a_penalty_or_an_oracle(engine, plain):
