@@ -125,8 +125,8 @@ void bind_cuda(py::module_& m) {
   using Words = std::pair<uint64_t, int>;   // an address, and how many records there are
   py::class_<Graphs>(m, "Graphs",
       "Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; siblings: "
-      "the same (draft, row, rounds, verify) of rounds with siblings, or None; copies before each leg of a pass, rings of records [address, records], the address of what the host offers to draft, "
-      "and the numbers of the last records.")
+      "the same (draft, row, rounds, verify) of rounds with siblings, or None; copies before each leg of a pass, rings of "
+      "records [address, records], the address of what the host offers to draft, and the numbers of the last records.")
       .def(py::init([](uint64_t draft, uint64_t row, const std::map<int, uint64_t>& rounds,
                        const std::vector<uint64_t>& verify, const std::optional<StepHandles>& siblings,
                        std::vector<std::vector<Copy>> copies,

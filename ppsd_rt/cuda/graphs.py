@@ -3,7 +3,8 @@
 What is captured: a draft step, the early layers alone, and each leg of a pass, which on one device are its
 verification stages; once each, right after the stages have been made. On one device also a step of plain decoding as
 one graph, and, when a schedule first asks for them, a round with a fixed number of drafts, and the steps of rounds with
-siblings. Kernels are compiled before that, by one launch in which no row is live.
+siblings. Kernels are compiled before that, by one launch: no row is live, or the rows are those of an answer that has
+ended, whose prompt they leave alone.
 
 What is patched: nothing. Which rows a launch takes and where they stand, seed, temperature, filters, the longest chunk
 and the end of the text are words in device memory; so a graph serves every answer, chunk and length.
