@@ -136,7 +136,7 @@ def test_siblings_are_right_at_times_and_change_no_answer(engine, schedule, para
     for ours, theirs in zip(verified_rows(engine), alone, strict=True):
         assert torch.equal(ours, theirs), "an adopted row has the bits of one that ran by itself"
     statistics = generation.statistics
-    assert statistics.siblings > statistics.rescued > 0
+    assert statistics.siblings >= statistics.rescued > 0
     assert statistics.siblings == sum(round.siblings for round in rounds)
     for round in (round for round in rounds if round.rescued):
         assert len(round.committed) == round.accepted + 2
