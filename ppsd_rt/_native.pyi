@@ -471,9 +471,9 @@ class GraphCopy:
     ) -> None: ...
 
 class Graphs:
-    """Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; copies
-    before each leg of a pass, rings of records [address, records], the address of what the host offers to draft, and
-    the numbers of the last records.
+    """Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; siblings:
+    the same (draft, row, rounds, verify) of rounds with siblings, or None; copies before each leg of a pass, rings of
+    records [address, records], the address of what the host offers to draft, and the numbers of the last records.
     """
 
     def __init__(
@@ -483,6 +483,7 @@ class Graphs:
         row: int,
         rounds: dict[int, int],
         verify: Sequence[int],
+        siblings: tuple[int, int, dict[int, int], Sequence[int]] | None,
         copies: Sequence[Sequence[GraphCopy]],
         take_apart: bool,
         verdict_apart: bool,
@@ -538,6 +539,8 @@ class LaunchPlan:
     ) -> None: ...
     def begin(self, prompt: Sequence[int], keep: int, first: int) -> Round: ...
     def next(self, drafts_done: int) -> str: ...
+    @property
+    def siblings(self) -> bool: ...  # does this launch take siblings?
     @property
     def window(self) -> tuple[int, int]: ...
     def land(self, record: Sequence[int], drafts_done: int, seconds: float) -> Round | None: ...

@@ -11,6 +11,9 @@ their order, so that it does not matter which one is the last; where a single ti
 A tile or a span that a row cannot see leaves the row's numbers as they are, to the bit: that is why neighbours do not
 matter. With a window a row sees its last `window` positions alone, its own included.
 
+Siblings (siblings.py) come after the text's rows, each in programs of its own. They read the cache as if their key and
+value stood at their position, where those of another token are: so a sibling gets the bits that it would get alone.
+
 The grid is the same for every length; programs without a tile or without a live row end at once. So a captured launch
 serves every length, and what the spans leave does not grow with it.
 """
@@ -21,41 +24,56 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .state import MAX_ROWS, ROWS, START
+from . import state as words
+from .state import MAX_ROWS, MOST_SIBLINGS, ROWS, START
 
 TILE, SPANS, COLUMNS = 64, 16, 16
 
 _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
+_SIBLINGS, _POSITIONS = tl.constexpr(words.SIBLINGS), tl.constexpr(words.SIBLING_POSITIONS)
 
 
 @triton.jit
 def attention_kernel(
-    queries, keys, values, sums, tops, arrived, out, state, capacity, scale,
+    queries, keys, values, sums, tops, arrived, out, state, siblings, capacity, scale,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     WINDOW: tl.constexpr, TILE: tl.constexpr, SPANS: tl.constexpr, COLUMNS: tl.constexpr,
-    DOT: tl.constexpr, PDL: tl.constexpr,
+    SIBLINGS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (kv_heads * CHUNKS, SPANS). WIDTH and GROUP: head_dim and heads a KV head, rounded up to powers of two.
+    """Grid (kv_heads * TEAMS, SPANS). WIDTH and GROUP: head_dim and heads a KV head, rounded up to powers of two.
+    SIBLINGS: how many there may be.
 
     Queries go row by row, the heads of a group together, so that few rows fill few chunks of COLUMNS.
 
     sums [grid, COLUMNS, head_dim], tops (and totals) [grid, COLUMNS, 2]: of programs with others beside them. arrived
-    [kv_heads * CHUNKS]: how many of these have stored theirs; 0 between launches.
+    [kv_heads * TEAMS]: how many of these have stored theirs; 0 between launches.
     """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     CHUNKS: tl.constexpr = 16 * GROUP // COLUMNS
+    ALONE: tl.constexpr = GROUP // COLUMNS if GROUP > COLUMNS else 1  # chunks of a sibling
+    TEAMS: tl.constexpr = CHUNKS + SIBLINGS * ALONE
     team, span = tl.program_id(0), tl.program_id(1)
-    kv_head, chunk = team // CHUNKS, team % CHUNKS
+    kv_head, chunk = team // TEAMS, team % TEAMS
     rows, start = tl.load(state + _ROWS), tl.load(state + _START)
-    low = chunk * COLUMNS // GROUP  # the first and the last row of the chunk
-    high = tl.minimum((chunk * COLUMNS + COLUMNS - 1) // GROUP, rows - 1)
+    begin = chunk * COLUMNS  # the first of the queries
+    if SIBLINGS > 0:
+        beside = chunk >= CHUNKS
+        of_text = tl.maximum(rows - tl.load(siblings + _SIBLINGS), 0)
+        its = of_text + (chunk - CHUNKS) // ALONE  # the sibling's row
+        at = tl.load(siblings + _POSITIONS + its - of_text, mask=beside, other=-1)  # its position
+        its_place = start + its
+        begin = tl.where(beside, its * GROUP + (chunk - CHUNKS) % ALONE * COLUMNS, begin)
+        rows = tl.where(beside, tl.minimum(its + 1, rows), of_text)
+        start = tl.where(beside, at - its, start)  # so that the row stands at its position
+    low = begin // GROUP  # the first and the last row of the chunk
+    high = tl.minimum((begin + COLUMNS - 1) // GROUP, rows - 1)
     first = tl.maximum(start + low - WINDOW + 1, 0) // TILE if WINDOW else 0
     tiles = (start + high) // TILE + 1 - first  # that the chunk sees
     own = (span - first % SPANS + SPANS) % SPANS  # the first of them that is this span's
     if (low < rows) & (own < tiles):
-        column = chunk * COLUMNS + tl.arange(0, COLUMNS)  # as in the linear layers the queries are columns
+        column = begin + tl.arange(0, COLUMNS)  # as in the linear layers the queries are columns
         row, member = column // GROUP, column % GROUP
         head = kv_head * (HEADS // KV_HEADS) + member
         live = (member < HEADS // KV_HEADS) & (row < rows)
@@ -70,7 +88,8 @@ def attention_kernel(
         for tile in tl.range(first + own, first + tiles, SPANS):
             position = tile * TILE + tl.arange(0, TILE)
             known = (position < start + rows)[:, None] & wide[None, :]  # what lies beyond may be anything, NaN too
-            cell = base + position[:, None] * HEAD_DIM + channel[None, :]
+            seat = tl.where(position == at, its_place, position) if SIBLINGS > 0 else position
+            cell = base + seat[:, None] * HEAD_DIM + channel[None, :]
             k = tl.load(keys + cell, mask=known, other=0).to(DOT)
             v = tl.load(values + cell, mask=known, other=0).to(DOT)
             score = tl.dot(k, q, input_precision="ieee") * scale  # [TILE, COLUMNS]
@@ -99,14 +118,14 @@ def attention_kernel(
             if tl.atomic_add(arrived + team, 1, sem="acq_rel", scope="gpu") == there - 1:
                 tl.store(arrived + team, 0)  # for the next launch, which waits for the end of this one
                 combine(
-                    sums, tops, out, team, chunk, kv_head, rows, first, tiles,
+                    sums, tops, out, team, begin, kv_head, rows, first, tiles,
                     HEADS, KV_HEADS, HEAD_DIM, WIDTH, GROUP, SPANS, COLUMNS,
                 )  # fmt: skip
 
 
 @triton.jit
 def combine(
-    sums, tops, out, team, chunk, kv_head, rows, first, tiles,
+    sums, tops, out, team, begin, kv_head, rows, first, tiles,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, GROUP: tl.constexpr,
     SPANS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
@@ -120,7 +139,7 @@ def combine(
     thread = tl.arange(0, THREADS)[None, :, None, None]
     channel = thread * 4 + tl.arange(0, LONG)[None, None, :, None] * (4 * THREADS)
     channel += tl.arange(0, 4)[None, None, None, :]
-    column = chunk * COLUMNS + lane
+    column = begin + lane
     row, member = column // GROUP, column % GROUP
     live = (member < HEADS // KV_HEADS) & (row < rows)
     every = live & (thread >= 0)  # for each thread
@@ -152,29 +171,34 @@ class Partials:
     """What the spans leave, and how many have: see `attention_kernel`. Its size depends on the heads alone."""
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, device: torch.device | str) -> None:
-        teams = kv_heads * chunks(heads, kv_heads)
+        teams = kv_heads * chunks(heads, kv_heads, MOST_SIBLINGS)
         shape = (teams, SPANS, COLUMNS)
         self.sums = torch.empty(*shape, head_dim, device=device)
         self.tops = torch.empty(*shape, 2, device=device)
         self.arrived = torch.zeros(teams, dtype=torch.int32, device=device)
 
 
-def chunks(heads: int, kv_heads: int) -> int:
-    """Of COLUMNS queries: what 16 rows of a KV head's group are cut into."""
-    return MAX_ROWS * triton.next_power_of_2(heads // kv_heads) // COLUMNS
+def chunks(heads: int, kv_heads: int, siblings: int = 0) -> int:
+    """Of COLUMNS queries: what 16 rows of a KV head's group are cut into, and each of so many siblings."""
+    group = triton.next_power_of_2(heads // kv_heads)
+    return MAX_ROWS * group // COLUMNS + siblings * max(group // COLUMNS, 1)
 
 
 def attention(
     queries: Tensor, keys: Tensor, values: Tensor, partials: Partials, out: Tensor, state: Tensor, *,
-    window: int | None = None, pdl: bool = False,
+    window: int | None = None, siblings: Tensor | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
-    """out [16, heads, head_dim] for the rows at positions state[START].., whose keys and values are in the cache."""
+    """out [16, heads, head_dim] for the rows at positions state[START].., whose keys and values are in the cache.
+
+    siblings: int32 [SIBLING_WORDS], where rows may be siblings'.
+    """
     (heads, head_dim), (kv_heads, capacity) = queries.shape[1:], keys.shape[:2]
-    attention_kernel[(kv_heads * chunks(heads, kv_heads), SPANS)](
-        queries, keys, values, partials.sums, partials.tops, partials.arrived, out, state, capacity,
+    most = MOST_SIBLINGS if siblings is not None else 0
+    attention_kernel[(kv_heads * chunks(heads, kv_heads, most), SPANS)](
+        queries, keys, values, partials.sums, partials.tops, partials.arrived, out, state, siblings, capacity,
         score_scale(head_dim), HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim,
         WIDTH=triton.next_power_of_2(head_dim), GROUP=triton.next_power_of_2(heads // kv_heads), WINDOW=window or 0,
-        TILE=TILE, SPANS=SPANS, COLUMNS=COLUMNS,
+        TILE=TILE, SPANS=SPANS, COLUMNS=COLUMNS, SIBLINGS=most,
         DOT=tl.float32 if keys.dtype == torch.float32 else tl.bfloat16, PDL=pdl,
         num_warps=4, num_stages=2, launch_pdl=pdl,
     )  # fmt: skip

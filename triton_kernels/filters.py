@@ -143,9 +143,12 @@ def gather(
 @triton.jit
 def filtered_choice(
     all_scores, tops, totals, tiles, scores, indices, draft_ids, sampling, position,
-    PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, DRAFT: tl.constexpr,
+    PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, DRAFT: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """The index of the chosen output. tops, totals [programs]: of each block the best score, the sum of the weights."""
+    """The index of the chosen output, and with SECOND that of the second choice, or -1.
+
+    tops, totals [programs]: of each block the best score, the sum of the weights.
+    """
     inverse = tl.load(sampling + 2).to(tl.float32, bitcast=True)
     top_k, top_p = tl.load(sampling + 4), tl.load(sampling + 5).to(tl.float32, bitcast=True)
     min_p = tl.load(sampling + 6).to(tl.float32, bitcast=True)
@@ -188,7 +191,7 @@ def filtered_choice(
         if top_k > 0:
             total, first = 0.0, tl.zeros([], tl.int32)
             while first < count:
-                score, key, index, kept = candidates(scores, indices, first, count, cut, tie)
+                score, key, _index, kept = candidates(scores, indices, first, count, cut, tie)
                 total += tl.sum(tl.where(kept, tl.exp((score - best) * inverse), 0.0), axis=0)
                 first += _GROUP
         goal = top_p * total
@@ -196,7 +199,7 @@ def filtered_choice(
         # Of candidates with this same score, as many as what is ahead of them leaves room for.
         ahead, first = 0.0, tl.zeros([], tl.int32)
         while first < count:
-            score, key, index, kept = candidates(scores, indices, first, count, cut, tie)
+            score, key, _index, kept = candidates(scores, indices, first, count, cut, tie)
             ahead += tl.sum(tl.where(kept & (key > low), tl.exp((score - best) * inverse), 0.0), axis=0)
             first += _GROUP
         bits = low.to(tl.int32)
@@ -207,14 +210,33 @@ def filtered_choice(
         tie = tl.where(low == cut, tl.minimum(tie, last), last)
         cut = low
 
+    winner = drawn(
+        scores, indices, draft_ids, sampling, position, count, cut, tie, best, inverse, min_p, -1, OUTPUTS, DRAFT
+    )
+    if SECOND:
+        second = drawn(
+            scores, indices, draft_ids, sampling, position, count, cut, tie, best, inverse, min_p, winner,
+            OUTPUTS, DRAFT,
+        )  # fmt: skip
+        return tl.minimum(winner, OUTPUTS - 1), tl.where(second < OUTPUTS, second, -1)
+    else:
+        return tl.minimum(winner, OUTPUTS - 1), -1
+
+
+@triton.jit
+def drawn(
+    scores, indices, draft_ids, sampling, position, count, cut, tie, best, inverse, min_p, without,
+    OUTPUTS: tl.constexpr, DRAFT: tl.constexpr,
+):  # fmt: skip
+    """Of the candidates that the filters leave, the best with its noise; not the index `without`. OUTPUTS: none."""
     low_seed, high_seed = (
         tl.load(sampling).to(tl.uint32, bitcast=True),
         tl.load(sampling + 1).to(tl.uint32, bitcast=True),
     )
     chosen, winner, first = float("-inf"), tl.zeros([], tl.int32) + OUTPUTS, tl.zeros([], tl.int32)
     while first < count:
-        score, key, index, kept = candidates(scores, indices, first, count, cut, tie)
-        kept = kept & ((tl.exp((score - best) * inverse) >= min_p) | (score == best))
+        score, _key, index, kept = candidates(scores, indices, first, count, cut, tie)
+        kept = kept & ((tl.exp((score - best) * inverse) >= min_p) | (score == best)) & (index != without)
         ids = tl.load(draft_ids + index, mask=kept, other=0) if DRAFT else index
         noisy = score * inverse + gumbel(low_seed, high_seed, position + ids * 0, ids)
         noisy = tl.where(kept, noisy, float("-inf"))
@@ -223,4 +245,4 @@ def filtered_choice(
         winner = tl.where(ahead_of > chosen, nearest, winner)
         chosen = tl.maximum(chosen, ahead_of)
         first += _GROUP
-    return tl.minimum(winner, OUTPUTS - 1)
+    return winner

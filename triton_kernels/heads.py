@@ -12,6 +12,9 @@ tells so of committed tokens; after state[KNOWN], up to where it certainly does,
 Each program of `heads_kernel` boils its outputs down to five numbers a row, `choose_kernel` the programs to one. What a
 request sets (seed, temperature, penalty, filters) stands in device memory, so that a captured launch serves every
 request. Only a request with filters stores scores.
+
+The second choice, where one is asked for, is the best id but for the choice. The programs' second-best results stand
+after all their best ones.
 """
 
 import struct
@@ -26,6 +29,7 @@ from ..sampling.params import SamplingParams
 from .filters import filtered_choice, wanted
 from .linear import Weight, at_positions, below, dot_type, launch, linear_twin, multiply, program_outputs, tiling
 from .noise import gumbel
+from .siblings import position_of
 from .state import KNOWN, MAX_ROWS, ROWS, START
 
 _ROWS, _START, _KNOWN = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(KNOWN)
@@ -50,13 +54,14 @@ def sampling_words(params: SamplingParams, device: torch.device | str) -> Tensor
 @triton.jit
 def heads_kernel(
     x, norm, eps, weight, scale, draft_ids, text, first_seen, sampling, logits, kept, kept_tops, kept_totals,
-    scores, indices, chosen, tops, totals, state,
+    scores, indices, chosen, tops, totals, state, siblings,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
     EVEN: tl.constexpr, INT8: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr, STORE: tl.constexpr,
-    X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    SIBLINGS: tl.constexpr, SECOND: tl.constexpr, X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (programs = outputs / BLOCK). -> [16, programs]: best score, its index and logit; top logit, sum.
+    """Grid (programs = outputs / BLOCK). -> [16, programs]: best score, its index and logit; top logit, sum. SECOND:
+    scores, indices and chosen are [2, 16, programs].
 
     For the filters: logits and penalised scores [16, outputs], and of these the best and the weight [16, programs].
     """
@@ -76,7 +81,7 @@ def heads_kernel(
         tl.store(logits + cell, y, mask=live[:, None] & here[None, :])
     y = tl.where(live[:, None], y, float("-inf"))
     ids = tl.load(draft_ids + outputs, mask=live, other=0) if DRAFT else outputs
-    position = tl.load(state + _START) + row + 1
+    position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
     score = y
     if PENALISE:
         penalty = tl.load(sampling + 3).to(tl.float32, bitcast=True)
@@ -106,21 +111,49 @@ def heads_kernel(
     tl.store(chosen + place, tl.max(tl.where(outputs[:, None] == index[None, :], y, float("-inf")), axis=0), mask=here)
     tl.store(tops + place, top, mask=here)
     tl.store(totals + place, tl.sum(tl.exp(y - top[None, :]), axis=0), mask=here)
+    if SECOND:
+        place += _MAX_ROWS * programs
+        score = tl.where(outputs[:, None] == index[None, :], float("-inf"), score)
+        best = tl.max(score, axis=0)
+        index = tl.min(tl.where(score == best[None, :], outputs[:, None], OUTPUTS - 1), axis=0)
+        logit = tl.max(tl.where(outputs[:, None] == index[None, :], y, float("-inf")), axis=0)
+        tl.store(scores + place, best, mask=here)
+        tl.store(indices + place, index, mask=here)
+        tl.store(chosen + place, logit, mask=here)
+
+
+@triton.jit
+def runner_up(scores, indices, chosen, row, first, PROGRAMS: tl.constexpr, BATCH: tl.constexpr):
+    """Of the programs' best and second-best results the best, but for the index `first` -> index, or -1, and logit."""
+    best, index, its = float("-inf"), -1, float("-inf")
+    for half in tl.static_range(2):
+        for begin in tl.static_range(0, PROGRAMS, BATCH):
+            program = begin + tl.arange(0, BATCH)
+            place, live = (half * _MAX_ROWS + row) * PROGRAMS + program, program < PROGRAMS
+            which = tl.load(indices + place, mask=live, other=first)
+            score = tl.load(scores + place, mask=which != first, other=float("-inf"))
+            ahead = tl.max(score, axis=0)
+            winner = tl.min(tl.where((score == ahead) & (which != first), which, 0x7FFFFFFF), axis=0)
+            better = (ahead > best) | ((ahead == best) & (ahead > float("-inf")) & (winner < index))
+            logit = tl.max(tl.load(chosen + place, mask=which == winner, other=float("-inf")), axis=0)
+            best, its = tl.where(better, ahead, best), tl.where(better, logit, its)
+            index = tl.where(better, winner, index)
+    return index, its
 
 
 @triton.jit
 def choose_kernel(
     scores, indices, chosen, tops, totals, draft_ids, sampling, logits, kept, kept_tops, kept_totals, tiles,
-    candidates, candidate_indices, choices, confidences, state,
+    candidates, candidate_indices, choices, confidences, seconds, second_chances, state, siblings,
     PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr,
-    DRAFT: tl.constexpr, PDL: tl.constexpr,
+    DRAFT: tl.constexpr, SIBLINGS: tl.constexpr, SECOND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (16): the best of all programs, and the sum of all exponentials, BATCH programs at a time, in order."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    row = tl.program_id(0)
-    if row < tl.load(state + _ROWS):
+    row, rows = tl.program_id(0), tl.load(state + _ROWS)
+    if row < rows:
         best, index, its, top, total = float("-inf"), 0x7FFFFFFF, float("-inf"), float("-inf"), 0.0
         for first in tl.static_range(0, PROGRAMS, BATCH):
             program = first + tl.arange(0, BATCH)
@@ -142,14 +175,25 @@ def choose_kernel(
             higher = tl.maximum(top, tl.max(tile_top, axis=0))
             total = total * tl.exp(top - higher) + tl.sum(tile_total * tl.exp(tile_top - higher), axis=0)
             top = higher
+        second, its_second = -1, float("-inf")
         if wanted(sampling):
             line = row * OUTPUTS
-            index = filtered_choice(
+            position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
+            index, second = filtered_choice(
                 kept + line, kept_tops + row * PROGRAMS, kept_totals + row * PROGRAMS, tiles + row * PROGRAMS,
-                candidates + line, candidate_indices + line, draft_ids, sampling, tl.load(state + _START) + row + 1,
-                PROGRAMS, OUTPUTS, BLOCK, DRAFT,
+                candidates + line, candidate_indices + line, draft_ids, sampling, position,
+                PROGRAMS, OUTPUTS, BLOCK, DRAFT, SECOND,
             )  # fmt: skip
             its = tl.load(logits + line + index)
+            if SECOND:
+                its_second = tl.load(logits + line + second, mask=second >= 0, other=float("-inf"))
+        elif SECOND:
+            second, its_second = runner_up(scores, indices, chosen, row, index, PROGRAMS, BATCH)
+        if SECOND:
+            there = second >= 0
+            known = tl.load(draft_ids + second, mask=there, other=0) if DRAFT else tl.where(there, second, 0)
+            tl.store(seconds + row, known)
+            tl.store(second_chances + row, tl.where(there, tl.exp(its_second - top) / total, 0.0))
         tl.store(choices + row, tl.load(draft_ids + index) if DRAFT else index)
         tl.store(confidences + row, tl.exp(its - top) / total)
 
@@ -159,9 +203,11 @@ class Scratch:
 
     def __init__(self, weight: Weight) -> None:
         programs, device = triton.cdiv(weight.outputs, tiling(weight).block), weight.values.device
-        results, scores = torch.empty(6, MAX_ROWS, programs, device=device), (3, MAX_ROWS, weight.outputs)
-        self.scores, self.chosen, self.tops, self.totals, self.kept_tops, self.kept_totals = results.unbind()
-        self.indices, self.tiles = torch.empty(2, MAX_ROWS, programs, dtype=torch.int32, device=device).unbind()
+        results, scores = torch.empty(8, MAX_ROWS, programs, device=device), (3, MAX_ROWS, weight.outputs)
+        self.scores, self.chosen = results[:2], results[2:4]  # and of second choices
+        self.tops, self.totals, self.kept_tops, self.kept_totals = results[4:].unbind()
+        whole = torch.empty(3, MAX_ROWS, programs, dtype=torch.int32, device=device)
+        self.indices, self.tiles = whole[:2], whole[2]
         self.logits, self.kept, self.candidates = torch.empty(scores, device=device).unbind()
         self.candidate_indices = torch.empty(scores[1:], dtype=torch.int32, device=device)
 
@@ -169,25 +215,30 @@ class Scratch:
 def heads(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, sampling: Tensor, scratch: Scratch,
     choices: Tensor, confidences: Tensor, state: Tensor, *, draft_ids: Tensor | None = None,
-    text: Tensor | None = None, first_seen: Tensor | None = None, logits: Tensor | None = None, pdl: bool = False,
+    text: Tensor | None = None, first_seen: Tensor | None = None, logits: Tensor | None = None,
+    siblings: Tensor | None = None, seconds: tuple[Tensor, Tensor] | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """choices [16] int32 and confidences [16] float32 of the first state[ROWS] rows; logits [16, outputs] where given.
 
     draft_ids: int32 [outputs]. text [capacity] and first_seen [vocabulary], int32, where the repetition penalty may be
-    other than 1.
+    other than 1. siblings: int32 [SIBLING_WORDS], where rows may be siblings'. seconds: second choices [16] and their
+    confidences, likewise; of confidence 0 where there is none.
     """
+    second, second_chances = seconds or (None, None)
     cut, s = tiling(weight)._replace(splits=1), scratch
-    programs, stored = s.scores.shape[1], s.logits if logits is None else logits
+    programs, stored = s.tops.shape[1], s.logits if logits is None else logits
     heads_kernel[(programs,)](
         x, norm, eps, weight.values, weight.scales, draft_ids, text, first_seen, sampling,
-        stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state,
+        stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state, siblings,
         OUTPUTS=weight.outputs, INPUTS=weight.inputs, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
-        STORE=logits is not None, X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl, **launch(weight, cut, pdl),
+        STORE=logits is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None,
+        X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl, **launch(weight, cut, pdl),
     )  # fmt: skip
     choose_kernel[(MAX_ROWS,)](
         s.scores, s.indices, s.chosen, s.tops, s.totals, draft_ids, sampling, stored, s.kept, s.kept_tops,
-        s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, state,
-        PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH, DRAFT=draft_ids is not None, PDL=pdl,
+        s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, second, second_chances,
+        state, siblings, PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH,
+        DRAFT=draft_ids is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None, PDL=pdl,
         num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
 

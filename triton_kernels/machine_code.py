@@ -36,7 +36,8 @@ from .linear import INT8_BLOCK, Weight, linear, tiling
 from .prompt_attention import prompt_attention
 from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from .qkv import HeadNorms, qkv
-from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, OFFER_WORDS, RING_WORDS, WORDS
+from .siblings import adopt
+from .state import DRAFT_WORDS, MAIL_SLOTS, MAX_ROWS, OFFER_WORDS, RING_WORDS, SIBLING_WORDS, WORDS
 from .swiglu import swiglu
 from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, post, verdict
 
@@ -47,7 +48,8 @@ WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
 AHEAD, INT8_AHEAD = 40 * 1024, 24 * 1024
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 POINTERS = {
-    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int8: "*i8",
+    torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32",
+    torch.int8: "*i8",
 }  # fmt: skip
 
 
@@ -188,7 +190,7 @@ def type_of(value: Any) -> str:
 
 
 def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
-    """All kernels of one step, with and without a draft vocabulary, each once."""
+    """All kernels of one step, with and without a draft vocabulary and siblings, each once."""
     empty = partial(torch.empty, device="meta", dtype=torch.bfloat16)
     words = partial(torch.empty, device="meta", dtype=torch.int32)
     wide = partial(torch.empty, device="meta", dtype=torch.float32)
@@ -201,7 +203,7 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
     keys, values = (empty(shape.kv_heads, capacity, shape.head_dim) for _ in range(2))
     cosines, sines = (wide(capacity, shape.head_dim // 2) for _ in range(2))
     choices, chances, inner = words(MAX_ROWS), wide(MAX_ROWS), empty(MAX_ROWS, shape.inner)
-    confidences = wide(capacity)
+    confidences, seconds, siblings = wide(capacity), (words(MAX_ROWS), wide(MAX_ROWS)), words(SIBLING_WORDS)
     hidden = (MAX_ROWS, shape.hidden)
     lm_head, draft_head = weight(shape.vocabulary, shape.hidden), weight(16384, shape.hidden)
     out, down = weight(shape.hidden, queries_width), weight(shape.hidden, shape.inner)
@@ -215,8 +217,11 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
         projections = weight(queries_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden)
         for rows in (x, rounded):  # of another pass, of this one
             qkv(rows, norm, eps, projections, None, cosines, sines, queries, keys, values, state, pdl=pdl)
+        rotated = rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state
+        qkv(*rotated, siblings=siblings, pdl=pdl)
         partials = Partials(shape.heads, shape.kv_heads, shape.head_dim, "meta")
         attention(queries, keys, values, partials, mixed, state, pdl=pdl)
+        attention(queries, keys, values, partials, mixed, state, siblings=siblings, pdl=pdl)
         norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
         qkv(rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms, pdl=pdl)
         attention(queries, keys, values, partials, mixed, state, window=1000, pdl=pdl)
@@ -230,16 +235,28 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
                 rows, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
                 draft_ids=draft_ids, text=text, first_seen=words(shape.vocabulary), pdl=pdl,
             )  # fmt: skip
-        begin_draft(text, confidences, text, words(OFFER_WORDS), state, state, state, pdl=pdl)
-        arrived(state, state, pdl=pdl)
-        drafted(
-            text, choices, chances, confidences, text, text, state, state, state, words(64, DRAFT_WORDS),
-            vocabulary=shape.vocabulary, pdl=pdl,
-        )  # fmt: skip
-        begin_verification(state, state, state, pdl=pdl)
+        for rows, head, beside, its in ((rounded, lm_head, siblings, None), (x, draft_head, None, seconds)):
+            heads(
+                rows, norm, eps, head, words(SAMPLING_WORDS), Scratch(head), choices, chances, state,
+                text=text, first_seen=words(shape.vocabulary), siblings=beside, seconds=its, pdl=pdl,
+            )  # fmt: skip
+        for beside, its in ((None, None), (siblings, (text, confidences))):
+            begin_draft(
+                text, confidences, text, words(OFFER_WORDS), state, state, state, siblings=beside, seconds=its, pdl=pdl
+            )
+            arrived(state, state, siblings=beside, pdl=pdl)
+            drafted(
+                text, choices, chances, confidences, text, text, state, state, state, words(64, DRAFT_WORDS),
+                vocabulary=shape.vocabulary, its_seconds=its and seconds, seconds=its, pdl=pdl,
+            )  # fmt: skip
+            begin_verification(state, state, state, siblings=beside, pdl=pdl)
+            verdict(
+                text, choices, confidences, text, text, state, state, words(64, RING_WORDS),
+                head=None if beside is None else state, siblings=beside, pdl=pdl,
+            )  # fmt: skip
+        adopt(torch.empty(2, dtype=torch.int64, device="meta"), keys, x, x, siblings, pdl=pdl)
         post(state, words(MAIL_SLOTS, WORDS), state, pdl=pdl)
         fetch(words(MAIL_SLOTS, WORDS), state, state, pdl=pdl)
-        verdict(text, choices, confidences, text, text, state, state, words(64, RING_WORDS), pdl=pdl)
     return once(launches)
 
 

@@ -32,6 +32,7 @@ from .linear import (
     tiling,
     tiling_of,
 )
+from .siblings import position_of
 from .state import MAX_ROWS, START
 
 _START = tl.constexpr(START)
@@ -58,11 +59,12 @@ def normed_head(a, b, norm, channel, eps, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def qkv_kernel(
-    x, norm, eps, weight, scale, bias, query_norm, key_norm, cosines, sines, queries, keys, values, state, capacity,
+    x, norm, eps, weight, scale, bias, query_norm, key_norm, cosines, sines, queries, keys, values, state, siblings,
+    capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
     EVEN: tl.constexpr, INT8: tl.constexpr, BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr,
-    X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    X_AT: tl.constexpr, SIBLINGS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK): BLOCK / 2 channels of a head with their partners; with NORMS all of a head's."""
     HALF: tl.constexpr = BLOCK // 2
@@ -81,12 +83,12 @@ def qkv_kernel(
     a, b = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     channel = (part * HALF + tl.arange(0, HALF))[:, None]
     row = tl.arange(0, _MAX_ROWS)[None, :]
-    position = tl.load(state + _START, volatile=True) + row  # again: it need not wait in a register meanwhile
+    place = tl.load(state + _START, volatile=True) + row  # again: it need not wait in a register meanwhile
     live = (row < rows) & (channel < HEAD_DIM)
     if NORMS and head < HEADS + KV_HEADS:
         a, b = normed_head(a, b, query_norm if head < HEADS else key_norm, channel, eps, HEAD_DIM)
     if ROTARY and head < HEADS + KV_HEADS:
-        angle = position * (HEAD_DIM // 2) + channel
+        angle = position_of(place, row, rows, siblings, SIBLINGS) * (HEAD_DIM // 2) + channel
         cos, sin = tl.load(cosines + angle, mask=live, other=0), tl.load(sines + angle, mask=live, other=0)
         a, b = a * cos - b * sin, b * cos + a * sin
     if head < HEADS:
@@ -96,7 +98,7 @@ def qkv_kernel(
     else:
         kv_head = (head - HEADS) % KV_HEADS
         cache = keys if head < HEADS + KV_HEADS else values
-        cell = cache + (kv_head.to(tl.int64) * capacity + position) * HEAD_DIM + channel
+        cell = cache + (kv_head.to(tl.int64) * capacity + place) * HEAD_DIM + channel
         tl.store(cell, a.to(keys.dtype.element_ty), mask=live)
         tl.store(cell + HEAD_DIM // 2, b.to(keys.dtype.element_ty), mask=live)
 
@@ -110,19 +112,23 @@ def qkv_tiling(weight: Weight, head_dim: int, *, whole_heads: bool = False) -> T
 def qkv(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
     queries: Tensor, keys: Tensor, values: Tensor, state: Tensor, *,
-    norms: HeadNorms | None = None, rotary: bool = True, pdl: bool = False,
+    norms: HeadNorms | None = None, rotary: bool = True, siblings: Tensor | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
-    """queries [16, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2]."""
+    """queries [16, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2].
+
+    siblings: int32 [SIBLING_WORDS], where rows may be siblings'.
+    """
     heads, head_dim = queries.shape[1:]
     assert head_dim % 16 == 0, "a head's channels are computed sixteen at a time"
     cut = qkv_tiling(weight, head_dim, whole_heads=norms is not None)
     query_norm, key_norm = norms or (None, None)
     qkv_kernel[(weight.outputs // cut.block,)](
         x, norm, eps, weight.values, weight.scales, bias, query_norm, key_norm, cosines, sines,
-        queries, keys, values, state, keys.shape[1],
+        queries, keys, values, state, siblings, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
-        X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl, **launch(weight, cut, pdl),
+        X_AT=at_positions(x), SIBLINGS=siblings is not None, DOT=dot_type(weight, x), PDL=pdl,
+        **launch(weight, cut, pdl),
     )  # fmt: skip
 
 

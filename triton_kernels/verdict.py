@@ -26,9 +26,14 @@ they decide is sound in any order:
 - what the host offers to draft (copies: csrc/cuda/plan.h) joins the text where a draft step begins, as far as it goes
   on from what stands there. The host may be writing there: the words are read once, counts are bounded, and half of an
   offer is a wrong draft at worst.
+Siblings (siblings.py) stand beside draft tokens of the round, where drafting waits for verdicts. If a draft token is
+wrong and its sibling right, two tokens more than the accepted ones are committed: the sibling, and its row's choice.
+
 Passes over later rows may begin before the verdict on earlier ones (several verification stages): a stage takes the
 rows after those of its last pass, and passes come to their verdicts in order.
 """
+
+from collections.abc import Sequence
 
 import triton
 import triton.language as tl
@@ -46,12 +51,15 @@ _MOST, _LOOKAHEAD, _LIMIT = map(tl.constexpr, (words.MOST, words.LOOKAHEAD, word
 _REPORT, _ORACLE_END = map(tl.constexpr, (words.REPORT, words.ORACLE_END))
 _ORACLE, _ORACLE_SEED = map(tl.constexpr, (words.ORACLE, words.ORACLE_SEED))
 _MAX_ROWS, _RING_WORDS, _DRAFT_WORDS = map(tl.constexpr, (MAX_ROWS, RING_WORDS, DRAFT_WORDS))
-_POSTED, _FETCHED = tl.constexpr(words.POSTED), tl.constexpr(words.FETCHED)
+_POSTED, _FETCHED, _TAKEN = map(tl.constexpr, (words.POSTED, words.FETCHED, words.TAKEN))
 _MAIL_SLOTS, _WORDS = tl.constexpr(words.MAIL_SLOTS), tl.constexpr(words.WORDS)
 _CHOICES = tl.constexpr(words.MAIL_CHOICES)
 _IDS, _DRAFTS = tl.constexpr(words.RECORD_IDS), tl.constexpr(words.RECORD_DRAFTS)
 _CONFIDENCES, _COPIES = tl.constexpr(words.RECORD_CONFIDENCES), tl.constexpr(words.RECORD_COPIES)
-_TAKES_COPIES = tl.constexpr(words.COPIES)
+_TAKES_COPIES, _BAR = tl.constexpr(words.COPIES), tl.constexpr(words.BAR)
+_SIBLINGS, _POSITIONS = tl.constexpr(words.SIBLINGS), tl.constexpr(words.SIBLING_POSITIONS)
+_ADOPTED, _ADOPTED_AT = tl.constexpr(words.ADOPTED), tl.constexpr(words.ADOPTED_AT)
+_SECONDS = tl.constexpr(words.RECORD_SECONDS)
 _OFFER_POSITION, _OFFER_COUNT = tl.constexpr(words.OFFER_POSITION), tl.constexpr(words.OFFER_COUNT)
 _OFFER_MOST, _OFFER_TOKENS = tl.constexpr(words.OFFER_MOST), tl.constexpr(words.OFFER_TOKENS)
 _OFFER_CHANCES, _OFFER_COPIES = tl.constexpr(words.OFFER_CHANCES), tl.constexpr(words.OFFER_COPIES)
@@ -95,8 +103,9 @@ def publish(record, sequence):
 
 @triton.jit
 def verdict_kernel(
-    text, choices, confidences, copied, first_seen, late, state, ring, SLOTS: tl.constexpr, PDL: tl.constexpr
-):
+    text, choices, confidences, copied, first_seen, late, head, siblings, state, ring,
+    SIBLINGS: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Grid (1)."""
     if PDL:
         gdc_wait()
@@ -105,6 +114,8 @@ def verdict_kernel(
     rows, start, its_epoch = tl.load(late + _ROWS), tl.load(late + _START), tl.load(late + _EPOCH)
     position = start + 1 + row
     choice = tl.load(choices + row, mask=row < rows, other=-1)
+    beside = tl.load(siblings + _SIBLINGS) if SIBLINGS else 0
+    of_text = rows - beside
     take(state)
     drafted, epoch, sequence = word(state, _DRAFTED), word(state, _EPOCH), word(state, _SEQUENCE) + 1
     valid = (rows > 0) & (its_epoch == epoch)
@@ -114,7 +125,21 @@ def verdict_kernel(
     accepted = tl.min(tl.where(judged & (draft == choice), _MAX_ROWS, row), axis=0)  # the first that does not agree
     rejected = accepted < compared
     accepted = tl.minimum(accepted, compared)
-    committed = tl.where(valid, tl.where(rejected | (compared < rows), accepted + 1, accepted), 0)
+    committed = tl.where(valid, tl.where(rejected | (compared < of_text), accepted + 1, accepted), 0)
+    rescued = False
+    if SIBLINGS:
+        at = tl.load(siblings + _POSITIONS + row, mask=row < beside, other=-1)
+        token = tl.load(text + start + of_text + row, mask=row < beside, other=-1, volatile=True)
+        second = tl.max(tl.where(at[None, :] == position[:, None], token[None, :], -1), axis=1)  # of each draft token
+        its = tl.max(tl.where(at == start + 1 + accepted, of_text + row, -1), axis=0)  # the row of the rejected one's
+        rescued = rejected & (tl.sum((second == choice).to(tl.int32) * (row == accepted).to(tl.int32), axis=0) > 0)
+        after = tl.sum(tl.where(row == its, choice, 0), axis=0)
+        choice = tl.where(rescued & (row == accepted + 1), after, choice)
+        committed += rescued.to(tl.int32)
+        tl.store(siblings + _ADOPTED, tl.where(rescued, start + its, -1))
+        tl.store(siblings + _ADOPTED_AT, start + 1 + accepted)
+        if rescued:  # the exit head has seen another token there
+            tl.store(head + _START, tl.minimum(tl.load(head + _START), start + 1 + accepted))
     if valid:
         end = start + committed
         tl.store(text + position, choice, mask=row < committed)
@@ -144,17 +169,44 @@ def verdict_kernel(
     tl.store(record + 6, judged_too)
     tl.store(record + 7, drafted)
     tl.store(record + 8, tl.sum((copies > 0).to(tl.int32), axis=0))
+    tl.store(record + 9, beside)
+    tl.store(record + 10, rescued)
     tl.store(record + _IDS + row, choice)
     tl.store(record + _DRAFTS + row, draft)
     tl.store(record + _CONFIDENCES + row, confidence.to(tl.int32, bitcast=True))
     tl.store(record + _COPIES + row, copies)
+    if SIBLINGS:
+        tl.store(record + _SECONDS + row, second)
     publish(record, sequence)
 
 
 @triton.jit
-def begin_draft_kernel(text, confidences, copied, offer, early, head, state, PDL: tl.constexpr):
+def take_siblings(text, confidences, copied, seconds, second_chances, known, drafted, room, bar, siblings):
+    """Of the draft tokens from known + 1 on, those get a sibling that may be wrong while it is right -> how many.
+
+    bar: the least chance of that. room: places that are free.
+    """
+    position = known + 1 + tl.arange(0, _MAX_ROWS)
+    stands = position < drafted
+    before = tl.load(confidences + position - 1, mask=stands & (position > known + 1), other=1.0)
+    chance = tl.cumprod(before, axis=0) * tl.load(second_chances + position, mask=stands, other=0.0)
+    wanted = stands & (chance >= bar) & (chance > 0) & (tl.load(copied + position, mask=stands, other=1) == 0)
+    number = tl.cumsum(wanted.to(tl.int32), axis=0) - 1
+    wanted = wanted & (number < room)
+    tl.store(siblings + _POSITIONS + number, position, mask=wanted)
+    tl.store(text + drafted + number, tl.load(seconds + position, mask=wanted, other=0), mask=wanted)
+    count = tl.sum(wanted.to(tl.int32), axis=0)
+    tl.store(siblings + _SIBLINGS, count)
+    return count
+
+
+@triton.jit
+def begin_draft_kernel(
+    text, confidences, copied, seconds, second_chances, offer, early, head, siblings, state,
+    SIBLINGS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """Grid (1): a draft step takes all rows that it has not seen; after a rejection, the corrected one again. What the
-    host offers comes before."""
+    host offers comes before. SIBLINGS: and after them those of the siblings."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -187,7 +239,16 @@ def begin_draft_kernel(text, confidences, copied, offer, early, head, state, PDL
     tl.store(early + _START, start)  # verification reads these two
     tl.store(early + _EPOCH, epoch)
     give(state)
-    tl.store(early + _ROWS, rows)
+    beside = 0
+    if SIBLINGS:
+        # The pass takes all of them, or none: their places are after those of all draft tokens.
+        room = tl.minimum(_MAX_ROWS - (drafted - known), tl.load(state + _LIMIT) + 1 - drafted)
+        whole = (start + rows == drafted) & (drafted - known <= tl.load(state + _MOST) + 1)
+        bar = tl.load(state + _BAR).to(tl.float32, bitcast=True)
+        beside = take_siblings(
+            text, confidences, copied, seconds, second_chances, known, drafted, tl.where(whole, room, 0), bar, siblings
+        )
+    tl.store(early + _ROWS, rows + beside)
     tl.store(early + _KNOWN, known)
     heads = tl.where(heads_epoch != epoch, tl.minimum(heads, known), heads)
     tl.store(head + _START, heads)
@@ -197,12 +258,14 @@ def begin_draft_kernel(text, confidences, copied, offer, early, head, state, PDL
 
 
 @triton.jit
-def arrived_kernel(early, state, PDL: tl.constexpr):
+def arrived_kernel(early, siblings, state, SIBLINGS: tl.constexpr, PDL: tl.constexpr):
     """Grid (1): rows have been through the early layers without the exit head."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
     end = tl.load(early + _START) + tl.load(early + _ROWS)
+    if SIBLINGS:
+        end -= tl.load(siblings + _SIBLINGS)
     take(state)
     current = tl.load(early + _EPOCH) == word(state, _EPOCH)
     if current:
@@ -212,8 +275,9 @@ def arrived_kernel(early, state, PDL: tl.constexpr):
 
 @triton.jit
 def drafted_kernel(
-    text, choices, chances, confidences, copied, truth, early, head, state, drafts,
-    VOCABULARY: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
+    text, choices, chances, confidences, copied, its_seconds, its_chances, seconds, second_chances, truth,
+    early, head, state, drafts,
+    VOCABULARY: tl.constexpr, SECOND: tl.constexpr, SLOTS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (1): the exit head's choice for the last row joins the text, unless that has gone on without it."""
     if PDL:
@@ -225,6 +289,7 @@ def drafted_kernel(
     epoch = tl.load(early + _EPOCH)
     last = tl.maximum(rows - 1, 0)
     token, chance = tl.load(choices + last), tl.load(chances + last)
+    second_chance = tl.load(its_chances + last) if SECOND else 0.0
     if end < tl.load(state + _ORACLE_END):
         acceptance = tl.load(state + _ORACLE).to(tl.float32, bitcast=True)
         low = tl.load(state + _ORACLE_SEED).to(tl.uint32, bitcast=True)
@@ -233,6 +298,7 @@ def drafted_kernel(
         token = tl.load(truth + end)
         token = tl.where(right, token, (token + 1) % VOCABULARY)
         chance = acceptance
+        second_chance = 0.0
     take(state)
     drafted, now = word(state, _DRAFTED), word(state, _EPOCH)
     room = (drafted < word(state, _LIMIT)) & (drafted - word(state, _START) - 1 < word(state, _LOOKAHEAD))
@@ -245,6 +311,9 @@ def drafted_kernel(
         tl.store(text + drafted, token)
         tl.store(confidences + drafted, chance)
         tl.store(copied + drafted, 0)
+        if SECOND:
+            tl.store(seconds + drafted, tl.load(its_seconds + last))
+            tl.store(second_chances + drafted, second_chance)
         tl.store(state + _DRAFTED, drafted + 1)
     tl.store(state + _DRAWN, sequence)
     give(state)
@@ -258,12 +327,12 @@ def drafted_kernel(
 
 
 @triton.jit
-def begin_verification_kernel(early, late, state, PDL: tl.constexpr):
+def begin_verification_kernel(early, late, siblings, state, SIBLINGS: tl.constexpr, PDL: tl.constexpr):
     """Grid (1): a pass takes the rows that have been through the early layers and are in no pass yet."""
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    launched, its_epoch = tl.load(late + _START) + tl.load(late + _ROWS), tl.load(late + _EPOCH)
+    launched, its_epoch = tl.load(late + _TAKEN), tl.load(late + _EPOCH)
     take(state)
     epoch, known = word(state, _EPOCH), word(state, _START)
     arrived = tl.where(word(early, _EPOCH) == epoch, word(early, _START), 0)
@@ -271,8 +340,12 @@ def begin_verification_kernel(early, late, state, PDL: tl.constexpr):
     give(state)
     start = tl.where(its_epoch == epoch, tl.maximum(launched, known), known)
     most = tl.minimum(tl.where(start == known, most + 1, most), _MAX_ROWS)
+    rows = tl.maximum(tl.minimum(arrived - start, most), 0)
+    tl.store(late + _TAKEN, start + rows)
+    if SIBLINGS:
+        rows += tl.load(siblings + _SIBLINGS)
     tl.store(late + _START, start)
-    tl.store(late + _ROWS, tl.maximum(tl.minimum(arrived - start, most), 0))
+    tl.store(late + _ROWS, rows)
     tl.store(late + _EPOCH, epoch)
     tl.store(late + _KNOWN, known)
 
@@ -309,36 +382,52 @@ def forward_kernel(late, mail, choices, state, POST: tl.constexpr, CHOICES: tl.c
             tl.store(choices + row, tl.load(source + _CHOICES + row))
 
 
+Seconds = tuple[Tensor, Tensor]  # second choices int32 and their confidences; 0: there is none
+
+
 def begin_draft(
     text: Tensor, confidences: Tensor, copied: Tensor, offer: Tensor, early: Tensor, head: Tensor, state: Tensor,
-    *, pdl: bool = False,
+    *, siblings: Tensor | None = None, seconds: Seconds | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
-    """confidences, copied int32 [capacity]: of the draft tokens in the text. offer: int32 [OFFER_WORDS]."""
+    """confidences, copied int32 [capacity]: of the draft tokens in the text. offer: int32 [OFFER_WORDS].
+
+    siblings int32 [SIBLING_WORDS] and seconds [capacity]: where a step takes siblings too.
+    """
     begin_draft_kernel[(1,)](
-        text, confidences, copied, offer, early, head, state, PDL=pdl, num_warps=1, launch_pdl=pdl
+        text, confidences, copied, *(seconds or (None, None)), offer, early, head, siblings, state,
+        SIBLINGS=siblings is not None, PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def arrived(early: Tensor, state: Tensor, *, pdl: bool = False) -> None:
-    arrived_kernel[(1,)](early, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
+def arrived(early: Tensor, state: Tensor, *, siblings: Tensor | None = None, pdl: bool = False) -> None:
+    arrived_kernel[(1,)](
+        early, siblings, state, SIBLINGS=siblings is not None, PDL=pdl, num_warps=1, launch_pdl=pdl
+    )  # fmt: skip
 
 
 def drafted(
     text: Tensor, choices: Tensor, chances: Tensor, confidences: Tensor, copied: Tensor, truth: Tensor,
-    early: Tensor, head: Tensor, state: Tensor, drafts: Tensor, *, vocabulary: int, pdl: bool = False,
+    early: Tensor, head: Tensor, state: Tensor, drafts: Tensor, *, vocabulary: int,
+    its_seconds: Seconds | None = None, seconds: Seconds | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """chances [16]: the confidences of the choices; confidences [capacity]: those of the draft tokens in the text.
 
     truth [capacity] int32: what the oracle knows. drafts [slots, DRAFT_WORDS] int32: the ring of draft tokens.
+    its_seconds [16], seconds [capacity]: second choices, where they are asked for.
     """
     drafted_kernel[(1,)](
-        text, choices, chances, confidences, copied, truth, early, head, state, drafts,
-        VOCABULARY=vocabulary, SLOTS=len(drafts), PDL=pdl, num_warps=1, launch_pdl=pdl,
+        text, choices, chances, confidences, copied, *(its_seconds or (None, None)), *(seconds or (None, None)), truth,
+        early, head, state, drafts, VOCABULARY=vocabulary, SECOND=seconds is not None, SLOTS=len(drafts),
+        PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def begin_verification(early: Tensor, late: Tensor, state: Tensor, *, pdl: bool = False) -> None:
-    begin_verification_kernel[(1,)](early, late, state, PDL=pdl, num_warps=1, launch_pdl=pdl)
+def begin_verification(
+    early: Tensor, late: Tensor, state: Tensor, *, siblings: Tensor | None = None, pdl: bool = False
+) -> None:
+    begin_verification_kernel[(1,)](
+        early, late, siblings, state, SIBLINGS=siblings is not None, PDL=pdl, num_warps=1, launch_pdl=pdl
+    )  # fmt: skip
 
 
 def post(late: Tensor, mail: Tensor, state: Tensor, choices: Tensor | None = None, *, pdl: bool = False) -> None:
@@ -357,20 +446,28 @@ def fetch(mail: Tensor, late: Tensor, state: Tensor, choices: Tensor | None = No
 
 def verdict(
     text: Tensor, choices: Tensor, confidences: Tensor, copied: Tensor, first_seen: Tensor, late: Tensor, state: Tensor,
-    ring: Tensor, *, pdl: bool = False,
+    ring: Tensor, *, head: Tensor | None = None, siblings: Tensor | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
-    """first_seen: int32 [vocabulary], where a token first stands in the text. ring: int32 [slots, RING_WORDS]."""
+    """first_seen: int32 [vocabulary], where a token first stands in the text. ring: int32 [slots, RING_WORDS].
+
+    siblings int32 [SIBLING_WORDS], and the exit head's words: where there are siblings in the pass.
+    """
     verdict_kernel[(1,)](
-        text, choices, confidences, copied, first_seen, late, state, ring,
-        SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl,
+        text, choices, confidences, copied, first_seen, late, head, siblings, state, ring,
+        SIBLINGS=siblings is not None, SLOTS=len(ring), PDL=pdl, num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def verdict_twin(text: list[int], choices: list[int], late: dict[int, int], state: dict[int, int]) -> None:
-    """The rules above, one token after another."""
+def verdict_twin(
+    text: list[int], choices: list[int], late: dict[int, int], state: dict[int, int],
+    siblings: Sequence[tuple[int, int, int]] = (),
+) -> tuple[int, int]:  # fmt: skip
+    """The rules above, one token after another. siblings: position, token, and the model's own after it; late[ROWS] is
+    without them -> the place and the position of the row that is adopted, or -1s."""
     state[ACCEPTED] = state[COMMITTED] = 0
     if late[ROWS] == 0 or late[EPOCH] != state[EPOCH]:
-        return
+        return -1, -1
+    places = late[START] + late[ROWS]  # of siblings
     for choice in choices[: late[ROWS]]:
         place = state[START] + 1
         drafted = place < state[DRAFTED]
@@ -381,6 +478,14 @@ def verdict_twin(text: list[int], choices: list[int], late: dict[int, int], stat
         state[DRAFTED] = max(state[DRAFTED], place + 1)
         if drafted and not agree:
             state[EPOCH] += 1
+            for number, (position, token, after) in enumerate(siblings):
+                if (position, token) == (place, choice):
+                    text[place + 1] = state[TOKEN] = after
+                    state[START] = place + 1
+                    state[COMMITTED] += 1
+                    state[DRAFTED] = place + 2
+                    return places + number, place
             state[DRAFTED] = place + 1
         if not agree:
             break
+    return -1, -1

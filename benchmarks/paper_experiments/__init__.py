@@ -9,8 +9,10 @@ from .lengths import LENGTHS
 from .lossless import LOSSLESS
 from .real_ranks import RANKS
 from .stages import STAGES
+from .trees import TREES
 from .waste import WASTE
 
-EXPERIMENTS = (LOSSLESS, WASTE, BRANCHES, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS)  # the shortest first
+# The shortest first.
+EXPERIMENTS = (LOSSLESS, WASTE, BRANCHES, TREES, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS)
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment"]

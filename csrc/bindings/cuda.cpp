@@ -43,6 +43,18 @@ const char* name_of(Step::Kind kind) {
   return "wait";
 }
 
+using StepHandles = std::tuple<uint64_t, uint64_t, std::map<int, uint64_t>, std::vector<uint64_t>>;
+
+StepGraphs steps_of(const StepHandles& handles) {
+  const auto& [draft, row, rounds, verify] = handles;
+  StepGraphs graphs;
+  graphs.draft = handle_of<GraphExec>(draft), graphs.row = handle_of<GraphExec>(row);
+  graphs.rounds.resize(kMaxRows);
+  for (const auto& [drafts, exec] : rounds) graphs.rounds.at(size_t(drafts)) = handle_of<GraphExec>(exec);
+  for (const uint64_t exec : verify) graphs.verify.push_back(handle_of<GraphExec>(exec));
+  return graphs;
+}
+
 // The plan, for a carrier written in Python.
 struct PyPlan {
   std::shared_ptr<Planner> planner;
@@ -112,18 +124,17 @@ void bind_cuda(py::module_& m) {
            py::arg("row_bytes"), py::arg("rows"));
   using Words = std::pair<uint64_t, int>;   // an address, and how many records there are
   py::class_<Graphs>(m, "Graphs",
-      "Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; copies "
-      "before each leg of a pass, rings of records [address, records], the address of what the host offers to draft, "
-      "and the numbers of the last records.")
+      "Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; siblings: "
+      "the same (draft, row, rounds, verify) of rounds with siblings, or None; copies before each leg of a pass, rings of "
+      "records [address, records], the address of what the host offers to draft, and the numbers of the last records.")
       .def(py::init([](uint64_t draft, uint64_t row, const std::map<int, uint64_t>& rounds,
-                       const std::vector<uint64_t>& verify, std::vector<std::vector<Copy>> copies,
+                       const std::vector<uint64_t>& verify, const std::optional<StepHandles>& siblings,
+                       std::vector<std::vector<Copy>> copies,
                        bool take_apart, bool verdict_apart, Words verdicts, Words drafts, uint64_t offer, int32_t sequence,
                        int32_t drawn, bool draft_records) {
              Graphs graphs;
-             graphs.draft = handle_of<GraphExec>(draft), graphs.row = handle_of<GraphExec>(row);
-             graphs.rounds.resize(kMaxRows);
-             for (const auto& [drafts, exec] : rounds) graphs.rounds.at(size_t(drafts)) = handle_of<GraphExec>(exec);
-             for (const uint64_t exec : verify) graphs.verify.push_back(handle_of<GraphExec>(exec));
+             static_cast<StepGraphs&>(graphs) = steps_of({draft, row, rounds, verify});
+             if (siblings) graphs.siblings = steps_of(*siblings);
              graphs.copies = std::move(copies);
              graphs.take_apart = take_apart, graphs.verdict_apart = verdict_apart;
              graphs.verdicts = Ring(handle_of<const int32_t*>(verdicts.first), verdicts.second, record::kWords);
@@ -132,7 +143,8 @@ void bind_cuda(py::module_& m) {
              graphs.sequence = sequence, graphs.drawn = drawn, graphs.draft_records = draft_records;
              return graphs;
            }),
-           py::kw_only(), py::arg("draft"), py::arg("row"), py::arg("rounds"), py::arg("verify"), py::arg("copies"), py::arg("take_apart"),
+           py::kw_only(), py::arg("draft"), py::arg("row"), py::arg("rounds"), py::arg("verify"), py::arg("siblings"),
+           py::arg("copies"), py::arg("take_apart"),
            py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("offer"), py::arg("sequence"), py::arg("drawn"),
            py::arg("draft_records"));
 
@@ -164,7 +176,7 @@ void bind_cuda(py::module_& m) {
              GraphRequest request;
              steer(schedule, &request);
              const Schedule first = request.planner ? request.planner->schedule() : request.schedule;
-             return PyPlan{request.planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages, 0, std::move(successors)), {}};
+             return PyPlan{request.planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages, {}, std::move(successors)), {}};
            }),
            py::kw_only(), py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("in_turns"),
            py::arg("successors"))
@@ -175,6 +187,7 @@ void bind_cuda(py::module_& m) {
              p.step = p.plan.next(drafts_done);
              return name_of(p.step.kind);
            }, py::arg("drafts_done"))
+      .def_property_readonly("siblings", [](const PyPlan& p) { return p.step.siblings; })
       .def_property_readonly("window", [](const PyPlan& p) { return std::make_pair(p.step.first_row, p.step.rows); })
       .def("land", &PyPlan::land, py::arg("record"), py::arg("drafts_done"), py::arg("seconds"))
       .def("wants_confidence", [](const PyPlan& p) { return p.plan.wants_confidence(); })

@@ -8,14 +8,14 @@
 
 namespace ppsd::cuda {
 
-Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, uint32_t whole_rounds,
+Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, WholeRounds whole,
            std::shared_ptr<Successors> successors)
     : schedule_(schedule),
       limits_(limits),
       controller_(Controller::make(schedule.stop_rule, seed)),
       seed_(seed),
       stages_(stages),
-      whole_rounds_(whole_rounds),
+      whole_(whole),
       successors_(std::move(successors)) {}
 
 Round Plan::begin(const std::vector<int>& prompt, int keep, int first) {
@@ -40,7 +40,9 @@ Step Plan::next(int64_t drafts_done) {
   return schedule_.overlap ? next_overlapped(drafts_done) : next_in_turns();
 }
 
-Step Plan::draft(Step::Kind kind) { return {kind, launched_++ - 1, schedule_.overlap ? -1 : passes_ - 1, 0, 0}; }
+Step Plan::draft(Step::Kind kind) {
+  return {kind, launched_++ - 1, schedule_.overlap ? -1 : passes_ - 1, 0, 0, 0, siblings_};
+}
 
 Step Plan::pass(int64_t after_draft, int rows) {
   flights_.push_back(rows);
@@ -48,7 +50,7 @@ Step Plan::pass(int64_t after_draft, int rows) {
   // With overlap it begins after the others' first stages (their stream sees to it), not after their verdicts.
   const int first = int(tokens_.size()) - 1;
   const int64_t before = passes_++ - 1;
-  return {Step::Kind::kVerify, after_draft, schedule_.overlap ? -1 : before, first, kMaxRows * passes_in_flight()};
+  return {Step::Kind::kVerify, after_draft, schedule_.overlap ? -1 : before, first, kMaxRows * passes_in_flight(), 0, siblings_};
 }
 
 // -- without overlap ---------------------------------------------------------------------------------------------------
@@ -73,8 +75,9 @@ Step Plan::next_in_turns() {
     if (in_flight == 0) copy();
     const int drawn = stopped_ ? 0 : std::max(0, wanted - int(standing_.size()));
     const bool never_stops = drawn == 0 || schedule_.stop_rule.kind == StopRule::Kind::kFixed;
-    const bool with_row = schedule_.first_chunk > 0 || drawn == 0;
-    if (!early && never_stops && with_row && (whole_rounds_ >> drawn & 1) != 0) {
+    siblings_ = schedule_.siblings > 0.0 && drawn > 0;
+    const bool with_row = schedule_.first_chunk > 0 || drawn == 0 || siblings_;
+    if (!early && never_stops && with_row && ((siblings_ ? whole_.with_siblings : whole_.without) >> drawn & 1) != 0) {
       Step step = pass(launched_++ - 1, kMaxRows);
       asked_ = launched_;
       step.kind = Step::Kind::kRound, step.drafts = drawn;
@@ -93,7 +96,7 @@ Step Plan::next_in_turns() {
     return step;
   }
   if (by_confidence && in_flight >= ahead) return {};
-  if (!row_queued_ && (schedule_.first_chunk > 0 || drafts_ == 0)) {
+  if (!row_queued_ && (schedule_.first_chunk > 0 || drafts_ == 0 || siblings_)) {
     row_queued_ = true;
     const Step step = draft(Step::Kind::kRow);
     asked_ = launched_;
@@ -156,6 +159,8 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   round.judged.assign(record.judged.begin(), record.judged.begin() + std::min(count, int(record.judged.size())));
   round.accepted = std::min(record.accepted, int(round.judged.size()));
   round.copied = record.copied;
+  round.siblings = record.siblings;
+  round.rescued = record.rescued && count == int(record.committed.size());   // else it ends with the sibling
   std::vector<Judged> judged;
   for (int i = 0; i < int(round.judged.size()); ++i)
     if (round.judged[i].copied == 0) judged.push_back({round.judged[i].confidence, i < round.accepted});
@@ -180,7 +185,7 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
       taken_ += record.rows;
     }
   } else {
-    round.dropped = std::max(0, record.rows - 1 - int(round.judged.size()));
+    round.dropped = std::max(0, record.rows - record.siblings - 1 - int(round.judged.size()));
   }
   return round;
 }
@@ -286,7 +291,7 @@ void Plan::adopt_pending() {
   learn_tokens();
   look();
   base_ = asked_ = launched_, taken_ = 0;
-  restarted_ = true, stopped_ = false;
+  restarted_ = true, stopped_ = siblings_ = false;
 }
 
 }  // namespace ppsd::cuda

@@ -79,9 +79,21 @@ struct Captured {
     graphs.draft = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(true); }, -1);
     if (std::count(devices.begin(), devices.end(), ToyDevice::kHome) == int(devices.size())) {
       graphs.rounds.resize(kWhole + 1);
-      for (int drafts : {0, kWhole}) graphs.rounds[size_t(drafts)] = graph(whole_round, drafts);
+      for (int drafts : {0, kWhole}) graphs.rounds[size_t(drafts)] = graph(round<false>, drafts);
     }
     if (with_row) graphs.row = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(false); }, -1);
+    if (with_row && !graphs.rounds.empty()) {
+      StepGraphs& beside = graphs.siblings;
+      beside.draft = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(true, true); }, -1);
+      beside.row = graph([](void* data) { return static_cast<Stage*>(data)->device->draft_step(false, true); }, -1);
+      beside.rounds.resize(kWhole + 1);
+      beside.rounds[kWhole] = graph(round<true>, kWhole);
+      for (int number = 0; number < int(devices.size()); ++number)
+        beside.verify.push_back(graph([](void* data) {
+          auto* stage = static_cast<Stage*>(data);
+          return stage->device->verify(stage->number, true);
+        }, number));
+    }
     const int count = int(devices.size());
     graphs.take_apart = device.apart(0), graphs.verdict_apart = device.apart(count);
     std::vector<int> on_legs;
@@ -118,13 +130,15 @@ struct Captured {
     lanes = std::make_shared<Lanes>(ToyDevice::kHome, on_legs);
   }
 
-  static int whole_round(void* data) {
+  template <bool kSiblings>
+  static int round(void* data) {
     auto* stage = static_cast<Stage*>(data);
-    for (int draft = 0; draft < stage->number; ++draft) stage->device->draft_step(true);
-    stage->device->draft_step(false);
-    for (int number = 0; number < stage->device->stages(); ++number) stage->device->verify(number);
+    for (int draft = 0; draft < stage->number; ++draft) stage->device->draft_step(true, kSiblings);
+    stage->device->draft_step(false, kSiblings);
+    for (int number = 0; number < stage->device->stages(); ++number) stage->device->verify(number, kSiblings);
     return stage->failing();
   }
+  bool takes_siblings() const { return graphs.siblings.draft != nullptr; }
 
   // As the backend does: the prompt, then one plain step for the first token.
   int begin(const std::vector<int>& prompt, const Limits& limits, const Schedule& schedule, bool planned) {
@@ -189,10 +203,12 @@ int64_t answers_of_a_model(uint64_t seed) {
     request.limits = limits_of(random, prompt, captured.model.vocabulary, &plain, captured.model);
     request.schedule = random_schedule(random);
     if (chance(random, 40)) request.schedule.stop_rule.kind = StopRule::Kind::kSurvival;
+    if (!captured.takes_siblings()) request.schedule.siblings = 0.0;
     request.schedule.recycle = request.schedule.max_chunk > 0 && chance(random, 30);
     if (chance(random, 25)) {
       const auto simulate = [](const Schedule&, const StageCosts&, double a) { return 2000 + 3000 * a; };
-      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, simulate, between(random, 0, 2), false, Tuning(), chance(random, 50));
+      request.planner = std::make_shared<Planner>(toy_costs(), 0.6, simulate, between(random, 0, 2),
+                                                  captured.takes_siblings() && chance(random, 50), Tuning(), chance(random, 50));
     }
     request.successors = successors;
     request.in_turns = chance(random, 20);
@@ -351,8 +367,10 @@ void launches_of_a_token() {
   const std::string where = "launches of a token";
   Schedule plain, fixed;
   fixed.first_chunk = fixed.max_chunk = fixed.lookahead = Captured::kWhole;
+  Schedule beside = fixed;
+  beside.siblings = 0.01;
   struct Counts {
-    int whole = 0, launches = 0, others = 0;
+    int whole = 0, launches = 0, others = 0, beside = 0;   // beside: of rounds with siblings
   };
   const auto count = [&](const Schedule& schedule, bool whole_rounds) {
     Captured captured(5, 1000, {0, 0}, 0.9, true);
@@ -364,6 +382,7 @@ void launches_of_a_token() {
       const bool launch = std::string(call.function) == "cuGraphLaunch";
       counts.launches += launch, counts.others += !launch;
       counts.whole += launch && std::find(rounds.begin(), rounds.end(), call.object) != rounds.end();
+      counts.beside += launch && call.object == captured.graphs.siblings.rounds[Captured::kWhole];
     }
     check(text == captured.model.plain({1, 2, 3}, 60), "a token differs from plain decoding", where);
     check(counts.others == 0, "one stream needs no events", where);
@@ -374,8 +393,13 @@ void launches_of_a_token() {
   check(apart.whole == 0 && apart.launches == 59 * 3, "its row, and two stages", where);
   const Counts rounds = count(fixed, true), steps = count(fixed, false);
   check(rounds.whole > 10 && steps.whole == 0 && steps.launches > 6 * rounds.whole, "a round is not one launch", where);
+  const Counts siblings = count(beside, true);
+  check(siblings.beside > 5, "a round with siblings is not one launch", where);
+  check(rounds.beside == 0 && one.beside == 0, "siblings were taken unasked", where);
   // The last ones are shorter, and not captured: at most three are in flight.
-  check(rounds.launches - rounds.whole <= 3 * (Captured::kWhole - 1 + 3), "more than the last rounds are apart", where);
+  const int apart_at_most = 3 * (Captured::kWhole - 1 + 3);
+  check(rounds.launches - rounds.whole <= apart_at_most, "more than the last rounds are apart", where);
+  check(siblings.launches - siblings.beside - siblings.whole <= apart_at_most, "the same, with siblings", where);
 }
 
 // -- copies ------------------------------------------------------------------------------------------------------------
@@ -388,7 +412,7 @@ void copies_are_offered_before_their_round() {
   schedule.stop_rule.kind = StopRule::Kind::kSurvival;
   const auto kind = [](Plan* plan) { return plan->next(0).kind; };
   using Kind = Step::Kind;
-  Plan plan(schedule, {100, {}}, 1, 1, 1);
+  Plan plan(schedule, {100, {}}, 1, 1, {1, 0});
   plan.begin({1, 2, 3, 1, 2, 3, 1, 2}, 0, 3);
   check(kind(&plan) == Kind::kRound, "a round is one launch", where);
   const auto offer = plan.take_offer();
@@ -472,6 +496,58 @@ void copies_are_accepted() {
   run("surviving, two devices", surviving, {0, 1}, false);
   run("overlapped", overlapped, {0}, false);
   run("overlapped, two stages", overlapped, {0, 0}, false);
+  run("planned", {}, {0}, true);
+}
+
+// -- siblings ----------------------------------------------------------------------------------------------------------
+
+// A rejected draft's sibling that was right: two tokens more than the accepted ones, in rounds of every kind.
+void rescues() {
+  Schedule fixed, surviving, short_chunk, copies;
+  fixed.first_chunk = fixed.max_chunk = fixed.lookahead = Captured::kWhole, fixed.siblings = 1e-4;
+  surviving = copies = short_chunk = fixed;
+  surviving.stop_rule.kind = StopRule::Kind::kSurvival, surviving.stop_rule.threshold = 0.05;
+  short_chunk.first_chunk = 0, short_chunk.max_chunk = 2, short_chunk.lookahead = 9;
+  copies.lookup = 2;
+  const std::vector<int> prompt = {3, 1, 2};
+  constexpr int kTokens = 200;
+  const auto run = [&](const char* name, const Schedule& schedule, std::vector<int> devices, bool planned) {
+    const std::string where = std::string("siblings: ") + name;
+    Captured captured(9, 1000, std::move(devices), 0.7, true, schedule.lookup > 0);
+    GraphRequest request;
+    request.prompt = prompt;
+    request.limits.end = int(prompt.size()) + kTokens;
+    request.schedule = schedule;
+    const auto simulate = [](const Schedule&, const StageCosts&, double) { return 1.0; };
+    if (planned) request.planner = std::make_shared<Planner>(toy_costs(), 0.7, simulate, 0, true);
+    request.first = captured.begin(prompt, request.limits, schedule, planned);
+    const std::vector<int> plain = captured.model.plain(prompt, kTokens);
+    std::vector<int> known = prompt;
+    int siblings = 0, rescued = 0;
+    GraphSession session(captured.lanes, captured.graphs, std::move(request), nullptr);
+    for (;;) {
+      Event event;
+      double seconds = 0.0;
+      const auto status = session.next(2000, &event, &seconds);
+      if (status == GraphSession::Status::kEnded) break;
+      if (status != GraphSession::Status::kEvent) continue;
+      const Round& round = std::get<Round>(event);
+      check_round(round, plain, &known, where);
+      siblings += round.siblings, rescued += round.rescued;
+      check(round.rows <= kMaxRows || round.prompt, "more rows than a pass takes", where);
+      if (!round.rescued) continue;
+      check(int(round.committed.size()) == round.accepted + 2, "the token after the sibling is missing", where);
+      check(round.judged.back().sibling == round.committed[size_t(round.accepted)], "another token than the sibling", where);
+    }
+    check(known == plain, "the answer is shorter than plain decoding's", where);
+    check(rescued > 5 && siblings > rescued, "too few rescues", where);
+    expect_good_manners(where);
+  };
+  run("fixed", fixed, {0}, false);
+  run("fixed, two stages", fixed, {0, 0}, false);
+  run("surviving", surviving, {0}, false);
+  run("short chunks", short_chunk, {0}, false);
+  run("beside copies", copies, {0}, false);
   run("planned", {}, {0}, true);
 }
 
@@ -583,6 +659,7 @@ int run(double seconds, uint64_t seed) {
   launches_of_a_token();
   copies_are_offered_before_their_round();
   copies_are_accepted();
+  rescues();
   failures();
   int64_t rounds = 0, models = 0;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);

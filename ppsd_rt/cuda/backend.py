@@ -7,6 +7,7 @@ one kernel after the other (eager.py): slower, and the same answer.
 
 import logging
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from threading import RLock
 from time import perf_counter
 from typing import Any
@@ -24,7 +25,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Round
-from ..pipeline.schedule import MAX_CHUNK, Auto, Schedule
+from ..pipeline.schedule import MAX_CHUNK, MAX_ROWS, Auto, Schedule
 from ..pipeline.stop_rules import BetaThompson, FixedLength
 from ..planning.planner import costs_here, costs_path, explain, prior
 from ..sampling.params import SamplingParams
@@ -47,8 +48,8 @@ LEAST_CAPACITY = 1024  # positions that buffers are made for
 
 class CudaBackend:
     name = "cuda"
-    copies = True
-    siblings = extras = False
+    copies = siblings = True
+    extras = False
     concurrency = 1
     threads = 1  # that launches
 
@@ -134,8 +135,8 @@ class CudaBackend:
             self._weights = self._base.with_head(file)
         self._draft_vocabulary = draft_vocabulary
         self._costs: _native.Costs | None = None
-        # by whether tokens are sampled, the oracle's acceptance (None without one), lookup and recycle
-        self._planners: dict[tuple[bool, float | None, int, bool], _native.Planner] = {}
+        # by whether tokens are sampled, the oracle's acceptance, lookup, whether drafts may have siblings, recycle
+        self._planners: dict[tuple[bool, float | None, int, bool, bool], _native.Planner] = {}
         self._planned: _native.Planner | None = None
 
     def rounds(
@@ -151,6 +152,7 @@ class CudaBackend:
         try:
             with self._starting:
                 self._end()
+                schedule = self._possible(schedule, params, options.oracle)
                 planner = self._plan(params.temperature > 0, options.oracle, schedule)
                 answer = self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
             cancellation.tells(answer.cancel)
@@ -257,8 +259,9 @@ class CudaBackend:
         begun = perf_counter()
         stages = self._ready(limits.end)
         drafts = _drafts_of_a_round(schedule, self._serial)
-        if self._graphs is not None and drafts is not None:
-            self._capture(drafts)
+        bar = self._least_chance(schedule)
+        if self._graphs is not None:
+            self._capture(drafts, bar > 0)
         keep = common_prefix(self._tokens, prompt[:-1])
         self._tokens = []
         most, lookahead = (
@@ -266,7 +269,7 @@ class CudaBackend:
         )
         stages.begin(
             prompt, params, keep, end=limits.end, most=most, lookahead=lookahead, oracle=options.oracle,
-            copies=schedule.copies and not (planner and options.oracle),
+            copies=schedule.copies and not (planner and options.oracle), siblings=bar,
         )  # fmt: skip
         self._tokens = list(prompt)
         kept = min(keep, len(prompt) - 1)
@@ -307,19 +310,39 @@ class CudaBackend:
         )
         return _Answer(session, session)
 
+    def _possible(self, schedule: Schedule | Auto, params: SamplingParams, oracle: Oracle | None) -> Schedule | Auto:
+        """Without siblings where there cannot be any: their rows stay on one device, and see one text."""
+        if isinstance(schedule, Schedule):
+            return replace(schedule, siblings=0.0) if len(self._devices()) > 1 else schedule
+        never = len(self._devices()) > 1 or params.looks_back or oracle is not None
+        return replace(schedule, siblings=schedule.siblings and not never)
+
+    def _least_chance(self, schedule: Schedule | Auto) -> float:
+        """Of being needed and right, for a sibling. Of `auto`: what a row costs at plain decoding's speed, as good as
+        that is known. The planner decides which rounds have siblings at all."""
+        if isinstance(schedule, Schedule):
+            return schedule.siblings
+        turns = self.costs().turns
+        row = (turns.verify[-1] - turns.verify[0]) / (MAX_ROWS - 1) / turns.plain_step
+        return min(max(row, 0.02), 0.98) if schedule.siblings else 0.0
+
     def _plan(self, sampled: bool, oracle: Oracle | None, schedule: Schedule | Auto) -> _native.Planner | None:
-        """The planner goes on from answer to answer; what is sampled stays apart, and so does, without copies, what an
-        oracle feigns.
+        """The planner goes on from answer to answer; what is sampled stays apart, and so does, without copies and
+        siblings, what an oracle feigns.
         """
         if not isinstance(schedule, Auto):
             return None
         assert self.head is not None
         costs = self.costs()
-        what = (oracle.acceptance, 0, False) if oracle else (None, schedule.lookup, schedule.recycle)
+        what = (
+            (oracle.acceptance, 0, False, False)
+            if oracle
+            else (None, schedule.lookup, schedule.siblings, schedule.recycle)
+        )
         key = (sampled, *what)
         if key not in self._planners:
-            _, lookup, recycle = what
-            self._planners[key] = _native.Planner(costs, prior(self.head), lookup, recycle=recycle)
+            _, lookup, beside, recycle = what
+            self._planners[key] = _native.Planner(costs, prior(self.head), lookup, beside, recycle=recycle)
         self._planned = self._planners[key]
         return self._planned
 
@@ -355,13 +378,16 @@ class CudaBackend:
         assert self._stages is not None
         return self._stages
 
-    def _capture(self, drafts: int) -> None:
-        """The stages, and rounds of so many drafts."""
+    def _capture(self, drafts: int | None, siblings: bool = False) -> None:
+        """The stages, with siblings too if there are any, and rounds of so many drafts."""
         assert self._stages is not None
         try:
             if self._graphs is None:
                 self._graphs = StageGraphs(self._stages, Recorder())
-            self._graphs.prepare_round(drafts)
+            if siblings:
+                self._graphs.prepare_siblings()
+            if drafts is not None:
+                self._graphs.prepare_round(drafts, siblings)
         except CaptureFailed as error:
             self._graphs, self._eager = None, True
             if not self._told:
@@ -458,7 +484,7 @@ def _drafts_of_a_round(schedule: Schedule | Auto, in_turns: bool) -> int | None:
     """If all rounds but the last ones have as many: as csrc/cuda/plan.cpp counts them."""
     if isinstance(schedule, Auto) or not isinstance(schedule.stop_rule, FixedLength):
         return None
-    waits = schedule.first_chunk > 0 or (in_turns and schedule.overlap)
+    waits = schedule.first_chunk > 0 or schedule.siblings > 0 or (in_turns and schedule.overlap)
     return (
         min(max(1, schedule.first_chunk), schedule.lookahead) if waits and (in_turns or not schedule.overlap) else None
     )

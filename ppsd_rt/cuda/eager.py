@@ -31,7 +31,8 @@ class EagerCarrier:
         self._sequence, self._drawn = sequence, drawn
         self._unread: deque[int] = deque()  # draft launches whose records have not been read
         self._drafted: dict[int, tuple[int, int, float]] = {}  # launch -> position, token, confidence
-        self._begun: deque[tuple[int, Window]] = deque()  # of each pass under way: its next leg, and its rows
+        # Of each pass under way: its next leg, its rows, and whether siblings may be among them.
+        self._begun: deque[tuple[int, Window, bool]] = deque()
         self._committed = perf_counter()
 
     def events(self, prompt: Sequence[int], keep: int, first: int) -> Generator[Round | Drafted, None, None]:
@@ -44,14 +45,14 @@ class EagerCarrier:
                 self._wait()  # launches are queued, and they read it when their turn has come
                 self.stages.offer[:] = torch.tensor(offer, dtype=torch.int32)
             if step == "draft":
-                self.stages.draft_step()
+                self.stages.draft_step(self.plan.siblings)
                 self._unread.append(self.plan.drafts_launched - 1)
             elif step == "row":
-                self.stages.early_step()
+                self.stages.early_step(self.plan.siblings)
             elif step == "verify":
                 self._finish_passes()  # one at a time is between two stages
-                self.stages.verification(0, self.plan.window)
-                self._begun.append((1, self.plan.window))
+                self.stages.verification(0, self.plan.window, self.plan.siblings)
+                self._begun.append((1, self.plan.window, self.plan.siblings))
             else:
                 yield from self._answer()
 
@@ -80,9 +81,9 @@ class EagerCarrier:
 
     def _finish_passes(self) -> None:
         while self._begun:
-            next_leg, window = self._begun.popleft()
+            next_leg, window, siblings = self._begun.popleft()
             for leg in range(next_leg, len(self.stages.legs)):
-                self.stages.verification(leg, window)
+                self.stages.verification(leg, window, siblings)
 
     def _read_drafts(self) -> list[tuple[int, int]]:
         """Position and token of those that were drawn since the last time."""

@@ -2,8 +2,9 @@
 
 What is captured: a draft step, the early layers alone, and each leg of a pass, which on one device are its
 verification stages; once each, right after the stages have been made. On one device also a step of plain decoding as
-one graph, and, when a schedule first asks for it, a round with a fixed number of drafts. Kernels are compiled before
-that, by one launch in which no row is live.
+one graph, and, when a schedule first asks for them, a round with a fixed number of drafts, and the steps of rounds with
+siblings. Kernels are compiled before that, by one launch: no row is live, or the rows are those of an answer that has
+ended, whose prompt they leave alone.
 
 What is patched: nothing. Which rows a launch takes and where they stand, seed, temperature, filters, the longest chunk
 and the end of the text are words in device memory; so a graph serves every answer, chunk and length.
@@ -93,6 +94,8 @@ class StageGraphs:
     def __init__(self, stages: DeviceStages, recorder: Recorder) -> None:
         """Raises CaptureFailed."""
         self._recorder, self._stages = recorder, stages
+        # Of rounds with siblings: a draft step, a row, whole rounds by their number of drafts, the legs of a pass.
+        self.siblings: tuple[int, int, dict[int, int], list[int]] | None = None
         early = [stages.early_step, *([stages.draft_step] if stages.weights.head is not None else [])]
         legs = [(partial(stages.launch, number), leg.device) for number, leg in enumerate(stages.legs)]
         with _capturing(recorder):
@@ -114,16 +117,32 @@ class StageGraphs:
     def close(self) -> None:
         self._recorder.close()
 
-    def prepare_round(self, drafts: int) -> None:
+    def prepare_siblings(self) -> None:
+        """Capture the steps of rounds with siblings, on one device. Raises CaptureFailed: then no graph is left."""
+        if self.siblings is not None:
+            return
+        stages, home = self._stages, self._stages.home
+        early = [partial(step, siblings=True) for step in (stages.draft_step, stages.early_step)]
+        legs = [partial(stages.launch, number, siblings=True) for number in range(len(stages.legs))]
+        with _capturing(self._recorder):
+            self._recorder.warm_up([(step, home) for step in (*early, *legs)])
+            draft, row = (self._recorder.record(step, _LOW, -1, home) for step in early)
+            verify = [self._recorder.record(step, _HIGH, number, home) for number, step in enumerate(legs)]
+            for exec in (draft, row, *verify):
+                self.lanes.upload(exec, 0)
+            self.siblings = draft, row, {}, verify
+
+    def prepare_round(self, drafts: int, siblings: bool = False) -> None:
         """Capture rounds of so many drafts as one graph, on one device. Raises CaptureFailed: then no graph is left."""
-        if self.apart or drafts in self.rounds:
+        rounds = self.siblings[2] if siblings and self.siblings is not None else self.rounds
+        if self.apart or drafts in rounds:
             return
         with _capturing(self._recorder):
-            self.rounds[drafts] = self._whole_round(drafts)
-            self.lanes.upload(self.rounds[drafts], 0)
+            rounds[drafts] = self._whole_round(drafts, siblings)
+            self.lanes.upload(rounds[drafts], 0)
 
-    def _whole_round(self, drafts: int) -> int:
-        return self._recorder.record(partial(self._stages.round, drafts), _HIGH, 0, self._stages.home)
+    def _whole_round(self, drafts: int, siblings: bool = False) -> int:
+        return self._recorder.record(partial(self._stages.round, drafts, siblings), _HIGH, 0, self._stages.home)
 
     def plain_step(self, window: Window) -> None:
         """A step of plain decoding, and its end."""
@@ -160,6 +179,7 @@ class StageGraphs:
             row=self.row,
             rounds=self.rounds,
             verify=self.verify,
+            siblings=self.siblings,
             copies=[[copy.native() for copy in stages.copies(number)] for number in range(len(self.verify))],
             take_apart=stages.legs[0].name == "take",
             verdict_apart=stages.legs[-1].name == "verdict",

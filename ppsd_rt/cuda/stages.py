@@ -6,6 +6,9 @@
     plain_step    early_step, then verification: with nothing drafted, a step of plain decoding
     round         draft steps, then a plain_step
 
+Each of them also with siblings (triton_kernels/siblings.py): draft steps tell second choices, the early_step after them
+and the pass take rows for these. All launches of a round are of one kind, and such rounds are on one device.
+
 They allocate nothing, read nothing on the host and take no argument that changes: captured once, they can be launched
 for ever. Which rows a pass takes, where they stand, what is sampled and where it ends is in device memory
 (triton_kernels/state.py); the host sets it between answers (`begin`) or, in the order of a stream, between launches
@@ -29,7 +32,9 @@ from ..errors import UsageError
 from ..pipeline.cuts import cut_layers
 from ..sampling.params import SamplingParams
 from ..triton_kernels.heads import sampling_words
+from ..triton_kernels.siblings import adopt
 from ..triton_kernels.state import (
+    BAR,
     COPIES,
     DRAFTED,
     DRAWN,
@@ -170,12 +175,13 @@ class DeviceStages:
         lookahead: int = 0,
         oracle: Oracle | None = None,
         copies: bool = False,
+        siblings: float = 0.0,
     ) -> None:
         """The prompt but for its last token through all layers; that one is the first row of the first pass.
 
         No pass may be under way. The first `keep` rows are taken from the answer before, as far as a prompt pass made
-        them. end: the committed text ends before this position. copies: draft steps take what `offer` holds. Records
-        count on from answer to answer.
+        them. end: the committed text ends before this position. copies: draft steps take what `offer` holds. siblings:
+        the least chance of being needed and right for one. Records count on from answer to answer.
         """
         rows = len(prompt) - 1
         end = self.capacity if end is None else end
@@ -199,6 +205,7 @@ class DeviceStages:
         b.head.copy_(words)
         changed = {START: rows, TOKEN: prompt[-1], DRAFTED: len(prompt), MOST: most, LOOKAHEAD: lookahead}
         changed |= {LIMIT: end - 1, REPORT: int(self._report), COPIES: int(copies)}
+        changed[BAR] = bits_of(siblings)
         b.offer.zero_()
         if oracle is not None:
             changed |= self._ask(oracle)
@@ -216,15 +223,15 @@ class DeviceStages:
 
     # -- device side: what is captured ---------------------------------------------------------------------------------
 
-    def draft_step(self) -> None:
+    def draft_step(self, siblings: bool = False) -> None:
         with devices.on(self.home):
-            self._draft_step()
+            self._draft_step(siblings)
 
-    def early_step(self) -> None:
+    def early_step(self, siblings: bool = False) -> None:
         with devices.on(self.home):
-            self._early_step()
+            self._early_step(self._siblings(siblings))
 
-    def verification(self, leg: int | None = None, window: Window | None = None) -> None:
+    def verification(self, leg: int | None = None, window: Window | None = None, siblings: bool = False) -> None:
         """All legs of a pass, one after the other, or one of them, with the copies in front of each.
 
         Stages on streams of their own: stage s + 1 begins a pass once s has ended it; s may be up to MAIL_SLOTS passes
@@ -232,25 +239,25 @@ class DeviceStages:
         """
         for each in range(len(self.legs)) if leg is None else (leg,):
             self.bring(each, window)
-            self.launch(each)
+            self.launch(each, siblings)
 
-    def plain_step(self, window: Window | None = None) -> None:
-        self.early_step()
-        self.verification(window=window)
+    def plain_step(self, window: Window | None = None, siblings: bool = False) -> None:
+        self.early_step(siblings)
+        self.verification(window=window, siblings=siblings)
 
-    def round(self, drafts: int) -> None:
+    def round(self, drafts: int, siblings: bool = False) -> None:
         for _ in range(drafts):
-            self.draft_step()
-        self.plain_step()
+            self.draft_step(siblings)
+        self.plain_step(siblings=siblings)
 
-    def launch(self, leg: int) -> None:
+    def launch(self, leg: int, siblings: bool = False) -> None:
         """Without the copies: what is captured."""
         its = self.legs[leg]
         with devices.on(its.device):
             if its.name == "take":
                 self._take()
             elif its.name == "verify":
-                self._verify(its.stage)
+                self._verify(its.stage, self._siblings(siblings))
             else:
                 self._verdict()
 
@@ -295,44 +302,51 @@ class DeviceStages:
             self._lm_head(self._sites[last].late[len(self.slices) - 1], logits)
         return logits[:rows]
 
-    def _draft_step(self) -> None:
+    def _siblings(self, wanted: bool) -> Tensor | None:
+        return self.buffers.siblings if wanted else None
+
+    def _draft_step(self, seconds: bool) -> None:
         b, work = self.buffers, self._draft
-        self._begin_draft()
-        exit_head(self.weights, b.head, work, b, pdl=self.pdl)
+        self._begin_draft(None)
+        exit_head(self.weights, b.head, work, b, seconds=seconds, pdl=self.pdl)
         drafted(
             b.text, work.choices, work.chances, b.confidences, b.copied, b.truth, b.early, b.head, b.state, b.drafts,
-            vocabulary=self.weights.config.vocab_size, pdl=self.pdl,
+            vocabulary=self.weights.config.vocab_size,
+            its_seconds=work.seconds if seconds else None, seconds=b.seconds if seconds else None, pdl=self.pdl,
         )  # fmt: skip
 
-    def _early_step(self) -> None:
+    def _early_step(self, siblings: Tensor | None) -> None:
         b = self.buffers
-        self._begin_draft()
-        arrived(b.early, b.state, pdl=self.pdl)
+        self._begin_draft(siblings)
+        arrived(b.early, b.state, siblings=siblings, pdl=self.pdl)
 
-    def _begin_draft(self) -> None:
+    def _begin_draft(self, siblings: Tensor | None) -> None:
         b = self.buffers
-        begin_draft(b.text, b.confidences, b.copied, b.offer, b.early, b.head, b.state, pdl=self.pdl)
-        self._early_layers()
+        begin_draft(
+            b.text, b.confidences, b.copied, b.offer, b.early, b.head, b.state,
+            siblings=siblings, seconds=None if siblings is None else b.seconds, pdl=self.pdl,
+        )  # fmt: skip
+        self._early_layers(siblings)
 
     def _take(self) -> None:
         b = self.buffers
         begin_verification(b.early, b.late[0], b.state, pdl=self.pdl)
         post(b.late[0], b.mail[0], b.state, pdl=self.pdl)
 
-    def _verify(self, stage: int) -> None:
+    def _verify(self, stage: int, siblings: Tensor | None) -> None:
         b, work, site = self.buffers, self._late[stage], self._sites[self._devices[stage]]
         words, last = site.late[stage], stage == len(self.slices) - 1
         if stage == 0 and site is b:
-            begin_verification(b.early, words, b.state, pdl=self.pdl)
+            begin_verification(b.early, words, b.state, siblings=siblings, pdl=self.pdl)
         else:
             fetch(site.mail[stage], words, site.state, pdl=self.pdl)
-        self._late_layers(stage, words)
+        self._late_layers(stage, words, siblings)
         if not last:
             post(words, site.mail[stage + 1], site.state, pdl=self.pdl)
             return
-        self._lm_head(words, None)
+        self._lm_head(words, None, siblings)
         if site is b:
-            self._judge(work.choices, words)
+            self._judge(work.choices, words, siblings)
         else:
             post(words, site.mail[stage + 1], site.state, work.choices, pdl=self.pdl)
 
@@ -341,15 +355,22 @@ class DeviceStages:
         fetch(mail, words, b.state, b.choices, pdl=self.pdl)
         self._judge(b.choices, words)
 
-    def _judge(self, choices: Tensor, words: Tensor) -> None:
+    def _judge(self, choices: Tensor, words: Tensor, siblings: Tensor | None = None) -> None:
         b = self.buffers
-        verdict(b.text, choices, b.confidences, b.copied, b.first_seen, words, b.state, b.ring, pdl=self.pdl)
+        verdict(
+            b.text, choices, b.confidences, b.copied, b.first_seen, words, b.state, b.ring,
+            head=None if siblings is None else b.head, siblings=siblings, pdl=self.pdl,
+        )  # fmt: skip
+        if siblings is not None:
+            adopt(b.caches, b.keys[0], b.exit_hidden, b.last_hidden, siblings, pdl=self.pdl)
 
-    def _early_layers(self) -> None:
+    def _early_layers(self, siblings: Tensor | None = None) -> None:
         b = self.buffers
-        early_layers(self.weights, self.weights.exit_layer, b.early, self._draft, b, pdl=self.pdl)
+        early_layers(
+            self.weights, self.weights.exit_layer, b.early, self._draft, b, siblings=siblings, pdl=self.pdl
+        )  # fmt: skip
 
-    def _late_layers(self, stage: int, words: Tensor) -> None:
+    def _late_layers(self, stage: int, words: Tensor, siblings: Tensor | None = None) -> None:
         """From where the rows before stand, each at its position, to work.x or the border to the next stage."""
         work, site, (low, high) = self._late[stage], self._sites[self._devices[stage]], self.slices[stage]
         x = self._border(site, stage)
@@ -357,7 +378,10 @@ class DeviceStages:
             last = self._leaves(stage) if number == high - 1 else None
             layer = self.weights.layers[number]
             rows = work.rounded if number > low else None
-            decoder_layer(self.weights, layer, number, x, work.x, words, work, site, last, rows=rows, pdl=self.pdl)
+            decoder_layer(
+                self.weights, layer, number, x, work.x, words, work, site, last,
+                rows=rows, siblings=siblings, pdl=self.pdl,
+            )  # fmt: skip
             x = work.x
 
     def _border(self, site: Site, stage: int) -> Tensor:
@@ -369,8 +393,9 @@ class DeviceStages:
         last = stage == len(self.slices) - 1
         return None if last and not self.weights.hears else self._border(self._sites[self._devices[stage]], stage + 1)
 
-    def _lm_head(self, words: Tensor, logits: Tensor | None) -> None:
-        lm_head(self.weights, words, self._late[-1], self._sites[self._devices[-1]], logits, pdl=self.pdl)
+    def _lm_head(self, words: Tensor, logits: Tensor | None, siblings: Tensor | None = None) -> None:
+        site = self._sites[self._devices[-1]]
+        lm_head(self.weights, words, self._late[-1], site, logits, siblings=siblings, pdl=self.pdl)
 
     def _words(self, values: dict[int, int]) -> Tensor:
         words = torch.zeros(WORDS, dtype=torch.int32)
@@ -381,9 +406,13 @@ class DeviceStages:
     def _ask(self, oracle: Oracle) -> dict[int, int]:
         count = min(len(oracle.truth), self.capacity)
         self.buffers.truth[:count] = torch.tensor(oracle.truth[:count], dtype=torch.int32)
-        bits = torch.tensor([oracle.acceptance]).view(torch.int32).item()
         low, high = torch.tensor([oracle.seed & 0xFFFFFFFF, oracle.seed >> 32]).to(torch.int32).tolist()
-        return {ORACLE_END: count, ORACLE: int(bits), ORACLE_SEED: low, ORACLE_SEED + 1: high}
+        return {ORACLE_END: count, ORACLE: bits_of(oracle.acceptance), ORACLE_SEED: low, ORACLE_SEED + 1: high}
 
     def _is_last(self) -> list[bool]:
         return [stage == len(self.slices) - 1 for stage in range(len(self.slices))]
+
+
+def bits_of(number: float) -> int:
+    """Of a float32."""
+    return int(torch.tensor([number]).view(torch.int32).item())

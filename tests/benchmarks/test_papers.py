@@ -196,3 +196,29 @@ def test_second_choices_that_are_never_right_bring_nothing(load):
     chain, pairs = (module.speed_up(choices, 4, policy, 0.0) for policy in (module.Policy(1, False), module.Policy(2)))
     assert pairs == pytest.approx(chain)
     assert chain > module.speed_up(choices, 4, module.Policy(2), 0.1)
+
+
+# -- second choices on a GPU -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("right", "chain", "siblings", "tree", "both"),  # which choice of the head is the text's; tokens of a round
+    [
+        ((0, 0, 0), 4, 4, 4, 4),
+        ((2, 0, 0), 1, 1, 1, 1),
+        ((1, 2, 0), 1, 2, 2, 2),
+        ((1, 0, 0), 1, 2, 3, 3),  # the second choice, one after it, and that one's row
+        ((1, 1, 0), 1, 2, 3, 3),
+        ((0, 1, 0), 2, 3, 3, 3),
+        ((0, 0, 1), 3, 4, 3, 4),  # the tree has one choice at the third position
+    ],
+)
+def test_tokens_of_a_round_with_second_choices(load, right, chain, siblings, tree, both):
+    module = load("paper_experiments.trees")
+    assert [module.tokens(policy, 3, right) for policy in module.POLICIES] == [chain, siblings, tree, both]
+
+
+def test_rows_of_a_pass_with_second_choices(load):
+    module = load("paper_experiments.trees")
+    assert [module.rows(policy, 3) for policy in module.POLICIES] == [4, 7, 8, 9]
+    assert [module.rows(policy, 1) for policy in module.POLICIES] == [2, 3, 3, 3]

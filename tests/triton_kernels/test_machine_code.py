@@ -33,7 +33,7 @@ def test_every_kernel_is_sound(models, capability):
     names = {row.split()[3] for row in rows}
     assert names == {
         "embedding", "qkv", "attention", "linear", "swiglu", "heads", "choose",
-        "begin_draft", "arrived", "drafted", "begin_verification", "forward", "verdict",
+        "begin_draft", "arrived", "drafted", "begin_verification", "forward", "verdict", "adopt",
         "feedback", "normalise", "prompt_qkv", "prompt_attention", "prompt_linear", "prompt_swiglu", "reduce_splits",
     }  # fmt: skip
 

@@ -84,9 +84,9 @@ def engine_of(folder, recorder=FakeRecorder, serial=False, **options):
     return engine
 
 
-def answer(engine, schedule, trace=False, params=PARAMS):
+def answer(engine, schedule, trace=False, params=PARAMS, prompt=PROMPT):
     fake.fake_cuda_clear_log()
-    completion = engine.generate(PROMPT, params, schedule, RunOptions(trace=trace)).run()
+    completion = engine.generate(prompt, params, schedule, RunOptions(trace=trace)).run()
     log = (Call * 10000)()
     calls = log[: fake.fake_cuda_log(log, 10000)]
     streams = {call.stream for call in calls if call.function == b"cuGraphLaunch"}
@@ -94,6 +94,8 @@ def answer(engine, schedule, trace=False, params=PARAMS):
     return {
         "ids": completion.ids,
         "judged": completion.statistics.judged,
+        "siblings": completion.statistics.siblings,
+        "rescued": completion.statistics.rescued,
         "launches": engine.backend.facts()["launches"],
         "streams": len(streams),
         "graph launches": sum(call.function == b"cuGraphLaunch" for call in calls),
@@ -118,6 +120,17 @@ def answers(folder):
     return result
 
 
+def siblings(folder):
+    engine, prompt = engine_of(folder), [17, 17, 17]
+    schedules = {"plain": "plain", "fixed": "eesd:length=2,stop_rule=fixed,siblings=0.0001"}
+    schedules["turns"] = "eesd:length=2,stop_rule=survival=0.001,siblings=0.0001"
+    result = {name: answer(engine, schedule, prompt=prompt) for name, schedule in schedules.items()}
+    table = StageCosts(0.1, 0.11, (1.0,) * 16)
+    engine.backend._costs = Costs(table, None)
+    result["auto"] = answer(engine, "auto", prompt=prompt)
+    return result
+
+
 def devices(folder):
     """Answers of one device and of several, whose memory is parted: kernels may not touch another one's."""
     guard = DeviceGuard()
@@ -130,7 +143,12 @@ def devices(folder):
         "one, sampled": ("cpu", 1, "plain", sampled),
         "one, penalised": ("cpu", 1, "plain", penalised),
         "one in two stages, sampled": ("cpu:0,cpu:0", (2, 1), "elastic:first_chunk=1", sampled),
-        "draft apart, eesd, sampled": ("cpu:0,cpu:1", (1, 2), "eesd:length=2,stop_rule=survival", sampled),
+        "draft apart, eesd, sampled": (
+            "cpu:0,cpu:1",
+            (1, 2),
+            "eesd:length=2,stop_rule=survival,siblings=0.001",
+            sampled,
+        ),
         "shared, ppsd, penalised": ("cpu:0,cpu:1", (2, 1), "ppsd", penalised),
         "shared, auto, sampled": ("cpu:0,cpu:1", (2, 1), "auto", sampled),
         "three, plain, penalised": ("cpu:0,cpu:1,cpu:2", (1, 1, 1), "plain", penalised),

@@ -3,6 +3,8 @@
 In Triton's interpreter that is what eager torch says too; on a GPU, where bfloat16 rounds otherwise, its own.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,15 +12,18 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_support  # noqa: F401  (how the interpreter adds up)
 import numpy as np
-from support import slow, write_model
+from support import loud_head, slow, write_model
 
+from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.generation import Committed
+from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Drafted
-from ppsd_rt.pipeline.schedule import parse_schedule
+from ppsd_rt.pipeline.schedule import AUTO, parse_schedule
 from ppsd_rt.sampling.params import SamplingParams
+from ppsd_rt.triton_kernels.state import START
 
 ON_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", "bfloat16") if ON_GPU else ("cpu", "float32")
@@ -28,6 +33,7 @@ SMALL = {
 }  # fmt: skip
 SAMPLED = SamplingParams(max_tokens=6, temperature=0.8, seed=4, ignore_eos=True)
 GREEDY = SamplingParams(max_tokens=6, ignore_eos=True)
+LONG = SamplingParams(max_tokens=20, ignore_eos=True)
 PROMPT = [72, 101, 108, 108, 111]
 
 
@@ -100,6 +106,85 @@ def test_copies_are_accepted_where_the_text_repeats_itself(engine, schedule):
     if schedule != "auto":  # which may find in so few rounds that no copy can be paid
         assert 0 < statistics.copied_accepted <= statistics.copied_judged
         assert statistics.rounds < plain.statistics.rounds
+
+
+def verified_rows(engine):
+    """What they have left behind: keys and values of all layers, exit hidden states."""
+    buffers = engine.backend._stages.buffers
+    end = int(buffers.state[START])
+    caches = (cache[:, :end].clone() for cache in (*buffers.keys, *buffers.values))
+    return [*caches, buffers.exit_hidden[:end].clone()]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "params"),
+    [
+        ("eesd:length=3,stop_rule=fixed", LONG),
+        slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=0.9, seed=5)),
+        slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=1.0, top_k=5, seed=6)),
+        slow("eesd:length=4,stop_rule=survival=0.001,lookup=3", LONG),
+        slow("eesd:first_chunk=0,max_chunk=2,lookahead=9,stop_rule=fixed", LONG),
+    ],
+)
+def test_siblings_are_right_at_times_and_change_no_answer(engine, schedule, params):
+    prompt = [61] * 58  # the answer goes over the border of a tile
+    plain = engine.generate(prompt, params, "plain").run()
+    alone = verified_rows(engine)
+    generation = engine.generate(prompt, params, f"{schedule},siblings=0.0001")
+    rounds = [event.round for event in generation.events() if isinstance(event, Committed)]
+    assert generation.completion.ids == plain.ids
+    for ours, theirs in zip(verified_rows(engine), alone, strict=True):
+        assert torch.equal(ours, theirs), "an adopted row has the bits of one that ran by itself"
+    statistics = generation.statistics
+    assert statistics.siblings >= statistics.rescued > 0
+    assert statistics.siblings == sum(round.siblings for round in rounds)
+    for round in (round for round in rounds if round.rescued):
+        assert len(round.committed) == round.accepted + 2
+        assert round.judged[-1].sibling == round.committed[round.accepted]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(ON_GPU, reason="rounds otherwise")
+def test_after_a_rescue_a_feedback_head_drafts_as_torch_does(folder, tmp_path):
+    """From what the last layer made of the sibling's row, and what the head's own layers make of it."""
+    path = tmp_path / "head.safetensors"
+    loud_head(Checkpoint(folder).hash, exit_layer=1, **SMALL).save(path)
+    told = []
+    for backend, device in (("cuda", DEVICE), ("torch", "cpu")):
+        engine = Engine.from_pretrained(folder, exit_head=path, backend=backend, device=device, dtype="float32")
+        schedule = parse_schedule("eesd:length=3,stop_rule=fixed,siblings=0.0001")
+        generation = engine.generate([85] * 5, LONG, schedule, RunOptions(report_drafts=True))
+        events = list(generation.events())
+        rounds = [event.round for event in events if isinstance(event, Committed)]
+        rounds = [round for round in rounds if round.position < 17]  # later there may be no places for siblings
+        assert sum(round.rescued for round in rounds) > 2
+        drafts = {event.position: event.token for event in events if isinstance(event, Drafted) and event.position < 17}
+        told.append(([(round.committed, round.siblings, round.rescued) for round in rounds], drafts))
+    assert told[0] == told[1]
+
+
+def test_there_are_no_siblings_under_a_penalty_or_an_oracle(engine, plain):
+    schedule = "eesd:length=3,stop_rule=fixed,siblings=0.0001"
+    penalised = replace(GREEDY, repetition_penalty=1.2)
+    completion = engine.generate(PROMPT, penalised, schedule).run()
+    assert completion.statistics.siblings == 0
+    options = RunOptions(oracle=Oracle((*PROMPT, *plain[GREEDY]), 0.0))
+    completion = engine.generate(PROMPT, GREEDY, schedule, options).run()
+    assert completion.ids == plain[GREEDY]
+    assert (completion.statistics.siblings, completion.statistics.accepted) == (0, 0)
+
+
+def test_auto_has_siblings_where_a_text_can_have_them(engine, monkeypatch):
+    backend, oracle = engine.backend, Oracle((1, 2, 3), 0.5)
+    rows = StageCosts(0.1, 0.11, tuple(0.9 + 0.05 * more for more in range(16)))
+    monkeypatch.setattr(backend, "_costs", Costs(rows, None))
+    assert backend._least_chance(AUTO) == pytest.approx(0.05), "a row, in plain steps"
+    monkeypatch.setattr(backend, "_costs", Costs(StageCosts(0.1, 0.11, (0.9,) * 16), None))
+    assert backend._least_chance(AUTO) == 0.02
+    assert backend._least_chance(replace(AUTO, siblings=False)) == 0.0
+    assert backend._possible(AUTO, GREEDY, None) == AUTO
+    for params, feigned in ((replace(GREEDY, repetition_penalty=1.2), None), (GREEDY, oracle)):
+        assert backend._possible(AUTO, params, feigned) == replace(AUTO, siblings=False)
 
 
 def test_an_oracles_drafts_and_reports_of_them(engine, plain):

@@ -17,8 +17,10 @@ from ppsd_rt.trace import occupancy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
 
+SIBLINGS = "eesd:length=4,stop_rule=fixed,siblings=0.0001"
 SCHEDULES = (
     "eesd", "eesd:stop_rule=fixed", "eesd:stop_rule=confidence=0.3", "eesd:length=12,stop_rule=survival",
+    SIBLINGS, "eesd:length=7,stop_rule=survival=0.01,siblings=0.0001",
     "ppsd", "elastic", "elastic:stop_rule=beta", "elastic:stop_rule=calibrated", "auto",
 )  # fmt: skip
 GREEDY = SamplingParams(max_tokens=150, ignore_eos=True)
@@ -50,6 +52,12 @@ def test_every_schedule_gives_the_plain_answer(engine, schedule, params):
     plain = engine.generate(PROMPT, params, "plain").run()
     for _ in range(3):  # streams race differently every time
         assert engine.generate(PROMPT, params, schedule).run().ids == plain.ids
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_siblings_are_right_at_times(engine, params):
+    completion = engine.generate(PROMPT, params, SIBLINGS).run()
+    assert completion.statistics.siblings > completion.statistics.rescued > 0
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.8, 1.0])
