@@ -143,6 +143,11 @@ proof)
     part racecheck 70 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2
     ;;
 more)
+    # What a format saves, and the bandwidth of its kernels.
+    part answers-formats 60 $generate -m random:llama-3.1-8b --dtype bfloat16,int8,int4 --exit-head norm:4:16384 \
+        -r 1 --oracle 0.8 --schedule eesd:length=5,stop_rule=fixed
+    part kernels-8b-int8 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int8
+    part kernels-8b-int4 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int4
     part answers-13b 90 $generate -m random:llama-2-13b --exit-head norm:5 -r 1 $oracle $schedules
     part answers-70b-int8 120 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 -n 64 -r 1 $oracle $schedules
     part baseline-135m 60 $python benchmarks/gpu_baseline.py -m random:smollm2-135m

@@ -45,6 +45,12 @@ def rows_cost(results: Results, name: str) -> float | None:
     return many / one if one and many else None
 
 
+def faster(results: Results, format: str) -> float | None:
+    """Plain decoding in bfloat16 over that in a quantised format, of the 8B shape."""
+    wide, ours = (find(results, "answers-formats", "results", schedule="plain", dtype=d) for d in ("bfloat16", format))
+    return ours["decode_tokens_per_second"] / wide["decode_tokens_per_second"] if wide and ours else None
+
+
 def against_torch(results: Results) -> float | None:
     ours, theirs = plain_milliseconds(results, "answers-1b"), results.get("baseline-1b")
     return theirs["milliseconds_per_token"] / ours if ours and theirs else None
@@ -132,6 +138,16 @@ CHECKS: list[Check] = [
     (
         "70B shape int8, oracle 0.8, best / plain", "(no target)",
         lambda r: best_ratio(r, "answers-70b-int8", 0.8), above(1.0),
+    ),
+    ("8B shape int8: plain, over bfloat16", "(no target)", lambda r: faster(r, "int8"), above(1.0)),
+    ("8B shape int4: plain, over int8's", ">= 1.0", lambda r: faster(r, "int4") / faster(r, "int8"), above(1.0)),
+    (
+        "8B shape int8: gate and up, of copy bandwidth", "(no target)",
+        lambda r: kernel(r, "kernels-8b-int8", "bandwidth_share", kernel="gate_up", rows=1), above(0.5),
+    ),
+    (
+        "8B shape int4: gate and up, of copy bandwidth", "(no target)",
+        lambda r: kernel(r, "kernels-8b-int4", "bandwidth_share", kernel="gate_up", rows=1), above(0.5),
     ),
     ("against torch.compile and graphs, 1B shape", ">= 1.3", against_torch, above(1.3)),
     ("GPU idle between launches, overlapped rounds", "< 3 %", idle_share, lambda value: value < 0.03),

@@ -82,14 +82,14 @@ def most_threads() -> int:
 
 
 def _pick(checkpoint: Checkpoint, dtype: str, device: str) -> str:
-    if dtype == "int4" and not device.startswith("cuda"):
-        return "cpu"
     if device.startswith("cuda") or _sees_a_gpu(device):
-        if dtype not in ("auto", "bfloat16", "int8") or refuses(checkpoint.config) is not None:
-            return "torch"
-        from .cuda.errors import unusable
+        if dtype in ("auto", "bfloat16", "int8", "int4") and refuses(checkpoint.config) is None:
+            from .cuda.errors import unusable
 
-        return "torch" if unusable(device) else "cuda"
+            if not unusable(device):
+                return "cuda"
+        if dtype != "int4" or device != "auto":
+            return "torch"
     if (reason := refuses(checkpoint.config)) is not None:
         need("torch", "torch", f"the cpu backend cannot run this model ({reason}), and the torch backend")
         return "torch"

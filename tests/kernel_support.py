@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.rope import Rope
-from ppsd_rt.triton_kernels.linear import Weight, quantise
+from ppsd_rt.triton_kernels.linear import Weight, quantise, quantise_int4
 from ppsd_rt.triton_kernels.state import KNOWN, ROWS, SIBLING_POSITIONS, SIBLING_WORDS, SIBLINGS, START, WORDS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,11 +46,16 @@ def table(capacity: int, head_dim: int) -> tuple[Tensor, Tensor]:
     return rope.cos, rope.sin
 
 
-def quantised(weight: Tensor) -> Weight:
-    """As int8, in a test to float32 rounding: on a GPU such products are bfloat16's, which test_on_gpu.py judges."""
+FORMATS = ("fp32", "int8", "int4")
+
+
+def in_format(weight: Tensor, format: str) -> Weight:
+    """For tests to float32 rounding: on a GPU quantised ones are multiplied as bfloat16; test_on_gpu.py judges that."""
+    if format == "fp32":
+        return Weight(weight)
     if DEVICE == "cuda":
-        pytest.skip("int8 is multiplied as bfloat16 on a GPU: see test_on_gpu.py")
-    return quantise(weight)
+        pytest.skip(f"{format} is multiplied as bfloat16 on a GPU: see test_on_gpu.py")
+    return {"int8": quantise, "int4": quantise_int4}[format](weight)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:

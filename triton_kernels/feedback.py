@@ -26,7 +26,7 @@ def feedback_kernel(
     x, last_hidden, norm, eps, weight, scale, out, state,
     HIDDEN: tl.constexpr, DISTANCES: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
     PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr,
-    INT8: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    FORMAT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (hidden / BLOCK). Which matrix it takes is known only when the kernel ahead has ended."""
     if PDL:
@@ -44,11 +44,11 @@ def feedback_kernel(
         here = below(chosen, HIDDEN, BLOCK)
         chosen += (distance - 1) * HIDDEN
         tiles, words, scales = first_tiles(
-            weight, scale, chosen, here, 0, HIDDEN, HIDDEN, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8
+            weight, scale, chosen, here, 0, HIDDEN, HIDDEN, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT
         )
         heard = product(
             tiles, words, scales, here, last_hidden + verified * HIDDEN, norm, eps, 1, 0, HIDDEN,
-            HIDDEN, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, True, DOT,
+            HIDDEN, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, True, DOT,
         )  # fmt: skip
         heard = tl.sum(tl.where(row == 0, heard, 0.0), axis=1)  # of the one column that is there
         y += tl.where(row == rows - 1, heard[:, None], 0.0)
@@ -60,11 +60,11 @@ def feedback(
     *, pdl: bool = False,
 ) -> None:  # fmt: skip
     hidden = x.shape[1]
-    one = Weight(weight.values[:hidden], weight.scales)
+    one = weight._replace(values=weight.values[:hidden])
     cut = tiling(one)._replace(splits=1)
     feedback_kernel[(triton.cdiv(hidden, cut.block),)](
         x, last_hidden, norm, eps, weight.values, weight.scales, out, state,
-        HIDDEN=hidden, DISTANCES=weight.outputs // hidden, DOT=dot_type(weight, x), PDL=pdl, **launch(one, cut, pdl),
+        HIDDEN=hidden, DISTANCES=weight.outputs // hidden, DOT=dot_type(weight, x), PDL=pdl, **launch(one, cut, x, pdl),
     )  # fmt: skip
 
 

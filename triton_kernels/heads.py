@@ -57,7 +57,7 @@ def heads_kernel(
     scores, indices, chosen, tops, totals, state, siblings,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
-    EVEN: tl.constexpr, INT8: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr, STORE: tl.constexpr,
+    EVEN: tl.constexpr, FORMAT: tl.constexpr, DRAFT: tl.constexpr, PENALISE: tl.constexpr, STORE: tl.constexpr,
     SIBLINGS: tl.constexpr, SECOND: tl.constexpr, X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (programs = outputs / BLOCK). -> [16, programs]: best score, its index and logit; top logit, sum. SECOND:
@@ -69,7 +69,7 @@ def heads_kernel(
     outputs = program * BLOCK + program_outputs(BLOCK, PARTS, SLICES)
     y, rows = multiply(
         x, norm, eps, weight, scale, outputs, below(outputs, OUTPUTS, BLOCK), state, 0, INPUTS,
-        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, True, X_AT, DOT, PDL,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, True, X_AT, DOT, PDL,
     )  # fmt: skip
     outputs = program * BLOCK + tl.arange(0, BLOCK)
     live = outputs < OUTPUTS
@@ -232,7 +232,7 @@ def heads(
         stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state, siblings,
         OUTPUTS=weight.outputs, INPUTS=weight.inputs, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
         STORE=logits is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None,
-        X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl, **launch(weight, cut, pdl),
+        X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl, **launch(weight, cut, x, pdl),
     )  # fmt: skip
     choose_kernel[(MAX_ROWS,)](
         s.scores, s.indices, s.chosen, s.tops, s.totals, draft_ids, sampling, stored, s.kept, s.kept_tops,

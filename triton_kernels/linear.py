@@ -20,6 +20,9 @@ and a row has the same bits whether it is read in float32 or rounded already.
 int8: W is int8 with a float16 scale for every 32 inputs [outputs, inputs / 32]; a weight is int8 * scale, rounded to
 the type that the matrix instruction takes.
 
+int4: W and its scales as in int4.py. Levels are exact in the type of the matrix instruction: it multiplies these, and
+what it has added up for a block of 32 inputs is multiplied by the block's scale.
+
 Launched as a programmatic dependent (PDL), a program has its first weights on the way before it waits for the kernel
 ahead, whose results are the rows: AHEAD steps, which is all of K where it is short. From then on each step asks for
 the weights of the step that is AHEAD of it. Every kernel waits before it lets the next one start, so that all kernels
@@ -34,17 +37,20 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from . import int4
 from .state import MAX_ROWS, ROWS, START
 
 INT8_BLOCK = 32
-RUN, INT8_RUN = 8, 16  # consecutive inputs that a thread loads at once: 16 bytes, or 32 of float32
+RUNS = {"plain": 8, "int8": 16, "int4": 32}  # weights that a thread loads at once: 16 bytes, or 32 of float32
 WARPS = 4  # of a program: whatever registers they take, two programs share a multiprocessor
 ENOUGH = 96  # programs for a GPU
-# Weights that a program has on the way, in registers: a short K as a whole, or parts of a long one. int8 weights take
-# as many registers again on their way to the matrix instruction.
-WHOLE_BYTES, AHEAD_BYTES, INT8_AHEAD_BYTES = 64 * 1024, 40 * 1024, 24 * 1024
+# Weights that a program has on the way, in registers: a short K as a whole (not quantised), or parts of a long one, by
+# RUNS. Quantised weights take registers again on their way to the matrix instruction, int8 twice and int4 four times
+# as many.
+WHOLE_BYTES, AHEAD_BYTES = 64 * 1024, {8: 40 * 1024, 16: 24 * 1024, 32: 16 * 1024}
 _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
+_GROUP = tl.constexpr(int4.GROUP)
 
 
 class Tiling(NamedTuple):
@@ -69,10 +75,11 @@ class Tiling(NamedTuple):
         """Of one program."""
         return triton.cdiv(inputs, self.step * self.splits)
 
-    def ahead(self, inputs: int) -> int:
-        """Steps whose weights are on the way: all, or as many as there is room for."""
+    def ahead(self, inputs: int, crowded: bool = False) -> int:
+        """Steps whose weights are on the way: all, or as many as there is room for. crowded: int4 has half of it."""
         steps, size = self.steps(inputs), self.block * self.step * 16 // self.run
-        whole, part = (WHOLE_BYTES, AHEAD_BYTES) if self.run == RUN else (INT8_AHEAD_BYTES, INT8_AHEAD_BYTES)
+        part = AHEAD_BYTES[self.run] // (2 if crowded and self.run == RUNS["int4"] else 1)
+        whole = WHOLE_BYTES if self.run == RUNS["plain"] else part
         return steps if steps * size <= whole else max(1, part // size)
 
 
@@ -86,10 +93,16 @@ def program_outputs(BLOCK: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constex
 
 
 @triton.jit
-def thread_inputs(first, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr):
-    """The first of a thread's inputs in a tile: [4, 1, warps, 1, 1]."""
+def thread_inputs(first, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, PIECE: tl.constexpr):
+    """The first of a thread's inputs in a tile: [4, 1, warps, 1, 1]. PIECE: how many stand one after the other."""
     slice = (tl.arange(0, SLICES * PARTS) // PARTS)[None, None, :, None, None]
-    return first + slice * (4 * RUN) + tl.arange(0, 4)[:, None, None, None, None] * RUN
+    return first + slice * (4 * RUN) + tl.arange(0, 4)[:, None, None, None, None] * PIECE
+
+
+@triton.jit
+def stored(inputs, FORMAT: tl.constexpr):
+    """How many weights of a row there are for so many inputs."""
+    return (inputs + _GROUP - 1) // _GROUP * _GROUP if FORMAT == "int4" else inputs
 
 
 @triton.jit
@@ -97,16 +110,45 @@ def in_order(values, RUN: tl.constexpr, TOGETHER: tl.constexpr):
     """[warps, N, 4 * RUN], by thread and input -> the same, as matrix instructions take them.
 
     Such an instruction takes sixteen inputs, four of each thread: which ones is free, as long as weights and rows have
-    the same order. So they are four of the RUN consecutive ones that the thread has loaded.
+    the same order. So they are four of the RUN consecutive ones that the thread has loaded. TOGETHER: how many elements
+    the compiler gives a thread one after the other, 4 for products with weights, where an instruction takes the first
+    two of two such fours, then the last two of both: of eight inputs the first four, then the last four.
     """
     WARPS: tl.constexpr = values.shape[0]
     N: tl.constexpr = values.shape[1]
-    return values.reshape(WARPS, N, 4, RUN // TOGETHER, TOGETHER).permute(0, 1, 3, 2, 4).reshape(WARPS, N, 4 * RUN)
+    if TOGETHER == 2:
+        return values.reshape(WARPS, N, 4, RUN // TOGETHER, TOGETHER).permute(0, 1, 3, 2, 4).reshape(WARPS, N, 4 * RUN)
+    else:
+        values = values.reshape(WARPS, N, 4, RUN // 8, 2, 2, 2).permute(0, 1, 3, 5, 2, 4, 6)
+        return values.reshape(WARPS, N, 4 * RUN)
+
+
+@triton.jit
+def of_block(w, scales, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
+    """Of a tile that has parts of four blocks (int4) the words and scales of one of them, [4, 8, warps, N / 8, 1]."""
+    if FORMAT == "int4":
+        even, odd = tl.split(w.reshape(4, 8, w.shape[2], w.shape[3], 2, 2))
+        first, second = tl.split(odd if BLOCK % 2 else even)
+        low, high = tl.split(scales)
+        scale = ((high if BLOCK // 2 else low) >> BLOCK % 2 * 16).to(tl.int16).to(tl.float16, bitcast=True)
+        return (second if BLOCK // 2 else first)[:, :, :, :, None], scale[:, :, :, :, None]
+    else:
+        return w, scales
+
+
+@triton.jit
+def scaled(sums, scales):
+    """Sums [warps, N, 16] times scales [4, 8, warps, N / 8, 1]: who has rows of an output has loaded its scale."""
+    WARPS: tl.constexpr = sums.shape[0]
+    N: tl.constexpr = sums.shape[1]
+    factors = scales.to(tl.float32).permute(2, 3, 1, 4, 0)[:, :, :, :, :, None]
+    return (sums.reshape(WARPS, N // 8, 8, 2, 4, 2) * factors).reshape(WARPS, N, _MAX_ROWS)
 
 
 @triton.jit
 def weight_tile(
-    words, scales, live, ks, end, step, STEPS: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr
+    words, scales, live, ks, end, step,
+    STEPS: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """Weights from where the pointers say, int32 [4, 8, warps, N / 8, WORDS], and their scales.
 
@@ -116,18 +158,20 @@ def weight_tile(
     """
     here = live & (step < STEPS if EVEN else ks < end)
     w = tl.load(words + tl.arange(0, WORDS), mask=here, other=0, eviction_policy="evict_first")
-    if INT8:
-        return w, tl.load(scales, mask=here, other=0)
-    else:
+    if FORMAT == "plain":
         return w, w
+    else:
+        return w, tl.load(scales + tl.arange(0, 2 if FORMAT == "int4" else 1), mask=here, other=0)
 
 
 @triton.jit
-def left_operand(w, scales, RUN: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr):
-    """A tile of weights -> [warps, N, 4 * RUN]."""
+def left_operand(w, scales, RUN: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr):
+    """A tile of weights, RUN of each thread -> [warps, N, 4 * RUN]; of int4 their levels."""
     WARPS: tl.constexpr = w.shape[2]
     N: tl.constexpr = w.shape[3] * 8
-    if INT8:
+    if FORMAT == "int4":
+        values = int4.levels_of(w, DOT).permute(2, 3, 1, 0, 4, 5, 6, 7)
+    elif FORMAT == "int8":
         even, odd = tl.join(w << 24, w << 8), tl.join(w << 16, w)  # the sign is that of the highest bit
         values = (tl.join(even, odd) >> 24).to(tl.float32)  # [4, 8, warps, N / 8, WORDS, 2, 2]
         values = (values * scales.to(tl.float32)[:, :, :, :, :, None, None]).to(DOT).permute(2, 3, 1, 0, 4, 5, 6)
@@ -143,20 +187,24 @@ def left_operand(w, scales, RUN: tl.constexpr, INT8: tl.constexpr, DOT: tl.const
 def first_tiles(
     weight, scale, outputs, live, first, end,
     INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
-    RUN: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr,
+    RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
     """AHEAD steps of weights from input `first` on, asked for, and where the next ones are."""
     STEP: tl.constexpr = SLICES * 4 * RUN
-    EACH: tl.constexpr = 32 // weight.dtype.element_ty.primitive_bitwidth
-    ks = thread_inputs(first, PARTS, SLICES, RUN)
-    words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + (outputs.to(tl.int64) * (INPUTS // EACH) + ks // EACH)
+    WORDS: tl.constexpr = 4 if FORMAT != "plain" else RUN * weight.dtype.element_ty.primitive_bitwidth // 32
+    EACH: tl.constexpr = RUN // WORDS
+    SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32  # inputs of an element of the scales
+    ks, row, end = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(INPUTS, FORMAT), stored(end, FORMAT)
+    words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + (outputs.to(tl.int64) * (row // EACH) + ks // EACH)
     scales = words
-    if INT8:
-        scales = scale + (outputs.to(tl.int64) * (INPUTS // 32) + ks // 32)
-    tiles = (weight_tile(words, scales, live, ks, end, 0, STEPS, RUN // EACH, EVEN, INT8),)
+    if FORMAT != "plain":
+        scales = scale + (outputs.to(tl.int64) * (row // SCALE) + (ks // _GROUP * 2 if FORMAT == "int4" else ks // 32))
+    tiles = (weight_tile(words, scales, live, ks, end, 0, STEPS, WORDS, EVEN, FORMAT),)
     for number in tl.static_range(1, AHEAD):
-        place, of_it = words + number * (STEP // EACH), scales + number * (STEP // 32) if INT8 else scales
-        tile = weight_tile(place, of_it, live, ks + number * STEP, end, number, STEPS, RUN // EACH, EVEN, INT8)
+        place, of_it = words + number * (STEP // EACH), scales
+        if FORMAT != "plain":
+            of_it = scales + number * (STEP // SCALE)
+        tile = weight_tile(place, of_it, live, ks + number * STEP, end, number, STEPS, WORDS, EVEN, FORMAT)
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005
     return tiles, words, scales
 
@@ -165,7 +213,7 @@ def first_tiles(
 def product(
     tiles, words, scales, live, x, norm, eps, rows, first, end,
     INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
-    RUN: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr, NORM: tl.constexpr, DOT: tl.constexpr,
+    RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, NORM: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """STEPS steps of weights times the rows at x -> [BLOCK, 16]. `tiles`, `words`, `scales`: of `first_tiles`."""
     WARPS: tl.constexpr = SLICES * PARTS
@@ -173,8 +221,12 @@ def product(
     N: tl.constexpr = words.shape[3] * 8
     WORDS: tl.constexpr = tiles[0][0].shape[4]
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
-    ks = thread_inputs(first, PARTS, SLICES, RUN)
-    inputs = ks[:, :, :, :, :, None] + (tl.arange(0, RUN // VECTOR) * VECTOR)[None, None, None, None, :, None]
+    BLOCKS: tl.constexpr = 4 if FORMAT == "int4" else 1  # of inputs that a thread has some of
+    PIECE: tl.constexpr = RUN // BLOCKS
+    SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32
+    ks, last = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
+    inputs = thread_inputs(first, PARTS, SLICES, RUN, PIECE)[:, :, :, :, :, None]
+    inputs += (tl.arange(0, PIECE // VECTOR) * VECTOR)[None, None, None, None, :, None]
     element = tl.arange(0, VECTOR)[None, None, None, None, None, :]
     eight = tl.arange(0, 8)[None, :, None, None, None, None]
     row = eight + tl.arange(0, 2)[None, None, None, :, None, None] * 8
@@ -184,34 +236,42 @@ def product(
     squares = tl.zeros([WARPS, _MAX_ROWS, _MAX_ROWS], tl.float32)
     for step in tl.range(0, STEPS, AHEAD, num_stages=1):
         for number in tl.static_range(AHEAD):
-            if STEPS > AHEAD and number % ((AHEAD + 1) // 2) == 0 and not INT8:
+            if STEPS > AHEAD and number % ((AHEAD + 1) // 2) == 0 and FORMAT == "plain":
                 tl.debug_barrier()  # or the compiler puts off all loads of weights to the end of the loop
-            if not EVEN:
-                inside = inputs + (step + number) * STEP < end
-            elif STEPS % AHEAD:
-                inside = (inputs >= 0) & (step + number < STEPS)
-            else:
-                inside = inputs >= 0
-            values = tl.load(cells + (number * STEP + element), mask=(row < rows) & inside, other=0).to(DOT)
-            if NORM:
-                columns = in_order(values.permute(2, 3, 1, 0, 4, 5).reshape(WARPS, _MAX_ROWS, 4 * RUN), RUN, 2)
-                squares = tl.dot(columns, columns.permute(0, 2, 1), squares, input_precision="ieee")
-                gain = tl.load(gains + (number * STEP + element), mask=inside & (eight < 8), other=0)
-                values = (values.to(tl.float32) * gain.to(tl.float32)).to(DOT)
-            columns = in_order(values.permute(2, 3, 1, 0, 4, 5).reshape(WARPS, _MAX_ROWS, 4 * RUN), RUN, 4)
-            w = left_operand(tiles[0][0], tiles[0][1], RUN, INT8, DOT)
-            sums = tl.dot(w, columns.permute(0, 2, 1), sums, input_precision="ieee")
+            for block in tl.static_range(BLOCKS):
+                at = number * STEP + block * 4 * PIECE
+                w, scale = of_block(tiles[0][0], tiles[0][1], block, FORMAT)
+                w = left_operand(w, scale, PIECE, FORMAT, DOT)
+                if not EVEN:
+                    inside = inputs + (step * STEP + at) < end
+                elif STEPS % AHEAD:
+                    inside = (inputs >= 0) & (step + number < STEPS)
+                else:
+                    inside = inputs >= 0
+                values = tl.load(cells + (at + element), mask=(row < rows) & inside, other=0).to(DOT)
+                if NORM:
+                    columns = values.permute(2, 3, 1, 0, 4, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
+                    columns = in_order(columns, PIECE, 2)
+                    squares = tl.dot(columns, columns.permute(0, 2, 1), squares, input_precision="ieee")
+                    gain = tl.load(gains + (at + element), mask=inside & (eight < 8), other=0)
+                    values = (values.to(tl.float32) * gain.to(tl.float32)).to(DOT)
+                columns = values.permute(2, 3, 1, 0, 4, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
+                columns = in_order(columns, PIECE, 4).permute(0, 2, 1)
+                if FORMAT == "int4":
+                    sums += scaled(tl.dot(w, columns, input_precision="ieee"), scale)
+                else:
+                    sums = tl.dot(w, columns, sums, input_precision="ieee")
             if STEPS > AHEAD:
                 place = words + (number + AHEAD) * (STEP * WORDS // RUN)
-                of_it = scales + (number + AHEAD) * (STEP // 32) if INT8 else scales
+                of_it = scales + (number + AHEAD) * (STEP // SCALE) if FORMAT != "plain" else scales
                 there, later = ks + (step + number + AHEAD) * STEP, step + number + AHEAD
-                tile = weight_tile(place, of_it, live, there, end, later, STEPS, WORDS, EVEN, INT8)
+                tile = weight_tile(place, of_it, live, there, last, later, STEPS, WORDS, EVEN, FORMAT)
                 tiles = tiles[1:] + (tile,)  # noqa: RUF005
             else:
                 tiles = tiles[1:] + (tiles[0],)  # noqa: RUF005
         words += AHEAD * (STEP * WORDS // RUN)
-        if INT8:
-            scales += AHEAD * (STEP // 32)
+        if FORMAT != "plain":
+            scales += AHEAD * (STEP // SCALE)
         cells += AHEAD * STEP
         gains += AHEAD * STEP
     y = tl.sum(sums.reshape(SLICES, PARTS, N, _MAX_ROWS), axis=0).reshape(PARTS * N, _MAX_ROWS)
@@ -235,7 +295,7 @@ def placed(rows, state, WIDTH: tl.constexpr, AT: tl.constexpr):
 def multiply(
     x, norm, eps, weight, scale, outputs, live, state, first, end,
     INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
-    RUN: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr, NORM: tl.constexpr, X_AT: tl.constexpr,
+    RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, NORM: tl.constexpr, X_AT: tl.constexpr,
     DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """W x for those `outputs` (of `program_outputs`) that are `live`, inputs from `first` to `end` -> [BLOCK, 16].
@@ -243,7 +303,7 @@ def multiply(
     And how many rows there are. EVEN: the inputs are whole steps.
     """
     tiles, words, scales = first_tiles(
-        weight, scale, outputs, live, first, end, INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8
+        weight, scale, outputs, live, first, end, INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT
     )
     if PDL:
         gdc_wait()
@@ -251,7 +311,7 @@ def multiply(
     rows = tl.load(state + _ROWS)
     y = product(
         tiles, words, scales, live, placed(x, state, INPUTS, X_AT), norm, eps, rows, first, end,
-        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, NORM, DOT,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, NORM, DOT,
     )  # fmt: skip
     return y, rows
 
@@ -269,7 +329,7 @@ def below(outputs, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
 def linear_kernel(
     x, norm, eps, weight, scale, bias, residual, out, rounded, state,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
-    PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr, INT8: tl.constexpr,
+    PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
     SPLITS: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ADD: tl.constexpr, ROUND: tl.constexpr,
     X_AT: tl.constexpr, ADD_AT: tl.constexpr, OUT_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -280,7 +340,7 @@ def linear_kernel(
     end = INPUTS if SPLITS == 1 else tl.minimum((split + 1) * OF_SPLIT, INPUTS)
     y, rows = multiply(
         x, norm, eps, weight, scale, outputs, below(outputs, OUTPUTS, BLOCK), state, split * OF_SPLIT, end,
-        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, NORM, X_AT, DOT, PDL,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, NORM, X_AT, DOT, PDL,
     )  # fmt: skip
     outputs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = outputs < OUTPUTS
@@ -325,10 +385,18 @@ def reduce_splits_kernel(
 
 
 class Weight(NamedTuple):
-    """A matrix [outputs, inputs] as the kernels take it: as it is, or int8 with scales [outputs, inputs / 32]."""
+    """A matrix [outputs, inputs] as the kernels take it: as it is, or int8 with scales [outputs, inputs / 32], or int4
+    (values and scales as `int4.packed` makes them, and of how many inputs)."""
 
     values: Tensor
     scales: Tensor | None = None
+    of_inputs: int | None = None
+
+    @property
+    def format(self) -> str:
+        if self.scales is None:
+            return "plain"
+        return "int8" if self.of_inputs is None else "int4"
 
     @property
     def outputs(self) -> int:
@@ -336,29 +404,42 @@ class Weight(NamedTuple):
 
     @property
     def inputs(self) -> int:
-        return self.values.shape[1]
+        return self.of_inputs or self.values.shape[1]
+
+    def rows(self, ids: Tensor) -> "Weight":
+        """Those outputs."""
+        scales = None if self.scales is None else self.scales[ids]
+        return self._replace(values=self.values[ids], scales=scales)
 
     def to(self, device: torch.device | str) -> "Weight":
-        return Weight(self.values.to(device), None if self.scales is None else self.scales.to(device))
+        scales = None if self.scales is None else self.scales.to(device)
+        return self._replace(values=self.values.to(device), scales=scales)
 
     def wide(self) -> Tensor:
         """float32 [outputs, inputs]."""
         if self.scales is None:
             return self.values.float()
+        if self.of_inputs is not None:
+            return int4.unpacked(self.values, self.scales, self.of_inputs)
         parts = self.values.float().unflatten(1, (-1, INT8_BLOCK)) * self.scales.float()[:, :, None]
         return parts.flatten(1)
 
 
 def tiling(weight: Weight) -> Tiling:
     """Wide programs, for each reads all rows; but enough of them for a whole GPU, where the matrix is large enough."""
-    block = next((block for block in (128, 64, 32) if weight.outputs >= ENOUGH * block), 16)
+    block = block_of(weight.outputs)
     splits = 4 if weight.outputs < 64 * block and weight.inputs >= 2048 else 1
     return tiling_of(weight, block, splits)
 
 
+def block_of(outputs: int) -> int:
+    """Outputs of a program, where a launch has so many."""
+    return next((block for block in (128, 64, 32) if outputs >= ENOUGH * block), 16)
+
+
 def tiling_of(weight: Weight, block: int, splits: int = 1) -> Tiling:
     parts = min(WARPS, max(1, block // 32))  # what one warp adds up fits its registers
-    return Tiling(block, parts, WARPS // parts, RUN if weight.scales is None else INT8_RUN, splits)
+    return Tiling(block, parts, WARPS // parts, RUNS[weight.format], splits)
 
 
 def quantise(weight: Tensor) -> Weight:
@@ -370,23 +451,31 @@ def quantise(weight: Tensor) -> Weight:
     return Weight(values.flatten(1), scales)
 
 
+def quantise_int4(weight: Tensor, importance: Tensor | None = None) -> Weight:
+    """importance: see `int4.packed`."""
+    return Weight(*int4.packed(weight, importance), weight.shape[1])
+
+
 def dot_type(weight: Weight, x: Tensor) -> tl.dtype:
-    """What the matrix instruction takes: the type of the weights; for int8 bfloat16, in the interpreter float32."""
+    """What the matrix instruction takes: the weights' type; for quantised ones bfloat16, in the interpreter float32."""
     wide = weight.values.dtype == torch.float32 or (weight.scales is not None and x.device.type == "cpu")
     return tl.float32 if wide else tl.bfloat16
 
 
-def launch(weight: Weight, cut: Tiling, pdl: bool) -> dict[str, Any]:
-    """What all kernels that multiply by a weight matrix are launched with."""
+def launch(weight: Weight, cut: Tiling, x: Tensor, pdl: bool, crowded: bool = False) -> dict[str, Any]:
+    """What all kernels that multiply rows x by a weight matrix are launched with.
+
+    crowded: has the kernel other uses for its registers? So it has beside float32 rows.
+    """
     return {
         "BLOCK": cut.block,
         "STEPS": cut.steps(weight.inputs),
-        "AHEAD": cut.ahead(weight.inputs),
+        "AHEAD": cut.ahead(weight.inputs, crowded or x.dtype == torch.float32),
         "PARTS": cut.parts,
         "SLICES": cut.slices,
         "RUN": cut.run,
         "EVEN": weight.inputs % (cut.step * cut.splits) == 0,
-        "INT8": weight.scales is not None,
+        "FORMAT": weight.format,
         "num_warps": cut.warps,
         "launch_pdl": pdl,
     }
@@ -421,7 +510,7 @@ def linear(
     linear_kernel[(triton.cdiv(weight.outputs, cut.block), cut.splits)](
         x, norm, eps, weight.values, weight.scales, bias, residual, target, rounded, state,
         INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x), DOT=dot_type(weight, x),
-        **launch(weight, cut, pdl), **shared,
+        **launch(weight, cut, x, pdl), **shared,
     )  # fmt: skip
     if cut.splits > 1:
         reduce_splits_kernel[(triton.cdiv(weight.outputs, 128), MAX_ROWS)](

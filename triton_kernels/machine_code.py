@@ -28,6 +28,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from ..models.head_file import DISTANCES
+from . import int4
 from .attention import Partials, attention
 from .embedding import embedding
 from .feedback import feedback
@@ -44,8 +45,10 @@ from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, p
 REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
 WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
-# Bytes of weights, plain and int8, that a program has to have on the way before it waits; all of them, if it has less.
-AHEAD, INT8_AHEAD = 40 * 1024, 24 * 1024
+# Bytes of weights that a program has to have on the way before it waits; all of them, if it has less.
+AHEAD = {"plain": 40 * 1024, "int8": 24 * 1024, "int4": 16 * 1024}  # int4, crowded: half of it
+WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5}  # bytes
+WIDER = {"int4": "int8"}  # what a format leaves to another: keys and values, and the LM head
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32",
@@ -95,12 +98,13 @@ class Report(NamedTuple):
     shared: int
     instructions: tuple[str, ...]  # in order
     weights: bool  # does it read a weight matrix?
-    scales: bool  # of int8
+    scales: bool
     matrix: bool  # is it meant to use matrix instructions?
     pdl: bool
     locks: bool = False  # does it take turns with others by a lock, or tell the host?
     counters: int = 0  # of programs that have arrived
     prompt: bool = False  # launched for a prompt: alone on the device, no matter when
+    ways: int = 1  # through the program: each has a wait of its own
     bar: int = 0  # bytes of weights that have to be on the way before the wait
     per_weights: float = 0.0  # instructions of all warps for a KiB of weights
     unawaited: bool = False  # are registers read by warp-group instructions that the program does not wait for?
@@ -110,10 +114,17 @@ class Report(NamedTuple):
 
     @property
     def ahead(self) -> int:
-        """Bytes of weights that a program has on the way before it waits."""
-        waits = [place for place, i in enumerate(self.instructions) if i.startswith("ACQBULK")]
-        early = self.instructions[: waits[0]] if waits else ()
-        return sum(loaded(i) for i in early if i.startswith("LDG.E.EF")) * self.warps * 32
+        """Bytes of weights that a program has on the way before it waits; of several ways through it the least."""
+        found, bytes = list[int](), 0
+        for i in self.instructions:
+            if i.startswith("ACQBULK"):
+                found.append(bytes * self.warps * 32)
+                bytes = 0
+            elif i.startswith("HMMA"):
+                bytes = 0
+            elif i.startswith("LDG.E.EF"):
+                bytes += loaded(i)
+        return min(found, default=0)
 
     def faults(self) -> list[str]:
         found = []
@@ -144,8 +155,8 @@ class Report(NamedTuple):
         if self.weights and not (weights and all(self.instructions[place].endswith(".128") for place in weights)):
             found.append("weights are not loaded 16 bytes at a time")
         waits = [place for place, i in enumerate(self.instructions) if i.startswith("ACQBULK")]
-        if self.pdl and len(waits) != 1:
-            found.append(f"{len(waits)} waits for the kernel ahead instead of one")
+        if self.pdl and len(waits) != self.ways:
+            found.append(f"{len(waits)} waits for the kernel ahead instead of {self.ways}")
         elif self.pdl:
             early = [i for i in self.instructions[: waits[0]] if i.startswith(("LDG", "LDGSTS"))]
             if self.ahead < self.bar:
@@ -189,13 +200,13 @@ def type_of(value: Any) -> str:
     return POINTERS[value.dtype] if isinstance(value, Tensor) else "i32" if isinstance(value, int) else "fp32"
 
 
-def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
+def decoding_step(shape: Shape, format: str, *, pdl: bool) -> list[Launch]:
     """All kernels of one step, with and without a draft vocabulary and siblings, each once."""
     empty = partial(torch.empty, device="meta", dtype=torch.bfloat16)
     words = partial(torch.empty, device="meta", dtype=torch.int32)
     wide = partial(torch.empty, device="meta", dtype=torch.float32)
 
-    weight = partial(meta_weight, int8=int8)
+    weight = partial(meta_weight, format=format)
     capacity, queries_width, eps = 8192, shape.heads * shape.head_dim, 1e-5
     x, norm, state, text = wide(capacity, shape.hidden), empty(shape.hidden), words(WORDS), words(capacity)
     rounded = empty(MAX_ROWS, shape.hidden)
@@ -205,7 +216,8 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
     choices, chances, inner = words(MAX_ROWS), wide(MAX_ROWS), empty(MAX_ROWS, shape.inner)
     confidences, seconds, siblings = wide(capacity), (words(MAX_ROWS), wide(MAX_ROWS)), words(SIBLING_WORDS)
     hidden = (MAX_ROWS, shape.hidden)
-    lm_head, draft_head = weight(shape.vocabulary, shape.hidden), weight(16384, shape.hidden)
+    lm_head = meta_weight(shape.vocabulary, shape.hidden, WIDER.get(format, format))
+    draft_head = weight(16384, shape.hidden)
     out, down = weight(shape.hidden, queries_width), weight(shape.hidden, shape.inner)
 
     def add(rows: Tensor, matrix: Weight) -> None:
@@ -214,16 +226,17 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
 
     with recording() as launches:
         embedding(text, empty(shape.vocabulary, shape.hidden), x, rounded, state, pdl=pdl)
-        projections = weight(queries_width + 2 * shape.kv_heads * shape.head_dim, shape.hidden)
+        projections, kv = meta_projections(shape, format)
+        qkv_of = partial(qkv, kv=kv, pdl=pdl)
         for rows in (x, rounded):  # of another pass, of this one
-            qkv(rows, norm, eps, projections, None, cosines, sines, queries, keys, values, state, pdl=pdl)
+            qkv_of(rows, norm, eps, projections, None, cosines, sines, queries, keys, values, state)
         rotated = rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state
-        qkv(*rotated, siblings=siblings, pdl=pdl)
+        qkv_of(*rotated, siblings=siblings)
         partials = Partials(shape.heads, shape.kv_heads, shape.head_dim, "meta")
         attention(queries, keys, values, partials, mixed, state, pdl=pdl)
         attention(queries, keys, values, partials, mixed, state, siblings=siblings, pdl=pdl)
         norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
-        qkv(rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms, pdl=pdl)
+        qkv_of(rounded, norm, eps, projections, None, cosines, sines, queries, keys, values, state, norms=norms)
         attention(queries, keys, values, partials, mixed, state, window=1000, pdl=pdl)
         add(mixed, out)
         swiglu(rounded, norm, eps, weight(2 * shape.inner, shape.hidden), inner, state, pdl=pdl)
@@ -260,7 +273,7 @@ def decoding_step(shape: Shape, *, int8: bool, pdl: bool) -> list[Launch]:
     return once(launches)
 
 
-def prompt_pass(shape: Shape, *, int8: bool) -> list[Launch]:
+def prompt_pass(shape: Shape, format: str) -> list[Launch]:
     """All kernels of a prompt pass, each once."""
     empty, wide = partial(torch.empty, device="meta", dtype=torch.bfloat16), partial(torch.empty, device="meta")
     rows, capacity, width = 1024, 8192, shape.heads * shape.head_dim
@@ -269,15 +282,15 @@ def prompt_pass(shape: Shape, *, int8: bool) -> list[Launch]:
     angles = wide(capacity, shape.head_dim // 2)
     with recording() as launches:
         normalise(x, empty(shape.hidden), 1e-5, normed)
-        projections = meta_weight(width + 2 * shape.kv_heads * shape.head_dim, shape.hidden, int8)
-        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0)
+        projections, kv = meta_projections(shape, format)
+        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0, kv=kv)
         prompt_attention(queries, keys, keys, queries, 0)
         norms = HeadNorms(empty(shape.head_dim), empty(shape.head_dim))
-        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0, norms=norms, eps=1e-5)
+        prompt_qkv(normed, projections, None, angles, angles, queries, keys, keys, 0, kv=kv, norms=norms, eps=1e-5)
         prompt_attention(queries, keys, keys, queries, 0, 1000)
-        prompt_linear(queries.view(rows, width), meta_weight(shape.hidden, width, int8), x, residual=x)
-        prompt_swiglu(normed, meta_weight(2 * shape.inner, shape.hidden, int8), inner)
-        prompt_linear(inner, meta_weight(shape.hidden, shape.inner, int8), x, residual=x)
+        prompt_linear(queries.view(rows, width), meta_weight(shape.hidden, width, format), x, residual=x)
+        prompt_swiglu(normed, meta_weight(2 * shape.inner, shape.hidden, format), inner)
+        prompt_linear(inner, meta_weight(shape.hidden, shape.inner, format), x, residual=x)
     return once(launches)
 
 
@@ -286,12 +299,25 @@ def once(launches: list[Launch]) -> list[Launch]:
     return list(dict.fromkeys(launch._replace(grid=()) for launch in launches))
 
 
-def meta_weight(outputs: int, inputs: int, int8: bool) -> Weight:
+def meta_weight(outputs: int, inputs: int, format: str) -> Weight:
+    """format: as constants call it (`Weight.format`)."""
     empty = partial(torch.empty, device="meta")
-    if not int8:
+    if format == "plain":
         return Weight(empty(outputs, inputs, dtype=torch.bfloat16))
+    if format == "int4":
+        groups = triton.cdiv(inputs, int4.GROUP)
+        words = partial(empty, dtype=torch.int32)
+        return Weight(words(outputs, groups * 16), words(outputs, groups * 2), inputs)
     scales = empty(outputs, inputs // INT8_BLOCK, dtype=torch.float16)
     return Weight(empty(outputs, inputs, dtype=torch.int8), scales)
+
+
+def meta_projections(shape: Shape, format: str) -> tuple[Weight, Weight | None]:
+    """Of queries, keys and values: one matrix, or that of the queries and another."""
+    of_queries, others = shape.heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    if format not in WIDER:
+        return meta_weight(of_queries + others, shape.hidden, format), None
+    return meta_weight(of_queries, shape.hidden, format), meta_weight(others, shape.hidden, WIDER[format])
 
 
 def examine(launch: Launch, capability: int) -> Report:
@@ -317,14 +343,19 @@ def examine(launch: Launch, capability: int) -> Report:
     constants, options = dict(launch.constants), dict(launch.options)
     weights = "weight" in launch.kernel.arg_names
     its_bytes = weight_bytes(constants) if weights and "STEPS" in constants else 0
+    bar = AHEAD[constants["FORMAT"]] if its_bytes else 0
+    crowded = dict(launch.types).get("x") == "*fp32" or constants.get("NORMS")
+    if crowded and constants.get("FORMAT") == "int4":
+        bar //= 2
     early = "PDL" in constants and constants["PDL"] and launch.name != "feedback"  # its matrix is chosen ahead of it
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
-        compiled.metadata.shared, tuple(instructions), weights, constants.get("INT8", False),
+        compiled.metadata.shared, tuple(instructions), weights, constants.get("FORMAT", "plain") != "plain",
         weights or launch.name.endswith("attention"), constants.get("PDL", False),
         launch.kernel.__module__.endswith(".verdict"), int("arrived" in launch.kernel.arg_names),
         ".prompt_" in launch.kernel.__module__,
-        int(min(its_bytes, INT8_AHEAD if constants["INT8"] else AHEAD)) if its_bytes and early else 0,
+        2 if constants.get("KV") else 1,
+        int(min(its_bytes, bar)) if its_bytes and early else 0,
         executed(instructions, loops, constants) * options["num_warps"] / (its_bytes / 1024) if its_bytes else 0.0,
         bool(unawaited),
     )  # fmt: skip
@@ -333,7 +364,7 @@ def examine(launch: Launch, capability: int) -> Report:
 def weight_bytes(constants: dict[str, Any]) -> float:
     """That a program reads, scales not counted."""
     inputs = constants["INPUTS"] if "INPUTS" in constants else constants["HIDDEN"]
-    return constants["BLOCK"] * inputs * (1 if constants["INT8"] else 2) / constants.get("SPLITS", 1)
+    return constants["BLOCK"] * inputs * WEIGHT[constants["FORMAT"]] / constants.get("SPLITS", 1)
 
 
 def parsed(code: str) -> tuple[list[str], list[tuple[int, int]]]:
@@ -372,7 +403,7 @@ def table_of(model: str, format: str, launch: Launch, report: Report) -> str:
 def main(arguments: list[str] | None = None, out: Callable[[str], None] = print) -> int:
     parser = argparse.ArgumentParser(prog="machine_code", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", default=",".join(SHAPES), help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--formats", default="bf16,int8")
+    parser.add_argument("--formats", default="bf16,int8,int4")
     parser.add_argument("--capabilities", default="90,80")
     options = parser.parse_args(arguments)
     faulty = 0
@@ -383,9 +414,9 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
         done: set[Launch] = set()
         for model in options.models.split(","):
             for format in options.formats.split(","):
-                int8 = format == "int8"
-                launches = decoding_step(SHAPES[model], int8=int8, pdl=capability >= 90)
-                for launch in [*launches, *prompt_pass(SHAPES[model], int8=int8)]:
+                weights = format if format in WEIGHT else "plain"
+                launches = decoding_step(SHAPES[model], weights, pdl=capability >= 90)
+                for launch in [*launches, *prompt_pass(SHAPES[model], weights)]:
                     if launch in done:
                         continue
                     done.add(launch)

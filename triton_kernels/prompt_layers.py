@@ -9,7 +9,7 @@ A program computes OUTPUTS_BLOCK outputs of ROWS_BLOCK rows: the weights are the
 the right one, as for a decoding step, and all of K in one go, in steps of STEP, in float32. What a row gets depends on
 nothing but the row: not on where the pass begins, nor on how many rows it has. Launched eagerly, once an answer.
 
-int8 weights are the right operand: they are made floating point in registers, and a left operand stays there while
+Quantised weights are the right operand: they are made floating point in registers, and a left operand stays there while
 Hopper's matrix instructions read it, which ptxas before 13.3 does not wait for (triton-lang/triton issue 9433).
 """
 
@@ -17,13 +17,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import int4
 from .linear import Weight, dot_type
 from .qkv import HeadNorms, normed_head
 
 OUTPUTS_BLOCK, ROWS_BLOCK, STEP = 128, 128, 64
 WARPS, STAGES = 8, 3
 _ROWS_BLOCK = tl.constexpr(ROWS_BLOCK)
-_STEP = tl.constexpr(STEP)
+_STEP, _GROUP = tl.constexpr(STEP), tl.constexpr(int4.GROUP)
 
 
 @triton.jit
@@ -38,29 +39,46 @@ def normalise_kernel(x, norm, eps, out, HIDDEN: tl.constexpr, WIDTH: tl.constexp
 
 
 @triton.jit
+def int4_weights(weight, scale, output, here, step, INPUTS: tl.constexpr, DOT: tl.constexpr):
+    """A group of inputs from `step` on, [N, 128]; output and here: [N, 1]."""
+    N: tl.constexpr = output.shape[0]
+    GROUPS: tl.constexpr = (INPUTS + _GROUP - 1) // _GROUP
+    group = output * GROUPS + step // _GROUP
+    levels = int4.levels_of(tl.load(weight + group * 16 + tl.arange(0, 16)[None, :], mask=here, other=0), DOT)
+    pairs = tl.load(scale + group * 2 + tl.arange(0, 2)[None, :], mask=here, other=0)
+    scales = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16)).to(tl.float16, bitcast=True).reshape([N, 4, 1])
+    blocks = levels.to(tl.float32).reshape([N, 4, 4, 8]).permute(0, 2, 1, 3).reshape([N, 4, 32])
+    return (blocks * scales.to(tl.float32)).reshape([N, _GROUP])
+
+
+@triton.jit
 def product(
-    x, weight, scale, outputs, live, first, rows, INPUTS: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr
+    x, weight, scale, outputs, live, first, rows, INPUTS: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr
 ):  # fmt: skip
     """W x for those `outputs` [N] that are `live` and ROWS_BLOCK rows from `first` on -> float32 [N, ROWS_BLOCK]."""
     output, row = outputs.to(tl.int64)[:, None], (first + tl.arange(0, _ROWS_BLOCK))[None, :]
     sums = tl.zeros([outputs.shape[0], _ROWS_BLOCK], tl.float32)
     turned = tl.zeros([_ROWS_BLOCK, outputs.shape[0]], tl.float32)
-    for step in tl.range(0, INPUTS, _STEP):
-        k = step + tl.arange(0, _STEP)
-        w = tl.load(weight + output * INPUTS + k[None, :], mask=live[:, None] & (k < INPUTS)[None, :], other=0)
-        if INT8:
-            block = step // 32 + tl.arange(0, _STEP // 32)
+    STEP: tl.constexpr = _GROUP if FORMAT == "int4" else _STEP
+    for step in tl.range(0, INPUTS, STEP):
+        k = step + tl.arange(0, STEP)
+        if FORMAT == "int4":
+            w = int4_weights(weight, scale, output, live[:, None], step, INPUTS, DOT)
+        else:
+            w = tl.load(weight + output * INPUTS + k[None, :], mask=live[:, None] & (k < INPUTS)[None, :], other=0)
+        if FORMAT == "int8":
+            block = step // 32 + tl.arange(0, STEP // 32)
             here = live[:, None] & (block < INPUTS // 32)[None, :]
             scales = tl.load(scale + output * (INPUTS // 32) + block[None, :], mask=here, other=0).to(tl.float32)
-            parts = w.to(tl.float32).reshape([outputs.shape[0], _STEP // 32, 32]) * scales[:, :, None]
-            w = parts.reshape([outputs.shape[0], _STEP])
+            parts = w.to(tl.float32).reshape([outputs.shape[0], STEP // 32, 32]) * scales[:, :, None]
+            w = parts.reshape([outputs.shape[0], STEP])
         cell = row.to(tl.int64) * INPUTS + k[:, None]
         columns = tl.load(x + cell, mask=(row < rows) & (k < INPUTS)[:, None], other=0)
-        if INT8:
-            turned = tl.dot(tl.trans(columns.to(DOT)), tl.trans(w.to(DOT)), turned, input_precision="ieee")
-        else:
+        if FORMAT == "plain":
             sums = tl.dot(w.to(DOT), columns.to(DOT), sums, input_precision="ieee")
-    if INT8:
+        else:
+            turned = tl.dot(tl.trans(columns.to(DOT)), tl.trans(w.to(DOT)), turned, input_precision="ieee")
+    if FORMAT != "plain":
         return tl.trans(turned)
     return sums
 
@@ -69,12 +87,12 @@ def product(
 def prompt_linear_kernel(
     x, weight, scale, bias, residual, out, rows,
     OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr, ADD: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
+    BIAS: tl.constexpr, ADD: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK, rows / ROWS_BLOCK)."""
     outputs, first = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK), tl.program_id(1) * _ROWS_BLOCK
     live = outputs < OUTPUTS
-    y = product(x, weight, scale, outputs, live, first, rows, INPUTS, INT8, DOT)
+    y = product(x, weight, scale, outputs, live, first, rows, INPUTS, FORMAT, DOT)
     row = (first + tl.arange(0, _ROWS_BLOCK))[None, :]
     place, mask = row.to(tl.int64) * OUTPUTS + outputs[:, None], live[:, None] & (row < rows)
     if BIAS:
@@ -87,13 +105,13 @@ def prompt_linear_kernel(
 @triton.jit(do_not_specialize=["rows"])
 def prompt_swiglu_kernel(
     x, weight, scale, out, rows,
-    INNER: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
+    INNER: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (inner / (BLOCK / 2), rows / ROWS_BLOCK)."""
     HALF: tl.constexpr = BLOCK // 2
     begin, lane, first = tl.program_id(0) * HALF, tl.arange(0, BLOCK), tl.program_id(1) * _ROWS_BLOCK
     inner = begin + lane % HALF
-    y = product(x, weight, scale, inner + (lane // HALF) * INNER, inner < INNER, first, rows, INPUTS, INT8, DOT)
+    y = product(x, weight, scale, inner + (lane // HALF) * INNER, inner < INNER, first, rows, INPUTS, FORMAT, DOT)
     gate, up = tl.split(y.reshape([2, HALF, _ROWS_BLOCK]).permute(1, 2, 0))
     row, inner = (first + tl.arange(0, _ROWS_BLOCK))[None, :], (begin + tl.arange(0, HALF))[:, None]
     mixed = gate / (1.0 + tl.exp(-gate)) * up
@@ -103,9 +121,11 @@ def prompt_swiglu_kernel(
 
 @triton.jit(do_not_specialize=["rows", "start"])
 def prompt_qkv_kernel(
-    x, weight, scale, bias, query_norm, key_norm, eps, cosines, sines, queries, keys, values, rows, start, capacity,
+    x, weight, scale, kv_weight, kv_scale, bias, query_norm, key_norm, eps, cosines, sines, queries, keys, values,
+    rows, start, capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
-    BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr, INT8: tl.constexpr, DOT: tl.constexpr,
+    BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr, FORMAT: tl.constexpr,
+    KV: tl.constexpr, KV_FORMAT: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK, rows / ROWS_BLOCK): as in qkv.py."""
     HALF: tl.constexpr = BLOCK // 2
@@ -113,7 +133,11 @@ def prompt_qkv_kernel(
     head, part, first = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS, tl.program_id(1) * _ROWS_BLOCK
     lane = tl.arange(0, BLOCK)
     outputs = head * HEAD_DIM + part * HALF + lane % HALF + (lane // HALF) * (HEAD_DIM // 2)
-    y = product(x, weight, scale, outputs, lane < BLOCK, first, rows, INPUTS, INT8, DOT)
+    if KV and head >= HEADS:
+        other = outputs - HEADS * HEAD_DIM
+        y = product(x, kv_weight, kv_scale, other, lane < BLOCK, first, rows, INPUTS, KV_FORMAT, DOT)
+    else:
+        y = product(x, weight, scale, outputs, lane < BLOCK, first, rows, INPUTS, FORMAT, DOT)
     if BIAS:
         y += tl.load(bias + outputs).to(tl.float32)[:, None]
     a, b = tl.split(y.reshape([2, HALF, _ROWS_BLOCK]).permute(1, 2, 0))
@@ -150,7 +174,7 @@ def prompt_linear(
     grid = (triton.cdiv(weight.outputs, OUTPUTS_BLOCK), triton.cdiv(len(x), ROWS_BLOCK))
     prompt_linear_kernel[grid](
         x, weight.values, weight.scales, bias, residual, out, len(x), OUTPUTS=weight.outputs, INPUTS=weight.inputs,
-        BLOCK=OUTPUTS_BLOCK, BIAS=bias is not None, ADD=residual is not None, INT8=weight.scales is not None,
+        BLOCK=OUTPUTS_BLOCK, BIAS=bias is not None, ADD=residual is not None, FORMAT=weight.format,
         DOT=dot_type(weight, x), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
@@ -160,28 +184,29 @@ def prompt_swiglu(x: Tensor, weight: Weight, out: Tensor) -> None:
     inner = weight.outputs // 2
     prompt_swiglu_kernel[(triton.cdiv(inner, OUTPUTS_BLOCK // 2), triton.cdiv(len(x), ROWS_BLOCK))](
         x, weight.values, weight.scales, out, len(x), INNER=inner, INPUTS=weight.inputs, BLOCK=OUTPUTS_BLOCK,
-        INT8=weight.scales is not None, DOT=dot_type(weight, x), num_warps=WARPS, num_stages=STAGES,
+        FORMAT=weight.format, DOT=dot_type(weight, x), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
 
 def prompt_qkv(
     x: Tensor, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
     queries: Tensor, keys: Tensor, values: Tensor, start: int,
-    *, norms: HeadNorms | None = None, eps: float = 0.0, rotary: bool = True,
+    *, kv: Weight | None = None, norms: HeadNorms | None = None, eps: float = 0.0, rotary: bool = True,
 ) -> None:  # fmt: skip
     """queries [rows, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2].
 
-    eps: of the norms of heads.
+    kv: as in `qkv`. eps: of the norms of heads.
     """
     heads, head_dim = queries.shape[1:]
     block = next(size for size in (OUTPUTS_BLOCK, 64, 32, 16) if head_dim % size == 0)
     assert norms is None or block == head_dim, "a head that has a norm is computed by one program"
     query_norm, key_norm = norms or (None, None)
-    prompt_qkv_kernel[(weight.outputs // block, triton.cdiv(len(x), ROWS_BLOCK))](
-        x, weight.values, weight.scales, bias, query_norm, key_norm, eps, cosines, sines, queries, keys, values,
-        len(x), start, keys.shape[1],
+    outputs = weight.outputs + (kv.outputs if kv else 0)
+    prompt_qkv_kernel[(outputs // block, triton.cdiv(len(x), ROWS_BLOCK))](
+        x, weight.values, weight.scales, *(kv or (None, None))[:2], bias, query_norm, key_norm, eps, cosines, sines,
+        queries, keys, values, len(x), start, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=block,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
-        INT8=weight.scales is not None, DOT=dot_type(weight, x),
+        FORMAT=weight.format, KV=kv is not None, KV_FORMAT=(kv or weight).format, DOT=dot_type(weight, x),
         num_warps=WARPS if block >= 64 else 4, num_stages=STAGES,
     )  # fmt: skip

@@ -4,6 +4,9 @@
     q, k rotated to positions start + r:  (a, b) -> (a cos - b sin, b cos + a sin), channels c and c + head_dim / 2
     queries [16, heads, head_dim];  keys, values [kv_heads, capacity, head_dim] at the rows' positions
 
+int4 leaves keys and values int8, for most of the error would be theirs: W is then of the queries alone, and the rest is
+a matrix of its own, which the programs of keys and values multiply.
+
 A program computes BLOCK / 2 channels of a head and their rotary partners, so that the rotation stays inside it and the
 checkpoint's rows keep their order. v goes the same way, unrotated.
 
@@ -23,13 +26,13 @@ from .linear import (
     Weight,
     at_positions,
     below,
+    block_of,
     dot_type,
     launch,
     linear_twin,
     multiply,
     normalise_twin,
     program_outputs,
-    tiling,
     tiling_of,
 )
 from .siblings import position_of
@@ -59,11 +62,13 @@ def normed_head(a, b, norm, channel, eps, HEAD_DIM: tl.constexpr):
 
 @triton.jit
 def qkv_kernel(
-    x, norm, eps, weight, scale, bias, query_norm, key_norm, cosines, sines, queries, keys, values, state, siblings,
-    capacity,
+    x, norm, eps, weight, scale, kv_weight, kv_scale, bias, query_norm, key_norm, cosines, sines,
+    queries, keys, values, state, siblings, capacity,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
-    EVEN: tl.constexpr, INT8: tl.constexpr, BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr,
+    EVEN: tl.constexpr, FORMAT: tl.constexpr, KV: tl.constexpr, KV_STEPS: tl.constexpr, KV_AHEAD: tl.constexpr,
+    KV_RUN: tl.constexpr, KV_EVEN: tl.constexpr, KV_FORMAT: tl.constexpr,
+    BIAS: tl.constexpr, NORMS: tl.constexpr, ROTARY: tl.constexpr,
     X_AT: tl.constexpr, SIBLINGS: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (outputs / BLOCK): BLOCK / 2 channels of a head with their partners; with NORMS all of a head's."""
@@ -72,11 +77,17 @@ def qkv_kernel(
     head, part = tl.program_id(0) // OF_HEAD, tl.program_id(0) % OF_HEAD
     first = head * HEAD_DIM + part * HALF
     lane = program_outputs(BLOCK, PARTS, SLICES)
-    y, rows = multiply(
-        x, norm, eps, weight, scale, first + lane % HALF + (lane // HALF) * (HEAD_DIM // 2),
-        below(lane, BLOCK, BLOCK), state, 0, INPUTS,
-        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, True, X_AT, DOT, PDL,
-    )  # fmt: skip
+    outputs, live = first + lane % HALF + (lane // HALF) * (HEAD_DIM // 2), below(lane, BLOCK, BLOCK)
+    if KV and head >= HEADS:
+        y, rows = multiply(
+            x, norm, eps, kv_weight, kv_scale, outputs - HEADS * HEAD_DIM, live, state, 0, INPUTS,
+            INPUTS, KV_STEPS, KV_AHEAD, PARTS, SLICES, KV_RUN, KV_EVEN, KV_FORMAT, True, X_AT, DOT, PDL,
+        )  # fmt: skip
+    else:
+        y, rows = multiply(
+            x, norm, eps, weight, scale, outputs, live, state, 0, INPUTS,
+            INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, True, X_AT, DOT, PDL,
+        )  # fmt: skip
     if BIAS:
         lane = tl.arange(0, BLOCK)
         y += tl.load(bias + first + lane % HALF + (lane // HALF) * (HEAD_DIM // 2)).to(tl.float32)[:, None]
@@ -103,40 +114,51 @@ def qkv_kernel(
         tl.store(cell + HEAD_DIM // 2, b.to(keys.dtype.element_ty), mask=live)
 
 
-def qkv_tiling(weight: Weight, head_dim: int, *, whole_heads: bool = False) -> Tiling:
-    """Whole heads, or parts of them; a head whose channels are no power of two goes sixteen at a time."""
-    block = head_dim if whole_heads else min(tiling(weight).block, head_dim)
+def qkv_tiling(weight: Weight, outputs: int, head_dim: int, *, whole_heads: bool = False) -> Tiling:
+    """Whole heads, or parts of them; a head whose channels are no power of two goes sixteen at a time.
+
+    outputs: of all programs.
+    """
+    block = head_dim if whole_heads else min(block_of(outputs), head_dim)
     return tiling_of(weight, block if head_dim % block == 0 else 16)
 
 
 def qkv(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
     queries: Tensor, keys: Tensor, values: Tensor, state: Tensor, *,
-    norms: HeadNorms | None = None, rotary: bool = True, siblings: Tensor | None = None, pdl: bool = False,
+    kv: Weight | None = None, norms: HeadNorms | None = None, rotary: bool = True, siblings: Tensor | None = None,
+    pdl: bool = False,
 ) -> None:  # fmt: skip
     """queries [16, heads, head_dim]; keys, values [kv_heads, capacity, head_dim]; tables [capacity, head_dim / 2].
 
-    siblings: int32 [SIBLING_WORDS], where rows may be siblings'.
+    kv: the matrix of keys and values, where `weight` has only the queries' rows. siblings: int32 [SIBLING_WORDS], where
+    rows may be siblings'.
     """
     heads, head_dim = queries.shape[1:]
     assert head_dim % 16 == 0, "a head's channels are computed sixteen at a time"
-    cut = qkv_tiling(weight, head_dim, whole_heads=norms is not None)
+    outputs = weight.outputs + (kv.outputs if kv else 0)
+    cut = qkv_tiling(weight, outputs, head_dim, whole_heads=norms is not None)
     query_norm, key_norm = norms or (None, None)
-    qkv_kernel[(weight.outputs // cut.block,)](
-        x, norm, eps, weight.values, weight.scales, bias, query_norm, key_norm, cosines, sines,
-        queries, keys, values, state, siblings, keys.shape[1],
-        HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs,
+    other = kv or weight
+    how = launch(other, tiling_of(other, cut.block), x, pdl)
+    of_kv = {f"KV_{name}": how[name] for name in ("STEPS", "AHEAD", "RUN", "EVEN", "FORMAT")}
+    qkv_kernel[(outputs // cut.block,)](
+        x, norm, eps, weight.values, weight.scales, *(kv or (None, None))[:2], bias, query_norm, key_norm,
+        cosines, sines, queries, keys, values, state, siblings, keys.shape[1],
+        HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, KV=kv is not None,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
         X_AT=at_positions(x), SIBLINGS=siblings is not None, DOT=dot_type(weight, x), PDL=pdl,
-        **launch(weight, cut, pdl),
+        **of_kv, **launch(weight, cut, x, pdl, crowded=norms is not None),
     )  # fmt: skip
 
 
 def qkv_twin(
     x: Tensor, norm: Tensor, eps: float, weight: Weight, bias: Tensor | None, cosines: Tensor, sines: Tensor,
-    heads: int, kv_heads: int, start: int, *, norms: HeadNorms | None = None, rotary: bool = True,
+    heads: int, kv_heads: int, start: int, *,
+    kv: Weight | None = None, norms: HeadNorms | None = None, rotary: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x [rows, hidden] -> float32 queries [rows, heads, head_dim], keys and values [rows, kv_heads, head_dim]."""
+    weight = weight if kv is None else Weight(torch.cat([weight.wide(), kv.wide()]))
     y = linear_twin(x, weight, norm=norm, eps=eps, bias=bias).unflatten(1, (heads + 2 * kv_heads, -1))
     q, k, v = y.split((heads, kv_heads, kv_heads), dim=1)
     if norms is not None:

@@ -23,7 +23,7 @@ def swiglu_kernel(
     x, norm, eps, weight, scale, out, state,
     INNER: tl.constexpr, INPUTS: tl.constexpr, BLOCK: tl.constexpr,
     STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr,
-    EVEN: tl.constexpr, INT8: tl.constexpr, X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
+    EVEN: tl.constexpr, FORMAT: tl.constexpr, X_AT: tl.constexpr, DOT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Grid (inner / (BLOCK / 2))."""
     HALF: tl.constexpr = BLOCK // 2
@@ -31,7 +31,7 @@ def swiglu_kernel(
     inner = first + lane % HALF
     y, rows = multiply(
         x, norm, eps, weight, scale, inner + (lane // HALF) * INNER, below(inner, INNER, HALF), state, 0, INPUTS,
-        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, INT8, True, X_AT, DOT, PDL,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, True, X_AT, DOT, PDL,
     )  # fmt: skip
     gate, up = tl.split(y.reshape([2, HALF, _MAX_ROWS]).permute(1, 2, 0))  # [HALF, 16] each
     row = tl.arange(0, _MAX_ROWS)[None, :]
@@ -48,7 +48,7 @@ def swiglu(
     swiglu_kernel[(triton.cdiv(inner, cut.block // 2),)](
         x, norm, eps, weight.values, weight.scales, out, state,
         INNER=inner, INPUTS=weight.inputs, X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl,
-        **launch(weight, cut, pdl),
+        **launch(weight, cut, x, pdl),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..cuda.launches import decoder_layer
 from ..cuda.stages import DeviceStages
-from ..cuda.weights import DeviceWeights, weight_bytes
+from ..cuda.weights import QUANTISED, DeviceWeights, weight_bytes
 from ..errors import UsageError
 from ..sampling.params import SamplingParams
 from ..triton_kernels.attention import attention
@@ -93,7 +93,7 @@ class DeviceBench:
         words[ROWS], words[START], words[KNOWN] = rows, self.context - rows, self.context - rows
         work, bytes, count, theirs = getattr(self, f"_{name}")(words, rows)
         case = Case(name, rows, self.context, bytes, count, clock.capture(work))
-        if theirs is not None and weights.format != "int8":
+        if theirs is not None and weights.format not in QUANTISED:
             case.theirs, case.theirs_captured = theirs, clock.capture(theirs)
         return case
 
@@ -139,10 +139,11 @@ class DeviceBench:
             for layer, keys, values in zip(layers, b.keys, b.values, strict=False):
                 qkv(
                     work.x, layer.norm, 1e-5, layer.qkv, layer.qkv_bias, b.cosines, b.sines, work.queries, keys, values,
-                    words, norms=layer.norms, rotary=layer.attention.rotary, pdl=stages.pdl,
+                    words, kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, pdl=stages.pdl,
                 )  # fmt: skip
 
-        return self._linear([layer.qkv for layer in layers], rows, ours)
+        work, bytes, count, theirs = self._linear([layer.qkv for layer in layers], rows, ours)
+        return work, bytes + weight_bytes(layers[0].kv), count, theirs
 
     def _attention(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
         b, stages, count = self.stages.buffers, self.stages, len(self.weights.layers)

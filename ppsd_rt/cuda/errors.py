@@ -13,7 +13,8 @@ from ..models.config import LlamaConfig
 from ..models.shapes import model_shapes
 
 LEAST_SM = (8, 0)  # bfloat16 matrix instructions and asynchronous copies
-_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0 + 2 / 32}  # a weight, and its share of a block's scale
+# A weight, and its share of a block's scale.
+_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0 + 2 / 32, "int4": 0.5 + 2 / 32}
 
 
 def interpreted() -> bool:
@@ -86,13 +87,17 @@ def weight_bytes(config: LlamaConfig, dtype: str) -> int:
     shapes = model_shapes(config)
     table = shapes["model.embed_tokens.weight"]
     embedding = table[0] * table[1] * (4 if dtype == "float32" else 2)  # read row by row, and never packed
-    tied = config.tie_word_embeddings
-    matrices = sum(
-        shape[0] * shape[1] for name, shape in shapes.items() if len(shape) == 2 and name != "model.embed_tokens.weight"
-    )
-    if tied and dtype == "int8":
-        matrices += table[0] * table[1]
-    return int(embedding + matrices * _BYTES[dtype])
+    matrices = {n: shape for n, shape in shapes.items() if len(shape) == 2 and n != "model.embed_tokens.weight"}
+    if config.tie_word_embeddings and dtype in ("int8", "int4"):
+        matrices["lm_head.weight"] = table
+    return int(embedding + sum(_matrix_bytes(name, shape, dtype) for name, shape in matrices.items()))
+
+
+def _matrix_bytes(name: str, shape: tuple[int, ...], dtype: str) -> float:
+    if dtype == "int4" and any(part in name for part in ("k_proj", "v_proj", "lm_head")):
+        dtype = "int8"
+    groups = 128 if dtype == "int4" else 1  # of inputs, which end with zeros
+    return shape[0] * -(-shape[1] // groups) * groups * _BYTES[dtype]
 
 
 def layer_bytes(config: LlamaConfig, dtype: str) -> int:
@@ -103,7 +108,8 @@ def layer_bytes(config: LlamaConfig, dtype: str) -> int:
 def part_bytes(config: LlamaConfig, dtype: str, layers: int, *, first: bool, last: bool) -> int:
     """About what one of several devices needs for its layers, the embedding (the first) and the LM head (the last)."""
     table = config.vocab_size * config.hidden_size
-    embedding, lm_head = table * (4 if dtype == "float32" else 2), int(table * _BYTES[dtype])
+    embedding = table * (4 if dtype == "float32" else 2)
+    lm_head = int(_matrix_bytes("lm_head", (config.vocab_size, config.hidden_size), dtype))
     return layers * layer_bytes(config, dtype) + first * embedding + last * lm_head
 
 
@@ -175,4 +181,5 @@ class OutOfMemory:
 
 
 def smaller(dtype: str) -> str:
-    return "use --backend cpu" if dtype == "int8" else "use --dtype int8 or --backend cpu"
+    less = {"int8": "--dtype int4 or ", "int4": ""}.get(dtype, "--dtype int8 or ")
+    return f"use {less}--backend cpu"

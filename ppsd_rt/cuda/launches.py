@@ -41,7 +41,7 @@ def decoder_layer(
     keys, values, eps = site.keys[number], site.values[number], weights.config.rms_norm_eps
     qkv(
         rows, layer.norm, eps, layer.qkv, layer.qkv_bias, site.cosines, site.sines, work.queries, keys, values, words,
-        norms=layer.norms, rotary=layer.attention.rotary, siblings=siblings, pdl=pdl,
+        kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, siblings=siblings, pdl=pdl,
     )  # fmt: skip
     mixed, window = work.mixed.view_as(work.queries), layer.attention.window
     attention(work.queries, keys, values, work.partials, mixed, words, window=window, siblings=siblings, pdl=pdl)

@@ -93,7 +93,7 @@ class PromptLayers:
         keys, values = site.keys[number], site.values[number]
         prompt_qkv(
             normed, layer.qkv, layer.qkv_bias, site.cosines, site.sines, queries, keys, values, start,
-            norms=layer.norms, eps=config.rms_norm_eps, rotary=layer.attention.rotary,
+            kv=layer.kv, norms=layer.norms, eps=config.rms_norm_eps, rotary=layer.attention.rotary,
         )  # fmt: skip
         return queries
 

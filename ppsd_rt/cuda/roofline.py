@@ -15,6 +15,7 @@ import triton
 
 from ..models.random_weights import SHAPES
 from ..models.shapes import model_shapes
+from ..triton_kernels.int4 import GROUP
 from ..triton_kernels.machine_code import Launch, recording
 from ..triton_kernels.state import MAX_ROWS
 from .stages import DeviceStages
@@ -22,11 +23,12 @@ from .weights import DeviceWeights
 
 BANDWIDTH, PHASE = 4.3e12, 2e-6  # bytes and seconds: what published step times on an H200 amount to
 CONTEXT = 512
-TARGETS = {"smollm2-135m": 0.40, "llama-3.2-1b": 0.78, "llama-3.1-8b": 3.9}  # ms
+TARGETS = {"smollm2-135m": 0.40, "llama-3.2-1b": 0.78, "llama-3.1-8b": 3.9}  # ms, in bfloat16
 WIDTHS = {"*fp32": 4, "*bf16": 2}
+FORMATS = ("bfloat16", "int8", "int4")
 TITLE = (
-    "| shape | launches | weights | KV cache | rows, 1 / 16 | 16 rows / 1 row | law | target |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- |"
+    "| shape | format | launches | weights | KV cache | rows, 1 / 16 | 16 rows / 1 row | law | target |\n"
+    "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
 )
 
 
@@ -52,15 +54,25 @@ def asked(launch: Launch, rows: int, context: int) -> Asked:
     if "weight" not in types:
         return Asked()
     programs, inputs = launch.grid[0], constants["INPUTS"]
-    weights = programs * constants["BLOCK"] * inputs * WIDTHS[types["weight"]]
+    outputs, format, others = programs * constants["BLOCK"], constants["FORMAT"], 0
+    if constants.get("KV"):
+        others = outputs - constants["HEADS"] * constants["HEAD_DIM"]
+    weights = (outputs - others) * row_bytes(format, inputs) + others * row_bytes("int8", inputs)
     return Asked(once=weights, again=programs * rows * inputs * WIDTHS[types["x"]])
 
 
-def step_of(model: str) -> list[Launch]:
-    """The launches of a plain step in bfloat16."""
+def row_bytes(format: str, inputs: int) -> float:
+    """Of an output's weights and their scales. format: as constants call it, `plain` being bfloat16."""
+    if format == "plain":
+        return 2 * inputs
+    return inputs * 17 / 16 if format == "int8" else triton.cdiv(inputs, GROUP) * GROUP * 9 / 16
+
+
+def step_of(model: str, format: str) -> list[Launch]:
+    """The launches of a plain step."""
     config = SHAPES[model]
     shapes = model_shapes(config)
-    weights = DeviceWeights.build(config, lambda name: torch.empty(shapes[name], device="meta"), "bfloat16", "meta")
+    weights = DeviceWeights.build(config, lambda name: torch.empty(shapes[name], device="meta"), format, "meta")
     stages = DeviceStages(weights, CONTEXT, pdl=True)
     with recording() as launches:
         stages.plain_step()
@@ -71,20 +83,21 @@ def total(launches: Iterable[Launch], rows: int, context: int = CONTEXT) -> Aske
     return Asked(*map(sum, zip(*(asked(launch, rows, context) for launch in launches), strict=True)))
 
 
-def line_of(model: str, launches: list[Launch]) -> str:
+def line_of(model: str, format: str, launches: list[Launch]) -> str:
     one, most = total(launches, 1), total(launches, MAX_ROWS)
     law = 1e3 * ((one.once + one.cache) / BANDWIDTH + PHASE * len(launches))
     return (
-        f"| {model} | {len(launches)} | {one.once / 1e6:.0f} MB | {one.cache / 1e6:.0f} MB"
+        f"| {model} | {format} | {len(launches)} | {one.once / 1e6:.0f} MB | {one.cache / 1e6:.0f} MB"
         f" | {one.again / 1e6:.0f} / {most.again / 1e6:.0f} MB | {most.all / one.all:.2f}"
-        f" | {law:.2f} ms | {TARGETS[model]:.2f} ms |"
+        f" | {law:.2f} ms | " + (f"{TARGETS[model]:.2f} ms |" if format == "bfloat16" else "|")
     )
 
 
 def main(out: Callable[[str], None] = print) -> int:
     out(TITLE)
     for model in TARGETS:
-        out(line_of(model, step_of(model)))
+        for format in FORMATS:
+            out(line_of(model, format, step_of(model, format)))
     return 0
 
 

@@ -1,7 +1,9 @@
 """A model's weights and an exit head's, on a device or several, in the form in which the Triton kernels take them.
 
-q, k and v are one matrix, gate and up another. Formats: float32 (the interpreter's), bfloat16, and int8 (weights int8
-with a float16 scale for every 32 inputs; norms, biases, the embedding table and the KV cache in bfloat16).
+q, k and v are one matrix, gate and up another. Formats: float32 (the interpreter's), bfloat16, int8 (weights int8 with
+a float16 scale for every 32 inputs) and int4 (the CPU's: the same matrices are int4, and those that it leaves int8 are
+int8; k and v are then a matrix of their own). Beside int8 and int4, all else is bfloat16: norms, biases, the embedding
+table and the KV cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,9 +11,14 @@ from dataclasses import dataclass, fields, replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ..cpu.default_threads import default_threads
+from ..cpu.failures import one_line
+from ..cpu.importance import Importance, importance_for
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Array, Checkpoint
 from ..models.config import LayerAttention, LlamaConfig
@@ -19,11 +26,13 @@ from ..models.head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, head_shape
 from ..models.llama import from_numpy
 from ..models.random_weights import RandomCheckpoint
 from ..models.shapes import model_shapes
-from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise
+from ..triton_kernels.int4 import GROUP, LEVELS
+from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise, quantise_int4
 from ..triton_kernels.prompt_layers import OUTPUTS_BLOCK
 from ..triton_kernels.qkv import HeadNorms
 
-FORMATS = ("float32", "bfloat16", "int8")
+FORMATS = ("float32", "bfloat16", "int8", "int4")
+QUANTISED = ("int8", "int4")
 _ROWS_AT_A_TIME = 8192  # of a matrix that is quantised: its float32 copy should not need much memory
 
 Source = Callable[[str], Tensor]  # a checkpoint's tensor by its name, on any device, in any float format
@@ -49,7 +58,7 @@ class Layer:
     """A decoder layer; an adapter's has no MLP (post_norm, gate_up and down are None)."""
 
     norm: Tensor  # [hidden]
-    qkv: Weight  # [(heads + 2 kv_heads) * head_dim, hidden]
+    qkv: Weight  # [(heads + 2 kv_heads) * head_dim, hidden]; where kv is apart, q alone
     qkv_bias: Tensor | None
     out: Weight  # [hidden, heads * head_dim]
     out_bias: Tensor | None
@@ -58,11 +67,12 @@ class Layer:
     post_norm: Tensor | None = None  # [hidden]
     gate_up: Weight | None = None  # [2 inner, hidden]
     down: Weight | None = None  # [hidden, inner]
+    kv: Weight | None = None  # [2 kv_heads * head_dim, hidden]
 
     @property
     def bytes(self) -> int:
         """Of its matrices, which every pass reads."""
-        return sum(map(weight_bytes, (self.qkv, self.out, self.gate_up, self.down)))
+        return sum(map(weight_bytes, (self.qkv, self.kv, self.out, self.gate_up, self.down)))
 
     def to(self, device: torch.device) -> "Layer":
         parts: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -111,7 +121,8 @@ class DeviceWeights:
         """places: the device of each layer, the first one's being `device`; none: all are there."""
         if isinstance(checkpoint, RandomCheckpoint):
             return cls.random(checkpoint.config, format, device, seed=checkpoint.seed, places=places)
-        return cls.build(checkpoint.config, _mapped(checkpoint.tensors), format, device, places)
+        importance = _importance(checkpoint, format)
+        return cls.build(checkpoint.config, _mapped(checkpoint.tensors), format, device, places, importance)
 
     @classmethod
     def random(
@@ -124,7 +135,7 @@ class DeviceWeights:
         scale: float = 0.02,
         places: Sequence[torch.device] = (),
     ) -> "DeviceWeights":
-        """Random weights, drawn on the device, for benchmarks; no checkpoint is read, int8 as such."""
+        """Random weights, drawn on the device, for benchmarks; no checkpoint is read; int8 and int4 as such."""
         return cls.build(config, _Dice(model_shapes(config), device, seed, scale), format, device, places)
 
     @classmethod
@@ -135,16 +146,23 @@ class DeviceWeights:
         format: str,
         device: torch.device | str,
         places: Sequence[torch.device] = (),
+        importance: Importance | None = None,
     ) -> "DeviceWeights":
-        """Raises UsageError for an unknown format, PpsdError for a shape that the kernels do not do."""
+        """importance: as of `importance_for`, for int4; None: all inputs alike.
+
+        Raises UsageError for an unknown format, PpsdError for a shape that the kernels do not do.
+        """
         _check(config, format)
         loaders = [_Loader(source, format, place) for place in places or (device,) * config.num_hidden_layers]
-        layers = tuple(loader.layer(f"model.layers.{i}.", config, i) for i, loader in enumerate(loaders))
+        weighed = [None] * len(loaders) if importance is None else list(importance)
+        layers = tuple(
+            loader.layer(f"model.layers.{i}.", config, i, importance=weighed[i]) for i, loader in enumerate(loaders)
+        )
         embedding = _Loader(source, format, device).plain("model.embed_tokens.weight")
         if not config.tie_word_embeddings:
-            lm_head = loaders[-1].matrix("lm_head.weight")
+            lm_head = loaders[-1].wide("lm_head.weight")
         else:
-            lm_head = loaders[-1].packed(embedding.to(loaders[-1].device))
+            lm_head = loaders[-1].packed(embedding.to(loaders[-1].device), loaders[-1].wider)
         norm = loaders[-1].plain("model.norm.weight")
         return cls(config, format, layers, embedding, norm, lm_head, places=tuple(places))
 
@@ -166,14 +184,18 @@ class DeviceWeights:
         _check(checkpoint.config, format)
         config = replace(checkpoint.config, num_hidden_layers=layers[1] - layers[0])
         loader = _Loader(_mapped(checkpoint.tensors), format, device)
-        stack = tuple(loader.layer(f"model.layers.{i}.", config, i) for i in range(*layers))
+        importance = _importance(checkpoint, format)
+        stack = tuple(
+            loader.layer(f"model.layers.{i}.", config, i, importance=None if importance is None else importance[i])
+            for i in range(*layers)
+        )
         nothing = torch.empty(0, config.hidden_size, dtype=loader.dtype, device=device)
         tied = config.tie_word_embeddings
         table = loader.plain("model.embed_tokens.weight") if embeds or (chooses and tied) else nothing
         norm, lm_head = nothing, Weight(nothing)
         if chooses:
             norm = loader.plain("model.norm.weight")
-            lm_head = loader.packed(table) if tied else loader.matrix("lm_head.weight")
+            lm_head = loader.packed(table, loader.wider) if tied else loader.wide("lm_head.weight")
         return cls(config, format, stack, table if embeds else nothing, norm, lm_head)
 
     def without_lm_head(self) -> "DeviceWeights":
@@ -218,11 +240,12 @@ class DeviceWeights:
         lm_head, ids = self.lm_head, None
         if draft_ids is not None:
             ids = torch.tensor(draft_ids, dtype=torch.int32, device=self.device)
-            chosen = ids.long().to(self.lm_head.values.device)
-            scales = None if self.lm_head.scales is None else self.lm_head.scales[chosen].contiguous()
-            lm_head = Weight(self.lm_head.values[chosen].contiguous(), scales)
+            lm_head = lm_head.rows(ids.long().to(lm_head.values.device))
+            if self.format == "int4":  # drafts are only proposed
+                tied = self.config.tie_word_embeddings
+                lm_head = quantise_int4(self.embedding[ids.long()] if tied else lm_head.wide())
         if self.places and self.places[-1] != self.device:  # the exit head drafts on the first device
-            shared = draft_ids is None and self.config.tie_word_embeddings and self.format != "int8"
+            shared = draft_ids is None and self.config.tie_word_embeddings and self.format not in QUANTISED
             lm_head = Weight(self.embedding) if shared else lm_head.to(self.device)
         return replace(self, head=Head(info, layers, loader.plain("norm.weight"), lm_head, ids, heard, norm))
 
@@ -285,40 +308,67 @@ class _Loader:
     def plain(self, name: str) -> Tensor:
         return self.source(name).to(self.device, self.dtype).contiguous()
 
-    def matrix(self, *names: str) -> Weight:
-        """The matrices one below the other."""
-        ready = getattr(self.source, "int8", None)
-        if self.format == "int8" and ready is not None:
+    @property
+    def wider(self) -> str:
+        """The format of what int4 leaves int8."""
+        return "int8" if self.format == "int4" else self.format
+
+    def wide(self, *names: str) -> Weight:
+        return self.matrix(*names, format=self.wider)
+
+    def matrix(self, *names: str, format: str | None = None, importance: Tensor | None = None) -> Weight:
+        """The matrices one below the other. importance: of their inputs."""
+        format = format or self.format
+        ready = getattr(self.source, format, None)
+        if ready is not None:
             return _stacked([ready(name).to(self.device) for name in names])
-        return _stacked([self.packed(self.plain(name)) for name in names])
+        return _stacked([self.packed(self.plain(name), format, importance) for name in names])
 
-    def packed(self, matrix: Tensor) -> Weight:
-        if self.format != "int8":
+    def packed(self, matrix: Tensor, format: str, importance: Tensor | None = None) -> Weight:
+        if format not in QUANTISED:
             return Weight(matrix)
-        return _stacked([quantise(part) for part in matrix.split(_ROWS_AT_A_TIME)])
+        parts = matrix.split(_ROWS_AT_A_TIME)
+        return _stacked([quantise(p) if format == "int8" else quantise_int4(p, importance) for p in parts])
 
-    def layer(self, prefix: str, config: LlamaConfig, number: int, *, mlp: bool = True) -> Layer:
-        """number: of the layer that it attends like; negative ones count from the last one."""
+    def layer(
+        self,
+        prefix: str,
+        config: LlamaConfig,
+        number: int,
+        *,
+        mlp: bool = True,
+        importance: npt.NDArray[np.float32] | None = None,
+    ) -> Layer:
+        """number: of the layer that it attends like; negative ones count from the last one.
+
+        importance: of the inputs of all four matrices, one after the other.
+        """
+        hidden, width = config.hidden_size, config.num_attention_heads * config.head_dim
+        of_qkv = of_out = of_gate_up = of_down = None
+        if importance is not None:
+            sizes = (hidden, width, hidden, config.intermediate_size)
+            of_qkv, of_out, of_gate_up, of_down = torch.from_numpy(importance).split(sizes)
         projections = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
-        bias, out_bias = config.attention_bias, config.attention_output_bias
+        bias, out_bias, apart = config.attention_bias, config.attention_output_bias, self.wider != self.format
         layer = Layer(
             self.plain(f"{prefix}input_layernorm.weight"),
-            self.matrix(*(f"{name}.weight" for name in projections)),
+            self.matrix(*(f"{name}.weight" for name in (projections[:1] if apart else projections)), importance=of_qkv),
             torch.cat([self.plain(f"{name}.bias") for name in projections]) if bias else None,
-            self.matrix(f"{prefix}self_attn.o_proj.weight"),
+            self.matrix(f"{prefix}self_attn.o_proj.weight", importance=of_out),
             self.plain(f"{prefix}self_attn.o_proj.bias") if out_bias else None,
             config.attention(number),
             HeadNorms(*(self.plain(f"{prefix}self_attn.{name}_norm.weight") for name in "qk"))
             if config.qk_norm
             else None,
+            kv=self.wide(*(f"{name}.weight" for name in projections[1:])) if apart else None,
         )
         if not mlp:
             return layer
         return replace(
             layer,
             post_norm=self.plain(f"{prefix}post_attention_layernorm.weight"),
-            gate_up=self.matrix(f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight"),
-            down=self.matrix(f"{prefix}mlp.down_proj.weight"),
+            gate_up=self.matrix(f"{prefix}mlp.gate_proj.weight", f"{prefix}mlp.up_proj.weight", importance=of_gate_up),
+            down=self.matrix(f"{prefix}mlp.down_proj.weight", importance=of_down),
         )
 
 
@@ -326,11 +376,20 @@ def _mapped(tensors: "dict[str, Array] | object") -> Source:
     return lambda name: from_numpy(tensors[name])  # type: ignore[index]
 
 
+def _importance(checkpoint: Checkpoint, format: str) -> Importance | None:
+    """What int4 rounds by, as on a CPU. Raises PpsdError for weights of which it cannot be measured."""
+    threads = default_threads()
+    with one_line(f"pack {checkpoint.folder} as {format}", threads):
+        return importance_for(format, checkpoint, threads)
+
+
 def _stacked(parts: Sequence[Weight]) -> Weight:
     if len(parts) == 1:
         return parts[0]
     scales = [part.scales for part in parts if part.scales is not None]
-    return Weight(torch.cat([part.values for part in parts]), torch.cat(scales) if scales else None)
+    return parts[0]._replace(
+        values=torch.cat([part.values for part in parts]), scales=torch.cat(scales) if scales else None
+    )
 
 
 class _Dice:
@@ -355,3 +414,13 @@ class _Dice:
         # A uniform number from -127 to 127 has a standard deviation of 73.6.
         scales = torch.full((outputs, inputs // INT8_BLOCK), self.scale / 73.6, dtype=torch.float16, device=self.device)
         return Weight(values, scales)
+
+    def int4(self, name: str) -> Weight:
+        outputs, inputs = self.shapes[name]
+        groups = -(-inputs // GROUP)
+        words = torch.empty(outputs, groups * GROUP // 8, dtype=torch.int32, device=self.device)
+        words.random_(-(2**31), 2**31, generator=self.generator)
+        deviation = (sum(level * level for level in LEVELS) / len(LEVELS)) ** 0.5
+        scales = torch.full((outputs, groups * 4), self.scale / deviation, dtype=torch.float16, device=self.device)
+        scales[:, inputs // 32 :] = 0
+        return Weight(words, scales.view(torch.int32), inputs)

@@ -20,7 +20,7 @@ def summary(folder):
 
 def test_nothing_measured(tmp_path):
     lines, result = summary(tmp_path)
-    assert len(lines) == 25
+    assert len(lines) == 29
     assert set(lines.values()) == {"not measured"}
     assert result["parts"] == {}
 
@@ -54,6 +54,13 @@ def test_targets_are_met_or_missed(tmp_path):
     files = {
         "answers-135m": {"results": answers}, "kernels-135m": {"results": kernels}, "idle-135m": {"runs": runs},
         "answers-1b": {"results": [{"schedule": "plain", "decode_tokens_per_second": 1300.0}]},
+        "answers-formats": {
+            "results": [
+                {"schedule": "plain", "dtype": dtype, "decode_tokens_per_second": rate}
+                for dtype, rate in (("bfloat16", 250.0), ("int8", 400.0), ("int4", 360.0))
+            ]
+        },
+        "kernels-8b-int4": {"results": [{"kernel": "gate_up", "rows": 1, "bandwidth_share": 0.6}]},
         "baseline-1b": {"milliseconds_per_token": 0.9},
         "answers-default": {"results": [{"schedule": "eesd", "ratio": 1.3}, {"schedule": "auto", "ratio": 1.2}]},
     }  # fmt: skip
@@ -77,6 +84,10 @@ def test_targets_are_met_or_missed(tmp_path):
         "draft step, default shape, exit 6": "met",
         "default shape, oracle 0.8, best / plain": "met",
         "default shape: overlap / best in turns": "missed",
+        "8B shape int8: plain, over bfloat16": "met",
+        "8B shape int4: plain, over int8's": "missed",
+        "8B shape int8: gate and up, of copy bandwidth": "not measured",
+        "8B shape int4: gate and up, of copy bandwidth": "met",
         "against torch.compile and graphs, 1B shape": "missed",
         "default model, its own head, auto / plain": "met",
         "GPU idle between launches, overlapped rounds": "met",

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, close, make, quantised, state_of
+from kernel_support import DEVICE, FORMATS, close, in_format, make, state_of
 
 from ppsd_rt.triton_kernels.feedback import feedback, feedback_twin
 from ppsd_rt.triton_kernels.linear import Weight
@@ -13,10 +13,9 @@ from ppsd_rt.triton_kernels.linear import Weight
 EPS, HIDDEN, DISTANCES = 1e-5, 64, 3
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
-def test_feedback(int8):
-    weight = make(DISTANCES * HIDDEN, HIDDEN, seed=1) / 8
-    weight = quantised(weight) if int8 else Weight(weight)
+@pytest.mark.parametrize("format", FORMATS)
+def test_feedback(format):
+    weight = in_format(make(DISTANCES * HIDDEN, HIDDEN, seed=1) / 8, format)
     x, last, norm = make(40, HIDDEN, seed=2), make(40, HIDDEN, seed=3), 1 + 0.1 * make(HIDDEN, seed=4)
     heard = {}
     for rows, start, known in [(1, 9, 9), (1, 10, 9), (3, 9, 9), (4, 9, 9), (2, 0, 0), (5, 20, 22), (16, 3, 18)]:

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import triton
 import triton.language as tl
-from kernel_support import DEVICE, close, make, quantised, siblings_at, state_of
+from kernel_support import DEVICE, close, in_format, make, siblings_at, state_of
 from support import slow
 
 import ppsd_rt.sampling.noise
@@ -50,10 +50,10 @@ def sampling_of(temperature, penalty=1.0, seed=SEED):
     return sampling_words(SamplingParams(temperature=temperature, repetition_penalty=penalty, seed=seed), DEVICE)
 
 
-def head_of(outputs, hidden, int8=False):
+def head_of(outputs, hidden, format="fp32"):
     """Logits with a spread of about 2."""
     weight = 0.3 * make(outputs, hidden, seed=1)
-    return 1 + 0.1 * make(hidden, seed=2), quantised(weight) if int8 else Weight(weight)
+    return 1 + 0.1 * make(hidden, seed=2), in_format(weight, format)
 
 
 def run(x, norm, weight, rows, start, sampling, **more):
@@ -70,9 +70,11 @@ def run(x, norm, weight, rows, start, sampling, **more):
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("draft", [False, True], ids=["whole", "draft"])
 @pytest.mark.parametrize("penalty", [1.0, 1.7])
-@pytest.mark.parametrize(("outputs", "hidden", "int8"), [(96, 64, False), slow(259, 96, True)])
-def test_heads(outputs, hidden, int8, temperature, draft, penalty):
-    norm, weight = head_of(outputs, hidden, int8)
+@pytest.mark.parametrize(
+    ("outputs", "hidden", "format"), [(96, 64, "fp32"), slow(259, 96, "int8"), slow(259, 96, "int4")]
+)
+def test_heads(outputs, hidden, format, temperature, draft, penalty):
+    norm, weight = head_of(outputs, hidden, format)
     generator = torch.Generator().manual_seed(5)
     draft_ids = torch.arange(outputs, dtype=torch.int32, device=DEVICE) * 3 + 1 if draft else None
     first_seen = torch.randint(0, 60, (3 * outputs + 1,), generator=generator, dtype=torch.int32).to(DEVICE)

@@ -5,25 +5,25 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, ROW_COUNTS, close, make, quantised, siblings_at, state_of, table
+from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, siblings_at, state_of, table
 
 import ppsd_rt.triton_kernels.linear as linear_module
-from ppsd_rt.triton_kernels.linear import INT8_RUN, RUN, Tiling, Weight, linear, linear_twin, quantise, tiling
+from ppsd_rt.triton_kernels.linear import RUNS, Tiling, Weight, linear, linear_twin, quantise, tiling
 from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv, qkv_twin
 from ppsd_rt.triton_kernels.siblings import adopt
 from ppsd_rt.triton_kernels.state import ADOPTED, ADOPTED_AT, SIBLING_WORDS
 from ppsd_rt.triton_kernels.swiglu import swiglu, swiglu_twin
 
 EPS = 1e-5
-SMALL = Tiling(16, 1, 1, RUN)
+SMALL = Tiling(16, 1, 1, RUNS["plain"])
+formats = pytest.mark.parametrize("format", FORMATS)
 
 
-def matrix(outputs, inputs, int8, seed=0):
-    weight = make(outputs, inputs, seed=seed) / inputs**0.5
-    return quantised(weight) if int8 else Weight(weight)
+def matrix(outputs, inputs, format="fp32", seed=0):
+    return in_format(make(outputs, inputs, seed=seed) / inputs**0.5, format)
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+@formats
 @pytest.mark.parametrize(
     ("outputs", "inputs", "cut"),
     [
@@ -33,12 +33,13 @@ def matrix(outputs, inputs, int8, seed=0):
         (40, 96, SMALL),  # neither a whole block of outputs nor whole steps of inputs
         (48, 192, SMALL._replace(splits=3)),
         (16, 160, SMALL._replace(splits=2)),  # the second split is shorter
+        (32, 416, SMALL._replace(block=32, slices=2)),  # in int4 more than a group, and a part of one
         (576, 1536, None),  # `down` of the default model
     ],
 )
-def test_linear(outputs, inputs, cut, int8):
-    cut = cut._replace(run=INT8_RUN) if cut and int8 else cut
-    x, weight = make(16, inputs, seed=1), matrix(outputs, inputs, int8)
+def test_linear(outputs, inputs, cut, format):
+    x, weight = make(16, inputs, seed=1), matrix(outputs, inputs, format)
+    cut = cut and cut._replace(run=RUNS[weight.format])
     bias, residual = make(outputs, seed=2), make(16, outputs, seed=3)
     splits = (cut or tiling(weight)).splits
     partial = torch.full((splits, 16, outputs), torch.nan, device=DEVICE)
@@ -52,15 +53,17 @@ def test_linear(outputs, inputs, cut, int8):
         assert torch.equal(out[: len(first)], first)
 
 
-@pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
-@pytest.mark.parametrize(("inputs", "splits"), [(256, 1), (320, 1), (736, 2), (416, 1)])
-def test_more_steps_than_are_on_the_way(inputs, splits, int8, monkeypatch):
+@formats
+@pytest.mark.parametrize(("inputs", "splits"), [(8, 1), (10, 1), (23, 2), (13, 1)])
+def test_more_steps_than_are_on_the_way(inputs, splits, format, monkeypatch):
     """Whole rounds of steps, and a last one that is short; with splits, and with inputs that end within a step."""
-    for name in ("WHOLE_BYTES", "AHEAD_BYTES", "INT8_AHEAD_BYTES"):
-        monkeypatch.setattr(linear_module, name, 3 * 16 * 4 * 16)  # three steps of SMALL
-    cut = SMALL._replace(run=INT8_RUN if int8 else RUN, splits=splits)
+    three = 3 * 16 * 4 * 16  # steps of SMALL, in bytes
+    monkeypatch.setattr(linear_module, "WHOLE_BYTES", three)
+    monkeypatch.setattr(linear_module, "AHEAD_BYTES", dict.fromkeys(RUNS.values(), three))
+    inputs *= {"fp32": 32, "int8": 32, "int4": 96}[format]
+    x, weight, gain = make(16, inputs, seed=1), matrix(32, inputs, format), 1 + 0.1 * make(inputs, seed=2)
+    cut = SMALL._replace(run=RUNS[weight.format], splits=splits)
     assert cut.ahead(inputs) < cut.steps(inputs)
-    x, weight, gain = make(16, inputs, seed=1), matrix(32, inputs, int8), 1 + 0.1 * make(inputs, seed=2)
     partial, out = torch.full((splits, 16, 32), torch.nan, device=DEVICE), torch.zeros(16, 32, device=DEVICE)
     linear(x, weight, out, state_of(16), partial=partial, cut=cut)
     close(out, linear_twin(x, weight))
@@ -72,7 +75,7 @@ def test_more_steps_than_are_on_the_way(inputs, splits, int8, monkeypatch):
 # A normalised product is not cut: its sum of squares spans all of K.
 @pytest.mark.parametrize(("norm", "splits"), [(False, 1), (False, 2), (True, 1)])
 def test_linear_rows_do_not_depend_on_count_or_place(norm, splits):
-    weight, gain = matrix(32, 160, False), 1 + 0.1 * make(160, seed=4)
+    weight, gain = matrix(32, 160), 1 + 0.1 * make(160, seed=4)
     cut, partial = SMALL._replace(splits=splits), torch.zeros(splits, 16, 32, device=DEVICE)
     x = make(16, 160, seed=5)
 
@@ -91,24 +94,30 @@ def test_linear_rows_do_not_depend_on_count_or_place(norm, splits):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "hidden", "bias", "int8", "normed", "rotary"),
+    ("heads", "kv_heads", "head_dim", "hidden", "bias", "format", "normed", "rotary"),
     [
-        (4, 2, 16, 64, False, False, False, True),
-        (4, 1, 32, 96, True, False, False, True),
-        (3, 3, 48, 64, False, True, False, True),
-        (9, 3, 64, 576, False, False, False, True),  # the default model
-        (4, 2, 32, 64, False, False, False, False),
-        (4, 1, 32, 96, True, False, True, True),
-        (2, 1, 128, 64, False, True, True, True),
+        (4, 2, 16, 64, False, "fp32", False, True),
+        (4, 1, 32, 96, True, "fp32", False, True),
+        (3, 3, 48, 64, False, "int8", False, True),
+        (3, 3, 48, 160, True, "int4", False, True),
+        (9, 3, 64, 576, False, "fp32", False, True),  # the default model
+        (4, 2, 32, 64, False, "fp32", False, False),
+        (4, 1, 32, 96, True, "fp32", True, True),
+        (2, 1, 128, 64, False, "int8", True, True),
+        (2, 1, 128, 64, False, "int4", True, True),
     ],
 )
-def test_qkv(heads, kv_heads, head_dim, hidden, bias, int8, normed, rotary):
-    capacity, outputs = 64, (heads + 2 * kv_heads) * head_dim
-    x, norm, weight = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), matrix(outputs, hidden, int8)
+def test_qkv(heads, kv_heads, head_dim, hidden, bias, format, normed, rotary):
+    capacity, of_queries, of_others = 64, heads * head_dim, 2 * kv_heads * head_dim
+    outputs = of_queries + of_others
+    x, norm, kv = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), None
+    weight = matrix(of_queries if format == "int4" else outputs, hidden, format)
+    if format == "int4":  # which leaves keys and values int8
+        kv = matrix(of_others, hidden, "int8", seed=6)
     offset = make(outputs, seed=3) if bias else None
     norms = HeadNorms(*(1 + 0.3 * make(head_dim, seed=seed) for seed in (4, 5))) if normed else None
     cosines, sines = table(capacity, head_dim)
-    alone, how = None, {"norms": norms, "rotary": rotary}
+    alone, how = None, {"kv": kv, "norms": norms, "rotary": rotary}
     for rows, start in [(1, 9), (2, 9), (16, 9), (5, 0), (16, 48)]:
         queries = torch.zeros(16, heads, head_dim, device=DEVICE)
         keys, values = torch.zeros(2, kv_heads, capacity, head_dim, device=DEVICE)
@@ -161,10 +170,11 @@ def test_an_adopted_row_moves_to_its_position(kv_heads, head_dim, hidden, hears)
 
 
 @pytest.mark.parametrize(
-    ("inner", "hidden", "int8"), [(96, 64, False), (44, 96, False), (64, 64, True), (1536, 576, False)]
+    ("inner", "hidden", "format"),
+    [(96, 64, "fp32"), (44, 96, "fp32"), (64, 64, "int8"), (44, 96, "int4"), (1536, 576, "fp32")],
 )
-def test_swiglu(inner, hidden, int8):
-    x, norm, weight = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), matrix(2 * inner, hidden, int8)
+def test_swiglu(inner, hidden, format):
+    x, norm, weight = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), matrix(2 * inner, hidden, format)
     twin = swiglu_twin(x, norm, EPS, weight)
     whole = None
     for rows in (16, 7, 1):
@@ -179,7 +189,7 @@ def test_swiglu(inner, hidden, int8):
 @pytest.mark.parametrize("splits", [1, 2])
 def test_rows_are_left_rounded_for_the_kernels_after(splits):
     """Those of the pass, wherever the rows themselves stand."""
-    x, weight, start = make(16, 160, seed=1), matrix(32, 160, False), 9
+    x, weight, start = make(16, 160, seed=1), matrix(32, 160), 9
     partial, cut = torch.zeros(splits, 16, 32, device=DEVICE), SMALL._replace(splits=splits)
     residual = make(40, 32, seed=3)
     out, rounded = residual.clone(), torch.full((16, 32), torch.nan, device=DEVICE)
@@ -210,5 +220,5 @@ def test_int8_is_near_and_its_scales_are_the_blocks_maxima():
 def test_no_rows_change_nothing():
     out = make(16, 32)
     before = out.clone()
-    linear(make(16, 64), matrix(32, 64, False), out, state_of(0), residual=out)
+    linear(make(16, 64), matrix(32, 64), out, state_of(0), residual=out)
     assert torch.equal(out, before)

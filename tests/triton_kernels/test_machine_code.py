@@ -47,6 +47,15 @@ def test_sound_code_has_no_faults():
     )
 
 
+def test_each_way_through_a_program_waits_with_its_weights_on_the_way():
+    second = ("LDG.E.EF.128", "HMMA.16816", "LDG.E.EF.128", "LDG.E.EF.128", "ACQBULK", "HMMA.16816")
+    branching = SOUND._replace(ways=2, instructions=SOUND.instructions + second)
+    assert branching.faults() == []
+    assert branching.ahead == 8 * 32 * 16
+    late = branching._replace(instructions=SOUND.instructions + second[:2] + second[4:])
+    assert late.faults() == ["0 bytes of weights are on the way before the wait instead of 4096"]
+
+
 def test_loops_over_k_count_in_each_round():
     code = """
 .L_x_1:

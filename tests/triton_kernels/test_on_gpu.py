@@ -1,4 +1,4 @@
-"""The kernels at the sizes of real models, in bfloat16 and int8, on a GPU.
+"""The kernels at the sizes of real models, in every format, on a GPU.
 
 The same bodies run on a small shape in float32 where there is none (Triton's interpreter gets bfloat16 wrong), so that
 they work when a GPU comes.
@@ -22,7 +22,7 @@ from ppsd_rt.models.random_weights import SHAPES
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.attention import Partials, attention, attention_twin
 from ppsd_rt.triton_kernels.heads import Scratch, heads, sampling_words
-from ppsd_rt.triton_kernels.linear import Weight, linear, linear_twin, normalise_twin, quantise, tiling
+from ppsd_rt.triton_kernels.linear import Weight, linear, linear_twin, normalise_twin, quantise, quantise_int4, tiling
 from ppsd_rt.triton_kernels.prompt_attention import prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from ppsd_rt.triton_kernels.qkv import qkv, qkv_twin
@@ -39,7 +39,7 @@ TINY = LlamaConfig.from_dict(
 CONFIGS = {"tiny": TINY, **SHAPES}
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")]
 MODELS = ["tiny", *(pytest.param(m, marks=ON_GPU) for m in ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"))]
-FORMATS = ["plain", "int8"]
+FORMATS = ["plain", "int8", "int4"]
 DTYPE = torch.bfloat16 if GPU else torch.float32
 PDL = GPU and torch.cuda.get_device_capability() >= (9, 0)
 COUNTS = range(1, 17) if GPU else (1, 6)
@@ -53,7 +53,16 @@ def weight_of(outputs, inputs, format, seed=0):
     """Made on the device: the largest have half a billion numbers."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
     wide = torch.randn(outputs, inputs, generator=generator, device=DEVICE, dtype=torch.float32) / math.sqrt(inputs)
-    return quantise(wide) if format == "int8" else Weight(wide.to(DTYPE))
+    return {"int8": quantise, "int4": quantise_int4}.get(format, lambda wide: Weight(wide.to(DTYPE)))(wide)
+
+
+def projections(heads_all, c, format):
+    """Of queries, keys and values; int4 leaves keys and values int8."""
+    if format != "int4":
+        return weight_of(heads_all * c.head_dim, c.hidden_size, format), None
+    of_queries = c.num_attention_heads * c.head_dim
+    others = heads_all * c.head_dim - of_queries
+    return weight_of(of_queries, c.hidden_size, format), weight_of(others, c.hidden_size, "int8", seed=1)
 
 
 def eager(x, weight):
@@ -82,7 +91,7 @@ def same_rows(run, whole):
 def test_qkv(model, format):
     c = CONFIGS[model]
     heads_all, start, capacity = c.num_attention_heads + 2 * c.num_key_value_heads, 37, 256
-    weight = weight_of(heads_all * c.head_dim, c.hidden_size, format)
+    weight, kv = projections(heads_all, c, format)
     x, norm = make(16, c.hidden_size, seed=1), 1 + 0.1 * make(c.hidden_size, seed=2).to(DTYPE)
     cosines, sines = table(capacity, c.head_dim)
 
@@ -90,13 +99,14 @@ def test_qkv(model, format):
         queries = torch.full((16, c.num_attention_heads, c.head_dim), torch.nan, device=DEVICE)
         keys, values = (torch.zeros(c.num_key_value_heads, capacity, c.head_dim, device=DEVICE) for _ in range(2))
         keys, values = keys.to(DTYPE), values.to(DTYPE)
-        qkv(x, norm, EPS, weight, None, cosines, sines, queries, keys, values, state_of(count, start), pdl=PDL)
+        qkv(x, norm, EPS, weight, None, cosines, sines, queries, keys, values, state_of(count, start), kv=kv, pdl=PDL)
         rows = [t[:, start : start + count].transpose(0, 1).float() for t in (keys, values)]
         return torch.cat([queries[:count], *rows], 1)
 
     whole = run(16)
     twin = torch.cat(qkv_twin(x, norm, EPS, weight, None, cosines, sines, c.num_attention_heads,
-                              c.num_key_value_heads, start), 1)  # fmt: skip
+                              c.num_key_value_heads, start, kv=kv), 1)  # fmt: skip
+    weight = weight if kv is None else Weight(torch.cat([weight.wide(), kv.wide()]))
     theirs = eager(normalise_twin(x, norm, EPS), weight).unflatten(1, (heads_all, -1))
     truth = linear_twin(x, weight, norm=norm, eps=EPS).unflatten(1, (heads_all, -1))
     assert relative(whole, twin) <= 2 * relative(theirs.to(DTYPE), truth) + 4e-3 * GPU + 1e-6  # the cache is rounded
@@ -227,14 +237,16 @@ def test_prompt(model, format):
 def test_prompt_attention_layer(model, format):
     c, rows, start = CONFIGS[model], 300 if GPU else 140, 37
     count = c.num_attention_heads + 2 * c.num_key_value_heads
-    weight = weight_of(count * c.head_dim, c.hidden_size, format)
+    weight, kv = projections(count, c, format)
     x, (cosines, sines) = make(rows, c.hidden_size, seed=1).to(DTYPE), table(512, c.head_dim)
     queries = torch.full((rows, c.num_attention_heads, c.head_dim), torch.nan, device=DEVICE, dtype=DTYPE)
     keys, values = (torch.zeros(c.num_key_value_heads, 512, c.head_dim, device=DEVICE).to(DTYPE) for _ in range(2))
-    prompt_qkv(x, weight, None, cosines, sines, queries, keys, values, start)
+    prompt_qkv(x, weight, None, cosines, sines, queries, keys, values, start, kv=kv)
     ones = torch.ones(c.hidden_size, device=DEVICE)
     size = x.float().square().mean(-1, keepdim=True).sqrt()  # the twin normalises: this takes it back
-    twin = qkv_twin(x, ones, 0.0, weight, None, cosines, sines, c.num_attention_heads, c.num_key_value_heads, start)
+    twin = qkv_twin(
+        x, ones, 0.0, weight, None, cosines, sines, c.num_attention_heads, c.num_key_value_heads, start, kv=kv
+    )
     assert relative(queries, twin[0] * size[:, :, None]) < (1e-2 if GPU else 1e-5)
     inside = slice(start, start + rows)
     assert relative(keys[:, inside].transpose(0, 1), twin[1] * size[:, :, None]) < (1e-2 if GPU else 1e-5)
@@ -255,7 +267,7 @@ def answer(stages, prompt, params, tokens, ahead):
 
 
 @pytest.mark.parametrize("params", [slow(SamplingParams()), SamplingParams(temperature=0.8, top_p=0.9, seed=4)])
-@pytest.mark.parametrize("format", ["bfloat16", "int8"] if GPU else ["float32"])
+@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"] if GPU else ["float32"])
 @pytest.mark.parametrize(
     "model", ["tiny", *(pytest.param(m, marks=ON_GPU) for m in ("smollm2-135m", "llama-3.2-1b"))]
 )  # fmt: skip

@@ -5,22 +5,21 @@ import torch
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from kernel_support import DEVICE, close, make, quantised, table
+from kernel_support import DEVICE, FORMATS, close, in_format, make, table
 
 from ppsd_rt.triton_kernels.attention import attention_twin
-from ppsd_rt.triton_kernels.linear import Weight, linear_twin, normalise_twin
+from ppsd_rt.triton_kernels.linear import linear_twin, normalise_twin
 from ppsd_rt.triton_kernels.prompt_attention import ROWS_BLOCK, TILE, prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv_twin
 from ppsd_rt.triton_kernels.swiglu import swiglu_twin
 
 EPS = 1e-5
-FORMATS = pytest.mark.parametrize("int8", [False, True], ids=["fp32", "int8"])
+formats = pytest.mark.parametrize("format", FORMATS)
 
 
-def matrix(outputs, inputs, int8, seed=0):
-    weight = make(outputs, inputs, seed=seed) / inputs**0.5
-    return quantised(weight) if int8 else Weight(weight)
+def matrix(outputs, inputs, format, seed=0):
+    return in_format(make(outputs, inputs, seed=seed) / inputs**0.5, format)
 
 
 def test_normalise():
@@ -30,10 +29,10 @@ def test_normalise():
     close(out, normalise_twin(x, norm, EPS))
 
 
-@FORMATS
+@formats
 @pytest.mark.parametrize(("outputs", "inputs"), [(40, 96), (150, 160)])
-def test_linear(outputs, inputs, int8):
-    x, weight = make(200, inputs, seed=1), matrix(outputs, inputs, int8)
+def test_linear(outputs, inputs, format):
+    x, weight = make(200, inputs, seed=1), matrix(outputs, inputs, format)
     bias, residual = make(outputs, seed=2), make(200, outputs, seed=3)
     twin = linear_twin(x, weight, bias=bias, residual=residual)
     whole = residual.clone()
@@ -45,9 +44,9 @@ def test_linear(outputs, inputs, int8):
         assert torch.equal(out, whole[first:last])
 
 
-@FORMATS
-def test_swiglu(int8):
-    x, norm, weight = make(133, 64, seed=1), 1 + 0.1 * make(64, seed=2), matrix(2 * 96, 64, int8)
+@formats
+def test_swiglu(format):
+    x, norm, weight = make(133, 64, seed=1), 1 + 0.1 * make(64, seed=2), matrix(2 * 96, 64, format)
     normed, out = torch.empty_like(x), torch.full((133, 96), torch.nan, device=DEVICE)
     normalise(x, norm, EPS, normed)
     prompt_swiglu(normed, weight, out)
@@ -58,25 +57,29 @@ def test_swiglu(int8):
 
 
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim", "bias", "int8", "normed", "rotary"),
+    ("heads", "kv_heads", "head_dim", "bias", "format", "normed", "rotary"),
     [
-        (4, 2, 16, False, False, False, True),
-        (3, 1, 48, True, True, False, True),
-        (2, 1, 32, True, False, True, True),
-        (2, 1, 16, False, False, False, False),
+        (4, 2, 16, False, "fp32", False, True),
+        (3, 1, 48, True, "int8", False, True),
+        (3, 1, 48, True, "int4", False, True),
+        (2, 1, 32, True, "fp32", True, True),
+        (2, 1, 16, False, "fp32", False, False),
     ],
 )
-def test_qkv(heads, kv_heads, head_dim, bias, int8, normed, rotary):
+def test_qkv(heads, kv_heads, head_dim, bias, format, normed, rotary):
     capacity, rows, start, hidden = 256, 140, 37, 64
     x, norm = make(rows, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2)
-    weight = matrix((heads + 2 * kv_heads) * head_dim, hidden, int8)
-    offset = make(weight.outputs, seed=3) if bias else None
+    outputs, kv = (heads + 2 * kv_heads) * head_dim, None
+    weight = matrix(heads * head_dim if format == "int4" else outputs, hidden, format)
+    if format == "int4":  # which leaves keys and values int8
+        kv = matrix(2 * kv_heads * head_dim, hidden, "int8", seed=6)
+    offset = make(outputs, seed=3) if bias else None
     norms = HeadNorms(*(1 + 0.3 * make(head_dim, seed=seed) for seed in (4, 5))) if normed else None
     cosines, sines = table(capacity, head_dim)
     y, queries = torch.empty_like(x), torch.zeros(rows, heads, head_dim, device=DEVICE)
     keys, values = torch.zeros(2, kv_heads, capacity, head_dim, device=DEVICE)
     normalise(x, norm, EPS, y)
-    how = {"norms": norms, "rotary": rotary}
+    how = {"kv": kv, "norms": norms, "rotary": rotary}
     prompt_qkv(y, weight, offset, cosines, sines, queries, keys, values, start, eps=EPS, **how)
     twin = qkv_twin(x, norm, EPS, weight, offset, cosines, sines, heads, kv_heads, start, **how)
     inside = slice(start, start + rows)

@@ -168,10 +168,3 @@ def test_other_backends_refuse(tmp_path):
     folder = write_model(tmp_path / "model")
     with pytest.raises(UsageError, match="dtype 'int4' is unknown"):
         Engine.from_pretrained(folder, backend="torch", dtype="int4")
-
-
-def test_the_cuda_backend_refuses(tmp_path):
-    pytest.importorskip("triton", reason="Triton is not installed")
-    folder = write_model(tmp_path / "model")
-    with pytest.raises(UsageError, match="dtype 'int4' is unknown"):
-        Engine.from_pretrained(folder, backend="cuda", dtype="int4")

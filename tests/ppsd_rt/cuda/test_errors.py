@@ -13,6 +13,8 @@ from ppsd_rt.models.config import LlamaConfig
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from ppsd_rt.cuda.weights import DeviceWeights
+
 NATIVE = "from ppsd_rt import _native; print(_native.cuda_device(int({ordinal})))"
 PICK = "from ppsd_rt.cuda.errors import pick_device; print(pick_device('cuda:{ordinal}'))"
 GB = 10**9
@@ -82,10 +84,27 @@ def test_too_little_memory_says_how_much_is_needed(monkeypatch):
     config = config_of()  # Llama-3.1-8B
     assert errors.weight_bytes(config, "bfloat16") == pytest.approx(16.06 * GB, rel=0.01)
     assert errors.weight_bytes(config, "int8") == pytest.approx(9.03 * GB, rel=0.02)
+    assert errors.weight_bytes(config, "int4") == pytest.approx(5.67 * GB, rel=0.01)
     tied = config_of(tie_word_embeddings=True)
     assert errors.weight_bytes(config, "bfloat16") - errors.weight_bytes(tied, "bfloat16") == 2 * 128256 * 4096
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (8 * 2**30, 24 * 2**30))
-    line = r"the weights as bfloat16: 15\.0 GiB are needed, .* 24\.0 GiB only 8\.0 are free; use --dtype int8"
+    line = r"the weights as bfloat16: 15\.0 GiB are needed, .* 24\.0 GiB only 8\.0 are free; use --dtype int8 or"
     with pytest.raises(PpsdError, match=line):
         errors.check_memory(config, "bfloat16", torch.device("cuda"))
-    errors.check_memory(config_of(num_hidden_layers=2), "int8", torch.device("cuda"))
+    with pytest.raises(PpsdError, match=r"as int8: 8\.4 GiB are needed.*; use --dtype int4 or --backend cpu"):
+        errors.check_memory(config, "int8", torch.device("cuda"))
+    errors.check_memory(config, "int4", torch.device("cuda"))
+
+
+@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_estimate_is_what_weights_take(format, tied):
+    config = config_of(
+        hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3, num_hidden_layers=2,
+        vocab_size=4000, tie_word_embeddings=tied,
+    )  # fmt: skip
+    weights = DeviceWeights.random(config, format, "cpu")
+    shared = tied and format == "bfloat16"
+    assert errors.weight_bytes(config, format) == weights.bytes + (0 if shared else weights.embedding.nbytes)
+    parts = [errors.part_bytes(config, format, 1, first=first, last=not first) for first in (True, False)]
+    assert sum(parts) == weights.bytes + weights.embedding.nbytes

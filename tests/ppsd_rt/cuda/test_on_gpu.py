@@ -38,7 +38,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=["bfloat16", "int8"])
+@pytest.fixture(scope="module", params=["bfloat16", "int8", "int4"])
 def engine(request, folder):
     engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cuda", dtype=request.param)
     engine.generate(PROMPT, GREEDY, "plain").run()
@@ -179,7 +179,7 @@ def test_a_device_that_is_not_there_is_named(folder):
         Engine.from_pretrained(folder, backend="cuda", device=f"cuda:0,{missing}")
 
 
-@pytest.mark.parametrize("format", ["bfloat16", "int8"])
+@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 def test_ranks_give_the_plain_answer_of_one_process(folder, format, params):
     """Every rank with layers of its own, captured; prompts in blocks of 64 rows."""

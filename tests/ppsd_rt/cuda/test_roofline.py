@@ -23,9 +23,20 @@ def launch_of(kernel, types, constants, grid):
 
 def test_every_program_asks_for_all_rows():
     types = {"x": "*bf16", "weight": "*bf16"}
-    launch = launch_of(linear_kernel, types, {"BLOCK": 32, "INPUTS": 100}, (6, 1))
+    launch = launch_of(linear_kernel, types, {"BLOCK": 32, "INPUTS": 100, "FORMAT": "plain"}, (6, 1))
     assert asked(launch, 1, 512) == Asked(once=6 * 32 * 100 * 2, again=6 * 100 * 2)
     assert asked(launch, 16, 512) == Asked(once=6 * 32 * 100 * 2, again=16 * 6 * 100 * 2)
+
+
+@pytest.mark.parametrize(
+    ("format", "bytes"), [("int8", 96 * (1 + 2 / 32)), ("int4", 128 * (0.5 + 2 / 32))], ids=["int8", "int4"]
+)
+def test_scales_count_and_groups_of_int4_are_whole(format, bytes):
+    constants = {"BLOCK": 32, "INPUTS": 96, "FORMAT": format}
+    assert asked(launch_of(linear_kernel, {"x": "*bf16", "weight": ""}, constants, (6, 1)), 1, 512).once == 192 * bytes
+    apart = {**constants, "KV": True, "HEADS": 5, "HEAD_DIM": 32}
+    launch = launch_of(linear_kernel, {"x": "*bf16", "weight": ""}, apart, (6, 1))
+    assert asked(launch, 1, 512).once == 160 * bytes + 32 * 96 * (1 + 2 / 32)
 
 
 def test_the_cache_is_read_again_for_each_chunk_of_queries():

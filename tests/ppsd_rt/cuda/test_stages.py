@@ -8,14 +8,20 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from stage_support import PROMPT, VOCAB, head_of, model_of, plain_of, records_of, text_of, told, weights_of
-from support import slow
+from support import slow, write_model
 
 import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
+from ppsd_rt.cpu.importance import importance_for
 from ppsd_rt.cuda.stages import DeviceStages
+from ppsd_rt.cuda.weights import DeviceWeights
 from ppsd_rt.errors import UsageError
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import HeadFile
+from ppsd_rt.models.llama import from_numpy
 from ppsd_rt.reference.stage import DraftStage, VerifyStage
 from ppsd_rt.sampling.params import SamplingParams
+from ppsd_rt.triton_kernels.linear import quantise, quantise_int4
 from ppsd_rt.triton_kernels.state import (
     RECORD_ACCEPTED,
     RECORD_JUDGED,
@@ -157,8 +163,9 @@ def test_passes_beyond_the_end_are_void():
     assert stages.text[4:].tolist() == [0] * len(stages.text[4:])
 
 
-def test_int8_is_exact_against_itself():
-    weights = weights_of(model_of(num_hidden_layers=2), "layer", format="int8")
+@pytest.mark.parametrize("format", ["int8", "int4"])
+def test_quantised_weights_are_exact_against_themselves(format):
+    weights = weights_of(model_of(num_hidden_layers=2), "layer", draft_ids=DRAFTABLE, format=format)
     text = {}
     for ahead in (0, 3):
         stages = DeviceStages(weights, 64)
@@ -178,8 +185,42 @@ def test_what_does_not_fit_is_refused():
         DeviceStages(weights, 32, (2,))
     with pytest.raises(UsageError, match="do not fit 32 positions"):
         DeviceStages(weights, 32).begin([1] * 31, GREEDY, end=33)
-    with pytest.raises(UsageError, match="dtype 'int4' is unknown"):
-        weights_of(model, format="int4")
+    with pytest.raises(UsageError, match="dtype 'int3' is unknown"):
+        weights_of(model, format="int3")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_int4_is_what_it_is_on_the_cpu(tmp_path, monkeypatch, tied):
+    """Keys, values and the LM head stay int8, and errors are weighed by the same importance."""
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
+    shape = {"num_hidden_layers": 2, "tie_word_embeddings": tied}
+    checkpoint = Checkpoint(write_model(tmp_path / "model", **shape))
+    importance = torch.from_numpy(importance_for("int4", checkpoint, 1))
+    weights = DeviceWeights.from_checkpoint(checkpoint, "int4", "cpu")
+    part = DeviceWeights.part(checkpoint, "int4", torch.device("cpu"), (1, 2), embeds=False, chooses=True)
+    layer, hidden = weights.layers[1], checkpoint.config.hidden_size
+
+    def of(*names):
+        rows = [from_numpy(checkpoint.tensors[f"model.layers.1.{name}.weight"]) for name in names]
+        return torch.cat(rows).bfloat16()
+
+    for matrix, names, place in (
+        (layer.qkv, ("self_attn.q_proj",), 0),
+        (layer.out, ("self_attn.o_proj",), 1),
+        (layer.gate_up, ("mlp.gate_proj", "mlp.up_proj"), 2),
+        (layer.down, ("mlp.down_proj",), 3),
+    ):
+        expected = quantise_int4(of(*names), importance[1, place * hidden :][: matrix.inputs])
+        assert torch.equal(matrix.wide(), expected.wide()), names
+    assert torch.equal(layer.kv.wide(), quantise(of("self_attn.k_proj", "self_attn.v_proj")).wide())
+    table = from_numpy(checkpoint.tensors["model.embed_tokens.weight" if tied else "lm_head.weight"]).bfloat16()
+    assert torch.equal(weights.lm_head.wide(), quantise(table).wide())
+    for name in ("qkv", "kv", "out", "gate_up", "down"):
+        assert torch.equal(getattr(part.layers[0], name).wide(), getattr(layer, name).wide())
+    assert torch.equal(part.lm_head.wide(), weights.lm_head.wide())
+    head = weights.with_head(HeadFile.norm(1, checkpoint, 40)).head.lm_head
+    assert head.format == "int4"
+    assert torch.equal(head.wide(), quantise_int4(table[:40] if tied else weights.lm_head.wide()[:40]).wide())
 
 
 def test_weights_count_their_bytes():
