@@ -144,7 +144,7 @@ proof)
     ;;
 more)
     # What a format saves, and the bandwidth of its kernels.
-    part answers-formats 60 $generate -m random:llama-3.1-8b --dtype bfloat16,int8,int4 --exit-head norm:4:16384 \
+    part answers-formats 60 $generate -m random:llama-3.1-8b --dtype bfloat16,int8,int4,fp8 --exit-head norm:4:16384 \
         -r 1 --oracle 0.8 --schedule eesd:length=5,stop_rule=fixed
     part kernels-8b-int8 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int8
     part kernels-8b-int4 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int4

@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--device", default="cuda", help="cpu: in Triton's interpreter (TRITON_INTERPRET=1)")
     parser.add_argument("--tokens", type=int, default=8)
     args = parser.parse_args()
-    for format in ("bfloat16" if args.device == "cuda" else "float32", "int8", "int4"):
+    for format in ("bfloat16" if args.device == "cuda" else "float32", "int8", "int4", "fp8"):
         for heads in HEADS:
             exercise(args.device, format, heads, args.tokens)
     if args.device == "cuda":

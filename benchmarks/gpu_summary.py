@@ -140,6 +140,7 @@ CHECKS: list[Check] = [
         lambda r: best_ratio(r, "answers-70b-int8", 0.8), above(1.0),
     ),
     ("8B shape int8: plain, over bfloat16", "(no target)", lambda r: faster(r, "int8"), above(1.0)),
+    ("8B shape fp8: plain, over int8's", ">= 1.0", lambda r: faster(r, "fp8") / faster(r, "int8"), above(1.0)),
     ("8B shape int4: plain, over int8's", ">= 1.0", lambda r: faster(r, "int4") / faster(r, "int8"), above(1.0)),
     (
         "8B shape int8: gate and up, of copy bandwidth", "(no target)",

@@ -83,11 +83,13 @@ def most_threads() -> int:
 
 def _pick(checkpoint: Checkpoint, dtype: str, device: str) -> str:
     if device.startswith("cuda") or _sees_a_gpu(device):
-        if dtype in ("auto", "bfloat16", "int8", "int4") and refuses(checkpoint.config) is None:
+        if dtype in ("auto", "bfloat16", "int8", "int4", "fp8") and refuses(checkpoint.config) is None:
             from .cuda.errors import unusable
 
             if not unusable(device):
                 return "cuda"
+        if dtype == "fp8":
+            return "cuda"  # it says what is missing
         if dtype != "int4" or device != "auto":
             return "torch"
     if (reason := refuses(checkpoint.config)) is not None:

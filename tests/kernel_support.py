@@ -14,7 +14,7 @@ from triton.runtime import interpreter
 
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.rope import Rope
-from ppsd_rt.triton_kernels.linear import Weight, quantise, quantise_int4
+from ppsd_rt.triton_kernels.linear import Weight, quantise, quantise_fp8, quantise_int4
 from ppsd_rt.triton_kernels.state import KNOWN, ROWS, SIBLING_POSITIONS, SIBLING_WORDS, SIBLINGS, START, WORDS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -46,7 +46,7 @@ def table(capacity: int, head_dim: int) -> tuple[Tensor, Tensor]:
     return rope.cos, rope.sin
 
 
-FORMATS = ("fp32", "int8", "int4")
+FORMATS = ("fp32", "int8", "int4", "fp8")
 
 
 def in_format(weight: Tensor, format: str) -> Weight:
@@ -55,7 +55,7 @@ def in_format(weight: Tensor, format: str) -> Weight:
         return Weight(weight)
     if DEVICE == "cuda":
         pytest.skip(f"{format} is multiplied as bfloat16 on a GPU: see test_on_gpu.py")
-    return {"int8": quantise, "int4": quantise_int4}[format](weight)
+    return {"int8": quantise, "int4": quantise_int4, "fp8": quantise_fp8}[format](weight)
 
 
 def close(ours: Tensor, theirs: Tensor) -> None:

@@ -23,6 +23,8 @@ the type that the matrix instruction takes.
 int4: W and its scales as in int4.py. Levels are exact in the type of the matrix instruction: it multiplies these, and
 what it has added up for a block of 32 inputs is multiplied by the block's scale.
 
+fp8: W is float8 (e4m3, exact in bfloat16) with a float32 scale for each output, by which its sum is multiplied.
+
 Launched as a programmatic dependent (PDL), a program has its first weights on the way before it waits for the kernel
 ahead, whose results are the rows: AHEAD steps, which is all of K where it is short. From then on each step asks for
 the weights of the step that is AHEAD of it. Every kernel waits before it lets the next one start, so that all kernels
@@ -41,7 +43,8 @@ from . import int4
 from .state import MAX_ROWS, ROWS, START
 
 INT8_BLOCK = 32
-RUNS = {"plain": 8, "int8": 16, "int4": 32}  # weights that a thread loads at once: 16 bytes, or 32 of float32
+# Weights that a thread loads at once: 16 bytes, or 32 of float32.
+RUNS = {"plain": 8, "int8": 16, "int4": 32, "fp8": 16}
 WARPS = 4  # of a program: whatever registers they take, two programs share a multiprocessor
 ENOUGH = 96  # programs for a GPU
 # Weights that a program has on the way, in registers: a short K as a whole (not quantised), or parts of a long one, by
@@ -158,7 +161,7 @@ def weight_tile(
     """
     here = live & (step < STEPS if EVEN else ks < end)
     w = tl.load(words + tl.arange(0, WORDS), mask=here, other=0, eviction_policy="evict_first")
-    if FORMAT == "plain":
+    if FORMAT == "plain" or FORMAT == "fp8":
         return w, w
     else:
         return w, tl.load(scales + tl.arange(0, 2 if FORMAT == "int4" else 1), mask=here, other=0)
@@ -175,6 +178,9 @@ def left_operand(w, scales, RUN: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.con
         even, odd = tl.join(w << 24, w << 8), tl.join(w << 16, w)  # the sign is that of the highest bit
         values = (tl.join(even, odd) >> 24).to(tl.float32)  # [4, 8, warps, N / 8, WORDS, 2, 2]
         values = (values * scales.to(tl.float32)[:, :, :, :, :, None, None]).to(DOT).permute(2, 3, 1, 0, 4, 5, 6)
+    elif FORMAT == "fp8":
+        bytes = tl.join(tl.join(w, w >> 16), tl.join(w >> 8, w >> 24)).to(tl.int8)  # [4, 8, warps, N / 8, WORDS, 2, 2]
+        values = bytes.to(tl.float8e4nv, bitcast=True).to(DOT).permute(2, 3, 1, 0, 4, 5, 6)
     elif w.shape[4] < RUN:
         halves = tl.join(w.to(tl.int16), (w >> 16).to(tl.int16))
         values = halves.to(tl.bfloat16, bitcast=True).permute(2, 3, 1, 0, 4, 5)
@@ -189,20 +195,26 @@ def first_tiles(
     INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
     RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """AHEAD steps of weights from input `first` on, asked for, and where the next ones are."""
+    """AHEAD steps of weights from input `first` on, asked for, and where the next ones and their scales are.
+
+    Of fp8 the outputs' scales themselves.
+    """
     STEP: tl.constexpr = SLICES * 4 * RUN
     WORDS: tl.constexpr = 4 if FORMAT != "plain" else RUN * weight.dtype.element_ty.primitive_bitwidth // 32
     EACH: tl.constexpr = RUN // WORDS
     SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32  # inputs of an element of the scales
     ks, row, end = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(INPUTS, FORMAT), stored(end, FORMAT)
     words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + (outputs.to(tl.int64) * (row // EACH) + ks // EACH)
+    SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
     scales = words
-    if FORMAT != "plain":
+    if FORMAT == "fp8":
+        scales = tl.load(scale + (outputs + ks * 0), mask=live, other=0)
+    if SCALED:
         scales = scale + (outputs.to(tl.int64) * (row // SCALE) + (ks // _GROUP * 2 if FORMAT == "int4" else ks // 32))
     tiles = (weight_tile(words, scales, live, ks, end, 0, STEPS, WORDS, EVEN, FORMAT),)
     for number in tl.static_range(1, AHEAD):
         place, of_it = words + number * (STEP // EACH), scales
-        if FORMAT != "plain":
+        if SCALED:
             of_it = scales + number * (STEP // SCALE)
         tile = weight_tile(place, of_it, live, ks + number * STEP, end, number, STEPS, WORDS, EVEN, FORMAT)
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005
@@ -224,6 +236,7 @@ def product(
     BLOCKS: tl.constexpr = 4 if FORMAT == "int4" else 1  # of inputs that a thread has some of
     PIECE: tl.constexpr = RUN // BLOCKS
     SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32
+    SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
     ks, last = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
     inputs = thread_inputs(first, PARTS, SLICES, RUN, PIECE)[:, :, :, :, :, None]
     inputs += (tl.arange(0, PIECE // VECTOR) * VECTOR)[None, None, None, None, :, None]
@@ -263,17 +276,19 @@ def product(
                     sums = tl.dot(w, columns, sums, input_precision="ieee")
             if STEPS > AHEAD:
                 place = words + (number + AHEAD) * (STEP * WORDS // RUN)
-                of_it = scales + (number + AHEAD) * (STEP // SCALE) if FORMAT != "plain" else scales
+                of_it = scales + (number + AHEAD) * (STEP // SCALE) if SCALED else scales
                 there, later = ks + (step + number + AHEAD) * STEP, step + number + AHEAD
                 tile = weight_tile(place, of_it, live, there, last, later, STEPS, WORDS, EVEN, FORMAT)
                 tiles = tiles[1:] + (tile,)  # noqa: RUF005
             else:
                 tiles = tiles[1:] + (tiles[0],)  # noqa: RUF005
         words += AHEAD * (STEP * WORDS // RUN)
-        if FORMAT != "plain":
+        if SCALED:
             scales += AHEAD * (STEP // SCALE)
         cells += AHEAD * STEP
         gains += AHEAD * STEP
+    if FORMAT == "fp8":
+        sums = scaled(sums, scales)
     y = tl.sum(sums.reshape(SLICES, PARTS, N, _MAX_ROWS), axis=0).reshape(PARTS * N, _MAX_ROWS)
     if NORM:
         # Each row times itself; the warps of PARTS have all added up the same, so that this is a multiple, exactly.
@@ -386,7 +401,7 @@ def reduce_splits_kernel(
 
 class Weight(NamedTuple):
     """A matrix [outputs, inputs] as the kernels take it: as it is, or int8 with scales [outputs, inputs / 32], or int4
-    (values and scales as `int4.packed` makes them, and of how many inputs)."""
+    (values and scales as `int4.packed` makes them, and of how many inputs), or float8 with scales [outputs]."""
 
     values: Tensor
     scales: Tensor | None = None
@@ -396,7 +411,7 @@ class Weight(NamedTuple):
     def format(self) -> str:
         if self.scales is None:
             return "plain"
-        return "int8" if self.of_inputs is None else "int4"
+        return {torch.int8: "int8", torch.int32: "int4", torch.float8_e4m3fn: "fp8"}[self.values.dtype]
 
     @property
     def outputs(self) -> int:
@@ -419,6 +434,8 @@ class Weight(NamedTuple):
         """float32 [outputs, inputs]."""
         if self.scales is None:
             return self.values.float()
+        if self.format == "fp8":
+            return self.values.float() * self.scales[:, None]
         if self.of_inputs is not None:
             return int4.unpacked(self.values, self.scales, self.of_inputs)
         parts = self.values.float().unflatten(1, (-1, INT8_BLOCK)) * self.scales.float()[:, :, None]
@@ -454,6 +471,13 @@ def quantise(weight: Tensor) -> Weight:
 def quantise_int4(weight: Tensor, importance: Tensor | None = None) -> Weight:
     """importance: see `int4.packed`."""
     return Weight(*int4.packed(weight, importance), weight.shape[1])
+
+
+def quantise_fp8(weight: Tensor) -> Weight:
+    """float8 (e4m3) with a float32 scale for each output: its largest weight becomes 448, the largest float8."""
+    wide = weight.float()
+    scales = wide.abs().amax(1).clamp(min=1e-30) / 448
+    return Weight((wide / scales[:, None]).to(torch.float8_e4m3fn), scales)
 
 
 def dot_type(weight: Weight, x: Tensor) -> tl.dtype:

@@ -46,13 +46,13 @@ REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
 WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
 # Bytes of weights that a program has to have on the way before it waits; all of them, if it has less.
-AHEAD = {"plain": 40 * 1024, "int8": 24 * 1024, "int4": 16 * 1024}  # int4, crowded: half of it
-WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5}  # bytes
+AHEAD = {"plain": 40 * 1024, "int8": 24 * 1024, "int4": 16 * 1024, "fp8": 24 * 1024}  # int4, crowded: half of it
+WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5, "fp8": 1.0}  # bytes
 WIDER = {"int4": "int8"}  # what a format leaves to another: keys and values, and the LM head
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
 POINTERS = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32",
-    torch.int8: "*i8",
+    torch.int8: "*i8", torch.float8_e4m3fn: "*fp8e4nv",
 }  # fmt: skip
 
 
@@ -304,6 +304,8 @@ def meta_weight(outputs: int, inputs: int, format: str) -> Weight:
     empty = partial(torch.empty, device="meta")
     if format == "plain":
         return Weight(empty(outputs, inputs, dtype=torch.bfloat16))
+    if format == "fp8":
+        return Weight(empty(outputs, inputs, dtype=torch.float8_e4m3fn), empty(outputs))
     if format == "int4":
         groups = triton.cdiv(inputs, int4.GROUP)
         words = partial(empty, dtype=torch.int32)
@@ -344,7 +346,7 @@ def examine(launch: Launch, capability: int) -> Report:
     weights = "weight" in launch.kernel.arg_names
     its_bytes = weight_bytes(constants) if weights and "STEPS" in constants else 0
     bar = AHEAD[constants["FORMAT"]] if its_bytes else 0
-    crowded = dict(launch.types).get("x") == "*fp32" or constants.get("NORMS")
+    crowded = dict(launch.types).get("x") == "*fp32" or (constants.get("NORMS") and constants["BLOCK"] > 64)
     if crowded and constants.get("FORMAT") == "int4":
         bar //= 2
     early = "PDL" in constants and constants["PDL"] and launch.name != "feedback"  # its matrix is chosen ahead of it
@@ -403,7 +405,7 @@ def table_of(model: str, format: str, launch: Launch, report: Report) -> str:
 def main(arguments: list[str] | None = None, out: Callable[[str], None] = print) -> int:
     parser = argparse.ArgumentParser(prog="machine_code", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--models", default=",".join(SHAPES), help=f"of {', '.join(SHAPES)}")
-    parser.add_argument("--formats", default="bf16,int8,int4")
+    parser.add_argument("--formats", default="bf16,int8,int4,fp8")
     parser.add_argument("--capabilities", default="90,80")
     options = parser.parse_args(arguments)
     faulty = 0
@@ -414,6 +416,8 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
         done: set[Launch] = set()
         for model in options.models.split(","):
             for format in options.formats.split(","):
+                if format == "fp8" and capability < 89:
+                    continue  # which has no conversions of it
                 weights = format if format in WEIGHT else "plain"
                 launches = decoding_step(SHAPES[model], weights, pdl=capability >= 90)
                 for launch in [*launches, *prompt_pass(SHAPES[model], weights)]:

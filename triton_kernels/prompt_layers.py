@@ -65,11 +65,13 @@ def product(
         if FORMAT == "int4":
             w = int4_weights(weight, scale, output, live[:, None], step, INPUTS, DOT)
         else:
-            w = tl.load(weight + output * INPUTS + k[None, :], mask=live[:, None] & (k < INPUTS)[None, :], other=0)
+            nothing: tl.constexpr = 0.0 if FORMAT == "fp8" else 0
+            here = live[:, None] & (k < INPUTS)[None, :]
+            w = tl.load(weight + output * INPUTS + k[None, :], mask=here, other=nothing)
         if FORMAT == "int8":
             block = step // 32 + tl.arange(0, STEP // 32)
-            here = live[:, None] & (block < INPUTS // 32)[None, :]
-            scales = tl.load(scale + output * (INPUTS // 32) + block[None, :], mask=here, other=0).to(tl.float32)
+            whole = live[:, None] & (block < INPUTS // 32)[None, :]
+            scales = tl.load(scale + output * (INPUTS // 32) + block[None, :], mask=whole, other=0).to(tl.float32)
             parts = w.to(tl.float32).reshape([outputs.shape[0], STEP // 32, 32]) * scales[:, :, None]
             w = parts.reshape([outputs.shape[0], STEP])
         cell = row.to(tl.int64) * INPUTS + k[:, None]
@@ -78,6 +80,8 @@ def product(
             sums = tl.dot(w.to(DOT), columns.to(DOT), sums, input_precision="ieee")
         else:
             turned = tl.dot(tl.trans(columns.to(DOT)), tl.trans(w.to(DOT)), turned, input_precision="ieee")
+    if FORMAT == "fp8":
+        return tl.trans(turned) * tl.load(scale + outputs, mask=live, other=0)[:, None]
     if FORMAT != "plain":
         return tl.trans(turned)
     return sums

@@ -148,7 +148,7 @@ def qkv(
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, KV=kv is not None,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
         X_AT=at_positions(x), SIBLINGS=siblings is not None, DOT=dot_type(weight, x), PDL=pdl,
-        **of_kv, **launch(weight, cut, x, pdl, crowded=norms is not None),
+        **of_kv, **launch(weight, cut, x, pdl, crowded=norms is not None and cut.block > 64),
     )  # fmt: skip
 
 

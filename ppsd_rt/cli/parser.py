@@ -110,7 +110,9 @@ def model_options(parser: Parser) -> None:
         "--device", default="auto", help="auto, cpu, cuda, cuda:N, or several GPUs with some layers each: cuda:0,cuda:1"
     )
     group.add_argument(
-        "--dtype", default="auto", help="auto, float32, bfloat16, int8 and int4 (cpu, cuda), float16 (torch)"
+        "--dtype",
+        default="auto",
+        help="auto, float32, bfloat16, int8 and int4 (cpu, cuda), fp8 (cuda), float16 (torch)",
     )
     group.add_argument(
         "--kv-dtype",

@@ -62,6 +62,8 @@ class CpuBackend:
         if device not in ("auto", "cpu"):
             raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
         self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
+        if dtype == "fp8":
+            raise UsageError("the cpu backend has no fp8: it is for --backend cuda, from sm_89 on; use --dtype int8")
         if self._dtype not in FORMATS:
             raise UsageError(
                 f"dtype {quoted(dtype)} is unknown to the cpu backend; dtypes are auto, {', '.join(FORMATS)}"

@@ -67,6 +67,7 @@ class CudaBackend:
         self._dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
         if self._dtype not in FORMATS:
             raise UsageError(f"dtype {dtype!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
+        errors.check_format(self._dtype, devices)
         reason = refuses(checkpoint.config)
         if reason:
             raise PpsdError(f"the cuda backend cannot run this model: {reason}; use --backend torch")

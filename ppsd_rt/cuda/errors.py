@@ -13,8 +13,9 @@ from ..models.config import LlamaConfig
 from ..models.shapes import model_shapes
 
 LEAST_SM = (8, 0)  # bfloat16 matrix instructions and asynchronous copies
+FP8_SM = (8, 9)
 # A weight, and its share of a block's scale.
-_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0 + 2 / 32, "int4": 0.5 + 2 / 32}
+_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0 + 2 / 32, "int4": 0.5 + 2 / 32, "fp8": 1.0}
 
 
 def interpreted() -> bool:
@@ -53,6 +54,15 @@ def pick_device(name: str) -> torch.device:
     return torch.device("cuda", ordinal)
 
 
+def check_format(dtype: str, devices: Sequence[torch.device]) -> None:
+    """Raises PpsdError where a GPU has no float8."""
+    for device in devices if dtype == "fp8" else ():
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_SM:
+            sm = "{}{}".format(*torch.cuda.get_device_capability(device))
+            name = torch.cuda.get_device_name(device)
+            raise PpsdError(f"{name} (sm_{sm}) is too old for fp8, which needs sm_89 or newer; use --dtype int8")
+
+
 def pick_devices(names: str) -> list[torch.device]:
     """Of `cuda:0,cuda:1`: each as it is named, the one that drafts first."""
     if "," not in names:
@@ -88,7 +98,7 @@ def weight_bytes(config: LlamaConfig, dtype: str) -> int:
     table = shapes["model.embed_tokens.weight"]
     embedding = table[0] * table[1] * (4 if dtype == "float32" else 2)  # read row by row, and never packed
     matrices = {n: shape for n, shape in shapes.items() if len(shape) == 2 and n != "model.embed_tokens.weight"}
-    if config.tie_word_embeddings and dtype in ("int8", "int4"):
+    if config.tie_word_embeddings and dtype in ("int8", "int4", "fp8"):
         matrices["lm_head.weight"] = table
     return int(embedding + sum(_matrix_bytes(name, shape, dtype) for name, shape in matrices.items()))
 
@@ -97,7 +107,8 @@ def _matrix_bytes(name: str, shape: tuple[int, ...], dtype: str) -> float:
     if dtype == "int4" and any(part in name for part in ("k_proj", "v_proj", "lm_head")):
         dtype = "int8"
     groups = 128 if dtype == "int4" else 1  # of inputs, which end with zeros
-    return shape[0] * -(-shape[1] // groups) * groups * _BYTES[dtype]
+    scale = 4 if dtype == "fp8" else 0  # of an output
+    return shape[0] * (-(-shape[1] // groups) * groups * _BYTES[dtype] + scale)
 
 
 def layer_bytes(config: LlamaConfig, dtype: str) -> int:
@@ -181,5 +192,5 @@ class OutOfMemory:
 
 
 def smaller(dtype: str) -> str:
-    less = {"int8": "--dtype int4 or ", "int4": ""}.get(dtype, "--dtype int8 or ")
+    less = {"int8": "--dtype int4 or ", "fp8": "--dtype int4 or ", "int4": ""}.get(dtype, "--dtype int8 or ")
     return f"use {less}--backend cpu"

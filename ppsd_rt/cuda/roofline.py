@@ -25,7 +25,7 @@ BANDWIDTH, PHASE = 4.3e12, 2e-6  # bytes and seconds: what published step times 
 CONTEXT = 512
 TARGETS = {"smollm2-135m": 0.40, "llama-3.2-1b": 0.78, "llama-3.1-8b": 3.9}  # ms, in bfloat16
 WIDTHS = {"*fp32": 4, "*bf16": 2}
-FORMATS = ("bfloat16", "int8", "int4")
+FORMATS = ("bfloat16", "int8", "int4", "fp8")
 TITLE = (
     "| shape | format | launches | weights | KV cache | rows, 1 / 16 | 16 rows / 1 row | law | target |\n"
     "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"
@@ -65,6 +65,8 @@ def row_bytes(format: str, inputs: int) -> float:
     """Of an output's weights and their scales. format: as constants call it, `plain` being bfloat16."""
     if format == "plain":
         return 2 * inputs
+    if format == "fp8":
+        return inputs + 4
     return inputs * 17 / 16 if format == "int8" else triton.cdiv(inputs, GROUP) * GROUP * 9 / 16
 
 

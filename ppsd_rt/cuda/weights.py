@@ -1,9 +1,9 @@
 """A model's weights and an exit head's, on a device or several, in the form in which the Triton kernels take them.
 
 q, k and v are one matrix, gate and up another. Formats: float32 (the interpreter's), bfloat16, int8 (weights int8 with
-a float16 scale for every 32 inputs) and int4 (the CPU's: the same matrices are int4, and those that it leaves int8 are
-int8; k and v are then a matrix of their own). Beside int8 and int4, all else is bfloat16: norms, biases, the embedding
-table and the KV cache.
+a float16 scale for every 32 inputs), int4 (the CPU's: the same matrices are int4, and those that it leaves int8 are
+int8; k and v are then a matrix of their own), and fp8 (float8 with a float32 scale for each output). Beside these
+three, all else is bfloat16: norms, biases, the embedding table and the KV cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,12 +27,12 @@ from ..models.llama import from_numpy
 from ..models.random_weights import RandomCheckpoint
 from ..models.shapes import model_shapes
 from ..triton_kernels.int4 import GROUP, LEVELS
-from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise, quantise_int4
+from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise, quantise_fp8, quantise_int4
 from ..triton_kernels.prompt_layers import OUTPUTS_BLOCK
 from ..triton_kernels.qkv import HeadNorms
 
-FORMATS = ("float32", "bfloat16", "int8", "int4")
-QUANTISED = ("int8", "int4")
+QUANTISED: dict[str, Callable[..., Weight]] = {"int8": quantise, "int4": quantise_int4, "fp8": quantise_fp8}
+FORMATS = ("float32", "bfloat16", *QUANTISED)
 _ROWS_AT_A_TIME = 8192  # of a matrix that is quantised: its float32 copy should not need much memory
 
 Source = Callable[[str], Tensor]  # a checkpoint's tensor by its name, on any device, in any float format
@@ -154,9 +154,9 @@ class DeviceWeights:
         """
         _check(config, format)
         loaders = [_Loader(source, format, place) for place in places or (device,) * config.num_hidden_layers]
-        weighed = [None] * len(loaders) if importance is None else list(importance)
         layers = tuple(
-            loader.layer(f"model.layers.{i}.", config, i, importance=weighed[i]) for i, loader in enumerate(loaders)
+            loader.layer(f"model.layers.{i}.", config, i, importance=None if importance is None else importance[i])
+            for i, loader in enumerate(loaders)
         )
         embedding = _Loader(source, format, device).plain("model.embed_tokens.weight")
         if not config.tie_word_embeddings:
@@ -328,7 +328,8 @@ class _Loader:
         if format not in QUANTISED:
             return Weight(matrix)
         parts = matrix.split(_ROWS_AT_A_TIME)
-        return _stacked([quantise(p) if format == "int8" else quantise_int4(p, importance) for p in parts])
+        more = () if importance is None else (importance,)
+        return _stacked([QUANTISED[format](part, *more) for part in parts])
 
     def layer(
         self,

@@ -30,6 +30,7 @@ class CudaSlices:
         self._dtype = ("bfloat16" if on_gpu else "float32") if dtype == "auto" else dtype
         if self._dtype not in FORMATS:
             raise UsageError(f"dtype {dtype!r} is unknown to the cuda backend; dtypes are auto, {', '.join(FORMATS)}")
+        errors.check_format(self._dtype, [self._device])
         eager = not on_gpu or errors.switch("PPSD_CUDA_EAGER")
         self._how = How(errors.launches_dependently([self._device]), None if eager else Recorder)
         self._made: Part | None = None

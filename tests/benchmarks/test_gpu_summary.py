@@ -20,7 +20,7 @@ def summary(folder):
 
 def test_nothing_measured(tmp_path):
     lines, result = summary(tmp_path)
-    assert len(lines) == 29
+    assert len(lines) == 30
     assert set(lines.values()) == {"not measured"}
     assert result["parts"] == {}
 
@@ -57,7 +57,7 @@ def test_targets_are_met_or_missed(tmp_path):
         "answers-formats": {
             "results": [
                 {"schedule": "plain", "dtype": dtype, "decode_tokens_per_second": rate}
-                for dtype, rate in (("bfloat16", 250.0), ("int8", 400.0), ("int4", 360.0))
+                for dtype, rate in (("bfloat16", 250.0), ("int8", 400.0), ("int4", 360.0), ("fp8", 420.0))
             ]
         },
         "kernels-8b-int4": {"results": [{"kernel": "gate_up", "rows": 1, "bandwidth_share": 0.6}]},
@@ -86,6 +86,7 @@ def test_targets_are_met_or_missed(tmp_path):
         "default shape: overlap / best in turns": "missed",
         "8B shape int8: plain, over bfloat16": "met",
         "8B shape int4: plain, over int8's": "missed",
+        "8B shape fp8: plain, over int8's": "met",
         "8B shape int8: gate and up, of copy bandwidth": "not measured",
         "8B shape int4: gate and up, of copy bandwidth": "met",
         "against torch.compile and graphs, 1B shape": "missed",

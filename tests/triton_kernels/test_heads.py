@@ -71,7 +71,8 @@ def run(x, norm, weight, rows, start, sampling, **more):
 @pytest.mark.parametrize("draft", [False, True], ids=["whole", "draft"])
 @pytest.mark.parametrize("penalty", [1.0, 1.7])
 @pytest.mark.parametrize(
-    ("outputs", "hidden", "format"), [(96, 64, "fp32"), slow(259, 96, "int8"), slow(259, 96, "int4")]
+    ("outputs", "hidden", "format"),
+    [(96, 64, "fp32"), slow(259, 96, "int8"), slow(259, 96, "int4"), slow(259, 96, "fp8")],
 )
 def test_heads(outputs, hidden, format, temperature, draft, penalty):
     norm, weight = head_of(outputs, hidden, format)

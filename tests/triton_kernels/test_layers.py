@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, siblings_at, state_of, table
 
 import ppsd_rt.triton_kernels.linear as linear_module
-from ppsd_rt.triton_kernels.linear import RUNS, Tiling, Weight, linear, linear_twin, quantise, tiling
+from ppsd_rt.triton_kernels.linear import RUNS, Tiling, Weight, linear, linear_twin, quantise, quantise_fp8, tiling
 from ppsd_rt.triton_kernels.qkv import HeadNorms, qkv, qkv_twin
 from ppsd_rt.triton_kernels.siblings import adopt
 from ppsd_rt.triton_kernels.state import ADOPTED, ADOPTED_AT, SIBLING_WORDS
@@ -60,7 +60,7 @@ def test_more_steps_than_are_on_the_way(inputs, splits, format, monkeypatch):
     three = 3 * 16 * 4 * 16  # steps of SMALL, in bytes
     monkeypatch.setattr(linear_module, "WHOLE_BYTES", three)
     monkeypatch.setattr(linear_module, "AHEAD_BYTES", dict.fromkeys(RUNS.values(), three))
-    inputs *= {"fp32": 32, "int8": 32, "int4": 96}[format]
+    inputs *= {"fp32": 32, "int8": 32, "int4": 96, "fp8": 32}[format]
     x, weight, gain = make(16, inputs, seed=1), matrix(32, inputs, format), 1 + 0.1 * make(inputs, seed=2)
     cut = SMALL._replace(run=RUNS[weight.format], splits=splits)
     assert cut.ahead(inputs) < cut.steps(inputs)
@@ -100,6 +100,7 @@ def test_linear_rows_do_not_depend_on_count_or_place(norm, splits):
         (4, 1, 32, 96, True, "fp32", False, True),
         (3, 3, 48, 64, False, "int8", False, True),
         (3, 3, 48, 160, True, "int4", False, True),
+        (3, 3, 48, 96, True, "fp8", False, True),
         (9, 3, 64, 576, False, "fp32", False, True),  # the default model
         (4, 2, 32, 64, False, "fp32", False, False),
         (4, 1, 32, 96, True, "fp32", True, True),
@@ -171,7 +172,7 @@ def test_an_adopted_row_moves_to_its_position(kv_heads, head_dim, hidden, hears)
 
 @pytest.mark.parametrize(
     ("inner", "hidden", "format"),
-    [(96, 64, "fp32"), (44, 96, "fp32"), (64, 64, "int8"), (44, 96, "int4"), (1536, 576, "fp32")],
+    [(96, 64, "fp32"), (44, 96, "fp32"), (64, 64, "int8"), (44, 96, "int4"), (44, 96, "fp8"), (1536, 576, "fp32")],
 )
 def test_swiglu(inner, hidden, format):
     x, norm, weight = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), matrix(2 * inner, hidden, format)
@@ -215,6 +216,16 @@ def test_int8_is_near_and_its_scales_are_the_blocks_maxima():
     assert packed.values.abs().amax() == 127
     step = weight.unflatten(1, (-1, 32)).abs().amax(-1, keepdim=True) / 127
     assert ((packed.wide() - weight).unflatten(1, (-1, 32)).abs() <= 0.56 * step).all()
+
+
+def test_fp8_is_near_and_its_scales_are_the_rows_maxima():
+    weight = make(64, 96)
+    weight[5] = 0.0
+    packed = quantise_fp8(weight)
+    assert torch.equal(packed.wide().abs().amax(1) > 0, weight.abs().amax(1) > 0)
+    assert (packed.values.float().abs().amax(1)[torch.arange(64) != 5] == 448).all()
+    least = weight.abs().amax(1, keepdim=True) / 448 * 2**-10  # half of the smallest float8
+    assert ((packed.wide() - weight).abs() <= weight.abs() / 16 * 1.0001 + least).all()
 
 
 def test_no_rows_change_nothing():

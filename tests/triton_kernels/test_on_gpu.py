@@ -22,7 +22,16 @@ from ppsd_rt.models.random_weights import SHAPES
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.triton_kernels.attention import Partials, attention, attention_twin
 from ppsd_rt.triton_kernels.heads import Scratch, heads, sampling_words
-from ppsd_rt.triton_kernels.linear import Weight, linear, linear_twin, normalise_twin, quantise, quantise_int4, tiling
+from ppsd_rt.triton_kernels.linear import (
+    Weight,
+    linear,
+    linear_twin,
+    normalise_twin,
+    quantise,
+    quantise_fp8,
+    quantise_int4,
+    tiling,
+)
 from ppsd_rt.triton_kernels.prompt_attention import prompt_attention
 from ppsd_rt.triton_kernels.prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from ppsd_rt.triton_kernels.qkv import qkv, qkv_twin
@@ -39,7 +48,8 @@ TINY = LlamaConfig.from_dict(
 CONFIGS = {"tiny": TINY, **SHAPES}
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")]
 MODELS = ["tiny", *(pytest.param(m, marks=ON_GPU) for m in ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"))]
-FORMATS = ["plain", "int8", "int4"]
+HAS_FP8 = not GPU or torch.cuda.get_device_capability() >= (8, 9)
+FORMATS = ["plain", "int8", "int4", *(["fp8"] if HAS_FP8 else [])]
 DTYPE = torch.bfloat16 if GPU else torch.float32
 PDL = GPU and torch.cuda.get_device_capability() >= (9, 0)
 COUNTS = range(1, 17) if GPU else (1, 6)
@@ -53,7 +63,8 @@ def weight_of(outputs, inputs, format, seed=0):
     """Made on the device: the largest have half a billion numbers."""
     generator = torch.Generator(DEVICE).manual_seed(seed)
     wide = torch.randn(outputs, inputs, generator=generator, device=DEVICE, dtype=torch.float32) / math.sqrt(inputs)
-    return {"int8": quantise, "int4": quantise_int4}.get(format, lambda wide: Weight(wide.to(DTYPE)))(wide)
+    makers = {"int8": quantise, "int4": quantise_int4, "fp8": quantise_fp8}
+    return makers.get(format, lambda wide: Weight(wide.to(DTYPE)))(wide)
 
 
 def projections(heads_all, c, format):
@@ -267,7 +278,7 @@ def answer(stages, prompt, params, tokens, ahead):
 
 
 @pytest.mark.parametrize("params", [slow(SamplingParams()), SamplingParams(temperature=0.8, top_p=0.9, seed=4)])
-@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"] if GPU else ["float32"])
+@pytest.mark.parametrize("format", ["bfloat16", *FORMATS[1:]] if GPU else ["float32"])
 @pytest.mark.parametrize(
     "model", ["tiny", *(pytest.param(m, marks=ON_GPU) for m in ("smollm2-135m", "llama-3.2-1b"))]
 )  # fmt: skip

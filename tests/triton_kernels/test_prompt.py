@@ -62,6 +62,7 @@ def test_swiglu(format):
         (4, 2, 16, False, "fp32", False, True),
         (3, 1, 48, True, "int8", False, True),
         (3, 1, 48, True, "int4", False, True),
+        (3, 1, 48, True, "fp8", False, True),
         (2, 1, 32, True, "fp32", True, True),
         (2, 1, 16, False, "fp32", False, False),
     ],

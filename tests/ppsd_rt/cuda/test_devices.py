@@ -135,7 +135,7 @@ def test_a_prompt_and_logits_pass_through_all_devices(guard, monkeypatch):
 
 def test_weights_move_from_device_to_device():
     """As when another exit head changes the best split; in every format, and what stays is not copied."""
-    for format in ("float32", "int8", "int4"):
+    for format in ("float32", "int8", "int4", "fp8"):
         model = model_of(num_hidden_layers=3)
         whole = weights_of(model, "norm", format=format)
         parted = weights_of(model, format=format, places=places_of(0, 0, 1)).placed(places_of(0, 1, 1))

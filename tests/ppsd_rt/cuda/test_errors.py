@@ -6,9 +6,11 @@ import sys
 
 import pytest
 import torch
+from support import write_model
 
 from ppsd_rt.cuda import errors
-from ppsd_rt.errors import PpsdError
+from ppsd_rt.engine import Engine
+from ppsd_rt.errors import PpsdError, UsageError
 from ppsd_rt.models.config import LlamaConfig
 
 pytest.importorskip("triton", reason="Triton is not installed")
@@ -72,6 +74,21 @@ def test_the_cpu_is_no_gpu(monkeypatch):
         errors.pick_device("cpu")
 
 
+def test_fp8_needs_a_gpu_that_has_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Fake GPU")
+    for capability, refused in (((8, 0), True), ((8, 6), True), ((8, 9), False), ((9, 0), False)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        errors.check_format("int8", [torch.device("cuda")])
+        if refused:
+            line = rf"Fake GPU \(sm_8{capability[1]}\) is too old for fp8, which needs sm_89 or newer; use --dtype int8"
+            with pytest.raises(PpsdError, match=line):
+                errors.check_format("fp8", [torch.device("cuda")])
+        else:
+            errors.check_format("fp8", [torch.device("cuda")])
+    with pytest.raises(UsageError, match="no fp8: it is for --backend cuda, from sm_89 on; use --dtype int8"):
+        Engine.from_pretrained(write_model(tmp_path), backend="cpu", dtype="fp8")
+
+
 def config_of(**changes):
     shape = {
         "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -96,7 +113,7 @@ def test_too_little_memory_says_how_much_is_needed(monkeypatch):
     errors.check_memory(config, "int4", torch.device("cuda"))
 
 
-@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4", "fp8"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_estimate_is_what_weights_take(format, tied):
     config = config_of(
