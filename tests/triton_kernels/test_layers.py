@@ -139,7 +139,7 @@ def test_qkv(heads, kv_heads, head_dim, hidden, bias, format, normed, rotary):
 
 
 def test_a_sibling_is_rotated_to_its_position_and_kept_at_its_place():
-    x, norm, weight = make(16, 64, seed=1), 1 + 0.1 * make(64, seed=2), matrix(4 * 16, 64, False)
+    x, norm, weight = make(16, 64, seed=1), 1 + 0.1 * make(64, seed=2), matrix(4 * 16, 64, "fp32")
     cosines, sines = table(64, 16)
 
     def run(x, rows, start, siblings=None):
