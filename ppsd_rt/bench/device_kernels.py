@@ -142,8 +142,8 @@ class DeviceBench:
                     words, kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, pdl=stages.pdl,
                 )  # fmt: skip
 
-        work, bytes, count, theirs = self._linear([layer.qkv for layer in layers], rows, ours)
-        return work, bytes + weight_bytes(layers[0].kv), count, theirs
+        launch, bytes, count, theirs = self._linear([layer.qkv for layer in layers], rows, ours)
+        return launch, bytes + weight_bytes(layers[0].kv), count, theirs
 
     def _attention(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
         b, stages, count = self.stages.buffers, self.stages, len(self.weights.layers)

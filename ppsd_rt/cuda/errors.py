@@ -97,7 +97,8 @@ def weight_bytes(config: LlamaConfig, dtype: str) -> int:
     shapes = model_shapes(config)
     table = shapes["model.embed_tokens.weight"]
     embedding = table[0] * table[1] * (4 if dtype == "float32" else 2)  # read row by row, and never packed
-    matrices = {n: shape for n, shape in shapes.items() if len(shape) == 2 and n != "model.embed_tokens.weight"}
+    matrices: dict[str, tuple[int, ...]] = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    del matrices["model.embed_tokens.weight"]
     if config.tie_word_embeddings and dtype in ("int8", "int4", "fp8"):
         matrices["lm_head.weight"] = table
     return int(embedding + sum(_matrix_bytes(name, shape, dtype) for name, shape in matrices.items()))

@@ -7,9 +7,10 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE
+from support import slow
 
 from ppsd_rt.bench.device_kernels import KERNELS, measure_device_kernels
-from ppsd_rt.cuda.weights import DeviceWeights
+from ppsd_rt.cuda.weights import QUANTISED, DeviceWeights
 from ppsd_rt.errors import UsageError
 from ppsd_rt.models.config import LlamaConfig
 
@@ -21,7 +22,7 @@ CONFIG = LlamaConfig.from_dict(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("format", ["float32" if DEVICE == "cpu" else "bfloat16", "int8"])
+@pytest.mark.parametrize("format", ["float32" if DEVICE == "cpu" else "bfloat16", "int8", slow("int4")])
 def test_every_kernel_is_measured(format):
     weights = DeviceWeights.random(CONFIG, format, DEVICE).with_random_head("layer", 1, range(32))
     report, whole = measure_device_kernels(weights, (), [3], [40], 1, {"model": "tiny"})
@@ -35,7 +36,7 @@ def test_every_kernel_is_measured(format):
     assert rows["plain_step"]["rows"] == 1
     assert rows["pass"]["rows"] == 3
     assert all(row["microseconds"].median > 0 for row in report.rows)
-    assert ("ratio" in rows["qkv"]) == (format != "int8"), "torch has no int8 weights of blocks"
+    assert ("ratio" in rows["qkv"]) == (format not in QUANTISED), "torch has no weights of blocks"
     last = json.loads(report.lines("json"))
     assert last["copy_gigabytes_per_second"] > 0
     assert len(last["results"]) == len(KERNELS)
