@@ -117,9 +117,9 @@ def test_qkv(model, format):
     whole = run(16)
     twin = torch.cat(qkv_twin(x, norm, EPS, weight, None, cosines, sines, c.num_attention_heads,
                               c.num_key_value_heads, start, kv=kv), 1)  # fmt: skip
-    every = weight if kv is None else Weight(torch.cat([weight.wide(), kv.wide()]))
-    theirs = eager(normalise_twin(x, norm, EPS), every).unflatten(1, (heads_all, -1))
-    truth = linear_twin(x, every, norm=norm, eps=EPS).unflatten(1, (heads_all, -1))
+    both = weight if kv is None else Weight(torch.cat([weight.wide(), kv.wide()]))
+    theirs = eager(normalise_twin(x, norm, EPS), both).unflatten(1, (heads_all, -1))
+    truth = linear_twin(x, both, norm=norm, eps=EPS).unflatten(1, (heads_all, -1))
     assert relative(whole, twin) <= 2 * relative(theirs.to(DTYPE), truth) + 4e-3 * GPU + 1e-6  # the cache is rounded
     same_rows(run, whole)
 
