@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from kernel_support import DEVICE, FORMATS, ROW_COUNTS, close, in_format, make, siblings_at, state_of, table
+from support import slow
 
 import ppsd_rt.triton_kernels.linear as linear_module
 from ppsd_rt.triton_kernels.linear import RUNS, Tiling, Weight, linear, linear_twin, quantise, quantise_fp8, tiling
@@ -34,7 +35,7 @@ def matrix(outputs, inputs, format="fp32", seed=0):
         (48, 192, SMALL._replace(splits=3)),
         (16, 160, SMALL._replace(splits=2)),  # the second split is shorter
         (32, 416, SMALL._replace(block=32, slices=2)),  # in int4 more than a group, and a part of one
-        (576, 1536, None),  # `down` of the default model
+        slow(576, 1536, None),  # `down` of the default model
     ],
 )
 def test_linear(outputs, inputs, cut, format):
@@ -172,7 +173,7 @@ def test_an_adopted_row_moves_to_its_position(kv_heads, head_dim, hidden, hears)
 
 @pytest.mark.parametrize(
     ("inner", "hidden", "format"),
-    [(96, 64, "fp32"), (44, 96, "fp32"), (64, 64, "int8"), (44, 96, "int4"), (44, 96, "fp8"), (1536, 576, "fp32")],
+    [(96, 64, "fp32"), (44, 96, "fp32"), (64, 64, "int8"), (44, 96, "int4"), (44, 96, "fp8"), slow(1536, 576, "fp32")],
 )
 def test_swiglu(inner, hidden, format):
     x, norm, weight = make(16, hidden, seed=1), 1 + 0.1 * make(hidden, seed=2), matrix(2 * inner, hidden, format)

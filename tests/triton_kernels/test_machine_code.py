@@ -18,12 +18,15 @@ SOUND = Report(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler runs on Linux")
-@pytest.mark.parametrize(("models", "capability"), [("135M,8B", 90), ("135M", 80)])
-def test_every_kernel_is_sound(models, capability):
+@pytest.mark.parametrize(
+    ("model", "formats", "capability"),
+    [("135M", "bf16,int8,int4,fp8", 90), ("8B", "bf16,int4", 90), ("135M", "bf16,int8,int4", 80)],
+)
+def test_every_kernel_is_sound(model, formats, capability):
     # In a process of its own: in this one the kernels may be the interpreter's.
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "ppsd_rt.triton_kernels.machine_code", "--models", models,
-         "--capabilities", str(capability)],
+        [sys.executable, "-P", "-m", "ppsd_rt.triton_kernels.machine_code", "--models", model,
+         "--formats", formats, "--capabilities", str(capability)],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}, capture_output=True, text=True,
     )  # fmt: skip
     print(done.stdout, done.stderr)

@@ -119,7 +119,7 @@ def verified_rows(engine):
 @pytest.mark.parametrize(
     ("schedule", "params"),
     [
-        ("eesd:length=3,stop_rule=fixed", LONG),
+        slow("eesd:length=3,stop_rule=fixed", LONG),
         slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=0.9, seed=5)),
         slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=1.0, top_k=5, seed=6)),
         slow("eesd:length=4,stop_rule=survival=0.001,lookup=3", LONG),
@@ -163,6 +163,7 @@ def test_after_a_rescue_a_feedback_head_drafts_as_torch_does(folder, tmp_path):
     assert told[0] == told[1]
 
 
+@pytest.mark.slow
 def test_there_are_no_siblings_under_a_penalty_or_an_oracle(engine, plain):
     schedule = "eesd:length=3,stop_rule=fixed,siblings=0.0001"
     penalised = replace(GREEDY, repetition_penalty=1.2)

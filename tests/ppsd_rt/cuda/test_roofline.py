@@ -47,6 +47,7 @@ def test_the_cache_is_read_again_for_each_chunk_of_queries():
     assert asked(launch, 5, 512) == Asked(cache=517 * position, again=517 * position)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton runs on Linux")
 def test_the_page_has_the_table_that_the_command_prints():
     # In a process of its own: in this one the kernels may be the interpreter's.

@@ -163,7 +163,7 @@ def test_passes_beyond_the_end_are_void():
     assert stages.text[4:].tolist() == [0] * len(stages.text[4:])
 
 
-@pytest.mark.parametrize("format", ["int8", "int4", "fp8"])
+@pytest.mark.parametrize("format", [slow("int8"), "int4", slow("fp8")])
 def test_quantised_weights_are_exact_against_themselves(format):
     weights = weights_of(model_of(num_hidden_layers=2), "layer", draft_ids=DRAFTABLE, format=format)
     text = {}
