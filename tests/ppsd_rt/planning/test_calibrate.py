@@ -106,8 +106,8 @@ def test_passes_go_on_until_there_are_enough_slow_drafts():
 
         before = 0
 
-        def may_draft(self):
-            return self.drafts >= 6 or self.passes >= self.before + 100
+        def may_draft(self):  # two of each kind are enough: see kLeast in csrc/cpu/calibrate.cpp
+            return self.drafts >= 4 or self.passes >= self.before + 100
 
         def draft(self, draw):
             took = super().draft(draw)
@@ -116,7 +116,7 @@ def test_passes_go_on_until_there_are_enough_slow_drafts():
 
     bench = Slow()
     assert calibrate(bench).overlapped.draft_step == 2 * DRAFT
-    assert bench.drafts >= 6 and bench.passes >= 600
+    assert bench.drafts >= 4 and bench.passes >= 400
 
 
 @pytest.mark.parametrize("where", ["work_on", "draft", "verify"])
