@@ -48,7 +48,7 @@ def feedback_kernel(
         )
         heard = product(
             tiles, words, scales, here, last_hidden + verified * HIDDEN, norm, eps, 1, 0, HIDDEN,
-            HIDDEN, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, True, DOT,
+            HIDDEN, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, True, DOT, PDL,
         )  # fmt: skip
         heard = tl.sum(tl.where(row == 0, heard, 0.0), axis=1)  # of the one column that is there
         y += tl.where(row == rows - 1, heard[:, None], 0.0)

@@ -226,6 +226,7 @@ def product(
     tiles, words, scales, live, x, norm, eps, rows, first, end,
     INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
     RUN: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr, NORM: tl.constexpr, DOT: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """STEPS steps of weights times the rows at x -> [BLOCK, 16]. `tiles`, `words`, `scales`: of `first_tiles`."""
     WARPS: tl.constexpr = SLICES * PARTS
@@ -235,6 +236,7 @@ def product(
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     BLOCKS: tl.constexpr = 4 if FORMAT == "int4" else 1  # of inputs that a thread has some of
     PIECE: tl.constexpr = RUN // BLOCKS
+    IN_TURN: tl.constexpr = FORMAT == "plain" or (FORMAT == "int8" and not PDL)
     SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32
     SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
     ks, last = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
@@ -249,8 +251,9 @@ def product(
     squares = tl.zeros([WARPS, _MAX_ROWS, _MAX_ROWS], tl.float32)
     for step in tl.range(0, STEPS, AHEAD, num_stages=1):
         for number in tl.static_range(AHEAD):
-            if STEPS > AHEAD and number % ((AHEAD + 1) // 2) == 0 and FORMAT == "plain":
-                tl.debug_barrier()  # or the compiler puts off all loads of weights to the end of the loop
+            if STEPS > AHEAD and number % ((AHEAD + 1) // 2) == 0 and IN_TURN:
+                # Or the compiler puts off all loads of weights to the end of the loop; without dependents int8 spills.
+                tl.debug_barrier()
             for block in tl.static_range(BLOCKS):
                 at = number * STEP + block * 4 * PIECE
                 w, scale = of_block(tiles[0][0], tiles[0][1], block, FORMAT)
@@ -326,7 +329,7 @@ def multiply(
     rows = tl.load(state + _ROWS)
     y = product(
         tiles, words, scales, live, placed(x, state, INPUTS, X_AT), norm, eps, rows, first, end,
-        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, NORM, DOT,
+        INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, NORM, DOT, PDL,
     )  # fmt: skip
     return y, rows
 

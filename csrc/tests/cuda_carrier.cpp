@@ -436,6 +436,41 @@ void copies_are_offered_before_their_round() {
   check(kind(&plan) == Kind::kWait, "a round was queued ahead of its copies", where);
 }
 
+// An answer of kTokens tokens that is plain decoding's; each(round) sees its rounds.
+constexpr int kTokens = 200;
+
+template <class Each>
+void plain_answer(Captured& captured, const Schedule& schedule, std::shared_ptr<Planner> planner, const std::string& where,
+                  Each&& each) {
+  const std::vector<int> prompt = {3, 1, 2};
+  GraphRequest request;
+  request.prompt = prompt;
+  request.limits.end = int(prompt.size()) + kTokens;
+  request.schedule = schedule;
+  request.first = captured.begin(prompt, request.limits, schedule, bool(planner));
+  request.planner = std::move(planner);
+  const std::vector<int> plain = captured.model.plain(prompt, kTokens);
+  std::vector<int> known = prompt;
+  GraphSession session(captured.lanes, captured.graphs, std::move(request), nullptr);
+  for (;;) {
+    Event event;
+    double seconds = 0.0;
+    const auto status = session.next(2000, &event, &seconds);
+    if (status == GraphSession::Status::kEnded) break;
+    if (status != GraphSession::Status::kEvent) continue;
+    const Round& round = std::get<Round>(event);
+    check_round(round, plain, &known, where);
+    each(round);
+  }
+  check(known == plain, "the answer is shorter than plain decoding's", where);
+  expect_good_manners(where);
+}
+
+std::shared_ptr<Planner> toy_planner(double acceptance, int lookup, bool siblings) {
+  const auto simulate = [](const Schedule&, const StageCosts&, double) { return 1.0; };
+  return std::make_shared<Planner>(toy_costs(), acceptance, simulate, lookup, siblings);
+}
+
 // A text that repeats itself: what follows is copied, and accepted, and the answer is plain decoding's.
 void copies_are_accepted() {
   Schedule alone, fixed, surviving, overlapped;
@@ -446,30 +481,11 @@ void copies_are_accepted() {
   fixed.first_chunk = fixed.max_chunk = fixed.lookahead = Captured::kWhole, fixed.lookup = 2;
   surviving = fixed, surviving.stop_rule.kind = StopRule::Kind::kSurvival;
   overlapped.first_chunk = 2, overlapped.max_chunk = 8, overlapped.lookahead = 15, overlapped.overlap = true, overlapped.lookup = 2;
-  const std::vector<int> prompt = {3, 1, 2};
-  constexpr int kTokens = 200;
   const auto run = [&](const char* name, const Schedule& schedule, std::vector<int> devices, bool planned) {
     const std::string where = std::string("copies: ") + name;
     Captured captured(9, 30, std::move(devices), 0.5, true, true);
-    GraphRequest request;
-    request.prompt = prompt;
-    request.limits.end = int(prompt.size()) + kTokens;
-    request.schedule = schedule;
-    const auto simulate = [](const Schedule&, const StageCosts&, double) { return 1.0; };
-    if (planned) request.planner = std::make_shared<Planner>(toy_costs(), 0.5, simulate, 2);
-    request.first = captured.begin(prompt, request.limits, schedule, planned);
-    const std::vector<int> plain = captured.model.plain(prompt, kTokens);
-    std::vector<int> known = prompt;
     int rounds = 0, copied = 0, accepted = 0, drawn = 0;
-    GraphSession session(captured.lanes, captured.graphs, std::move(request), nullptr);
-    for (;;) {
-      Event event;
-      double seconds = 0.0;
-      const auto status = session.next(2000, &event, &seconds);
-      if (status == GraphSession::Status::kEnded) break;
-      if (status != GraphSession::Status::kEvent) continue;
-      const Round& round = std::get<Round>(event);
-      check_round(round, plain, &known, where);
+    plain_answer(captured, schedule, planned ? toy_planner(0.5, 2, false) : nullptr, where, [&](const Round& round) {
       ++rounds;
       int here = 0;
       for (int i = 0; i < int(round.judged.size()); ++i) {
@@ -482,12 +498,10 @@ void copies_are_accepted() {
       }
       check(here <= round.copied && round.copied <= round.rows, "copies are not counted", where);
       copied += round.copied;
-    }
-    check(known == plain, "the answer is shorter than plain decoding's", where);
+    });
     check(accepted > kTokens / 4 && accepted <= copied, "too few copies were right", where);
     check(rounds < kTokens / 2, "too many rounds for a text that repeats itself", where);
     check(planned || (drawn > 0) == (schedule.lookahead > 0), "the head drafts where it may, and only there", where);
-    expect_good_manners(where);
   };
   run("alone", alone, {0}, false);
   run("recycled", recycled, {0}, false);
@@ -509,39 +523,18 @@ void rescues() {
   surviving.stop_rule.kind = StopRule::Kind::kSurvival, surviving.stop_rule.threshold = 0.05;
   short_chunk.first_chunk = 0, short_chunk.max_chunk = 2, short_chunk.lookahead = 9;
   copies.lookup = 2;
-  const std::vector<int> prompt = {3, 1, 2};
-  constexpr int kTokens = 200;
   const auto run = [&](const char* name, const Schedule& schedule, std::vector<int> devices, bool planned) {
     const std::string where = std::string("siblings: ") + name;
     Captured captured(9, 1000, std::move(devices), 0.7, true, schedule.lookup > 0);
-    GraphRequest request;
-    request.prompt = prompt;
-    request.limits.end = int(prompt.size()) + kTokens;
-    request.schedule = schedule;
-    const auto simulate = [](const Schedule&, const StageCosts&, double) { return 1.0; };
-    if (planned) request.planner = std::make_shared<Planner>(toy_costs(), 0.7, simulate, 0, true);
-    request.first = captured.begin(prompt, request.limits, schedule, planned);
-    const std::vector<int> plain = captured.model.plain(prompt, kTokens);
-    std::vector<int> known = prompt;
     int siblings = 0, rescued = 0;
-    GraphSession session(captured.lanes, captured.graphs, std::move(request), nullptr);
-    for (;;) {
-      Event event;
-      double seconds = 0.0;
-      const auto status = session.next(2000, &event, &seconds);
-      if (status == GraphSession::Status::kEnded) break;
-      if (status != GraphSession::Status::kEvent) continue;
-      const Round& round = std::get<Round>(event);
-      check_round(round, plain, &known, where);
+    plain_answer(captured, schedule, planned ? toy_planner(0.7, 0, true) : nullptr, where, [&](const Round& round) {
       siblings += round.siblings, rescued += round.rescued;
       check(round.rows <= kMaxRows || round.prompt, "more rows than a pass takes", where);
-      if (!round.rescued) continue;
+      if (!round.rescued) return;
       check(int(round.committed.size()) == round.accepted + 2, "the token after the sibling is missing", where);
       check(round.judged.back().sibling == round.committed[size_t(round.accepted)], "another token than the sibling", where);
-    }
-    check(known == plain, "the answer is shorter than plain decoding's", where);
+    });
     check(rescued > 5 && siblings > rescued, "too few rescues", where);
-    expect_good_manners(where);
   };
   run("fixed", fixed, {0}, false);
   run("fixed, two stages", fixed, {0, 0}, false);
