@@ -23,6 +23,7 @@ SHAPES = {
     "seven to a key head": {"num_attention_heads": 14, "num_key_value_heads": 2, "head_dim": 48},  # 6 go together
     "seven, and wide": {"num_attention_heads": 7, "num_key_value_heads": 1, "head_dim": 64, "hidden_size": 96},
     "three blocks": {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 96},
+    "wide panels": {"intermediate_size": 1056},  # in tiles as soon as there are nine rows
     "odd panels": {"hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160},
 }
 X86 = platform.machine() in ("x86_64", "AMD64")
@@ -87,7 +88,7 @@ def test_rows_do_not_depend_on_their_company(folders, shape, dtype, isa, monkeyp
 @pytest.mark.parametrize("shape", SHAPES)
 def test_tiles_of_integers_give_the_bits_of_the_dot_instruction(folders, shape, dtype, monkeypatch):
     tiles, dots = (load(folders[shape], dtype, isa=isa, monkeypatch=monkeypatch) for isa in ("amx", "avx512"))
-    for rows in (12, 24, 27, 64):
+    for rows in (9, 10, 12, 16, 24, 27, 64):
         assert np.array_equal(tiles.logits(IDS[:rows], rows), dots.logits(IDS[:rows], rows)), rows
 
 
