@@ -189,10 +189,9 @@ void Planner::learn(const Round& round, double seconds) {
 }
 
 // A round is no unit of time here: tokens follow each other at the pace of right drafts, and a pipeline that was emptied
-// costs the same whatever comes then. So many seconds as make up the simulated speed; at a middling acceptance, for with few
-// wrong drafts what one of them costs is the small difference of two speeds.
+// costs the same whatever comes then. So many seconds as make up the simulated speed.
 double Planner::overlapped_seconds(const Round& round) {
-  const double a = std::min(acceptance(), 0.5), tokens = double(round.committed.size());
+  const double a = std::min(acceptance(), 0.9), tokens = double(round.committed.size());
   const double on = 1.0 / simulated(overlap_, kGrid);
   const double speed = predict_overlap(overlap_, a).tokens_per_second * corrected(Mode::kOverlap, 1.0);
   const double restart = std::max((1.0 / speed - on) / (1.0 - a), 1.0 / simulated(overlap_, 0) - on);
