@@ -499,9 +499,11 @@ void copies_are_accepted() {
       check(here <= round.copied && round.copied <= round.rows, "copies are not counted", where);
       copied += round.copied;
     });
-    check(accepted > kTokens / 4 && accepted <= copied, "too few copies were right", where);
+    check(accepted <= copied, "more copies were right than there were", where);
+    if (planned) return;   // a planner goes by measured time: on a busy machine it may do without
+    check(accepted > kTokens / 4, "too few copies were right", where);
     check(rounds < kTokens / 2, "too many rounds for a text that repeats itself", where);
-    check(planned || (drawn > 0) == (schedule.lookahead > 0), "the head drafts where it may, and only there", where);
+    check((drawn > 0) == (schedule.lookahead > 0), "the head drafts where it may, and only there", where);
   };
   run("alone", alone, {0}, false);
   run("recycled", recycled, {0}, false);
@@ -534,7 +536,8 @@ void rescues() {
       check(int(round.committed.size()) == round.accepted + 2, "the token after the sibling is missing", where);
       check(round.judged.back().sibling == round.committed[size_t(round.accepted)], "another token than the sibling", where);
     });
-    check(rescued > 5 && siblings > rescued, "too few rescues", where);
+    if (planned) return;   // a planner goes by measured time: on a busy machine it may do without
+    check(rescued >= (schedule.lookup > 0 ? 1 : 10) && siblings > rescued, "too few rescues", where);   // copies leave few
   };
   run("fixed", fixed, {0}, false);
   run("fixed, two stages", fixed, {0, 0}, false);
