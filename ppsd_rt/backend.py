@@ -20,12 +20,14 @@ class Oracle:
     """For benchmarks: drafts that are right with probability `acceptance`, whatever the head says.
 
     truth: the ids of the whole text, prompt included, as plain decoding gives it. The work of drafting is done all the
-    same, so schedules can be measured at any acceptance.
+    same, so schedules can be measured at any acceptance. second: where the draft is wrong, the chance that its sibling
+    is right (0: no draft has one); on the cpu backend and over ranks.
     """
 
     truth: tuple[int, ...]
     acceptance: float
     seed: int = 0
+    second: float = 0.0
 
 
 @dataclass(frozen=True)

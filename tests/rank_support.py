@@ -48,11 +48,11 @@ class Pipeline:
 
     def land(self, verdict):
         if self.answer.land(verdict):
-            self.announce(self.answer.epoch)
+            self.announce(self.answer.epoch, self.answer.spared)
 
-    def announce(self, epoch):
+    def announce(self, epoch, spared=-1):
         for station in self.stations:
-            station.announce(epoch, _native.wire_clock())
+            station.announce(epoch, _native.wire_clock(), spared)
 
     def start(self, prompt, params, schedule, keep=0, end=None, oracle=None, trace=False):
         limits = Limits(end or len(prompt) + params.max_tokens)
@@ -77,7 +77,7 @@ class Pipeline:
         drafting.join()
         self.epoch = answer.epoch + 1
         self.announce(self.epoch)
-        assert not self.failures
+        assert not self.failures, self.failures
         return rounds
 
     def draft_once(self, answer):

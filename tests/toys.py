@@ -47,7 +47,7 @@ class ToyDraft:
         return [self.siblings[position]]
 
     def adopt(self, position):
-        self.ids = self.siblings[position]
+        self.ids = list(self.siblings[position])
         self.length = position + 1
 
     def learn(self, position, last_hidden):
@@ -116,7 +116,7 @@ stop_rules = st.one_of(
 )
 drafting_schedules = st.builds(
     lambda chunk, first, ahead, overlap, rule, lookup, siblings, recycle: Schedule(
-        min(first, chunk), chunk, max(ahead, chunk), overlap, rule, lookup, 0.0 if overlap else siblings, recycle
+        min(first, chunk), chunk, max(ahead, chunk), overlap, rule, lookup, siblings, recycle
     ),
     st.integers(1, MAX_CHUNK),
     st.integers(0, MAX_CHUNK),

@@ -53,6 +53,19 @@ void begin_stage(const py::object& stage, int keep, const Settings& settings) {
   stage.attr("begin")(keep, settings.end, settings.prompt, sampling_params_of(settings.sampling));
 }
 
+// Of a step or a chunk: only stages that run siblings are asked to.
+template <class Message>
+py::dict siblings_for(const Message& message) {
+  const auto pair = [](const Sibling& sibling) { return py::make_tuple(sibling.position, sibling.id); };
+  py::dict named;
+  if (message.siblings.empty() && !message.adopted) return named;
+  py::list siblings;
+  for (const Sibling& sibling : message.siblings) siblings.append(pair(sibling));
+  named["siblings"] = siblings;
+  named["adopted"] = message.adopted ? py::object(pair(*message.adopted)) : py::object(py::none());
+  return named;
+}
+
 class PythonVerifyStage final : public VerifyStage {
  public:
   PythonVerifyStage(py::object stage, int hidden) : stage_(std::move(stage)), hidden_(hidden) {}
@@ -63,9 +76,10 @@ class PythonVerifyStage final : public VerifyStage {
   }
   bool run(Chunk* chunk, const Cancelled& cancelled) override {
     const py::gil_scoped_acquire lock;
-    const py::object out = stage_.attr("run")(chunk->start, chunk->ids, rows_of(chunk->hidden, chunk->rows()), ask(cancelled));
+    const py::object out = stage_.attr("run")(chunk->start, chunk->ids, rows_of(chunk->hidden, chunk->all_rows()),
+                                              ask(cancelled), **siblings_for(*chunk));
     if (out.is_none()) return false;
-    take_rows(out, chunk->rows(), hidden_, &chunk->hidden);
+    take_rows(out, chunk->all_rows(), hidden_, &chunk->hidden);
     return true;
   }
   std::vector<int> choose(const Chunk&, int last) override {
@@ -105,7 +119,7 @@ class PythonDraftStage final : public DraftStage {
       heard_ = step.feedback;
       stage_.attr("learn")(heard_->position, rows_of(heard_->hidden, 1));
     }
-    const py::object drawn = stage_.attr("step")(step.start, step.ids, draft != nullptr, ask(cancelled));
+    const py::object drawn = stage_.attr("step")(step.start, step.ids, draft != nullptr, ask(cancelled), **siblings_for(step));
     if (drawn.is_none()) return false;
     if (draft != nullptr) {
       const auto [token, confidence] = drawn.cast<std::tuple<int, double>>();
@@ -115,7 +129,8 @@ class PythonDraftStage final : public DraftStage {
   }
   void export_hidden(Chunk* chunk) override {
     const py::gil_scoped_acquire lock;
-    take_rows(stage_.attr("exported")(chunk->start, chunk->rows()), chunk->rows(), hidden_, &chunk->hidden);
+    const int rows = chunk->all_rows();
+    take_rows(stage_.attr("exported")(chunk->start, rows), rows, hidden_, &chunk->hidden);
   }
 
  private:
@@ -148,7 +163,7 @@ struct PyRemote {
     const py::gil_scoped_release release;
     return remote->work(place);
   }
-  bool land(const Words& verdict) {   // announce the epoch?
+  bool land(const Words& verdict) {   // announce the epoch, and what it spares?
     const int32_t* words = verdict.data();
     const size_t count = size_t(verdict.size());
     const py::gil_scoped_release release;
@@ -201,8 +216,9 @@ void bind_ranks(py::module_& m) {
       .def("post", [](RankStation& rank, const Words& message) {
         rank.station().post(message.data(), size_t(message.size()));
       }, py::arg("message"))
-      .def("announce", [](RankStation& rank, uint64_t epoch, int64_t sent) { rank.station().announce(epoch, sent); },
-           py::arg("epoch"), py::arg("sent"), py::call_guard<py::gil_scoped_release>())
+      .def("announce", [](RankStation& rank, uint64_t epoch, int64_t sent, int spared) {
+             rank.station().announce(epoch, sent, spared);
+           }, py::arg("epoch"), py::arg("sent"), py::arg("spared") = -1, py::call_guard<py::gil_scoped_release>())
       .def("work", &station_work, py::arg("out"), py::arg("milliseconds"))
       .def("close", [](RankStation& rank) { rank.station().close(); })
       .def("busy_seconds", [](RankStation& rank) { return rank.station().busy_seconds(); })
@@ -258,7 +274,9 @@ void bind_ranks(py::module_& m) {
   py::class_<PyRemote>(m, "Remote",
       "An answer over ranks, seen from the one that drafts: what it sends, and what verdicts make of it.")
       .def_property_readonly("epoch", [](const PyRemote& answer) { return answer.remote->epoch(); })
+      .def_property_readonly("spared", [](const PyRemote& answer) { return answer.remote->spared(); })
       .def_property_readonly("tokens", [](const PyRemote& answer) { return answer.remote->tokens(); })
+      .def_property_readonly("rows", [](const PyRemote& answer) { return answer.remote->rows(); })
       .def("work", &PyRemote::work, py::arg("out"))
       .def("land", &PyRemote::land, py::arg("verdict"))
       .def("next", &PyRemote::next, py::arg("milliseconds"))

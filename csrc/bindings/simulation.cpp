@@ -14,9 +14,9 @@ using namespace ppsd::bindings;
 namespace {
 
 // ([(seconds, event)], tokens, spans). steering: a planner knows the costs that it was made with, not these.
-py::tuple simulate(const Steering& steering, int tokens, std::vector<double> acceptance, uint64_t seed,
+py::tuple simulate(const Steering& steering, int tokens, std::vector<double> acceptance, double second, uint64_t seed,
                    const StageCosts& costs, bool trace) {
-  Toy toy(tokens, std::move(acceptance), seed, costs.verify.size());
+  Toy toy(tokens, std::move(acceptance), seed, costs.verify.size(), second);
   const auto spans = trace ? std::make_unique<Trace>() : nullptr;
   const auto* planner = std::get_if<std::shared_ptr<Planner>>(&steering);
   if (planner) (*planner)->begin(Toy::kPrompt);
@@ -40,5 +40,5 @@ py::tuple simulate(const Steering& steering, int tokens, std::vector<double> acc
 
 void bind_simulation(py::module_& m) {
   m.def("simulate", &simulate, py::kw_only(), py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"),
-        py::arg("seed"), py::arg("costs"), py::arg("trace"));
+        py::arg("second"), py::arg("seed"), py::arg("costs"), py::arg("trace"));
 }

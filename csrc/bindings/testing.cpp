@@ -24,11 +24,18 @@ namespace {
 
 // Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/reference/pipeline.py: one thread,
 // and the interpreter lock is held throughout.
+void adopt(const std::optional<Sibling>& adopted, const std::map<int, int>& siblings, std::vector<int>* ids) {
+  if (!adopted) return;
+  ids->resize(adopted->position);
+  ids->push_back(siblings.at(adopted->position));
+}
+
 class PyDraftStage final : public DraftStage {
  public:
   explicit PyDraftStage(py::function draw) : draw_(std::move(draw)) {}
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled&) override {
+    adopt(step.adopted, siblings_, &ids_);
     if (step.start > int(ids_.size())) throw std::runtime_error("a draft step left a gap");
     ids_.resize(step.start);
     ids_.insert(ids_.end(), step.ids.begin(), step.ids.end());
@@ -46,10 +53,6 @@ class PyDraftStage final : public DraftStage {
     chunk->hidden.assign(ids_.begin() + chunk->start, ids_.begin() + chunk->start + chunk->rows());
     for (const Sibling& sibling : chunk->siblings) chunk->hidden.push_back(float(siblings_.at(sibling.position)));
   }
-  void adopt(const Sibling& sibling) override {
-    ids_.resize(sibling.position);
-    ids_.push_back(siblings_.at(sibling.position));
-  }
 
  private:
   py::function draw_;
@@ -62,6 +65,7 @@ class PyVerifyStage final : public VerifyStage {
   explicit PyVerifyStage(py::function truth) : truth_(std::move(truth)) {}
 
   bool run(Chunk* chunk, const Cancelled&) override {
+    adopt(chunk->adopted, siblings_, &ids_);
     if (chunk->start > int(ids_.size())) throw std::runtime_error("a chunk left a gap");
     ids_.resize(chunk->start);
     ids_.insert(ids_.end(), chunk->hidden.begin(), chunk->hidden.begin() + chunk->rows());
@@ -79,10 +83,6 @@ class PyVerifyStage final : public VerifyStage {
       chosen.push_back(truth_(text).cast<int>());
     }
     return chosen;
-  }
-  void adopt(const Sibling& sibling) override {
-    ids_.resize(sibling.position);
-    ids_.push_back(siblings_.at(sibling.position));
   }
 
  private:
@@ -126,8 +126,8 @@ class PyBench : public Bench {
 
 // The same in lock-step: [(tick, event)].
 py::list lock_step_toy(const Schedule& schedule, int tokens, std::vector<double> acceptance, uint64_t seed, int stages,
-                       int per_stage) {
-  Toy toy(tokens, std::move(acceptance), seed, size_t(stages));
+                       int per_stage, double second) {
+  Toy toy(tokens, std::move(acceptance), seed, size_t(stages), second);
   LockStep carrier(toy.stages(), schedule, toy.limits, seed, {stages, per_stage}, false);
   carrier.begin(Toy::prompt(), 0);
   py::list events;
@@ -261,7 +261,7 @@ void bind_testing(py::module_& m) {
         py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("per_stage"));
 
   m.def("lock_step_toy", &lock_step_toy, py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"), py::arg("seed"),
-        py::arg("stages"), py::arg("per_stage"));
+        py::arg("stages"), py::arg("per_stage"), py::arg("second") = 0.0);
   m.def("toy_answer", [](uint64_t seed, int tokens) { return ToyModel{seed}.plain(Toy::prompt(), 1 + tokens); });
 
   m.def("calibrate", [](const py::object& bench, int threads, bool overlap, double step_share) {

@@ -154,6 +154,7 @@ bool read(py::handle from, Oracle* to) {
   if (!is(from, "ppsd_rt.backend", "Oracle")) return false;
   to->truth = from.attr("truth").cast<std::vector<int>>();
   to->acceptance = from.attr("acceptance").cast<double>();
+  to->second = from.attr("second").cast<double>();
   to->seed = from.attr("seed").cast<uint64_t>();
   return true;
 }

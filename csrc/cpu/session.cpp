@@ -76,6 +76,7 @@ void Session::work() {
     const auto schedule = [this] { return request_.planner ? request_.planner->schedule() : request_.schedule; };
     bool first = true;
     while (play(schedule(), &tokens, first)) first = false;
+    tokens.resize(size_t(held_) + 1);   // an answer that shares more has to run those rows again
   } catch (...) {
     failure_ = std::current_exception();
     tokens.clear();   // nobody knows what the stages' rows are now
@@ -104,7 +105,7 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
   switching_ = false;
   AfterRound after_round;
   if (request_.planner) after_round = [this](const Round& round, Scheduler* s) { return replan(round, s); };
-  const int keep = first ? engine_->shared_rows(*tokens) : int(tokens->size()) - 1;
+  const int keep = first ? engine_->shared_rows(*tokens) : held_;
   const Stages stages = engine_->begin(request_, keep);
   if (first) kept_ = keep;
   std::unique_ptr<Carrier> carrier;
@@ -156,7 +157,9 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
     throw;
   }
   release();
-  if (!carrier->tokens().empty()) *tokens = carrier->tokens();
+  const bool begun = !carrier->tokens().empty();
+  if (begun) *tokens = carrier->tokens();
+  held_ = begun ? carrier->rows() : int(tokens->size()) - 1;
   return switching_ && !cancelled_.load();
 }
 

@@ -56,6 +56,7 @@ class Session {
   std::exception_ptr failure_;
   Clock::time_point committed_;          // when the last round was
   bool switching_ = false;               // the planner wants another carrier
+  int held_ = 0;                         // of the committed text, rows that every stage holds
   std::mutex ending_;
   Thread thread_;
 };

@@ -5,9 +5,11 @@
 #include <stdexcept>
 #include <string>
 
-#include "../pipeline/noise.h"
+#include "../pipeline/oracle.h"
 
 namespace ppsd {
+
+static_assert(kSiblings == kSiblingPlaces, "stages keep the siblings that a scheduler may have under way");
 
 std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last) {
   std::vector<const PackedLayer*> out;
@@ -75,6 +77,7 @@ void CpuDraftStage::begin(const Sampling& sampling, int kept) {
 }
 
 bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
+  if (step.adopted) adopt(*step.adopted);
   length_ = std::min<int>(length_, step.start);
   head_length_ = std::min<int>(head_length_, length_);
   const int count = int(step.ids.size());
@@ -160,11 +163,7 @@ void CpuDraftStage::choose(Draft* draft, double sibling_bar) {
 
 Draft foreseen(const Oracle& oracle, Draft draft, int position, int vocab_size) {
   if (position >= int(oracle.truth.size())) return draft;
-  const int truth = oracle.truth[position];
-  draft.token = coin(oracle.seed, position) < oracle.acceptance ? truth : (truth + 1) % vocab_size;
-  draft.confidence = oracle.acceptance;
-  draft.sibling = -1;
-  return draft;
+  return feigned(oracle.truth[position], vocab_size, oracle.acceptance, oracle.second, oracle.seed, position);
 }
 
 void CpuDraftStage::export_hidden(Chunk* chunk) {
@@ -212,6 +211,7 @@ void CpuVerifyStage::begin(const Sampling& sampling, int kept) {
 
 bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
   const size_t hidden = size_t(model_.shape.hidden_size);
+  if (chunk->adopted) adopt(*chunk->adopted);
   length_ = std::min<int>(length_, chunk->start);
   if (sampler_) sampler_->know(chunk->start, chunk->ids.data(), chunk->rows());
   const int siblings = int(chunk->siblings.size());   // of few rows, in one pass with them

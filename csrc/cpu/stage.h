@@ -34,11 +34,11 @@ struct CpuModel {
 std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last);
 void embed(const Tensor& table, int id, float* row);   // row [hidden]
 
-// For benchmarks: what is drafted at position p is `truth[p]` with probability `acceptance`, else another id. The work
-// of drafting is done all the same.
+// For benchmarks: what is drafted at position p is `truth[p]` with probability `acceptance`, else another id; second: the
+// chance that the second choice is right then. The work of drafting is done all the same.
 struct Oracle {
   std::vector<int> truth;
-  double acceptance = 1.0;
+  double acceptance = 1.0, second = 0.0;
   uint64_t seed = 0;
 };
 Draft foreseen(const Oracle& oracle, Draft draft, int position, int vocab_size);   // the oracle's, where it has one
@@ -60,9 +60,9 @@ class CpuDraftStage final : public DraftStage {
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
   void export_hidden(Chunk* chunk) override;
-  void adopt(const Sibling& sibling) override;
 
  private:
+  void adopt(const Sibling& sibling);
   bool run_rows(const int* ids, int rows, const DraftStep& step, Draft* draft, const Cancelled& cancelled);
   void choose(Draft* draft, double sibling_bar);
   float* sibling_exit(int position) { return sibling_exits_.data() + size_t(position % kSiblings) * model_.shape.hidden_size; }
@@ -102,11 +102,11 @@ class CpuVerifyStage final : public VerifyStage {
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;
   std::vector<Logprobs> take_logprobs() override { return sampler_->take_logprobs(); }
-  void adopt(const Sibling& sibling) override;
   // The logits after every row of a chunk of at most kPassRows, [rows][vocabulary], at the end of `out`.
   void append_logits(const Chunk& chunk, std::vector<float>* out);
 
  private:
+  void adopt(const Sibling& sibling);
   // positions: those that the rows choose the tokens for.
   std::vector<int> choose_rows(const float* x, const std::vector<int>& positions, bool store);
 

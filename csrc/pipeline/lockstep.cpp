@@ -1,5 +1,7 @@
 #include "lockstep.h"
 
+#include <algorithm>
+
 namespace ppsd {
 
 int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, const Cancelled& cancelled,
@@ -30,9 +32,7 @@ LockStep::LockStep(Stages stages, const Schedule& schedule, const Limits& limits
       ticks_(ticks),
       report_drafts_(report_drafts),
       after_round_(std::move(after_round)),
-      trace_(trace) {
-  scheduler_.adopts_siblings();
-}
+      trace_(trace) {}
 
 std::optional<Event> LockStep::next() {
   if (!started_) prefill();
@@ -65,9 +65,9 @@ void LockStep::advance() {
     const Verdict verdict = std::move(flights_.front().verdict);
     flights_.pop_front();
     if (auto round = scheduler_.land(verdict)) {
-      if (round->rescued) adopt(*round);
       if (scheduler_.epoch() != round->epoch) {   // rolled back: what is still under way is void
-        flights_.clear();
+        const auto is_void = [this](const Flight& flight) { return scheduler_.is_void(flight.verdict); };
+        flights_.erase(std::remove_if(flights_.begin(), flights_.end(), is_void), flights_.end());
         stage_free_at_ = tick_;
       }
       const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
@@ -82,14 +82,6 @@ void LockStep::advance() {
 void LockStep::report(Event event) {
   mark(trace_, kVerifyTrack, event);
   events_.emplace_back(std::move(event));
-}
-
-// The last token but one of the round is the sibling of a rejected draft.
-void LockStep::adopt(const Round& round) {
-  const size_t place = round.committed.size() - 2;
-  const Sibling sibling{round.position + int(place), round.committed[place]};
-  stages_.draft->adopt(sibling);
-  for (VerifyStage* stage : stages_.verify) stage->adopt(sibling);
 }
 
 void LockStep::launch() {

@@ -23,6 +23,7 @@ class LockStep final : public Carrier {
   std::optional<Event> next() override;
   void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   const std::vector<int>& tokens() const override { return scheduler_.tokens(); }
+  int rows() const override { return scheduler_.rows(); }
   int64_t tick() const { return tick_; }
 
  private:
@@ -34,7 +35,6 @@ class LockStep final : public Carrier {
   void prefill();
   void advance();
   void launch();
-  void adopt(const Round& round);
   void step();
   void report(Event event);
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }

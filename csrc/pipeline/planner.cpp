@@ -27,6 +27,13 @@ Schedule in_turns(int drafts, double threshold) {
   return schedule;
 }
 
+// What a second row adds to a pass, where it adds the most: the other stages wait for that one anyway.
+double dearest_row(const StageCosts& costs) {
+  double dearest = 0.0;
+  for (const PassCosts& stage : costs.verify) dearest = std::max(dearest, stage.seconds(2) - stage.seconds(1));
+  return dearest;
+}
+
 }  // namespace
 
 std::vector<Schedule> overlapped_schedules(bool ranks) {
@@ -249,7 +256,8 @@ bool Planner::affordable_overlap(int which) const {
   const StageCosts& c = *costs_.overlapped;
   const Schedule& s = overlaps_[size_t(which)];
   const double drafting = c.draft_interference * (s.first_chunk + 1) * c.draft_step;
-  return pays(bias_[int(Mode::kOverlap)] * (drafting + c.verify_interference * c.pass(s.max_chunk + 1)), credit_);
+  const int rows = std::min((siblings_ ? 2 : 1) * s.max_chunk + 1, kMaxRows);
+  return pays(bias_[int(Mode::kOverlap)] * (drafting + c.verify_interference * c.pass(rows)), credit_);
 }
 
 // Of about as fast ones the first: rows that wait may leave together, and a first wrong draft costs little.
@@ -312,6 +320,7 @@ void Planner::decide() {
     schedule_ = in_turns(drafts, worth(more / std::max(a, 0.05)));
   }
   if (siblings_ && !probing_ && mode_ == Mode::kTurns) schedule_.siblings = worth(row(std::min(best.length + 2, kMaxRows)));
+  if (siblings_ && mode_ == Mode::kOverlap) schedule_.siblings = worth(dearest_row(*costs_.overlapped));
   if ((lookup_ > 0 || recycle_) && !probing_) {
     const int copies = mode_ == Mode::kPlain ? affordable_copies() : kMaxChunk;
     if (copies > 0) schedule_.lookup = lookup_, schedule_.recycle = recycle_;

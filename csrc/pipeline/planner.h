@@ -43,7 +43,7 @@ class Planner {
   // prior: the acceptance to begin with, which counts as much as a few verdicts; NaN: not known.
   // lookup: of the schedules, where drafts may be copied; copies are neither counted nor foreseen, they come on top.
   // recycle: likewise.
-  // siblings: of drafts that do not overlap verification may be verified.
+  // siblings: of drafts may be verified.
   Planner(const Costs& costs, double prior, const Simulate& simulate, int lookup = 0, bool siblings = false,
           const Tuning& tuning = {}, bool recycle = false);
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,6 +27,7 @@ struct Feedback {
 struct Sibling {
   int position = 0, id = 0;
 };
+constexpr int kSiblingPlaces = 32;   // positions, one after the other, that a stage keeps siblings of
 
 // The log-probability of a token, and the most probable ids with theirs, by the model's own logits.
 struct Logprobs {
@@ -40,6 +42,7 @@ struct DraftStep {
   std::vector<int> ids;        // may be empty: only the head is asked
   int copied = 0;              // so many of the ids, the last ones, are drafts that were copied just now
   std::vector<Sibling> siblings;   // of these rows, to be run beside them
+  std::optional<Sibling> adopted;  // first of all: this one is the text's row before start
   bool draw = false;           // draw a draft token for position start + ids.size()
   double sibling_bar = 0.0;    // and its second choice, if that can have this probability; 0: it is not wanted
   int place = 0;               // how many draft tokens wait for their verdict already
@@ -62,6 +65,7 @@ struct Chunk {
   int start = 0;               // rows from here on that a stage holds are void
   std::vector<int> ids;        // the tokens of the rows
   std::vector<Sibling> siblings;   // of some of them, by position
+  std::optional<Sibling> adopted;  // first of all: this one is the text's row before start
   std::vector<float> hidden;   // [rows + siblings, hidden]: what the previous stage made of them
 
   int rows() const { return int(ids.size()); }                          // of the text
@@ -92,7 +96,8 @@ struct Round {
   int dropped = 0;
   int copied = 0;              // of the drafts, judged or dropped: those that were copied
   int siblings = 0;            // of the rows
-  bool rescued = false;        // the rejected draft's sibling was right: the token after it is committed, too
+  // The rejected draft's sibling was right: the token after it is committed, too, or by the next round if that is under way.
+  bool rescued = false;
   bool prompt = false;
 };
 

@@ -113,20 +113,10 @@ int Remote::send_prompt(int32_t* out) {
 
 int Remote::send(const Chunk& chunk, int limit, int32_t flags, int32_t* out) const {
   int written = 0;
-  for (int done = 0; done < chunk.rows(); done += kMaxRows, ++written) {
-    const int rows = std::min(kMaxRows, chunk.rows() - done);
-    WireHeader header;
-    header.kind = int32_t(Wire::kRows);
-    header.epoch = chunk.epoch;
-    header.start = chunk.start + done;
-    header.count = rows;
-    header.limit = limit;
-    header.flags = done + rows < chunk.rows() ? flags & ~kWirePromptEnd : flags;
-    header.sent = wire_clock();
+  for (int done = 0; done < chunk.all_rows(); done += kMaxRows, ++written) {
+    const bool more = done + kMaxRows < chunk.all_rows();
     int32_t* message = out + wire_words(kMaxRows, hidden_) * written;
-    write_header(header, message);
-    std::copy_n(chunk.ids.begin() + done, rows, message + kWireIds);
-    std::memcpy(message + kWireRows, chunk.hidden.data() + size_t(done) * hidden_, size_t(rows) * hidden_ * 4);
+    write_rows(chunk, done, hidden_, limit, more ? flags & ~kWirePromptEnd : flags, message);
   }
   return written;
 }
@@ -137,9 +127,10 @@ bool Remote::land(const int32_t* message, size_t words) {
   const WireHeader header = read_header(message, words, hidden_);
   if (header.kind != int32_t(Wire::kVerdict)) throw std::runtime_error("a message that is no verdict came back");
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (header.epoch < epoch() || over()) return false;
+  const bool spared = begun_ && header.epoch + 1 == epoch() && header.start == scheduler_.spared() && header.siblings & 1;
+  if ((header.epoch < epoch() && !spared) || over()) return false;
   const int expected = begun_ ? int(scheduler_.tokens().size()) - 1 : int(prompt_.size()) - 1;
-  const bool fits = header.epoch == epoch() && header.start == expected && bool(header.flags & kWirePrompt) == !begun_;
+  const bool fits = (spared || header.epoch == epoch()) && header.start == expected && bool(header.flags & kWirePrompt) == !begun_;
   if (!fits || (begun_ ? !scheduler_.in_flight() : !prompt_sent_))
     throw std::runtime_error("a verdict on row " + std::to_string(header.start) + " came back, where row " +
                              std::to_string(expected) + " is next");
@@ -151,7 +142,10 @@ bool Remote::land(const int32_t* message, size_t words) {
     begun_ = true;
   } else {
     std::vector<int> true_ids(message + kWireIds, message + kWireIds + header.count);
-    round = scheduler_.land({header.epoch - first_epoch_, header.start, std::move(true_ids), std::move(hidden), {}, {}});
+    std::vector<Sibling> siblings = siblings_of(header);
+    for (Sibling& sibling : siblings) sibling.id = scheduler_.sibling_at(sibling.position);   // or -1: it was not needed
+    round = scheduler_.land({header.epoch - first_epoch_, header.start, std::move(true_ids), std::move(hidden),
+                             std::move(siblings), {}});
   }
   if (round) {
     const Clock::time_point now = Clock::now();

@@ -31,15 +31,17 @@ class Remote {
   int work(int32_t* out);
   int most_messages() const { return (prompt_rows_ + kMaxRows - 1) / kMaxRows + 1; }
 
-  // The receiving thread. True: an older epoch has become void (announce epoch()). Throws std::runtime_error for what
+  // The receiving thread. True: an older epoch has become void (announce epoch() and spared()). Throws std::runtime_error for what
   // does not follow the protocol.
   bool land(const int32_t* verdict, size_t words);
   uint64_t epoch() const { return first_epoch_ + scheduler_.epoch(); }
+  int spared() const { return scheduler_.spared(); }
 
   enum class Status { kEvent, kEnded, kWaiting };
   Status next(int milliseconds, Event* event, double* seconds);   // seconds: since begin()
   void cancel();
   const std::vector<int>& tokens() const { return scheduler_.tokens(); }   // when it has ended
+  int rows() const { return scheduler_.rows(); }                   // likewise: of these, those whose rows every rank holds
   struct Counts {
     int64_t steps = 0;                  // of one row and a draft, that were not dropped
     double seconds = 0.0;

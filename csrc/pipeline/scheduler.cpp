@@ -1,6 +1,7 @@
 #include "scheduler.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "copies.h"
 
@@ -72,16 +73,16 @@ double Scheduler::alive() const {
   return chance;
 }
 
-// Of the row at a position, or -1.
 int Scheduler::sibling_at(int position) const {
   const int place = position - int(tokens_.size());
-  return place < 0 ? -1 : drafts_[place].sibling;
+  return place < 0 || place >= int(drafts_.size()) ? -1 : drafts_[place].sibling;
 }
 
 DraftStep Scheduler::next_step() {
   DraftStep step;
   step.copied = copy();
   step.epoch = epoch();
+  step.adopted = std::exchange(for_step_, std::nullopt);
   step.start = drafted_rows_;
   for (int row = drafted_rows_; row < known(); ++row) {
     step.ids.push_back(token_at(row));
@@ -125,12 +126,14 @@ int Scheduler::rows_ready() const {
 Chunk Scheduler::launch() {
   Chunk chunk;
   chunk.epoch = epoch();
+  chunk.adopted = std::exchange(for_launch_, std::nullopt);
   chunk.start = launched_;
   const int rows = rows_ready();
   for (int row = launched_; row < launched_ + rows; ++row) {
     chunk.ids.push_back(token_at(row));
-    if (sibling_at(row) >= 0 && rows + int(chunk.siblings.size()) < kMaxRows)
-      chunk.siblings.push_back({row, sibling_at(row)});
+    if (sibling_at(row) < 0) continue;
+    if (rows + int(chunk.siblings.size()) < kMaxRows) chunk.siblings.push_back({row, sibling_at(row)});
+    else drafts_[row - int(tokens_.size())].sibling = -1;   // there is no room for it
   }
   launched_ += rows;
   restarted_ = false;
@@ -139,24 +142,52 @@ Chunk Scheduler::launch() {
 
 // -- commit, roll back -------------------------------------------------------------------------------------------------
 
-// True ids are committed up to and including the first that no draft token foresaw; if its sibling did, also the one that
-// the sibling's row gave.
+namespace {
+
+// Of rows whose first one turned out to be wrong: what its sibling's row gave, as a verdict on that row alone.
+Verdict of_the_sibling(const Verdict& verdict) {
+  const size_t row = size_t(verdict.rows()), width = verdict.hidden.size() / verdict.true_ids.size();
+  const auto hidden = verdict.hidden.begin() + ptrdiff_t(row * width);
+  Verdict only;
+  only.start = verdict.start;
+  only.true_ids = {verdict.true_ids[row]};
+  only.hidden.assign(hidden, hidden + ptrdiff_t(width));
+  if (!verdict.logprobs.empty()) only.logprobs = {verdict.logprobs[row]};
+  return only;
+}
+
+}  // namespace
+
 std::optional<Round> Scheduler::land(const Verdict& verdict) {
-  if (verdict.epoch != epoch() || finished_) return std::nullopt;
+  if (finished_ || is_void(verdict)) return std::nullopt;
+  if (verdict.epoch != epoch()) {
+    epoch_.spare_nothing();
+    Round round = commit(of_the_sibling(verdict));
+    round.rows = int(verdict.true_ids.size());
+    round.siblings = int(verdict.siblings.size());
+    return round;
+  }
+  return commit(verdict);
+}
+
+// True ids are committed up to and including the first that no draft token foresaw; if its sibling did, also the one that
+// the sibling's row gave, where that is known already.
+Round Scheduler::commit(const Verdict& verdict) {
+  while (!adopted_.empty() && adopted_.front().position < verdict.start) adopted_.pop_front();
   Round round;
-  round.epoch = verdict.epoch;
+  round.epoch = epoch();
   round.position = verdict.start + 1;
   round.rows = int(verdict.true_ids.size());
   round.siblings = int(verdict.siblings.size());
   round.copied = int(std::count_if(drafts_.begin(), drafts_.end(), [](const Draft& draft) { return draft.copied > 0; }));
-  const auto commit = [&](int row) {
+  const auto take = [&](int row) {
     tokens_.push_back(verdict.true_ids[row]);
     round.committed.push_back(verdict.true_ids[row]);
     if (!verdict.logprobs.empty()) round.logprobs.push_back(verdict.logprobs[row]);
   };
   for (int row = 0; row < verdict.rows(); ++row) {
     const int true_id = verdict.true_ids[row];
-    commit(row);
+    take(row);
     const bool foreseen = !drafts_.empty() && drafts_.front().token == true_id;
     const bool judged = !drafts_.empty();
     if (judged) {
@@ -169,9 +200,13 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
   }
   const bool rejected = round.accepted < int(round.judged.size());
   const auto sibling = rejected && !finished_ ? right_sibling(verdict) : std::nullopt;
-  if (sibling) {
-    commit(*sibling);
+  const bool spares = rejected && !finished_ && !sibling && on_its_way(round.judged.back());
+  if (sibling || spares) {
     round.rescued = true;
+    adopted_.push_back({int(tokens_.size()) - 1, tokens_.back()});
+  }
+  if (sibling) {
+    take(*sibling);
     finished_ = ended();
   }
   if (!round.committed.empty()) {   // a pass without rows commits nothing
@@ -189,7 +224,7 @@ std::optional<Round> Scheduler::land(const Verdict& verdict) {
   stopped_ = false;
   if (rejected || finished_) {
     round.dropped = int(drafts_.size());
-    roll_back();
+    roll_back(spares);
   } else if (!schedule_.overlap) {
     restarted_ = true;
   }
@@ -205,6 +240,11 @@ std::optional<int> Scheduler::right_sibling(const Verdict& verdict) const {
   return std::nullopt;
 }
 
+// Is the token that was committed last the sibling of a draft whose rows are under way?
+bool Scheduler::on_its_way(const Draft& rejected) const {
+  return rejected.sibling == tokens_.back() && launched_ >= int(tokens_.size());
+}
+
 void Scheduler::learn(int position, std::vector<float> hidden) {
   if (!hidden.empty()) feedback_ = std::make_shared<const Feedback>(Feedback{position, std::move(hidden)});
 }
@@ -217,14 +257,16 @@ void Scheduler::learn_tokens() {
   counted_ = int(tokens_.size());
 }
 
-// Only the rows before the last committed token are good; a new epoch begins.
-void Scheduler::roll_back() {
-  const int good = int(tokens_.size()) - 1;
+// Only the rows before the last committed token are good, and that one's too if it is spared: it goes on as a sibling. A
+// new epoch begins.
+void Scheduler::roll_back(bool spares) {
+  const int last = int(tokens_.size()) - 1, good = last + int(spares);
   drafts_.clear();
   drafted_rows_ = std::min(drafted_rows_, good);
   launched_ = drafted_rows_;
-  restarted_ = true;
-  epoch_.fetch_add(1, std::memory_order_release);
+  if (!adopted_.empty()) for_step_ = for_launch_ = adopted_.back();   // once more, where the first time may be void now
+  restarted_ = !spares;
+  epoch_.raise(epoch() + 1, spares ? last : -1);
 }
 
 void Scheduler::cancel() {

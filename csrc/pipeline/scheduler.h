@@ -5,11 +5,12 @@
 // question; what belongs to an older epoch is void.
 #pragma once
 
-#include <atomic>
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <optional>
 
+#include "epoch.h"
 #include "lookup.h"
 #include "protocol.h"
 #include "schedule.h"
@@ -28,9 +29,6 @@ class Scheduler {
   Round begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden = {},
               std::vector<Logprobs> logprobs = {});
 
-  // The carrier tells the stages to adopt the sibling that a round was rescued by; before it is asked for anything.
-  void adopts_siblings() { adopts_ = true; }
-
   // -- drafting: one step at a time --
   bool may_step() const;                       // a step is allowed now
   DraftStep next_step();                       // what it is; drafts that can be copied are
@@ -47,9 +45,14 @@ class Scheduler {
 
   bool finished() const { return finished_; }
   bool in_flight() const { return launched_ >= int(tokens_.size()); }   // rows whose verdict is yet to come
-  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
-  const std::atomic<uint64_t>& epoch_flag() const { return epoch_; }   // for early cancellation inside a pass
+  uint64_t epoch() const { return epoch_.now(); }
+  bool is_void(const Chunk& chunk) const { return epoch_.is_void(chunk.epoch, chunk.start); }
+  bool is_void(const Verdict& verdict) const { return epoch_.is_void(verdict.epoch, verdict.start); }
+  int spared() const { return epoch_.spared(); }   // see Epoch
   const std::vector<int>& tokens() const { return tokens_; }
+  // Of these, those whose rows every stage is sure to hold once nothing is under way any more.
+  int rows() const { return adopted_.empty() ? std::max(int(tokens_.size()) - 1, 0) : adopted_.front().position; }
+  int sibling_at(int position) const;          // its id, where the draft for that position has one; else -1
   int drafts_pending() const { return int(drafts_.size()); }
   const Schedule& schedule() const { return schedule_; }
 
@@ -62,14 +65,15 @@ class Scheduler {
   int copy();
   void add(const Draft& draft, bool stops);
   double alive() const;
-  bool takes_siblings() const { return adopts_ && schedule_.siblings > 0.0 && !schedule_.overlap; }
-  int sibling_at(int position) const;
+  bool takes_siblings() const { return schedule_.siblings > 0.0 && int(drafts_.size()) < kSiblingPlaces; }
+  Round commit(const Verdict& verdict);
   std::optional<int> right_sibling(const Verdict& verdict) const;
+  bool on_its_way(const Draft& rejected) const;
   bool committed_row_waits() const { return launched_ == int(tokens_.size()) - 1; }
   bool is_stop(int token) const;
   bool drafted_end() const;
   bool ended() const;
-  void roll_back();
+  void roll_back(bool spares = false);
   void learn(int position, std::vector<float> hidden);
   void learn_tokens();
 
@@ -83,10 +87,14 @@ class Scheduler {
   Lookup lookup_;
   std::shared_ptr<Successors> successors_;
   int counted_ = 0;        // of the text's tokens, in successors_
+  // The siblings that are the text's rows now, until a verdict on rows after them: all stages have been told then. The
+  // newest one is told with the next step, and with the next rows to be verified.
+  std::deque<Sibling> adopted_;
+  std::optional<Sibling> for_step_, for_launch_;
   int drafted_rows_ = 0;   // rows that have passed the draft stage
   int launched_ = 0;       // rows that have been handed to verification
-  std::atomic<uint64_t> epoch_{0};
-  bool finished_ = false, restarted_ = true, adopts_ = false;
+  Epoch epoch_;
+  bool finished_ = false, restarted_ = true;
   bool stopped_ = false;   // the exit head is not asked any more, by the stop rule
 };
 

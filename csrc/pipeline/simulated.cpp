@@ -20,6 +20,11 @@ double least_cost(const StageCosts& costs) {
   return least;
 }
 
+template <class Items, class IsVoid>
+void erase_if(Items* items, IsVoid is_void) {
+  items->erase(std::remove_if(items->begin(), items->end(), is_void), items->end());
+}
+
 }  // namespace
 
 Simulated::Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, StageCosts costs,
@@ -42,7 +47,7 @@ std::optional<Event> Simulated::next() {
   while (events_.empty() && !scheduler_.finished()) {
     if (cancelled_.load(std::memory_order_relaxed)) {
       scheduler_.cancel();
-      drop_all();
+      drop_void();
       break;
     }
     start();
@@ -89,12 +94,13 @@ void Simulated::finish_chunk(int stage) {
   Chunk chunk = std::move(*station.chunk);
   station.chunk.reset();
   stages_.verify[stage]->run(&chunk, nullptr);
-  record("verify", kVerifyTrack + stage, chunk.rows(), station.work.begun);
+  record("verify", kVerifyTrack + stage, chunk.all_rows(), station.work.begun);
   if (stage + 1 < int(stations_.size())) {
-    const double left = travel(stage + 1, chunk.rows());
+    const double left = travel(stage + 1, chunk.all_rows());
     stations_[stage + 1].inbox.push_back({std::move(chunk), left});
   } else {
-    Verdict verdict{chunk.epoch, chunk.start, stages_.verify[stage]->choose(chunk, chunk.rows()), {}, {}, {}};
+    std::vector<int> true_ids = stages_.verify[stage]->choose(chunk, chunk.rows());
+    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}, std::move(chunk.siblings), {}};
     replies_.push_back({std::move(verdict), link(stage + 1)});
   }
 }
@@ -104,26 +110,28 @@ void Simulated::land() {
   replies_.pop_front();
   auto round = scheduler_.land(verdict);
   if (!round) return;
-  if (scheduler_.epoch() != round->epoch) drop_all();
+  if (scheduler_.epoch() != round->epoch) drop_void();
   const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
   events_.emplace_back(std::move(*round));
   if (!go_on) {
     scheduler_.cancel();
-    drop_all();
+    drop_void();
   }
 }
 
-// All that is under way has become void.
-void Simulated::drop_all() {
+// What is under way has become void.
+void Simulated::drop_void() {
   if (step_) record("dropped draft", kDraftTrack, int(step_->ids.size()), drafting_.begun);
   step_.reset();
   for (int stage = 0; stage < int(stations_.size()); ++stage) {
     Station& station = stations_[stage];
-    if (station.chunk) record("dropped verify", kVerifyTrack + stage, station.chunk->rows(), station.work.begun);
-    station.chunk.reset();
-    station.inbox.clear();
+    if (station.chunk && scheduler_.is_void(*station.chunk)) {
+      record("dropped verify", kVerifyTrack + stage, station.chunk->all_rows(), station.work.begun);
+      station.chunk.reset();
+    }
+    erase_if(&station.inbox, [this](const Message& message) { return scheduler_.is_void(message.chunk); });
   }
-  replies_.clear();
+  erase_if(&replies_, [this](const Reply& reply) { return scheduler_.is_void(reply.verdict); });
 }
 
 // -- what begins -------------------------------------------------------------------------------------------------------
@@ -133,7 +141,7 @@ void Simulated::start() {
   while (scheduler_.ready() && over(leave_in())) {
     Chunk chunk = scheduler_.launch();
     stages_.draft->export_hidden(&chunk);
-    const double left = travel(0, chunk.rows());
+    const double left = travel(0, chunk.all_rows());
     stations_.front().inbox.push_back({std::move(chunk), left});
   }
   for (int stage = 0; stage < int(stations_.size()); ++stage) {
@@ -141,7 +149,7 @@ void Simulated::start() {
     if (station.chunk || station.inbox.empty() || !over(station.inbox.front().travel)) continue;
     station.chunk = std::move(station.inbox.front().chunk);
     station.inbox.pop_front();
-    station.work = {pass(stage, station.chunk->rows()), now_};
+    station.work = {pass(stage, station.chunk->all_rows()), now_};
   }
   if (!step_ && scheduler_.may_step()) {
     step_ = scheduler_.next_step();
@@ -156,7 +164,7 @@ double Simulated::first_stage_free_in() const {
   const Station& station = stations_.front();
   double free_in = station.chunk ? station.work.left * verify_pace() : 0.0;
   for (const Message& message : station.inbox)
-    free_in = std::max(free_in, message.travel) + pass(0, message.chunk.rows());
+    free_in = std::max(free_in, message.travel) + pass(0, message.chunk.all_rows());
   return free_in;
 }
 

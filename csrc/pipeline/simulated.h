@@ -48,7 +48,7 @@ class Simulated final : public Carrier {
   void finish_step();
   void finish_chunk(int stage);
   void land();
-  void drop_all();
+  void drop_void();
   double first_stage_free_in() const;
   double leave_in() const;
   double travel(int stage, int rows) const;

@@ -7,6 +7,9 @@
 namespace ppsd {
 namespace {
 
+// Rows that adopt a sibling may come while its own are still under way.
+int spared_by(const WireHeader& header) { return header.adopted > 0 ? header.start - 1 : -1; }
+
 Station::Clock::time_point time_of(int64_t sent) { return Station::Clock::time_point(std::chrono::nanoseconds(sent)); }
 
 }  // namespace
@@ -17,6 +20,24 @@ int64_t wire_clock() {
 
 void sleep_until(int64_t clock) {
   std::this_thread::sleep_until(Station::Clock::time_point(std::chrono::nanoseconds(clock)));
+}
+
+void write_rows(const Chunk& chunk, int done, int hidden, int limit, int32_t flags, int32_t* message) {
+  const int count = std::min(kMaxRows, chunk.all_rows() - done);
+  WireHeader header;
+  header.kind = int32_t(Wire::kRows);
+  header.epoch = chunk.epoch;
+  header.start = chunk.start + done;
+  header.count = count;
+  header.limit = limit;
+  header.flags = flags;
+  header.sent = wire_clock();
+  header.siblings = bits_of(chunk.siblings, chunk.start);
+  if (chunk.adopted && done == 0) header.adopted = chunk.adopted->id + 1;
+  write_header(header, message);
+  int32_t* id = std::copy_n(chunk.ids.begin() + done, std::min(count, chunk.rows() - done), message + kWireIds);
+  for (const Sibling& sibling : chunk.siblings) *id++ = sibling.id;
+  std::memcpy(message + kWireRows, chunk.hidden.data() + size_t(done) * hidden, size_t(count) * hidden * 4);
 }
 
 Station::Station(VerifyStage* stage, int hidden, bool last, int prompt_rows, Begin begin, double delay)
@@ -45,16 +66,15 @@ void Station::post(const int32_t* words, size_t count) {
   const float* hidden = reinterpret_cast<const float*>(words + kWireRows);
   message.hidden.assign(hidden, hidden + size_t(header.count) * hidden_);
   // Rows of a new epoch may overtake its announcement.
-  const bool now = delay_.count() == 0 && rows;
-  if (now && header.epoch > epoch_.load(std::memory_order_relaxed)) epoch_.store(header.epoch, std::memory_order_release);
+  if (delay_.count() == 0 && rows) epoch_.raise(header.epoch, spared_by(header));
   inbox_.push_back(std::move(message));
   changed_.notify_one();
 }
 
-void Station::announce(uint64_t epoch, int64_t sent) {
+void Station::announce(uint64_t epoch, int64_t sent, int spared) {
   if (delay_.count() > 0) std::this_thread::sleep_until(time_of(sent) + delay_);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (epoch > epoch_.load(std::memory_order_relaxed)) epoch_.store(epoch, std::memory_order_release);
+  epoch_.raise(epoch, spared);
   drop_void_locked();
 }
 
@@ -66,7 +86,7 @@ void Station::close() {
 
 void Station::drop_void_locked() {
   const auto is_void = [this](const Message& message) {
-    return message.header.kind == int32_t(Wire::kRows) && message.header.epoch < epoch_.load(std::memory_order_relaxed);
+    return message.header.kind == int32_t(Wire::kRows) && epoch_.is_void(message.header.epoch, message.header.start);
   };
   while (!inbox_.empty() && is_void(inbox_.front())) {
     recycle_locked(std::move(inbox_.front()));
@@ -90,14 +110,16 @@ bool Station::take_locked(std::vector<Message>* taken, Clock::time_point* wake) 
     return false;
   }
   const WireHeader first = inbox_.front().header;
-  int rows = 0;
+  int rows = 0, all_rows = 0;
   while (!inbox_.empty() && inbox_.front().due <= now) {
     const WireHeader& next = inbox_.front().header;
     const bool merges = next.kind == int32_t(Wire::kRows) && next.epoch == first.epoch && next.start == first.start + rows &&
+                        next.epoch >= epoch_.now() && next.adopted == 0 &&
                         !((next.flags | first.flags) & kWireWhole) &&
-                        (next.flags & kWirePrompt) == (first.flags & kWirePrompt) && rows + next.count <= first.limit;
+                        (next.flags & kWirePrompt) == (first.flags & kWirePrompt) && rows + next.text_rows() <= first.limit &&
+                        (next.flags & kWirePrompt || all_rows + next.count <= kMaxRows);
     if (rows > 0 && !merges) break;
-    rows += next.count;
+    rows += next.text_rows(), all_rows += next.count;
     taken->push_back(std::move(inbox_.front()));
     inbox_.pop_front();
     if (first.kind != int32_t(Wire::kRows)) break;
@@ -135,7 +157,7 @@ int Station::begin(const Message& message, int32_t* out) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     trace_ = message.header.flags & kWireTrace ? std::make_shared<Trace>(Clock::time_point()) : nullptr;
-    if (message.header.epoch > epoch_.load()) epoch_.store(message.header.epoch);
+    epoch_.raise(message.header.epoch);
   }
   if (last_) return 0;
   WireHeader header = message.header;
@@ -150,14 +172,25 @@ int Station::pass(std::vector<Message> taken, int32_t* out) {
   Chunk chunk;
   chunk.epoch = first.epoch;
   chunk.start = first.start;
+  if (first.adopted > 0) chunk.adopted = Sibling{first.start - 1, first.adopted - 1};
+  const auto take = [&](const Message& message, int begin, int end) {
+    const auto row = message.hidden.begin();
+    chunk.hidden.insert(chunk.hidden.end(), row + ptrdiff_t(begin) * hidden_, row + ptrdiff_t(end) * hidden_);
+  };
+  for (const Message& message : taken) {   // rows of the text, and after them those of siblings
+    const int rows = message.header.text_rows();
+    chunk.ids.insert(chunk.ids.end(), message.ids.begin(), message.ids.begin() + rows);
+    take(message, 0, rows);
+  }
   for (const Message& message : taken) {
-    chunk.ids.insert(chunk.ids.end(), message.ids.begin(), message.ids.end());
-    chunk.hidden.insert(chunk.hidden.end(), message.hidden.begin(), message.hidden.end());
+    std::vector<Sibling> siblings = siblings_of(message.header, message.ids.data());
+    chunk.siblings.insert(chunk.siblings.end(), siblings.begin(), siblings.end());
+    take(message, message.header.text_rows(), message.header.count);
   }
   const int32_t flags = taken.back().header.flags;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (first.epoch > epoch_.load()) epoch_.store(first.epoch);
+    epoch_.raise(first.epoch, spared_by(first));
     for (Message& message : taken) recycle_locked(std::move(message));
   }
   if (chunk.start > held_)
@@ -166,11 +199,11 @@ int Station::pass(std::vector<Message> taken, int32_t* out) {
     throw std::runtime_error("a message goes on to row " + std::to_string(chunk.start + chunk.rows()) +
                              "; the answer ends before row " + std::to_string(end_));
   held_ = chunk.start;
-  const auto cancelled = [this, epoch = chunk.epoch] {
-    return epoch_.load(std::memory_order_acquire) > epoch || closed_.load(std::memory_order_relaxed);
+  const auto cancelled = [this, epoch = chunk.epoch, start = chunk.start] {
+    return epoch_.is_void(epoch, start) || closed_.load(std::memory_order_relaxed);
   };
   const Clock::time_point begun = Clock::now();
-  TraceScope scope(trace_.get(), kVerifyTrack, flags & kWirePrompt ? "prompt" : "verify", chunk.rows());
+  TraceScope scope(trace_.get(), kVerifyTrack, flags & kWirePrompt ? "prompt" : "verify", chunk.all_rows());
   const bool done = !cancelled() && stage_->run(&chunk, cancelled) && !cancelled();
   int written = 0;
   if (done) {
@@ -178,13 +211,14 @@ int Station::pass(std::vector<Message> taken, int32_t* out) {
     if (!last_) {
       written = forward(chunk, flags, out);
     } else if (!(flags & kWirePrompt) || (flags & kWirePromptEnd)) {
-      const int rows = flags & kWirePrompt ? 1 : chunk.rows();
-      const std::vector<int> chosen = stage_->choose(chunk, rows);
+      const int last = flags & kWirePrompt ? 1 : chunk.rows(), rows = last + int(chunk.siblings.size());
+      const std::vector<int> chosen = stage_->choose(chunk, last);
       WireHeader header;
       header.kind = int32_t(Wire::kVerdict);
       header.epoch = chunk.epoch;
-      header.start = chunk.start + chunk.rows() - rows;
+      header.start = chunk.start + chunk.rows() - last;
       header.count = rows;
+      header.siblings = bits_of(chunk.siblings, header.start);
       header.flags = flags | feedback_;
       header.sent = wire_clock();
       write_header(header, out);
@@ -209,21 +243,12 @@ int Station::pass(std::vector<Message> taken, int32_t* out) {
 // One message for every kMaxRows rows; a pass stays a pass, only prompts are cut anew.
 int Station::forward(const Chunk& chunk, int32_t flags, int32_t* out) const {
   int written = 0;
-  for (int done = 0; done < chunk.rows(); done += kMaxRows, ++written) {
-    const int rows = std::min(kMaxRows, chunk.rows() - done);
-    const bool more = done + rows < chunk.rows();
-    WireHeader header;
-    header.kind = int32_t(Wire::kRows);
-    header.epoch = chunk.epoch;
-    header.start = chunk.start + done;
-    header.count = rows;
-    header.limit = flags & kWirePrompt ? prompt_rows_ : rows;
-    header.flags = flags & kWirePrompt ? (more ? flags & ~kWirePromptEnd : flags) : kWireWhole;
-    header.sent = wire_clock();
+  for (int done = 0; done < chunk.all_rows(); done += kMaxRows, ++written) {
+    const bool more = done + kMaxRows < chunk.all_rows();
     int32_t* message = out + wire_words(kMaxRows, hidden_) * written;
-    write_header(header, message);
-    std::copy_n(chunk.ids.begin() + done, rows, message + kWireIds);
-    std::memcpy(message + kWireRows, chunk.hidden.data() + size_t(done) * hidden_, size_t(rows) * hidden_ * 4);
+    const int prompt_flags = more ? flags & ~kWirePromptEnd : flags;
+    if (flags & kWirePrompt) write_rows(chunk, done, hidden_, prompt_rows_, prompt_flags, message);
+    else write_rows(chunk, done, hidden_, chunk.rows(), kWireWhole, message);
   }
   return written;
 }

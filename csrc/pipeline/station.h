@@ -13,6 +13,7 @@
 #include <mutex>
 #include <vector>
 
+#include "epoch.h"
 #include "stages.h"
 #include "trace.h"
 #include "wire.h"
@@ -31,7 +32,8 @@ class Station {
 
   // From the threads that receive. Throws std::runtime_error for what does not follow the protocol.
   void post(const int32_t* message, size_t words);
-  void announce(uint64_t epoch, int64_t sent);   // what is older is void, and what is under way ends at the next layer
+  // What is older is void, and what is under way ends at the next layer; spared: see Epoch.
+  void announce(uint64_t epoch, int64_t sent, int spared = -1);
 
   // From the thread that computes: waits for work, at most so long, and does one piece of it. Returns how many messages
   // for the next stage (or the verdict, from the last one) it has written into out[.][wire_words(kMaxRows, hidden)];
@@ -73,7 +75,7 @@ class Station {
   std::condition_variable changed_;
   std::deque<Message> inbox_;
   std::vector<Message> pool_;                    // buffers to be used again
-  std::atomic<uint64_t> epoch_{0};
+  Epoch epoch_;
   std::atomic<bool> closed_{false};
   std::atomic<int64_t> busy_since_{0};
   int held_ = 0;                                 // rows that have passed
@@ -86,5 +88,8 @@ class Station {
 // Now, as `sent` says it; comparable between processes of one host.
 int64_t wire_clock();
 void sleep_until(int64_t clock);
+
+// At most kMaxRows rows of a chunk, from the done-th on, as a message that leaves now. With siblings it has no more than that.
+void write_rows(const Chunk& chunk, int done, int hidden, int limit, int32_t flags, int32_t* message);
 
 }  // namespace ppsd

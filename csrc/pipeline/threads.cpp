@@ -130,9 +130,8 @@ void Threads::verify_loop(int stage) {
       }
     }
     Chunk& chunk = message.chunk;
-    TraceScope scope(trace_, track, message.prompt ? "prompt" : "verify", chunk.rows());
-    const uint64_t epoch = chunk.epoch;
-    const auto cancelled = [&] { return scheduler_.epoch() != epoch || stop_.load(std::memory_order_relaxed); };
+    TraceScope scope(trace_, track, message.prompt ? "prompt" : "verify", chunk.all_rows());
+    const auto cancelled = [&] { return scheduler_.is_void(chunk) || stop_.load(std::memory_order_relaxed); };
     if (cancelled() || !stages_.verify[stage]->run(&chunk, cancelled)) {
       scope.rename("dropped verify");
       continue;
@@ -144,7 +143,8 @@ void Threads::verify_loop(int stage) {
       continue;
     }
     std::vector<int> true_ids = stages_.verify[stage]->choose(chunk, message.prompt ? 1 : chunk.rows());
-    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}, {}, stages_.verify[stage]->take_logprobs()};
+    Verdict verdict{chunk.epoch, chunk.start, std::move(true_ids), {}, chunk.siblings,
+                    stages_.verify[stage]->take_logprobs()};
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stop_) return;
     std::optional<Round> round;

@@ -27,6 +27,7 @@ class Threads final : public Carrier {
   std::optional<Event> next() override;
   void cancel() override;
   const std::vector<int>& tokens() const override { return scheduler_.tokens(); }
+  int rows() const override { return scheduler_.rows(); }
 
  private:
   void draft_loop();

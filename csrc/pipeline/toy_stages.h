@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "carrier.h"
-#include "noise.h"
+#include "oracle.h"
 
 namespace ppsd {
 
@@ -44,9 +44,21 @@ struct ToyModel {
 // The rows of a text that have passed a stage: hashes[p] stands for the text up to and including token p.
 class ToyRows {
  public:
-  ToyRows(const ToyModel& model, int capacity) : model_(model), ids_(capacity), hashes_(capacity) {}
+  ToyRows(const ToyModel& model, int capacity)
+      : model_(model), ids_(capacity), hashes_(capacity), siblings_(kSiblingPlaces), sibling_hashes_(kSiblingPlaces) {}
 
-  void append(int start, const std::vector<int>& ids) {
+  // What a message says: the sibling that the text goes on with, rows, and siblings beside them.
+  void append(const std::optional<Sibling>& adopted, int start, const std::vector<int>& ids,
+              const std::vector<Sibling>& siblings) {
+    if (adopted) {
+      const int position = adopted->position, place = position % kSiblingPlaces;
+      if (position + 1 != start || siblings_[place].position != position || siblings_[place].id != adopted->id)
+        throw std::logic_error("a sibling is adopted that did not come");
+      if (position > length_.load(std::memory_order_relaxed)) throw std::logic_error("a sibling left a gap");
+      ids_[position] = adopted->id;
+      hashes_[position] = sibling_hashes_[place];
+      length_.store(start, std::memory_order_relaxed);
+    }
     int length = length_.load(std::memory_order_relaxed);
     if (start > length) throw std::logic_error("a message left a gap");
     length = start;
@@ -54,38 +66,51 @@ class ToyRows {
       hashes_.at(length) = model_.after(length > 0 ? hashes_[length - 1] : model_.empty(), id);
       ids_[length++] = id;
     }
+    for (const Sibling& sibling : siblings) {
+      const int position = sibling.position, place = position % kSiblingPlaces;
+      if (position < start || position >= length) throw std::logic_error("a sibling without its row");
+      siblings_[place] = sibling;
+      sibling_hashes_[place] = model_.after(position > 0 ? hashes_[position - 1] : model_.empty(), sibling.id);
+    }
     length_.store(length, std::memory_order_relaxed);
   }
   int length() const { return length_.load(std::memory_order_relaxed); }
   int id(int row) const { return ids_.at(row); }
   int next_after(int row) const { return model_.next(hashes_.at(row)); }
+  int next_after(const Sibling& sibling) const {
+    if (siblings_[sibling.position % kSiblingPlaces].position != sibling.position) throw std::logic_error("another sibling");
+    return model_.next(sibling_hashes_[sibling.position % kSiblingPlaces]);
+  }
 
  private:
   const ToyModel model_;
   std::vector<int> ids_;           // never resized: another thread may be reading earlier rows
   std::vector<uint64_t> hashes_;
+  std::vector<Sibling> siblings_;  // by position modulo kSiblingPlaces
+  std::vector<uint64_t> sibling_hashes_;
   std::atomic<int> length_{0};
 };
 
 class ToyDraft final : public DraftStage {
  public:
   // acceptance[i]: of a draft token that i others wait in front of; the last entry goes for all further ones.
-  ToyDraft(const ToyModel& model, int capacity, std::vector<double> acceptance, uint64_t seed)
-      : model_(model), rows_(model, capacity), acceptance_(std::move(acceptance)), seed_(seed) {}
+  // second: of the second choice, where the first is wrong.
+  ToyDraft(const ToyModel& model, int capacity, std::vector<double> acceptance, uint64_t seed, double second = 0.0)
+      : model_(model), rows_(model, capacity), acceptance_(std::move(acceptance)), seed_(seed), second_(second) {}
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled&) override {
-    rows_.append(step.start, step.ids);
+    rows_.append(step.adopted, step.start, step.ids, step.siblings);
     if (draft == nullptr) return true;
-    const size_t place = std::min(size_t(step.place), acceptance_.size() - 1);
-    const int truth = rows_.next_after(rows_.length() - 1);
-    const bool right = coin(seed_, rows_.length()) < acceptance_[place];
-    *draft = {right ? truth : (truth + 1) % model_.vocabulary, acceptance_[place]};
+    const double acceptance = acceptance_[std::min(size_t(step.place), acceptance_.size() - 1)];
+    const int position = rows_.length(), truth = rows_.next_after(position - 1);
+    *draft = feigned(truth, model_.vocabulary, acceptance, second_, seed_, position);
     return true;
   }
   void export_hidden(Chunk* chunk) override {   // a row's hidden state is its token, raised by 1 in every stage
     if (chunk->start + chunk->rows() > rows_.length()) throw std::logic_error("rows that have not been run");
     chunk->hidden.clear();
     for (int r = 0; r < chunk->rows(); ++r) chunk->hidden.push_back(float(rows_.id(chunk->start + r)));
+    for (const Sibling& sibling : chunk->siblings) chunk->hidden.push_back(float(sibling.id));
   }
 
  private:
@@ -93,6 +118,7 @@ class ToyDraft final : public DraftStage {
   ToyRows rows_;
   const std::vector<double> acceptance_;
   const uint64_t seed_;
+  const double second_;
 };
 
 class ToyVerify final : public VerifyStage {
@@ -100,16 +126,18 @@ class ToyVerify final : public VerifyStage {
   ToyVerify(const ToyModel& model, int capacity, int stage) : rows_(model, capacity), stage_(stage) {}
 
   bool run(Chunk* chunk, const Cancelled&) override {
-    if (int(chunk->hidden.size()) != chunk->rows()) throw std::logic_error("rows without hidden states");
-    for (int r = 0; r < chunk->rows(); ++r)
-      if (chunk->hidden[r]++ != float(chunk->ids[r] + stage_)) throw std::logic_error("another row's hidden state");
-    rows_.append(chunk->start, chunk->ids);
+    if (int(chunk->hidden.size()) != chunk->all_rows()) throw std::logic_error("rows without hidden states");
+    const auto id = [&](int r) { return r < chunk->rows() ? chunk->ids[r] : chunk->siblings[r - chunk->rows()].id; };
+    for (int r = 0; r < chunk->all_rows(); ++r)
+      if (chunk->hidden[r]++ != float(id(r) + stage_)) throw std::logic_error("another row's hidden state");
+    rows_.append(chunk->adopted, chunk->start, chunk->ids, chunk->siblings);
     return true;
   }
   std::vector<int> choose(const Chunk& chunk, int last) override {
     std::vector<int> chosen;
     const int end = chunk.start + chunk.rows();
     for (int row = end - last; row < end; ++row) chosen.push_back(rows_.next_after(row));
+    for (const Sibling& sibling : chunk.siblings) chosen.push_back(rows_.next_after(sibling));
     return chosen;
   }
 
@@ -125,8 +153,8 @@ struct Toy {
   ToyDraft draft;
   std::vector<std::unique_ptr<ToyVerify>> verify;
 
-  Toy(int tokens, std::vector<double> acceptance, uint64_t seed, size_t stages)
-      : limits{kPrompt + 1 + tokens, {}}, draft({seed}, limits.end, std::move(acceptance), seed) {
+  Toy(int tokens, std::vector<double> acceptance, uint64_t seed, size_t stages, double second = 0.0)
+      : limits{kPrompt + 1 + tokens, {}}, draft({seed}, limits.end, std::move(acceptance), seed, second) {
     for (size_t stage = 0; stage < stages; ++stage)
       verify.push_back(std::make_unique<ToyVerify>(ToyModel{seed}, limits.end, int(stage)));
   }

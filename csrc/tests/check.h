@@ -49,7 +49,7 @@ inline Schedule random_schedule(Random& random) {
   schedule.stop_rule.kind = StopRule::Kind(random() % 5);
   if (chance(random, 40)) schedule.lookup = between(random, 1, 4);
   if (schedule.lookup > 0 && chance(random, 25)) schedule.lookahead = schedule.first_chunk = 0;   // copies alone
-  if (!schedule.overlap && schedule.lookahead > 0 && chance(random, 60)) schedule.siblings = 1e-4;
+  if (schedule.lookahead > 0 && chance(random, 60)) schedule.siblings = 1e-4;
   return schedule;
 }
 

@@ -78,7 +78,7 @@ int64_t answers_of_a_chain(uint64_t seed) {
   Random random(seed);
   const ToyModel model{seed, chance(random, 50) ? 1000 : 7};
   const std::vector<double> acceptance = {double(between(random, 0, 10)) / 10.0, double(between(random, 0, 10)) / 10.0};
-  ToyDraft draft(model, kCapacity, acceptance, seed);
+  ToyDraft draft(model, kCapacity, acceptance, seed, double(between(random, 0, 2)) / 2.0);
   SlowDraft slow_draft(&draft, random());
   std::vector<std::unique_ptr<ToyVerify>> verify;
   std::vector<std::unique_ptr<SlowVerify>> slow_verify;

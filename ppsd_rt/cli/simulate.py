@@ -68,7 +68,7 @@ class Case:
 
 
 def run(args: argparse.Namespace) -> int:
-    schedules = _schedules(args.schedule or SCHEDULES)
+    schedules = _schedules(args.schedule or SCHEDULES, args.second)
     if not 0 <= args.seed < 2**64:
         raise UsageError(f"--seed must be from 0 to 2**64 - 1, not {args.seed}")
     if not 0 <= args.columns <= 10_000:
@@ -105,7 +105,9 @@ def _simulate(
     """Fill `rows`, and `first` with the first combination's answers; False if Ctrl-C ended it early."""
     try:
         for case in cases:
-            simulation = simulate(case.schedule, case.costs, case.acceptance, args.tokens, args.seed, trace=True)
+            simulation = simulate(
+                case.schedule, case.costs, case.acceptance, args.tokens, args.seed, trace=True, second=args.second
+            )
             row = _row(case, simulation)
             if case.cell == cases[0].cell:
                 first.append((case, simulation))
@@ -120,7 +122,7 @@ def _simulate(
 # -- what to simulate --------------------------------------------------------------------------------------------------
 
 
-def _schedules(names: Sequence[str]) -> dict[str, Schedule]:
+def _schedules(names: Sequence[str], second: float) -> dict[str, Schedule]:
     schedules = {}
     for name in names:
         schedule = parse_schedule(name)
@@ -130,8 +132,8 @@ def _schedules(names: Sequence[str]) -> dict[str, Schedule]:
             raise UsageError(
                 f"schedule {name}: what can be copied depends on the text; simulated text never repeats itself"
             )
-        if schedule.siblings:
-            raise UsageError(f"schedule {name}: an acceptance does not say how often second choices are right")
+        if schedule.siblings and not second:
+            raise UsageError(f"schedule {name}: how often are second choices right? say so with --second")
         schedules[name] = schedule
     return schedules
 

@@ -37,6 +37,9 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
         "--acceptance", type=list_of(probability), default=[0.8], metavar="P,P,...", help="of a draft token [0.8]"
     )
     group.add_argument(
+        "--second", type=probability, default=0.0, metavar="P", help="of its sibling, where the draft is wrong [0]"
+    )
+    group.add_argument(
         "--link-ms", type=list_of(milliseconds), default=[0.0], metavar="T,T,...", help="delay of every link [0]"
     )
     group.add_argument(

@@ -271,7 +271,9 @@ class CpuBackend:
         assert self._head is not None
         costs = self.costs()
         siblings = schedule.siblings and not params.looks_back
-        what = (oracle.acceptance, 0, False, False) if oracle else (None, schedule.lookup, siblings, schedule.recycle)
+        what = (None, schedule.lookup, siblings, schedule.recycle)
+        if oracle:
+            what = (oracle.acceptance, 0, siblings and oracle.second > 0, False)
         key = (params.temperature > 0, *what)
         if key not in self._planners:
             _, lookup, beside, recycle = what

@@ -61,7 +61,8 @@ class Round:
     dropped:   how many draft tokens were thrown away unjudged, because they lay after the disagreement or the end.
     prompt:    the pass over the prompt; it commits the first token and judges nothing.
     siblings:  of the rows.
-    rescued:   the rejected draft's sibling was right, so the token after it is committed as well.
+    rescued:   the rejected draft's sibling was right, so the token after it is committed as well, or, where the sibling
+               was under way in a later pass, by the next round.
     logprobs:  of the committed ids; empty: nobody asked for them.
     seconds:   of work from the beginning of the answer, where the backend works while its caller does something else;
                None: it works only while it is asked for the next event.

@@ -9,6 +9,7 @@ from ..printable import quoted
 from .stop_rules import FixedLength, Paying, StopRule, Survival, describe_stop_rule, parse_stop_rule
 
 MAX_ROWS = 16  # the most rows that one verification pass takes: a chunk and the row of the last committed token
+SIBLING_PLACES = 32  # drafts from the committed text on that may have siblings: as csrc/pipeline/protocol.h
 MAX_CHUNK = MAX_ROWS - 1
 LOOKUP = 3  # tokens that must match for `auto` to copy what followed
 MOST_LOOKUP = 8  # longer matches are preferred anyway
@@ -32,9 +33,8 @@ class Schedule:
                  and no exit head is needed.
     recycle:     where that finds nothing, what usually follows the last two tokens, or the last one, is drafted
                  likewise: by what earlier answers of the engine, and this one, have said (Token Recycling).
-    siblings:    where drafting waits for verdicts, the exit head's second choice for a position is verified beside its
-                 first (a row, and no draft step) if the chance that it is needed and right, by the head's own
-                 confidence, is at least this; 0: never.
+    siblings:    the exit head's second choice for a position is verified beside its first (a row, and no draft step) if
+                 the chance that it is needed and right, by the head's own confidence, is at least this; 0: never.
 
     The row of the last committed token, when it is not verified yet, rides along with the chunk: a pass over k draft
     tokens has k + 1 rows and, if all are accepted, commits k + 1 tokens.
@@ -56,8 +56,8 @@ class Schedule:
         _check_lookup(self.lookup)
         if not 0 <= self.siblings < 1:
             raise UsageError(f"siblings must be a chance from 0 (none) to below 1, not {self.siblings:g}")
-        if self.siblings and (self.overlap or not self.drafts):
-            raise UsageError("siblings need an exit head that drafts, and no overlap: use them with eesd or auto")
+        if self.siblings and not self.drafts:
+            raise UsageError("siblings need an exit head that drafts: use them with eesd, ppsd, elastic or auto")
         if not 0 <= self.max_chunk <= MAX_CHUNK:
             raise UsageError(f"max_chunk must be from 0 to {MAX_CHUNK}, not {quoted(self.max_chunk)}")
         if not 0 <= self.first_chunk <= self.max_chunk:

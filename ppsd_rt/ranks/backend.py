@@ -39,7 +39,7 @@ class RanksBackend:
     """Stages of this many layers each; `slices` has made `drafter`, which is what rank 0 holds of the model."""
 
     name = "ranks"
-    copies, siblings, extras = True, False, False
+    copies, extras = True, False
     concurrency = 1
 
     def __init__(
@@ -63,8 +63,8 @@ class RanksBackend:
         self._epoch = 1  # on the wire: above all that earlier answers have used
         self._tokens: list[int] = []  # whose rows every rank holds
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
-        # by whether tokens are sampled, the oracle's acceptance, and lookup
-        self._planners: dict[tuple[bool, float | None, int], _native.Planner] = {}
+        # by whether tokens are sampled, the oracle's acceptance, lookup, and whether drafts may have siblings
+        self._planners: dict[tuple[bool, float | None, int, bool], _native.Planner] = {}
         self._planned: _native.Planner | None = None
         self._drafting = Thread(target=self._draft, name="draft", daemon=True)
         self._ending = RLock()  # the thread that iterates may end an answer while another one begins the next
@@ -99,6 +99,11 @@ class RanksBackend:
     def device(self) -> str:
         """Of rank 0."""
         return str(self._slices.facts().get("device", "cpu"))
+
+    @property
+    def siblings(self) -> bool:
+        """All ranks are of one kind (handshake.py); torch's and CUDA's run rows of the text alone."""
+        return self._slices.siblings
 
     @property
     def dtype(self) -> str:
@@ -320,9 +325,12 @@ class RanksBackend:
         """The planner goes on from answer to answer; sampled ones have their own, and what an oracle feigns."""
         assert self._head is not None
         costs = self.costs()
-        key = (params.temperature > 0, oracle.acceptance if oracle else None, 0 if oracle else schedule.lookup)
+        siblings = self.siblings and schedule.siblings and not params.looks_back
+        what = (oracle.acceptance, 0, siblings and oracle.second > 0) if oracle else (None, schedule.lookup, siblings)
+        key = (params.temperature > 0, *what)
         if key not in self._planners:
-            self._planners[key] = _native.Planner(costs, prior(self._head), key[2])
+            _, lookup, beside = what
+            self._planners[key] = _native.Planner(costs, prior(self._head), lookup, beside)
         self._planned = self._planners[key]
         return self._planned
 
@@ -355,7 +363,7 @@ class RanksBackend:
             return
         answer, _ = self._active
         if answer.land(message):
-            self._control.tell_all(Kind.EPOCH, answer.epoch)
+            self._control.tell_all(Kind.EPOCH, answer.epoch, words=np.array([answer.spared], np.int32))
 
     # -- ending an answer ----------------------------------------------------------------------------------------------
 
@@ -376,7 +384,7 @@ class RanksBackend:
             self._wait(sent.is_set, _PATIENCE, "to take rows", raises=False)
             self._active = None  # its thread sees why it ends
             self._epoch = answer.epoch + 1
-            self._tokens = answer.tokens
+            self._tokens = answer.tokens[: answer.rows + 1]
             counts = answer.counts()
             self._steps = self._steps[0] + counts.steps, self._steps[1] + counts.seconds
             if self._control.failure is None:

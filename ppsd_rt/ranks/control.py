@@ -40,7 +40,7 @@ _BYES = 30.0  # seconds for all others to hear that all is well
 
 class Kind(IntEnum):
     BEAT = 1  # value: milliseconds that the work at hand has taken by now
-    EPOCH = 2  # value: what is older is void
+    EPOCH = 2  # value: what is older is void; words: but for what begins with this row (csrc/pipeline/epoch.h)
     READY = 3  # the slice is loaded
     PING = 4
     PONG = 5
@@ -122,10 +122,10 @@ class Control:
             message[_PAYLOAD : _PAYLOAD + len(numbers)].view(np.float32)[:] = numbers
         self._senders[rank].send(message)
 
-    def tell_all(self, kind: Kind, value: int = 0, text: str = "") -> None:
+    def tell_all(self, kind: Kind, value: int = 0, text: str = "", words: Words | None = None) -> None:
         for rank in self._senders:
             try:
-                self.tell(rank, kind, value, text=text)
+                self.tell(rank, kind, value, text=text, words=words)
             except RuntimeError as error:  # its connection
                 self.lost(rank, error)
 

@@ -67,11 +67,13 @@ RankDrafter: TypeAlias = "_native.Drafter | PythonDrafter"
 class Slices(Protocol):
     """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last.
 
-    kind: of the device; two that round alike are of one kind.
+    siblings: do these stages run rows that are not the text's? kind: of the device; two that round alike are of one kind.
     """
 
     bytes: int
 
+    @property
+    def siblings(self) -> bool: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -83,6 +85,8 @@ class Slices(Protocol):
 
 class CpuSlices:
     """C++ stages on threads of their own."""
+
+    siblings = True
 
     def __init__(self, formats: Formats, threads: int, cores: list[int]) -> None:
         dtype, self._kv_dtype = formats

@@ -5,7 +5,7 @@ from collections import deque
 from typing import Any
 
 from .. import _native
-from .control import PAYLOAD_WORDS, Control, Kind, Words
+from .control import PAYLOAD_WORDS, Control, Kind, Words, words_of
 from .costs import displacer, time_passes
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
@@ -34,7 +34,8 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
         control.tell(peer, Kind.COSTS, beside, costs)
 
     def announce(peer: int, epoch: int, message: Words) -> None:
-        station.announce(epoch, int(message[4:6].view("int64")[0]))
+        spared = words_of(message)
+        station.announce(epoch, int(message[4:6].view("int64")[0]), int(spared[0]) if len(spared) else -1)
 
     def report(peer: int, value: int, message: Words) -> None:
         counts = station.counts()

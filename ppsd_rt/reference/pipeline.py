@@ -14,13 +14,14 @@ token for position p + 1. At any moment
 
 and launched <= draft stage length <= len(tokens) + len(drafts). The row of a sibling runs beside that of its draft, at
 the same position, and no other row sees it: a tree of depth one (as of SpecInfer, arXiv 2305.09781, and Medusa, arXiv
-2401.10774, which verify whole trees).
+2401.10774, which verify whole trees). A rejection makes void what is under way; but where the rejected draft's sibling
+is right and is among it, its verdict is waited for.
 """
 
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Protocol, TypeVar
 
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..pipeline.rounds import Draft, Drafted, Limits, Logprob, Round
-from ..pipeline.schedule import MAX_ROWS, Schedule
+from ..pipeline.schedule import MAX_ROWS, SIBLING_PLACES, Schedule
 from ..pipeline.stop_rules import Survival, SurvivalController
 from .lookup import Lookup
 from .sampler import Sampler, confidence
@@ -81,14 +82,20 @@ class _Flight:
 
     start: int
     true_ids: list[int]
-    last_hidden: Tensor  # [rows, hidden]
+    last_hidden: list[Tensor]  # [hidden] of each row
     siblings: list["_SiblingRow"]
     lands: int
     logprobs: list[Logprob | None]
+    epoch: int
 
     @property
     def rows(self) -> int:
         return len(self.true_ids) + len(self.siblings)
+
+    def of_the_sibling(self) -> "_Flight":
+        """Where the first row turned out to be wrong: what its sibling's row gave, as a verdict on that row alone."""
+        row = self.siblings[0]
+        return _Flight(self.start, [row.true_id], [row.last_hidden], [], self.lands, [row.logprob], self.epoch)
 
 
 @dataclass
@@ -139,7 +146,7 @@ class Pipeline:
         while not self.finished:
             self.tick += 1
             if self._flights and self._flights[0].lands <= self.tick:
-                yield self._commit(self._flights.popleft())
+                yield self._land(self._flights.popleft())
             if self._ready():
                 self._launch()
             if self._may_step():
@@ -245,6 +252,8 @@ class Pipeline:
     def _second(self, logits: Tensor, token: int, sure: float, known: Sequence[int]) -> int:
         """The exit head's second choice, if the chance that it is needed and right is worth a row; else -1."""
         least, ids = self.schedule.siblings, self.draft.draft_ids
+        if len(self.drafts) >= SIBLING_PLACES:
+            return -1
         alive = prod(draft.confidence for draft in self.drafts)  # the chance that it comes to this position
         if not least or len(logits) < 2 or 1.0 - sure < least / max(alive, 1e-9):
             return -1
@@ -281,13 +290,17 @@ class Pipeline:
         count = min(self.draft.length - start, self.schedule.max_chunk + self._committed_row_waits())
         known = self._known()
         lands = self.tick + self.ticks.stages * self.ticks.per_stage
-        siblings = self._siblings(start, start + count)[: MAX_ROWS - count]
+        siblings = self._siblings(start, start + count)
+        for position, _ in siblings[MAX_ROWS - count :]:  # there is no room for them
+            place = position - len(self.tokens)
+            self.drafts[place] = replace(self.drafts[place], sibling=-1)
+        siblings = siblings[: MAX_ROWS - count]
         with self._span("verify", VERIFY, count + len(siblings)):
             logits = self.verify.logits(self.draft.exit_hidden(start, count), last=count)
             # Choosing an id waits for the device, so that the span is the work and not its being asked for.
             true_ids = [self.sampler.choose(row, start + i, known[: start + i]) for i, row in enumerate(logits, 1)]
             reported = [self.sampler.logprob(row, id) for row, id in zip(logits, true_ids, strict=True)]
-            flight = _Flight(start, true_ids, self.verify.last_hidden(), [], lands, reported)
+            flight = _Flight(start, true_ids, list(self.verify.last_hidden()), [], lands, reported, self._epoch)
             for position, token in siblings:
                 logits = self.verify.sibling_logits(self.draft.sibling_hidden(position), position)
                 true_id = self.sampler.choose(logits[0], position + 1, [*known[:position], token])
@@ -303,9 +316,16 @@ class Pipeline:
 
     # -- commit, roll back ---------------------------------------------------------------------------------------------
 
+    def _land(self, flight: _Flight) -> Round:
+        """The verdict on rows of this epoch, or on the sibling that the last rejection spared."""
+        if flight.epoch == self._epoch:
+            return self._marked(self._commit(flight))
+        round = self._commit(flight.of_the_sibling())
+        return self._marked(replace(round, rows=flight.rows, siblings=len(flight.siblings)))
+
     def _commit(self, flight: _Flight) -> Round:
-        """The verdict: true ids are committed up to and including the first that no draft token foresaw; if its
-        sibling did, also the one after the sibling."""
+        """True ids are committed up to and including the first that no draft token foresaw; if its sibling did, also
+        the one after the sibling, where that is known already."""
         judged, accepted = [], 0
         for true_id in flight.true_ids:
             self.tokens.append(true_id)
@@ -318,11 +338,13 @@ class Pipeline:
                 break
         rejected = accepted < len(judged)
         sibling = self._right_sibling(flight) if rejected and not self.finished else None
+        spares = rejected and not self.finished and sibling is None and self._on_its_way(judged[-1])
+        if sibling is not None or spares:
+            self.draft.adopt(len(self.tokens) - 1)
+            self.verify.adopt(len(self.tokens) - 1)
         if sibling is not None:
             self.tokens.append(sibling.true_id)
             self.finished = self._ended()
-            self.draft.adopt(sibling.position)
-            self.verify.adopt(sibling.position)
         self.controller.observe(
             [(draft.confidence, i < accepted) for i, draft in enumerate(judged) if not draft.copied]
         )
@@ -335,7 +357,7 @@ class Pipeline:
         dropped, epoch = 0, self._epoch
         if rejected or self.finished:
             dropped = len(self.drafts)
-            self._roll_back()
+            self._roll_back(spares)
         elif not self.schedule.overlap:
             self._restarted = True
         committed = tuple(self.tokens[flight.start + 1 :])
@@ -344,7 +366,7 @@ class Pipeline:
             reported[-1] = sibling.logprob
         newest = flight.last_hidden[len(committed) - 1] if sibling is None else sibling.last_hidden
         self.draft.learn(flight.start + len(committed) - 1, newest)
-        round = Round(
+        return Round(
             epoch,
             flight.start + 1,
             flight.rows,
@@ -353,26 +375,31 @@ class Pipeline:
             accepted,
             dropped,
             siblings=len(flight.siblings),
-            rescued=sibling is not None,
+            rescued=sibling is not None or spares,
             logprobs=_asked_for(reported),
         )
-        return self._marked(round)
 
     def _right_sibling(self, flight: _Flight) -> _SiblingRow | None:
         """The one that is the token committed last."""
         last = (len(self.tokens) - 1, self.tokens[-1])
         return next((row for row in flight.siblings if (row.position, row.token) == last), None)
 
-    def _roll_back(self) -> None:
-        """Only the rows before the last committed token are good; a new epoch begins."""
-        good = len(self.tokens) - 1
+    def _on_its_way(self, rejected: Draft) -> bool:
+        """Is the token committed last the sibling of a draft whose rows are under way?"""
+        return rejected.sibling == self.tokens[-1] and self._launched >= len(self.tokens)
+
+    def _roll_back(self, spares: bool = False) -> None:
+        """Only the rows before the last committed token are good, and that one's too if it is spared: it goes on as a
+        sibling. A new epoch begins."""
+        good = len(self.tokens) - 1 + spares
         self.draft.rollback(good)
         self.verify.rollback(good)
         self.drafts.clear()
-        self._flights.clear()
+        spared = [flight for flight in self._flights if spares and flight.start == good - 1]
+        self._flights = deque(spared)
         self._launched = good
         self._stage_free_at = self.tick
-        self._restarted = True
+        self._restarted = not spares
         self._epoch += 1
 
     def cancel(self) -> None:

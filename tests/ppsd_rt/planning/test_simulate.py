@@ -12,7 +12,8 @@ from toys import schedules
 from ppsd_rt import _native
 from ppsd_rt._native import testing
 from ppsd_rt.errors import UsageError
-from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named
+from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named, parse_schedule
+from ppsd_rt.planning.closed_forms import closed_form
 from ppsd_rt.planning.simulate import equal_stages, pipeline_costs, simulate, speedup, table
 
 PPSD = named("ppsd")
@@ -167,22 +168,39 @@ def test_any_schedule_commits_the_plain_text(schedule, acceptance, step, head, v
     stages=st.integers(1, 4),
     per_stage=st.integers(1, 5),
     seed=st.integers(0, 2**64 - 1),
+    second=st.floats(0, 1),
 )
-def test_steps_of_one_second_are_the_ticks_of_the_lock_step(schedule, acceptance, stages, per_stage, seed):
+def test_steps_of_one_second_are_the_ticks_of_the_lock_step(schedule, acceptance, stages, per_stage, seed, second):
     """The two carriers share nothing but the scheduler; with whole seconds they must take the same decisions."""
     timed, _, spans = _native.simulate(
         schedule=schedule,
         tokens=80,
         acceptance=[acceptance],
+        second=second,
         seed=seed,
         costs=pipeline_costs(table(1.0), 0.0, (table(float(per_stage)),) * stages),
         trace=True,
     )
     # A draft without a row takes the exit head alone, here no time; the lock-step counts one step.
     assume(all(rows > 0 for _, track, rows, _, _ in spans if track == 0))
-    ticks = testing.lock_step_toy(schedule, 80, [acceptance], seed, stages, per_stage)
+    ticks = testing.lock_step_toy(schedule, 80, [acceptance], seed, stages, per_stage, second)
     assert [event for _, event in timed] == [event for _, event in ticks]
     assert [seconds for seconds, _ in timed][1:] == pytest.approx([tick - 1 for tick, _ in ticks][1:], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ppsd", "elastic"])
+def test_siblings_under_way_shorten_what_follows_a_rejection(name):
+    """The same text by the same drafts. 1.11 is what benchmarks/paper_experiments/branches.py says, for `ppsd`."""
+    stage = table(0.98, 0.02)
+    costs = pipeline_costs(stage, 0.0, (stage,) * 3)
+    without, with_siblings = (
+        simulate(parse_schedule(text), costs, 0.66, 20_000, second=0.41) for text in (name, f"{name}:siblings=0.01")
+    )
+    assert with_siblings.tokens == without.tokens
+    assert with_siblings.statistics.rescued > 1000
+    gain = with_siblings.tokens_per_second / without.tokens_per_second
+    assert 1.09 < gain < 1.18
+    assert closed_form(parse_schedule(f"{name}:siblings=0.01"), costs, 0.66) is None
 
 
 def test_costs_that_make_no_sense():

@@ -84,6 +84,66 @@ def test_every_schedule_gives_the_tokens_of_one_process(engine, pipeline, sizes)
             assert ids_of(stages.run(prompt, params, schedule)) == plain, (schedule, changes)
 
 
+SIBLINGS = [
+    "eesd:length=4,siblings=0.0001,stop_rule=fixed",
+    "ppsd:siblings=0.0001",
+    "elastic:siblings=0.0001",
+    "elastic:first_chunk=0,max_chunk=15,siblings=0.0000001,lookup=2",
+]
+
+
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 1, 3), (2, 1, 1, 2)], ids=str)
+def test_siblings_over_ranks_change_no_answer(engine, pipeline, sizes):
+    stages = pipeline(sizes)
+    for changes in ({}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 6}):
+        params = SamplingParams(max_tokens=80, ignore_eos=True, **changes)
+        plain = engine.generate(PROMPT, params, "plain").run().ids
+        for schedule in SIBLINGS:
+            rounds = stages.run(PROMPT, params, schedule)
+            assert ids_of(rounds) == plain, (schedule, changes)
+            if schedule == SIBLINGS[0]:  # with overlap it depends on how far drafts have come
+                assert sum(round.siblings for round in rounds) > sum(round.rescued for round in rounds) > 0
+            # And the next turn, whose beginning every stage has from this one.
+            more, again = [*stages.answer.tokens, 7], SamplingParams(max_tokens=5, ignore_eos=True)
+            rounds = stages.run(more, again, schedule, keep=stages.answer.rows)
+            assert ids_of(rounds) == engine.generate(more, again, "plain").run().ids, (schedule, changes)
+
+
+def test_a_right_sibling_that_is_under_way_outlives_the_rejection(pipeline):
+    """Step by step in one thread: all drafts are wrong and their siblings right."""
+    params = SamplingParams(max_tokens=60, ignore_eos=True)
+    whole = pipeline((2, 4))
+    whole.run(PROMPT, params, "plain")
+    truth = (*whole.answer.tokens, 0)
+    stages = pipeline((2, 4), serves=False)
+    answer = stages.start(PROMPT, params, "ppsd:siblings=0.0001", oracle=Oracle(truth, 0.0, second=1.0))
+    station, out, more = stages.stations[0], stages.buffers(), stages.buffers()
+    for _ in range(2):  # the prompt's blocks
+        stages.draft_once(answer)
+    while not station.work(out, 0):  # the beginning, the prompt
+        pass
+    stages.land(out[0])
+    stages.draft_once(answer)  # the committed token's row
+    assert station.work(out, 0) == 1
+    stages.draft_once(answer)  # the draft's row and its sibling's, which leave before the verdict
+    passes = station.counts()
+    stages.land(out[0])
+    assert answer.spared == len(PROMPT) + 1
+    assert tuple(answer.tokens) == truth[: len(PROMPT) + 2]
+    assert answer.rows == len(PROMPT) + 1  # the station has not been told that the sibling is the text
+    stages.draft_once(answer)  # after the sibling, in the new epoch
+    assert station.work(more, 0) == 1
+    assert more[0][5] == 2
+    assert station.counts().dropped_passes == passes.dropped_passes
+    stages.land(more[0])
+    assert tuple(answer.tokens) == truth[: len(PROMPT) + 3]
+    assert station.work(out, 0) == 1
+    stages.land(out[0])
+    assert tuple(answer.tokens) == truth[: len(PROMPT) + 4]
+    assert answer.rows >= len(PROMPT) + 2
+    answer.cancel()
+
+
 @pytest.mark.parametrize("schedule", ["plain", "elastic"])
 def test_stations_record_their_passes_where_an_answer_asks_for_it(pipeline, schedule):
     stages = pipeline((2, 1, 3))

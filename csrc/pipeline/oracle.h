@@ -1,0 +1,21 @@
+// Drafts that are right by a coin: for benchmarks on real stages, and for stages that are made up.
+#pragma once
+
+#include "noise.h"
+#include "protocol.h"
+
+namespace ppsd {
+
+// For position `position`, whose token is `truth`: right with probability `acceptance`. second: where it is wrong, its
+// second choice is right with this probability; 0: there is no second choice. The same seed gives the same mistakes.
+inline Draft feigned(int truth, int vocabulary, double acceptance, double second, uint64_t seed, int position) {
+  const bool right = coin(seed, position) < acceptance;
+  Draft draft{right ? truth : (truth + 1) % vocabulary, acceptance};
+  if (second <= 0.0) return draft;
+  const bool rescues = !right && coin(~seed, position) < second;
+  draft.sibling = rescues ? truth : (truth + 2) % vocabulary;
+  draft.sibling_confidence = (1.0 - acceptance) * second;
+  return draft;
+}
+
+}  // namespace ppsd
