@@ -266,14 +266,16 @@ class CpuBackend:
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
         """The planner goes on from answer to answer; sampled ones, which are harder to foresee, have their own. What an
-        oracle feigns stays apart, without copies and siblings.
+        oracle feigns stays apart, without copies, and without siblings unless it feigns them too.
         """
         assert self._head is not None
         costs = self.costs()
         siblings = schedule.siblings and not params.looks_back
-        what = (None, schedule.lookup, siblings, schedule.recycle)
-        if oracle:
-            what = (oracle.acceptance, 0, siblings and oracle.second > 0, False)
+        what = (
+            (oracle.acceptance, 0, siblings and oracle.second > 0, False)
+            if oracle
+            else (None, schedule.lookup, siblings, schedule.recycle)
+        )
         key = (params.temperature > 0, *what)
         if key not in self._planners:
             _, lookup, beside, recycle = what

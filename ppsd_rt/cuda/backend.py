@@ -312,8 +312,8 @@ class CudaBackend:
         return _Answer(session, session)
 
     def _possible(self, schedule: Schedule | Auto, params: SamplingParams, oracle: Oracle | None) -> Schedule | Auto:
-        """Without siblings where there cannot be any: their rows stay on one device, see one text, and are adopted before
-        anything else runs."""
+        """Without siblings where there cannot be any: their rows stay on one device, see one text, and are adopted
+        before anything else runs."""
         if isinstance(schedule, Schedule):
             return replace(schedule, siblings=0.0) if len(self._devices()) > 1 or schedule.overlap else schedule
         never = len(self._devices()) > 1 or params.looks_back or oracle is not None

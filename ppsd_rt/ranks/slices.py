@@ -67,7 +67,8 @@ RankDrafter: TypeAlias = "_native.Drafter | PythonDrafter"
 class Slices(Protocol):
     """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last.
 
-    siblings: do these stages run rows that are not the text's? kind: of the device; two that round alike are of one kind.
+    siblings: do these stages run rows that are not the text's? kind: of the device; two that round alike are of one
+    kind.
     """
 
     bytes: int
