@@ -127,7 +127,8 @@ bool Remote::land(const int32_t* message, size_t words) {
   const WireHeader header = read_header(message, words, hidden_);
   if (header.kind != int32_t(Wire::kVerdict)) throw std::runtime_error("a message that is no verdict came back");
   const std::lock_guard<std::mutex> lock(mutex_);
-  const bool spared = begun_ && header.epoch + 1 == epoch() && header.start == scheduler_.spared() && header.siblings & 1;
+  const uint64_t before = epoch();
+  const bool spared = begun_ && header.epoch + 1 == before && header.start == scheduler_.spared() && header.siblings & 1;
   if ((header.epoch < epoch() && !spared) || over()) return false;
   const int expected = begun_ ? int(scheduler_.tokens().size()) - 1 : int(prompt_.size()) - 1;
   const bool fits = (spared || header.epoch == epoch()) && header.start == expected && bool(header.flags & kWirePrompt) == !begun_;
@@ -153,7 +154,7 @@ bool Remote::land(const int32_t* message, size_t words) {
     replanning_.after(*round, seconds, &scheduler_);
     report_locked(*std::move(round));
   }
-  const bool rolled_back = epoch() != header.epoch;
+  const bool rolled_back = epoch() != before;
   wake_.notify_one();
   return rolled_back || scheduler_.finished();
 }

@@ -61,8 +61,9 @@ inline WireHeader read_header(const int32_t* message, size_t words, int hidden) 
   const bool counted = rows || verdict ? header.count >= 1 && header.count <= kMaxRows : header.count == 0;
   const bool known = rows || verdict || header.kind == int32_t(Wire::kBegin);
   const bool carries = rows || (verdict && (header.flags & kWireFeedback));
-  const bool beside = header.siblings == 0 || ((rows || verdict) && header.siblings >> std::max(header.text_rows(), 0) == 0);
-  const bool adopts = header.adopted == 0 || (rows && header.adopted > 0 && header.start > 0);
+  const bool drafts = (rows || verdict) && !(header.flags & kWirePrompt);
+  const bool beside = header.siblings == 0 || (drafts && header.siblings >> std::max(header.text_rows(), 0) == 0);
+  const bool adopts = header.adopted == 0 || (rows && drafts && header.adopted > 0 && header.start > 0);
   if (!known || !counted || !beside || !adopts || header.start < 0 || (carries && words < wire_words(header.count, hidden)))
     throw std::runtime_error("a message is malformed");
   return header;

@@ -288,14 +288,15 @@ def draw_schedule(rng: Random, drafts: bool, copies: bool, siblings: bool) -> tu
         least = 0 if recycle else 1
         lookup = rng.randint(least, MOST_LOOKUP)
         return kind, Schedule(0, chunk, 0, rng.random() < 0.3, _stop_rule(rng), lookup, recycle=recycle)
+    others = rng.choice((0.0, 0.0001, 0.005, 0.1)) if siblings else 0.0
     if kind == "ppsd":
-        return kind, Schedule(0, 1, rng.randint(1, MOST_LOOKAHEAD), True, _stop_rule(rng), lookup, recycle=recycle)
+        ahead = rng.randint(1, MOST_LOOKAHEAD)
+        return kind, Schedule(0, 1, ahead, True, _stop_rule(rng), lookup, others, recycle)
     if kind == "eesd" and rng.random() < 0.6:
         first = ahead = chunk
     else:
         first = rng.randint(0, chunk)
         ahead = rng.randint(max(first, 1), MOST_LOOKAHEAD)
-    others = rng.choice((0.0, 0.0001, 0.005, 0.1)) if siblings and kind == "eesd" else 0.0
     return kind, Schedule(first, chunk, ahead, kind == "elastic", _stop_rule(rng), lookup, others, recycle)
 
 

@@ -50,6 +50,7 @@ SCHEDULES = (
     "recycle",
     "eesd:length=12,recycle=on,stop_rule=survival",
     "eesd:stop_rule=fixed,siblings=0.005",
+    "elastic:siblings=0.005,stop_rule=survival",
 )
 
 

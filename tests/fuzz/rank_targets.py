@@ -93,8 +93,8 @@ def wire_messages(place: Place) -> st.SearchStrategy[list[bytes]]:
     numbers = st.sampled_from((0, 1, 2, 15, 16, 17, 63, 64, 2**20, 2**31 - 1, -1, -(2**31)))
     epochs = st.sampled_from((0, 1, 2, 2**62, -1))
     odd = st.builds(
-        lambda kind, epoch, start, limit, flags, rows: _set(
-            wire_message(2, 1, 0, 1, 1, 0), kind, epoch, start, rows, limit, flags
+        lambda kind, epoch, start, limit, flags, rows, siblings, adopted: _set(
+            wire_message(2, 1, 0, 1, 1, 0), kind, epoch, (start, rows, limit, flags), (siblings, adopted)
         ),
         st.integers(0, 4),
         epochs,
@@ -102,17 +102,23 @@ def wire_messages(place: Place) -> st.SearchStrategy[list[bytes]]:
         numbers,
         numbers | st.integers(0, 15),
         numbers,
+        numbers | st.just(0),
+        numbers | st.just(0),
     )
     begin, rows = wire_message(1, 1, 0, 0, 40, 0), wire_message(2, 1, 0, 3, 16, 3)
-    each = st.one_of(st.sampled_from((begin, rows)), damaged([begin, rows]), odd)
-    return st.lists(each.map(lambda data: data[:most]), min_size=1, max_size=4)
+    beside = _set(wire_message(2, 1, 3, 4, 4, 0), 2, 1, (3, 4, 4, 0), (3, 0))  # two rows, each with a sibling
+    adopting = _set(wire_message(2, 2, 4, 2, 4, 0), 2, 2, (4, 2, 4, 0), (1, 6))
+    good = [begin, rows, beside, adopting]
+    each = st.one_of(st.sampled_from(good), damaged(good), odd)
+    return st.lists(each.map(lambda data: data[:most]), min_size=1, max_size=4) | st.just(good)
 
 
-def _set(data: bytes, kind: int, epoch: int, *header: int) -> bytes:
+def _set(data: bytes, kind: int, epoch: int, header: tuple[int, ...], siblings: tuple[int, int]) -> bytes:
     changed = np.frombuffer(data, np.int32).copy()
     changed[1] = kind
     changed[2:4].view(np.int64)[0] = epoch
     changed[4:8] = header
+    changed[10:12] = siblings
     return changed.tobytes()
 
 

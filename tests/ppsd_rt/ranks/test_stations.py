@@ -271,6 +271,10 @@ def test_a_message_that_leaves_a_gap_is_refused(pipeline):
         (5, 17, "malformed"),
         (5, 0, "malformed"),
         (4, -1, "malformed"),
+        (10, 1, "malformed"),  # one row, and it is a sibling
+        (10, 2, "malformed"),
+        (11, 5, "malformed"),  # of a row before the first
+        (11, -1, "malformed"),
     ],
 )
 def test_a_station_refuses_what_means_nothing(pipeline, word, value, says):
