@@ -130,7 +130,7 @@ class SleepingVerify(Stage):
     ) -> Rows | None:
         self.text.go_on(start, ids, siblings, adopted)
         self._beside = list(siblings)
-        most, rows = len(self._seconds), len(hidden)
+        most, rows = len(self._seconds), len(ids) + len(siblings)
         seconds = rows // most * self._seconds[-1] + (self._seconds[rows % most - 1] if rows % most else 0.0)
         return hidden if self.spend(seconds, cancelled) else None
 
