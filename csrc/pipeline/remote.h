@@ -31,8 +31,8 @@ class Remote {
   int work(int32_t* out);
   int most_messages() const { return (prompt_rows_ + kMaxRows - 1) / kMaxRows + 1; }
 
-  // The receiving thread. True: an older epoch has become void (announce epoch() and spared()). Throws std::runtime_error for what
-  // does not follow the protocol.
+  // The receiving thread. True: an older epoch has become void (announce epoch() and spared()). Throws std::runtime_error
+  // for what does not follow the protocol.
   bool land(const int32_t* verdict, size_t words);
   uint64_t epoch() const { return first_epoch_ + scheduler_.epoch(); }
   int spared() const { return scheduler_.spared(); }

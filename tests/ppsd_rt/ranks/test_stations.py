@@ -109,20 +109,27 @@ def test_siblings_over_ranks_change_no_answer(engine, pipeline, sizes):
             assert ids_of(rounds) == engine.generate(more, again, "plain").run().ids, (schedule, changes)
 
 
-def test_a_right_sibling_that_is_under_way_outlives_the_rejection(pipeline):
-    """Step by step in one thread: all drafts are wrong and their siblings right."""
+def after_the_prompt(pipeline, schedule, acceptance, second=0.0):
+    """One station that waits to be told to work, an answer whose prompt it has passed, and what plain decoding gives."""
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     whole = pipeline((2, 4))
     whole.run(PROMPT, params, "plain")
     truth = (*whole.answer.tokens, 0)
     stages = pipeline((2, 4), serves=False)
-    answer = stages.start(PROMPT, params, "ppsd:siblings=0.0001", oracle=Oracle(truth, 0.0, second=1.0))
-    station, out, more = stages.stations[0], stages.buffers(), stages.buffers()
+    answer = stages.start(PROMPT, params, schedule, oracle=Oracle(truth, acceptance, second=second))
+    out = stages.buffers()
     for _ in range(2):  # the prompt's blocks
         stages.draft_once(answer)
-    while not station.work(out, 0):  # the beginning, the prompt
+    while not stages.stations[0].work(out, 0):  # the beginning, the prompt
         pass
     stages.land(out[0])
+    return stages, answer, truth
+
+
+def test_a_right_sibling_that_is_under_way_outlives_the_rejection(pipeline):
+    """Step by step in one thread: all drafts are wrong and their siblings right."""
+    stages, answer, truth = after_the_prompt(pipeline, "ppsd:siblings=0.0001", 0.0, second=1.0)
+    station, out, more = stages.stations[0], stages.buffers(), stages.buffers()
     stages.draft_once(answer)  # the committed token's row
     assert station.work(out, 0) == 1
     stages.draft_once(answer)  # the draft's row and its sibling's, which leave before the verdict
@@ -210,18 +217,8 @@ def test_rows_of_an_earlier_answer_are_kept(folder, pipeline, backend):
 
 def test_a_free_station_takes_all_rows_that_have_come(pipeline):
     """Step by step in one thread: five rows are drafted, one by one, before the station looks."""
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    whole = pipeline((2, 4))
-    whole.run(PROMPT, params, "plain")
-    truth = (*whole.answer.tokens, 0)
-    stages = pipeline((2, 4), serves=False)
-    answer = stages.start(PROMPT, params, "elastic:first_chunk=0", oracle=Oracle(truth, 1.0))
+    stages, answer, truth = after_the_prompt(pipeline, "elastic:first_chunk=0", 1.0)
     station, out = stages.stations[0], stages.buffers()
-    for _ in range(2):  # the prompt's blocks
-        stages.draft_once(answer)
-    while not station.work(out, 0):  # the beginning, the prompt
-        pass
-    stages.land(out[0])
     assert [stages.draft_once(answer) for _ in range(5)] == [1] * 5
     passes = station.counts().passes
     assert station.work(out, 0) == 1
