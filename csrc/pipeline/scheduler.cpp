@@ -6,6 +6,21 @@
 #include "copies.h"
 
 namespace ppsd {
+namespace {
+
+// Of rows whose first one turned out to be wrong: what its sibling's row gave, as a verdict on that row alone.
+Verdict of_the_sibling(const Verdict& verdict) {
+  const size_t row = size_t(verdict.rows()), width = verdict.hidden.size() / verdict.true_ids.size();
+  const auto hidden = verdict.hidden.begin() + ptrdiff_t(row * width);
+  Verdict only;
+  only.start = verdict.start;
+  only.true_ids = {verdict.true_ids[row]};
+  only.hidden.assign(hidden, hidden + ptrdiff_t(width));
+  if (!verdict.logprobs.empty()) only.logprobs = {verdict.logprobs[row]};
+  return only;
+}
+
+}  // namespace
 
 Scheduler::Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed)
     : schedule_(schedule), limits_(limits), controller_(Controller::make(schedule.stop_rule, seed)), seed_(seed) {}
@@ -142,22 +157,7 @@ Chunk Scheduler::launch() {
 
 // -- commit, roll back -------------------------------------------------------------------------------------------------
 
-namespace {
-
-// Of rows whose first one turned out to be wrong: what its sibling's row gave, as a verdict on that row alone.
-Verdict of_the_sibling(const Verdict& verdict) {
-  const size_t row = size_t(verdict.rows()), width = verdict.hidden.size() / verdict.true_ids.size();
-  const auto hidden = verdict.hidden.begin() + ptrdiff_t(row * width);
-  Verdict only;
-  only.start = verdict.start;
-  only.true_ids = {verdict.true_ids[row]};
-  only.hidden.assign(hidden, hidden + ptrdiff_t(width));
-  if (!verdict.logprobs.empty()) only.logprobs = {verdict.logprobs[row]};
-  return only;
-}
-
-}  // namespace
-
+// On rows of this epoch, or on a sibling's that the last rejection spared.
 std::optional<Round> Scheduler::land(const Verdict& verdict) {
   if (finished_ || is_void(verdict)) return std::nullopt;
   if (verdict.epoch != epoch()) {

@@ -110,7 +110,7 @@ def test_siblings_over_ranks_change_no_answer(engine, pipeline, sizes):
 
 
 def after_the_prompt(pipeline, schedule, acceptance, second=0.0):
-    """One station that waits to be told to work, an answer whose prompt it has passed, and what plain decoding gives."""
+    """One station that waits to be told to work, an answer whose prompt it has passed, and the whole text."""
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     whole = pipeline((2, 4))
     whole.run(PROMPT, params, "plain")
