@@ -22,14 +22,15 @@ using namespace ppsd::bindings;
 
 namespace {
 
-// Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/reference/pipeline.py: one thread,
-// and the interpreter lock is held throughout.
+// The sibling is the text's token now; ids: the rows of a stage.
 void adopt(const std::optional<Sibling>& adopted, const std::map<int, int>& siblings, std::vector<int>* ids) {
   if (!adopted) return;
   ids->resize(adopted->position);
   ids->push_back(siblings.at(adopted->position));
 }
 
+// Stages made of Python functions, for comparing the lock-step carrier with ppsd_rt/reference/pipeline.py: one thread,
+// and the interpreter lock is held throughout.
 class PyDraftStage final : public DraftStage {
  public:
   explicit PyDraftStage(py::function draw) : draw_(std::move(draw)) {}

@@ -185,6 +185,15 @@ void expect_good_manners(const std::string& where) {
   check(misuse.empty(), misuse.c_str(), where);
 }
 
+// The answer's next event; false: it has ended.
+bool next_event(GraphSession& session, Event* event) {
+  double seconds = 0.0;
+  for (;;) {
+    const auto status = session.next(2000, event, &seconds);
+    if (status != GraphSession::Status::kWaiting) return status == GraphSession::Status::kEvent;
+  }
+}
+
 int64_t answers_of_a_model(uint64_t seed) {
   const std::string where = "cuda carrier, seed " + std::to_string(seed);
   Random random(seed);
@@ -231,12 +240,7 @@ int64_t answers_of_a_model(uint64_t seed) {
         std::this_thread::sleep_for(patience);
         session.end();
       });
-      for (;;) {
-        Event event;
-        double seconds = 0.0;
-        const auto status = session.next(2000, &event, &seconds);
-        if (status == GraphSession::Status::kEnded) break;
-        if (status != GraphSession::Status::kEvent) continue;
+      for (Event event; next_event(session, &event);) {
         if (const Drafted* draft = std::get_if<Drafted>(&event)) {
           drafted[size_t(draft->position)] = draft->token;
           continue;
@@ -452,12 +456,7 @@ void plain_answer(Captured& captured, const Schedule& schedule, std::shared_ptr<
   const std::vector<int> plain = captured.model.plain(prompt, kTokens);
   std::vector<int> known = prompt;
   GraphSession session(captured.lanes, captured.graphs, std::move(request), nullptr);
-  for (;;) {
-    Event event;
-    double seconds = 0.0;
-    const auto status = session.next(2000, &event, &seconds);
-    if (status == GraphSession::Status::kEnded) break;
-    if (status != GraphSession::Status::kEvent) continue;
+  for (Event event; next_event(session, &event);) {
     const Round& round = std::get<Round>(event);
     check_round(round, plain, &known, where);
     each(round);

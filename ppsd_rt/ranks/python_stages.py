@@ -1,6 +1,8 @@
 """Stages that Python runs, as csrc/bindings/ranks.cpp asks them: torch's (torch_stages.py) and CUDA's (cuda_stages.py).
 
-Rows come and go as float32 arrays of the host, which hold bfloat16 and float16 exactly.
+Rows come and go as float32 arrays of the host, which hold bfloat16 and float16 exactly. Stages that run siblings get
+two arguments more where there are any: `siblings`, (position, id) of rows after the text's, and `adopted`, the one that
+is the text's row before `start` now, or None. Those of torch and CUDA run none (benchmarks/sleeping_ranks.py has some).
 """
 
 from collections.abc import Callable, Sequence
