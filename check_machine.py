@@ -1,7 +1,7 @@
 """Says in one line what this machine lacks to build ppsd-rt, and how to get it.
 
-`make` runs it before anything else, and setup.py before it compiles. It has to run on any Python 3, so that a Python that
-is too old says so itself.
+`make` runs it before anything else, and setup.py before it compiles. It has to run on any Python 3, so that a Python
+that is too old says so itself.
 """
 
 import os
@@ -22,8 +22,9 @@ PACKAGES = {
 
 
 def _line(lacking, package):
-    names = zip(("Debian or Ubuntu", "Fedora", "Alpine", "macOS"), PACKAGES[package])
-    return "{} Install it: {}".format(lacking, "; ".join("{}: {}".format(*pair) for pair in names))
+    systems = ("Debian or Ubuntu", "Fedora", "Alpine", "macOS")
+    ways = ["{}: {}".format(systems[i], PACKAGES[package][i]) for i in range(len(systems))]
+    return "{} Install it: {}".format(lacking, "; ".join(ways))
 
 
 def missing_for_build():

@@ -19,8 +19,9 @@ from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
+# A PEP 517 build does not have this folder on its path.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-import check_machine  # noqa: E402  not on the path of a PEP 517 build
+import check_machine
 
 FOLDERS = {"ppsd_rt": "ppsd_rt", "ppsd_rt.models": "models", "ppsd_rt.triton_kernels": "triton_kernels"}
 
@@ -32,7 +33,9 @@ for package, folder in FOLDERS.items():
 class FreshBuild(build_py):
     """Without the modules of earlier builds, which setuptools would install although their sources are gone."""
 
-    def run(self) -> None:
+    def run(self) -> None:  # the first step of every build
+        if lacking := check_machine.missing_for_build():
+            raise SystemExit(f"error: {lacking}")
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
@@ -46,8 +49,6 @@ class CMakeBuild(build_ext):
     """
 
     def build_extension(self, ext: Extension) -> None:
-        if lacking := check_machine.missing_for_build():
-            raise SystemExit(f"error: {lacking}")
         target = Path(self.get_ext_fullpath(ext.name)).resolve()
         target.parent.mkdir(parents=True, exist_ok=True)
         source = Path(__file__).resolve().parent
@@ -77,7 +78,7 @@ class CMakeBuild(build_ext):
 
 
 def run(command: list[str], log: TextIO) -> None:
-    """Runs a step of the build; a line of progress for every tenth of it. SystemExit with the first error if it fails."""
+    """Runs a step of the build and prints its progress in tenths. SystemExit with the first error if it fails."""
     shown = -1
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
