@@ -63,7 +63,8 @@ class CpuDraftStage final : public DraftStage {
 
  private:
   void adopt(const Sibling& sibling);
-  bool run_rows(const int* ids, int rows, const DraftStep& step, Draft* draft, const Cancelled& cancelled);
+  bool run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled);
+  bool draw(const DraftStep& step, Draft* draft, const Cancelled& cancelled);
   void choose(Draft* draft, double sibling_bar);
   float* sibling_exit(int position) { return sibling_exits_.data() + size_t(position % kSiblings) * model_.shape.hidden_size; }
 

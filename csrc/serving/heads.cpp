@@ -4,6 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "../cpu/bounds.h"
+
 namespace ppsd {
 namespace {
 
@@ -30,6 +32,7 @@ SharedHead::SharedHead(const Kernels& kernels, const ModelShape& shape, const Pa
 }
 
 void SharedHead::group(const std::vector<Row>& rows, bool store) {
+  check_bound(rows.size(), kPassRows, "rows of the head");
   groups_.clear();
   order_.clear();
   choices_.clear();

@@ -6,6 +6,8 @@
 #include <utility>
 #include <stdexcept>
 
+#include "../cpu/bounds.h"
+
 namespace ppsd {
 namespace {
 
@@ -401,6 +403,7 @@ void Loop::next_step(Answer& answer, std::vector<Answer*>* drawing) {
 // Into early_x_, as a segment of the pass; false: the answer has failed.
 bool Loop::embed_rows(Answer& answer, int start, const std::vector<int>& ids, std::vector<Segment>* segments) {
   const size_t hidden = size_t(model().shape.hidden_size);
+  check_bound(size_t(early_rows_) + ids.size(), kPassRows, "rows");
   try {
     for (size_t r = 0; r < ids.size(); ++r) embed(model().embedding, ids[r], early_x_.data() + (early_rows_ + r) * hidden);
     answer.tell(answer.drafting, start, ids.data(), int(ids.size()));
@@ -408,7 +411,7 @@ bool Loop::embed_rows(Answer& answer, int start, const std::vector<int>& ids, st
     fail(answer, std::current_exception());
     return false;
   }
-  segments->push_back({int(ids.size()), start, answer.table.pointers()});
+  segments->push_back({int(ids.size()), start, answer.table.pointers(), answer.table.size()});
   early_rows_ += int(ids.size());
   return true;
 }
@@ -463,7 +466,10 @@ std::vector<Loop::Part> Loop::gather(const std::vector<Answer*>& writing, const 
   std::vector<Part> parts;
   const float* from = early_x_.data();
   float* to = x_.data();
-  const auto move = [&](const float* rows, size_t count) { to = std::copy(rows, rows + count * hidden, to); };
+  const auto move = [&](const float* rows, size_t count) {
+    check_bound(size_t(to - x_.data()) / hidden + count, kPassRows, "rows");
+    to = std::copy(rows, rows + count * hidden, to);
+  };
   for (Answer* answer : writing) {
     if (answer->over) continue;
     const size_t drafted = answer->exits.size() / hidden, rows = answer->step.ids.size();
@@ -497,7 +503,7 @@ void Loop::verify(const std::vector<Part>& parts) {
   std::vector<Segment> segments;
   int rows = 0;
   for (const Part& part : parts) {
-    segments.push_back({part.rows, part.start, part.answer->table.pointers()});
+    segments.push_back({part.rows, part.start, part.answer->table.pointers(), part.answer->table.size()});
     rows += part.rows;
   }
   timed(&times_.late, rows, [&] { passes_.late(segments, x_.data()); });
