@@ -384,13 +384,14 @@ void HeadStack::pass(Team& team, int member, const float* x, const Sampler& samp
 }
 
 void HeadStack::pass_side_by_side(Team& team, int member, const float* x, const int* positions, const RowChoice* each,
-                                  Candidate* best) {
+                                  Candidate* best, uint8_t* strange) {
   LogitsPhase phase{};
   phase.positions = positions;
   phase.each = each;
   phase.choice = Choice::kBest;
   phase.draft_ids = draft_ids();
   phase.best = best;
+  phase.strange = strange;
   run(team, member, x, phase);
 }
 

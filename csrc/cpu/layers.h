@@ -122,9 +122,10 @@ class HeadStack {
   void begin_pass(int rows);   // throws std::logic_error where there is no room for them
   // By every member: the LM head on the rows x [rows][hidden] that the sampler has been told of.
   void pass(Team& team, int member, const float* x, const Sampler& sampler);
-  // The same, for rows that choose the tokens for these positions each in its own way, by the best score: `best` is the
-  // member's.
-  void pass_side_by_side(Team& team, int member, const float* x, const int* positions, const RowChoice* each, Candidate* best);
+  // The same, for rows that choose the tokens for these positions each in its own way, by the best score: `best` and
+  // `strange` are the member's, as of LogitsPhase.
+  void pass_side_by_side(Team& team, int member, const float* x, const int* positions, const RowChoice* each, Candidate* best,
+                         uint8_t* strange);
   const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
   int outputs() const { return head_.lm_head.outputs; }
 

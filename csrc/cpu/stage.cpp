@@ -270,14 +270,13 @@ std::vector<int> CpuVerifyStage::choose_rows(const float* x, const std::vector<i
     });
   });
   if (std::find(chosen.begin(), chosen.end(), Sampler::kNone) != chosen.end())
-    throw std::runtime_error("the model's output is not a number: its weights are damaged, or overflow in this format");
+    throw std::runtime_error(kNoNumber);
   return chosen;
 }
 
-void CpuVerifyStage::append_logits(const Chunk& chunk, std::vector<float>* out) {
+const float* CpuVerifyStage::logits(const Chunk& chunk) {
   choose_rows(chunk.hidden.data(), chosen_by(chunk, 0), true);
-  const float* logits = sampler_->logits(0, head_->outputs());
-  out->insert(out->end(), logits, logits + size_t(chunk.rows()) * head_->outputs());
+  return sampler_->logits(0, head_->outputs());
 }
 
 }  // namespace ppsd

@@ -64,6 +64,7 @@ struct Loop::Answer {
         verifying(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()) {
     Sampling sampling = request.sampling;
     sampling.answer = int(request.prompt.size()) - committed;
+    sampling.stop_ids = request.limits.stop_ids;
     verifying.begin(sampling, 0);
     sampling.logprobs = -1;   // of drafts nobody asks
     sampling.mask = sampling.draft_mask;
@@ -538,8 +539,7 @@ void Loop::verify(const std::vector<Part>& parts) {
 
 std::exception_ptr Loop::failure_of(const Answer& answer) const {
   if (const auto failure = passes_.failure(&answer.verifying)) return failure;
-  return std::make_exception_ptr(
-      std::runtime_error("the model's output is not a number: its weights are damaged, or overflow in this format"));
+  return std::make_exception_ptr(std::runtime_error(kNoNumber));
 }
 
 void Loop::commit(const Part& part, const int* chosen, const float* hidden) {

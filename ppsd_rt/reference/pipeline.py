@@ -125,7 +125,7 @@ class Pipeline:
         self.draft, self.verify = draft, verify
         self.schedule, self.sampler, self.limits, self.ticks = schedule, sampler, limits, ticks
         self.timeline = timeline
-        self.controller = schedule.stop_rule.start(sampler.params.seed)
+        self.controller = schedule.stop_rule.start(sampler.params.seed or 0)
         self.tokens: list[int] = []
         self.drafts: list[Draft] = []
         self.lookup: Lookup | None = None
@@ -177,7 +177,7 @@ class Pipeline:
         if isinstance(self.controller, SurvivalController) and isinstance(rule, Survival):
             self.controller.rule = rule
         elif rule != self.schedule.stop_rule:
-            self.controller = rule.start(self.sampler.params.seed)
+            self.controller = rule.start(self.sampler.params.seed or 0)
         self.schedule = schedule
         self._look_up()
 
