@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 class Uniform:
     """A matrix [outputs, inputs] whose values are `q * scale + minimum`, as its file has them.
 
-    q: uint8 [outputs, inputs], 4 bits (0 to 15) or 8. scale, minimum: float32 [outputs, inputs / group]; the minimum is
-    what q = 0 stands for: `-zero_point * scale` in AWQ, GPTQ and compressed-tensors, `-8 * scale` in Q4_0. group: inputs
-    that share a scale, one after the other; it divides their number.
+    q: uint8 [outputs, inputs], of 4 bits (0 to 15) or 8. scale, minimum: float32 [outputs, inputs / group]; the minimum
+    is what q = 0 stands for: `-zero_point * scale` in AWQ, GPTQ and compressed-tensors, `-8 * scale` in Q4_0.
+    group: inputs that share a scale, one after the other; it divides their number.
     """
 
     q: NDArray[np.uint8]

@@ -65,6 +65,9 @@ class CpuEngine {
   void reserve(int capacity);
 
  private:
+  Stages begin(const Request& request, int keep, int length);   // length: of the text whose rows are rotated as one
+  int rotated_as(int length) const;   // the length, where it matters to the rotation; else 0
+
   std::shared_ptr<const CpuModel> model_;
   const int threads_;
   const std::unique_ptr<Team> shared_team_;
@@ -75,6 +78,7 @@ class CpuEngine {
   std::vector<std::unique_ptr<CpuVerifyStage>> verify_;
   std::vector<float> rope_;
   int capacity_ = 0;
+  int rotated_as_ = 0;        // see rotated_as; of the rows that are here
   std::vector<int> tokens_;   // what the stages' rows were computed from
 };
 

@@ -18,6 +18,8 @@ class TorchStages:
 
     def begin(self, answer: int) -> None:
         self._sampler = Sampler(self._sampler.params, answer)
+        self._draft.begin_text(answer)
+        self._verify.begin_text(answer)
 
     def reserve(self, capacity: int) -> None:
         self._draft.reserve(capacity)

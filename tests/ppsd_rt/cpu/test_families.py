@@ -26,7 +26,22 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-ALL = {**FAMILIES, "llama 3.2": {"rope_scaling": LLAMA3}}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 9 for i in range(8)],
+    "long_factor": [1.5 * 2**i for i in range(8)],
+    "original_max_position_embeddings": 200,
+}
+ALL = {
+    **FAMILIES,
+    "llama 3.2": {"rope_scaling": LLAMA3},
+    "biases in the MLP": {"mlp_bias": True},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}},
+    # The answer begins within the length that these were trained for, and ends beyond it.
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 200},
+    "longrope": {"rope_scaling": LONGROPE},
+    "dynamic, a long prompt": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 90},
+}
 
 
 @pytest.fixture(scope="module", params=ALL.values(), ids=ALL.keys())
