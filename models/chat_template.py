@@ -33,12 +33,15 @@ _LONGEST_SOURCE = 1 << 18  # characters
 def special_tokens(folder: AnyFolder) -> dict[str, str]:
     """The named special tokens of a model folder, such as {"bos_token": "<s>"}.
 
-    They stand in tokenizer_config.json; what it leaves out is taken from special_tokens_map.json. A token is a string
-    or an object with its text under "content". Raises PpsdError for files that are not JSON objects and for a
-    bos_token or eos_token that is neither.
+    They stand in tokenizer_config.json and special_tokens_map.json. Which of the two wins depends, as in transformers,
+    on whether the former has an `added_tokens_decoder`: files with one are newer than the latter. A token is a string or an object with its text under "content". Raises
+    PpsdError for files that are not JSON objects and for a bos_token or eos_token that is neither.
     """
     tokens: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+    config = read_json_object(folder / "tokenizer_config.json", missing_ok=True)
+    newer = config.get("added_tokens_decoder") is not None
+    files = ("special_tokens_map.json", "tokenizer_config.json")
+    for name in files if newer else reversed(files):
         for key, value in read_json_object(folder / name, missing_ok=True).items():
             if not key.endswith("_token") or value is None:
                 continue

@@ -19,13 +19,17 @@ from numpy.typing import NDArray
 from ..errors import PpsdError
 
 _Kind = GGMLQuantizationType
+# The `gguf` package has the tables that these go by: it decodes them, a matrix at a time, and not the C++ extension.
+BY_TABLE = {
+    *(_Kind.IQ1_S, _Kind.IQ1_M, _Kind.IQ2_XXS, _Kind.IQ2_XS, _Kind.IQ2_S, _Kind.IQ3_XXS, _Kind.IQ3_S),
+    *(_Kind.TQ1_0, _Kind.TQ2_0, _Kind.MXFP4),
+}
 _KINDS = {
     *(_Kind.F32, _Kind.F16, _Kind.BF16),
     *(_Kind.Q4_0, _Kind.Q4_1, _Kind.Q5_0, _Kind.Q5_1, _Kind.Q8_0),
     *(_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K),
     *(_Kind.IQ4_NL, _Kind.IQ4_XS),
-    *(_Kind.IQ1_S, _Kind.IQ1_M, _Kind.IQ2_XXS, _Kind.IQ2_XS, _Kind.IQ2_S, _Kind.IQ3_XXS, _Kind.IQ3_S),
-    *(_Kind.TQ1_0, _Kind.TQ2_0, _Kind.MXFP4),
+    *BY_TABLE,
 }
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 

@@ -316,11 +316,10 @@ def open_gguf(path: Path) -> GgufModel:
     type or a tokenizer that is not supported; or OSError from the system."""
     gguf = read_gguf(path)
     shape = _read_shape(gguf)
-    if shape.bias != shape.output_bias and _family(shape) != "qwen2":
-        raise gguf.bad("biases of the attention's inputs without those of its output, or the reverse: not supported")
-    if _family(shape) == "qwen2" and shape.output_bias:
-        raise gguf.bad("a bias of the attention's output is not part of the qwen2 models that are supported")
-    model = GgufModel(gguf, shape, read_tokens(gguf, shape.vocabulary), tuple(_plan_weights(gguf, shape)))
+    weights = tuple(_plan_weights(gguf, shape))
+    if shape.output_bias != (shape.bias and _family(shape) != "qwen2"):
+        raise gguf.bad("attention with a bias of its output, or of its inputs, alone is not supported in this family")
+    model = GgufModel(gguf, shape, read_tokens(gguf, shape.vocabulary), weights)
     _ = model.config  # says what is out of range
     return model
 

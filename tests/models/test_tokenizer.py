@@ -580,7 +580,18 @@ def test_lone_surrogate(any_tokenizer: Tokenizer) -> None:
         ({"bos_token": "<s>", "eos_token": "</s>"}, {}, "<s>", "</s>"),
         ({"bos_token": {"content": "</s>"}, "eos_token": {"content": "<s>"}}, {}, "</s>", "<s>"),
         ({"bos_token": None}, {"bos_token": "</s>", "eos_token": {"content": "<|im_end|>"}}, "</s>", "<|im_end|>"),
-        ({"eos_token": "</s>"}, {"eos_token": "<|im_end|>", "bos_token": "<s>"}, "<s>", "</s>"),
+        (
+            {"eos_token": "</s>", "added_tokens_decoder": {}},
+            {"eos_token": "<|im_end|>", "bos_token": "<s>"},
+            "<s>",
+            "</s>",
+        ),
+        (
+            {"eos_token": "</s>", "added_tokens_decoder": None},
+            {"eos_token": "<unk>", "bos_token": "<s>"},
+            "<s>",
+            "<unk>",
+        ),
         (None, {"bos_token": "<s>", "eos_token": "</s>"}, "<s>", "</s>"),
         ({"bos_token": "<nowhere>", "eos_token": "</s>"}, {}, None, "</s>"),
     ],
@@ -637,8 +648,8 @@ def error_of(folder: Path, vocab_size: int | None = None) -> str:
 
 def test_vocabulary_larger_than_the_model(byte_level: Path, make_spm_folder: Callable[..., Path]) -> None:
     for folder, file in ((byte_level, "tokenizer.json"), (make_spm_folder(), "tokenizer.model")):
-        size = load_tokenizer(folder).vocab_size
-        load_tokenizer(folder, size)
+        size = load_tokenizer(folder).base_size
+        assert load_tokenizer(folder, size).vocab_size > size  # tokens that were added, and that nobody uses
         load_tokenizer(folder, size + 64)
         message = error_of(folder, size - 1)
         assert f"{file} has token ids up to {size - 1}" in message
