@@ -33,9 +33,9 @@ _LONGEST_SOURCE = 1 << 18  # characters
 def special_tokens(folder: AnyFolder) -> dict[str, str]:
     """The named special tokens of a model folder, such as {"bos_token": "<s>"}.
 
-    They stand in tokenizer_config.json and special_tokens_map.json. Which of the two wins depends, as in transformers,
-    on whether the former has an `added_tokens_decoder`: files with one are newer than the latter. A token is a string or an object with its text under "content". Raises
-    PpsdError for files that are not JSON objects and for a bos_token or eos_token that is neither.
+    They stand in tokenizer_config.json and special_tokens_map.json. As in transformers the latter wins, unless the
+    former has an `added_tokens_decoder` and so is the newer one. A token is a string or an object with its text under
+    "content". Raises PpsdError for files that are not JSON objects and for a bos_token or eos_token that is neither.
     """
     tokens: dict[str, str] = {}
     config = read_json_object(folder / "tokenizer_config.json", missing_ok=True)

@@ -206,13 +206,15 @@ class _JsonTokenizer(Tokenizer):
         self._path = path
         self._bytes_of, self._leading_spaces = _compiled_decoder(state, path)
         names = special_tokens(folder)
+        if all(token.content != names.get("eos_token") for token in _added_tokens(folder).values()):
+            _eos_id(self.token_to_id, names.get("eos_token"), path)  # before it gets an id like the others
         self._add_tokens(folder, names)
         special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
         # A token that one file calls special stays so, whatever another one says.
         special |= {token.content for token in added.values() if token.special}
         self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.bos_id = _named_id(self.token_to_id, names.get("bos_token"))
-        self.eos_id = _eos_id(self.token_to_id, names.get("eos_token"), path)
+        self.eos_id = _named_id(self.token_to_id, names.get("eos_token"))
         ends = [self.bos_id, self.eos_id]
         self.special_ids = frozenset(id for id in [*map(self.token_to_id, special), *ends] if id is not None)
         self.chat_template = ChatTemplate.from_folder(folder)
@@ -226,9 +228,7 @@ class _JsonTokenizer(Tokenizer):
         before = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
         given = [token for _, token in sorted(_added_tokens(folder).items())]
         texts = before | {token.content for token in given}
-        # transformers also adds named tokens that the vocabulary lacks, with ids that the model has no place for.
-        others = {text for text in _all_special(folder, names) - texts if self.token_to_id(text) is not None}
-        given += [_AddedToken(text, special=True) for text in sorted(others)]
+        given += [_AddedToken(text, special=True) for text in _all_special(folder, names) if text not in texts]
         tokens = [
             tokenizers.AddedToken(
                 token.content,
@@ -452,16 +452,17 @@ def _valid_id(value: object, path: AnyFile) -> int:
     return value
 
 
-def _all_special(folder: AnyFolder, names: dict[str, str]) -> set[str]:
-    """The texts of all tokens that a model folder calls special, named ones and others."""
-    texts = set(names.values())
+def _all_special(folder: AnyFolder, names: dict[str, str]) -> list[str]:
+    """The texts of all tokens that a model folder calls special, named ones first, in the order of transformers."""
+    order = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+    texts = [names[key] for key in (*order, *sorted(names.keys() - order)) if key in names]
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         values = read_json_object(folder / file, missing_ok=True)
         for key in ("additional_special_tokens", "extra_special_tokens"):
             extra = values.get(key) or []
             contents = extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()
-            texts.update(content for content in map(token_content, contents) if content is not None)
-    return texts
+            texts += [content for content in map(token_content, contents) if content is not None]
+    return list(dict.fromkeys(texts))
 
 
 def _named_id(token_to_id: Callable[[str], int | None], token: str | None) -> int | None:

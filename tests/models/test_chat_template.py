@@ -277,7 +277,8 @@ def test_sources_in_order(tmp_path: Path) -> None:
     assert ChatTemplate.from_folder(tmp_path) is None
     write(tmp_path, chat_template__json={"chat_template": "from json {{ bos_token }}"})
     assert rendered() == "from json <s>"
-    write(tmp_path, tokenizer_config__json={"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<b>"}})
+    config = {"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<b>"}, "added_tokens_decoder": {}}
+    write(tmp_path, tokenizer_config__json=config)
     assert rendered() == "config <b>"
     write(tmp_path, chat_template__jinja="file {{ bos_token }}")
     assert rendered() == "file <b>"
