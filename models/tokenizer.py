@@ -278,6 +278,10 @@ class _SentencePieceTokenizer(Tokenizer):
         folder = path.parent
         options = _Options.read(folder / "tokenizer_config.json")
         model = read_bytes(path, _MOST_BYTES)
+        if _TIKTOKEN_LINE.match(model):
+            raise PpsdError(
+                f"{path} is in tiktoken's format, not SentencePiece's: take the model's tokenizer.json instead"
+            )
         with _library_errors(f"cannot load {path}", f"{_DAMAGED}, or take the tokenizer.json of the same model"):
             self._whole = _processor(model)
             self._inner = self._whole if options.legacy else _processor(model + _NO_DUMMY_PREFIX)
@@ -369,6 +373,8 @@ class _SentencePieceTokenizer(Tokenizer):
             return piece.encode()
         return piece.replace(_METASPACE, " ").encode()
 
+
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
 
 # A protobuf message followed by another is their merge: this is a ModelProto with normalizer_spec (field 3) holding
 # add_dummy_prefix (field 3) = false, and spares the dependency on the protobuf package.

@@ -656,6 +656,56 @@ def test_vocabulary_larger_than_the_model(byte_level: Path, make_spm_folder: Cal
         assert f"ends at {size - 2}" in message
 
 
+def test_tiktoken_in_the_place_of_sentencepiece(tmp_path: Path) -> None:
+    """Meta's own Llama 3 files have it."""
+    (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\nIw== 2\n")
+    assert "tokenizer.model is in tiktoken's format, not SentencePiece's" in error_of(tmp_path)
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"added_tokens_decoder": {"A": "<a>", "B": "<b>"}},
+        {"added_tokens_decoder": {"A": {"content": "<a>", "special": False, "lstrip": True}, "B": "<b>"}},
+        {"added_tokens_decoder": {"A": {"content": "<a>", "rstrip": True}, "4": "<|im_end|>"}},
+        {"added_tokens_decoder": {"A": {"content": "<a>", "single_word": True}}, "split_special_tokens": True},
+        {"added_tokens_decoder": {"A": "<a>"}, "additional_special_tokens": ["<b>", "e"]},
+        {"added_tokens.json": {"<a>": "A", "<b>": "B"}, "extra_special_tokens": ["<b>"]},
+        {"split_special_tokens": True},
+        {"pad_token": "<b>", "bos_token": "<|im_end|>"},
+    ],
+)
+def test_tokens_that_tokenizer_json_lacks(byte_level: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """As transformers adds them: recognised in text, hidden from answers where they are special."""
+    shutil.copytree(byte_level, tmp_path, dirs_exist_ok=True)
+    end = load_tokenizer(byte_level).vocab_size
+    ids = {"A": end, "B": end + 1, "4": load_tokenizer(byte_level).token_to_id("<|im_end|>")}
+    config = {"chat_template": CHATML, "eos_token": "</s>", **changes}
+    added = config.pop("added_tokens.json", None)
+    if added:
+        write_json(tmp_path / "added_tokens.json", {text: ids[id] for text, id in added.items()})
+    if "added_tokens_decoder" in config:
+        entries = config["added_tokens_decoder"].items()
+        config["added_tokens_decoder"] = {
+            str(ids[id]): {**FLAGS, **({"content": entry} if isinstance(entry, str) else entry)}
+            for id, entry in entries
+        }
+    write_json(tmp_path / "tokenizer_config.json", {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
+    ours, judge = load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("x <a> y", "x<b> <|im_end|>  y", "<a><b>", "he<a>llo<b>", "hello </s>!", "<|im_end|><a> <a>"):
+        found = ours.encode(text)
+        assert found == judge(text)["input_ids"]
+        assert ours.decode(found) == judge.decode(found, skip_special_tokens=True)
+    chat = [{"role": "user", "content": "hi <a>"}]
+    assert ours.chat_template is not None
+    rendered = ours.chat_template.render(chat)
+    assert ours.encode(rendered, add_special_tokens=False) == judge.apply_chat_template(chat)["input_ids"]
+
+
 def test_nothing_to_load(tmp_path: Path) -> None:
     assert "neither tokenizer.json nor tokenizer.model" in error_of(tmp_path)
     assert "there is no folder" in error_of(tmp_path / "nowhere")
