@@ -29,6 +29,7 @@ from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
 from .gguf_blocks import Blocks
 from .quantised import QuantisedTensors, Stored, read_scheme
 from .shapes import check_shapes, model_shapes
+from .uniform import Uniform
 
 if TYPE_CHECKING:
     from .gguf_tensors import GgufTensors
@@ -80,11 +81,20 @@ class Checkpoint:
             self.stored_as, used = sorted(quantised.kinds), quantised.used
             shapes = {name: shape for name, shape in shapes.items() if not quantised.is_quantised(name)}
         plain = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
+        missing = {} if scheme else {name: shape for name, shape in shapes.items() if _may_lack(name, plain)}
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in missing.items()}
+        if zeros:
+            _LOG.info("%s: biases that config.json names and the file lacks are zero, as in transformers", folder)
+            self.tensors, plain = {**self.tensors, **zeros}, {**plain, **zeros}
         check_shapes(plain, shapes, str(folder))
         unused = sorted(name for name in stored if name not in used and not name.endswith(_DERIVED_SUFFIXES))
         if unused:
             more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
             _LOG.info("%s: left out is what this model has no use for: tensor %s%s", folder, unused[0], more)
+
+    def quantised(self, name: str) -> Uniform | None:
+        """A matrix of a quantised folder as it is quantised there; None where it is not, or not uniformly."""
+        return self._opened.uniform(name) if isinstance(self._opened, QuantisedTensors) else None
 
     @property
     def name(self) -> str:
@@ -157,6 +167,10 @@ def _read_folder(folder: Path) -> dict[str, Stored]:
         if name not in tensors:
             raise PpsdError(f"{index} says that {name} is in {shard}, but it is not there")
     return _with_prefix(tensors)
+
+
+def _may_lack(name: str, tensors: Mapping[str, Array]) -> bool:
+    return name.endswith(".bias") and name not in tensors
 
 
 def _with_prefix(tensors: dict[str, Stored]) -> dict[str, Stored]:

@@ -158,9 +158,13 @@ class QuantisedTensors(Mapping[str, Array]):
         return np.array(found)
 
     def _rows(self, name: str, outputs: slice) -> Array:
-        values, scale = self._read(name, outputs)
-        floats = values.dequantise() if isinstance(values, Uniform) else values
-        return _rounded(floats, scale)
+        values, dtype = self._read(name, outputs)
+        if isinstance(values, Uniform):  # by their formula, whose product is rounded once, whatever the scales' dtype
+            q = values.q.reshape(len(values.q), -1, values.group).astype(np.float32)
+            zeros = np.divide(values.minimum, -values.scale, out=np.zeros_like(values.scale), where=values.scale != 0)
+            q -= np.rint(zeros)[:, :, None]
+            values = (q * values.scale[:, :, None]).reshape(values.q.shape)
+        return _rounded(values, dtype)
 
     def uniform(self, name: str) -> Uniform | None:
         """A matrix as it is quantised; None where it is not, or not in groups of neighbouring inputs, or in fp8."""

