@@ -60,6 +60,7 @@ _ROTATIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_sho
 # (key, values that change nothing, what any other is)
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("{arch}.expert_count", (0,), "is a mixture of experts"),
+    ("{arch}.nextn_predict_layers", (0,), "has layers that predict further tokens"),
     ("{arch}.attention.causal", (True,), "is attention in both directions"),
     ("{arch}.attention.scale", (0.0,), "is another attention scale"),
     ("{arch}.attention.clamp_kqv", (0.0,), "clamps queries, keys and values"),
