@@ -281,10 +281,10 @@ def _rope_scaling(raw: Mapping[str, Any], read: _Reader, head_dim: int) -> RopeS
     inner = section.integer("original_max_position_embeddings", context)
     original = read.integer("original_max_position_embeddings", inner)
     if kind == "llama3":
-        factors = [section.number(f"{name}factor") for name in ("", "low_freq_", "high_freq_")]
-        if factors[2] <= factors[1]:
+        factor, low, high = (section.number(f"{name}factor") for name in ("", "low_freq_", "high_freq_"))
+        if high <= low:
             raise PpsdError(f"{section.where}: high_freq_factor must be above low_freq_factor")
-        return RopeScaling(kind, *factors, original)
+        return RopeScaling(kind, factor, low, high, original)
     factor = section.number("factor", max(context / original, 1.0))
     if kind == "yarn":
         return RopeScaling(

@@ -45,7 +45,7 @@ def _dynamic_theta(theta: float, size: int, scaling: RopeScaling, length: int) -
     original, factor = scaling.original_max_position_embeddings, scaling.factor
     if size == 2:  # one pair, which turns by one radian whatever the base
         return theta
-    return theta * (factor * max(length, original) / original - (factor - 1)) ** (size / (size - 2))
+    return theta * math.pow(factor * max(length, original) / original - (factor - 1), size / (size - 2))
 
 
 def _llama3(frequencies: Float32, scaling: RopeScaling) -> Float32:

@@ -36,9 +36,9 @@ def set_template(engine: Engine, args: argparse.Namespace) -> Engine:
     """Gives the chat template what --template-set says. Raises UsageError for what it does not read."""
     settings = getattr(args, "template_set", [])
     template = engine.tokenizer.chat_template
-    if settings and template is None:
-        raise UsageError(f"--template-set needs a model with a chat template, and {engine.name} has none")
     for name, value in settings:
+        if template is None:
+            raise UsageError(f"--template-set needs a model with a chat template, and {engine.name} has none")
         template.set(name, value)
     return engine
 
