@@ -34,6 +34,8 @@ class Engine:
     def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, name: str) -> None:
         self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
         self.config = checkpoint.config
+        if not self.config.eos_token_ids and (end := tokenizer.eos_id) is not None and end < self.config.vocab_size:
+            self.config = replace(self.config, eos_token_ids=(end,))  # the files of the model name none
         self._grammars: Grammars | None = None
         self._turns = Turns(backend.concurrency)
         hears_of_forks(self._turns)
@@ -93,19 +95,20 @@ class Engine:
         """Count what usually follows anew, as a new engine does: benchmarks that ask the same again need it."""
         self.backend.know(self._counted)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, template_variables: Mapping[str, Any] | None = None) -> list[int]:
         """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids.
 
+        template_variables: of a chat template, such as `{"enable_thinking": False}`; see `ChatTemplate.render`.
         Raises UsageError for what is none of these, is empty, holds ids outside the vocabulary or text that is not
         Unicode, or leaves no room for an answer in the model's context; PpsdError where the model has no chat template,
         or one that refuses the messages.
         """
-        ids, context = self._ids(prompt), self.config.max_position_embeddings
+        ids, context = self._ids(prompt, template_variables), self.config.max_position_embeddings
         if len(ids) >= context:
             raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
         return ids
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def _ids(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
@@ -114,20 +117,23 @@ class Engine:
         else:
             items: list[Any] = list(prompt)
             messages = any(isinstance(item, str | Mapping) for item in items)
-            ids = self._encode_messages(items) if messages else [whole_number("a prompt id", item) for item in items]
+            if messages:
+                ids = self._encode_messages(items, variables)
+            else:
+                ids = [whole_number("a prompt id", item) for item in items]
         if not ids:
             raise UsageError("the prompt is empty")
         if not all(0 <= id < self.config.vocab_size for id in ids):
             raise UsageError(f"a prompt id is outside the vocabulary of {self.config.vocab_size}")
         return ids
 
-    def _encode_messages(self, messages: list[Any]) -> list[int]:
+    def _encode_messages(self, messages: list[Any], variables: Mapping[str, Any] | None) -> list[int]:
         template = self.tokenizer.chat_template
         if template is None:
             raise PpsdError(f"{self.name} has no chat template; give it plain text (--raw)")
-        text = template.render(messages)
+        text = template.render(messages, template_variables=variables)
         for number, message in enumerate(messages, 1):
-            check_unicode(message["content"], f"message {number}")
+            check_unicode(message.get("content") or "", f"message {number}")
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def generate(

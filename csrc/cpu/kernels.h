@@ -232,6 +232,7 @@ struct AddPhase {                // x += input W^T (+ bias)
 
 struct SwigluPhase {             // output = silu(gate) * up; panels of the matrix: gate 0, up 0, gate 1, up 1, ...
   const Matrix* weights;
+  const float* bias;             // [outputs] in the same order, or null
   const Activations* input;
   int rows;
   const Activations* output;     // width: outputs / 2

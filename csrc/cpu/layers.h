@@ -11,8 +11,9 @@
 namespace ppsd {
 
 // Cosines and signed sines: for each position, for each panel of a head (channels in rotary order), sixteen cosines and
-// then sixteen sines: [capacity][head_dim / 16][2][16]. frequencies: [head_dim / 2].
-std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity);
+// then sixteen sines: [capacity][head_dim / 16][2][16]. prompt: rows that are rotated as one text of that length, where
+// lengths matter; each later row is rotated as the last one of a text of its own, as it is when it is decoded.
+std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt = 0);
 
 // Of a pass over several texts: consecutive rows of one of them, at positions [start, start + rows); `blocks`: where its cache
 // lies, span by span, see KvCache; `spans`: how many there are.

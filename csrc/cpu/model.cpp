@@ -58,6 +58,16 @@ bool lie_ready(const std::vector<RowOf>& rows) {
 
 }  // namespace
 
+std::vector<float> Rotary::at(int length) const {
+  if (!by_length() || length <= original) return frequencies;
+  if (!long_frequencies.empty()) return long_frequencies;
+  const double size = 2.0 * double(frequencies.size());
+  const float base = float(theta * std::pow(growth * length / original - (growth - 1.0), size / (size - 2.0)));
+  std::vector<float> out;
+  for (size_t i = 0; i < frequencies.size(); ++i) out.push_back(1.0f / std::pow(base, 2.0f * float(i) / float(size)));
+  return out;
+}
+
 size_t Packer::matrix_bytes(int outputs, int inputs) const { return aligned(Matrix{format_, outputs, inputs}.bytes()); }
 
 size_t Packer::lm_head_bytes() const {
@@ -101,6 +111,14 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
   }
   out.o = pack({format_, shape_.hidden_size, shape_.q_outputs()}, rows_of(t.o), weigh(at.o), memory);
   if (t.o_bias.present()) out.o_bias = vector(t.o_bias);
+  if (t.gate_bias.present()) {
+    const std::vector<float> gate = vector(t.gate_bias), up = vector(t.up_bias);
+    for (size_t first = 0; first < gate.size(); first += kPanel) {
+      out.gate_up_bias.insert(out.gate_up_bias.end(), gate.begin() + first, gate.begin() + first + kPanel);
+      out.gate_up_bias.insert(out.gate_up_bias.end(), up.begin() + first, up.begin() + first + kPanel);
+    }
+    out.down_bias = vector(t.down_bias);
+  }
   if (t.gate.present()) {
     out.post_norm = vector(t.post_norm);
     const int inner = int(t.gate.rows), hidden = shape_.hidden_size;

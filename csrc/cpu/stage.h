@@ -16,7 +16,7 @@ struct CpuModel {
   Format format;
   Stored kv;
   Tensor embedding, lm_head;           // [vocabulary][hidden], where the checkpoint has them; tied: the same
-  std::vector<float> frequencies;      // [head_dim / 2]
+  Rotary rotary;
   std::vector<PackedLayer> layers;
   PackedHead head;                     // the final norm, and the whole LM head
   // The exit head; without one nothing is drafted, and all layers verify. exit_layer 0: it reads the embeddings.

@@ -29,7 +29,18 @@ MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standar
 def load_engine(args: argparse.Namespace) -> Engine:
     """Over ranks the engine is there already; `ppsd_rt.cli.ranks` has seen to it."""
     engine = getattr(args, "engine", None)
-    return load_one_process(args) if engine is None else engine
+    return set_template(load_one_process(args) if engine is None else engine, args)
+
+
+def set_template(engine: Engine, args: argparse.Namespace) -> Engine:
+    """Gives the chat template what --template-set says. Raises UsageError for what it does not read."""
+    settings = getattr(args, "template_set", [])
+    template = engine.tokenizer.chat_template
+    for name, value in settings:
+        if template is None:
+            raise UsageError(f"--template-set needs a model with a chat template, and {engine.name} has none")
+        template.set(name, value)
+    return engine
 
 
 def load_one_process(args: argparse.Namespace) -> Engine:

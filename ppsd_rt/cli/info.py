@@ -9,7 +9,9 @@ from typing import Any
 
 from .. import __version__
 from ..cpu.name import cpu_name
+from ..errors import PpsdError
 from ..models.cache import cache_dir
+from ..models.chat_template import ChatTemplate
 from ..printable import printable
 from .common import load_engine, print_json
 
@@ -28,7 +30,7 @@ def run(args: argparse.Namespace) -> None:
 def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
     """Four sections of plain values."""
     engine = load_engine(args)
-    head = engine.head
+    head, template = engine.head, engine.tokenizer.chat_template
     return {
         "model": {
             "name": engine.name,
@@ -37,7 +39,9 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
             "parameters": engine.checkpoint.parameters,
             "stored_as": engine.checkpoint.stored_as,
             **asdict(engine.config),
-            "chat_template": engine.tokenizer.chat_template is not None,
+            "ends_at": {id: engine.tokenizer.id_to_token(id) for id in engine.config.eos_token_ids},
+            "chat_template": template is not None,
+            "template_variables": _variables(template),
         },
         "exit head": None
         if head is None
@@ -54,6 +58,14 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
         },
         "machine": {**machine(), "cache": str(cache_dir())},
     }
+
+
+def _variables(template: ChatTemplate | None) -> list[str]:
+    """Those that --template-set may set; none of a template that cannot be compiled, which stops only chats."""
+    try:
+        return [] if template is None else [name for name in template.reads if not name.endswith("_token")]
+    except PpsdError:
+        return []
 
 
 def machine() -> dict[str, Any]:

@@ -15,7 +15,7 @@ from .bench_options import bench_options, eval_options, heads_options
 from .cache_options import cache_options
 from .serve_options import serve_options
 from .simulate_options import simulate_options
-from .values import at_most, named, number, whole
+from .values import at_most, named, number, setting, whole
 
 
 @dataclass(frozen=True)
@@ -123,6 +123,14 @@ def model_options(parser: Parser) -> None:
         "--kv-memory", metavar="SIZE", help="for the KV caches of all answers (cpu), such as 4G [half of what is spare]"
     )
     group.add_argument("--threads", type=whole, metavar="N", help="CPU threads [one for each core]")
+    group.add_argument(
+        "--template-set",
+        type=setting,
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="a variable of the chat template, such as enable_thinking=false; `ppsd-run info` lists them",
+    )
     group.add_argument(
         "--stages",
         type=_stages,

@@ -84,6 +84,10 @@ class CpuBackend:
             self._base = pack_model(checkpoint, self._dtype, kv, self._threads)
         self._checkpoint = checkpoint
         self._kv_memory = kv_memory_of(kv_memory)
+        # Texts of the loop share one table of rotations.
+        self._alone = config.rope_scaling is not None and config.rope_scaling.by_length
+        if self._alone:
+            self.concurrency = 1
         self._answers = Answers(self._make_loop)
         self.use_head(None)
         hears_of_forks(self)
@@ -176,7 +180,7 @@ class CpuBackend:
         # A block more, so that the loop has room for it in any case.
         short = (limits.end + 64) * self._row_bytes <= self._kv_memory * LONE_SHARE
         try:
-            self._answers.begin(answer, lambda: self._engine, session if short else None)
+            self._answers.begin(answer, lambda: self._engine, session if short or self._alone else None)
             if options.prompt_progress:
                 _tell_of_prompt(answer, options.prompt_progress)
             yield from self._answers.events(answer)

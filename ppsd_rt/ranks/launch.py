@@ -126,6 +126,9 @@ def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | No
     formats = options.dtype, options.kv_dtype
     slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
     checkpoint = Checkpoint(Path(resolve_model(options.model)))
+    scaling = checkpoint.config.rope_scaling
+    if scaling is not None and scaling.by_length:
+        raise PpsdError(f"ranks cannot run this model: its rotation depends on the length of the text ({scaling.kind})")
     found = find_head(options.exit_head, checkpoint)
     head = found if found is not None and found.drafts else None
     if options.sizes:

@@ -233,6 +233,8 @@ class TorchBackend:
 
     def _keep_common(self, prompt: Sequence[int], last: int = 1) -> None:
         """Roll back to the rows that `prompt` shares with the stages; the `last` ones are always run again."""
+        self._draft.begin_text(len(prompt))
+        self._verify.begin_text(len(prompt))
         keep = min(common_prefix(self._tokens, prompt), len(prompt) - last)
         self._draft.rollback(keep)
         self._verify.rollback(keep)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from support import slow, tiny_head, tiny_model, write_model
+from support import EOS, slow, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
 from ppsd_rt.cli import common, generate, info
@@ -381,6 +381,40 @@ def test_info(run, head):
     assert {"torch", "cpu", "cores"} <= set(said["machine"])
     assert said["backend"]["isa"] in said["backend"]["usable_isas"]
     assert "exit_layer" in run("info", "--exit-head", head)[1]
+
+
+def test_template_variables(tmp_path, run):
+    template = "{% if think %}<think>{% endif %}{{ messages[0].content }}{{ name }}{{ bos_token }}"
+    folder = write_model(tmp_path / "m")
+    settings = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = ("--model", folder, "--dtype", "float32", "-n", 1, "--json")
+
+    def prompt_of(*args):
+        status, out, _ = run("hi", *model, *args, model=False)
+        return status, Engine.from_pretrained(folder).tokenizer.decode(json.loads(out)["prompt_ids"])
+
+    assert prompt_of() == (0, "hi")
+    assert prompt_of("--template-set", "think=true", "--template-set", "name=Ada") == (0, "<think>hiAda")
+    assert prompt_of("--template-set", "think=false", "--template-set", 'name=["a"]') == (0, "hi['a']")
+    status, _, err = run("hi", *model, "--template-set", "thinking=true", model=False)
+    assert (status, "does not read 'thinking'; it reads bos_token, name, think" in err) == (2, True)
+    status, _, err = run("hi", *model, "--template-set", "think", model=False)
+    assert (status, "not of the form NAME=JSON" in err) == (2, True)
+    said = json.loads(run("info", "--model", folder, "--json", model=False)[1])["model"]
+    assert said["template_variables"] == ["name", "think"]
+    assert said["ends_at"] == {str(EOS): "<|im_end|>"}
+
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": 3}))
+    assert run("hi", *model, "--raw", model=False)[0] == 0
+    assert "chat_template must be a string" in run("hi", *model, model=False)[2]
+    assert json.loads(run("info", "--model", folder, "--json", model=False)[1])["model"]["template_variables"] == []
+
+
+def test_no_eos_in_any_file_of_the_model_ends_at_the_tokenizers(tmp_path):
+    folder = write_model(tmp_path / "m", model_type="qwen2", architectures=["Qwen2ForCausalLM"], eos_token_id=None)
+    assert Checkpoint(folder).config.eos_token_ids == ()
+    assert Engine.from_pretrained(folder).config.eos_token_ids == (EOS,)
 
 
 def test_info_and_heads_without_torch(run, monkeypatch):
