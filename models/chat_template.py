@@ -6,10 +6,11 @@ with the settings and helpers that `transformers` gives it. What goes wrong insi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache, cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -88,10 +89,17 @@ class ChatTemplate:
                 return cls(source, special_tokens(folder), origin=str(path))
         return None
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt for `messages`, each a mapping with string values for "role" and "content".
 
-        The prompt holds the special tokens as text, BOS included where the template writes it, so encode it with
+        One with "tool_calls" may have a null content or none. template_variables: more
+        of what the template may use, such as `tools` and `enable_thinking`. The prompt holds the special tokens as text, BOS included where the template writes it, so encode it with
         `add_special_tokens=False`. The messages are not changed.
 
         Raises UsageError for messages of another shape, and PpsdError when the template cannot be compiled, refuses
@@ -99,15 +107,21 @@ class ChatTemplate:
         characters more than sixteen times the messages, and the work has a limit of that kind, too (sandbox.py).
         """
         chat = _checked_messages(messages)
-        size = sum(len(message["content"]) for message in chat)
+        given = dict(template_variables or {})
+        size = sum(len(message.get("content") or "") for message in chat)
+        try:
+            size += len(json.dumps([given, [_others(message) for message in chat]]))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"what a chat template is given must be JSON: {one_line(error)}") from None
         limit = _OUTPUT_ALLOWANCE + _OUTPUT_PER_INPUT * size
         work = _WORK_ALLOWANCE + _WORK_PER_INPUT * size + _WORK_PER_MESSAGE * len(chat)
         variables = {
             **self.variables,
-            "messages": chat,
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            **given,
+            "messages": chat,
         }
         template = self._compiled
         pieces = []
@@ -174,7 +188,11 @@ def _read_template_key(path: AnyFile) -> str | None:
     return named.get("default", next(iter(named.values())))
 
 
-def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def _others(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "content"}
+
+
+def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copies of the messages, which are shown to be what a template expects."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise UsageError(f"the messages must be a list, not {type(messages).__name__}")
@@ -186,6 +204,8 @@ def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, s
                 f'message {number} must be an object with "role" and "content", not {type(message).__name__}'
             )
         for key in ("role", "content"):
+            if key == "content" and message.get(key) is None and message.get("tool_calls"):
+                continue
             if key not in message:
                 raise UsageError(f'message {number} has no "{key}"')
             if not isinstance(message[key], str):

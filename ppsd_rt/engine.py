@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from .arguments import whole_number
@@ -22,6 +23,7 @@ from .models.unicode import check_unicode
 from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .printable import quoted
 from .sampling.grammar import Grammar, Grammars, Masks
+from .sampling.grammar_trials import Cancel
 from .sampling.params import SamplingParams
 from .stages import Stages
 from .turns import Turns
@@ -34,6 +36,7 @@ class Engine:
         self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
         self.config = checkpoint.config
         self._grammars: Grammars | None = None
+        self._one_grammar = Lock()
         self._turns = Turns(backend.concurrency)
         hears_of_forks(self._turns)
 
@@ -92,9 +95,10 @@ class Engine:
         """Count what usually follows anew, as a new engine does: benchmarks that ask the same again need it."""
         self.backend.know(self._counted)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, template_variables: Mapping[str, Any] | None = None) -> list[int]:
         """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids.
 
+        template_variables: of a chat template, such as `{"enable_thinking": False}`; see `ChatTemplate.render`.
         Raises UsageError for what is none of these, is empty, holds ids outside the vocabulary or text that is not
         Unicode, or leaves no room for an answer in the model's context; PpsdError where the model has no chat template,
         or one that refuses the messages.
@@ -107,7 +111,7 @@ class Engine:
         else:
             items: list[Any] = list(prompt)
             messages = any(isinstance(item, str | Mapping) for item in items)
-            ids = self._encode_messages(items) if messages else [whole_number("a prompt id", item) for item in items]
+            ids = self._encode_messages(items, template_variables) if messages else [whole_number("a prompt id", item) for item in items]
         if not ids:
             raise UsageError("the prompt is empty")
         if not all(0 <= id < self.config.vocab_size for id in ids):
@@ -117,13 +121,13 @@ class Engine:
             raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
         return ids
 
-    def _encode_messages(self, messages: list[Any]) -> list[int]:
+    def _encode_messages(self, messages: list[Any], variables: Mapping[str, Any] | None) -> list[int]:
         template = self.tokenizer.chat_template
         if template is None:
             raise PpsdError(f"{self.name} has no chat template; give it plain text (--raw)")
-        text = template.render(messages)
+        text = template.render(messages, template_variables=variables)
         for number, message in enumerate(messages, 1):
-            check_unicode(message["content"], f"message {number}")
+            check_unicode(message.get("content") or "", f"message {number}")
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def generate(
@@ -163,7 +167,7 @@ class Engine:
         params = params or SamplingParams()
         self.check(params)
         if params.grammar:
-            options = replace(options, masks=self._masks(params.grammar))
+            options = replace(options, masks=self.compile(params.grammar))
         if isinstance(schedule, Schedule) and params.looks_back:
             schedule = replace(schedule, siblings=0.0)  # a sibling's row would have seen another text than its pass
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:
@@ -188,10 +192,16 @@ class Engine:
         """
         return AsyncGeneration(self.generate(prompt, params, schedule, options))
 
-    def _masks(self, grammar: Grammar) -> Masks:
-        if self._grammars is None:
-            self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
-        return self._grammars.masks(grammar)
+    def compile(self, grammar: Grammar, cancel: Cancel | None = None) -> Masks:
+        """What `generate` does for a grammar, which takes up to seconds the first time; kept for the answers to come.
+
+        cancel: gets a function that ends the wait, for any thread to call. UsageError for a grammar that is none, or
+        that takes too much time or memory.
+        """
+        with self._one_grammar:
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
+        return self._grammars.masks(grammar, cancel)
 
     def check(self, params: SamplingParams) -> None:
         """UsageError for sampling that this backend, or this model, cannot do."""

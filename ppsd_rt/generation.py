@@ -53,6 +53,7 @@ class Completion:
     ids: all committed ids, the end-of-sequence id included. text: without special tokens, cut before a stop string.
     finish_reason: `eos`, `stop` (a stop string or stop id), `length` (max_tokens), `context`, or `cancelled`.
     logprobs: one for each id where `SamplingParams.logprobs` asks for them; else empty.
+    stop: the stop string that ended it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -61,6 +62,7 @@ class Completion:
     finish_reason: str
     statistics: Statistics
     logprobs: tuple[Logprob, ...] = ()
+    stop: str | None = None
 
 
 class Generation:
@@ -92,7 +94,7 @@ class Generation:
         self._place = Turn()
         self._turn = RLock()  # of the thread that is in `_events`
         self._process = os.getpid()
-        decoder = tokenizer.stream()
+        decoder = tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
         for id in prompt_ids:  # what the prompt's end means for the first characters is the decoder's to know
             decoder.push(id)
         self._text = StopStrings(decoder, params.stop)
@@ -202,12 +204,14 @@ class Generation:
     def completion(self) -> Completion:
         """The answer so far; whole once the iteration has ended."""
         ids, text = tuple(self._ids), "".join(self._pieces)
-        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, tuple(self._logprobs))
+        logprobs, stop = tuple(self._logprobs), self._text.found
+        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, logprobs, stop)
 
     def _commit(self, round: Round) -> Committed:
         tokens: list[Token] = []
         for place, id in enumerate(round.committed):
-            text = self._text.push(id)
+            hidden = id in self._eos and not self.params.skip_special_tokens
+            text = "" if hidden else self._text.push(id)
             self._ids.append(id)
             self._reason = self._reason_after(id)
             if self._reason != "cancelled":

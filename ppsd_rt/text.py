@@ -14,13 +14,13 @@ class Decoder(Protocol):
 class StopStrings:
     """Passes text on, except what may still turn out to be the beginning of a stop string.
 
-    `found` becomes true when a stop string is complete; the text before it has been passed on, and nothing after it.
+    `found` becomes the stop string that is complete; the text before it has been passed on, and nothing after it.
     """
 
     def __init__(self, decoder: Decoder, stop: Sequence[str]) -> None:
         self._decoder, self._stop = decoder, tuple(stop)
         self._held = ""
-        self.found = False
+        self.found: str | None = None
 
     def push(self, id: int) -> str:
         """The text that the token `id` makes certain."""
@@ -37,10 +37,10 @@ class StopStrings:
 
     def _pass_on(self, piece: str) -> str:
         text, self._held = self._held + piece, ""
-        ends = [place for place in (text.find(stop) for stop in self._stop) if place >= 0]
+        ends = [(place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
         if ends:
-            self.found = True
-            return text[: min(ends)]
+            place, self.found = min(ends)
+            return text[:place]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         if keep:
             text, self._held = text[:-keep], text[-keep:]
