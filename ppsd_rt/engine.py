@@ -111,7 +111,11 @@ class Engine:
         else:
             items: list[Any] = list(prompt)
             messages = any(isinstance(item, str | Mapping) for item in items)
-            ids = self._encode_messages(items, template_variables) if messages else [whole_number("a prompt id", item) for item in items]
+            ids = (
+                self._encode_messages(items, template_variables)
+                if messages
+                else [whole_number("a prompt id", item) for item in items]
+            )
         if not ids:
             raise UsageError("the prompt is empty")
         if not all(0 <= id < self.config.vocab_size for id in ids):

@@ -65,6 +65,16 @@ class Grammar:
         except (TypeError, ValueError) as error:
             raise UsageError(f"the JSON schema is no JSON: {error}") from None
 
+    def schema(self) -> dict[str, Any]:
+        """Of the kind `json_schema`: as a dict. UsageError where the text is none."""
+        try:
+            made = json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"the json_schema is not valid: {error}") from None
+        if not isinstance(made, dict):
+            raise UsageError("the json_schema is not valid: it must be an object that says at least a type")
+        return made
+
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
         """Text that the pattern matches from end to end, in the syntax of Rust's regex crate."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 # Between two parts of JSON. Models that do not know what to say next write white space until the answer's limit.
-_WHITE = r"[\x20\x0A\x0D\x09]{1,24}"
+WHITE = r"[\x20\x0A\x0D\x09]{1,24}"
 _STACK = 4 << 20  # bytes: what compiles on half of the usual stack does so on the threads of a server
 # Of a schema, what constrains no value.
 _NOTES = {"$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description"}
@@ -55,7 +55,7 @@ def compile_grammar(tokenizer: "LLTokenizer", kind: str, text: str) -> "LLMatche
 
     if kind == "json_schema":
         schema = _schema(text)
-        made = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": _WHITE})
+        made = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE})
     elif kind == "regex":
         made = LLMatcher.grammar_from_regex(text)
     else:

@@ -35,6 +35,7 @@ class Answers:
         self._prompt_tokens = sum(map(len, prompts))
         self._generations: list[Any] = []
         self._ended: ApiError | None = None
+        self._compiling: asyncio.Task[None] | None = None
         self.completions: list[Completion] = []
 
     async def run(self, emit: Emit | None, receive: Receive, noted: dict[str, object]) -> None:
@@ -49,10 +50,9 @@ class Answers:
             assert work is not None
             watchers = [asyncio.create_task(self._watch_client(receive)), asyncio.create_task(self._watch_time(work))]
             try:
+                await self._compile()
                 for prompt, params in self._wanted:
-                    self._generations.append(await self._service.begin(prompt, params, self._options))
-                    if self._ended is not None:
-                        raise self._ended
+                    self._generations.append(self._service.begin(prompt, params, self._options))
                 await self._run_all(emit, places)
             except PpsdError as error:
                 raise from_engine(error) from error
@@ -70,13 +70,16 @@ class Answers:
         """With the round at hand; `run` raises `reason` then."""
         if self._ended is None:
             self._ended = reason
+            if self._compiling is not None:
+                self._compiling.cancel()
             for generation in self._generations:
                 generation.cancel()
 
     def usage(self) -> Usage:
-        """Each prompt counts once, however many answers it has."""
-        drafts = [draft_tokens(completion) for completion in self.completions]
-        tokens = sum(len(completion.ids) for completion in self.completions)
+        """Each prompt counts once, however many answers it has. While they run: so far."""
+        completions = self.completions or [generation.completion for generation in self._generations]
+        drafts = [draft_tokens(completion) for completion in completions]
+        tokens = sum(len(completion.ids) for completion in completions)
         return Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=tokens,
@@ -86,6 +89,18 @@ class Answers:
                 rejected_prediction_tokens=sum(rejected for _, rejected in drafts),
             ),
         )
+
+    async def _compile(self) -> None:
+        grammar = self._wanted[0][1].grammar
+        if grammar is not None:
+            self._compiling = asyncio.create_task(self._service.compile(grammar))
+            try:
+                await asyncio.wait([self._compiling])
+            finally:
+                self._compiling.cancel()
+            if self._ended is not None:
+                raise self._ended
+            self._compiling.result()
 
     async def _run_all(self, emit: Emit | None, places: Places) -> None:
         if len(self._generations) == 1:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -12,15 +13,16 @@ from starlette.types import ASGIApp
 from .. import __version__
 from ..backend import RunOptions
 from ..errors import PpsdError
+from ..sampling.params import SamplingParams
 from .answers import Answers
-from .chat import ChatShape
+from .chat import Chat, ChatShape
 from .completions import CompletionShape
 from .errors import ApiError, ErrorReply, answer_bug, answer_error
 from .guard import Guard
 from .observe import NOTED, Observe
 from .page import page_response
-from .replies import ChatReply, CompletionReply, Health, Model, Models, TokenizeReply
-from .requests import ChatRequest, CompletionRequest, TokenizeRequest
+from .replies import ChatReply, CompletionReply, DetokenizeReply, Health, Model, Models, TokenizeReply
+from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generate, TokenizeRequest
 from .service import Service
 from .shape import Shape
 from .stream import EventStream
@@ -50,16 +52,17 @@ def make_paths(service: Service) -> FastAPI:
     @app.post("/v1/chat/completions", responses={200: {"model": ChatReply, **_STREAM}})
     async def chat(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)
-        body.refuse()
-        prompt = [message.for_template() for message in body.messages]
-        names = {"max_tokens": "max_tokens" if body.max_tokens is not None else "max_completion_tokens"}
-        return await _answer(service, body, request, ChatShape(service, body), [prompt], "messages", names)
+        chat = Chat(service, body)
+        return await answer_chat(service, chat, request, ChatShape(service, chat))
 
     @app.post("/v1/completions", responses={200: {"model": CompletionReply, **_STREAM}})
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)
         body.refuse()
-        return await _answer(service, body, request, CompletionShape(service, body), body.prompts, "prompt", {})
+        service.note(body)
+        ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
+        params = service.params(body, {}, service.grammar(body.format))
+        return await _answer(service, body, request, CompletionShape(service, body), ids, params)
 
     @app.get("/v1/models")
     async def models() -> Models:
@@ -74,6 +77,15 @@ def make_paths(service: Service) -> FastAPI:
     async def tokenize(body: TokenizeRequest) -> TokenizeReply:
         service.check_model(body.model)
         return await _tokenize(service, body)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> DetokenizeReply:
+        service.check_model(body.model)
+        return DetokenizeReply(prompt=service.engine.tokenizer.decode(body.tokens, skip_special_tokens=False))
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return service.tokenizer_info()
 
     @app.get("/health", responses={503: {"model": Health}})
     async def health() -> Response:
@@ -94,31 +106,35 @@ def make_paths(service: Service) -> FastAPI:
     return app
 
 
+async def answer_chat(service: Service, chat: Chat, request: Request, shape: Shape) -> Response:
+    ids = await chat.encode()
+    return await _answer(service, chat.request, request, shape, [ids], chat.params())
+
+
 async def _answer(
     service: Service,
-    body: ChatRequest | CompletionRequest,
+    body: Generate,
     request: Request,
     shape: Shape,
-    prompts: list[Any],
-    param: str,
-    names: dict[str, str],
+    prompts: list[list[int]],
+    params: list[SamplingParams],
 ) -> Response:
-    ids = [await service.encode(prompt, param) for prompt in prompts]
-    options = RunOptions(report_drafts=bool(body.return_tokens and body.stream))
-    answers = Answers(service, ids, service.params(body, names), options)
+    answers = Answers(service, prompts, params, RunOptions(report_drafts=bool(body.return_tokens and body.stream)))
     noted = request.scope[NOTED]
     if body.stream:
         return EventStream(answers, shape, noted)
     await answers.run(None, request.receive, noted)
-    return Response(shape.whole(answers).model_dump_json(), media_type="application/json")
+    return JSONResponse(jsonable_encoder(shape.whole(answers)))
 
 
 async def _tokenize(service: Service, body: TokenizeRequest) -> TokenizeReply:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt, or messages: one of the two", "invalid_value", "prompt")
-    prompt = body.prompt if body.messages is None else [message.for_template() for message in body.messages]
-    assert prompt is not None
-    ids = await service.tokenize(prompt, body.add_special_tokens is not False)
+    if body.prompt is not None:
+        ids = await service.tokenize(body.prompt, body.add_special_tokens is not False)
+    else:
+        known = body.model_dump(include=set(ChatRequest.model_fields) & body.model_fields_set, exclude_none=True)
+        ids = await Chat(service, ChatRequest.model_validate(known)).encode()
     tokenizer = service.engine.tokenizer
     strings = [tokenizer.id_to_token(id) or "" for id in ids] if body.return_token_strs else None
     return TokenizeReply(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=strings)

@@ -4,16 +4,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ..generation import Completion
 from ..pipeline.rounds import Logprob
 from .answers import Answers
+from .chat import whole_text
 from .logprobs import CompletionLogprobs, completion_logprobs
 from .replies import FINISH, CompletionChoice, CompletionReply
 from .requests import CompletionRequest
 from .service import Service
-from .shape import Shape, reported
+from .shape import OpenAIShape, reported
 
 
-class CompletionShape(Shape):
+class CompletionShape(OpenAIShape):
     prefix, object = "cmpl", "text_completion"
 
     def __init__(self, service: Service, request: CompletionRequest) -> None:
@@ -24,7 +26,7 @@ class CompletionShape(Shape):
         choices = [
             CompletionChoice(
                 index=index,
-                text=completion.text,
+                text=whole_text(completion, self._request),
                 logprobs=self.logprobs(index, reported(completion)) if completion.logprobs else None,
                 finish_reason=FINISH[completion.finish_reason],
             )
@@ -34,8 +36,12 @@ class CompletionShape(Shape):
             id=self.id, created=self._created, model=self._model, choices=choices, usage=answers.usage()
         )
 
-    def part(self, text: str | None, first: bool) -> dict[str, Any]:
-        return {"text": text or ""}
+    def part(self, index: int, text: str, first: bool) -> dict[str, Any]:
+        return {"text": text}
+
+    def last(self, index: int, completion: Completion, first: bool) -> tuple[dict[str, Any], str]:
+        text = (completion.stop or "") if self._request.include_stop_str_in_output else ""
+        return {"text": text}, FINISH[completion.finish_reason]
 
     def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> CompletionLogprobs:
         found = completion_logprobs(self._tokenizer, chosen, self._offsets[index])

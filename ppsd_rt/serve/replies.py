@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from .logprobs import ChatLogprobs, CompletionLogprobs
 
@@ -24,17 +24,32 @@ class Usage(BaseModel):
     completion_tokens_details: PredictionDetails
 
 
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ChatMessage(BaseModel):
+    """reasoning_content, tool_calls: left out where there are none."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = Field(None, exclude_if=lambda value: value is None)
+    tool_calls: list[ToolCall] | None = Field(None, exclude_if=lambda value: value is None)
 
 
 class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Finish
+    finish_reason: Literal["stop", "length", "tool_calls"]
 
 
 class ChatReply(BaseModel):
@@ -80,6 +95,10 @@ class TokenizeReply(BaseModel):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+
+
+class DetokenizeReply(BaseModel):
+    prompt: str
 
 
 class Health(BaseModel):
