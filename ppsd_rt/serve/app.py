@@ -6,6 +6,7 @@ from fastapi import FastAPI
 from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
@@ -15,14 +16,17 @@ from ..backend import RunOptions
 from ..errors import PpsdError
 from ..sampling.params import SamplingParams
 from .answers import Answers
-from .chat import Chat, ChatShape
+from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
 from .errors import ApiError, ErrorReply, answer_bug, answer_error
-from .guard import Guard
+from .guard import Guard, Head
+from .messages import MessagesRequest, MessagesShape
 from .observe import NOTED, Observe
+from .ollama import add_ollama
 from .page import page_response
 from .replies import ChatReply, CompletionReply, DetokenizeReply, Health, Model, Models, TokenizeReply
-from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generate, TokenizeRequest
+from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generate, Json, TokenizeRequest
+from .responses import ResponsesRequest, ResponsesShape, Store
 from .service import Service
 from .shape import Shape
 from .stream import EventStream
@@ -34,7 +38,14 @@ _STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": _EVENT}}}
 
 def make_app(service: Service) -> ASGIApp:
     """All of the server that is not the network."""
-    return Observe(Guard(make_paths(service), service.settings), service)
+    settings = service.settings
+    app: ASGIApp = Head(Guard(make_paths(service), settings))
+    if settings.origins:  # before the guard: a browser asks for leave without a key
+        headers = ["x-request-id", "retry-after"]
+        app = CORSMiddleware(
+            app, settings.origins, allow_methods=["*"], allow_headers=["*"], expose_headers=headers, max_age=600
+        )
+    return Observe(app, service)
 
 
 def make_paths(service: Service) -> FastAPI:
@@ -63,6 +74,37 @@ def make_paths(service: Service) -> FastAPI:
         ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
         params = service.params(body, {}, service.grammar(body.format))
         return await _answer(service, body, request, CompletionShape(service, body), ids, params)
+
+    store = Store()
+
+    @app.post("/v1/responses")
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        service.check_model(body.model)
+        body.refuse()
+        chat = Chat(service, as_chat(body.chat(store.messages(body.previous_response_id))))
+        return await answer_chat(service, chat, request, ResponsesShape(service, body, chat, store))
+
+    @app.get("/v1/responses/{id}")
+    async def response(id: str) -> Json:
+        return store.reply(id)
+
+    @app.delete("/v1/responses/{id}")
+    async def forget(id: str) -> Json:
+        store.delete(id)
+        return {"id": id, "object": "response", "deleted": True}
+
+    @app.post("/v1/messages")
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        service.check_model(body.model)
+        chat = Chat(service, as_chat(body.chat()))
+        return await answer_chat(service, chat, request, MessagesShape(service, chat))
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(body: MessagesRequest) -> Json:
+        service.check_model(body.model)
+        return {"input_tokens": len(await Chat(service, as_chat(body.chat())).encode())}
+
+    add_ollama(app, service, answer_chat)
 
     @app.get("/v1/models")
     async def models() -> Models:
@@ -134,7 +176,7 @@ async def _tokenize(service: Service, body: TokenizeRequest) -> TokenizeReply:
         ids = await service.tokenize(body.prompt, body.add_special_tokens is not False)
     else:
         known = body.model_dump(include=set(ChatRequest.model_fields) & body.model_fields_set, exclude_none=True)
-        ids = await Chat(service, ChatRequest.model_validate(known)).encode()
+        ids = await Chat(service, as_chat(known)).encode()
     tokenizer = service.engine.tokenizer
     strings = [tokenizer.id_to_token(id) or "" for id in ids] if body.return_token_strs else None
     return TokenizeReply(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=strings)

@@ -7,6 +7,9 @@ answer in their own way.
 from collections.abc import Sequence
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
 from ..generation import Completion
 from ..pipeline.rounds import Logprob
 from ..sampling.grammar import Grammar
@@ -147,3 +150,13 @@ def message_of(pieces: Sequence[Piece]) -> ChatMessage:
     if calls:
         message.tool_calls = calls
     return message
+
+
+def as_chat(body: dict[str, Any]) -> ChatRequest:
+    """What a request of another protocol has become. Errors name fields of a chat."""
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(found, body=given) from None

@@ -90,31 +90,38 @@ def _from_framework(request: Request, error: HTTPException) -> ApiError:
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
-    """Of the field that comes first; where a union's branches have an error each, of the one that got furthest."""
+    """Of the field that comes first. A union has errors of each branch: the one whose type was right says most."""
     errors = error.errors()
     path = _path(errors[0], error.body)
-    first = max((e for e in errors if _path(e, error.body).startswith(path)), key=lambda e: len(e["loc"]))
+    same = [one for one in errors if _path(one, error.body).startswith(path)]
+    first = max(same, key=lambda one: (not one["type"].endswith("_type"), len(_path(one, error.body))))
     kind, param = first["type"], _path(first, error.body)
     if kind == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']} (character {first['loc'][-1]})")
     if not param:
         return ApiError(400, "the body must be a JSON object, sent as application/json")
-    if kind == "extra_forbidden":
-        return ApiError(400, f"Unknown parameter: '{param}'", "unknown_parameter", param)
     if kind == "missing":
         return ApiError(400, f"Missing required parameter: '{param}'", "missing_required_parameter", param)
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    message = re.sub("^(Input|Value error,) ", "", first["msg"])
-    return ApiError(400, f"Invalid value for '{param}': {message}", code, param)
+    alike = [_message(one) for one in same if _path(one, error.body) == param and one["type"].endswith("_type")]
+    message = " or ".join(dict.fromkeys(alike)) if code == "invalid_type" else _message(first)
+    return ApiError(400, f"Invalid value for '{param}': {message.replace(' or should be', ' or')}", code, param)
+
+
+def _message(error: Any) -> str:
+    said = re.sub("^(Input|Value error,) ", "", error["msg"])
+    bounds = [value for key, value in error.get("ctx", {}).items() if key in ("lt", "le", "gt", "ge")]
+    return re.sub(r"\S+$", str(bounds[0]), said) if bounds else said  # pydantic rounds great numbers
 
 
 def _path(error: Any, body: Any) -> str:
     """`messages[0].content` in what was sent; empty: the body itself is wrong. Steps that name a union's branch are
     left out."""
     path = ""
-    for step in error["loc"][1:]:
+    for place, step in enumerate(error["loc"][1:], 2):
+        missing = error["type"] == "missing" and place == len(error["loc"])
         if isinstance(step, int) and isinstance(body, list):
             path, body = f"{path}[{step}]", body[step]
-        elif isinstance(body, dict):
+        elif isinstance(body, dict) and (step in body or missing):
             path, body = f"{path}.{step}" if path else str(step), body.get(step)
     return shortened(printable(path), _LONGEST)

@@ -162,7 +162,7 @@ class Reader:
 
     def _closing(self, last: bool) -> list[Piece]:
         """The brace after the arguments, and what a model writes before it."""
-        before, found, after = self._rest.partition("}")
+        _, found, after = self._rest.partition("}")
         if found or last:
             self._rest, self._state = after, self._calling
         return []

@@ -1,4 +1,4 @@
-"""What clients may send. Fields, defaults and ranges are OpenAI's; those of vLLM and llama.cpp that OpenAI lacks are ours.
+"""What clients may send. Fields, defaults and ranges are OpenAI's; those of vLLM and llama.cpp are marked as ours.
 
 Fields that would change the answer and that are not done here are refused by name. Unknown ones, and those that change
 no answer (user, metadata, ...), are taken and have no effect; `ignored` names them.
@@ -57,6 +57,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _HARMLESS = {"user", "metadata", "store", "service_tier", "prediction", "prompt_cache_key", "prompt_cache_retention"}
 _HARMLESS |= {"safety_identifier", "verbosity", "cache_prompt", "function_call", "reasoning_effort", "spaces_between"}
 _HARMLESS |= {"include_obfuscation", "request_id", "priority", "parallel_tool_calls", "strict", "name", "id", "index"}
+_HARMLESS |= {"include", "truncation", "thinking", "reasoning", "enable_thinking", "type"}
 
 
 class Lenient(BaseModel):

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import resource
 import signal
 import socket
 import threading
@@ -11,6 +12,7 @@ from math import ceil
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from ..engine import Engine
 from ..errors import PpsdError
@@ -19,7 +21,21 @@ from .service import Service
 from .settings import Settings
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SPARE = 5  # seconds
 _LAST_WORDS = 10  # seconds after the grace: then connections that are still open are cut
+
+
+class _Connection(HttpToolsProtocol):
+    """A client may say that it sends no more, and still wait for its answer."""
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """True: the other direction stays open. One that has gone says so when it is sent something."""
+        waiting = self.cycle is not None and not self.cycle.response_complete
+        if waiting and not self.cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if waiting:
+            self.cycle.keep_alive = False
+        return waiting
 
 
 class Server(uvicorn.Server):
@@ -28,11 +44,15 @@ class Server(uvicorn.Server):
     def __init__(self, service: Service) -> None:
         config = uvicorn.Config(
             make_app(service),
+            headers=[("Keep-Alive", f"timeout={ceil(service.settings.keep_alive)}")],
             log_config=None,
             access_log=False,
             log_level=logging.WARNING,
             lifespan="off",
             server_header=False,
+            http=_Connection,
+            # Later than it says: a client that keeps to what it is told never sends into a connection that closes.
+            timeout_keep_alive=ceil(service.settings.keep_alive) + _SPARE,
             timeout_graceful_shutdown=ceil(service.settings.grace) + _LAST_WORDS,
         )
         super().__init__(config)
@@ -83,6 +103,12 @@ def listen(host: str, port: int) -> socket.socket:
         why = f"cannot listen on {host} port {port}: {error.strerror or error}"
         raise PpsdError(f"{why}; choose another --port or --host") from None
     return listener
+
+
+def allow_connections() -> None:
+    """As many as the system lets this process have: each is a file to it."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def serve(engine: Engine, settings: Settings, listener: socket.socket) -> None:

@@ -96,7 +96,7 @@ class Service:
                 self.settings.log("ignored", field=shortened(printable(name), 100))
 
     def grammar(self, wanted: Mapping[str, Any] | None) -> Grammar | None:
-        """Of `Generate.format`. Keywords of JSON schemas that llguidance does not know are left out, unless --strict."""
+        """Of `Generate.format`. What llguidance does not know of a JSON schema is left out, unless --strict."""
         if wanted is None:
             return None
         if wanted.get("type") == "choice":

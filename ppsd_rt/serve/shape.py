@@ -125,6 +125,10 @@ def data(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
 
 
+def event_line(event: dict[str, Any]) -> str:
+    return f"event: {event['type']}\n{data(event)}"
+
+
 def _token(token: Token) -> dict[str, Any]:
     return {"id": token.id, "position": token.position, "text": token.text, "origin": token.origin}
 
