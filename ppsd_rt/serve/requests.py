@@ -140,7 +140,7 @@ class Generate(Lenient):
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63, description="-1: none")] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
@@ -191,7 +191,7 @@ class Generate(Lenient):
         """response_format, or what others call the same."""
         guided = self.structured_outputs or {}
         schema = self.guided_json or guided.get("json") or self.json_schema
-        choice = self.guided_choice or guided.get("choice")
+        choice = guided.get("choice") if self.guided_choice is None else self.guided_choice
         if schema is not None:
             return {"type": "json_schema", "json_schema": {"schema": schema}}
         if choice is not None:
@@ -206,6 +206,8 @@ class Generate(Lenient):
 
     def refuse(self) -> None:
         """ApiError for what is set and not done here. Values that ask for nothing are taken."""
+        if self.stream_options is not None and not self.stream:
+            raise refused("stream_options", "it goes with stream: true")
         for name, value in (self.model_extra or {}).items():
             if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
                 raise refused(name, "this server cannot do that")
@@ -255,6 +257,8 @@ class ChatRequest(Generate):
             if message.content is None and message.role != "assistant":
                 where = f"messages[{number}].content"
                 raise ApiError(400, f"Missing required parameter: '{where}'", "missing_required_parameter", where)
+        if self.top_logprobs and not self.logprobs:
+            raise refused("top_logprobs", "it goes with logprobs: true")
         if self.audio is not None:
             raise refused("audio", "this server answers with text only")
 

@@ -12,7 +12,7 @@ from math import ceil
 from types import FrameType
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from ..engine import Engine
 from ..errors import PpsdError
@@ -22,20 +22,34 @@ from .settings import Settings
 
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _SPARE = 5  # seconds
+_PATIENCE, _SOON, _SELDOM = 1.0, 0.05, 5.0  # seconds until a connection is looked at, once more, and from then on
+_ENDS = 0.5
 _LAST_WORDS = 10  # seconds after the grace: then connections that are still open are cut
 
 
 class _Connection(HttpToolsProtocol):
-    """A client may say that it sends no more, and still wait for its answer."""
+    """A client may say that it sends no more, and still wait for its answer. One that has gone says the same.
+
+    What is sent to one that has gone comes back as an error of the next that is sent: so after a while it is sent what
+    no client minds, now and then.
+    """
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True: the other direction stays open. One that has gone says so when it is sent something."""
+        """True: the other direction stays open."""
         waiting = self.cycle is not None and not self.cycle.response_complete
-        if waiting and not self.cycle.response_started:
-            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if waiting:
             self.cycle.keep_alive = False
+            self.loop.call_later(_PATIENCE, self._look, self.cycle, _SOON)
         return waiting
+
+    def _look(self, cycle: RequestResponseCycle, again: float) -> None:
+        if cycle.response_complete or cycle.disconnected or self.transport.is_closing():
+            return
+        if not cycle.response_started:
+            self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        elif cycle.chunked_encoding:
+            self.transport.write(b"1\r\n\n\r\n")  # an empty line of a stream
+        self.loop.call_later(again, self._look, cycle, _SELDOM)
 
 
 class Server(uvicorn.Server):
@@ -83,6 +97,9 @@ class Server(uvicorn.Server):
         ending = asyncio.create_task(self._service.end_after_grace())
         await super().shutdown(sockets)
         ending.cancel()
+        self._service.end_all()  # after a second signal: what still runs says why it ends
+        if self.server_state.tasks:
+            await asyncio.wait(self.server_state.tasks, timeout=_ENDS)
         log("stopped")
 
 

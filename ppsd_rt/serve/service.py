@@ -136,7 +136,7 @@ class Service:
             "grammar": grammar,
             "stop": request.stops,
             "stop_token_ids": request.stop_token_ids,
-            "ignore_eos": None if grammar is not None else request.ignore_eos,
+            "ignore_eos": request.ignore_eos,
             "skip_special_tokens": False if shows_special else request.skip_special_tokens,
         }
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -177,5 +177,8 @@ class Service:
     async def end_after_grace(self) -> None:
         """Of a server that is stopping: what still runs then is ended."""
         await self.settings.sleep(self.settings.grace)
+        self.end_all()
+
+    def end_all(self) -> None:
         for answers in list(self._live):
             answers.end(ApiError(503, "the server is stopping", "stopping"))
