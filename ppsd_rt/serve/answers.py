@@ -1,7 +1,9 @@
 """The answers to one request: begun together, run side by side, ended together."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import Receive
@@ -9,7 +11,7 @@ from starlette.types import Receive
 from ..backend import RunOptions
 from ..errors import PpsdError
 from ..generation import Committed, Completion
-from ..pipeline.rounds import Drafted
+from ..pipeline.rounds import Drafted, Logprob
 from ..sampling.params import SamplingParams
 from .admission import Places
 from .errors import ApiError, from_engine
@@ -28,14 +30,27 @@ class Answers:
     """One for each prompt and each of its sampling parameters, in this order."""
 
     def __init__(
-        self, service: Service, prompts: Sequence[list[int]], params: Sequence[SamplingParams], options: RunOptions
+        self,
+        service: Service,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        options: RunOptions,
+        echo: int | None = None,
     ) -> None:
+        """echo: before an answer, log-probabilities of its prompt, and of so many of the most probable ids."""
         self._service, self._options = service, options
-        self._wanted = [(prompt, one) for prompt in prompts for one in params]
+        self._wanted: list[tuple[list[int], SamplingParams]] = []
+        answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
+        for prompt in prompts:
+            same = tuple(prompt)
+            for one in params:
+                self._wanted.append((prompt, replace(one, index=answered[same])))
+                answered[same] += 1
         self._prompt_tokens = sum(map(len, prompts))
         self._generations: list[Any] = []
         self._ended: ApiError | None = None
-        self._compiling: asyncio.Task[None] | None = None
+        self._echo, self.echoed = echo, dict[tuple[int, ...], Sequence[Logprob | None]]()
+        self._preparing: asyncio.Task[None] | None = None
         self.completions: list[Completion] = []
 
     async def run(self, emit: Emit | None, receive: Receive, noted: dict[str, object]) -> None:
@@ -50,7 +65,7 @@ class Answers:
             assert work is not None
             watchers = [asyncio.create_task(self._watch_client(receive)), asyncio.create_task(self._watch_time(work))]
             try:
-                await self._compile()
+                await self._prepared()
                 for prompt, params in self._wanted:
                     self._generations.append(self._service.begin(prompt, params, self._options))
                 await self._run_all(emit, places)
@@ -66,12 +81,17 @@ class Answers:
         if self._ended is not None:
             raise self._ended
 
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Of each answer."""
+        return [prompt for prompt, _ in self._wanted]
+
     def end(self, reason: ApiError) -> None:
         """With the round at hand; `run` raises `reason` then."""
         if self._ended is None:
             self._ended = reason
-            if self._compiling is not None:
-                self._compiling.cancel()
+            if self._preparing is not None:
+                self._preparing.cancel()
             for generation in self._generations:
                 generation.cancel()
 
@@ -90,17 +110,23 @@ class Answers:
             ),
         )
 
-    async def _compile(self) -> None:
+    async def _prepared(self) -> None:
+        self._preparing = asyncio.create_task(self._prepare())
+        try:
+            await asyncio.wait([self._preparing])
+        finally:
+            self._preparing.cancel()
+        if self._ended is not None:
+            raise self._ended
+        self._preparing.result()
+
+    async def _prepare(self) -> None:
         grammar = self._wanted[0][1].grammar
         if grammar is not None:
-            self._compiling = asyncio.create_task(self._service.compile(grammar))
-            try:
-                await asyncio.wait([self._compiling])
-            finally:
-                self._compiling.cancel()
-            if self._ended is not None:
-                raise self._ended
-            self._compiling.result()
+            await self._service.compile(grammar)
+        if self._echo is not None:
+            for prompt in {tuple(prompt) for prompt in self.prompts}:
+                self.echoed[prompt] = await self._service.prompt_logprobs(prompt, self._echo)
 
     async def _run_all(self, emit: Emit | None, places: Places) -> None:
         if len(self._generations) == 1:

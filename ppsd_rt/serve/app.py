@@ -73,7 +73,7 @@ def make_paths(service: Service) -> FastAPI:
         service.note(body)
         ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
         params = service.params(body, {}, service.grammar(body.format))
-        return await _answer(service, body, request, CompletionShape(service, body), ids, params)
+        return await _answer(service, body, request, CompletionShape(service, body), ids, params, body.echoes)
 
     store = Store()
 
@@ -160,8 +160,10 @@ async def _answer(
     shape: Shape,
     prompts: list[list[int]],
     params: list[SamplingParams],
+    echo: int | None = None,
 ) -> Response:
-    answers = Answers(service, prompts, params, RunOptions(report_drafts=bool(body.return_tokens and body.stream)))
+    options = RunOptions(report_drafts=bool(body.return_tokens and body.stream))
+    shape.answers = answers = Answers(service, prompts, params, options, echo)
     noted = request.scope[NOTED]
     if body.stream:
         return EventStream(answers, shape, noted)

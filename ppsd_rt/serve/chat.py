@@ -96,6 +96,7 @@ class ChatShape(OpenAIShape):
                 message=(message := message_of(self._chat.read(completion))),
                 logprobs=self.logprobs(index, reported(completion)) if completion.logprobs else None,
                 finish_reason=finish_of(completion, len(message.tool_calls or ())),
+                seed=completion.seed,
             )
             for index, completion in enumerate(answers.completions)
         ]

@@ -285,6 +285,11 @@ class CompletionRequest(Generate):
         return 16 if self.max_tokens is None else None if self.max_tokens == -1 else self.max_tokens
 
     @property
+    def echoes(self) -> int | None:
+        """How many tokens to report beside each of the prompt; None: no log-probabilities of it."""
+        return self.logprobs if self.echo else None
+
+    @property
     def prompts(self) -> list[str | list[int]]:
         given: Any = self.prompt
         several = isinstance(given, list) and isinstance(given[0], str | list)

@@ -1,11 +1,10 @@
 """The engine, its limits, and the requests that it works on."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from secrets import randbits
 from typing import Any, Protocol
 
 from anyio import CapacityLimiter, to_thread
@@ -15,6 +14,7 @@ from ..backend import Cancellation, RunOptions
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..generation import Prompt
+from ..pipeline.rounds import Logprob
 from ..printable import printable, shortened
 from ..sampling.grammar import Grammar
 from ..sampling.params import LEAST_TEMPERATURE, SamplingParams
@@ -48,7 +48,7 @@ class Service:
         template = engine.tokenizer.chat_template
         self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
         self._ignored: set[str] = set()
-        self._compiling = CapacityLimiter(16)
+        self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
         self._one = CapacityLimiter(1)  # tokenizers and chat templates: long ones must not hold up the event loop
 
     def check_model(self, name: str | None) -> None:
@@ -115,7 +115,7 @@ class Service:
     def params(
         self, request: Generate, names: Mapping[str, str], grammar: Grammar | None, shows_special: bool = False
     ) -> list[SamplingParams]:
-        """Of each of the n answers; the first has the seed that the request gives, the others count on from there.
+        """Of each of the n answers, which are told apart by their number. Without a seed each of them draws its own.
 
         names: what the request calls a field of SamplingParams that it has another name for. shows_special: the text
         has special tokens, which show calls of tools.
@@ -138,13 +138,14 @@ class Service:
             "stop_token_ids": request.stop_token_ids,
             "ignore_eos": request.ignore_eos,
             "skip_special_tokens": False if shows_special else request.skip_special_tokens,
+            "min_tokens": request.min_tokens or None,
+            "seed": None if request.seed in (None, -1) else request.seed % 2**64,
         }
         chosen = {name: value for name, value in given.items() if value is not None}
-        first = randbits(63) if request.seed in (None, -1) else request.seed
         try:
-            params = [SamplingParams(**chosen, seed=(first + i) % 2**64) for i in range(request.n or 1)]
-            self.engine.check(params[0])
-            return params
+            params = SamplingParams(**chosen)
+            self.engine.check(params)
+            return [params] * (request.n or 1)
         except UsageError as error:
             raise from_engine(error, _NAMES | dict(names)) from error
 
@@ -158,6 +159,11 @@ class Service:
             raise ApiError(400, str(error), "invalid_value", "response_format") from error
         finally:
             cancellation.ask()
+
+    async def prompt_logprobs(self, prompt: Sequence[int], top: int) -> list[Logprob | None]:
+        """As `Engine.prompt_logprobs`, one prompt at a time."""
+        ask = partial(self.engine.prompt_logprobs, prompt, top)
+        return await to_thread.run_sync(ask, limiter=self._judging, abandon_on_cancel=True)
 
     def begin(self, prompt: list[int], params: SamplingParams, options: RunOptions) -> AsyncGeneration:
         """An answer; nothing is decoded yet."""

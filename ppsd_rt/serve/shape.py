@@ -22,7 +22,7 @@ class Shape(ABC):
     """Of one request: a reply at the end, or the lines of a stream."""
 
     media_type = "text/event-stream"
-    answers: Answers  # of a stream
+    answers: Answers
 
     @abstractmethod
     def whole(self, answers: Answers) -> BaseModel | dict[str, Any]:
@@ -83,7 +83,8 @@ class OpenAIShape(Shape):
             for event in run:
                 first = index not in self._begun
                 if isinstance(event, Completion):
-                    yield self._chunk(index, *self.last(index, event, first))
+                    part, finish = self.last(index, event, first)
+                    yield self._chunk(index, part | {"seed": event.seed}, finish)
                 elif isinstance(event, Drafted):
                     self._begun.add(index)
                     ours = {"drafted": [{"position": event.position, "text": _text(self._tokenizer, event.token)}]}

@@ -19,7 +19,6 @@ class EventStream(Response):
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._answers, self._shape, self._noted = answers, shape, noted
-        shape.answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started, turn = False, asyncio.Lock()

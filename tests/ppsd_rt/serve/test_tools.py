@@ -4,7 +4,7 @@ import json
 
 import pytest
 from serve_support import NAME, SCHEDULE, serving
-from support import TEMPLATE, tiny_model, write_model
+from support import TEMPLATE, write_model
 
 from ppsd_rt import Engine, Grammar, SamplingParams
 from ppsd_rt.models.chat_template import ChatTemplate
@@ -48,7 +48,8 @@ def joined(pieces):
         ),
         (
             HERMES,
-            '<think>\n<tool_call> or not?\n</think>\n\nYes. <tool_call>[{"name": "clock", "arguments": {}}]</tool_call>',
+            "<think>\n<tool_call> or not?\n</think>\n\n"
+            'Yes. <tool_call>[{"name": "clock", "arguments": {}}]</tool_call>',
             [["thought", "<tool_call> or not?"], ["said", "Yes."], *CLOCK],
         ),
         (HERMES, "if a <tool or <", [["said", "if a <tool or <"]]),
@@ -110,7 +111,7 @@ def test_thoughts_that_the_prompt_has_begun():
 @pytest.fixture(scope="module")
 def roomy(tmp_path_factory):
     """An engine whose context holds an explanation of tools."""
-    folder = write_model(tmp_path_factory.mktemp("tools") / "model", tiny_model(3, max_position_embeddings=4096))
+    folder = write_model(tmp_path_factory.mktemp("tools") / "model", max_position_embeddings=4096)
     engine = Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head="norm:2")
     engine.name = NAME
     return engine
@@ -203,7 +204,8 @@ def test_what_each_syntax_allows(roomy, syntax):
         assert allows(lark, one) and allows(lark, two)
         assert not allows(lark, bad) and not allows(lark, one[:-1])
     assert allows(free, "It rains.") and not allows(required, "It rains.")
-    assert allows(free, f"So: {one}") == (syntax is not LLAMA)
+    assert allows(free, f"So: {one}")
+    assert allows(free, f"So: {bad}") == (syntax is LLAMA), "whose calls are whole answers"
     thinking = Tools.of(asked(tool_choice="required")).grammar(syntax, roomy.tokenizer, True, None)
     assert allows(thinking, f"Hm.\n</think>\n\n{one}") and not allows(thinking, one)
     schema = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"], "additionalProperties": False}
@@ -264,8 +266,7 @@ def test_the_syntax_is_the_templates(source, syntax):
 
 
 def test_answers_with_thoughts(roomy, monkeypatch):
-    source = TEMPLATE.replace("assistant\n'", "assistant\n<think>\n'")
-    assert "<think>" in source
+    source = TEMPLATE.replace("assistant\n", "assistant\n<think>\n")
     monkeypatch.setattr(roomy.tokenizer, "chat_template", ChatTemplate(source + "{# </think> #}"))
     with serving(roomy) as served:
         held = {"type": "lark", "lark": 'start: "I see.\\n</think>\\n\\n" /[0-9]{2}/'}
