@@ -128,6 +128,8 @@ class Tools:
             rules.append(f"arguments_{number}: %json {json.dumps(_schema(one, bool(self.least)))}")
         rules.append(f"call: {' | '.join(calls) or 'text'}")
         head = syntax.head.removeprefix(mark) if inside else syntax.head
+        if syntax is LLAMA and schema is not None and not self.least:
+            head = syntax.marks[0]  # or nobody could tell a call from other JSON before its name
         more = ""
         if self.most > 1 and (syntax.head or not inside):
             more = f"({terms(syntax.between)} call){{0,{self.most - 1}}}"
