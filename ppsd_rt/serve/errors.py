@@ -46,6 +46,12 @@ class ApiError(HTTPException):
         kind = _TYPES.get(self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error")
         return ErrorReply(error=ErrorBody(message=self.detail, type=kind, param=self.param, code=self.code))
 
+    def reply_at(self, path: str) -> dict[str, Any]:
+        """In the form that the clients of this path expect."""
+        if path.startswith("/v1/messages"):
+            return {"type": "error", "error": {"type": self.reply().error.type, "message": self.detail}}
+        return {"error": self.detail} if path.startswith("/api/") else self.reply().model_dump()
+
 
 def refused(name: str, why: str) -> ApiError:
     """Of a field that the client has set."""
@@ -72,7 +78,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         error = _from_framework(request, error)
     assert isinstance(error, ApiError)
-    return JSONResponse(error.reply().model_dump(), error.status_code, error.headers)
+    return JSONResponse(error.reply_at(request.url.path), error.status_code, error.headers)
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:

@@ -146,7 +146,7 @@ class MessagesShape(Shape):
         return event_line(delta) + event_line({"type": "message_stop"})
 
     def error(self, error: ApiError) -> str:
-        return event_line(error_of(error))
+        return event_line(error.reply_at("/v1/messages"))
 
     def _stop(self, completion: Completion) -> Json:
         calls = any(block.kind == "call" for block in self._blocks.all)
@@ -160,11 +160,6 @@ class MessagesShape(Shape):
     def _message(self, content: list[Json], **fields: Any) -> Json:
         head = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
         return {**head, "content": content, **fields}
-
-
-def error_of(error: ApiError) -> Json:
-    """In Anthropic's form."""
-    return {"type": "error", "error": {"type": error.reply().error.type, "message": error.detail}}
 
 
 def _usage(answers: Answers) -> Json:

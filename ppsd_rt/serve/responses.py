@@ -187,7 +187,6 @@ class ResponsesShape(Shape):
                 return [self._event("response.reasoning_text.delta", **part, delta=text)]
             return [self._event("response.output_text.delta", **part, delta=text, logprobs=[])]
         self._items[block.index] = item = _item(block, item["id"], "completed")
-        done = [self._event("response.output_item.done", output_index=block.index, item=item)]
         if block.kind == "call":
             name, arguments = block.name, block.text
             ends = [self._event("response.function_call_arguments.done", **place, name=name, arguments=arguments)]
@@ -198,7 +197,7 @@ class ResponsesShape(Shape):
                 self._event("response.output_text.done", **part, text=block.text, logprobs=[]),
                 self._event("response.content_part.done", **part, part=_text(block.text)),
             ]
-        return [*ends, *done]
+        return [*ends, self._event("response.output_item.done", output_index=block.index, item=item)]
 
     def _event(self, kind: str, **fields: Any) -> Json:
         self._number += 1
