@@ -40,9 +40,10 @@ types: $(VENV)/development
 sanitize: $(VENV)/development  ## the C++ carriers and the CPU library under stress, under each sanitizer
 	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh
 
-fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz
+fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz. Then random schedules
 	@mkdir -p build
 	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES) --out build/fuzz.json
+	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh $$(($(MINUTES) * 6)) $$(date +%s) address,undefined
 
 # Of this interpreter and processor, for every Linux whose C library is as new as the tag says.
 wheel: $(VENV)/development  ## a wheel that runs elsewhere, in dist/

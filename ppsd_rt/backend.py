@@ -14,7 +14,6 @@ from .pipeline.schedule import Auto, Schedule
 from .sampling.grammar import Masks
 from .sampling.params import SamplingParams
 
-
 NO_NUMBER = "the model's output is not a number: its weights are damaged, or overflow in this format"
 _TOGETHER = 64  # rows of logits that are held at once
 
