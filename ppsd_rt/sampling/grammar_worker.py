@@ -65,7 +65,7 @@ def compile_grammar(tokenizer: "LLTokenizer", kind: str, text: str) -> "LLMatche
         raise ValueError(matcher.get_error())
     first = matcher.deep_copy()
     mask = first.compute_bitmask()
-    if first.stop_reason() == "NoExtensionBias" or not (first.is_error() or any(mask)):
+    if first.get_error().startswith("NoExtensionBias") or not (first.is_error() or any(mask)):
         raise ValueError("it allows no answer at all")
     if first.is_error():
         raise ValueError(f"it gives up at once: {first.get_error()}")
@@ -84,20 +84,21 @@ def _schema(text: str) -> str:
     return text
 
 
-def _says_nothing(schema: Any, root: Any, seen: tuple[str, ...]) -> bool:
-    """Does it allow every value, or refer to nothing but itself?"""
+def _says_nothing(schema: Any, root: Any, seen: tuple[str, ...], again: bool = True) -> bool:
+    """Does it allow every value, or refer to nothing but itself? again: what a reference back says, alone or beside
+    others that all hold, nothing; as one choice among others it adds no value to them."""
     if not isinstance(schema, dict):
         return schema is True
     said = {key: value for key, value in schema.items() if key not in _NOTES}
     for key, value in said.items():
         if key == "$ref":
-            if value not in seen and not _says_nothing(_resolved(root, value), root, (*seen, value)):
+            if not (again if value in seen else _says_nothing(_resolved(root, value), root, (*seen, value), again)):
                 return False
         elif key == "allOf" and isinstance(value, list):
-            if not all(_says_nothing(one, root, seen) for one in value):
+            if not all(_says_nothing(one, root, seen, again) for one in value):
                 return False
         elif key in ("anyOf", "oneOf") and isinstance(value, list):
-            if not any(_says_nothing(one, root, seen) for one in value):
+            if not any(_says_nothing(one, root, seen, False) for one in value):
                 return False
         else:
             return False
