@@ -10,7 +10,7 @@ MINUTES ?= 60
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test test-all lint types sanitize fuzz wheel check clean
+.PHONY: run test test-all clients lint types sanitize fuzz wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	$(BIN)/ppsd-run --compare --max-tokens 128 "$(PROMPT)"
@@ -25,6 +25,9 @@ test: $(VENV)/development  ## tests of every part, in minutes
 test-all: $(VENV)/development  ## these, and those marked slow
 	$(BIN)/ppsd-run pull
 	$(PYTEST)
+
+clients: $(VENV)/development  ## real clients against the server, in an environment of their own under build/clients
+	tests/clients/run.sh $(abspath $(BIN))/ppsd-run
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ class Blocks:
 
     def add(self, pieces: Sequence[Piece]) -> Iterator[Step]:
         for piece in pieces:
-            kind = "call" if piece.kind in ("call", "arguments") else piece.kind
+            kind = "call" if piece.kind == "arguments" else piece.kind
             if piece.kind == "call" or not self._open or self.all[-1].kind != kind:
                 yield from self.end()
                 block = Block(kind, len(self.all), id=piece.id, name=piece.text if piece.kind == "call" else "")

@@ -17,7 +17,7 @@ from ..sampling.params import SamplingParams
 from .answers import Answers
 from .logprobs import ChatLogprobs, chat_logprobs
 from .reader import Piece, Reader
-from .replies import FINISH, ChatChoice, ChatMessage, ChatReply, FunctionCall, ToolCall
+from .replies import FINISH, ChatChoice, ChatFinish, ChatMessage, ChatReply, FunctionCall, ToolCall
 from .requests import ChatRequest
 from .service import Service
 from .shape import OpenAIShape, reported
@@ -76,7 +76,7 @@ def whole_text(completion: Completion, request: Any) -> str:
     return completion.text + ((completion.stop or "") if request.include_stop_str_in_output else "")
 
 
-def finish_of(completion: Completion, calls: int) -> str:
+def finish_of(completion: Completion, calls: int) -> ChatFinish:
     finish = FINISH[completion.finish_reason]
     return "tool_calls" if calls and finish == "stop" else finish
 

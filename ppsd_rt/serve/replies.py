@@ -8,6 +8,7 @@ from .logprobs import ChatLogprobs, CompletionLogprobs
 
 Seed = Annotated[int | None, Field(description="that the answer can be repeated with; null: it is greedy")]
 Finish = Literal["stop", "length"]
+ChatFinish = Literal["stop", "length", "tool_calls"]
 FINISH: dict[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
@@ -42,15 +43,15 @@ class ChatMessage(BaseModel):
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
-    reasoning_content: str | None = Field(None, exclude_if=lambda value: value is None)
-    tool_calls: list[ToolCall] | None = Field(None, exclude_if=lambda value: value is None)
+    reasoning_content: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Literal["stop", "length", "tool_calls"]
+    finish_reason: ChatFinish
     seed: Seed
 
 

@@ -4,6 +4,7 @@ Fields that would change the answer and that are not done here are refused by na
 no answer (user, metadata, ...), are taken and have no effect; `ignored` names them.
 """
 
+from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
@@ -175,6 +176,16 @@ class Generate(Lenient):
         return given
 
     @property
+    @abstractmethod
+    def most_probable(self) -> int | None:
+        """How many tokens to report beside each of the answer; None: no log-probabilities at all."""
+
+    @property
+    @abstractmethod
+    def most_tokens(self) -> int | None:
+        """Of an answer; None: what the context holds."""
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
@@ -232,7 +243,6 @@ class ChatRequest(Generate):
 
     @property
     def most_probable(self) -> int | None:
-        """How many tokens to report beside each of the answer; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property

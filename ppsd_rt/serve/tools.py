@@ -93,11 +93,11 @@ class Tools:
         return frozenset(function.name for function in self.functions)
 
     def for_template(self) -> list[Json] | None:
-        shown = [{"type": "function", "function": one.model_dump(exclude_none=True)} for one in self.functions]
-        for tool in shown:
-            tool["function"].setdefault("parameters", {"type": "object", "properties": {}})
-            tool["function"].pop("strict", None)
-        return shown or None
+        empty: Json = {"parameters": {"type": "object", "properties": {}}}
+        shown = [one.model_dump(exclude_none=True, exclude={"strict"}) for one in self.functions]
+        return [
+            {"type": "function", "function": empty | one if "parameters" not in one else one} for one in shown
+        ] or None
 
     def grammar(self, syntax: Syntax, tokenizer: Tokenizer, thinks: bool, schema: Json | None) -> str | None:
         """In llguidance's Lark: calls with arguments by their schemas. None: nothing holds the answer.

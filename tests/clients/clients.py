@@ -53,7 +53,7 @@ def openai_responses():
     first = client.responses.create(model=MODEL, input="Hi", max_output_tokens=12)
     asked = {"model": MODEL, "input": "Go on", "max_output_tokens": 12, "previous_response_id": first.id}
     with client.responses.stream(**asked) as stream:
-        assert stream.get_final_response().output_text
+        assert [event for event in stream if event.type == "response.output_text.delta"]
     tool = {"type": "function", **TOOLS[0]["function"]}
     asked = {"model": MODEL, "tools": [tool], "max_output_tokens": 60}
     reply = client.responses.create(input=ASKED, tool_choice={"type": "function", "name": "weather"}, **asked)
