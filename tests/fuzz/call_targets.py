@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
-
 from toys import schedules
 
 from ppsd_rt import Grammar, PpsdError, SamplingParams

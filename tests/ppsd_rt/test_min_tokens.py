@@ -57,6 +57,11 @@ def test_stop_ids_and_stop_strings_wait_too(engine):
     assert character in completion.text
 
 
+def test_a_stop_id_may_be_outside_the_vocabulary(engine):
+    params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=(2**31 - 1, 259), ignore_eos=True)
+    assert len(engine.generate("Once", params).run().ids) == 8
+
+
 def test_answers_among_others(engine):
     params = SamplingParams(min_tokens=9, **WILL_END)
     answers = [engine.generate([i, 7, 9], params, "eesd") for i in range(3)]
