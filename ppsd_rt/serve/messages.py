@@ -74,6 +74,7 @@ class MessagesRequest(Lenient):
             "top_p": self.top_p,
             "top_k": self.top_k,
             "thinking": self.thinking,
+            "continue_final_message": self.messages[-1].role == "assistant",
         }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -27,12 +28,39 @@ _ENDS = 0.5
 _LAST_WORDS = 10  # seconds after the grace: then connections that are still open are cut
 
 
+class _Gathered:
+    """A transport that sends what is written in one turn of the event loop together: a short reply is one packet."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop, self._held = transport, loop, list[bytes]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._held:
+            self._loop.call_soon(self._send)
+        self._held.append(data)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._held and not self._transport.is_closing():
+            self._transport.write(b"".join(self._held))
+        self._held.clear()
+
+
 class _Connection(HttpToolsProtocol):
     """A client may say that it sends no more, and still wait for its answer. One that has gone says the same.
 
     What is sent to one that has gone comes back as an error of the next that is sent: so after a while it is sent what
     no client minds, now and then.
     """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(_Gathered(transport, self.loop))  # type: ignore[arg-type]
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """True: the other direction stays open."""

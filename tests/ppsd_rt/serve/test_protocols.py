@@ -167,6 +167,12 @@ def test_a_message(claude, roomy):
     assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
 
 
+def test_a_message_that_has_been_begun(claude, roomy):
+    begun = [*USER, {"role": "assistant", "content": "Because"}]
+    count = claude.messages.count_tokens(model=NAME, messages=begun).input_tokens
+    assert count == len(roomy.encode(USER)) + len("Because")
+
+
 def test_events_of_a_message(claude):
     asked = {"model": NAME, "max_tokens": 12, "messages": USER, "extra_body": {"temperature": 0}}
     whole = claude.messages.create(**asked)
