@@ -36,8 +36,12 @@ class Answers:
         params: Sequence[SamplingParams],
         options: RunOptions,
         echo: int | None = None,
+        held_by: str = "response_format",
     ) -> None:
-        """echo: before an answer, log-probabilities of its prompt, and of so many of the most probable ids."""
+        """echo: before an answer, log-probabilities of its prompt, and of so many of the most probable ids.
+
+        held_by: the field of the request that a grammar comes from.
+        """
         self._service, self._options = service, options
         self._wanted: list[tuple[list[int], SamplingParams]] = []
         answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
@@ -49,6 +53,7 @@ class Answers:
         self._prompt_tokens = sum(map(len, prompts))
         self._generations: list[Any] = []
         self._ended: ApiError | None = None
+        self._held_by = held_by
         self._echo, self.echoed = echo, dict[tuple[int, ...], Sequence[Logprob | None]]()
         self._preparing: asyncio.Task[None] | None = None
         self.completions: list[Completion] = []
@@ -123,7 +128,7 @@ class Answers:
     async def _prepare(self) -> None:
         grammar = self._wanted[0][1].grammar
         if grammar is not None:
-            await self._service.compile(grammar)
+            await self._service.compile(grammar, self._held_by)
         if self._echo is not None:
             for prompt in {tuple(prompt) for prompt in self.prompts}:
                 self.echoed[prompt] = await self._service.prompt_logprobs(prompt, self._echo)

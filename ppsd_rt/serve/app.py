@@ -3,7 +3,6 @@
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.encoders import jsonable_encoder
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -163,12 +162,16 @@ async def _answer(
     echo: int | None = None,
 ) -> Response:
     options = RunOptions(report_drafts=bool(body.return_tokens and body.stream))
-    shape.answers = answers = Answers(service, prompts, params, options, echo)
+    held_by = "tools" if getattr(body, "tools", None) else "response_format"
+    shape.answers = answers = Answers(service, prompts, params, options, echo, held_by)
     noted = request.scope[NOTED]
     if body.stream:
         return EventStream(answers, shape, noted)
     await answers.run(None, request.receive, noted)
-    return JSONResponse(jsonable_encoder(shape.whole(answers)))
+    whole = shape.whole(answers)
+    if isinstance(whole, dict):
+        return JSONResponse(whole)
+    return Response(whole.model_dump_json(), media_type="application/json")
 
 
 async def _tokenize(service: Service, body: TokenizeRequest) -> TokenizeReply:

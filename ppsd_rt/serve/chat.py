@@ -39,6 +39,7 @@ class Chat:
         """Token ids of the prompt."""
         request, settings = self.request, self._service.settings
         goes_on = request.continue_final_message or request.add_generation_prompt is False
+        goes_on = goes_on or bool(request.messages[-1].prefix)
 
         def made() -> list[int]:
             variables, plain = request.template_variables, settings.plain_contents

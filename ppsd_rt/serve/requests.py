@@ -110,6 +110,7 @@ class Message(Lenient):
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    prefix: bool | None = None  # the answer goes on with this message, the last one, as with Mistral and DeepSeek
 
     @property
     def text(self) -> str:

@@ -149,14 +149,14 @@ class Service:
         except UsageError as error:
             raise from_engine(error, _NAMES | dict(names)) from error
 
-    async def compile(self, grammar: Grammar) -> None:
+    async def compile(self, grammar: Grammar, param: str) -> None:
         """So that `begin` finds it. ApiError for one that is none, or hopeless; nobody else waits for it meanwhile."""
         cancellation = Cancellation()
         compile = partial(self.engine.compile, grammar, cancellation.tells)
         try:
             await to_thread.run_sync(compile, limiter=self._compiling, abandon_on_cancel=True)
         except UsageError as error:
-            raise ApiError(400, str(error), "invalid_value", "response_format") from error
+            raise ApiError(400, str(error), "invalid_value", param) from error
         finally:
             cancellation.ask()
 

@@ -123,7 +123,8 @@ class Tools:
         for number, one in enumerate(self.functions):
             call = syntax.call.removeprefix(mark) if inside else syntax.call
             begin, _, end = call.partition("ARGUMENTS")
-            begin = begin.replace("JSON_NAME", json.dumps(one.name)).replace("NAME", one.name)
+            names = {"JSON_NAME": json.dumps(one.name), "NAME": one.name}
+            begin = re.sub("JSON_NAME|NAME", lambda place: names[place[0]], begin)  # noqa: B023 (called at once)
             calls.append(f"{terms(begin)} arguments_{number} {terms(end)}")
             rules.append(f"arguments_{number}: %json {json.dumps(_schema(one, bool(self.least)))}")
         rules.append(f"call: {' | '.join(calls) or 'text'}")

@@ -152,6 +152,20 @@ def test_one_call_where_no_more_are_wanted(served):
     assert len(reply.choices[0].message.tool_calls) == 1
 
 
+def test_a_schema_of_arguments_that_is_none(served):
+    bad = {"type": "function", "function": {"name": "weather", "parameters": {"type": "strin"}}}
+    reply = served.post(tools=[bad], tool_choice="required")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+
+
+def test_a_function_may_have_any_name(served):
+    named = {"type": "function", "function": {"name": "NAME_of_JSON_NAME", "parameters": CITY}}
+    reply = served.chat(
+        messages=ASKED, tools=[named], tool_choice="required", parallel_tool_calls=False, max_tokens=900
+    )
+    assert called(reply.choices[0].message) in ([("NAME_of_JSON_NAME", {"city": city})] for city in ("Rome", "Bern"))
+
+
 def test_drafts_keep_to_the_grammar_of_calls(roomy):
     """The answer is that of plain decoding under the same grammar."""
     lark = Tools.of(asked(tool_choice="required")).grammar(HERMES, roomy.tokenizer, False, None)
