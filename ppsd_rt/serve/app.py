@@ -17,7 +17,7 @@ from ..sampling.params import SamplingParams
 from .answers import Answers
 from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
-from .errors import ApiError, ErrorReply, answer_bug, answer_error
+from .errors import AnyErrorReply, ApiError, answer_bug, answer_error
 from .guard import Guard, Head
 from .messages import MessagesRequest, MessagesShape
 from .observe import NOTED, Observe
@@ -30,7 +30,7 @@ from .service import Service
 from .shape import Shape
 from .stream import EventStream
 
-_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
+_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnyErrorReply}, "5XX": {"model": AnyErrorReply}}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 _STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": _EVENT}}}
 
@@ -76,7 +76,7 @@ def make_paths(service: Service) -> FastAPI:
 
     store = Store()
 
-    @app.post("/v1/responses")
+    @app.post("/v1/responses", responses={200: _STREAM})
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         service.check_model(body.model)
         body.refuse()
@@ -92,7 +92,7 @@ def make_paths(service: Service) -> FastAPI:
         store.delete(id)
         return {"id": id, "object": "response", "deleted": True}
 
-    @app.post("/v1/messages")
+    @app.post("/v1/messages", responses={200: _STREAM})
     async def messages(body: MessagesRequest, request: Request) -> Response:
         service.check_model(body.model)
         chat = Chat(service, as_chat(body.chat()))

@@ -28,6 +28,12 @@ class ErrorReply(BaseModel):
     error: ErrorBody
 
 
+class AnyErrorReply(BaseModel):
+    """Ollama's clients get a text."""
+
+    error: ErrorBody | str
+
+
 class ApiError(HTTPException):
     """What a request is answered with instead of a completion; `code` and `param` are for programs."""
 

@@ -25,6 +25,8 @@ _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty",
 _OPTIONS |= {name: name for name in ("temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty")}
 _OPTIONS |= {"frequency_penalty": "frequency_penalty", "typical_p": "typical_p", "mirostat": "mirostat"}
 
+_STREAM: dict[str, Any] = {"content": {"application/x-ndjson": {"schema": {"type": "object"}}}}
+
 
 class OllamaRequest(Lenient):
     """stream: unless it is false. think: false turns thinking off where the model's template can."""
@@ -147,11 +149,11 @@ def add_ollama(app: FastAPI, service: Service, answer: Any) -> None:
         chat = Chat(service, as_chat(body.chat()))
         return await answer(service, chat, request, OllamaShape(service, chat, generates))
 
-    @app.post("/api/chat")
+    @app.post("/api/chat", responses={200: _STREAM})
     async def chat(body: OllamaRequest, request: Request) -> Response:
         return await reply(body, request, False)
 
-    @app.post("/api/generate")
+    @app.post("/api/generate", responses={200: _STREAM})
     async def generate(body: OllamaRequest, request: Request) -> Response:
         return await reply(body, request, True)
 
