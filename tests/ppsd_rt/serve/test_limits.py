@@ -10,7 +10,8 @@ import openai
 import pytest
 from serve_support import HANG, USER, serving
 
-from ppsd_rt import Grammar
+from ppsd_rt import Grammar, PpsdError
+from ppsd_rt.sampling.grammar import TokenMask
 
 BODY = {"messages": USER, "max_tokens": 24, "temperature": 0}
 
@@ -244,3 +245,14 @@ def test_a_hopeless_grammar_says_which_limit_it_hits(patient, monkeypatch):
             reply = served.post(response_format=lark)
             assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
             assert "more than 0.3 s of processor time" in reply.json()["error"]["message"]
+
+
+def test_a_grammar_that_gives_up_in_the_answer_is_the_requests_fault(served, monkeypatch):
+    """Clients try a 500 again."""
+
+    def gives_up(*_):
+        raise PpsdError("the grammar gives up: too many states")
+
+    monkeypatch.setattr(TokenMask, "fill", gives_up)
+    reply = served.post(response_format={"type": "json_object"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_value")
