@@ -181,10 +181,16 @@ HOPELESS = {
 def patient(engine, monkeypatch):
     """An engine on which a grammar may compile for ever; `asked` says that one does."""
     engine.compile(Grammar.json())
-    trials, asked = engine._grammars._trials, threading.Event()
+    trials, asked, engine.trials = engine._grammars._trials, threading.Event(), []
     monkeypatch.setattr(trials, "_seconds", 10_000.0)
     start = trials._ask
-    monkeypatch.setattr(trials, "_ask", lambda *job: (asked.set(), start(*job))[1])
+
+    def ask(process, job):
+        engine.trials.append(process)
+        asked.set()
+        return start(process, job)
+
+    monkeypatch.setattr(trials, "_ask", ask)
     engine.asked = asked
     return engine
 
@@ -217,6 +223,7 @@ def test_others_do_not_wait_for_a_grammar_that_compiles_and_it_ends_with_its_cli
             connection.shutdown(socket.SHUT_RDWR)
             while served.log.next()["status"] != 499:
                 pass
+        assert patient.trials[0].wait(HANG) == -signal.SIGKILL
         assert (served.service.admission.waiting, served.service.admission.running) == (0, 0)
 
 
