@@ -306,18 +306,8 @@ def _lookahead(rng: Random, least: int) -> int:
 
 def _stop_rule(rng: Random) -> StopRule:
     threshold = round(rng.uniform(0.02, 0.95), 2)
-    bins, weight, discount = rng.choice(((10, 4.0, 0.98), (rng.randint(1, 20), rng.uniform(0.5, 8), rng.random())))
-    discount = max(discount, 0.01)
-    return rng.choice(
-        (
-            FixedLength(),
-            ConfidenceThreshold(threshold),
-            BetaThompson(discount),
-            CalibratedThompson(bins, weight, discount),
-            Survival(threshold, bins, weight, discount),
-            Paying(_long(rng, 1, 10_000) / 1000, bins, weight, discount),
-        )
-    )
+    learning = BetaThompson(), CalibratedThompson(), Survival(threshold), Paying(_long(rng, 1, 10_000) / 1000)
+    return rng.choice((FixedLength(), ConfidenceThreshold(threshold), *learning))
 
 
 def _costs(rng: Random) -> Costs:
