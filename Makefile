@@ -10,7 +10,7 @@ MINUTES ?= 60
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run quick test test-all lint types sanitize fuzz wheel check clean
+.PHONY: run quick test test-all clients lint types sanitize fuzz wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	@echo "[4/4] answering with the default model; the first answer measures for some seconds what each step costs here"
@@ -29,6 +29,9 @@ test: $(VENV)/development  ## tests of every part, in minutes
 
 test-all: test  ## these, and those marked slow
 	$(PYTEST) -m slow --durations 10
+
+clients: $(VENV)/development  ## real clients against the server, in an environment of their own under build/clients
+	tests/clients/run.sh $(abspath $(BIN))/ppsd-run
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .

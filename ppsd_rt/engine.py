@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from .arguments import whole_number
@@ -23,6 +24,7 @@ from .pipeline.rounds import Logprob
 from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .printable import quoted
 from .sampling.grammar import Grammar, Grammars, Masks
+from .sampling.grammar_trials import Cancel
 from .sampling.params import MOST_LOGPROBS, SamplingParams
 from .stages import Stages
 from .turns import Turn, Turns
@@ -37,6 +39,7 @@ class Engine:
         if not self.config.eos_token_ids and (end := tokenizer.eos_id) is not None and end < self.config.vocab_size:
             self.config = replace(self.config, eos_token_ids=(end,))  # the files of the model name none
         self._grammars: Grammars | None = None
+        self._one_grammar = Lock()
         self._turns = Turns(backend.concurrency)
         hears_of_forks(self._turns)
 
@@ -173,7 +176,7 @@ class Engine:
         params = params or SamplingParams()
         self.check(params)
         if params.grammar:
-            options = replace(options, masks=self._masks(params.grammar))
+            options = replace(options, masks=self.compile(params.grammar))
         if isinstance(schedule, Schedule) and params.looks_back:
             schedule = replace(schedule, siblings=0.0)  # a sibling's row would have seen another text than its pass
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:
@@ -198,6 +201,17 @@ class Engine:
         """
         return AsyncGeneration(self.generate(prompt, params, schedule, options))
 
+    def compile(self, grammar: Grammar, cancel: Cancel | None = None) -> Masks:
+        """What `generate` does for a grammar, which takes up to seconds the first time; kept for the answers to come.
+
+        cancel: gets a function that ends the wait, for any thread to call. UsageError for a grammar that is none, or
+        that takes too much time or memory.
+        """
+        with self._one_grammar:
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
+        return self._grammars.masks(grammar, cancel)
+
     def prompt_logprobs(self, prompt: Prompt, top: int = 0) -> list[Logprob | None]:
         """Of every token of a prompt its log-probability, given those before it, and the `top` most probable ids.
 
@@ -218,11 +232,6 @@ class Engine:
             return [None, *self.backend.logprobs(ids, top)]
         finally:
             self._turns.give(place)
-
-    def _masks(self, grammar: Grammar) -> Masks:
-        if self._grammars is None:
-            self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
-        return self._grammars.masks(grammar)
 
     def check(self, params: SamplingParams) -> None:
         """UsageError for sampling that this backend, or this model, cannot do."""

@@ -54,6 +54,7 @@ class Completion:
     finish_reason: `eos`, `stop` (a stop string or stop id), `length` (max_tokens), `context`, or `cancelled`.
     logprobs: one for each id where `SamplingParams.logprobs` asks for them; else empty.
     seed: with it as `SamplingParams.seed` the answer can be repeated; None: it is greedy, and none was given.
+    stop: the stop string that ended it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -63,6 +64,7 @@ class Completion:
     statistics: Statistics
     logprobs: tuple[Logprob, ...] = ()
     seed: int | None = None
+    stop: str | None = None
 
 
 class Generation:
@@ -95,7 +97,7 @@ class Generation:
         self._place = Turn()
         self._turn = RLock()  # of the thread that is in `_events`
         self._process = os.getpid()
-        decoder = tokenizer.stream()
+        decoder = tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
         for id in prompt_ids:  # what the prompt's end means for the first characters is the decoder's to know
             decoder.push(id)
         self._text = StopStrings(decoder, params.stop, params.min_tokens)
@@ -205,13 +207,14 @@ class Generation:
     def completion(self) -> Completion:
         """The answer so far; whole once the iteration has ended."""
         ids, text = tuple(self._ids), "".join(self._pieces)
-        logprobs = tuple(self._logprobs)
-        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, logprobs, self.params.seed)
+        logprobs, seed, stop = tuple(self._logprobs), self.params.seed, self._text.found
+        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, logprobs, seed, stop)
 
     def _commit(self, round: Round) -> Committed:
         tokens: list[Token] = []
         for place, id in enumerate(round.committed):
-            text = self._text.push(id)
+            hidden = id in self._eos and not self.params.skip_special_tokens
+            text = "" if hidden else self._text.push(id)
             self._ids.append(id)
             self._reason = self._reason_after(id)
             if self._reason != "cancelled":

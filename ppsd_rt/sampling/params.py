@@ -45,6 +45,7 @@ class SamplingParams:
     stop: str | Sequence[str] = ()  # the answer ends before the first of these strings; kept as a tuple
     stop_token_ids: Sequence[int] = ()  # besides the model's own end-of-sequence ids; kept as a tuple
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # the text has none; else it has them all but the end of sequence
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "min_tokens", "top_k", "index"):
