@@ -9,7 +9,7 @@ from .arguments import whole_number
 from .async_generation import AsyncGeneration
 from .backend import Backend, RunOptions
 from .backends import make_backend
-from .errors import PpsdError, UsageError
+from .errors import ContextFull, PpsdError, UsageError
 from .find_head import find_head
 from .forks import hears_of_forks
 from .generation import Generation, Prompt
@@ -114,7 +114,7 @@ class Engine:
             raise UsageError(f"a prompt id is outside the vocabulary of {self.config.vocab_size}")
         context = self.config.max_position_embeddings
         if len(ids) >= context:
-            raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
+            raise ContextFull(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
         return ids
 
     def _encode_messages(self, messages: list[Any]) -> list[int]:
@@ -187,6 +187,11 @@ class Engine:
         Answers wait for their turn as those of other threads do, and none of a task's answers ends another one.
         """
         return AsyncGeneration(self.generate(prompt, params, schedule, options))
+
+    def fulfils(self, grammar: Grammar, ids: Sequence[int]) -> bool:
+        """Does the grammar let an answer of these ids end? For one that `max_tokens` or the context has cut."""
+        allowed = self._masks(grammar)().allowed(0, ids)
+        return any(allowed[end] for end in self.config.eos_token_ids)
 
     def _masks(self, grammar: Grammar) -> Masks:
         if self._grammars is None:

@@ -80,10 +80,11 @@ class Generation:
         schedule: Schedule | Auto,
         options: RunOptions,
     ) -> None:
-        self.prompt_ids, self.params = prompt_ids, params
+        self.prompt_ids, self.params, self.options = prompt_ids, params, options
         self._eos = frozenset() if params.ignore_eos else frozenset(config.eos_token_ids)
         self._context = config.max_position_embeddings
-        self._end = min(len(prompt_ids) + params.max_tokens, self._context)
+        most = backend.longest if params.max_tokens is None else len(prompt_ids) + params.max_tokens
+        self._end = max(min(most, self._context), len(prompt_ids) + 1)
         limits = Limits(self._end, self._eos | frozenset(params.stop_token_ids))
         self._backend, self._head = backend, backend.head
         self._cancellation = Cancellation()

@@ -58,8 +58,7 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
 
 void CpuDraftStage::reserve(int capacity, const float* rope) {
   rope_ = rope;
-  early_.reserve(capacity);
-  late_.reserve(capacity);
+  most_ = capacity;
   const size_t bytes = size_t(capacity) * model_.shape.hidden_size * 4;
   if (bytes <= exit_hidden_.bytes()) return;
   Memory grown(bytes);
@@ -101,6 +100,7 @@ bool CpuDraftStage::run_rows(const int* ids, int rows, const DraftStep& step, Dr
   float* exits = exit_hidden_.as<float>();
   for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x_.data() + size_t(r) * hidden);
   for (int i = 0; i < siblings; ++i) embed(model_.embedding, step.siblings[i].id, x_.data() + size_t(rows + i) * hidden);
+  early_.hold(start + rows + kSiblings, most_);
   early_.begin_pass(start, rows, step.siblings);
   bool done = true;
   if (rows > 0 && early_.size() > 0)
@@ -119,6 +119,7 @@ bool CpuDraftStage::run_rows(const int* ids, int rows, const DraftStep& step, Dr
   const int distance = feedback != nullptr ? length_ - 1 - feedback->position : 0;
   const bool heard = distance >= 1 && distance <= feedback_.most_distance();
   head_length_ = std::min<int>(head_length_, length_ - 1);
+  late_.hold(length_, most_);
   while (head_length_ < length_) {
     const int behind = std::min(kPassRows, length_ - head_length_), first = head_length_;
     const bool last = first + behind == length_;
@@ -201,7 +202,7 @@ CpuVerifyStage::CpuVerifyStage(const CpuModel& model, int first, int last, int m
 
 void CpuVerifyStage::reserve(int capacity, const float* rope) {
   rope_ = rope;
-  layers_.reserve(capacity);
+  most_ = capacity;
 }
 
 void CpuVerifyStage::begin(const Sampling& sampling, int kept) {
@@ -218,6 +219,7 @@ bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
   for (int done = 0; done < chunk->rows(); done += kPassRows) {
     const int rows = std::min(kPassRows, chunk->rows() - done);
     std::memcpy(x_.data(), chunk->hidden.data() + hidden * done, hidden * (rows + siblings) * 4);
+    layers_.hold(length_ + rows + kSiblings, most_);
     layers_.begin_pass(length_, rows, chunk->siblings);
     bool finished = true;
     team_->run([&](int member) {

@@ -4,6 +4,7 @@ import atexit
 import logging
 from collections.abc import Callable, Generator, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
 from weakref import WeakSet
 
@@ -29,7 +30,7 @@ from .formats import DEFAULT_FORMAT, FORMATS, KV_FORMATS, kv_format, refuses
 from .memory import kv_memory_of
 from .packing import pack_model
 
-LONE_SHARE = 0.25  # of the memory for KV caches, that an answer in a session may have; the rest is the loop's
+LONE_SHARE = 0.25  # of the memory for KV caches, that an answer in a session may have before it goes on in the loop
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
 
 _LOG = logging.getLogger(__name__)
@@ -87,6 +88,10 @@ class CpuBackend:
         self.use_head(None)
         hears_of_forks(self)
         _living.add(self)
+
+    @property
+    def longest(self) -> int:
+        return int(self._kv_memory * (1 - LONE_SHARE) * 0.9 / self._row_bytes)  # 0.9: an exit head may have layers too
 
     @property
     def dtype(self) -> str:
@@ -163,7 +168,7 @@ class CpuBackend:
                 list(prompt),
                 params,
                 self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) else schedule,
-                limits,
+                alone,
                 report_drafts=options.report_drafts,
                 oracle=options.oracle,
                 trace=options.trace,
@@ -172,13 +177,13 @@ class CpuBackend:
             )
 
         answer = Answer(prompt, limits, cancellation, request, masks)
-        # A block more, so that the loop has room for it in any case.
-        short = (limits.end + 64) * self._row_bytes <= self._kv_memory * LONE_SHARE
+        # A block less than there is memory for, so that the loop has room for it in any case.
+        alone = replace(limits, end=min(limits.end, int(self._kv_memory * LONE_SHARE / self._row_bytes) - 64))
         try:
-            self._answers.begin(answer, lambda: self._engine, session if short else None)
+            self._answers.begin(answer, lambda: self._engine, session if alone.end > len(prompt) else None)
             if options.prompt_progress:
                 _tell_of_prompt(answer, options.prompt_progress)
-            yield from self._answers.events(answer)
+            yield from self._answers.events(answer, lambda: self._engine)
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
         except _native.NoThread as error:

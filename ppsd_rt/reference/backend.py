@@ -58,6 +58,7 @@ class TorchBackend:
     name = "torch"
     copies = siblings = extras = True
     concurrency = 1
+    longest = 1 << 31
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
         self.torch_device = pick_device(device)

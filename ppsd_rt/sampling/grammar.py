@@ -22,6 +22,11 @@ if TYPE_CHECKING:
     from ..models.tokenizer import Tokenizer
 
 _KINDS = ("json_schema", "regex", "lark")
+_SPACE = r"((\r?\n)?[ \t]{0,32})"  # between the parts of JSON: a small model may write white space for ever
+# Of any JSON, so that a small model that repeats itself ends.
+_DEPTH = 4  # objects and arrays in each other
+_MEMBERS = 64  # of an object or an array
+_CHARACTERS = 1000  # of a string
 
 
 @dataclass(frozen=True)
@@ -42,8 +47,11 @@ class Grammar:
 
     @classmethod
     def json(cls) -> "Grammar":
-        """Any JSON object."""
-        return cls.json_schema({"type": "object"})
+        """A JSON object: at most 64 members in an object or array, 4 deep, in strings of at most 1000 characters.
+
+        Without such limits, as of `json_schema({"type": "object"})`, a small model may not find an end.
+        """
+        return cls.json_schema(_any_object())
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Grammar":
@@ -85,6 +93,26 @@ class Grammar:
         raise UsageError(
             f"response_format must have the type text, json_object, json_schema, regex or lark, not {quoted(kind)}"
         )
+
+
+def _any_object() -> dict[str, Any]:
+    scalars = [
+        {"type": "string", "maxLength": _CHARACTERS},
+        *({"type": name} for name in ("number", "boolean", "null")),
+    ]
+    values: dict[str, Any] = {"values0": {"anyOf": scalars}}
+    for depth in range(1, _DEPTH):
+        inner = {"$ref": f"#/$defs/values{depth - 1}"}
+        values[f"values{depth}"] = {"anyOf": [*scalars, _object(inner), _array(inner)]}
+    return {**_object({"$ref": f"#/$defs/values{_DEPTH - 1}"}), "$defs": values}
+
+
+def _object(values: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": values, "maxProperties": _MEMBERS}
+
+
+def _array(values: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": values, "maxItems": _MEMBERS}
 
 
 class TokenMask:
@@ -156,7 +184,7 @@ class Grammars:
 
         try:
             if grammar.kind == "json_schema":
-                made = LLMatcher.grammar_from_json_schema(grammar.text)
+                made = LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": _SPACE})
             elif grammar.kind == "regex":
                 made = LLMatcher.grammar_from_regex(grammar.text)
             else:

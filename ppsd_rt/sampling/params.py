@@ -24,7 +24,7 @@ class SamplingParams:
     UsageError, which names the field, for a value of another type or out of range.
     """
 
-    max_tokens: int = 256
+    max_tokens: int | None = None  # None: to the end of the context
     temperature: float = 0.0  # 0, or from LEAST_TEMPERATURE
     top_k: int = 0  # keep the k most likely ids; 0: all
     top_p: float = 1.0  # keep the smallest set of ids with at least this much probability
@@ -41,12 +41,13 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "seed"):
+        for name in ("max_tokens", "logprobs"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
+        for name in ("top_k", "seed"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             object.__setattr__(self, name, real_number(name, getattr(self, name)))
-        if self.logprobs is not None:
-            object.__setattr__(self, "logprobs", whole_number("logprobs", self.logprobs))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if not isinstance(self.grammar, Grammar | None):
             raise UsageError(f"grammar must be Grammar.json() or another one, not {quoted(self.grammar)}")
@@ -56,7 +57,7 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
         least, most = PENALTIES
         checks = {
-            "max_tokens must be at least 1": self.max_tokens >= 1,
+            "max_tokens must be at least 1, or None": self.max_tokens is None or self.max_tokens >= 1,
             f"temperature must be 0 (greedy) or a number from {LEAST_TEMPERATURE:g}": (
                 self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < float("inf")
             ),
