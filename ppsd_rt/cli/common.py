@@ -217,6 +217,10 @@ def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[
     return chosen
 
 
+def counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
 REASONS = {  # what the statistics say of a `finish_reason`
     "eos": "finished",
     "stop": "stopped",
@@ -231,7 +235,7 @@ def short_statistics(completion: Completion) -> str:
     s = completion.statistics
     rate = s.decode_tokens_per_second
     speed = f"{rate:.0f} tokens/s" if rate else f"{s.seconds:.2f} s"
-    parts = [f"{s.tokens} tokens, {REASONS[completion.finish_reason]}", speed]
+    parts = [f"{counted(s.tokens, 'token')}, {REASONS[completion.finish_reason]}", speed]
     return " | ".join(parts + ([] if s.acceptance is None else [f"acceptance {s.acceptance:.2f}"]))
 
 
@@ -239,7 +243,7 @@ def statistics_line(completion: Completion, compared: Statistics | None = None) 
     """tokens/s, acceptance, copies, siblings, tokens per pass; where plain decoding was measured, how much faster."""
     s = completion.statistics
     rate = s.decode_tokens_per_second
-    parts = [f"{s.tokens} tokens, {REASONS[completion.finish_reason]}"]
+    parts = [f"{counted(s.tokens, 'token')}, {REASONS[completion.finish_reason]}"]
     parts.append(f"{rate:.1f} tokens/s" if rate else f"{s.seconds:.2f} s")
     parts.append(f"first after {s.ttft_seconds * 1000:.0f} ms")
     if s.acceptance is not None:

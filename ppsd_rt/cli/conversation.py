@@ -10,13 +10,13 @@ from pathlib import Path
 
 from ..engine import Engine
 from ..errors import ContextFull, PpsdError, UsageError
-from ..generation import Completion
+from ..generation import Completion, Generation
 from ..models.files import parse_json
 from ..pipeline.schedule import Auto, Schedule, describe, parse_schedule
 from ..sampling.params import SamplingParams
 from ..trace import TraceFile
 from . import chat, signals
-from .common import check_text, given_text, statistics_line
+from .common import check_text, counted, given_text, statistics_line
 from .generate import answer, run_options
 from .notes import complain, note
 from .prompt_files import is_message
@@ -98,16 +98,18 @@ class _Conversation:
     def _answer(self, turns: Messages) -> None:
         """turns: the last is the user's. PpsdError: nothing is answered, and the conversation stays as it is."""
         try:
-            ids = self._engine.encode(self._messages(turns))
+            generation = self._begin(turns)
         except ContextFull:
             turns = self._shortened(turns)
-            ids = self._engine.encode(self._messages(turns))
-        generation = self._engine.generate(ids, self._params, self._schedule, run_options(self._args))
+            generation = self._begin(turns)
         finished = answer(self._engine, generation, self._args, None, self._trace)
         self._last = generation.completion
         self._turns = [*turns, {"role": "assistant", "content": self._last.text}]
         if not finished and not signals.resume():
             raise _Ended
+
+    def _begin(self, turns: Messages) -> Generation:
+        return self._engine.generate(self._messages(turns), self._params, self._schedule, run_options(self._args))
 
     def _messages(self, turns: Messages) -> Messages:
         return turns if self._system is None else [{"role": "system", "content": self._system}, *turns]
@@ -122,12 +124,10 @@ class _Conversation:
             except ContextFull:
                 continue
             if fits or place == users[-1]:
-                count = users.index(place)
-                what = f"the context of {context} tokens is full"
-                turn = f"turn{'s' * (count != 1)}"
+                what, oldest = f"the context of {context} tokens is full", counted(users.index(place), "turn")
                 if not self._typed:
-                    note(f"{what}: the oldest {count} {turn} dropped")
-                elif not chat.agreed(f"{what}: drop the oldest {count} {turn}? [Y/n] "):
+                    note(f"{what}: the oldest {oldest} dropped")
+                elif not chat.agreed(f"{what}: drop the oldest {oldest}? [Y/n] "):
                     break
                 return turns[place:]
         raise ContextFull(f"the conversation does not fit the context of {context} tokens")
@@ -189,8 +189,7 @@ class _Conversation:
             raise UsageError("there is no turn to undo")
         self._turns = self._turns[:-2]
         self._last = None
-        count = len(self._turns) // 2
-        note(f"the last turn and its answer are forgotten; {count} turn{'s' * (count != 1)} left")
+        note(f"the last turn and its answer are forgotten; {counted(len(self._turns) // 2, 'turn')} left")
 
     def _save(self, path: str) -> None:
         text = json.dumps(self._messages(self._turns), ensure_ascii=False, indent=1)
@@ -213,7 +212,7 @@ class _Conversation:
         if [turn["role"] for turn in turns] != ["user", "assistant"] * (len(turns) // 2):
             raise UsageError(f"{path} is no conversation: user and assistant must take turns")
         self._system, self._turns, self._last = system, turns, None
-        note(f"{len(turns) // 2} turns loaded")
+        note(f"{counted(len(turns) // 2, 'turn')} loaded")
 
     def _add_file(self, path: str) -> None:
         text = given_text(str(Path(_named(path, "file")).expanduser()))

@@ -18,6 +18,7 @@ from ..trace import TraceFile, occupancy
 from . import signals
 from .common import (
     as_chat,
+    counted,
     load_engine,
     note_plain,
     only_prompt,
@@ -93,7 +94,7 @@ def _run(
 def _tell_of_cut(engine: Engine, cut: list[Completion], total: int, params: SamplingParams) -> None:
     """PpsdError where a grammar was not at its end: what reads the answers expects whole ones."""
     what = "the answer was" if total == 1 else f"{len(cut)} of {total} answers were"
-    where = f"at {params.max_tokens} tokens (-n): -n -1 has no limit"
+    where = f"at {counted(params.max_tokens or 0, 'token')} (-n): -n -1 has no limit"
     if any(completion.finish_reason == "context" for completion in cut):
         where = f"where the context of {engine.config.max_position_embeddings} tokens, or its memory, was full"
     if params.grammar:
@@ -176,8 +177,9 @@ def answer(
     elif finished or completion.ids:
         note(statistics_line(completion, compared))
     if not finished and not completion.ids:
-        done = getattr(generation.options.prompt_progress, "done", 0)
-        complain(f"ppsd-run: {signals.said()} while reading the prompt ({done} of {len(completion.prompt_ids)} tokens)")
+        done, total = getattr(generation.options.prompt_progress, "rows", (0, 0))
+        total = total or len(completion.prompt_ids)
+        complain(f"ppsd-run: {signals.said()} while reading the prompt ({done} of {total} tokens)")
     if args.explain:
         nothing = "nothing to explain: --schedule auto plans, and only where there is an exit head"
         for line in (engine.backend.explain() or nothing).splitlines():

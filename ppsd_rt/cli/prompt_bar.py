@@ -10,12 +10,13 @@ DELAY = 1.0  # seconds: most prompts take less
 class PromptBar:
     """A `RunOptions.prompt_progress` that shows a bar on standard error once a prompt has taken DELAY.
 
-    shown: is there anybody to show it to? now: seconds by any clock. done: rows, as of the last call but the final one.
+    shown: is there anybody to show it to? now: seconds by any clock. rows: done, and to do, as of the last call before
+    all were done.
     """
 
     def __init__(self, now: Callable[[], float] = monotonic, shown: bool = True) -> None:
         self._now, self._begun, self._shown = now, now(), shown
-        self.done = 0
+        self.rows = (0, 0)
         self._bar = ExitStack()
         self._advance: Callable[[int, int], None] | None = None
 
@@ -23,7 +24,7 @@ class PromptBar:
         if done >= total:
             self._bar.close()
             return
-        self.done = done
+        self.rows = done, total
         if not self._shown:
             return
         if self._advance is None and self._now() - self._begun >= DELAY:

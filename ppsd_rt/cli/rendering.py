@@ -12,6 +12,7 @@ from ..generation import Generation
 
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)])[ \t]")
+_BEGIN_OF_ITEM = re.compile(r" {0,3}([-*+]|\d{1,9}[.)]?)")  # of which more may come
 _REFRESH = 0.03  # seconds: redrawing for each token would slow fast answers down
 
 
@@ -70,8 +71,8 @@ def whole_blocks(text: str) -> tuple[str, str]:
         if not line.strip():
             gap = place if line.endswith("\n") else gap
             continue
-        inner = line[0] in " \t" or bool(listing and _ITEM.match(line))
-        if gap and not inner and not (listing and line.rstrip("\n").isdigit()):
+        goes_on = line[0] in " \t" or (listing and (_ITEM.match(line) or _BEGIN_OF_ITEM.fullmatch(line)))
+        if gap and not goes_on:
             end, listing = gap, False
         gap = 0
         listing = listing or bool(_ITEM.match(line))

@@ -56,7 +56,7 @@ def test_quiet_leaves_the_answer_and_errors(folder, tmp_path, capsys):
     args = ["hi", "-n", "3", "--model", str(folder), "--dtype", "float32", "--trace", str(tmp_path / "trace.json")]
     assert cli.main(args) == 0
     said, err = capsys.readouterr()
-    assert len(err.splitlines()) == 3  # no exit head, occupancy, statistics
+    assert len(err.splitlines()) == 4  # no exit head, occupancy, statistics, that it was cut
     assert cli.main([*args, "--quiet", "--compare"]) == cli.main([*args, "-q"]) == 0
     assert capsys.readouterr() == (2 * said, "")
     assert cli.main([*args, "-q", "--explain"]) == cli.main([*args, "-q", "--top-p", "2"]) == 2
