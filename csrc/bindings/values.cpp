@@ -123,8 +123,9 @@ bool read(py::handle from, Sampling* to) {
   to->presence_penalty = from.attr("presence_penalty").cast<float>();
   to->frequency_penalty = from.attr("frequency_penalty").cast<float>();
   to->logit_bias = from.attr("logit_bias").cast<std::vector<std::pair<int, float>>>();
+  to->min_tokens = from.attr("min_tokens").cast<int>();
   to->logprobs = from.attr("logprobs").cast<std::optional<int>>().value_or(-1);
-  to->seed = from.attr("seed").cast<uint64_t>();
+  to->seed = from.attr("seed").cast<std::optional<uint64_t>>().value_or(0);
   return true;
 }
 
@@ -181,6 +182,10 @@ py::object schedule_of(const Schedule& s) {
                         "recycle"_a = s.recycle);
 }
 
+py::object logprob_of(const Logprobs& logprobs) {
+  return event_types().logprob(logprobs.own, py::tuple(py::cast(logprobs.top)));
+}
+
 py::object event_of(const Event& event, std::optional<double> seconds) {
   const EventTypes& types = event_types();
   if (const auto* drafted = std::get_if<Drafted>(&event)) return types.drafted(drafted->position, drafted->token);
@@ -192,7 +197,7 @@ py::object event_of(const Event& event, std::optional<double> seconds) {
   }
   py::tuple logprobs(round.logprobs.size());
   for (size_t i = 0; i < round.logprobs.size(); ++i)
-    logprobs[i] = types.logprob(round.logprobs[i].own, py::tuple(py::cast(round.logprobs[i].top)));
+    logprobs[i] = logprob_of(round.logprobs[i]);
   return types.round(round.epoch, round.position, round.rows, py::tuple(py::cast(round.committed)), judged, round.accepted,
                      round.dropped, round.prompt, round.siblings, round.rescued, logprobs, seconds);
 }

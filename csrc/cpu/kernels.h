@@ -280,6 +280,7 @@ struct LogitsPhase {
   float* logits;                 // kStore: [rows][outputs]
   Candidate* best;               // kBest: [rows], this thread's
   std::vector<Candidate>* top;   // kTop: [rows], this thread's; capacity is kept
+  uint8_t* strange;              // [rows], this thread's: 1 where one of the logits is NaN or infinite
 };
 
 struct Kernels {

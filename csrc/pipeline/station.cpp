@@ -1,6 +1,8 @@
 #include "station.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -24,6 +26,8 @@ void sleep_until(int64_t clock) {
 
 void write_rows(const Chunk& chunk, int done, int hidden, int limit, int32_t flags, int32_t* message) {
   const int count = std::min(kMaxRows, chunk.all_rows() - done);
+  if (count < 1 || (!chunk.siblings.empty() && chunk.all_rows() > kMaxRows))
+    throw std::logic_error("a pass of " + std::to_string(chunk.all_rows()) + " rows does not fit into messages");
   WireHeader header;
   header.kind = int32_t(Wire::kRows);
   header.epoch = chunk.epoch;
@@ -110,13 +114,15 @@ bool Station::take_locked(std::vector<Message>* taken, Clock::time_point* wake) 
     return false;
   }
   const WireHeader first = inbox_.front().header;
+  // The buffers of this stage and of the messages after it have their size, whatever the limit says.
+  const int most = std::min(first.limit, first.flags & kWirePrompt ? prompt_rows_ : kMaxRows);
   int rows = 0, all_rows = 0;
   while (!inbox_.empty() && inbox_.front().due <= now) {
     const WireHeader& next = inbox_.front().header;
     const bool merges = next.kind == int32_t(Wire::kRows) && next.epoch == first.epoch && next.start == first.start + rows &&
                         next.epoch >= epoch_.now() && next.adopted == 0 &&
                         !((next.flags | first.flags) & kWireWhole) &&
-                        (next.flags & kWirePrompt) == (first.flags & kWirePrompt) && rows + next.text_rows() <= first.limit &&
+                        (next.flags & kWirePrompt) == (first.flags & kWirePrompt) && rows + next.text_rows() <= most &&
                         (next.flags & kWirePrompt || all_rows + next.count <= kMaxRows);
     if (rows > 0 && !merges) break;
     rows += next.text_rows(), all_rows += next.count;

@@ -52,7 +52,7 @@ int64_t cpu_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
         Request request;
         request.sampling = random_sampling(random, shape.vocab_size);
         for (int i = between(random, 1, 90); i > 0; --i) request.prompt.push_back(between(random, 0, shape.vocab_size - 1));
-        request.limits.end = std::min(int(request.prompt.size()) + between(random, 1, 60), kContext);
+        request.limits.end = std::min(int(request.prompt.size()) + between(random, 1, chance(random, 50) ? 60 : 220), kContext);
         const std::vector<int> plain = answer(&engine, request, nullptr, -1, where);
         if (request.sampling.mask) check_mask(plain, request.prompt.size(), where);
         for (int turn = 0; turn < 3; ++turn, ++answers) {

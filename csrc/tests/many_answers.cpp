@@ -30,7 +30,7 @@ Request random_request(Random& random, const std::vector<int>& head, int vocabul
   request.sampling = random_sampling(random, vocabulary);
   if (chance(random, 50)) request.prompt = head;
   for (int i = between(random, 1, 30); i > 0; --i) request.prompt.push_back(between(random, 0, vocabulary - 1));
-  request.limits.end = std::min(int(request.prompt.size()) + between(random, 1, 50), kContext);
+  request.limits.end = std::min(int(request.prompt.size()) + between(random, 1, chance(random, 80) ? 50 : 200), kContext);
   return request;
 }
 

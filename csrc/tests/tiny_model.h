@@ -11,7 +11,7 @@
 
 namespace ppsd::test {
 
-constexpr int kContext = 160;
+constexpr int kContext = 320;
 
 // Random tensors, large enough for the answers to be neither constant nor uniform.
 class TinyWeights {

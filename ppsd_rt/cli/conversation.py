@@ -180,8 +180,7 @@ class _Conversation:
             raise UsageError("there is no answer to regenerate")
         if self._params.temperature == 0:
             note("greedy decoding gives the same answer again: /set temperature 0.8 lets it vary")
-        elif self._params.seed is not None:
-            self._params = replace(self._params, seed=(self._params.seed + 1) % 2**64)
+        self._params = replace(self._params, index=self._params.index + 1)  # another answer, of the same seed too
         self._answer(self._turns[:-1])
 
     def _undo(self, _: str) -> None:

@@ -2,8 +2,10 @@
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 from ..backend import RunOptions
@@ -78,10 +80,13 @@ def _run(
     note_plain(engine, args.raw)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
     cut: list[Completion] = []
+    answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
     for number, (id, ids) in enumerate(encoded):
         if id is not None and not args.json:
             print("\n" * (number > 0) + f"==> {printable(str(id))} <==", flush=True)
-        generation = engine.generate(ids, params, schedule, run_options(args))
+        same = tuple(ids)
+        generation = engine.generate(ids, replace(params, index=answered[same]), schedule, run_options(args))
+        answered[same] += 1
         if not answer(engine, generation, args, id, trace):
             return signals.status()
         if generation.completion.finish_reason in ("length", "context"):
@@ -257,6 +262,7 @@ def _as_json(
         "ids": completion.ids,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
         **logprobs,
         "stats": stats,
     }

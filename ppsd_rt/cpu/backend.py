@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
-from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule, copying
 from ..planning.planner import costs_here, costs_path, explain, prior
 from ..printable import quoted
@@ -42,6 +42,18 @@ def _end_answers() -> None:
     """The thread of an answer may ask a grammar, which needs Python."""
     for backend in list(_living):
         backend._answers.end_all()
+
+
+def _weakly(method: Callable[[], _native.Loop]) -> Callable[[], _native.Loop]:
+    """The method, without keeping its object alive: so that dropping a backend frees its memory at once."""
+    found = WeakMethod(method)
+
+    def call() -> _native.Loop:
+        living = found()
+        assert living is not None  # it is what calls
+        return living()
+
+    return call
 
 
 class CpuBackend:
@@ -84,7 +96,7 @@ class CpuBackend:
             self._base = pack_model(checkpoint, self._dtype, kv, self._threads)
         self._checkpoint = checkpoint
         self._kv_memory = kv_memory_of(kv_memory)
-        self._answers = Answers(self._make_loop)
+        self._answers = Answers(_weakly(self._make_loop))
         self.use_head(None)
         hears_of_forks(self)
         _living.add(self)
@@ -205,6 +217,12 @@ class CpuBackend:
         with one_line(f"score {len(ids)} ids", self._threads, mend="give fewer"):
             return self._engine.logits(list(ids), last)
 
+    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
+        """By threads and a KV cache of its own: answers go on beside it."""
+        check_ids(ids, 1, self._vocab_size)
+        with one_line(f"score {len(ids)} ids", self._threads, mend="give fewer"):
+            return _native.Engine(self._base, self._threads).logprobs(list(ids), top)
+
     def stages(self, params: SamplingParams) -> _native.Stages:
         with one_line("make stages", self._threads):
             return _native.Stages(self._model, self._threads, params)
@@ -221,7 +239,7 @@ class CpuBackend:
         """Another backend on the same packed weights, with threads and a KV cache of its own, without an exit head."""
         other = copy(self)
         other._threads, other._stages = threads, 1
-        other._answers = Answers(other._make_loop)
+        other._answers = Answers(_weakly(other._make_loop))
         other.use_head(None)
         hears_of_forks(other)
         _living.add(other)

@@ -16,7 +16,7 @@ from .. import _native
 from ..backend import Cancellation, Oracle, RunOptions, common_prefix, one_at_a_time
 from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
-from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule
 from ..planning.planner import explain, prior
 from ..sampling.params import SamplingParams
@@ -178,6 +178,9 @@ class RanksBackend:
             self._end(active)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
+        raise PpsdError("logits stay on the last rank: run this in one process")
+
+    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
         raise PpsdError("logits stay on the last rank: run this in one process")
 
     def bytes_per_token(self, context: int) -> int:

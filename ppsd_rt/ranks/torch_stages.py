@@ -119,8 +119,9 @@ class TorchDraft(_Held):
                     self._stage.run_tokens(ids, cancelled)
                 if not draw:
                     return 0, 0.0
-                logits, own_ids = self._stage.draft_logits(), self._stage.draft_ids
-                token = self._sampler.choose(logits, self.length, self._ids, own_ids)
+                own_ids = self._stage.draft_ids
+                logits = self._sampler.edited(self._stage.draft_logits(), self._ids, own_ids)
+                token = self._sampler.pick(logits, self.length, self._ids, own_ids)
                 return token, confidence(logits, token, own_ids)
         except Void:
             return None

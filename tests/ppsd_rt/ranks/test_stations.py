@@ -259,6 +259,24 @@ def test_a_message_that_leaves_a_gap_is_refused(pipeline):
     answer.cancel()
 
 
+def test_a_limit_that_is_wrong_fills_no_more_messages_than_there_are(pipeline):
+    """Word 6 of a prompt's rows says how many may share a pass; what comes of a pass has to fit into the buffer."""
+    stages = pipeline((2, 2, 2), serves=False)
+    prompt = [3, 4, 5] * 100
+    answer = stages.start(prompt, SamplingParams(max_tokens=8, ignore_eos=True), "plain")
+    out, station, sent = stages.buffers(), stages.stations[0], 0
+    while sent < len(prompt):
+        written = answer.work(out)
+        for message, words in zip(out[:written], lengths(out, written, stages.hidden), strict=True):
+            sent += message[5]
+            message[6] = 10_000
+            station.post(message[:words])
+    room = np.zeros((len(prompt), out.shape[1]), np.int32)  # more than it is to use
+    assert station.work(room, 0) == 1  # the answer's beginning
+    assert 1 < station.work(room, 0) <= _native.WIRE_MESSAGES
+    answer.cancel()
+
+
 @pytest.mark.parametrize(
     ("word", "value", "says"),
     [
