@@ -67,6 +67,7 @@ $(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt CMak
 	$(BIN)/python -c '$(BUILD)' >$@.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --requirement $@.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable .
+	$(BIN)/python setup.py --quiet link_types
 	@touch $@
 
 $(VENV)/development: $(VENV)/runtime

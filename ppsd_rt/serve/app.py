@@ -18,7 +18,7 @@ from .completions import CompletionShape
 from .errors import ApiError, ErrorReply, answer_bug, answer_error
 from .guard import Guard
 from .observe import NOTED, Observe
-from .page import page_response
+from .page import markdown_response, page_response
 from .replies import ChatReply, CompletionReply, Health, Model, Models, TokenizeReply
 from .requests import ChatRequest, CompletionRequest, TokenizeRequest
 from .service import Service
@@ -91,6 +91,7 @@ def make_paths(service: Service) -> FastAPI:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     app.add_route("/", page_response, include_in_schema=False)
+    app.add_route("/markdown-it.js", markdown_response, include_in_schema=False)
     return app
 
 
