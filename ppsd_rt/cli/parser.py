@@ -302,7 +302,12 @@ def _distill_options(parser: Parser) -> None:
         help="several heads: FILE[-KIND][-E][-vN].safetensors",
     )
     group = parser.add_argument_group("data and training")
-    group.add_argument("--tokens", type=at_most(10**10), metavar="N", help="to sample from the model [2000000]")
+    group.add_argument(
+        "--tokens",
+        type=at_most(10**10),
+        metavar="N",
+        help="to sample from the model; rounded up to whole shards, 1024 for each slot [2000000]",
+    )
     group.add_argument(
         "--hours", type=number, metavar="H", help="as many tokens as can be sampled and trained on in H hours"
     )
