@@ -46,6 +46,10 @@ class Generations:
         """The answers so far, in order."""
         return [generation.completion for generation in self._generations]
 
+    def completion(self, number: int) -> Completion:
+        """The answer of this number so far."""
+        return self._generations[number].completion
+
     def close(self) -> None:
         """End those that have not ended; returns when nothing works on any of them."""
         self._events.close()
