@@ -70,9 +70,8 @@ def test_an_interruption_before_the_first_token_says_how_far_the_prompt_was(run,
         generation.options.prompt_progress(2, 5)
         generation.options.prompt_progress(5, 5)  # the last word, however it ends
         raise KeyboardInterrupt
-        yield
 
-    monkeypatch.setattr(Generation, "events", interrupted)
+    monkeypatch.setattr(Generation, "_next", interrupted)
     status, out, err = run("abcde", *["--json"] * json_wanted)
     assert status == 130
     assert err.splitlines()[-1] == "ppsd-run: interrupted while reading the prompt (2 of 5 tokens)"
