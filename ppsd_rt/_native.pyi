@@ -564,6 +564,8 @@ class LaunchPlan:
 WIRE_VERSION: int
 WIRE_ROWS: int
 WIRE_FEEDBACK: int
+WIRE_LOGPROB: int
+WIRE_LOGPROBS: int
 WIRE_MESSAGES: int
 WIRE_WORDS: int
 

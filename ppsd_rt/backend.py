@@ -98,8 +98,8 @@ class Backend(Protocol):
         """Can drafts have siblings (`siblings` of the schedules)?"""
 
     @property
-    def extras(self) -> bool:
-        """Does it know `SamplingParams.extras`: presence and frequency penalty, logit_bias, logprobs, grammar?"""
+    def extras(self) -> frozenset[str]:
+        """Which of `sampling.params.EXTRAS` it does."""
 
     @property
     def head(self) -> HeadInfo | None: ...

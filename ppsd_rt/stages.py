@@ -51,9 +51,9 @@ class Stages:
     rows [0, drafted) have passed the layers before the exit, rows [0, verified) all layers, and rows [0, committed) are
     the text that stays. The newest token of the text has no row yet: hand it to `draft` or `verify` first.
 
-    Sampled tokens are drawn by noise that depends on `params`, prompt, position and id alone. So a loop that commits what
-    `verify` says decodes the ids of `engine.generate(..., "plain")`, however many rows it verifies at once. The prompt is
-    what `prefill` was given; a text that begins without it has an empty one.
+    Sampled tokens are drawn by noise that depends on `params`, prompt, position and id alone. So a loop that commits
+    what `verify` says decodes the ids of `engine.generate(..., "plain")`, however many rows it verifies at once. The
+    prompt is what `prefill` was given; a text that begins without it has an empty one.
 
     Every method raises UsageError for rows that do not fit (ids outside the vocabulary, beyond the context, other than
     those that were drafted), and PpsdError while another thread is in one of them, after a fork, or without memory. The

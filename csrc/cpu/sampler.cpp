@@ -164,7 +164,7 @@ int Sampler::choose_without(int token, int member, int r, int position, const in
 }
 
 int Sampler::index_of(int token, const int* draft_ids, int outputs) {
-  if (draft_ids == nullptr) return token;
+  if (draft_ids == nullptr) return token >= 0 && token < outputs ? token : -1;   // a stop id may be none of the vocabulary's
   const int* found = std::lower_bound(draft_ids, draft_ids + outputs, token);
   return found != draft_ids + outputs && *found == token ? int(found - draft_ids) : -1;
 }

@@ -36,7 +36,7 @@ struct Sampling {
 
   bool penalised() const { return repetition_penalty != 1.0f; }
   bool counted() const { return presence_penalty != 0.0f || frequency_penalty != 0.0f; }
-  bool bans_stops(int position) const { return position < answer + min_tokens && !stop_ids.empty(); }
+  bool bans_stops(int position) const { return position - answer < min_tokens && !stop_ids.empty(); }
   bool looks_back() const { return penalised() || counted() || mask; }   // a token's choice depends on which ids precede it
 };
 

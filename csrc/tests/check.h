@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -28,6 +29,12 @@ using Random = std::mt19937_64;
 
 inline int between(Random& random, int least, int most) { return least + int(random() % uint64_t(most - least + 1)); }
 inline bool chance(Random& random, int percent) { return int(random() % 100) < percent; }
+
+// What a test has compared with plain decoding, and whether that is enough.
+struct Played {
+  int64_t answers = 0, tokens = 0;
+};
+using Enough = std::function<bool(const Played&)>;
 
 // A thread that is waited for, whatever else goes wrong.
 class Helper {

@@ -22,7 +22,7 @@ from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule, copying
 from ..planning.planner import costs_here, costs_path, explain, prior
 from ..printable import quoted
-from ..sampling.params import SamplingParams
+from ..sampling.params import EXTRAS, SamplingParams
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answer, Answers
 from .default_threads import default_threads
 from .failures import one_line
@@ -58,7 +58,8 @@ def _weakly(method: Callable[[], _native.Loop]) -> Callable[[], _native.Loop]:
 
 class CpuBackend:
     name = "cpu"
-    copies = siblings = extras = True
+    copies = siblings = True
+    extras = EXTRAS
     concurrency = MOST_ANSWERS
     device = "cpu"
 

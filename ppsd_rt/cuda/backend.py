@@ -57,7 +57,7 @@ LEAST_CAPACITY = 1024  # positions that buffers are made for
 class CudaBackend:
     name = "cuda"
     copies = siblings = True
-    extras = False
+    extras: frozenset[str] = frozenset()
     concurrency = 1
     longest = 1 << 15  # memory for all of a text is taken when it begins
     threads = 1  # that launches

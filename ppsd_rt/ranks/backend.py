@@ -19,7 +19,7 @@ from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule
 from ..planning.planner import explain, prior
-from ..sampling.params import SamplingParams
+from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import Span
 from .control import Control, Kind, Words, numbers_of, words_of
 from .costs import displacer, rank_costs, side_by_side, time_drafts
@@ -39,7 +39,7 @@ class RanksBackend:
     """Stages of this many layers each; `slices` has made `drafter`, which is what rank 0 holds of the model."""
 
     name = "ranks"
-    copies, extras = True, False
+    copies = True
     concurrency = 1
     longest = 1 << 31
 
@@ -107,6 +107,11 @@ class RanksBackend:
         return self._slices.siblings
 
     @property
+    def extras(self) -> frozenset[str]:
+        """The last rank has the sampler: no grammar goes there, and CUDA's has none of these."""
+        return EXTRAS - {"grammar"} if self._slices.extras else frozenset()
+
+    @property
     def dtype(self) -> str:
         return self._slices.dtype
 
@@ -155,6 +160,8 @@ class RanksBackend:
             )
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+        except RuntimeError as error:  # more settings than a message holds
+            raise UsageError(str(error)) from None
         if options.trace:
             self._traced = answer
         active = self._active = answer, Event()

@@ -17,7 +17,7 @@ from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import MAX_ROWS, Auto, Schedule
-from ..sampling.params import SamplingParams
+from ..sampling.params import EXTRAS, SamplingParams
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
 from .stage import DraftStage, VerifyStage
@@ -56,7 +56,8 @@ class TorchBackend:
     """One model, one head, one sequence at a time."""
 
     name = "torch"
-    copies = siblings = extras = True
+    copies = siblings = True
+    extras = EXTRAS
     concurrency = 1
     longest = 1 << 31
 

@@ -17,8 +17,8 @@ DRAWN_BITS = 53  # of seeds that are drawn: JSON readers keep so many
 PENALTIES = (0.01, 100.0)
 MOST_LOGPROBS = 20
 MOST_BIAS = 100.0
-# What only backends with `extras` do.
-_EXTRAS = ("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "grammar", "min_tokens")
+# What not every backend does.
+EXTRAS = frozenset({"presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "grammar", "min_tokens"})
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,10 @@ class SamplingParams:
                 raise UsageError(f"{rule}, not {quoted(value)}")
 
     def seeded(self) -> Self:
-        """With a seed, where tokens are sampled: drawn where there is none."""
-        return self if self.seed is not None or self.temperature == 0 else replace(self, seed=randbits(DRAWN_BITS))
+        """With a seed, where tokens are sampled: drawn where there is none, and then no number tells answers apart."""
+        if self.seed is not None or self.temperature == 0:
+            return self
+        return replace(self, seed=randbits(DRAWN_BITS), index=0)
 
     def for_backend(self, prompt: Sequence[int]) -> Self:
         """As a backend takes them for an answer to these ids: `seed` is the key of its noise."""
@@ -105,7 +107,7 @@ class SamplingParams:
 
     def extras(self) -> list[str]:
         """The names of the fields that are set and that not every backend does."""
-        return [field.name for field in fields(self) if field.name in _EXTRAS and self._is_set(field.name)]
+        return [field.name for field in fields(self) if field.name in EXTRAS and self._is_set(field.name)]
 
     def _is_set(self, name: str) -> bool:
         value = getattr(self, name)

@@ -45,7 +45,7 @@ def test_after_them_nothing_is_different(engine):
 def test_stop_ids_and_stop_strings_wait_too(engine):
     free = engine.generate("Once", SamplingParams(max_tokens=30, temperature=1.0, seed=7, ignore_eos=True)).run()
     pieces = [engine.tokenizer.decode([id]) for id in free.ids]
-    place = next(i for i, piece in enumerate(pieces) if i > 3 and piece.isprintable() and piece in pieces[i + 1 :])
+    place = next(i for i, piece in enumerate(pieces) if i > 3 and piece.isascii() and piece.isprintable())
     character = pieces[place]
     cut = SamplingParams(max_tokens=30, temperature=1.0, seed=7, ignore_eos=True, stop=character, min_tokens=place)
     assert len(engine.generate("Once", cut).run().ids) == place + 1
@@ -55,6 +55,11 @@ def test_stop_ids_and_stop_strings_wait_too(engine):
     completion = engine.generate("Once", later).run()
     assert len(completion.ids) > place + 1
     assert character in completion.text
+
+
+def test_a_stop_id_may_be_outside_the_vocabulary(engine):
+    params = SamplingParams(max_tokens=8, min_tokens=4, stop_token_ids=(2**31 - 1, 259), ignore_eos=True)
+    assert len(engine.generate("Once", params).run().ids) == 8
 
 
 def test_answers_among_others(engine):

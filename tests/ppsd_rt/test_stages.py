@@ -84,7 +84,7 @@ def test_own_ids_do_not_depend_on_how_rows_are_cut(engine, params):
     assert again.verify([1, 2, 3]) != own[6:9]
     again.roll_back(start + 5)
     assert again.verify(answer[5:-1]) == own[6:]
-    assert again.tokens == tuple([*PROMPT, *answer[:-1]])
+    assert again.tokens == (*PROMPT, *answer[:-1])
 
 
 def test_a_long_text_is_cut_into_passes(engine):

@@ -5,6 +5,10 @@ import json
 import openai
 import pytest
 from serve_support import NAME, USER, serving
+from support import tiny_model, write_model
+
+from ppsd_rt import Engine
+from ppsd_rt.pipeline.schedule import PLAIN
 
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -138,3 +142,16 @@ def test_a_template_that_refuses_is_the_requests_fault(served, engine, monkeypat
     reply = served.post()
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "messages")
     assert f"{NAME} has no chat template" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("options", [{}, {"logprobs": True}, {"presence_penalty": 1.0}, {"temperature": 1, "top_k": 5}])
+def test_logits_that_are_no_numbers_are_the_servers_failure(tmp_path, options):
+    model = tiny_model()
+    model.model.layers[3].mlp.down_proj.weight.data.fill_(3e38)
+    engine = Engine.from_pretrained(write_model(tmp_path / "model", model), backend="cpu", dtype="float32", threads=1)
+    engine.name = NAME
+    with serving(engine, schedule=PLAIN) as served:
+        for stream in (False, True):
+            reply = served.post(max_tokens=4, stream=stream, **options)
+            assert reply.status_code == 500
+            assert "output is not a number" in reply.json()["error"]["message"]
