@@ -19,7 +19,7 @@ async def ask(engine: Engine, question: str, params: SamplingParams) -> str:
 
 async def ask_all(engine: Engine, questions: list[str], params: SamplingParams, seconds: float) -> list[str]:
     async with asyncio.timeout(seconds):
-        return await asyncio.gather(*(ask(engine, question, params) for question in questions))
+        return list(await asyncio.gather(*(ask(engine, question, params) for question in questions)))
 
 
 def main() -> None:

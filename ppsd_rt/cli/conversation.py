@@ -8,16 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ..backend import RunOptions
 from ..engine import Engine
 from ..errors import ContextFull, PpsdError, UsageError
 from ..generation import Completion, Generation
 from ..models.files import parse_json
 from ..pipeline.schedule import Auto, Schedule, describe, parse_schedule
 from ..sampling.params import SamplingParams
-from ..trace import TraceFile
 from . import chat, signals
 from .common import check_text, counted, given_text, statistics_line
-from .generate import answer, run_options
 from .notes import complain, note
 from .prompt_files import is_message
 from .values import length, number, whole
@@ -37,12 +36,18 @@ SETTINGS: dict[str, tuple[str, Callable[[str], object]]] = {  # what /set change
 
 
 def converse(
-    engine: Engine, params: SamplingParams, schedule: Schedule | Auto, args: argparse.Namespace, trace: TraceFile | None
+    engine: Engine,
+    params: SamplingParams,
+    schedule: Schedule | Auto,
+    args: argparse.Namespace,
+    options: Callable[[], RunOptions],
+    answer: Callable[[Generation], bool],
 ) -> int:
+    """options: of each answer. answer: prints one; False when it was interrupted."""
     if engine.tokenizer.chat_template is None:
         raise PpsdError(f"{args.model} has no chat template; --chat needs one")
     typed = chat.on_terminal()
-    conversation = _Conversation(engine, params, schedule, args, trace, typed)
+    conversation = _Conversation(engine, params, schedule, args.system, options, answer, typed)
     if typed:
         note("/help shows what can be typed; Ctrl-C stops an answer; Ctrl-D ends")
     turn = chat.next_turn(typed)
@@ -76,19 +81,19 @@ class _Conversation:
         engine: Engine,
         params: SamplingParams,
         schedule: Schedule | Auto,
-        args: argparse.Namespace,
-        trace: TraceFile | None,
+        system: str | None,
+        options: Callable[[], RunOptions],
+        answer: Callable[[Generation], bool],
         typed: bool,
     ) -> None:
         self._engine, self._params, self._schedule = engine, params, schedule
-        self._args, self._trace, self._typed = args, trace, typed
-        self._system: str | None = None
+        self._options, self._show, self._typed = options, answer, typed
+        self._system = system
         self._turns: Messages = []
         self._file = ""  # for the next turn
         self._last: Completion | None = None
-        if args.system is not None:
-            check_text(args.system, "--system")
-            self._system = args.system
+        if system is not None:
+            check_text(system, "--system")
 
     def ask(self, text: str) -> None:
         text = f"{text}\n\n{self._file}" if self._file else text
@@ -102,14 +107,14 @@ class _Conversation:
         except ContextFull:
             turns = self._shortened(turns)
             generation = self._begin(turns)
-        finished = answer(self._engine, generation, self._args, None, self._trace)
+        finished = self._show(generation)
         self._last = generation.completion
         self._turns = [*turns, {"role": "assistant", "content": self._last.text}]
         if not finished and not signals.resume():
             raise _Ended
 
     def _begin(self, turns: Messages) -> Generation:
-        return self._engine.generate(self._messages(turns), self._params, self._schedule, run_options(self._args))
+        return self._engine.generate(self._messages(turns), self._params, self._schedule, self._options())
 
     def _messages(self, turns: Messages) -> Messages:
         return turns if self._system is None else [{"role": "system", "content": self._system}, *turns]

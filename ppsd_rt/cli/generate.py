@@ -76,7 +76,14 @@ def _run(
     if args.chat:
         from .conversation import converse
 
-        return converse(engine, params, schedule, args, trace)
+        return converse(
+            engine,
+            params,
+            schedule,
+            args,
+            lambda: run_options(args),
+            lambda one: answer(engine, one, args, None, trace),
+        )
     note_plain(engine, args.raw)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
     cut: list[Completion] = []
