@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ..files import cache as cache_file
 from ..models.cache import cache_dir
 from .common import not_readable
-from .notes import complain
+from .notes import complain, wrapped
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -88,7 +88,7 @@ def _typed(session: "PromptSession[str]") -> str | Command | None:
             return text.strip()
         name, _, rest = command[0][1:].partition(" ")
         if name == "help":
-            print(HELP, flush=True)
+            print(wrapped(HELP, sys.stdout), flush=True)
         elif name in names:
             return Command(name, rest.strip())
         else:

@@ -17,7 +17,7 @@ from ..pipeline.schedule import Auto, Schedule, describe, parse_schedule
 from ..sampling.params import SamplingParams
 from . import chat, signals
 from .common import check_text, counted, given_text, statistics_line
-from .notes import complain, note
+from .notes import complain, note, wrapped
 from .prompt_files import is_message
 from .values import length, number, whole
 
@@ -178,7 +178,8 @@ class _Conversation:
             raise UsageError(f"/set takes one of {', '.join([*SETTINGS, 'schedule'])}, and a value")
         shown = {name: getattr(self._params, field) for name, (field, _) in SETTINGS.items()}
         shown["length"] = "no limit" if shown["length"] is None else shown["length"]
-        print(*(f"{name} {value}" for name, value in shown.items()), f"schedule {describe(self._schedule)}", sep=" | ")
+        settings = [f"{name} {value}" for name, value in shown.items()]
+        print(wrapped(" | ".join([*settings, f"schedule {describe(self._schedule)}"]), sys.stdout), flush=True)
 
     def _regenerate(self, _: str) -> None:
         if not self._turns:
@@ -227,7 +228,7 @@ class _Conversation:
     def _stats(self, _: str) -> None:
         if self._last is None:
             raise UsageError("there is no answer yet")
-        print(statistics_line(self._last), flush=True)
+        print(wrapped(statistics_line(self._last), sys.stdout), flush=True)
 
     def _copy(self, _: str) -> None:
         """By OSC 52, which the terminal obeys: it works over ssh, and needs no other program."""

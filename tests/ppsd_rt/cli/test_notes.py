@@ -4,12 +4,14 @@ import hashlib
 import importlib
 import logging
 import os
+from types import SimpleNamespace
 
 import pytest
 from support import write_model
 
 import ppsd_rt
 from ppsd_rt.cli import main as cli
+from ppsd_rt.cli import notes
 from ppsd_rt.cli.notes import complain, note, printed, quiet
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models import default_model
@@ -69,3 +71,11 @@ def test_the_public_api_is_exported():
     assert ppsd_rt.__all__ == sorted(ppsd_rt._HOMES)
     for name, home in ppsd_rt._HOMES.items():
         assert getattr(ppsd_rt, name) is getattr(importlib.import_module(f"ppsd_rt.{home}"), name)
+
+
+def test_notes_wrap_whole_words_on_a_terminal(monkeypatch):
+    text = "Ctrl-C stops an answer and Ctrl-D ends"
+    monkeypatch.setenv("COLUMNS", "12")
+    terminal, file = SimpleNamespace(isatty=lambda: True), SimpleNamespace(isatty=lambda: False)
+    assert notes.wrapped(text, terminal).split("\n") == ["Ctrl-C stops", "an answer", "and Ctrl-D", "ends"]
+    assert notes.wrapped(text, file) == text
