@@ -86,6 +86,7 @@ $(VENV)/runtime: $(VENV)/packages $(SOURCES)
 	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(BIN)/python setup.py -q build_ext --inplace
 	@echo "[3/4] installing it, with the packages that it needs"
 	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(PIP) --no-compile --no-build-isolation --editable .
+	@$(BIN)/python setup.py --quiet link_types
 	@touch $@
 
 $(VENV)/quick: $(VENV)/runtime
@@ -98,4 +99,5 @@ $(VENV)/development: $(VENV)/packages $(SOURCES)
 	@echo "For the CPU build of torch, 0.2 GB, name its index in PIP_EXTRA_INDEX_URL: docs/guide/install.md has the line."
 	@PPSD_KERNELS=all PPSD_TESTING=ON $(BIN)/python setup.py -q build_ext --inplace
 	@PPSD_KERNELS=all PPSD_TESTING=ON $(PIP) --no-build-isolation --editable ".[all,dev]"
+	@$(BIN)/python setup.py --quiet link_types
 	@touch $(VENV)/runtime $(VENV)/quick $@

@@ -8,7 +8,6 @@ class Decoder(Protocol):
     """`models.tokenizer.IncrementalDecoder`, or a toy in the tests."""
 
     def push(self, id: int) -> str: ...
-    def flush(self) -> str: ...
 
 
 class StopStrings:
@@ -31,12 +30,8 @@ class StopStrings:
         return self._pass_on(self._decoder.push(id))
 
     def flush(self) -> str:
-        """At the end of the answer: what was held back."""
-        if self.found:
-            return ""
-        text = self._pass_on(self._decoder.flush())
-        if not self.found:
-            text, self._held = text + self._held, ""
+        """At the end of the answer: what was held back, without a last character that is not whole."""
+        text, self._held = self._held, ""
         return text
 
     def _pass_on(self, piece: str) -> str:

@@ -31,6 +31,10 @@ _MOST_TEXT = 1 << 20  # characters
 _MOST_KEPT = 256 << 20  # bytes that compiled grammars may take, and
 _MOST_SEEN = 256  # how many of them, and of those that were refused
 _KINDS = ("json_schema", "regex", "lark")
+# Of any JSON, so that a small model that repeats itself ends.
+_DEPTH = 4  # objects and arrays in each other
+_MEMBERS = 64  # of an object or an array
+_CHARACTERS = 1000  # of a string
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,11 @@ class Grammar:
 
     @classmethod
     def json(cls) -> "Grammar":
-        """Any JSON object."""
-        return cls.json_schema({"type": "object"})
+        """A JSON object: at most 64 members in an object or array, 4 deep, in strings of at most 1000 characters.
+
+        Without such limits, as of `json_schema({"type": "object"})`, a small model may not find an end.
+        """
+        return cls.json_schema(_any_object())
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Grammar":
@@ -104,6 +111,26 @@ class Grammar:
         raise UsageError(
             f"response_format must have the type text, json_object, json_schema, regex or lark, not {quoted(kind)}"
         )
+
+
+def _any_object() -> dict[str, Any]:
+    scalars = [
+        {"type": "string", "maxLength": _CHARACTERS},
+        *({"type": name} for name in ("number", "boolean", "null")),
+    ]
+    values: dict[str, Any] = {"values0": {"anyOf": scalars}}
+    for depth in range(1, _DEPTH):
+        inner = {"$ref": f"#/$defs/values{depth - 1}"}
+        values[f"values{depth}"] = {"anyOf": [*scalars, _object(inner), _array(inner)]}
+    return {**_object({"$ref": f"#/$defs/values{_DEPTH - 1}"}), "$defs": values}
+
+
+def _object(values: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": values, "maxProperties": _MEMBERS}
+
+
+def _array(values: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": values, "maxItems": _MEMBERS}
 
 
 class TokenMask:

@@ -22,7 +22,7 @@ from .guard import Guard, Head
 from .messages import MessagesRequest, MessagesShape
 from .observe import NOTED, Observe
 from .ollama import add_ollama
-from .page import page_response
+from .page import markdown_response, page_response
 from .replies import ChatReply, CompletionReply, DetokenizeReply, Health, Model, Models, TokenizeReply
 from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generate, Json, TokenizeRequest
 from .responses import ResponsesRequest, ResponsesShape, Store
@@ -144,6 +144,7 @@ def make_paths(service: Service) -> FastAPI:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     app.add_route("/", page_response, include_in_schema=False)
+    app.add_route("/markdown-it.js", markdown_response, include_in_schema=False)
     return app
 
 

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .errors import ApiError, answer_error
 from .settings import Settings
 
-_OPEN = ("/", "/health")  # the page asks for the key itself
+_OPEN = ("/", "/markdown-it.js", "/health")  # the page asks for the key itself
 
 
 class Guard:
