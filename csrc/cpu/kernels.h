@@ -29,19 +29,18 @@ constexpr int kSiblings = 32; // positions, one after the other, that siblings a
 constexpr int kMostHeadDim = 256;   // that an int8 KV cache takes, and norms of heads
 constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
 
-// What the sixteen values of int4 stand for, times the scale of their block (which has the sign that makes the block's
-// largest weight -127): dense in the middle, where most weights are. They are the levels with the least squared error on the
-// default model's weights (k-means in one dimension); as int8, so that one shuffle makes int8 of them.
-constexpr int8_t kLevels[16] = {-127, -99, -79, -63, -48, -35, -22, -9, 2, 14, 26, 40, 55, 70, 86, 110};
-
 // What rows of activations are made, to meet weights of a format.
 PPSD_INLINE constexpr Format activations_of(Format weights) { return weights == Format::kInt4 ? Format::kInt8 : weights; }
+
+constexpr int kInt4Minima = kPanel * 2, kInt4Codes = kPanel * 4;   // of a block of int4, where these begin
+constexpr int kInt4Block = kInt4Codes + kBlock * kPanel / 2;       // its bytes
 
 // A packed matrix [outputs, inputs]: panels of 16 outputs, each one contiguous stretch of memory.
 //   fp32: [inputs][16] float
 //   bf16: [inputs / 2][16][2] bfloat16
 //   int8: [inputs / 32][16] fp16 scales, then [inputs / 32][8][16][4] int8
-//   int4: the same scales, then [inputs / 32][4][16][4] bytes: input i of a block in the low half, i + 16 in the high one
+//   int4: [inputs / 32] blocks of [16] fp16 scales, [16] fp16 minima and [4][16][4] bytes: input i of a block in the low
+//         half, i + 16 in the high one. A weight is scale * code - minimum, codes are 0 to 15.
 struct Matrix {
   Format format = Format::kFp32;
   int outputs = 0, inputs = 0;
@@ -56,7 +55,7 @@ struct Matrix {
       case Format::kFp32: return n * kPanel * 4;
       case Format::kBf16: return n * kPanel * 2;
       case Format::kInt8: return scale_bytes() + n * kPanel;
-      case Format::kInt4: return scale_bytes() + n * kPanel / 2;
+      case Format::kInt4: return n / kBlock * kInt4Block;
     }
     return 0;
   }
@@ -84,6 +83,7 @@ struct Activations {
   uint32_t* words = nullptr;
   float* scales = nullptr;         // int8: [width / 32][rows]
   int32_t* corrections = nullptr;  // int8: [width / 32][rows], what unsigned weights add too much
+  float* minus_sums = nullptr;     // int8: [width / 32][rows], minus scale times the sum of the values: what minima are times
 
   // int8: the value of an input of a row.
   PPSD_INLINE float value(int row, int input) const {

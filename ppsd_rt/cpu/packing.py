@@ -3,7 +3,7 @@
 from .. import _native
 from ..models.checkpoint import Checkpoint
 from ..models.rotary import inverse_frequencies
-from .formats import shape_of
+from .formats import has_four_bits, shape_of
 from .importance import importance_for
 from .tensors import packable
 
@@ -32,5 +32,5 @@ def pack_model(
         first=first,
         last=last,
         lm_head=lm_head,
-        importance=importance_for(dtype, checkpoint, threads),
+        importance=None if has_four_bits(checkpoint) else importance_for(dtype, checkpoint, threads),
     )

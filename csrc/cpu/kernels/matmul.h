@@ -58,39 +58,42 @@ inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const
   }
 }
 
-// As dot_int8: the halves of 64 bytes are two words of int8 once the levels are looked up.
+// As dot_int8; a code is small, so that a block's sums may have a type of their own. The halves of 64 bytes are two words.
 template <int R>
 inline void dot_int4(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
   constexpr int kChains = R <= 3 ? 2 : 1;
-  const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(w.panel(p));
-  const uint8_t* weights = w.panel(p) + w.scale_bytes();
+  const uint8_t* block = w.panel(p);
   const uint32_t* x = in.words + r;
   const size_t high = size_t(kBlock / 8) * in.rows;   // from the word that meets the low halves to that of the high ones
-  const float* scales = in.scales + r;
-  const int32_t* corrections = in.corrections + r;
-  const Simd::Levels levels = Simd::levels(kLevels);
+  const float *scales = in.scales + r, *minus_sums = in.minus_sums + r;
   PPSD_UNROLL
   for (int i = 0; i < R; ++i) sum[i] = Simd::zero();
-  for (int b = 0; b < w.inputs / kBlock; ++b, x += high) {
+  for (int b = 0; b < w.inputs / kBlock; ++b, x += high, block += kInt4Block) {
     ask(ahead, b);
-    I dot[R][kChains];
+    Simd::CodeSum dot[R][kChains];
     PPSD_UNROLL
     for (int i = 0; i < R; ++i)
       PPSD_UNROLL
-      for (int c = 0; c < kChains; ++c) dot[i][c] = Simd::seti(c == 0 ? corrections[i] : 0);
+      for (int c = 0; c < kChains; ++c) dot[i][c] = Simd::no_codes();
     PPSD_UNROLL
-    for (int g = 0; g < kBlock / 8; ++g, x += in.rows, weights += 4 * kPanel) {
-      const auto halves = Simd::halves(weights, levels);
+    for (int g = 0; g < kBlock / 8; ++g, x += in.rows) {
+      const auto codes = Simd::codes(block + kInt4Codes + g * 4 * kPanel);
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) dot[i][0] = Simd::dot4(dot[i][0], halves.low, Simd::four(x + i));
+      for (int i = 0; i < R; ++i) dot[i][0] = Simd::dot4_codes(dot[i][0], codes.low, Simd::four(x + i));
       PPSD_UNROLL
       for (int i = 0; i < R; ++i)
-        dot[i][kChains - 1] = Simd::dot4(dot[i][kChains - 1], halves.high, Simd::four(x + high + i));
+        dot[i][kChains - 1] = Simd::dot4_codes(dot[i][kChains - 1], codes.high, Simd::four(x + high + i));
     }
-    add_scaled(dot, Simd::load_f16(weight_scales), scales, sum);
-    weight_scales += kPanel;
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(block);
+    const V scale = Simd::load_f16(halves), minimum = Simd::load_f16(halves + kPanel);
+    PPSD_UNROLL
+    for (int i = 0; i < R; ++i) {
+      if constexpr (kChains == 2) dot[i][0] = Simd::add_codes(dot[i][0], dot[i][1]);
+      sum[i] = Simd::fma(Simd::to_float(Simd::sum_of_codes(dot[i][0])), Simd::mul(scale, Simd::set1(scales[i])), sum[i]);
+      sum[i] = Simd::fma(minimum, Simd::set1(minus_sums[i]), sum[i]);
+    }
     scales += in.rows;
-    corrections += in.rows;
+    minus_sums += in.rows;
   }
 }
 
