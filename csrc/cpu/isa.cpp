@@ -125,6 +125,7 @@ Activations Activations::at(const Kernels& kernels, uint8_t* memory, Format weig
   out.width = width;
   out.rows = rows;
   out.by_block = kernels.by_block(weights, rows, width);
+  out.together = out.by_block ? rows : kernels.rows;
   out.words = reinterpret_cast<uint32_t*>(memory);
   if (format == Format::kInt8) {
     out.scales = reinterpret_cast<float*>(out.words + words_of(kernels, format, rows, width));

@@ -73,23 +73,37 @@ constexpr int kPassRows = 64;   // the most rows that share a pass over the weig
 struct Kernels;
 
 // Rows of activations in the format that the weights want, in words of four bytes (one float, two bfloat16 or four int8;
-// of bfloat16 one, as a float, where the kernels have no instruction for pairs). The rows lie side by side, so that a kernel finds
-// those of one word beside each other: [words][rows]. Or block by block, [width / 32][rows][words of a block]: `by_block` of
-// the kernels says when.
+// of bfloat16 one, as a float, where the kernels have no instruction for pairs). As many rows as a micro-kernel takes lie side
+// by side, so that it finds those of one word beside each other and reads nothing else: [groups of rows][words][rows of it].
+// Or block by block, [width / 32][rows][words of a block]: `by_block` of the kernels says when.
 struct Activations {
   Format format = Format::kFp32;   // never kInt4
   int width = 0, rows = 0;
+  int together = 1;                // rows of a group; all of them if by_block
   bool by_block = false;
   uint32_t* words = nullptr;
-  float* scales = nullptr;         // int8: [width / 32][rows]
-  int32_t* corrections = nullptr;  // int8: [width / 32][rows], what unsigned weights add too much
-  float* minus_sums = nullptr;     // int8: [width / 32][rows], minus scale times the sum of the values: what minima are times
+  // int8, [groups][width / 32][rows of the group]:
+  float* scales = nullptr;
+  int32_t* corrections = nullptr;  // what unsigned weights add too much
+  float* minus_sums = nullptr;     // minus scale times the sum of the values: what minima are times
+
+  // Of `each` values that every row has, where the first one of row r is, and how far it is to the next.
+  struct Place {
+    size_t at;
+    int step;
+  };
+  PPSD_INLINE Place place(int r, int each) const {
+    const int first = r - r % together;
+    return {size_t(first) * each + (r - first), std::min(together, rows - first)};
+  }
 
   // int8: the value of an input of a row.
   PPSD_INLINE float value(int row, int input) const {
     const int word = input / 4, in_block = kBlock / 4, block = input / kBlock;
-    const size_t at = by_block ? (size_t(block) * rows + row) * in_block + word % in_block : size_t(word) * rows + row;
-    return float(reinterpret_cast<const int8_t*>(words + at)[input % 4]) * scales[size_t(block) * rows + row];
+    const Place words_at = place(row, width / 4), scales_at = place(row, width / kBlock);
+    const size_t at =
+        by_block ? (size_t(block) * rows + row) * in_block + word % in_block : words_at.at + size_t(word) * words_at.step;
+    return float(reinterpret_cast<const int8_t*>(words + at)[input % 4]) * scales[scales_at.at + size_t(block) * scales_at.step];
   }
 
   // For weights of this format.
@@ -286,6 +300,7 @@ struct Kernels {
   const char* name;
   int weight_offset;             // added to integer weights
   int bf16_words;                // that two activations in bfloat16 take
+  int rows;                      // of a micro-kernel
   bool (*by_block)(Format weights, int rows, int width);   // how activations are to lie
   // Panels [begin, end) of `out`. False: one of the weights is no finite number.
   bool (*pack)(const Matrix& out, const Source& source, int begin, int end);

@@ -46,7 +46,8 @@ inline void put_block(const Activations& out, int r, int b, V first, V second) {
     Simd::store_i8(reinterpret_cast<int8_t*>(words), a);
     Simd::store_i8(reinterpret_cast<int8_t*>(words) + 16, c);
     count /= 4;
-    const size_t at = size_t(b) * out.rows + r;
+    const auto place = out.place(r, out.width / kBlock);
+    const size_t at = place.at + size_t(b) * place.step;
     out.scales[at] = largest / 127.0f;
     const int32_t sum = Simd::sum_lanes(Simd::addi(a, c));
     out.corrections[at] = -Simd::kWeightOffset * sum;
@@ -56,9 +57,10 @@ inline void put_block(const Activations& out, int r, int b, V first, V second) {
     std::memcpy(out.words + (size_t(b) * out.rows + r) * count, words, size_t(count) * 4);
     return;
   }
-  uint32_t* to = out.words + size_t(b) * count * out.rows + r;
-  if (out.rows == 1) std::memcpy(to, words, size_t(count) * 4);
-  else for (int i = 0; i < count; ++i, to += out.rows) *to = words[i];
+  const auto place = out.place(r, out.width / kBlock * count);
+  uint32_t* to = out.words + place.at + size_t(b) * count * place.step;
+  if (place.step == 1) std::memcpy(to, words, size_t(count) * 4);
+  else for (int i = 0; i < count; ++i, to += place.step) *to = words[i];
 }
 
 void normalize(const float* x, int rows, const float* weight, float eps, const Activations& out) {
