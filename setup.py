@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 import cmake
 import pybind11
@@ -47,7 +47,7 @@ class LinkTypes(Command):
     As a stub package beside it: nothing is imported from there.
     """
 
-    user_options = [("to=", None, "the folder for ppsd_rt-stubs [site-packages]")]
+    user_options: ClassVar = [("to=", None, "the folder for ppsd_rt-stubs [site-packages]")]
 
     def initialize_options(self) -> None:
         self.to = sysconfig.get_path("purelib")

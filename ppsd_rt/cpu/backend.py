@@ -26,7 +26,7 @@ from ..sampling.params import EXTRAS, SamplingParams
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answer, Answers
 from .default_threads import default_threads
 from .failures import one_line
-from .formats import DEFAULT_FORMAT, FORMATS, KV_FORMATS, kv_format, refuses
+from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .memory import kv_memory_of
 from .packing import pack_model
 
@@ -75,7 +75,7 @@ class CpuBackend:
     ) -> None:
         if device not in ("auto", "cpu"):
             raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
-        self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
+        self._dtype = format_for(checkpoint, dtype)
         if dtype == "fp8":
             raise UsageError("the cpu backend has no fp8: it is for --backend cuda, from sm_89 on; use --dtype int8")
         if self._dtype not in FORMATS:
