@@ -6,11 +6,12 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 PROMPT ?= Why is the sky blue?
 MINUTES ?= 60
+SEEDS ?= 1000
 
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test test-all lint types sanitize fuzz wheel check clean
+.PHONY: run test test-all lint types sanitize fuzz virtual-gpu wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	$(BIN)/ppsd-run --compare --max-tokens 128 "$(PROMPT)"
@@ -43,6 +44,9 @@ sanitize: $(VENV)/development  ## the C++ carriers and the CPU library under str
 fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz
 	@mkdir -p build
 	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES) --out build/fuzz.json
+
+virtual-gpu: $(VENV)/development  ## answers on an executor of PTX, in SEEDS random orders; every fault put in is found
+	$(BIN)/python tests/virtual_gpu/campaign.py --seeds $(SEEDS)
 
 # Of this interpreter and processor, for every Linux whose C library is as new as the tag says.
 wheel: $(VENV)/development  ## a wheel that runs elsewhere, in dist/
