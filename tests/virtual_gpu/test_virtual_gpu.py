@@ -1,7 +1,11 @@
 """Triton's own PTX runs whole answers without a GPU: the tokens of every schedule are plain decoding's, in any order
 that CUDA allows, and faults that are put in are found."""
 
+import json
+import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -69,3 +73,16 @@ def test_a_mutation_is_caught(gpu, name):
     if not result["fault"]:
         plain = right(gpu(**{**job, "schedules": []}), 1)[0]["ids"]
         assert any(answer["ids"] != plain for answer in result["answers"])
+
+
+@pytest.mark.slow
+def test_the_first_minutes_on_a_gpu_pass_on_the_virtual_one(tmp_path):
+    # And the values that it compares a real one with are still those of the kernels.
+    library = build()
+    program, out = Path(__file__).parents[2] / "benchmarks" / "gpu_smoke.py", tmp_path / "smoke.json"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(library.parent / "triton"), "PPSD_CUDA_TIMEOUT": "3600"}
+    subprocess.run([sys.executable, program, "--virtual", library, "--out", out], env=environment, check=True)
+    steps = json.loads(out.read_text())["steps"]
+    for name in ("eager", "eager, dependents", "captured", "overlapped"):
+        assert all(told == {"logits off": 0.0, "ids alike": True} for told in steps[name]["golden"].values())
