@@ -41,9 +41,10 @@ types: $(VENV)/development
 sanitize: $(VENV)/development  ## the C++ carriers and the CPU library under stress, under each sanitizer
 	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh
 
-fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz
+fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz. Then random schedules
 	@mkdir -p build
 	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES) --out build/fuzz.json
+	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh $$(($(MINUTES) * 6)) $$(date +%s) address,undefined
 
 virtual-gpu: $(VENV)/development  ## answers on an executor of PTX, in SEEDS random orders; every fault put in is found
 	$(BIN)/python tests/virtual_gpu/campaign.py --seeds $(SEEDS)
@@ -59,20 +60,33 @@ check: lint types test-all
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
-
 # The marker files say which set-up has been done; a change of the pins, the build or the C++ sources repeats it.
 # What builds the extension is installed first and stays: in an environment of its own for every build, pip would have
-# all of it compiled again.
-BUILD := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+# all of it compiled again. To run, the kernels of this machine are enough; tests need all, and a module of their own.
+BUILD   := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
+PIP     := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-$(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
-	$(BIN)/python -c '$(BUILD)' >$@.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --requirement $@.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable .
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) on the PATH: install Python 3.11 or newer, or say make PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) check_machine.py
+	@echo "[1/4] a virtual environment in $(VENV), with the pinned packages"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/packages: $(VENV)/bin/python pyproject.toml constraints.txt
+	@$(BIN)/python -c '$(BUILD)' >$@.txt
+	@$(PIP) --requirement $@.txt
 	@touch $@
 
-$(VENV)/development: $(VENV)/runtime
-	$(BIN)/pip install --quiet --constraint constraints.txt "ppsd-rt[all,dev]"
+$(VENV)/runtime: $(VENV)/packages $(SOURCES)
+	@echo "[2/4] compiling the kernels of this machine and the runtime"
+	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(BIN)/python setup.py -q build_ext --inplace
+	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(PIP) --no-build-isolation --editable .
 	@touch $@
+
+$(VENV)/development: $(VENV)/packages $(SOURCES)
+	@echo "installing what tests need; PyPI's torch for Linux brings 3 GB of GPU libraries, of which no test needs any."
+	@echo "For the CPU build of torch, 0.2 GB, name its index in PIP_EXTRA_INDEX_URL: docs/guide/install.md has the line."
+	@PPSD_KERNELS=all PPSD_TESTING=ON $(BIN)/python setup.py -q build_ext --inplace
+	@PPSD_KERNELS=all PPSD_TESTING=ON $(PIP) --no-build-isolation --editable ".[all,dev]"
+	@touch $@ $(VENV)/runtime

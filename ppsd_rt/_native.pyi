@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .backend import Oracle
-from .pipeline.rounds import Drafted, Limits, Round
+from .pipeline.rounds import Drafted, Limits, Logprob, Round
 from .pipeline.schedule import Schedule
 from .sampling.grammar import TokenMask
 from .sampling.params import SamplingParams
@@ -384,6 +384,7 @@ class Engine:
     def time_kernel(self, name: str, rows: int, context: int, repeats: int) -> KernelTime: ...
     def calibrate(self) -> Costs: ...
     def logits(self, ids: Sequence[int], last: int) -> npt.NDArray[np.float32]: ...
+    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]: ...
     def start(
         self,
         prompt: Sequence[int],
@@ -407,7 +408,7 @@ class Stages:
     """
 
     def __init__(self, model: Model, threads: int, sampling: SamplingParams) -> None: ...
-    def begin(self, answer: int) -> None: ...
+    def begin(self, answer: int, key: int) -> None: ...
     def reserve(self, capacity: int) -> None: ...
     def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None: ...
     def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]: ...
@@ -563,6 +564,8 @@ class LaunchPlan:
 WIRE_VERSION: int
 WIRE_ROWS: int
 WIRE_FEEDBACK: int
+WIRE_LOGPROB: int
+WIRE_LOGPROBS: int
 WIRE_MESSAGES: int
 WIRE_WORDS: int
 

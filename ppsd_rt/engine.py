@@ -19,12 +19,13 @@ from .models.head_file import HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .models.unicode import check_unicode
+from .pipeline.rounds import Logprob
 from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .printable import quoted
 from .sampling.grammar import Grammar, Grammars, Masks
-from .sampling.params import SamplingParams
+from .sampling.params import MOST_LOGPROBS, SamplingParams
 from .stages import Stages
-from .turns import Turns
+from .turns import Turn, Turns
 
 
 class Engine:
@@ -99,6 +100,12 @@ class Engine:
         Unicode, or leaves no room for an answer in the model's context; PpsdError where the model has no chat template,
         or one that refuses the messages.
         """
+        ids, context = self._ids(prompt), self.config.max_position_embeddings
+        if len(ids) >= context:
+            raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
+        return ids
+
+    def _ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
@@ -112,9 +119,6 @@ class Engine:
             raise UsageError("the prompt is empty")
         if not all(0 <= id < self.config.vocab_size for id in ids):
             raise UsageError(f"a prompt id is outside the vocabulary of {self.config.vocab_size}")
-        context = self.config.max_position_embeddings
-        if len(ids) >= context:
-            raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
         return ids
 
     def _encode_messages(self, messages: list[Any]) -> list[int]:
@@ -188,6 +192,27 @@ class Engine:
         """
         return AsyncGeneration(self.generate(prompt, params, schedule, options))
 
+    def prompt_logprobs(self, prompt: Prompt, top: int = 0) -> list[Logprob | None]:
+        """Of every token of a prompt its log-probability, given those before it, and the `top` most probable ids.
+
+        Of the model's own distribution, as of `Completion.logprobs`; None for the first token, which nothing precedes.
+        prompt: as of `encode`, but it may fill the context. On the cpu backend answers go on beside it; elsewhere it
+        waits for its turn. Raises what `encode` raises; UsageError for a `top` that is not 0 to MOST_LOGPROBS;
+        PpsdError over ranks, where memory is lacking, and where the model's output is not a number.
+        """
+        if not 0 <= whole_number("top", top) <= MOST_LOGPROBS:
+            raise UsageError(f"top must be from 0 to {MOST_LOGPROBS}, not {quoted(top)}")
+        ids, context = self._ids(prompt), self.config.max_position_embeddings
+        if len(ids) > context:
+            raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
+        place = Turn()
+        place.go_on()  # an answer that this thread has left half-iterated ends: it would be waited for
+        self._turns.take(place, lambda: False)
+        try:
+            return [None, *self.backend.logprobs(ids, top)]
+        finally:
+            self._turns.give(place)
+
     def _masks(self, grammar: Grammar) -> Masks:
         if self._grammars is None:
             self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
@@ -195,9 +220,9 @@ class Engine:
 
     def check(self, params: SamplingParams) -> None:
         """UsageError for sampling that this backend, or this model, cannot do."""
-        if (extras := params.extras()) and not self.backend.extras:
+        if lacking := [name for name in params.extras() if name not in self.backend.extras]:
             name = self.backend.name
-            raise UsageError(f"the {name} backend has no {extras[0]}: leave it out, or use --backend cpu or torch")
+            raise UsageError(f"the {name} backend has no {lacking[0]}: leave it out, or use --backend cpu or torch")
         wrong = [id for id in dict(params.logit_bias) if not 0 <= id < self.config.vocab_size]
         if wrong:
             raise UsageError(f"logit_bias: id {wrong[0]} is outside the vocabulary of {self.config.vocab_size}")

@@ -53,6 +53,7 @@ class Completion:
     ids: all committed ids, the end-of-sequence id included. text: without special tokens, cut before a stop string.
     finish_reason: `eos`, `stop` (a stop string or stop id), `length` (max_tokens), `context`, or `cancelled`.
     logprobs: one for each id where `SamplingParams.logprobs` asks for them; else empty.
+    seed: with it as `SamplingParams.seed` the answer can be repeated; None: it is greedy, and none was given.
     """
 
     prompt_ids: tuple[int, ...]
@@ -61,6 +62,7 @@ class Completion:
     finish_reason: str
     statistics: Statistics
     logprobs: tuple[Logprob, ...] = ()
+    seed: int | None = None
 
 
 class Generation:
@@ -80,14 +82,15 @@ class Generation:
         schedule: Schedule | Auto,
         options: RunOptions,
     ) -> None:
-        self.prompt_ids, self.params = prompt_ids, params
+        self.prompt_ids, self.params = prompt_ids, params.seeded()
         self._eos = frozenset() if params.ignore_eos else frozenset(config.eos_token_ids)
         self._context = config.max_position_embeddings
         self._end = min(len(prompt_ids) + params.max_tokens, self._context)
         limits = Limits(self._end, self._eos | frozenset(params.stop_token_ids))
         self._backend, self._head = backend, backend.head
         self._cancellation = Cancellation()
-        self._rounds = backend.rounds(prompt_ids, params, schedule, limits, options, self._cancellation)
+        taken = self.params.for_backend(prompt_ids)
+        self._rounds = backend.rounds(prompt_ids, taken, schedule, limits, options, self._cancellation)
         self._events = self._play(turns)
         self._place = Turn()
         self._turn = RLock()  # of the thread that is in `_events`
@@ -95,7 +98,7 @@ class Generation:
         decoder = tokenizer.stream()
         for id in prompt_ids:  # what the prompt's end means for the first characters is the decoder's to know
             decoder.push(id)
-        self._text = StopStrings(decoder, params.stop)
+        self._text = StopStrings(decoder, params.stop, params.min_tokens)
         self._ids: list[int] = []
         self._logprobs: list[Logprob] = []
         self._pieces: list[str] = []
@@ -202,7 +205,8 @@ class Generation:
     def completion(self) -> Completion:
         """The answer so far; whole once the iteration has ended."""
         ids, text = tuple(self._ids), "".join(self._pieces)
-        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, tuple(self._logprobs))
+        logprobs = tuple(self._logprobs)
+        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, logprobs, self.params.seed)
 
     def _commit(self, round: Round) -> Committed:
         tokens: list[Token] = []

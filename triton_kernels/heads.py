@@ -46,7 +46,7 @@ def sampling_words(params: SamplingParams, device: torch.device | str) -> Tensor
     inverse = 1 / params.temperature if params.temperature > 0 else 0.0
     top_k = min(params.top_k, 2**31 - 1)  # more ids than any vocabulary has
     packed = struct.pack(
-        "<Qffiffi", params.seed, inverse, params.repetition_penalty, top_k, params.top_p, params.min_p, 0
+        "<Qffiffi", params.seed or 0, inverse, params.repetition_penalty, top_k, params.top_p, params.min_p, 0
     )
     return torch.tensor(struct.unpack("<8i", packed), dtype=torch.int32, device=device)
 

@@ -272,6 +272,19 @@ void bind_cpu(py::module_& m) {
           },
           py::arg("ids"), py::arg("last"))
       .def(
+          "logprobs",
+          [](PyEngine& engine, const std::vector<int>& ids, int top) {
+            std::vector<Logprobs> all;
+            {
+              const py::gil_scoped_release release;
+              all = engine.engine->logprobs(ids, top);
+            }
+            py::list out;
+            for (const Logprobs& each : all) out.append(logprob_of(each));
+            return out;
+          },
+          "Of every id but the first, as of `Round.logprobs`.", py::arg("ids"), py::arg("top"))
+      .def(
           "start",
           [](PyEngine& engine, std::vector<int> prompt, const Sampling& sampling, const Steering& schedule,
              const Limits& limits, bool report_drafts, bool lock_step, std::pair<int, int> ticks,

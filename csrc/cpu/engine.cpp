@@ -107,6 +107,7 @@ Stages CpuEngine::begin(const Request& request, int keep) {
   reserve(request.limits.end);
   Sampling sampling = request.sampling;
   sampling.answer = int(request.prompt.size());
+  sampling.stop_ids = request.limits.stop_ids;
   draft_.begin(sampling, keep);
   draft_.set_oracle(request.oracle);
   Stages stages;
@@ -135,13 +136,29 @@ void CpuEngine::pin_stage(int stage) const {
 }
 
 std::vector<float> CpuEngine::logits(const std::vector<int>& ids, int last) {
+  const size_t vocabulary = size_t(model_->shape.vocab_size);
+  std::vector<float> all;
+  all.reserve(size_t(last) * vocabulary);
+  read(ids, last, [&](int, const float* logits) { all.insert(all.end(), logits, logits + vocabulary); });
+  return all;
+}
+
+std::vector<Logprobs> CpuEngine::logprobs(const std::vector<int>& ids, int top) {
+  std::vector<Logprobs> all;
+  if (ids.size() < 2) return all;
+  read({ids.begin(), ids.end() - 1}, int(ids.size()) - 1, [&](int row, const float* logits) {
+    all.push_back(Sampler::logprobs_of(*model_->kernels, logits, model_->shape.vocab_size, ids[size_t(row) + 1], top));
+  });
+  return all;
+}
+
+// A text through all layers; the logits [vocabulary] after each of its `last` rows are told of, row by row.
+void CpuEngine::read(const std::vector<int>& ids, int last, const std::function<void(int row, const float* logits)>& told) {
   Request request;
   request.limits.end = int(ids.size());
   const int first = int(ids.size()) - last, keep = std::min(shared_rows(ids), first);
   const Stages stages = begin(request, keep);
   use_shared_team();
-  std::vector<float> logits;
-  logits.reserve(size_t(last) * model_->shape.vocab_size);
   for (int done = keep; done < int(ids.size());) {
     const int rows = done < first ? first - done : std::min(kPassRows, int(ids.size()) - done);
     DraftStep step;
@@ -153,11 +170,11 @@ std::vector<float> CpuEngine::logits(const std::vector<int>& ids, int last) {
     chunk.ids = step.ids;
     draft_.export_hidden(&chunk);
     for (VerifyStage* stage : stages.verify) stage->run(&chunk, nullptr);
-    if (done >= first) verify_.back()->append_logits(chunk, &logits);
+    const float* logits = done >= first ? verify_.back()->logits(chunk) : nullptr;
+    for (int row = 0; row < rows && logits != nullptr; ++row) told(done + row, logits + size_t(row) * model_->shape.vocab_size);
     done += rows;
   }
   tokens_ = ids;
-  return logits;
 }
 
 }  // namespace ppsd

@@ -39,11 +39,8 @@ void measure_importance(const Kernels& kernels, const ModelShape& shape, const s
       stack.reserve(rows);
       stack.observe(out);
       for (int start = 0; start < rows; start += kPassRows) {
-        stack.begin_pass();
-        team.run([&](int member) {
-          stack.pass(team, member, rope.data(), x.data() + size_t(start) * hidden, std::min(kPassRows, rows - start), start,
-                     nullptr);
-        });
+        stack.begin_pass(start, std::min(kPassRows, rows - start));
+        team.run([&](int member) { stack.pass(team, member, rope.data(), x.data() + size_t(start) * hidden); });
       }
       const int begins[] = {at.qkv, at.o, at.gate_up, at.down, at.width};
       for (int matrix = 0; matrix < 4; ++matrix)

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 // For what the kernels' files call of this header: an out-of-line copy, compiled for one machine, is not kept apart from
@@ -280,6 +281,7 @@ struct LogitsPhase {
   float* logits;                 // kStore: [rows][outputs]
   Candidate* best;               // kBest: [rows], this thread's
   std::vector<Candidate>* top;   // kTop: [rows], this thread's; capacity is kept
+  uint8_t* strange;              // [rows], this thread's: 1 where one of the logits is NaN or infinite
 };
 
 struct Kernels {
@@ -320,5 +322,6 @@ const Kernels& portable_kernels();
 // The best table for this machine, or the one that PPSD_ISA names. Throws std::runtime_error, one line.
 const Kernels& pick_kernels();
 std::vector<const Kernels*> usable_kernels();
+std::vector<std::string> built_kernels();
 
 }  // namespace ppsd

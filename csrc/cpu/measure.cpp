@@ -56,7 +56,8 @@ class Sweep {
         narrow_(Activations::bytes(k_, model.format, rows, s_.hidden_size)),
         heads_(Activations::bytes(k_, model.format, rows, s_.q_outputs())),
         mlp_(Activations::bytes(k_, model.format, rows, s_.intermediate_size)),
-        best_(size_t(team.size()) * rows) {
+        best_(size_t(team.size()) * rows),
+        strange_(best_.size()) {
     const int capacity = (context + rows + kSpan - 1) / kSpan * kSpan;
     const size_t one = KvCache::bytes(model.kv, s_.num_kv_heads, s_.head_dim, capacity);
     cache_memory_ = Memory(2 * one * s_.num_layers);
@@ -117,6 +118,7 @@ class Sweep {
       phase.choice = Choice::kBest;
       phase.draft_ids = name == "exit_head" && !model_.draft_ids.empty() ? model_.draft_ids.data() : nullptr;
       phase.best = best_.data() + size_t(member) * rows_;
+      phase.strange = strange_.data() + size_t(member) * rows_;
       share(head.lm_head.panels(), 2, [&](int begin, int end) { k_.logits(phase, begin, end); });
       return true;
     }
@@ -183,6 +185,7 @@ class Sweep {
   std::vector<KvCache> caches_;
   std::vector<Shares> shares_;
   std::vector<Candidate> best_;
+  std::vector<uint8_t> strange_;
   std::vector<int> positions_;   // that the rows choose tokens for
   double kv_bytes_ = 0.0;
 };

@@ -11,14 +11,14 @@
 
 namespace ppsd {
 
-// What the first message of an answer says of it besides the rows: kWireSettings words.
+// What the first message of an answer says of it besides the rows: kWireSettings words, and more for biases and stop ids.
 struct Settings {
   int end = 0;      // positions that the answer may have
   int prompt = 0;   // tokens of its prompt
   Sampling sampling;
 };
 std::vector<int32_t> words_of(const Settings& settings);
-Settings settings_of(const int32_t* words);
+Settings settings_of(const std::vector<int32_t>& words);   // throws std::runtime_error for what means nothing
 
 // A verification stage that waits for rows.
 class RankStation {

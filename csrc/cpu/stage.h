@@ -63,7 +63,8 @@ class CpuDraftStage final : public DraftStage {
 
  private:
   void adopt(const Sibling& sibling);
-  bool run_rows(const int* ids, int rows, const DraftStep& step, Draft* draft, const Cancelled& cancelled);
+  bool run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled);
+  bool draw(const DraftStep& step, Draft* draft, const Cancelled& cancelled);
   void choose(Draft* draft, double sibling_bar);
   float* sibling_exit(int position) { return sibling_exits_.data() + size_t(position % kSiblings) * model_.shape.hidden_size; }
 
@@ -102,8 +103,9 @@ class CpuVerifyStage final : public VerifyStage {
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;
   std::vector<Logprobs> take_logprobs() override { return sampler_->take_logprobs(); }
-  // The logits after every row of a chunk of at most kPassRows, [rows][vocabulary], at the end of `out`.
-  void append_logits(const Chunk& chunk, std::vector<float>* out);
+  // The logits after every row of a chunk of at most kPassRows, [rows][vocabulary], until the next choice. Throws
+  // std::runtime_error where one is NaN or infinite.
+  const float* logits(const Chunk& chunk);
 
  private:
   void adopt(const Sibling& sibling);

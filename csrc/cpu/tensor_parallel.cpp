@@ -71,6 +71,8 @@ Candidate LayerShares::best(const float* x) {
   phase.choice = Choice::kBest;
   phase.repetition_penalty = 1.0f;
   phase.best = &best;
+  uint8_t strange = 0;
+  phase.strange = &strange;
   kernels_.logits(phase, 0, model_.head.lm_head.panels());
   return best;
 }

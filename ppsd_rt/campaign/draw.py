@@ -10,7 +10,7 @@ from random import Random
 from typing import TypeVar
 
 from .._native import Costs, StageCosts
-from ..pipeline.schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKUP, PLAIN, Auto, Schedule
+from ..pipeline.schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKAHEAD, MOST_LOOKUP, PLAIN, Auto, Schedule
 from ..pipeline.stop_rules import (
     BetaThompson,
     CalibratedThompson,
@@ -26,7 +26,7 @@ from ..sampling.params import MOST_LOGPROBS, SamplingParams
 CASE_TOKENS = 6000  # of a fast engine's case, about; slow ones get a share
 ANSWERS = 9  # to a text, about: the plain answer is decoded once for all of them
 MOST_PROMPT = 1000  # tokens, but for texts that fill the context
-MOST_LOOKAHEAD = 20
+NEAR_LOOKAHEAD = 20  # what is in use; more is drawn less often
 _SLOW = {"portable": 0.05, "float32": 0.4, "bfloat16": 0.5}
 _GIVEN = 0.25  # the share of an engine that is not drawn
 _GRAMMARS = (
@@ -272,7 +272,7 @@ def _answer(rng: Random, material: Material, drafts: bool, text: int) -> Answer:
 
 
 def draw_schedule(rng: Random, drafts: bool, copies: bool, siblings: bool) -> tuple[str, Schedule | Auto]:
-    """Its kind and itself: any that the parts that there are can run."""
+    """Its kind and itself: any that the documentation allows and the parts that there are can run."""
     kinds = {"plain": 1.0, "lookup": 2.0 * copies}
     if drafts:
         kinds |= {"eesd": 7.0, "ppsd": 2.0, "elastic": 4.0, "auto": 3.0}
@@ -288,22 +288,36 @@ def draw_schedule(rng: Random, drafts: bool, copies: bool, siblings: bool) -> tu
         least = 0 if recycle else 1
         lookup = rng.randint(least, MOST_LOOKUP)
         return kind, Schedule(0, chunk, 0, rng.random() < 0.3, _stop_rule(rng), lookup, recycle=recycle)
-    others = rng.choice((0.0, 0.0001, 0.005, 0.1)) if siblings else 0.0
+    others = rng.choice((0.0, 10 ** rng.uniform(-9, -0.01))) if siblings else 0.0
     if kind == "ppsd":
-        ahead = rng.randint(1, MOST_LOOKAHEAD)
+        ahead = _lookahead(rng, 1)
         return kind, Schedule(0, 1, ahead, True, _stop_rule(rng), lookup, others, recycle)
     if kind == "eesd" and rng.random() < 0.6:
         first = ahead = chunk
     else:
         first = rng.randint(0, chunk)
-        ahead = rng.randint(max(first, 1), MOST_LOOKAHEAD)
+        ahead = _lookahead(rng, max(first, 1))
     return kind, Schedule(first, chunk, ahead, kind == "elastic", _stop_rule(rng), lookup, others, recycle)
+
+
+def _lookahead(rng: Random, least: int) -> int:
+    return _long(rng, least, MOST_LOOKAHEAD) if rng.random() < 0.3 else rng.randint(least, max(least, NEAR_LOOKAHEAD))
 
 
 def _stop_rule(rng: Random) -> StopRule:
     threshold = round(rng.uniform(0.02, 0.95), 2)
-    learning = BetaThompson(), CalibratedThompson(), Survival(threshold), Paying(threshold)
-    return rng.choice((FixedLength(), ConfidenceThreshold(threshold), *learning))
+    bins, weight, discount = rng.choice(((10, 4.0, 0.98), (rng.randint(1, 20), rng.uniform(0.5, 8), rng.random())))
+    discount = max(discount, 0.01)
+    return rng.choice(
+        (
+            FixedLength(),
+            ConfidenceThreshold(threshold),
+            BetaThompson(discount),
+            CalibratedThompson(bins, weight, discount),
+            Survival(threshold, bins, weight, discount),
+            Paying(_long(rng, 1, 10_000) / 1000, bins, weight, discount),
+        )
+    )
 
 
 def _costs(rng: Random) -> Costs:

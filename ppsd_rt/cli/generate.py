@@ -2,8 +2,9 @@
 
 import argparse
 import sys
+from collections import Counter
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from ..backend import RunOptions
@@ -68,8 +69,11 @@ def _run(
         return _chat(engine, params, schedule, args, trace)
     note_plain(engine, args.raw)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
+    answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
     for id, ids in encoded:
-        generation = engine.generate(ids, params, schedule, _options(args))
+        same = tuple(ids)
+        generation = engine.generate(ids, replace(params, index=answered[same]), schedule, _options(args))
+        answered[same] += 1
         if not _answer(engine, generation, args, id, trace):
             return signals.status()
     return 0
@@ -230,6 +234,7 @@ def _as_json(completion: Completion, id: str | None, compared: Statistics | None
         "ids": completion.ids,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
         **logprobs,
         "stats": stats,
     }

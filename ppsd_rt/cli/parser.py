@@ -161,7 +161,9 @@ def sampling_options(parser: Parser, max_tokens: int = 256) -> None:
         "--presence-penalty", type=number, default=0.0, metavar="R", help="off logits of ids answered [0]"
     )
     group.add_argument("--frequency-penalty", type=number, default=0.0, metavar="R", help="the same, each time [0]")
-    group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same answer [0]")
+    group.add_argument(
+        "--seed", type=whole, metavar="S", help="same seed, same answer [drawn for every answer; --json shows it]"
+    )
     group.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times"
     )

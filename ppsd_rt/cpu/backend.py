@@ -17,11 +17,11 @@ from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
-from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule, copying
 from ..planning.planner import costs_here, costs_path, explain, prior
 from ..printable import quoted
-from ..sampling.params import SamplingParams
+from ..sampling.params import EXTRAS, SamplingParams
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answer, Answers
 from .default_threads import default_threads
 from .failures import one_line
@@ -45,7 +45,8 @@ def _end_answers() -> None:
 
 class CpuBackend:
     name = "cpu"
-    copies = siblings = extras = True
+    copies = siblings = True
+    extras = EXTRAS
     concurrency = MOST_ANSWERS
     device = "cpu"
 
@@ -199,6 +200,12 @@ class CpuBackend:
         self._answers.end_all()
         with one_line(f"score {len(ids)} ids", self._threads, mend="give fewer"):
             return self._engine.logits(list(ids), last)
+
+    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
+        """By threads and a KV cache of its own: answers go on beside it."""
+        check_ids(ids, 1, self._vocab_size)
+        with one_line(f"score {len(ids)} ids", self._threads, mend="give fewer"):
+            return _native.Engine(self._base, self._threads).logprobs(list(ids), top)
 
     def stages(self, params: SamplingParams) -> _native.Stages:
         with one_line("make stages", self._threads):

@@ -1,7 +1,9 @@
 """The answers to one request: begun together, run side by side, ended together."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.types import Receive
@@ -31,7 +33,13 @@ class Answers:
         self, service: Service, prompts: Sequence[list[int]], params: Sequence[SamplingParams], options: RunOptions
     ) -> None:
         self._service, self._options = service, options
-        self._wanted = [(prompt, one) for prompt in prompts for one in params]
+        self._wanted: list[tuple[list[int], SamplingParams]] = []
+        answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
+        for prompt in prompts:
+            same = tuple(prompt)
+            for one in params:
+                self._wanted.append((prompt, replace(one, index=answered[same])))
+                answered[same] += 1
         self._prompt_tokens = sum(map(len, prompts))
         self._generations: list[Any] = []
         self._ended: ApiError | None = None
@@ -65,6 +73,11 @@ class Answers:
                 self._note(noted)
         if self._ended is not None:
             raise self._ended
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Of each answer."""
+        return [prompt for prompt, _ in self._wanted]
 
     def end(self, reason: ApiError) -> None:
         """With the round at hand; `run` raises `reason` then."""

@@ -106,6 +106,7 @@ async def _answer(
     ids = [await service.encode(prompt, param) for prompt in prompts]
     options = RunOptions(report_drafts=bool(body.return_tokens and body.stream))
     answers = Answers(service, ids, service.params(body, names), options)
+    shape.prompts = answers.prompts
     noted = request.scope[NOTED]
     if body.stream:
         return EventStream(answers, shape, noted)

@@ -20,6 +20,7 @@ class ChatShape(Shape):
                 message=ChatMessage(content=completion.text),
                 logprobs=self.logprobs(index, reported(completion)) if completion.logprobs else None,
                 finish_reason=FINISH[completion.finish_reason],
+                seed=completion.seed,
             )
             for index, completion in enumerate(answers.completions)
         ]

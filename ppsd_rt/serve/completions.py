@@ -1,12 +1,11 @@
 """/v1/completions: a text in, its continuation out."""
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from ..pipeline.rounds import Logprob
 from .answers import Answers
-from .logprobs import CompletionLogprobs, completion_logprobs
+from .logprobs import CompletionLogprobs, Offsets, completion_logprobs
 from .replies import FINISH, CompletionChoice, CompletionReply
 from .requests import CompletionRequest
 from .service import Service
@@ -18,7 +17,7 @@ class CompletionShape(Shape):
 
     def __init__(self, service: Service, request: CompletionRequest) -> None:
         super().__init__(service, request)
-        self._offsets: Counter[int] = Counter()  # answer -> characters of the tokens that have been reported
+        self._offsets: dict[int, Offsets] = {}  # of each answer
 
     def whole(self, answers: Answers) -> CompletionReply:
         choices = [
@@ -27,6 +26,7 @@ class CompletionShape(Shape):
                 text=completion.text,
                 logprobs=self.logprobs(index, reported(completion)) if completion.logprobs else None,
                 finish_reason=FINISH[completion.finish_reason],
+                seed=completion.seed,
             )
             for index, completion in enumerate(answers.completions)
         ]
@@ -38,6 +38,6 @@ class CompletionShape(Shape):
         return {"text": text or ""}
 
     def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> CompletionLogprobs:
-        found = completion_logprobs(self._tokenizer, chosen, self._offsets[index])
-        self._offsets[index] += sum(map(len, found.tokens))
-        return found
+        if index not in self._offsets:
+            self._offsets[index] = Offsets(self._tokenizer, self.prompts[index])
+        return completion_logprobs(self._tokenizer, chosen, self._offsets[index])

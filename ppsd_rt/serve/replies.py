@@ -1,11 +1,12 @@
 """What clients get at once, in OpenAI's form; chat.py and completions.py make the chunks of streams."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from .logprobs import ChatLogprobs, CompletionLogprobs
 
+Seed = Annotated[int | None, Field(description="that the answer can be repeated with; null: it is greedy")]
 Finish = Literal["stop", "length"]
 FINISH: dict[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
@@ -35,6 +36,7 @@ class ChatChoice(BaseModel):
     message: ChatMessage
     logprobs: ChatLogprobs | None
     finish_reason: Finish
+    seed: Seed
 
 
 class ChatReply(BaseModel):
@@ -51,6 +53,7 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Finish
+    seed: Seed
 
 
 class CompletionReply(BaseModel):

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
-from secrets import randbits
 from typing import Any, Protocol
 
 from anyio import CapacityLimiter, to_thread
@@ -68,7 +67,7 @@ class Service:
         return await to_thread.run_sync(partial(encode, prompt), limiter=self._one)
 
     def params(self, request: ChatRequest | CompletionRequest, names: Mapping[str, str]) -> list[SamplingParams]:
-        """Of each of the n answers; the first has the seed that the request gives, the others count on from there.
+        """Of each of the n answers, which are told apart by their number. Without a seed each of them draws its own.
 
         names: what the request calls a field of SamplingParams that it has another name for.
         """
@@ -87,6 +86,7 @@ class Service:
             "stop": request.stops,
             "stop_token_ids": request.stop_token_ids,
             "ignore_eos": request.ignore_eos,
+            "seed": None if request.seed is None else request.seed % 2**64,
         }
         if request.response_format is not None:
             try:
@@ -94,11 +94,10 @@ class Service:
             except UsageError as error:
                 raise ApiError(400, str(error), "invalid_value", "response_format") from error
         chosen = {name: value for name, value in given.items() if value is not None}
-        first = randbits(63) if request.seed is None else request.seed
         try:
-            params = [SamplingParams(**chosen, seed=(first + i) % 2**64) for i in range(request.n or 1)]
-            self.engine.check(params[0])
-            return params
+            params = SamplingParams(**chosen)
+            self.engine.check(params)
+            return [params] * (request.n or 1)
         except UsageError as error:
             raise from_engine(error, _NAMES | dict(names)) from error
 

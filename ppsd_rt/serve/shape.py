@@ -27,6 +27,7 @@ class Shape(ABC):
         self.id, self._created = f"{self.prefix}-{uuid4().hex}", int(service.settings.now())
         self._model, self._tokenizer = service.engine.name, service.engine.tokenizer
         self.with_usage, self._with_tokens = request.with_usage, bool(request.return_tokens)
+        self.prompts: Sequence[Sequence[int]] = ()  # of each answer: what it goes on from
         self._begun: set[int] = set()  # answers of which a chunk has been sent
 
     @abstractmethod
@@ -52,7 +53,8 @@ class Shape(ABC):
             for event in run:
                 first = index not in self._begun
                 if isinstance(event, Completion):
-                    yield self._chunk(index, self.part(None, first), FINISH[event.finish_reason])
+                    part = self.part(None, first) | {"seed": event.seed}
+                    yield self._chunk(index, part, FINISH[event.finish_reason])
                 elif isinstance(event, Drafted):
                     self._begun.add(index)
                     ours = {"drafted": [{"position": event.position, "text": _text(self._tokenizer, event.token)}]}

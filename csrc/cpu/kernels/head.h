@@ -35,6 +35,10 @@ inline void choose_top(V scores, const int32_t* ids, int count, int most, std::v
   for (int l = 0; l < count; ++l) keep_best(top, most, {some[l], ids[l]});
 }
 
+inline bool all_finite(V y) {
+  return !Simd::any(Simd::less_i(Simd::seti(0x7F7FFFFF), Simd::float_to_bits(Simd::abs(y))));
+}
+
 void logits(const LogitsPhase& phase, int begin, int end) {
   const int outputs = phase.weights->outputs;
   Noise noise[kPassRows];
@@ -42,6 +46,7 @@ void logits(const LogitsPhase& phase, int begin, int end) {
     noise[r] = Noise(phase.each ? phase.each[r].seed : phase.seed, phase.positions[r]);
   multiply(*phase.weights, *phase.input, {}, begin, end, [&](int r, int p, V y) {
     const int index = p * kPanel, count = std::min(kPanel, outputs - index);
+    if (!all_finite(y)) phase.strange[r] = 1;   // every way of choosing comes by here
     if (phase.choice == Choice::kStore) return store_scores(phase, r, index, count, y);
     // Few panels hold anything new: most are done after one comparison.
     const float inverse_temperature = phase.each ? phase.each[r].inverse_temperature : phase.inverse_temperature;

@@ -150,7 +150,7 @@ def test_an_answer_that_differs_from_plain_decoding_is_printed(run, monkeypatch)
 
 def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
     """The text might still have become the beginning of a stop string."""
-    text = json.loads(run("abc", "--json", "-n", 6, "--raw", "-t", 1)[1])["text"]
+    text = json.loads(run("abc", "--json", "-n", 6, "--raw", "-t", 1, "--seed", 1)[1])["text"]
     events = Generation.events
 
     def six(generation):
@@ -158,7 +158,7 @@ def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Generation, "events", six)
-    options = ("--raw", "-t", 1, "-n", 40, "--schedule", "plain", "--stop", text[-2:] + "\0")
+    options = ("--raw", "-t", 1, "--seed", 1, "-n", 40, "--schedule", "plain", "--stop", text[-2:] + "\0")
     status, out, err = run("abc", *options)
     assert (status, out) == (130, text + "\n")
     assert "6 tokens |" in err
@@ -207,7 +207,7 @@ def test_json_for_a_file_of_prompts(run, head, tmp_path):
     answers = [json.loads(line) for line in out.splitlines()]
     assert [answer["id"] for answer in answers] == ["a", "2"]
     for answer in answers:
-        assert set(answer) == {"id", "prompt_ids", "ids", "text", "finish_reason", "stats"}
+        assert set(answer) == {"id", "prompt_ids", "ids", "text", "finish_reason", "seed", "stats"}
         wanted = (
             "tokens seconds tokens_per_second ttft_seconds rounds acceptance tokens_per_round schedule backend dtype"
         )
