@@ -16,7 +16,7 @@ from virtual_gpu.build import build
 from virtual_gpu.campaign import FORMATS, LONG, MUTATION_SEEDS, OTHERS, ask
 from virtual_gpu.mutations import MUTATIONS
 
-QUICK = {"the wait behind a load of state", "no barrier, linear", "no barrier before the record's number"}
+QUICK = {"the wait behind a load of state", "no barrier before the record's number"}
 
 
 @pytest.fixture(scope="module")
