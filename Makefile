@@ -6,11 +6,12 @@ PYTHON ?= python3
 BIN    := $(VENV)/bin
 PROMPT ?= Why is the sky blue?
 MINUTES ?= 60
+SEEDS ?= 1000
 
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run quick test test-all clients lint types sanitize fuzz wheel check clean
+.PHONY: run quick test test-all clients lint types sanitize fuzz virtual-gpu wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	@echo "[4/4] answering with the default model; the first answer measures for some seconds what each step costs here"
@@ -51,6 +52,9 @@ fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is f
 	@mkdir -p build
 	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES) --out build/fuzz.json
 	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh $$(($(MINUTES) * 6)) $$(date +%s) address,undefined
+
+virtual-gpu: $(VENV)/development  ## answers on an executor of PTX, in SEEDS random orders; every fault put in is found
+	$(BIN)/python tests/virtual_gpu/campaign.py --seeds $(SEEDS)
 
 # Of this interpreter and processor, for every Linux whose C library is as new as the tag says.
 wheel: $(VENV)/development  ## a wheel that runs elsewhere, in dist/

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Proves or disproves on one GPU what is claimed of the CUDA backend, in two calls of at most ten minutes (LIMIT seconds):
+# Proves or disproves on one GPU what is claimed of the CUDA backend, in calls of at most ten minutes (LIMIT seconds):
 #
+#     OUT=results benchmarks/gpu_check.sh smoke    the first minutes: kernels, graphs and answers, simplest first
 #     OUT=results benchmarks/gpu_check.sh speed    builds; answers and kernels, and a table of targets
 #     OUT=results benchmarks/gpu_check.sh proof    tests on the GPU, compute-sanitizer, ranks
 #     OUT=results benchmarks/gpu_check.sh more     larger shapes and more comparisons, where there is time for them
@@ -14,11 +15,12 @@
 # `python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl gguf hypothesis pytest-timeout`):
 # it is installed from there. No model is needed: all shapes are filled with random weights. MODEL=folder, of the default
 # model (and `tokenizers`), answers development prompts with it and the head that ships, too.
+# What `smoke` found to fail is avoided by the later calls: it leaves the switches in $OUT/smoke.env.
 # ONLY=name,name runs some of the parts. What was built and compiled stays in build/gpu for the next call.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 call=${1:-}
-case $call in speed | proof | more) ;; *) echo "usage: benchmarks/gpu_check.sh speed|proof|more" >&2; exit 2 ;; esac
+case $call in smoke | speed | proof | more) ;; *) echo "usage: benchmarks/gpu_check.sh smoke|speed|proof|more" >&2; exit 2 ;; esac
 python=${PYTHON:-python3}
 out=${OUT:-build/gpu-results}
 work=$(mktemp -d)
@@ -28,6 +30,8 @@ limit=${LIMIT:-570}
 mkdir -p "$out" "$built"
 export PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=passive PPSD_CACHE="$work/cache" TRITON_CACHE_DIR="$built/triton"
 log=$out/log.txt
+# shellcheck disable=SC1091
+if [ "$call" != smoke ] && [ -f "$out/smoke.env" ]; then . "$out/smoke.env"; fi
 echo "==== $call" >> "$log"
 
 # part NAME SECONDS COMMAND...: the last line of its output is its result: JSON, or what pytest counted.
@@ -86,8 +90,11 @@ small="-m random:smollm2-135m --exit-head norm:6:8192"
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 
 # Kernels are compiled for all shapes at once, on all cores; the parts that are measured find them in the cache.
+# Jobs of their own process groups hear of an interrupt, which the shell's background jobs ignore otherwise.
 warm() {
     local shape
+    set -m
+    trap 'kill -INT $(jobs -p) 2> /dev/null; wait' INT
     for shape in "smollm2-135m --exit-head norm:6:8192" "llama-3.2-1b --exit-head norm:2:16384" "llama-3.1-8b --exit-head norm:4:16384"; do
         $run bench generate --backend cuda --device cuda -m random:$shape -n 16 -p 64 -r 1 --output json --oracle 0.8 \
             --schedule eesd:length=3,stop_rule=fixed --schedule elastic > /dev/null &
@@ -114,12 +121,15 @@ export -f ranks
 export work
 
 case $call in
+smoke)
+    part smoke 480 "$python" -P benchmarks/gpu_smoke.py --out "$out/smoke.json"
+    ;;
 speed)
     part warm 80 bash -c warm
     part answers-135m 70 $generate $small $oracle $schedules
+    part kernels-135m 35 $kernels $small -r 7
     part answers-8b 80 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
     part answers-1b 50 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
-    part kernels-135m 35 $kernels $small -r 7
     part kernels-8b 35 $kernels -r 5 -m random:llama-3.1-8b
     part kernels-1b 30 $kernels -r 5 -m random:llama-3.2-1b
     part kernels-8b-4k 20 $kernels -r 5 -m random:llama-3.1-8b --context 4096 --kernels attention
@@ -133,14 +143,15 @@ speed)
 proof)
     # Tests of one file go to several processes: each compiles what it launches.
     pytest="$python -P -m pytest -q -p no:cacheprovider --dist worksteal"
-    part tests-captured 120 $pytest -n 3 tests/ppsd_rt/cuda/test_on_gpu.py
+    part tests-captured 110 $pytest -n 3 tests/ppsd_rt/cuda/test_on_gpu.py
     part tests-kernels 70 $pytest -n 8 tests/triton_kernels/test_on_gpu.py
-    part memcheck 80 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4
+    part compiled 40 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4
+    part memcheck 60 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4
     part ranks 50 bash -c ranks
     part idle-135m 30 $python benchmarks/gpu_idle.py $small
     part answers-8b-far 60 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000,8000 -r 1 \
         --schedule elastic --schedule eesd:length=5,stop_rule=fixed
-    part racecheck 70 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2
+    part racecheck 50 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2 --formats int4
     ;;
 more)
     # What a format saves, and the bandwidth of its kernels.

@@ -53,8 +53,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", default="cuda", help="cpu: in Triton's interpreter (TRITON_INTERPRET=1)")
     parser.add_argument("--tokens", type=int, default=8)
+    parser.add_argument("--formats", help="separated by commas; all, if not given")
     args = parser.parse_args()
-    for format in ("bfloat16" if args.device == "cuda" else "float32", "int8", "int4", "fp8"):
+    every = "bfloat16,int8,int4,fp8" if args.device == "cuda" else "float32,int8,int4,fp8"
+    for format in (args.formats or every).split(","):
         for heads in HEADS:
             exercise(args.device, format, heads, args.tokens)
     if args.device == "cuda":

@@ -4,7 +4,8 @@ Every launch of a model's decoding step is recorded from the functions that make
 no memory), compiled for Hopper and Ampere, and its machine code is checked: nothing spilled, weights loaded 16 bytes at
 a time and, on Hopper, enough of them before the wait for the kernel ahead, matrix instructions, no atomics, and (on
 Hopper) at most half a multiprocessor's registers and shared memory, so that two stages can share it. The kernels of a
-prompt pass may have all of it. Prints a table; exit status 1 where a check fails.
+prompt pass may have all of it. Variants of a kernel that have to give the same bits, with and without siblings, must do
+the same arithmetic. Prints a table; exit status 1 where a check fails.
 """
 
 import argparse
@@ -108,6 +109,7 @@ class Report(NamedTuple):
     bar: int = 0  # bytes of weights that have to be on the way before the wait
     per_weights: float = 0.0  # instructions of all warps for a KiB of weights
     unawaited: bool = False  # are registers read by warp-group instructions that the program does not wait for?
+    arithmetic: tuple[tuple[str, int], ...] = ()  # floating-point instructions, by kind
 
     def count(self, *operations: str) -> int:
         return sum(i.split(".")[0] in operations for i in self.instructions)
@@ -358,7 +360,7 @@ def examine(launch: Launch, capability: int) -> Report:
         2 if constants.get("KV") else 1,
         int(min(its_bytes, bar)) if its_bytes and early else 0,
         executed(instructions, loops, constants) * options["num_warps"] / (its_bytes / 1024) if its_bytes else 0.0,
-        bool(unawaited),
+        bool(unawaited), arithmetic(code),
     )  # fmt: skip
 
 
@@ -380,6 +382,22 @@ def parsed(code: str) -> tuple[list[str], list[tuple[int, int]]]:
             if target and target[0] in labels:
                 loops.append((labels[target[0]], len(instructions)))
     return instructions, loops
+
+
+def arithmetic(code: str) -> tuple[tuple[str, int], ...]:
+    """Of disassembled code: floating-point instructions and how many of each.
+
+    Not additions, which ptxas may put on both sides of a branch: one that was fused with a product is missed there.
+    """
+    found = re.findall(r"\s(FMUL|FFMA|MUFU|HADD2|HMUL2|HFMA2|HMMA|HGMMA)[A-Z0-9_.]* ", code)
+    return tuple(sorted(Counter(found).items()))
+
+
+def variants(launch: Launch) -> Launch:
+    """The same for all launches that have to give the same bits."""
+    constants = tuple((name, value) for name, value in launch.constants if name.lower() != "siblings")
+    types = tuple((name, type) for name, type in launch.types if name != "siblings" and name != "SIBLINGS")
+    return launch._replace(constants=constants, types=types, aligned=())
 
 
 def executed(instructions: list[str], loops: list[tuple[int, int]], constants: dict[str, Any]) -> int:
@@ -413,6 +431,7 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
     out(title + " per KiB  checks")
     for capability in map(int, options.capabilities.split(",")):
         done: set[Launch] = set()
+        alike: dict[Launch, tuple[tuple[str, int], ...]] = {}
         for model in options.models.split(","):
             for format in options.formats.split(","):
                 if format == "fp8" and capability < 89:
@@ -424,8 +443,12 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
                         continue
                     done.add(launch)
                     report = examine(launch, capability)
-                    out(table_of(model, format, launch, report))
-                    faulty += bool(report.faults())
+                    same = report.locks or alike.setdefault(variants(launch), report.arithmetic) == report.arithmetic
+                    out(
+                        table_of(model, format, launch, report)
+                        + ("" if same else "; other arithmetic than its variant")
+                    )
+                    faulty += bool(report.faults()) or not same
     return 1 if faulty else 0
 
 

@@ -104,6 +104,7 @@ void bind_cuda(py::module_& m) {
            py::arg("draft_device"), py::arg("verify_devices"))
       .def("upload", [](const Lanes& lanes, uint64_t exec, int stage) {   // -1: the draft stage's
         const Lane& lane = stage < 0 ? lanes.draft : lanes.verify.at(size_t(stage));
+        const KeptContext kept;
         check(driver().cuCtxSetCurrent(lane.context), "choosing the GPU");
         check(driver().cuGraphUpload(handle_of<GraphExec>(exec), lane.stream), "uploading a graph");
       }, py::arg("exec"), py::arg("stage"))

@@ -37,6 +37,7 @@ constexpr int kComputeMajor = 75, kComputeMinor = 76;   // device attributes
   F(cuDeviceTotalMem, (size_t* bytes, Device device))                             \
   F(cuDevicePrimaryCtxRetain, (Context* context, Device device))                  \
   F(cuDevicePrimaryCtxRelease, (Device device))                                   \
+  F(cuCtxGetCurrent, (Context* context))                                          \
   F(cuCtxSetCurrent, (Context context))                                           \
   F(cuCtxGetStreamPriorityRange, (int* least, int* greatest))                     \
   F(cuCtxEnablePeerAccess, (Context peer, unsigned flags))                        \
@@ -88,6 +89,18 @@ const Driver& driver();
 void check(Result result, const char* what);
 Fault fault_of(Result result);
 std::string version_text(int version);   // "12.3"
+
+// The calling thread's GPU is again what it was, when this goes.
+class KeptContext {
+ public:
+  KeptContext() { check(driver().cuCtxGetCurrent(&context_), "asking for the GPU"); }
+  ~KeptContext() { driver().cuCtxSetCurrent(context_); }
+  KeptContext(const KeptContext&) = delete;
+  KeptContext& operator=(const KeptContext&) = delete;
+
+ private:
+  Context context_ = nullptr;
+};
 
 // A GPU, as far as the carrier cares.
 struct DeviceFacts {

@@ -16,6 +16,7 @@ EventRing::~EventRing() {
 }
 
 Lanes::Lanes(int draft_device, const std::vector<int>& verify_devices) {
+  const KeptContext kept;
   try {
     // A smaller number is a higher priority; kernels in a graph bring the priority they were captured with.
     draft = make(draft_device, 0);
@@ -28,7 +29,12 @@ Lanes::Lanes(int draft_device, const std::vector<int>& verify_devices) {
   }
 }
 
-Lanes::~Lanes() { release(); }
+Lanes::~Lanes() {
+  Context before = nullptr;
+  const bool known = driver().cuCtxGetCurrent(&before) == kSuccess;
+  release();
+  if (known) driver().cuCtxSetCurrent(before);
+}
 
 void Lanes::release() {
   draft_done.reset();
@@ -78,6 +84,7 @@ std::vector<Lane> Lanes::all() const {
 
 std::vector<std::pair<double, double>> Lanes::timeline(const std::vector<std::pair<int, GraphExec>>& launches) {
   const Driver& cu = driver();
+  const KeptContext kept;
   struct Timers {
     std::vector<EventHandle> events;
     ~Timers() {

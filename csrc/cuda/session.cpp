@@ -68,6 +68,7 @@ GraphSession::Status GraphSession::next(int milliseconds, Event* event, double* 
 }
 
 void GraphSession::work() {
+  precise_waits();   // a sleep of 20 us would take 70
   try {
     carrier_.begin(request_.prompt, request_.keep, request_.first);
     while (auto event = carrier_.next()) {

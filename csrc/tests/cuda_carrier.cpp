@@ -583,6 +583,26 @@ void fails(const char* what, Fault fault, const std::string& line, const std::fu
   levers().fake_cuda_repair();
 }
 
+// Whoever makes, measures with and drops lanes on several GPUs has the same GPU as before: torch allocates on it.
+void the_callers_gpu_stays() {
+  levers().fake_cuda_repair();
+  Context its = nullptr, now = nullptr;
+  driver().cuDevicePrimaryCtxRetain(&its, 0);
+  driver().cuCtxSetCurrent(its);
+  const auto stays = [&](const char* after) {
+    driver().cuCtxGetCurrent(&now);
+    check(now == its, "another GPU is the calling thread's", after);
+  };
+  void* graph = levers().fake_cuda_graph([](void*) { return 0; }, nullptr);
+  {
+    Lanes lanes(0, {0, 1});
+    stays("making lanes");
+    lanes.timeline({{1, static_cast<GraphExec>(graph)}});
+    stays("a timeline");
+  }
+  stays("dropping lanes");
+}
+
 void failures() {
   for (bool overlap : {false, true}) {
     const auto fail_at = [](const char* function, int result) {
@@ -655,6 +675,7 @@ int run(double seconds, uint64_t seed) {
   copies_are_offered_before_their_round();
   copies_are_accepted();
   rescues();
+  the_callers_gpu_stays();
   failures();
   int64_t rounds = 0, models = 0;
   const auto end = Clock::now() + std::chrono::duration<double>(seconds);

@@ -203,6 +203,11 @@ Result cuDevicePrimaryCtxRelease(int) {
   ENTER("cuDevicePrimaryCtxRelease");
   return 0;
 }
+Result cuCtxGetCurrent(void** context) {
+  ENTER("cuCtxGetCurrent");
+  *context = current_context;
+  return 0;
+}
 Result cuCtxSetCurrent(void* context) {
   ENTER("cuCtxSetCurrent");
   current_context = context;

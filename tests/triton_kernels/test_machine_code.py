@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from ppsd_rt.triton_kernels.machine_code import Report, executed, parsed
+from ppsd_rt.triton_kernels.machine_code import Launch, Report, arithmetic, executed, parsed, variants
 
 SOUND = Report(
     "linear", 90, 8, 60, 0, 65536, ("LDG.E.EF.128", "ACQBULK", "LDG.E", "LDGSTS.E.BYPASS.128", "HMMA.16816.F32.BF16"),
@@ -74,6 +74,25 @@ def test_loops_over_k_count_in_each_round():
     assert instructions == ["LDG.E.EF.128", "HMMA.16816.F32.BF16", "BRA", "BRA", "EXIT"]
     assert loops == [(0, 3)]
     assert executed(instructions, loops, {"STEPS": 7, "AHEAD": 3}) == 5 + 2 * 3
+
+
+def test_arithmetic_is_counted_by_kind():
+    code = """
+        /*0000*/                   FADD.FTZ R4, R5, R6 ;
+        /*0010*/              @!P0 FMUL.FTZ R4, R5, R6 ;
+        /*0020*/                   HMMA.16816.F32.BF16 R8, R4, R12, R8 ;
+        /*0030*/                   IADD3 R8, R4, R12, RZ ;
+"""
+    assert arithmetic(code) == (("FMUL", 1), ("HMMA", 1))
+
+
+def test_launches_with_and_without_siblings_are_variants():
+    def launch(siblings, rows):
+        types = (("x", "*fp32"), ("siblings", "*i32" if siblings else "constexpr"), ("SIBLINGS", "constexpr"))
+        constants = (("SIBLINGS", siblings), ("ROWS", rows), *((("siblings", None),) if not siblings else ()))
+        return Launch(None, types, constants, (), (0, 1), ())
+
+    assert variants(launch(True, 1)) == variants(launch(False, 1)) != variants(launch(False, 2))
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,7 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     for name, answer in result.items():
         assert answer["ids"] == plain["ids"], name
         assert answer["launches"] == "captured"
+    assert plain["punctual"] == 1, "the session's thread sleeps 20 us and no longer"
     assert result["elastic, serial"]["streams"] == 1, "without overlap, one order for all"
     assert result["elastic"]["streams"] == 2
     assert result["elastic"]["judged"] > 0

@@ -1,0 +1,109 @@
+"""`make virtual-gpu`: answers of a toy model in every format, schedule and order on both chips, and every mutation.
+
+The last line is one JSON object: answers, tokens, differences (answers other than plain decoding's, and faults), seeds,
+mutations, caught. Exit status 1 where an answer differs or a mutation is missed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ppsd_rt.errors  # noqa: F401  before the folder tests/ppsd_rt can be taken for it
+
+sys.path.append(str(Path(__file__).parents[1]))
+from virtual_gpu.answers import REQUESTS, SCHEDULES, toy_model
+from virtual_gpu.build import build
+from virtual_gpu.mutations import MUTATIONS
+
+PROGRAM = Path(__file__).parent / "answers.py"
+FORMATS = {90: ("bfloat16", "int8", "int4", "fp8"), 80: ("bfloat16", "int8", "int4")}
+OTHERS = [name for name in SCHEDULES if name != "plain"]
+LONG = 130  # a prompt of three tiles of attention
+MUTATION_SEEDS = (0, 6)
+
+
+def ask(library: Path, folder: Path, job: dict[str, Any], **variables: str) -> dict[str, Any]:
+    """A job of answers.py -> its result."""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(library.parent / "triton"), "PPSD_CUDA_TIMEOUT": "3600", **variables}
+    done = subprocess.run(
+        [sys.executable, PROGRAM],
+        input=json.dumps({"library": str(library), "folder": str(folder), **job}),
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def jobs(seeds: int) -> Iterator[tuple[str, dict[str, Any], dict[str, str]]]:
+    """What, the job, variables of the environment. The seeds are dealt to the formats of both chips."""
+    places = [(sm, format) for sm, formats in FORMATS.items() for format in formats]
+    for number, (sm, format) in enumerate(places):
+        each = {"sm": sm, "format": format}
+        share = range(seeds)[number :: len(places)]
+        yield f"sm_{sm} {format}", {**each, "schedules": OTHERS, "seeds": [0, len(share)]}, {}
+        for request in REQUESTS:
+            yield f"sm_{sm} {format} {request}", {**each, "schedules": ["turns", "overlap"], "request": request}, {}
+        yield f"sm_{sm} {format} feedback", {**each, "schedules": ["fixed", "overlap"], "feedback": True}, {}
+        yield f"sm_{sm} {format} long", {**each, "schedules": ["fixed", "siblings"], "prompt": LONG}, {}
+        yield f"sm_{sm} {format} eager", {**each, "schedules": ["turns"]}, {"PPSD_CUDA_EAGER": "1"}
+        yield f"sm_{sm} {format} alone", {**each, "schedules": ["fixed", "overlap"]}, {"PPSD_NO_PDL": "1"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="campaign", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args()
+    library = build()
+    total = {
+        "answers": 0,
+        "tokens": 0,
+        "differences": 0,
+        "seeds": options.seeds,
+        "mutations": len(MUTATIONS),
+        "caught": 0,
+    }
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.jobs) as pool:
+        folder = toy_model(Path(name) / "toy")
+
+        def mutated(name: str) -> tuple[str, str]:
+            mutation = MUTATIONS[name]
+            job = {"sm": 90, "format": "int8", "schedules": [mutation.schedule], "prompt": mutation.prompt}
+            result = ask(library, folder, {**job, "mutation": name, "seeds": MUTATION_SEEDS})
+            if not result["changed"]:
+                return name, ""
+            if result["fault"]:
+                return name, result["fault"]
+            right = ask(library, folder, {**job, "schedules": []})["answers"][0]["ids"]
+            wrong = sum(answer["ids"] != right for answer in result["answers"])
+            return name, f"{wrong} wrong answers" if wrong else ""
+
+        def answered(each: tuple[str, dict[str, Any], dict[str, str]]) -> tuple[str, dict[str, Any]]:
+            return each[0], ask(library, folder, each[1], **each[2])
+
+        for what, result in pool.map(answered, jobs(options.seeds)):
+            wrong = result["differences"] + bool(result["fault"])
+            total["answers"] += len(result["answers"])
+            total["tokens"] += sum(len(answer["ids"]) for answer in result["answers"])
+            total["differences"] += wrong
+            print(f"{what}: {len(result['answers'])} answers, {wrong} wrong {result['fault']}", flush=True)
+        for what, how in pool.map(mutated, MUTATIONS):
+            total["caught"] += bool(how)
+            print(f"mutation, {what}: {how or 'MISSED'}", flush=True)
+    print(json.dumps(total))
+    return int(total["differences"] > 0 or total["caught"] < total["mutations"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

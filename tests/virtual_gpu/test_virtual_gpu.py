@@ -1,0 +1,88 @@
+"""Triton's own PTX runs whole answers without a GPU: the tokens of every schedule are plain decoding's, in any order
+that CUDA allows, and faults that are put in are found."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from virtual_gpu.answers import toy_model
+from virtual_gpu.build import build
+from virtual_gpu.campaign import FORMATS, LONG, MUTATION_SEEDS, OTHERS, ask
+from virtual_gpu.mutations import MUTATIONS
+
+QUICK = {"the wait behind a load of state", "no barrier before the record's number"}
+
+
+@pytest.fixture(scope="module")
+def gpu(tmp_path_factory):
+    if sys.platform != "linux":
+        pytest.skip("Triton compiles on Linux")
+    library, folder = build(), toy_model(tmp_path_factory.mktemp("virtual_gpu") / "toy")
+    return lambda variables=None, **job: ask(library, folder, job, **(variables or {}))
+
+
+def right(result, answers):
+    assert result["fault"] == ""
+    assert result["differences"] == 0
+    assert len(result["answers"]) == answers
+    return result["answers"]
+
+
+def test_schedules_give_the_plain_answer(gpu):
+    answers = right(gpu(sm=90, format="bfloat16", schedules=["fixed", "overlap"], seeds=[0, 3]), 1 + 3 * 2)
+    assert all(answer["accepted"] > 0 for answer in answers[1:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sm", "format"), [(sm, format) for sm, formats in FORMATS.items() for format in formats])
+def test_every_format_gives_the_plain_answer_in_every_schedule(gpu, sm, format):
+    result = gpu(sm=sm, format=format, schedules=OTHERS, seeds=[0, 2])
+    answers = right(result, 1 + 2 * len(OTHERS))
+    assert result["launches"] == "captured"
+    assert sum(answer["siblings"] for answer in answers) > 0
+    right(gpu(sm=sm, format=format, schedules=["turns", "overlap"], request="filtered"), 3)
+    right(gpu(sm=sm, format=format, schedules=["fixed", "overlap"], feedback=True), 3)
+    right(gpu(sm=sm, format=format, schedules=["fixed", "siblings"], prompt=LONG), 3)
+
+
+@pytest.mark.slow
+def test_other_ways_to_launch_give_the_same_tokens(gpu):
+    captured = right(gpu(sm=90, format="int4", schedules=["turns"]), 2)
+    alone = right(gpu({"PPSD_NO_PDL": "1"}, sm=90, format="int4", schedules=["turns"]), 2)
+    result = gpu({"PPSD_CUDA_EAGER": "1"}, sm=90, format="int4", schedules=["turns"])
+    assert result["launches"] == "one by one"
+    for answers in (alone, right(result, 2)):
+        assert [answer["ids"] for answer in answers] == [answer["ids"] for answer in captured]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in MUTATIONS]
+)
+def test_a_mutation_is_caught(gpu, name):
+    mutation = MUTATIONS[name]
+    format = "bfloat16" if name in QUICK else "int8"
+    job = {"sm": 90, "format": format, "schedules": [mutation.schedule], "prompt": mutation.prompt}
+    result = gpu(**job, mutation=name, seeds=MUTATION_SEEDS)
+    assert result["changed"], "there is nothing like this in the kernel"
+    if not result["fault"]:
+        plain = right(gpu(**{**job, "schedules": []}), 1)[0]["ids"]
+        assert any(answer["ids"] != plain for answer in result["answers"])
+
+
+@pytest.mark.slow
+def test_the_first_minutes_on_a_gpu_pass_on_the_virtual_one(tmp_path):
+    # And the values that it compares a real one with are still those of the kernels.
+    library = build()
+    program, out = Path(__file__).parents[2] / "benchmarks" / "gpu_smoke.py", tmp_path / "smoke.json"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(library.parent / "triton"), "PPSD_CUDA_TIMEOUT": "3600"}
+    subprocess.run([sys.executable, program, "--virtual", library, "--out", out], env=environment, check=True)
+    steps = json.loads(out.read_text())["steps"]
+    for name in ("eager", "eager, dependents", "captured", "overlapped"):
+        assert all(told == {"logits off": 0.0, "ids alike": True} for told in steps[name]["golden"].values())
