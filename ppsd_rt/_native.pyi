@@ -747,7 +747,7 @@ class testing:
         schedule: Schedule, seed: int, history: Sequence[float | Sequence[tuple[float, bool]]]
     ) -> list[bool]: ...
     @staticmethod
-    def packed(rows: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.float32]:
+    def packed(rows: npt.NDArray[Any] | Blocks, format: str) -> npt.NDArray[np.float32]:
         """What a matrix is once it is packed: [rows, columns], columns a multiple of 32."""
 
     @staticmethod

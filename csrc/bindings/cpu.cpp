@@ -61,16 +61,7 @@ NamedTensors tensors_of(const py::dict& arrays) {
   NamedTensors tensors;
   for (const auto& [key, value] : arrays) {
     const auto name = key.cast<std::string>();
-    if (py::isinstance<PyBlocks>(value)) {
-      tensors[name] = value.cast<const PyBlocks&>().tensor;
-      continue;
-    }
-    if (!py::isinstance<py::array>(value)) throw std::runtime_error("tensor " + name + " is no array");
-    const auto array = py::reinterpret_borrow<py::array>(value);
-    if (array.ndim() < 1 || array.ndim() > 2 || !(array.flags() & py::array::c_style))
-      throw std::runtime_error("tensor " + name + " is not a dense array of one or two dimensions");
-    const int64_t columns = array.ndim() == 2 ? array.shape(1) : 1;
-    tensors[name] = {array.data(), stored_as(array.dtype(), name), array.shape(0), columns, is_mapped(value)};
+    tensors[name] = tensor_of(value, name);
   }
   return tensors;
 }
@@ -149,6 +140,16 @@ py::tuple batch_step(CpuBatch& batch, const Column<int32_t>& ids, const Column<i
 }
 
 }  // namespace
+
+Tensor ppsd::bindings::tensor_of(const py::handle& value, const std::string& name) {
+  if (py::isinstance<PyBlocks>(value)) return value.cast<const PyBlocks&>().tensor;
+  if (!py::isinstance<py::array>(value)) throw std::runtime_error("tensor " + name + " is no array");
+  const auto array = py::reinterpret_borrow<py::array>(value);
+  if (array.ndim() < 1 || array.ndim() > 2 || !(array.flags() & py::array::c_style))
+    throw std::runtime_error("tensor " + name + " is not a dense array of one or two dimensions");
+  const int64_t columns = array.ndim() == 2 ? array.shape(1) : 1;
+  return {array.data(), stored_as(array.dtype(), name), array.shape(0), columns, is_mapped(value)};
+}
 
 void bind_cpu(py::module_& m) {
   m.def("isa", [] { return std::string(pick_kernels().name); });

@@ -119,8 +119,9 @@ std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelSh
   const Tensor norm = tensor_of(tensors, "model.norm.weight", shape.hidden_size, 1);
 
   Team team(packing.threads, {});
-  const Packer packer(kernels, packing.format, shape, &team);
-  size_t bytes = packing.lm_head ? packer.lm_head_bytes() : 0;
+  const bool as_stored = std::any_of(tensors.begin(), tensors.end(), [](const auto& named) { return named.second.four_bits(); });
+  const Packer packer(kernels, packing.format, shape, &team, as_stored);
+  size_t bytes = packing.lm_head ? packer.lm_head_bytes(model->lm_head) : 0;
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
   uint8_t* memory = allocate(bytes, model.get());
   const int width = InputOffsets(shape).width;

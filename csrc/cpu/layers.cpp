@@ -72,6 +72,8 @@ ReadAhead after_attention(const PackedLayer& layer, const Team& team, int member
   return ahead;
 }
 
+constexpr int kFirstRows = 1024;   // of a cache that grows
+
 }  // namespace
 
 Piece next_piece(int start, int left, const std::vector<Sibling>& siblings) {
@@ -93,10 +95,12 @@ std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt) {
   for (int position = 0; position < capacity; ++position) {
     if (rotary.by_length() && position >= prompt && position >= rotary.original) frequencies = rotary.at(position + 1);
     for (int panel = 0; panel < head_dim / kPanel; ++panel, to += 2 * kPanel)
-      for (int lane = 0; lane < kPanel; ++lane) {
-        const float angle = float(position) * frequencies[panel * 8 + lane % 8], sine = std::sin(angle) * rotary.factor;
-        to[lane] = std::cos(angle) * rotary.factor;
-        to[kPanel + lane] = lane < 8 ? -sine : sine;
+      for (int lane = 0; lane < kPanel / 2; ++lane) {   // the other half has the same angles
+        const float angle = float(position) * frequencies[panel * 8 + lane];
+        const float cosine = std::cos(angle) * rotary.factor, sine = std::sin(angle) * rotary.factor;
+        to[lane] = to[lane + 8] = cosine;
+        to[kPanel + lane] = -sine;
+        to[kPanel + lane + 8] = sine;
       }
   }
   return rope;
@@ -138,6 +142,11 @@ void LayerStack::reserve(int capacity) {
   kv_memory_ = std::move(memory);
   caches_ = std::move(caches);
   capacity_ = capacity;
+}
+
+void LayerStack::hold(int rows, int most) {
+  rows = std::min(rows, most);
+  if (rows > capacity_) reserve(std::max(rows, std::min(most, std::max(2 * capacity_, kFirstRows))));
 }
 
 size_t LayerStack::keep_in_blocks(size_t offset) {

@@ -39,6 +39,9 @@ class LayerStack {
              std::vector<const PackedLayer*> layers, int members, int texts = 1);
 
   void reserve(int capacity);   // rows of cache for each text; what it holds stays
+  // The same for at least min(rows, most), growing by doubling up to `most`: an answer that may become long and does not
+  // costs neither memory nor the time to clear it.
+  void hold(int rows, int most);
   // Instead of reserve: the caches of any number of texts lie in blocks of kSpan positions. In each of them this stack's
   // bytes begin at `offset`; where they end is returned.
   size_t keep_in_blocks(size_t offset);

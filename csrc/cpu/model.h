@@ -58,6 +58,7 @@ struct Tensor {
   int neighbours = 0;    // head_dim, if channels that rotate together lie side by side (GGUF's order); 0: half a head apart
 
   bool present() const { return data != nullptr; }
+  bool four_bits() const { return blocks != nullptr && blocks->four_bits != nullptr; }
   size_t row_bytes() const {
     if (blocks != nullptr) return size_t(columns) / blocks->values * blocks->bytes;
     return size_t(columns) * (stored == Stored::kFp32 ? 4 : 2);
@@ -118,25 +119,32 @@ struct PackedFeedback {   // [hidden, hidden] for each distance from 1 on; none 
 };
 
 // Bytes that packing needs, and the packing itself. Matrices lie in one stretch of memory in the order of use.
+//
+// int4: matrices that the file has in four bits at even distances stay as they are, whatever they are for. Where there are such
+// ones (`as_stored`), the rest is int8. A model of other weights is rounded to four bits, but for keys and values (few weights,
+// and much of the error) and the LM head (it chooses what is said); drafts are only proposed.
 class Packer {
  public:
-  Packer(const Kernels& kernels, Format format, const ModelShape& shape, Team* team)
-      : kernels_(kernels), format_(format), shape_(shape), team_(team) {}
+  Packer(const Kernels& kernels, Format format, const ModelShape& shape, Team* team, bool as_stored = false)
+      : kernels_(kernels), format_(format), as_stored_(as_stored), shape_(shape), team_(team) {}
 
   size_t layer_bytes(const LayerTensors& layer) const;
   size_t matrix_bytes(int outputs, int inputs) const;
-  // importance: of the layer's inputs (see InputOffsets), or null
+  // importance: of the layer's inputs (see InputOffsets), or null; four bits that are stored so have no use for it
   PackedLayer layer(const LayerTensors& tensors, uint8_t** memory, const float* importance = nullptr) const;
   Matrix matrix(const Tensor& tensor, uint8_t** memory) const;
-  // The LM head chooses what is said: with int4 it stays int8. (Drafts are only proposed.)
-  size_t lm_head_bytes() const;
+  size_t lm_head_bytes(const Tensor& tensor) const;
   Matrix lm_head(const Tensor& tensor, uint8_t** memory) const;
   Matrix draft_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const;   // of these rows
   static std::vector<float> vector(const Tensor& tensor);
 
  private:
-  Format lm_head_format() const { return format_ == Format::kInt4 ? Format::kInt8 : format_; }
-  Matrix qkv_matrix() const;   // with int4, keys and values stay int8: few weights, and much of the error
+  Format format_for(const Tensor& tensor, bool delicate = false) const;
+  // Of these tensors, without memory.
+  Matrix qkv_matrix(const LayerTensors& layer) const;
+  Matrix gate_up_matrix(const LayerTensors& layer) const;
+  Matrix lm_head_matrix(const Tensor& tensor) const;
+  Matrix plain_matrix(const Tensor& tensor) const;
   // `matrix` with its memory, filled. large: the one tensor that all rows are of, if its pages are to be dropped while
   // packing goes on
   Matrix pack(Matrix matrix, const std::vector<RowOf>& rows, const float* importance, uint8_t** memory,
@@ -144,6 +152,7 @@ class Packer {
 
   const Kernels& kernels_;
   const Format format_;
+  const bool as_stored_;
   const ModelShape shape_;
   Team* team_;
 };

@@ -3,6 +3,7 @@
 import argparse
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -13,7 +14,7 @@ from ..errors import PpsdError
 from ..models.cache import cache_dir
 from ..models.chat_template import ChatTemplate
 from ..printable import printable
-from .common import load_engine, print_json
+from .common import counted, load_engine, print_json
 
 
 def run(args: argparse.Namespace) -> None:
@@ -21,10 +22,45 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json(info)
         return
-    for section, values in info.items():
-        print(section)
-        for key, value in (values or {"": "none"}).items():
-            print(printable(f"  {key:<24} {value}"))
+    for line in _summary(info):
+        print(printable(line))
+
+
+def _summary(info: dict[str, Any]) -> Iterator[str]:
+    """What people ask for; `--json` has all."""
+    model, head, backend, machine = info["model"], info["exit head"], info["backend"], info["machine"]
+    context, layers = model["max_position_embeddings"], f"{model['num_hidden_layers']} layers"
+    yield f"model      {model['name']}: {_count(model['parameters'])} parameters, context {context}"
+    heads = f"{model['num_attention_heads']} heads ({model['num_key_value_heads']} of keys and values)"
+    yield f"           {layers}, width {model['hidden_size']}, {heads} of {model['head_dim']}"
+    yield f"           vocabulary {model['vocab_size']}, chat template: {'yes' if model['chat_template'] else 'no'}"
+    yield f"           stored as {', '.join(model['stored_as'])} in {model['folder']}"
+    if head is None:
+        yield "exit head  none: only copies from the text are drafted; `ppsd-run distill` trains one"
+    else:
+        right = head.get("acceptance", {}).get("held_out_greedy")
+        known = "" if right is None else f", right for {right:.0%} of held-out greedy tokens"
+        yield f"exit head  {head['kind']} after layer {head['exit_layer']}{known}"
+    on = "" if backend["device"] == backend["name"] else f" on {backend['device']}"
+    threads, answers = counted(backend["threads"], "thread"), counted(backend["answers_at_once"], "answer")
+    yield f"backend    {backend['name']}{on}, {backend['dtype']}, {threads}, {answers} at once"
+    facts = [f"instructions {backend['isa']}"] if "isa" in backend else []
+    facts += [f"weights {backend['packed_megabytes']:.0f} MB"] if "packed_megabytes" in backend else []
+    if "kv_megabytes" in backend:
+        facts.append(f"KV caches {backend['kv_dtype']}, up to {backend['kv_megabytes']:.0f} MB")
+    if facts:
+        yield f"           {', '.join(facts)}"
+    if backend.get("pinning", "ok") != "ok":
+        yield f"           threads have no cores of their own: {backend['pinning']}"
+    yield f"machine    {machine['cpu']}, {counted(machine['cores'], 'core')}; {machine['system']}"
+    torch = f", torch {machine['torch']}" if machine["torch"] else ""
+    yield f"           ppsd-rt {machine['ppsd_rt']}, Python {machine['python']}{torch}"
+    yield f"cache      {machine['cache']}"
+    yield "all of it: ppsd-run info --json"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
 
 
 def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:

@@ -30,6 +30,11 @@ def whole(text: str) -> int:
     )
 
 
+def length(text: str) -> int | None:
+    """Of an answer: a whole number; None, no limit, for -1 and `inf`."""
+    return None if text in ("-1", "inf") else whole(text)
+
+
 def number(text: str) -> float:
     """A number, NaN and infinities included: the range is for others to check."""
     try:

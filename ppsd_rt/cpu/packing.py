@@ -2,7 +2,7 @@
 
 from .. import _native
 from ..models.checkpoint import Checkpoint
-from .formats import rotary_of, shape_of
+from .formats import has_four_bits, rotary_of, shape_of
 from .importance import importance_for
 from .tensors import packable
 
@@ -31,5 +31,5 @@ def pack_model(
         first=first,
         last=last,
         lm_head=lm_head,
-        importance=importance_for(dtype, checkpoint, threads),
+        importance=None if has_four_bits(checkpoint) else importance_for(dtype, checkpoint, threads),
     )

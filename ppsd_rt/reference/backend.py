@@ -59,6 +59,7 @@ class TorchBackend:
     copies = siblings = True
     extras = EXTRAS
     concurrency = 1
+    longest = 1 << 31
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
         self.torch_device = pick_device(device)
