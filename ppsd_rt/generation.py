@@ -252,7 +252,7 @@ class Generation:
     def completion(self) -> Completion:
         """The answer so far; whole once the iteration has ended."""
         ids, text = tuple(self._ids), "".join(self._pieces)
-        logprobs, seed, stop = tuple(self._logprobs), self.params.seed, self._text.found
+        logprobs, seed, stop = tuple(self._logprobs), self.params.seed, self._text.stop
         return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, logprobs, seed, stop)
 
     def _commit(self, round: Round) -> Committed:

@@ -13,7 +13,7 @@ class Decoder(Protocol):
 class StopStrings:
     """Passes text on, except what may still turn out to be the beginning of a stop string.
 
-    `found` becomes the stop string that is complete; the text before it has been passed on, and nothing after it.
+    `stop` becomes the stop string that is complete; the text before it has been passed on, and nothing after it.
     Of several the one that is complete first counts, and of those that end at the same character the longest: so it
     does not matter how the text is cut into tokens, or in which order the strings are given.
     """
@@ -22,7 +22,11 @@ class StopStrings:
         """least: tokens before the first that may complete a stop string."""
         self._decoder, self._stop, self._least = decoder, tuple(stop), least
         self._held, self._pushed = "", 0
-        self.found: str | None = None
+        self.stop: str | None = None
+
+    @property
+    def found(self) -> bool:
+        return self.stop is not None
 
     def push(self, id: int) -> str:
         """The text that the token `id` makes certain."""
@@ -38,7 +42,7 @@ class StopStrings:
         text, self._held = self._held + piece, ""
         found = [(place + len(stop), place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
         if found and self._pushed > self._least:
-            _, place, self.found = min(found)
+            _, place, self.stop = min(found)
             return text[:place]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         if keep:
