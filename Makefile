@@ -10,21 +10,28 @@ MINUTES ?= 60
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test test-all lint types sanitize fuzz wheel check clean
+.PHONY: run quick test test-all clients lint types sanitize fuzz wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
-	$(BIN)/ppsd-run --compare --max-tokens 128 "$(PROMPT)"
+	@echo "[4/4] answering with the default model; the first answer measures for some seconds what each step costs here"
+	@command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && echo "This machine has a GPU. The cuda backend has not been proven on one yet; to try it: pip install '.[cuda]', then ppsd-run --backend cuda. This answer takes the CPU." || true
+	@$(BIN)/ppsd-run --backend cpu --compare --max-tokens 128 "$(PROMPT)"
 
 # Tests need neither a GPU nor a network, beyond package installs and the default model's.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
+quick: $(VENV)/quick  ## what a developer runs after each change, in under a minute; needs no torch
+	$(PYTEST) -q -m "not slow" $$(cat tests/quick.txt)
 
 test: $(VENV)/development  ## tests of every part, in minutes
 	$(BIN)/ppsd-run pull
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --durations 10
 
-test-all: $(VENV)/development  ## these, and those marked slow
-	$(BIN)/ppsd-run pull
-	$(PYTEST)
+test-all: test  ## these, and those marked slow
+	$(PYTEST) -m slow --durations 10
+
+clients: $(VENV)/development  ## real clients against the server, in an environment of their own under build/clients
+	tests/clients/run.sh $(abspath $(BIN))/ppsd-run
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .
@@ -40,9 +47,10 @@ types: $(VENV)/development
 sanitize: $(VENV)/development  ## the C++ carriers and the CPU library under stress, under each sanitizer
 	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh
 
-fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz
+fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz. Then random schedules
 	@mkdir -p build
 	PYTHONPATH=tests $(BIN)/python -m fuzz.campaign --minutes $(MINUTES) --out build/fuzz.json
+	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh $$(($(MINUTES) * 6)) $$(date +%s) address,undefined
 
 # Of this interpreter and processor, for every Linux whose C library is as new as the tag says.
 wheel: $(VENV)/development  ## a wheel that runs elsewhere, in dist/
@@ -55,20 +63,41 @@ check: lint types test-all
 clean:
 	rm -rf $(VENV) build dist *.egg-info
 
-$(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
-
 # The marker files say which set-up has been done; a change of the pins, the build or the C++ sources repeats it.
 # What builds the extension is installed first and stays: in an environment of its own for every build, pip would have
-# all of it compiled again.
-BUILD := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+# all of it compiled again. To run, the kernels of this machine are enough; tests need all, and a module of their own.
+BUILD   := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
+SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
+PIP     := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-$(VENV)/runtime: $(VENV)/bin/python pyproject.toml setup.py constraints.txt CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
-	$(BIN)/python -c '$(BUILD)' >$@.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --requirement $@.txt
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable .
+$(VENV)/bin/python:
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) on the PATH: install Python 3.11 or newer, or say make PYTHON=/path/to/python3." >&2; exit 1; }
+	@$(PYTHON) check_machine.py
+	@echo "[1/4] a virtual environment in $(VENV), with the pinned packages"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/packages: $(VENV)/bin/python pyproject.toml constraints.txt
+	@$(BIN)/python -c '$(BUILD)' >$@.txt
+	@$(PIP) --requirement $@.txt
 	@touch $@
 
-$(VENV)/development: $(VENV)/runtime
-	$(BIN)/pip install --quiet --constraint constraints.txt "ppsd-rt[all,dev]"
+$(VENV)/runtime: $(VENV)/packages $(SOURCES)
+	@echo "[2/4] compiling the runtime and the kernels of this machine"
+	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(BIN)/python setup.py -q build_ext --inplace
+	@echo "[3/4] installing it, with the packages that it needs"
+	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(PIP) --no-compile --no-build-isolation --editable .
+	@$(BIN)/python setup.py --quiet link_types
 	@touch $@
+
+$(VENV)/quick: $(VENV)/runtime
+	@PPSD_KERNELS=$${PPSD_KERNELS:-native} PPSD_TESTING=ON $(BIN)/python setup.py -q build_ext --inplace
+	@PPSD_KERNELS=$${PPSD_KERNELS:-native} PPSD_TESTING=ON $(PIP) --no-build-isolation --editable ".[quick]"
+	@touch $@
+
+$(VENV)/development: $(VENV)/packages $(SOURCES)
+	@echo "installing what tests need; PyPI's torch for Linux brings 3 GB of GPU libraries, of which no test needs any."
+	@echo "For the CPU build of torch, 0.2 GB, name its index in PIP_EXTRA_INDEX_URL: docs/guide/install.md has the line."
+	@PPSD_KERNELS=all PPSD_TESTING=ON $(BIN)/python setup.py -q build_ext --inplace
+	@PPSD_KERNELS=all PPSD_TESTING=ON $(PIP) --no-build-isolation --editable ".[all,dev]"
+	@$(BIN)/python setup.py --quiet link_types
+	@touch $(VENV)/runtime $(VENV)/quick $@

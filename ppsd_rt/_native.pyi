@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .backend import Oracle
-from .pipeline.rounds import Drafted, Limits, Round
+from .pipeline.rounds import Drafted, Limits, Logprob, Round
 from .pipeline.schedule import Schedule
 from .sampling.grammar import TokenMask
 from .sampling.params import SamplingParams
@@ -62,6 +62,21 @@ class ModelShape:
     @property
     def attention(self) -> list[tuple[bool, int]]: ...
 
+class Rotary:
+    """How far each pair of channels turns per position: frequencies [head_dim / 2]. factor: of cosines and sines.
+    original: in longer texts they are long_frequencies or, where there are none, those of a base that grows from
+    `theta` on, `growth` times as fast as the text; 0: they are the same in all."""
+
+    def __init__(
+        self,
+        frequencies: Sequence[float],
+        factor: float = ...,
+        original: int = ...,
+        long_frequencies: Sequence[float] = ...,
+        theta: float = ...,
+        growth: float = ...,
+    ) -> None: ...
+
 class Blocks:
     """A matrix of a GGUF file where it lies: data [rows, bytes of a row], uint8. neighbours: head_dim, if the rows are
     in GGUF's order of the rotary channels; 0: in Hugging Face's."""
@@ -73,7 +88,7 @@ class Blocks:
 def importance(
     shape: ModelShape,
     tensors: Mapping[str, npt.NDArray[Any] | Blocks],
-    frequencies: Sequence[float],
+    frequencies: Rotary | list[float],
     ids: Sequence[int],
     threads: int,
 ) -> npt.NDArray[np.float32]: ...
@@ -85,7 +100,7 @@ class Model:
         self,
         shape: ModelShape,
         tensors: Mapping[str, npt.NDArray[Any] | Blocks],
-        frequencies: Sequence[float],
+        frequencies: Rotary | list[float],
         format: str,
         kv: str,
         threads: int,
@@ -384,6 +399,7 @@ class Engine:
     def time_kernel(self, name: str, rows: int, context: int, repeats: int) -> KernelTime: ...
     def calibrate(self) -> Costs: ...
     def logits(self, ids: Sequence[int], last: int) -> npt.NDArray[np.float32]: ...
+    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]: ...
     def start(
         self,
         prompt: Sequence[int],
@@ -407,7 +423,7 @@ class Stages:
     """
 
     def __init__(self, model: Model, threads: int, sampling: SamplingParams) -> None: ...
-    def begin(self, answer: int) -> None: ...
+    def begin(self, answer: int, key: int) -> None: ...
     def reserve(self, capacity: int) -> None: ...
     def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None: ...
     def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]: ...
@@ -563,6 +579,8 @@ class LaunchPlan:
 WIRE_VERSION: int
 WIRE_ROWS: int
 WIRE_FEEDBACK: int
+WIRE_LOGPROB: int
+WIRE_LOGPROBS: int
 WIRE_MESSAGES: int
 WIRE_WORDS: int
 

@@ -9,10 +9,15 @@ import numpy.typing as npt
 
 from .errors import PpsdError, UsageError
 from .models.head_file import HeadFile, HeadInfo
-from .pipeline.rounds import Drafted, Limits, Round
+from .pipeline.rounds import Drafted, Limits, Logprob, Round
 from .pipeline.schedule import Auto, Schedule
 from .sampling.grammar import Masks
 from .sampling.params import SamplingParams
+
+NO_NUMBER = "the model's output is not a number: its weights are damaged, or overflow in this format"
+_TOGETHER = 64  # rows of logits that are held at once
+
+Logits = Callable[[Sequence[int], int], npt.NDArray[np.float32]]  # as Backend.logits
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,10 @@ class Backend(Protocol):
         """How many answers are decoded at the same time; others wait."""
 
     @property
+    def longest(self) -> int:
+        """Tokens of a text, prompt included, that there is memory for: how far an answer without max_tokens goes."""
+
+    @property
     def device(self) -> str: ...
     @property
     def dtype(self) -> str: ...
@@ -89,8 +98,8 @@ class Backend(Protocol):
         """Can drafts have siblings (`siblings` of the schedules)?"""
 
     @property
-    def extras(self) -> bool:
-        """Does it know `SamplingParams.extras`: presence and frequency penalty, logit_bias, logprobs, grammar?"""
+    def extras(self) -> frozenset[str]:
+        """Which of `sampling.params.EXTRAS` it does."""
 
     @property
     def head(self) -> HeadInfo | None: ...
@@ -120,6 +129,9 @@ class Backend(Protocol):
         UsageError: an id that the model does not have, or fewer than `last` of them.
         """
 
+    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
+        """Of every id but the first, given those before it, with the `top` most probable ids."""
+
     def bytes_per_token(self, context: int) -> int:
         """What a plain step must read with `context` rows in the KV cache: all weights once, and the cache."""
 
@@ -133,6 +145,21 @@ class Backend(Protocol):
 def kv_dtype_of(backend: Backend) -> str:
     """What it keeps keys and values as."""
     return str(backend.facts().get("kv_dtype", backend.dtype))
+
+
+def logprobs_by_logits(logits: Logits, ids: Sequence[int], top: int) -> list[Logprob]:
+    """`Backend.logprobs` of a backend's `logits`."""
+    said: list[Logprob] = []
+    for first in range(1, len(ids), _TOGETHER):
+        after = ids[first : first + _TOGETHER]
+        for row, id in zip(logits(ids[: first + len(after) - 1], len(after)).astype(np.float64), after, strict=True):
+            if not np.isfinite(row).all():
+                raise PpsdError(NO_NUMBER)
+            row -= row.max()
+            row -= np.log(np.exp(row).sum())
+            best = np.argsort(-row, kind="stable")[:top].tolist()
+            said.append(Logprob(float(row[id]), tuple((other, float(row[other])) for other in best)))
+    return said
 
 
 def check_ids(ids: Sequence[int], last: int, vocab_size: int) -> None:

@@ -22,8 +22,8 @@ class RowStages(Protocol):
     They check nothing. A call with `start` voids the rows that are held from there on: rolling back writes a length.
     """
 
-    def begin(self, answer: int) -> None:
-        """A new text, of which the answer begins at position `answer`; all rows are void."""
+    def begin(self, answer: int, key: int) -> None:
+        """A new text, of which the answer begins at position `answer`; all rows are void. key: of its noise."""
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` rows; those that are held stay."""
@@ -51,8 +51,9 @@ class Stages:
     rows [0, drafted) have passed the layers before the exit, rows [0, verified) all layers, and rows [0, committed) are
     the text that stays. The newest token of the text has no row yet: hand it to `draft` or `verify` first.
 
-    Sampled tokens are drawn by noise that depends on seed, position and id alone. So a loop that commits what `verify`
-    says decodes the ids of `engine.generate(..., "plain")`, however many rows it verifies at once.
+    Sampled tokens are drawn by noise that depends on `params`, prompt, position and id alone. So a loop that commits
+    what `verify` says decodes the ids of `engine.generate(..., "plain")`, however many rows it verifies at once. The
+    prompt is what `prefill` was given; a text that begins without it has an empty one.
 
     Every method raises UsageError for rows that do not fit (ids outside the vocabulary, beyond the context, other than
     those that were drafted), and PpsdError while another thread is in one of them, after a fork, or without memory. The
@@ -70,12 +71,13 @@ class Stages:
         """encode: a prompt to its ids. name: of the model, for messages."""
         if not isinstance(backend, StagedBackend):
             raise UsageError(f"the {backend.name} backend gives no stages: use --backend cpu or torch")
-        if params.logprobs is not None or params.grammar is not None:
-            which = "logprobs" if params.grammar is None else "grammar"
-            raise UsageError(f"stages have no {which}: leave it out")
+        others = [name for name in ("logprobs", "grammar", "min_tokens") if name in params.extras()]
+        if others:
+            raise UsageError(f"stages have no {others[0]}: leave it out")
+        self.params = params.seeded()  # with the seed that was drawn, where none was given
         self._config, self._encode, self._name = config, encode, name
         self._drafts = backend.head is not None
-        self._stages = backend.stages(params)
+        self._stages = backend.stages(self.params.for_backend(()))
         self._capacity = self._committed = self._verified = 0
         self._tokens: list[int] = []  # of the drafted rows
         self._turn = Lock()
@@ -106,7 +108,7 @@ class Stages:
         ids = self._encode(prompt)
         with self._alone():
             self._void(0)
-            self._stages.begin(len(ids))
+            self._stages.begin(len(ids), self.params.for_backend(ids).seed or 0)
             self._run(ids)
             first = self._verify(ids, last=1)[0]
             self._commit(len(ids))

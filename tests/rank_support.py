@@ -55,10 +55,11 @@ class Pipeline:
             station.announce(epoch, _native.wire_clock(), spared)
 
     def start(self, prompt, params, schedule, keep=0, end=None, oracle=None, trace=False):
-        limits = Limits(end or len(prompt) + params.max_tokens)
+        limits = Limits(end or len(prompt) + params.max_tokens, frozenset(params.stop_token_ids))
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
-        self.answer = self.drafter.start(prompt, keep, params, schedule, limits, self.epoch, oracle=oracle, trace=trace)
+        taken = params.for_backend(prompt)  # as an engine hands them on
+        self.answer = self.drafter.start(prompt, keep, taken, schedule, limits, self.epoch, oracle=oracle, trace=trace)
         return self.answer
 
     def run(self, prompt, params, schedule, keep=0, oracle=None, trace=False):

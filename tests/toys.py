@@ -5,7 +5,7 @@ import random
 import torch
 from hypothesis import strategies as st
 
-from ppsd_rt.pipeline.schedule import MAX_CHUNK, PLAIN, Schedule
+from ppsd_rt.pipeline.schedule import MAX_CHUNK, MOST_LOOKAHEAD, PLAIN, Schedule
 from ppsd_rt.pipeline.stop_rules import (
     BetaThompson,
     CalibratedThompson,
@@ -120,11 +120,11 @@ drafting_schedules = st.builds(
     ),
     st.integers(1, MAX_CHUNK),
     st.integers(0, MAX_CHUNK),
-    st.integers(1, 20),
+    st.one_of(st.integers(1, 20), st.integers(20, MOST_LOOKAHEAD)),
     st.booleans(),
     stop_rules,
     st.sampled_from([0, 0, 1, 2, 3, 8]),
-    st.sampled_from([0.0, 0.001, 0.03, 0.3]),
+    st.sampled_from([0.0, 1e-9, 0.001, 0.03, 0.3]),
     st.booleans(),
 )
 copying_schedules = st.builds(

@@ -64,7 +64,7 @@ def feedback(
     cut = tiling(one)._replace(splits=1)
     feedback_kernel[(triton.cdiv(hidden, cut.block),)](
         x, last_hidden, norm, eps, weight.values, weight.scales, out, state,
-        HIDDEN=hidden, DISTANCES=weight.outputs // hidden, DOT=dot_type(weight, x), PDL=pdl, **launch(one, cut, x, pdl),
+        HIDDEN=hidden, DISTANCES=weight.outputs // hidden, DOT=dot_type(weight), PDL=pdl, **launch(one, cut, x, pdl),
     )  # fmt: skip
 
 

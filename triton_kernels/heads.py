@@ -46,7 +46,7 @@ def sampling_words(params: SamplingParams, device: torch.device | str) -> Tensor
     inverse = 1 / params.temperature if params.temperature > 0 else 0.0
     top_k = min(params.top_k, 2**31 - 1)  # more ids than any vocabulary has
     packed = struct.pack(
-        "<Qffiffi", params.seed, inverse, params.repetition_penalty, top_k, params.top_p, params.min_p, 0
+        "<Qffiffi", params.seed or 0, inverse, params.repetition_penalty, top_k, params.top_p, params.min_p, 0
     )
     return torch.tensor(struct.unpack("<8i", packed), dtype=torch.int32, device=device)
 
@@ -232,14 +232,14 @@ def heads(
         stored, s.kept, s.kept_tops, s.kept_totals, s.scores, s.indices, s.chosen, s.tops, s.totals, state, siblings,
         OUTPUTS=weight.outputs, INPUTS=weight.inputs, DRAFT=draft_ids is not None, PENALISE=first_seen is not None,
         STORE=logits is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None,
-        X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl, **launch(weight, cut, x, pdl),
+        X_AT=at_positions(x), DOT=dot_type(weight), PDL=pdl, **launch(weight, cut, x, pdl),
     )  # fmt: skip
     choose_kernel[(MAX_ROWS,)](
         s.scores, s.indices, s.chosen, s.tops, s.totals, draft_ids, sampling, stored, s.kept, s.kept_tops,
         s.kept_totals, s.tiles, s.candidates, s.candidate_indices, choices, confidences, second, second_chances,
         state, siblings, PROGRAMS=programs, OUTPUTS=weight.outputs, BLOCK=cut.block, BATCH=BATCH,
         DRAFT=draft_ids is not None, SIBLINGS=siblings is not None, SECOND=seconds is not None, PDL=pdl,
-        num_warps=8, launch_pdl=pdl,
+        num_warps=8, maxnreg=128, launch_pdl=pdl,
     )  # fmt: skip
 
 

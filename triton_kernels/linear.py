@@ -49,8 +49,9 @@ WARPS = 4  # of a program: whatever registers they take, two programs share a mu
 ENOUGH = 96  # programs for a GPU
 # Weights that a program has on the way, in registers: a short K as a whole (not quantised), or parts of a long one, by
 # RUNS. Quantised weights take registers again on their way to the matrix instruction, int8 twice and int4 four times
-# as many.
-WHOLE_BYTES, AHEAD_BYTES = 64 * 1024, {8: 40 * 1024, 16: 24 * 1024, 32: 16 * 1024}
+# as many. A crowded kernel has other uses for its registers.
+WHOLE_BYTES, AHEAD_BYTES = 64 * 1024, {8: 40 * 1024, 16: 24 * 1024, 32: 8 * 1024}
+CROWDED = {"int8": 2 / 3, "int4": 1 / 2}  # of these bytes
 _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 _GROUP = tl.constexpr(int4.GROUP)
@@ -78,10 +79,10 @@ class Tiling(NamedTuple):
         """Of one program."""
         return triton.cdiv(inputs, self.step * self.splits)
 
-    def ahead(self, inputs: int, crowded: bool = False) -> int:
-        """Steps whose weights are on the way: all, or as many as there is room for. crowded: int4 has half of it."""
+    def ahead(self, inputs: int, share: float = 1) -> int:
+        """Steps whose weights are on the way: all, or as many as there is room for. share: of the usual room."""
         steps, size = self.steps(inputs), self.block * self.step * 16 // self.run
-        part = AHEAD_BYTES[self.run] // (2 if crowded and self.run == RUNS["int4"] else 1)
+        part = round(AHEAD_BYTES[self.run] * share)
         whole = WHOLE_BYTES if self.run == RUNS["plain"] else part
         return steps if steps * size <= whole else max(1, part // size)
 
@@ -130,11 +131,11 @@ def in_order(values, RUN: tl.constexpr, TOGETHER: tl.constexpr):
 def of_block(w, scales, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
     """Of a tile that has parts of four blocks (int4) the words and scales of one of them, [4, 8, warps, N / 8, 1]."""
     if FORMAT == "int4":
-        even, odd = tl.split(w.reshape(4, 8, w.shape[2], w.shape[3], 2, 2))
-        first, second = tl.split(odd if BLOCK % 2 else even)
-        low, high = tl.split(scales)
-        scale = ((high if BLOCK // 2 else low) >> BLOCK % 2 * 16).to(tl.int16).to(tl.float16, bitcast=True)
-        return (second if BLOCK // 2 else first)[:, :, :, :, None], scale[:, :, :, :, None]
+        # Sums of one element each, and no tl.split: from 3.7 on that gives its results to other threads.
+        word, pair = tl.arange(0, 4)[None, None, None, None, :], tl.arange(0, 2)[None, None, None, None, :]
+        words = tl.sum(tl.where(word == BLOCK, w, 0), axis=4, keep_dims=True)
+        two = tl.sum(tl.where(pair == BLOCK // 2, scales, 0), axis=4, keep_dims=True)
+        return words, (two >> BLOCK % 2 * 16).to(tl.int16).to(tl.float16, bitcast=True)
     else:
         return w, scales
 
@@ -458,7 +459,8 @@ def block_of(outputs: int) -> int:
 
 
 def tiling_of(weight: Weight, block: int, splits: int = 1) -> Tiling:
-    parts = min(WARPS, max(1, block // 32))  # what one warp adds up fits its registers
+    each = 16 if weight.format == "int4" else 32  # outputs that a warp adds up: they fit its registers
+    parts = min(WARPS, max(1, block // each))
     return Tiling(block, parts, WARPS // parts, RUNS[weight.format], splits)
 
 
@@ -483,9 +485,9 @@ def quantise_fp8(weight: Tensor) -> Weight:
     return Weight((wide / scales[:, None]).to(torch.float8_e4m3fn), scales)
 
 
-def dot_type(weight: Weight, x: Tensor) -> tl.dtype:
+def dot_type(weight: Weight) -> tl.dtype:
     """What the matrix instruction takes: the weights' type; for quantised ones bfloat16, in the interpreter float32."""
-    wide = weight.values.dtype == torch.float32 or (weight.scales is not None and x.device.type == "cpu")
+    wide = weight.values.dtype == torch.float32 or (weight.scales is not None and triton.knobs.runtime.interpret)
     return tl.float32 if wide else tl.bfloat16
 
 
@@ -494,10 +496,14 @@ def launch(weight: Weight, cut: Tiling, x: Tensor, pdl: bool, crowded: bool = Fa
 
     crowded: has the kernel other uses for its registers? So it has beside float32 rows.
     """
+    crowded = crowded or x.dtype == torch.float32
+    share = CROWDED.get(weight.format, 1) if crowded else 1
+    if crowded and not pdl and weight.format in ("plain", "int8"):  # whose loops have barriers then
+        share -= 1 / 3
     return {
         "BLOCK": cut.block,
         "STEPS": cut.steps(weight.inputs),
-        "AHEAD": cut.ahead(weight.inputs, crowded or x.dtype == torch.float32),
+        "AHEAD": cut.ahead(weight.inputs, share),
         "PARTS": cut.parts,
         "SLICES": cut.slices,
         "RUN": cut.run,
@@ -536,7 +542,7 @@ def linear(
     assert cut.splits == 1 or norm is None, "the norm's sum of squares spans all of K"
     linear_kernel[(triton.cdiv(weight.outputs, cut.block), cut.splits)](
         x, norm, eps, weight.values, weight.scales, bias, residual, target, rounded, state,
-        INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x), DOT=dot_type(weight, x),
+        INPUTS=weight.inputs, SPLITS=cut.splits, NORM=norm is not None, X_AT=at_positions(x), DOT=dot_type(weight),
         **launch(weight, cut, x, pdl), **shared,
     )  # fmt: skip
     if cut.splits > 1:

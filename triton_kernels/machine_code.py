@@ -33,7 +33,7 @@ from .attention import Partials, attention
 from .embedding import embedding
 from .feedback import feedback
 from .heads import SAMPLING_WORDS, Scratch, heads
-from .linear import INT8_BLOCK, Weight, linear, tiling
+from .linear import CROWDED, INT8_BLOCK, Weight, linear, tiling
 from .prompt_attention import prompt_attention
 from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from .qkv import HeadNorms, qkv
@@ -46,7 +46,7 @@ REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
 WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
 # Bytes of weights that a program has to have on the way before it waits; all of them, if it has less.
-AHEAD = {"plain": 40 * 1024, "int8": 24 * 1024, "int4": 16 * 1024, "fp8": 24 * 1024}  # int4, crowded: half of it
+AHEAD = {"plain": 40 * 1024, "int8": 24 * 1024, "int4": 8 * 1024, "fp8": 24 * 1024}  # times CROWDED
 WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5, "fp8": 1.0}  # bytes
 WIDER = {"int4": "int8"}  # what a format leaves to another: keys and values, and the LM head
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
@@ -346,9 +346,8 @@ def examine(launch: Launch, capability: int) -> Report:
     weights = "weight" in launch.kernel.arg_names
     its_bytes = weight_bytes(constants) if weights and "STEPS" in constants else 0
     bar = AHEAD[constants["FORMAT"]] if its_bytes else 0
-    crowded = dict(launch.types).get("x") == "*fp32" or (constants.get("NORMS") and constants["BLOCK"] > 64)
-    if crowded and constants.get("FORMAT") == "int4":
-        bar //= 2
+    if dict(launch.types).get("x") == "*fp32" or constants.get("NORMS") or constants.get("KV"):
+        bar *= CROWDED.get(constants["FORMAT"], 1) if its_bytes else 1
     early = "PDL" in constants and constants["PDL"] and launch.name != "feedback"  # its matrix is chosen ahead of it
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],

@@ -179,7 +179,7 @@ def prompt_linear(
     prompt_linear_kernel[grid](
         x, weight.values, weight.scales, bias, residual, out, len(x), OUTPUTS=weight.outputs, INPUTS=weight.inputs,
         BLOCK=OUTPUTS_BLOCK, BIAS=bias is not None, ADD=residual is not None, FORMAT=weight.format,
-        DOT=dot_type(weight, x), num_warps=WARPS, num_stages=STAGES,
+        DOT=dot_type(weight), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
 
@@ -188,7 +188,7 @@ def prompt_swiglu(x: Tensor, weight: Weight, out: Tensor) -> None:
     inner = weight.outputs // 2
     prompt_swiglu_kernel[(triton.cdiv(inner, OUTPUTS_BLOCK // 2), triton.cdiv(len(x), ROWS_BLOCK))](
         x, weight.values, weight.scales, out, len(x), INNER=inner, INPUTS=weight.inputs, BLOCK=OUTPUTS_BLOCK,
-        FORMAT=weight.format, DOT=dot_type(weight, x), num_warps=WARPS, num_stages=STAGES,
+        FORMAT=weight.format, DOT=dot_type(weight), num_warps=WARPS, num_stages=STAGES,
     )  # fmt: skip
 
 
@@ -211,6 +211,6 @@ def prompt_qkv(
         queries, keys, values, len(x), start, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, BLOCK=block,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
-        FORMAT=weight.format, KV=kv is not None, KV_FORMAT=(kv or weight).format, DOT=dot_type(weight, x),
+        FORMAT=weight.format, KV=kv is not None, KV_FORMAT=(kv or weight).format, DOT=dot_type(weight),
         num_warps=WARPS if block >= 64 else 4, num_stages=STAGES,
     )  # fmt: skip

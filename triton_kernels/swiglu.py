@@ -47,7 +47,7 @@ def swiglu(
     inner, cut = weight.outputs // 2, tiling(weight)._replace(splits=1)
     swiglu_kernel[(triton.cdiv(inner, cut.block // 2),)](
         x, norm, eps, weight.values, weight.scales, out, state,
-        INNER=inner, INPUTS=weight.inputs, X_AT=at_positions(x), DOT=dot_type(weight, x), PDL=pdl,
+        INNER=inner, INPUTS=weight.inputs, X_AT=at_positions(x), DOT=dot_type(weight), PDL=pdl,
         **launch(weight, cut, x, pdl),
     )  # fmt: skip
 

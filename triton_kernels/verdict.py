@@ -242,7 +242,7 @@ def begin_draft_kernel(
     beside = 0
     if SIBLINGS:
         # The pass takes all of them, or none: their places are after those of all draft tokens.
-        room = tl.minimum(_MAX_ROWS - (drafted - known), tl.load(state + _LIMIT) + 1 - drafted)
+        room = tl.minimum(known + _MAX_ROWS - drafted, tl.load(state + _LIMIT) + 1 - drafted)
         whole = (start + rows == drafted) & (drafted - known <= tl.load(state + _MOST) + 1)
         bar = tl.load(state + _BAR).to(tl.float32, bitcast=True)
         beside = take_siblings(

@@ -67,7 +67,7 @@ NamedTensors tensors_of(const py::dict& arrays) {
 }
 
 // [layers][InputOffsets::width], of these token ids as a text.
-FloatArray importance_of(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
+FloatArray importance_of(const ModelShape& shape, const py::dict& arrays, const Rotary& frequencies,
                          const std::vector<int>& ids, int threads) {
   const NamedTensors tensors = tensors_of(arrays);
   FloatArray out({shape.num_layers, InputOffsets(shape).width});
@@ -79,7 +79,7 @@ FloatArray importance_of(const ModelShape& shape, const py::dict& arrays, const 
 }
 
 // importance: null; or as importance_of gives it
-PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
+PyModel make_model(const ModelShape& shape, const py::dict& arrays, const Rotary& frequencies,
                    const std::string& format, const std::string& kv, int threads, int first, int last, bool lm_head,
                    const std::optional<FloatArray>& importance) {
   const NamedTensors tensors = tensors_of(arrays);
@@ -205,6 +205,26 @@ void bind_cpu(py::module_& m) {
                     s.rms_norm_eps);
       });
 
+  py::class_<Rotary>(m, "Rotary",
+      "How far each pair of channels turns per position: frequencies [head_dim / 2]. factor: of cosines and sines.\n"
+      "original: in longer texts they are long_frequencies or, where there are none, those of a base that grows from\n"
+      "`theta` on, `growth` times as fast as the text; 0: they are the same in all.")
+      .def(py::init([](std::vector<float> frequencies, float factor, int original, std::vector<float> long_frequencies,
+                       double theta, double growth) {
+             if (!long_frequencies.empty() && long_frequencies.size() != frequencies.size())
+               throw std::invalid_argument("there are as many frequencies in long texts as in short ones");
+             Rotary rotary(std::move(frequencies));
+             rotary.factor = factor;
+             rotary.original = original;
+             rotary.long_frequencies = std::move(long_frequencies);
+             rotary.theta = theta;
+             rotary.growth = growth;
+             return rotary;
+           }),
+           py::arg("frequencies"), py::arg("factor") = 1.0f, py::arg("original") = 0,
+           py::arg("long_frequencies") = std::vector<float>(), py::arg("theta") = 0.0, py::arg("growth") = 0.0);
+  py::implicitly_convertible<py::list, Rotary>();
+
   py::class_<PyBlocks>(m, "Blocks",
       "A matrix of a GGUF file where it lies: data [rows, bytes of a row], uint8. neighbours: head_dim, if the rows are in\n"
       "GGUF's order of the rotary channels; 0: in Hugging Face's.")
@@ -272,6 +292,19 @@ void bind_cpu(py::module_& m) {
             return py::array_t<float>({py::ssize_t(last), py::ssize_t(logits.size() / last)}, logits.data());
           },
           py::arg("ids"), py::arg("last"))
+      .def(
+          "logprobs",
+          [](PyEngine& engine, const std::vector<int>& ids, int top) {
+            std::vector<Logprobs> all;
+            {
+              const py::gil_scoped_release release;
+              all = engine.engine->logprobs(ids, top);
+            }
+            py::list out;
+            for (const Logprobs& each : all) out.append(logprob_of(each));
+            return out;
+          },
+          "Of every id but the first, as of `Round.logprobs`.", py::arg("ids"), py::arg("top"))
       .def(
           "start",
           [](PyEngine& engine, std::vector<int> prompt, const Sampling& sampling, const Steering& schedule,

@@ -11,6 +11,8 @@ PYBIND11_MODULE(_native, m) {
   bind_simulation(m);
   bind_cuda(m);
   bind_ranks(m);
+#if defined(PPSD_TESTING)
   pybind11::module_ testing = m.def_submodule("testing", "What only tests and benchmarks call.");
   bind_testing(testing);
+#endif
 }

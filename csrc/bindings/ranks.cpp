@@ -17,9 +17,9 @@ using Words = py::array_t<int32_t, py::array::c_style>;
 
 // Messages of `out`, [messages][words each].
 int32_t* place_for(Words& out, int messages, int hidden) {
-  if (out.ndim() != 2 || out.shape(0) < messages || size_t(out.shape(1)) != wire_words(kMaxRows, hidden))
+  if (out.ndim() != 2 || out.shape(0) < messages || size_t(out.shape(1)) != most_words(hidden))
     throw std::runtime_error("messages need a dense array of int32, [" + std::to_string(messages) + "][" +
-                             std::to_string(wire_words(kMaxRows, hidden)) + "]");
+                             std::to_string(most_words(hidden)) + "]");
   return out.mutable_data();
 }
 
@@ -72,6 +72,7 @@ class PythonVerifyStage final : public VerifyStage {
 
   void begin(int keep, const Settings& settings) {
     const py::gil_scoped_acquire lock;
+    logprobs_ = settings.sampling.logprobs >= 0;
     begin_stage(stage_, keep, settings);
   }
   bool run(Chunk* chunk, const Cancelled& cancelled) override {
@@ -86,10 +87,19 @@ class PythonVerifyStage final : public VerifyStage {
     const py::gil_scoped_acquire lock;
     return stage_.attr("choose")(last).cast<std::vector<int>>();
   }
+  std::vector<Logprobs> take_logprobs() override {
+    const py::gil_scoped_acquire lock;
+    std::vector<Logprobs> logprobs;
+    if (logprobs_)
+      for (const auto& [own, top] : stage_.attr("take_logprobs")().cast<std::vector<std::pair<float, std::vector<std::pair<int, float>>>>>())
+        logprobs.push_back({own, top});
+    return logprobs;
+  }
 
  private:
   const py::object stage_;
   const int hidden_;
+  bool logprobs_ = false;
 };
 
 class PythonStation : public RankStation {
@@ -190,7 +200,9 @@ void bind_ranks(py::module_& m) {
   m.attr("WIRE_MESSAGES") = (kPassRows + kMaxRows - 1) / kMaxRows + 1;   // that one piece of work writes at the most
   m.attr("WIRE_FEEDBACK") = int(kWireFeedback);   // the flag of a verdict that has rows too
   m.attr("WIRE_WORDS") = kWireRows;   // of a message without rows
-  m.def("wire_words", [](int hidden) { return wire_words(kMaxRows, hidden); });
+  m.attr("WIRE_LOGPROB") = int(kWireLogprob);     // of one that tells log-probabilities,
+  m.attr("WIRE_LOGPROBS") = kWireLogprobs;        // words of each row
+  m.def("wire_words", &most_words);
   m.def("wire_clock", &wire_clock);
   m.def("precise_waits", &precise_waits, "Of the calling thread: the system may otherwise wake it 50 us late.");
   m.def("sleep_until", &sleep_until, py::arg("clock"), py::call_guard<py::gil_scoped_release>(), "Until a wire_clock().");

@@ -18,8 +18,8 @@ void bind_stages(py::module_& m) {
              return std::make_unique<TextStages>(model.model, threads, sampling);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("threads"), py::arg("sampling"))
-      .def("begin", &TextStages::begin, release, py::arg("answer"),
-           "A new text, of which the answer begins at position `answer`; all rows are void.")
+      .def("begin", &TextStages::begin, release, py::arg("answer"), py::arg("key"),
+           "A new text, of which the answer begins at position `answer`; all rows are void. key: of its noise.")
       .def("reserve", &TextStages::reserve, release, py::arg("capacity"),
            "Make room for `capacity` rows; those that are held stay.")
       .def("draft", &TextStages::draft, release, py::arg("start"), py::arg("ids"), py::arg("draw"),

@@ -123,8 +123,9 @@ bool read(py::handle from, Sampling* to) {
   to->presence_penalty = from.attr("presence_penalty").cast<float>();
   to->frequency_penalty = from.attr("frequency_penalty").cast<float>();
   to->logit_bias = from.attr("logit_bias").cast<std::vector<std::pair<int, float>>>();
+  to->min_tokens = at_most(from.attr("min_tokens"), kMostRows);
   to->logprobs = from.attr("logprobs").cast<std::optional<int>>().value_or(-1);
-  to->seed = from.attr("seed").cast<uint64_t>();
+  to->seed = from.attr("seed").cast<std::optional<uint64_t>>().value_or(0);
   return true;
 }
 
@@ -165,10 +166,16 @@ std::shared_ptr<TokenMask> token_mask_of(py::object mask) { return std::make_sha
 
 py::object sampling_params_of(const Sampling& s) {
   using py::literals::operator""_a;
+  py::dict biases;
+  for (const auto& [id, bias] : s.logit_bias) biases[py::int_(id)] = shortest(bias);
   return py::module_::import("ppsd_rt.sampling.params")
       .attr("SamplingParams")("temperature"_a = shortest(s.temperature), "top_k"_a = s.top_k, "top_p"_a = shortest(s.top_p),
                               "min_p"_a = shortest(s.min_p), "repetition_penalty"_a = shortest(s.repetition_penalty),
-                              "seed"_a = s.seed);
+                              "presence_penalty"_a = shortest(s.presence_penalty),
+                              "frequency_penalty"_a = shortest(s.frequency_penalty), "logit_bias"_a = biases,
+                              "logprobs"_a = s.logprobs < 0 ? py::object(py::none()) : py::int_(s.logprobs),
+                              "max_tokens"_a = std::max(s.min_tokens, 256), "min_tokens"_a = s.min_tokens,
+                              "stop_token_ids"_a = s.stop_ids, "seed"_a = s.seed);
 }
 
 py::object schedule_of(const Schedule& s) {
@@ -179,6 +186,10 @@ py::object schedule_of(const Schedule& s) {
       .attr("Schedule")("first_chunk"_a = s.first_chunk, "max_chunk"_a = s.max_chunk, "lookahead"_a = s.lookahead,
                         "overlap"_a = s.overlap, "stop_rule"_a = rule, "lookup"_a = s.lookup, "siblings"_a = s.siblings,
                         "recycle"_a = s.recycle);
+}
+
+py::object logprob_of(const Logprobs& logprobs) {
+  return event_types().logprob(logprobs.own, py::tuple(py::cast(logprobs.top)));
 }
 
 py::object event_of(const Event& event, std::optional<double> seconds) {
@@ -192,7 +203,7 @@ py::object event_of(const Event& event, std::optional<double> seconds) {
   }
   py::tuple logprobs(round.logprobs.size());
   for (size_t i = 0; i < round.logprobs.size(); ++i)
-    logprobs[i] = types.logprob(round.logprobs[i].own, py::tuple(py::cast(round.logprobs[i].top)));
+    logprobs[i] = logprob_of(round.logprobs[i]);
   return types.round(round.epoch, round.position, round.rows, py::tuple(py::cast(round.committed)), judged, round.accepted,
                      round.dropped, round.prompt, round.siblings, round.rescued, logprobs, seconds);
 }

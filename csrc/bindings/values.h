@@ -23,6 +23,7 @@ bool in_callback();   // is this a thread that decodes, and asks Python for a ma
 pybind11::object sampling_params_of(const Sampling& sampling);
 pybind11::object schedule_of(const Schedule& schedule);   // of the survival rule, as planners choose it
 // A Round or a Drafted. seconds: Round's.
+pybind11::object logprob_of(const Logprobs& logprobs);
 pybind11::object event_of(const Event& event, std::optional<double> seconds = std::nullopt);
 pybind11::list trace_spans(const Trace* trace);
 

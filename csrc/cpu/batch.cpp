@@ -1,5 +1,6 @@
 #include "batch.h"
 
+#include <algorithm>
 #include <limits>
 #include <stdexcept>
 
@@ -19,13 +20,14 @@ CpuBatch::CpuBatch(std::shared_ptr<const CpuModel> model, int threads, int texts
       capacity_(capacity),
       keep_(keep),
       team_(threads, {}),   // not pinned: other processes may sample beside this one
-      rope_(make_rope(model_->frequencies, capacity)),
+      rope_(make_rope(model_->rotary, capacity)),
       x_(size_t(texts) * model_->shape.hidden_size),
       head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads),
       positions_(texts),
       chosen_for_(texts),
       choices_(texts),
-      best_(threads) {
+      best_(threads),
+      strange_(threads) {
   if (texts < 1 || texts > kPassRows) throw std::runtime_error("a pass takes 1 to " + std::to_string(kPassRows) + " texts");
   const int layers = model_->shape.num_layers;
   int first = 0;
@@ -53,17 +55,21 @@ void CpuBatch::step(const BatchRow* rows, int* chosen, uint16_t* kept) {
     chosen_for_[text] = row.position + 1;
     choices_[text] = {row.inverse_temperature, row.seed};
   }
-  for (LayerStack& stack : stacks_) stack.begin_pass();
-  head_.begin_pass();
+  for (LayerStack& stack : stacks_) stack.begin_pass(positions_.data());
+  head_.begin_pass(texts_);
   for (auto& best : best_) best.assign(texts_, {-std::numeric_limits<float>::infinity(), std::numeric_limits<int>::max()});
+  for (auto& strange : strange_) strange.assign(texts_, 0);
   team_.run([&](int member) {
     for (size_t i = 0; i < stacks_.size(); ++i) {
-      stacks_[i].pass_side_by_side(team_, member, rope_.data(), x_.data(), positions_.data());
+      stacks_[i].pass(team_, member, rope_.data(), x_.data());
       // The next stack does not write to x before member 0 has come to its barriers.
       if (member == 0 && i < keep_.size()) keep(int(i), kept);
     }
-    head_.pass_side_by_side(team_, member, x_.data(), texts_, chosen_for_.data(), choices_.data(), best_[member].data());
+    head_.pass_side_by_side(team_, member, x_.data(), chosen_for_.data(), choices_.data(), best_[member].data(),
+                            strange_[member].data());
   });
+  for (const auto& strange : strange_)
+    if (std::find(strange.begin(), strange.end(), 1) != strange.end()) throw std::runtime_error(kNoNumber);
   for (int text = 0; text < texts_; ++text) {
     Candidate best = best_[0][text];
     for (const auto& others : best_)

@@ -27,7 +27,8 @@ class CpuBatch {
   int kept() const { return int(keep_.size()); }
   int hidden_size() const { return model_->shape.hidden_size; }
 
-  // rows [texts]; chosen [texts]; kept [texts][keep.size()][hidden] bfloat16, before any norm.
+  // rows [texts]; chosen [texts]; kept [texts][keep.size()][hidden] bfloat16, before any norm. Throws std::runtime_error
+  // where a logit is NaN or infinite.
   void step(const BatchRow* rows, int* chosen, uint16_t* kept);
 
  private:
@@ -43,6 +44,7 @@ class CpuBatch {
   std::vector<int> positions_, chosen_for_;
   std::vector<RowChoice> choices_;
   std::vector<std::vector<Candidate>> best_;   // of each member [texts]
+  std::vector<std::vector<uint8_t>> strange_;  // likewise
 };
 
 }  // namespace ppsd

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -46,6 +47,8 @@ class CpuEngine {
   int shared_rows(const std::vector<int>& prompt) const;
   // The logits after each of the `last` rows at the end of a text: [last][vocabulary].
   std::vector<float> logits(const std::vector<int>& ids, int last);
+  // Of every id of a text but the first, by what stands before it, at temperature 1; and the `top` best there.
+  std::vector<Logprobs> logprobs(const std::vector<int>& ids, int top);
 
   // For a Session: makes the stages ready, and gives each its team.
   Stages begin(const Request& request, int keep);
@@ -65,6 +68,10 @@ class CpuEngine {
   void reserve(int capacity);
 
  private:
+  Stages begin(const Request& request, int keep, int length);   // length: of the text whose rows are rotated as one
+  int rotated_as(int length) const;   // the length, where it matters to the rotation; else 0
+  void read(const std::vector<int>& ids, int last, const std::function<void(int row, const float* logits)>& told);
+
   std::shared_ptr<const CpuModel> model_;
   const int threads_;
   const std::unique_ptr<Team> shared_team_;
@@ -75,6 +82,7 @@ class CpuEngine {
   std::vector<std::unique_ptr<CpuVerifyStage>> verify_;
   std::vector<float> rope_;
   int capacity_ = 0;
+  int rotated_as_ = 0;        // see rotated_as; of the rows that are here
   std::vector<int> tokens_;   // what the stages' rows were computed from
 };
 

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <vector>
 
 // For what the kernels' files call of this header: an out-of-line copy, compiled for one machine, is not kept apart from
@@ -245,6 +246,7 @@ struct AddPhase {                // x += input W^T (+ bias)
 
 struct SwigluPhase {             // output = silu(gate) * up; panels of the matrix: gate 0, up 0, gate 1, up 1, ...
   const Matrix* weights;
+  const float* bias;             // [outputs] in the same order, or null
   const Activations* input;
   int rows;
   const Activations* output;     // width: outputs / 2
@@ -294,6 +296,7 @@ struct LogitsPhase {
   float* logits;                 // kStore: [rows][outputs]
   Candidate* best;               // kBest: [rows], this thread's
   std::vector<Candidate>* top;   // kTop: [rows], this thread's; capacity is kept
+  uint8_t* strange;              // [rows], this thread's: 1 where one of the logits is NaN or infinite
 };
 
 struct Kernels {
@@ -335,5 +338,6 @@ const Kernels& portable_kernels();
 // The best table for this machine, or the one that PPSD_ISA names. Throws std::runtime_error, one line.
 const Kernels& pick_kernels();
 std::vector<const Kernels*> usable_kernels();
+std::vector<std::string> built_kernels();
 
 }  // namespace ppsd

@@ -5,6 +5,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "bounds.h"
+
 namespace ppsd {
 namespace {
 
@@ -70,19 +72,37 @@ ReadAhead after_attention(const PackedLayer& layer, const Team& team, int member
   return ahead;
 }
 
+constexpr int kFirstRows = 1024;   // of a cache that grows
+
 }  // namespace
 
-std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity) {
-  const int half = int(frequencies.size()), head_dim = 2 * half;
+Piece next_piece(int start, int left, const std::vector<Sibling>& siblings) {
+  Piece piece;
+  auto next = std::find_if(siblings.begin(), siblings.end(), [&](const Sibling& s) { return s.position >= start; });
+  for (; piece.rows < left; ++piece.rows) {
+    const bool beside = next != siblings.end() && next->position == start + piece.rows;
+    if (piece.all_rows() + 1 + int(beside) > kPassRows) break;
+    if (beside) piece.siblings.push_back(*next++);
+  }
+  return piece;
+}
+
+std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt) {
+  const int head_dim = 2 * int(rotary.frequencies.size());
   std::vector<float> rope(size_t(capacity) * head_dim * 2);
+  std::vector<float> frequencies = rotary.at(prompt);
   float* to = rope.data();
-  for (int position = 0; position < capacity; ++position)
+  for (int position = 0; position < capacity; ++position) {
+    if (rotary.by_length() && position >= prompt && position >= rotary.original) frequencies = rotary.at(position + 1);
     for (int panel = 0; panel < head_dim / kPanel; ++panel, to += 2 * kPanel)
-      for (int lane = 0; lane < kPanel; ++lane) {
-        const float angle = float(position) * frequencies[panel * 8 + lane % 8];
-        to[lane] = std::cos(angle);
-        to[kPanel + lane] = lane < 8 ? -std::sin(angle) : std::sin(angle);
+      for (int lane = 0; lane < kPanel / 2; ++lane) {   // the other half has the same angles
+        const float angle = float(position) * frequencies[panel * 8 + lane];
+        const float cosine = std::cos(angle) * rotary.factor, sine = std::sin(angle) * rotary.factor;
+        to[lane] = to[lane + 8] = cosine;
+        to[kPanel + lane] = -sine;
+        to[kPanel + lane + 8] = sine;
       }
+  }
   return rope;
 }
 
@@ -124,6 +144,11 @@ void LayerStack::reserve(int capacity) {
   capacity_ = capacity;
 }
 
+void LayerStack::hold(int rows, int most) {
+  rows = std::min(rows, most);
+  if (rows > capacity_) reserve(std::max(rows, std::min(most, std::max(2 * capacity_, kFirstRows))));
+}
+
 size_t LayerStack::keep_in_blocks(size_t offset) {
   block_offset_ = offset;
   row_caches_.assign(inputs_.size(), std::vector<KvCache>(kPassRows));
@@ -153,23 +178,20 @@ void LayerStack::copy_to_blocks(const LayerStack& other, int rows, uint8_t* cons
 }
 
 void LayerStack::begin_pass(const std::vector<Segment>& segments) {
-  begin_pass();
   segments_ = segments;
   segment_rows_.clear();
   segment_units_.clear();
   row_positions_.clear();
   int units = 0;
   for (const Segment& segment : segments) {
+    check_bound(size_t(segment.start + segment.rows), size_t(segment.spans) * kSpan, "positions of a text");
     for (int row = 0; row < segment.rows; ++row) row_positions_.push_back(segment.start + row);
     const KvCache shape{kv_, shape_.num_kv_heads, shape_.head_dim, kSpan, nullptr, nullptr};
     units += AttendPhase{nullptr, &shape, segment.rows, segment.start, shape_.num_heads, nullptr}.units();
     segment_rows_.push_back(int(row_positions_.size()));
     segment_units_.push_back(units);
   }
-}
-
-void LayerStack::pass_segments(Team& team, int member, const float* rope, float* x) {
-  run(team, member, rope, x, int(row_positions_.size()), 0, row_positions_.data(), nullptr);
+  begin_pass(0, int(row_positions_.size()), row_positions_.data());
 }
 
 // Units [begin, end) of the attention of all segments.
@@ -197,18 +219,29 @@ void LayerStack::fill() {
   if (capacity_ > 0) std::memset(kv_memory_.as<>(), 0x3C, kv_memory_.bytes());   // 0.0115 in any format
 }
 
-void LayerStack::begin_pass() {
+void LayerStack::begin_pass(int start, int rows, const int* positions) {
+  check_bound(size_t(rows), kPassRows, "rows");
   for (Shares& shares : shares_) shares.reset();
   cancelled_.store(false, std::memory_order_relaxed);
+  start_ = start, rows_ = rows, positions_ = positions;
   sibling_positions_.clear();
 }
 
+void LayerStack::begin_pass(const int* positions) { begin_pass(0, texts_, positions); }
+
 void LayerStack::begin_pass(int start, int rows, const std::vector<Sibling>& siblings) {
-  begin_pass();
+  begin_pass(start, rows + int(siblings.size()), nullptr);
+  if (!layers_.empty()) check_bound(size_t(start + rows), size_t(capacity_), "positions");
   if (siblings.empty()) return;
-  order_.resize(size_t(rows) + siblings.size());
+  order_.resize(size_t(rows_));
   std::iota(order_.begin(), order_.end(), 0);
-  for (const Sibling& sibling : siblings) sibling_positions_.push_back(sibling.position);
+  int least = start;
+  for (const Sibling& sibling : siblings) {
+    if (sibling.position < least || sibling.position >= start + rows)
+      throw std::logic_error("a pass has a sibling at position " + std::to_string(sibling.position) + ", and no row for it");
+    least = sibling.position + 1;
+    sibling_positions_.push_back(sibling.position);
+  }
   const auto position = [&](int row) { return row < rows ? start + row : sibling_positions_[row - rows]; };
   std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return position(a) < position(b); });
 }
@@ -238,17 +271,9 @@ void LayerStack::adopt(int position) {
   }
 }
 
-bool LayerStack::pass(Team& team, int member, const float* rope, float* x, int rows, int start,
-                      const Cancelled& cancelled) {
-  return run(team, member, rope, x, rows, start, nullptr, cancelled);
-}
-
-void LayerStack::pass_side_by_side(Team& team, int member, const float* rope, float* x, const int* positions) {
-  run(team, member, rope, x, texts_, 0, positions, nullptr);
-}
-
-bool LayerStack::run(Team& team, int member, const float* rope, float* x, int rows, int start, const int* positions,
-                     const Cancelled& cancelled) {
+bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const Cancelled& cancelled) {
+  const int rows = rows_, start = start_;
+  const int* positions = positions_;
   uint8_t* memory = inputs_[member].as<>();
   const int hidden = shape_.hidden_size;
   int phase = 0;
@@ -282,8 +307,7 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
 
     const Siblings kept = sibling_positions_.empty() ? Siblings{} : siblings_of(number);
     const Siblings* siblings = kept.rows > 0 ? &kept : nullptr;
-    const float* qkv_bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
-    const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, layer.attention.rotary ? rope : nullptr,
+    const QkvPhase qkv{&layer.qkv, layer.bias(layer.qkv_bias), &narrow, rows, start, shape_.num_heads, layer.attention.rotary ? rope : nullptr,
                        queries_.data(), cache, positions, siblings, then(in, out), layer.norms(shape_.rms_norm_eps)};
     share(layer.qkv.panels(), in.together, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
@@ -308,8 +332,7 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
 
     kernels_.convert(mixed_.data(), rows, heads);
     observe(heads, inputs.o);
-    const float* o_bias = layer.o_bias.empty() ? nullptr : layer.o_bias.data();
-    const AddPhase output{&layer.o, o_bias, &heads, rows, x, then(out, layer.has_mlp() ? up : after)};
+    const AddPhase output{&layer.o, layer.bias(layer.o_bias), &heads, rows, x, then(out, layer.has_mlp() ? up : after)};
     share(layer.o.panels(), kTogether, [&](int begin, int end) { kernels_.add(output, begin, end); });
 
     if (layer.has_mlp()) {
@@ -317,11 +340,11 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
       const Activations mlp = Activations::at(kernels_, mlp_.as<>(), format_, rows, inner);
       kernels_.normalize(x, rows, layer.post_norm.data(), shape_.rms_norm_eps, narrow);
       observe(narrow, inputs.gate_up);
-      const SwigluPhase gate_up{&layer.gate_up, &narrow, rows, &mlp, then(up, down_to)};
+      const SwigluPhase gate_up{&layer.gate_up, layer.bias(layer.gate_up_bias), &narrow, rows, &mlp, then(up, down_to)};
       share(inner / kBlock, 1, [&](int begin, int end) { kernels_.swiglu(gate_up, begin, end); });
 
       observe(mlp, inputs.down);
-      const AddPhase down{&layer.down, nullptr, &mlp, rows, x, then(down_to, after)};
+      const AddPhase down{&layer.down, layer.bias(layer.down_bias), &mlp, rows, x, then(down_to, after)};
       // Member 0's answer is there for all after the barrier, and is not changed before every member has passed more.
       if (member == 0 && cancelled && cancelled()) cancelled_.store(true, std::memory_order_relaxed);
       share(layer.down.panels(), kTogether, [&](int begin, int end) { kernels_.add(down, begin, end); });
@@ -333,16 +356,22 @@ bool LayerStack::run(Team& team, int member, const float* rope, float* x, int ro
 
 FeedbackStack::FeedbackStack(const Kernels& kernels, const ModelShape& shape, const PackedFeedback& feedback, int members,
                              int most_rows)
-    : kernels_(kernels), feedback_(feedback), eps_(shape.rms_norm_eps), shares_(members) {
+    : kernels_(kernels), feedback_(feedback), eps_(shape.rms_norm_eps), most_rows_(most_rows), shares_(members) {
   for (int member = 0; member < members && !feedback.distances.empty(); ++member)
     inputs_.emplace_back(Activations::bytes(kernels, feedback.distances[0].format, most_rows, shape.hidden_size));
 }
 
-void FeedbackStack::pass(Team& team, int member, const float* states, int distance, float* x, int rows) {
+void FeedbackStack::begin_pass(int rows) {
+  check_bound(size_t(rows), size_t(most_rows_), "rows of feedback");
+  shares_.reset();
+  rows_ = rows;
+}
+
+void FeedbackStack::pass(Team& team, int member, const float* states, int distance, float* x) {
   const Matrix& matrix = feedback_.distances[distance - 1];
-  const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, rows, matrix.inputs);
-  kernels_.normalize(states, rows, feedback_.norm.data(), eps_, input);
-  const AddPhase phase{&matrix, nullptr, &input, rows, x};
+  const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, rows_, matrix.inputs);
+  kernels_.normalize(states, rows_, feedback_.norm.data(), eps_, input);
+  const AddPhase phase{&matrix, nullptr, &input, rows_, x};
   team.share(shares_, member, matrix.panels(), kTogether, [&](int begin, int end) { kernels_.add(phase, begin, end); });
   team.barrier();
 }
@@ -354,28 +383,35 @@ HeadStack::HeadStack(const Kernels& kernels, const ModelShape& shape, const Pack
     inputs_.emplace_back(Activations::bytes(kernels, head.lm_head.format, kPassRows, shape.hidden_size));
 }
 
-void HeadStack::pass(Team& team, int member, const float* x, int rows, const Sampler& sampler) {
-  run(team, member, x, rows, sampler.phase(member, draft_ids(), outputs()));
+void HeadStack::begin_pass(int rows) {
+  check_bound(size_t(rows), kPassRows, "rows of the head");
+  shares_.reset();
+  rows_ = rows;
 }
 
-void HeadStack::pass_side_by_side(Team& team, int member, const float* x, int rows, const int* positions,
-                                  const RowChoice* each, Candidate* best) {
+void HeadStack::pass(Team& team, int member, const float* x, const Sampler& sampler) {
+  run(team, member, x, sampler.phase(member, draft_ids(), outputs()));
+}
+
+void HeadStack::pass_side_by_side(Team& team, int member, const float* x, const int* positions, const RowChoice* each,
+                                  Candidate* best, uint8_t* strange) {
   LogitsPhase phase{};
-  phase.rows = rows;
   phase.positions = positions;
   phase.each = each;
   phase.choice = Choice::kBest;
   phase.draft_ids = draft_ids();
   phase.best = best;
-  run(team, member, x, rows, phase);
+  phase.strange = strange;
+  run(team, member, x, phase);
 }
 
-void HeadStack::run(Team& team, int member, const float* x, int rows, LogitsPhase phase) {
+void HeadStack::run(Team& team, int member, const float* x, LogitsPhase phase) {
   const Matrix& matrix = head_.lm_head;
-  const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, rows, matrix.inputs);
-  kernels_.normalize(x, rows, head_.norm.data(), eps_, input);
+  const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, rows_, matrix.inputs);
+  kernels_.normalize(x, rows_, head_.norm.data(), eps_, input);
   phase.weights = &matrix;
   phase.input = &input;
+  phase.rows = rows_;
   team.share(shares_, member, matrix.panels(), kTogether,
              [&](int begin, int end) { kernels_.logits(phase, begin, end); });
   team.barrier();

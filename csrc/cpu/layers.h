@@ -11,15 +11,26 @@
 namespace ppsd {
 
 // Cosines and signed sines: for each position, for each panel of a head (channels in rotary order), sixteen cosines and
-// then sixteen sines: [capacity][head_dim / 16][2][16]. frequencies: [head_dim / 2].
-std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity);
+// then sixteen sines: [capacity][head_dim / 16][2][16]. prompt: rows that are rotated as one text of that length, where
+// lengths matter; each later row is rotated as the last one of a text of its own, as it is when it is decoded.
+std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt = 0);
 
 // Of a pass over several texts: consecutive rows of one of them, at positions [start, start + rows); `blocks`: where its cache
-// lies, span by span, see KvCache.
+// lies, span by span, see KvCache; `spans`: how many there are.
 struct Segment {
   int rows = 0, start = 0;
   uint8_t* const* blocks = nullptr;
+  int spans = 0;
 };
+
+// Consecutive rows that pass through a stack together, with the siblings that lie at their positions.
+struct Piece {
+  int rows = 0;
+  std::vector<Sibling> siblings;
+  int all_rows() const { return rows + int(siblings.size()); }
+};
+// The rows [start, start + left), or as many of them as fit into a pass. siblings: of all rows, by position.
+Piece next_piece(int start, int left, const std::vector<Sibling>& siblings);
 
 class LayerStack {
  public:
@@ -28,6 +39,9 @@ class LayerStack {
              std::vector<const PackedLayer*> layers, int members, int texts = 1);
 
   void reserve(int capacity);   // rows of cache for each text; what it holds stays
+  // The same for at least min(rows, most), growing by doubling up to `most`: an answer that may become long and does not
+  // costs neither memory nor the time to clear it.
+  void hold(int rows, int most);
   // Instead of reserve: the caches of any number of texts lie in blocks of kSpan positions. In each of them this stack's
   // bytes begin at `offset`; where they end is returned.
   size_t keep_in_blocks(size_t offset);
@@ -40,22 +54,17 @@ class LayerStack {
   int capacity() const { return capacity_; }
   int size() const { return int(layers_.size()); }
 
-  void begin_pass();   // by one thread, before the members begin
-  // The same, where `siblings` of the rows [start, start + rows) lie after them in x. Several texts have none.
-  void begin_pass(int start, int rows, const std::vector<Sibling>& siblings);
-  // By every member: rows x [rows + siblings][hidden], those of the text at positions [start, start + rows), in place.
-  // False: cancelled on the way.
-  bool pass(Team& team, int member, const float* rope, float* x, int rows, int start, const Cancelled& cancelled);
-  // The same for x [texts][hidden], one row of every text, at these positions.
-  void pass_side_by_side(Team& team, int member, const float* rope, float* x, const int* positions);
-  // The same for texts in blocks: x [rows of all segments][hidden]. begin_pass keeps the segments until the pass ends.
-  void begin_pass(const std::vector<Segment>& segments);
-  void pass_segments(Team& team, int member, const float* rope, float* x);
+  // Which rows a pass has; by one thread, before the members begin. Throws std::logic_error where there is no room for them.
+  // Of one text the rows [start, start + rows), and after them in x their siblings, by position.
+  void begin_pass(int start, int rows, const std::vector<Sibling>& siblings = {});
+  void begin_pass(const int* positions);   // or of every text the row at this position
+  void begin_pass(const std::vector<Segment>& segments);   // or of texts in blocks; kept until the pass ends
+  // By every member: x [rows][hidden] in place. False: cancelled on the way.
+  bool pass(Team& team, int member, const float* rope, float* x, const Cancelled& cancelled = nullptr);
   void adopt(int position);   // of the two rows at a position, the sibling's now is the text's
 
  private:
-  bool run(Team& team, int member, const float* rope, float* x, int rows, int start, const int* positions,
-           const Cancelled& cancelled);
+  void begin_pass(int start, int rows, const int* positions);
   KvCache in_blocks(size_t layer, uint8_t* const* blocks) const;
   void attend_segments(size_t layer, int begin, int end, ReadAhead* ahead);
   Siblings siblings_of(size_t layer) const;
@@ -72,6 +81,8 @@ class LayerStack {
   Memory kv_memory_;
   std::vector<KvCache> caches_;                  // [layers][texts]
   Memory sibling_memory_;                        // [layers], keys and values
+  int start_ = 0, rows_ = 0;                     // of the pass; rows_: siblings included
+  const int* positions_ = nullptr;               // or of each row its own
   std::vector<int> sibling_positions_, order_;   // of the pass: see Siblings
   size_t block_offset_ = 0;
   std::vector<Segment> segments_;                // of the pass
@@ -93,14 +104,16 @@ class FeedbackStack {
                 int most_rows = 1);
 
   int most_distance() const { return int(feedback_.distances.size()); }
-  void begin_pass() { shares_.reset(); }
+  void begin_pass(int rows = 1);   // throws std::logic_error where there is no room for them
   // By every member: x [rows][hidden] += W[distance] norm(states [rows][hidden]); distance: 1 to most_distance().
-  void pass(Team& team, int member, const float* states, int distance, float* x, int rows = 1);
+  void pass(Team& team, int member, const float* states, int distance, float* x);
 
  private:
   const Kernels& kernels_;
   const PackedFeedback& feedback_;
   const float eps_;
+  const int most_rows_;
+  int rows_ = 0;                 // of the pass
   std::vector<Memory> inputs_;   // of each member
   Shares shares_;
 };
@@ -110,23 +123,24 @@ class HeadStack {
   HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,
             int members);
 
-  void begin_pass() { shares_.reset(); }
+  void begin_pass(int rows);   // throws std::logic_error where there is no room for them
   // By every member: the LM head on the rows x [rows][hidden] that the sampler has been told of.
-  void pass(Team& team, int member, const float* x, int rows, const Sampler& sampler);
-  // The same, for rows that choose the tokens for these positions each in its own way, by the best score: `best` is the
-  // member's.
-  void pass_side_by_side(Team& team, int member, const float* x, int rows, const int* positions, const RowChoice* each,
-                         Candidate* best);
+  void pass(Team& team, int member, const float* x, const Sampler& sampler);
+  // The same, for rows that choose the tokens for these positions each in its own way, by the best score: `best` and
+  // `strange` are the member's, as of LogitsPhase.
+  void pass_side_by_side(Team& team, int member, const float* x, const int* positions, const RowChoice* each, Candidate* best,
+                         uint8_t* strange);
   const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
   int outputs() const { return head_.lm_head.outputs; }
 
  private:
-  void run(Team& team, int member, const float* x, int rows, LogitsPhase phase);
+  void run(Team& team, int member, const float* x, LogitsPhase phase);
 
   const Kernels& kernels_;
   const PackedHead& head_;
   const std::vector<int>& draft_ids_;
   const float eps_;
+  int rows_ = 0;                 // of the pass
   std::vector<Memory> inputs_;   // of each member
   Shares shares_;
 };

@@ -52,11 +52,12 @@ class Sweep {
         x_(size_t(rows) * std::max(s_.hidden_size, s_.q_outputs()), 0.5f),
         queries_(size_t(rows) * s_.q_outputs(), 0.1f),
         mixed_(queries_.size()),
-        rope_(make_rope(model.frequencies, context + rows)),
+        rope_(make_rope(model.rotary, context + rows)),
         narrow_(Activations::bytes(k_, model.format, rows, s_.hidden_size)),
         heads_(Activations::bytes(k_, model.format, rows, s_.q_outputs())),
         mlp_(Activations::bytes(k_, model.format, rows, s_.intermediate_size)),
-        best_(size_t(team.size()) * rows) {
+        best_(size_t(team.size()) * rows),
+        strange_(best_.size()) {
     const int capacity = (context + rows + kSpan - 1) / kSpan * kSpan;
     const size_t one = KvCache::bytes(model.kv, s_.num_kv_heads, s_.head_dim, capacity);
     cache_memory_ = Memory(2 * one * s_.num_layers);
@@ -117,6 +118,7 @@ class Sweep {
       phase.choice = Choice::kBest;
       phase.draft_ids = name == "exit_head" && !model_.draft_ids.empty() ? model_.draft_ids.data() : nullptr;
       phase.best = best_.data() + size_t(member) * rows_;
+      phase.strange = strange_.data() + size_t(member) * rows_;
       share(head.lm_head.panels(), 2, [&](int begin, int end) { k_.logits(phase, begin, end); });
       return true;
     }
@@ -135,7 +137,7 @@ class Sweep {
         const AddPhase phase{down ? &layer.down : &layer.o, nullptr, down ? &mlp : &heads, rows_, x_.data()};
         share(s_.hidden_size / kPanel, 2, [&](int begin, int end) { k_.add(phase, begin, end); });
       } else if (name == "gate_up") {
-        const SwigluPhase phase{&layer.gate_up, &in, rows_, &mlp};
+        const SwigluPhase phase{&layer.gate_up, nullptr, &in, rows_, &mlp};
         share(s_.intermediate_size / kBlock, 1, [&](int begin, int end) { k_.swiglu(phase, begin, end); });
       } else if (name == "normalize") {
         if (member == 0) k_.normalize(x_.data(), rows_, layer.input_norm.data(), s_.rms_norm_eps, in);
@@ -183,6 +185,7 @@ class Sweep {
   std::vector<KvCache> caches_;
   std::vector<Shares> shares_;
   std::vector<Candidate> best_;
+  std::vector<uint8_t> strange_;
   std::vector<int> positions_;   // that the rows choose tokens for
   double kv_bytes_ = 0.0;
 };

@@ -84,6 +84,16 @@ bool copy_four_bits(const Matrix& matrix, int p, const RowOf* rows, int count) {
 
 }  // namespace
 
+std::vector<float> Rotary::at(int length) const {
+  if (!by_length() || length <= original) return frequencies;
+  if (!long_frequencies.empty()) return long_frequencies;
+  const double size = 2.0 * double(frequencies.size());
+  const float base = float(theta * std::pow(growth * length / original - (growth - 1.0), size / (size - 2.0)));
+  std::vector<float> out;
+  for (size_t i = 0; i < frequencies.size(); ++i) out.push_back(1.0f / std::pow(base, 2.0f * float(i) / float(size)));
+  return out;
+}
+
 Format Packer::format_for(const Tensor& tensor, bool delicate) const {
   if (format_ != Format::kInt4 || tensor.four_bits()) return format_;
   return as_stored_ || delicate ? Format::kInt8 : Format::kInt4;
@@ -144,6 +154,14 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
   }
   out.o = pack(plain_matrix(t.o), rows_of(t.o), weigh(at.o), memory);
   if (t.o_bias.present()) out.o_bias = vector(t.o_bias);
+  if (t.gate_bias.present()) {
+    const std::vector<float> gate = vector(t.gate_bias), up = vector(t.up_bias);
+    for (size_t first = 0; first < gate.size(); first += kPanel) {
+      out.gate_up_bias.insert(out.gate_up_bias.end(), gate.begin() + first, gate.begin() + first + kPanel);
+      out.gate_up_bias.insert(out.gate_up_bias.end(), up.begin() + first, up.begin() + first + kPanel);
+    }
+    out.down_bias = vector(t.down_bias);
+  }
   if (t.gate.present()) {
     out.post_norm = vector(t.post_norm);
     out.gate_up = pack(gate_up_matrix(t), interleaved(t.gate, t.up), weigh(at.gate_up), memory);

@@ -21,6 +21,22 @@ struct LayerAttention {
   int window = 0;       // positions that a row sees, its own included; 0: all before it
 };
 
+// How far each pair of channels turns per position. models/rotary.py says where the numbers come from.
+struct Rotary {
+  std::vector<float> frequencies;        // [head_dim / 2]
+  float factor = 1.0f;                   // cosines and sines are multiplied by it
+  // In texts longer than `original` (0: in none) the frequencies are others: these (longrope), or, where there are none,
+  // those of a base that grows with the text (dynamic).
+  int original = 0;
+  std::vector<float> long_frequencies;
+  double theta = 0.0, growth = 0.0;
+
+  Rotary() = default;
+  Rotary(std::vector<float> plain) : frequencies(std::move(plain)) {}
+  bool by_length() const { return original > 0; }
+  std::vector<float> at(int length) const;   // of a text
+};
+
 struct ModelShape {
   int vocab_size = 0, hidden_size = 0, intermediate_size = 0, num_layers = 0;
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;
@@ -67,16 +83,17 @@ struct RowOf {
 struct LayerTensors {
   Tensor input_norm, q, k, v, o, q_bias, k_bias, v_bias, o_bias;
   Tensor q_norm, k_norm;              // [head_dim]; absent where the family has none
-  Tensor post_norm, gate, up, down;   // absent in an `adapter` exit head: attention only
+  Tensor post_norm, gate, up, down, gate_bias, up_bias, down_bias;   // absent in an `adapter` exit head: attention only
   LayerAttention attention;
 };
 
 // A decoder layer, or the attention block of one.
 struct PackedLayer {
-  std::vector<float> input_norm, post_norm, qkv_bias, o_bias;
+  std::vector<float> input_norm, post_norm, qkv_bias, o_bias, gate_up_bias, down_bias;   // biases: or empty
   std::vector<float> q_norm, k_norm;   // in rotary order, or empty
   Matrix qkv, o, gate_up, down;
   LayerAttention attention;
+  const float* bias(const std::vector<float>& of) const { return of.empty() ? nullptr : of.data(); }
   bool has_mlp() const { return gate_up.data != nullptr; }
   HeadNorms norms(float eps) const { return q_norm.empty() ? HeadNorms{} : HeadNorms{q_norm.data(), k_norm.data(), eps}; }
   // Panels of q, k and v that a member takes at the least: whole heads where those have norms.

@@ -16,33 +16,64 @@ double since(Clock::time_point begin) { return std::chrono::duration<double>(Clo
 
 }  // namespace
 
+// Words: 0 end, 1-4 floats, 5 top_k, 6-7 seed, 8 prompt, 9-10 floats, 11 logprobs, 12 min_tokens, 13 biases, 14 stop ids; and
+// then the biases, an id and a float each, and the stop ids.
 std::vector<int32_t> words_of(const Settings& settings) {
   const Sampling& s = settings.sampling;
   const float floats[] = {s.temperature, s.top_p, s.min_p, s.repetition_penalty};
+  const float penalties[] = {s.presence_penalty, s.frequency_penalty};
   std::vector<int32_t> words(kWireSettings);
   words[0] = settings.end;
   std::memcpy(&words[1], floats, sizeof floats);
   words[5] = s.top_k;
   std::memcpy(&words[6], &s.seed, sizeof s.seed);
   words[kPromptWord] = settings.prompt;
+  std::memcpy(&words[9], penalties, sizeof penalties);
+  words[11] = s.logprobs;
+  words[12] = s.min_tokens;
+  words[13] = int32_t(s.logit_bias.size());
+  const size_t stops = s.min_tokens > 0 ? s.stop_ids.size() : 0;
+  words[14] = int32_t(stops);
+  for (const auto& [id, bias] : s.logit_bias) {
+    words.push_back(id);
+    words.emplace_back();
+    std::memcpy(&words.back(), &bias, sizeof bias);
+  }
+  words.insert(words.end(), s.stop_ids.begin(), s.stop_ids.begin() + ptrdiff_t(stops));
   return words;
 }
 
-Settings settings_of(const int32_t* words) {
-  float floats[4];
-  std::memcpy(floats, words + 1, sizeof floats);
+Settings settings_of(const std::vector<int32_t>& words) {
+  float floats[4], penalties[2];
+  std::memcpy(floats, words.data() + 1, sizeof floats);
+  std::memcpy(penalties, words.data() + 9, sizeof penalties);
   Settings settings;
   settings.end = words[0];
   settings.prompt = words[kPromptWord];
   Sampling& s = settings.sampling;
   s.temperature = floats[0], s.top_p = floats[1], s.min_p = floats[2], s.repetition_penalty = floats[3];
   s.top_k = words[5];
-  std::memcpy(&s.seed, words + 6, sizeof s.seed);
+  std::memcpy(&s.seed, words.data() + 6, sizeof s.seed);
+  s.presence_penalty = penalties[0], s.frequency_penalty = penalties[1];
+  s.logprobs = words[11];
+  s.min_tokens = words[12];
+  s.answer = settings.prompt;
+  const int64_t biases = words[13], stops = words[14];
+  const bool fits = biases >= 0 && stops >= 0 && int64_t(words.size()) == kWireSettings + 2 * biases + stops;
+  if (!fits || settings.prompt < 0 || s.min_tokens < 0 || s.logprobs < -1 || s.logprobs > kMostLogprobs)
+    throw std::runtime_error("an answer's settings are malformed");
+  const int32_t* next = words.data() + kWireSettings;
+  for (int64_t i = 0; i < biases; ++i, next += 2) {
+    float bias;
+    std::memcpy(&bias, next + 1, sizeof bias);
+    s.logit_bias.emplace_back(next[0], bias);
+  }
+  s.stop_ids.assign(next, next + stops);
   return settings;
 }
 
 void RankStation::wait_for_rows(VerifyStage* stage, bool last, Begin begin, double delay) {
-  const auto begin_with = [begin = std::move(begin)](int keep, int end, const int32_t* words) {
+  const auto begin_with = [begin = std::move(begin)](int keep, int end, const std::vector<int32_t>& words) {
     Settings settings = settings_of(words);
     settings.end = end;   // that rows are held to; the word beside it may say something else on a damaged wire
     begin(keep, settings);
@@ -55,17 +86,19 @@ std::unique_ptr<Remote> RankDrafter::start(const std::vector<int>& prompt, int k
                                            uint64_t epoch, bool report_drafts, const Oracle& oracle,
                                            bool trace) {
   if (keep > length()) throw std::runtime_error("there are not so many rows to keep");
-  const Settings settings{limits.end, int(prompt.size()), sampling};
+  Settings settings{limits.end, int(prompt.size()), sampling};
+  settings.sampling.answer = settings.prompt;
+  settings.sampling.stop_ids = limits.stop_ids;
   begin(keep, settings, oracle);
   if (planner) planner->begin(int(prompt.size()));
   auto remote = std::make_unique<Remote>(stage(), hidden_, kPassRows, planner ? planner->schedule() : schedule, limits,
                                          sampling.seed, epoch, report_drafts, hears_, planner, trace);
-  remote->begin(prompt, keep, words_of(settings));
+  remote->begin(prompt, keep, words_of(settings), sampling.logprobs >= 0);
   return remote;
 }
 
 const float* Rope::reserve(int capacity) {
-  if (capacity > capacity_) rope_ = make_rope(frequencies_, capacity_ = capacity);
+  if (capacity > capacity_) rope_ = make_rope(rotary_, capacity_ = capacity);
   return rope_.data();
 }
 

@@ -11,14 +11,14 @@
 
 namespace ppsd {
 
-// What the first message of an answer says of it besides the rows: kWireSettings words.
+// What the first message of an answer says of it besides the rows: kWireSettings words, and more for biases and stop ids.
 struct Settings {
   int end = 0;      // positions that the answer may have
   int prompt = 0;   // tokens of its prompt
   Sampling sampling;
 };
 std::vector<int32_t> words_of(const Settings& settings);
-Settings settings_of(const int32_t* words);
+Settings settings_of(const std::vector<int32_t>& words);   // throws std::runtime_error for what means nothing
 
 // A verification stage that waits for rows.
 class RankStation {
@@ -66,12 +66,12 @@ class RankDrafter {
 // The rotary table of a stage, as long as the longest answer so far.
 class Rope {
  public:
-  explicit Rope(const CpuModel& model) : frequencies_(model.frequencies) {}
+  explicit Rope(const CpuModel& model) : rotary_(model.rotary) {}
   const float* reserve(int capacity);
   int capacity() const { return capacity_; }
 
  private:
-  const std::vector<float>& frequencies_;
+  const Rotary& rotary_;
   std::vector<float> rope_;
   int capacity_ = 0;
 };

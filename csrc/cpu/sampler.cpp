@@ -54,7 +54,8 @@ void Sampler::begin_rows(std::vector<int> positions, int outputs, bool store) {
   positions_ = std::move(positions);
   const size_t rows = positions_.size();
   const bool filters_all = sampling_.top_p < 1.0f || sampling_.min_p > 0.0f;
-  const bool edits = sampling_.counted() || !sampling_.logit_bias.empty() || sampling_.mask;
+  const bool bans = std::any_of(positions_.begin(), positions_.end(), [&](int p) { return sampling_.bans_stops(p); });
+  const bool edits = sampling_.counted() || !sampling_.logit_bias.empty() || sampling_.mask || bans;
   logprobs_.assign(sampling_.logprobs >= 0 ? rows : 0, {});
   if (store || edits || !logprobs_.empty()) choice_ = Choice::kStore;
   else if (sampling_.temperature == 0.0f) choice_ = Choice::kBest;
@@ -64,6 +65,7 @@ void Sampler::begin_rows(std::vector<int> positions, int outputs, bool store) {
   if (sampling_.mask) ask_mask();
   for (Scratch& scratch : scratch_) {
     scratch.best.assign(rows, kNoCandidate);
+    scratch.strange.assign(rows, 0);
     if (choice_ == Choice::kTop) {
       scratch.top.resize(std::max(scratch.top.size(), rows));
       for (auto& top : scratch.top) {
@@ -85,11 +87,14 @@ void Sampler::ask_mask() {
   told_ = int(ids_.end() - answer);
 }
 
-// Bias and mask, in the stored logits.
+// Bias, mask and stop ids that come too early, in the stored logits.
 void Sampler::edit(int r, const int* draft_ids, int outputs) {
   float* scores = logits_.data() + size_t(r) * outputs;
   for (const auto& [id, bias] : sampling_.logit_bias)
     if (const int index = index_of(id, draft_ids, outputs); index >= 0) scores[index] += bias;
+  if (sampling_.bans_stops(positions_[size_t(r)]))
+    for (const int id : sampling_.stop_ids)
+      if (const int index = index_of(id, draft_ids, outputs); index >= 0) scores[index] = kLowest;
   if (!sampling_.mask) return;
   const uint32_t* allowed = allowed_.data() + size_t(r) * TokenMask::words(int(first_seen_.size()));
   for (int i = 0; i < outputs; ++i) {
@@ -98,9 +103,10 @@ void Sampler::edit(int r, const int* draft_ids, int outputs) {
   }
 }
 
-std::optional<RowChoice> Sampler::alike() const {
+std::optional<RowChoice> Sampler::alike(int position) const {
   const bool filters = sampling_.top_k > 0 || sampling_.top_p < 1.0f || sampling_.min_p > 0.0f;
-  const bool edits = sampling_.looks_back() || !sampling_.logit_bias.empty() || sampling_.logprobs >= 0;
+  const bool edits = sampling_.looks_back() || !sampling_.logit_bias.empty() || sampling_.logprobs >= 0 ||
+                     sampling_.bans_stops(position);
   if (edits || (filters && sampling_.temperature > 0.0f)) return std::nullopt;
   return RowChoice{sampling_.temperature > 0.0f ? 1.0f / sampling_.temperature : 0.0f, sampling_.seed};
 }
@@ -120,17 +126,20 @@ LogitsPhase Sampler::phase(int member, const int* draft_ids, int outputs) const 
   phase.best = const_cast<Candidate*>(scratch_[member].best.data());
   phase.top = const_cast<std::vector<Candidate>*>(scratch_[member].top.data());
   phase.logits = logits_.data();
+  phase.strange = const_cast<uint8_t*>(scratch_[member].strange.data());
   return phase;
 }
 
 int Sampler::choose(int member, int r, int position, const int* draft_ids, int outputs) {
   Scratch& scratch = scratch_[member];
+  if (std::any_of(scratch_.begin(), scratch_.end(), [r](const Scratch& each) { return each.strange[size_t(r)] != 0; }))
+    return kNone;
   if (choice_ == Choice::kStore) {
     const float* scores = logits(r, outputs);
     if (!logprobs_.empty()) scratch.raw.assign(scores, scores + outputs);
     edit(r, draft_ids, outputs);
     const int token = choose_stored(scratch, scores, position, draft_ids, outputs);
-    if (!logprobs_.empty()) logprobs_[r] = logprobs_of(scratch.raw, token);
+    if (!logprobs_.empty()) logprobs_[r] = logprobs_of(kernels_, scratch.raw.data(), outputs, token, sampling_.logprobs);
     return token;
   }
   if (choice_ == Choice::kBest) {
@@ -155,7 +164,7 @@ int Sampler::choose_without(int token, int member, int r, int position, const in
 }
 
 int Sampler::index_of(int token, const int* draft_ids, int outputs) {
-  if (draft_ids == nullptr) return token;
+  if (draft_ids == nullptr) return token >= 0 && token < outputs ? token : -1;   // a stop id may be none of the vocabulary's
   const int* found = std::lower_bound(draft_ids, draft_ids + outputs, token);
   return found != draft_ids + outputs && *found == token ? int(found - draft_ids) : -1;
 }
@@ -185,19 +194,18 @@ void Sampler::penalise_answer(Scratch& scratch, int position, const int* draft_i
   }
 }
 
-// Of a whole vocabulary's logits, at temperature 1.
-Logprobs Sampler::logprobs_of(const std::vector<float>& raw, int token) const {
+Logprobs Sampler::logprobs_of(const Kernels& kernels, const float* logits, int n, int token, int most) {
   Logprobs logprobs;
   if (token == kNone) return logprobs;
-  const int n = int(raw.size()), most = std::min(sampling_.logprobs, n);
+  most = std::min(most, n);
   float max, sum;
-  kernels_.soft_sum(raw.data(), n, 1.0f, &max, &sum);
+  kernels.soft_sum(logits, n, 1.0f, &max, &sum);
   const double rest = double(max) + std::log(double(sum));
   std::vector<Candidate> top;
   for (int id = 0; id < n && most > 0; ++id)
-    if (int(top.size()) < most || raw[id] > top.front().score) keep_best(&top, most, {raw[id], id});
+    if (int(top.size()) < most || logits[id] > top.front().score) keep_best(&top, most, {logits[id], id});
   std::sort(top.begin(), top.end());
-  logprobs.own = float(raw[token] - rest);
+  logprobs.own = float(logits[token] - rest);
   for (const Candidate& candidate : top) logprobs.top.emplace_back(candidate.id, float(candidate.score - rest));
   return logprobs;
 }
@@ -212,7 +220,10 @@ int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, con
     if (sampling_.counted()) penalise_answer(scratch, position, draft_ids, n);
     scores = scratch.scores.data();
   }
-  if (sampling_.temperature == 0.0f) return id_of(int(std::max_element(scores, scores + n) - scores));
+  if (sampling_.temperature == 0.0f) {
+    const float* best = std::max_element(scores, scores + n);
+    return *best == kLowest ? kNone : id_of(int(best - scores));
+  }
 
   const float inverse = 1.0f / sampling_.temperature;
   const bool filtered = sampling_.top_k > 0 || sampling_.top_p < 1.0f || sampling_.min_p > 0.0f;

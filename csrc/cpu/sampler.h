@@ -18,6 +18,9 @@
 
 namespace ppsd {
 
+// What is said where a logit is NaN or infinite.
+constexpr char kNoNumber[] = "the model's output is not a number: its weights are damaged, or overflow in this format";
+
 struct Sampling {
   float temperature = 0.0f;
   int top_k = 0;
@@ -25,12 +28,15 @@ struct Sampling {
   float presence_penalty = 0.0f, frequency_penalty = 0.0f;   // taken off the logits of ids in the answer: once, and each time
   std::vector<std::pair<int, float>> logit_bias;             // ids, and what is added to their logits; no id twice
   int answer = 0;       // the position at which the answer begins
+  int min_tokens = 0;   // of the answer, among which there are none of
+  std::vector<int> stop_ids;
   int logprobs = -1;    // the most probable ids to report for every token; -1: nothing is reported
   std::shared_ptr<TokenMask> draft_mask, mask;   // of a grammar, for each side its own; null: there is none
   uint64_t seed = 0;
 
   bool penalised() const { return repetition_penalty != 1.0f; }
   bool counted() const { return presence_penalty != 0.0f || frequency_penalty != 0.0f; }
+  bool bans_stops(int position) const { return position - answer < min_tokens && !stop_ids.empty(); }
   bool looks_back() const { return penalised() || counted() || mask; }   // a token's choice depends on which ids precede it
 };
 
@@ -48,12 +54,12 @@ class Sampler {
   // How an LM head of so many outputs should deliver its results for rows that choose the tokens for these positions.
   // `store`: logits, whatever the filters.
   void begin_rows(std::vector<int> positions, int outputs, bool store);
-  // How a row chooses, where temperature and seed are all that matters: such rows of several texts can be given to the LM
-  // head together, without begin_rows and choose.
-  std::optional<RowChoice> alike() const;
+  // How the row for a position chooses, where temperature and seed are all that matters: such rows of several texts can be
+  // given to the LM head together, without begin_rows and choose.
+  std::optional<RowChoice> alike(int position) const;
   LogitsPhase phase(int member, const int* draft_ids, int outputs) const;
   static constexpr int kNone = std::numeric_limits<int>::max();
-  // After the LM head, once: the token of row r; kNone: no logit is a number. Rows may be asked for by different members at
+  // After the LM head, once: the token of row r; kNone: a logit is NaN or infinite, or nothing may be chosen. Rows may be asked for by different members at
   // the same time. Adds the bias to stored logits, and takes out what the mask forbids.
   int choose(int member, int r, int position, const int* draft_ids, int outputs);
   // What would be chosen from stored logits if there were no `token`, which was: the second choice.
@@ -63,6 +69,8 @@ class Sampler {
   // Of the rows that have been chosen for, of the logits as the model gives them; empty if they are not asked for.
   std::vector<Logprobs> take_logprobs() { return std::move(logprobs_); }
   const float* logits(int r, int outputs) const { return logits_.data() + size_t(r) * outputs; }
+  // Of a whole vocabulary's logits [n], at temperature 1: of this id, and the `most` best.
+  static Logprobs logprobs_of(const Kernels& kernels, const float* logits, int n, int token, int most);
 
  private:
   struct Scratch {   // of one member
@@ -71,6 +79,7 @@ class Sampler {
     std::vector<Candidate> candidates;
     std::vector<float> scores, noise, raw;
     std::vector<int> noise_ids;
+    std::vector<uint8_t> strange;              // [rows]
     std::vector<int> counts;                   // [vocabulary], zeros between uses
   };
 
@@ -78,7 +87,6 @@ class Sampler {
   void ask_mask();
   void edit(int r, const int* draft_ids, int outputs);
   void penalise_answer(Scratch& scratch, int position, const int* draft_ids, int n) const;
-  Logprobs logprobs_of(const std::vector<float>& raw, int token) const;
   int choose_stored(Scratch& scratch, const float* raw, int position, const int* draft_ids, int n);
   int choose_among(Scratch& scratch, int position, double total);
   float penalise(float score, int id, int position) const;

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "../pipeline/oracle.h"
+#include "bounds.h"
 
 namespace ppsd {
 
@@ -58,8 +59,7 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
 
 void CpuDraftStage::reserve(int capacity, const float* rope) {
   rope_ = rope;
-  early_.reserve(capacity);
-  late_.reserve(capacity);
+  most_ = capacity;
   const size_t bytes = size_t(capacity) * model_.shape.hidden_size * 4;
   if (bytes <= exit_hidden_.bytes()) return;
   Memory grown(bytes);
@@ -81,59 +81,67 @@ bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& c
   length_ = std::min<int>(length_, step.start);
   head_length_ = std::min<int>(head_length_, length_);
   const int count = int(step.ids.size());
+  check_bound((size_t(step.start) + count) * model_.shape.hidden_size * 4, exit_hidden_.bytes(), "bytes of exit states");
   sampler_.know(step.start, step.ids.data(), count);
-  int done = 0;
-  do {
-    const int rows = std::min(kPassRows, count - done);
-    const bool last = done + rows == count;
-    if (!run_rows(step.ids.data() + done, rows, step, last ? draft : nullptr, cancelled)) return false;
-    done += rows;
-  } while (done < count);
+  size_t siblings = 0;
+  for (int done = 0; done < count;) {
+    const Piece piece = next_piece(step.start + done, count - done, step.siblings);
+    if (!run_rows(step.ids.data() + done, piece, cancelled)) return false;
+    done += piece.rows;
+    siblings += piece.siblings.size();
+  }
+  if (siblings != step.siblings.size()) throw std::logic_error("a draft step has siblings without a row");
+  return draft == nullptr || draw(step, draft, cancelled);
+}
+
+// Through the early layers.
+bool CpuDraftStage::run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled) {
+  const int start = length_, rows = piece.rows, siblings = int(piece.siblings.size());
+  const size_t hidden = size_t(model_.shape.hidden_size);
+  early_.hold(start + rows + kSiblings, most_);
+  early_.begin_pass(start, rows, piece.siblings);
+  const auto x = [&](int row) { return x_.data() + size_t(row) * hidden; };
+  for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x(r));
+  for (int i = 0; i < siblings; ++i) embed(model_.embedding, piece.siblings[i].id, x(rows + i));
+  bool done = true;
+  if (early_.size() > 0)
+    team_->run([&](int member) {
+      if (!early_.pass(*team_, member, rope_, x_.data(), cancelled) && member == 0) done = false;
+    });
+  if (!done) return false;
+  std::memcpy(exit_hidden_.as<float>() + size_t(start) * hidden, x_.data(), size_t(rows) * hidden * 4);
+  for (int i = 0; i < siblings; ++i) std::memcpy(sibling_exit(piece.siblings[i].position), x(rows + i), hidden * 4);
+  length_ = start + rows;
   return true;
 }
 
-// Up to kPassRows rows of a step through the early layers, with its siblings, and if a draft is wanted the exit head
-// after them.
-bool CpuDraftStage::run_rows(const int* ids, int rows, const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
-  const int hidden = model_.shape.hidden_size, start = length_;
+// The exit head on the last row.
+bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
+  const int hidden = model_.shape.hidden_size;
   const Feedback* feedback = step.feedback.get();
-  const int siblings = int(step.siblings.size());   // of few rows, in one pass with them
-  float* exits = exit_hidden_.as<float>();
-  for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x_.data() + size_t(r) * hidden);
-  for (int i = 0; i < siblings; ++i) embed(model_.embedding, step.siblings[i].id, x_.data() + size_t(rows + i) * hidden);
-  early_.begin_pass(start, rows, step.siblings);
-  bool done = true;
-  if (rows > 0 && early_.size() > 0)
-    team_->run([&](int member) {
-      if (!early_.pass(*team_, member, rope_, x_.data(), rows + siblings, start, cancelled) && member == 0) done = false;
-    });
-  if (!done) return false;
-  std::memcpy(exits + size_t(start) * hidden, x_.data(), size_t(rows) * hidden * 4);
-  for (int i = 0; i < siblings; ++i)
-    std::memcpy(sibling_exit(step.siblings[i].position), x_.data() + size_t(rows + i) * hidden, size_t(hidden) * 4);
-  length_ = start + rows;
-  if (draft == nullptr) return true;
-
+  const float* exits = exit_hidden_.as<float>();
   // The exit head's own layers first catch up with the rows that came since it was last asked. The row that is drawn
   // from also receives what became of the newest row that has passed all layers, if that is near.
   const int distance = feedback != nullptr ? length_ - 1 - feedback->position : 0;
   const bool heard = distance >= 1 && distance <= feedback_.most_distance();
   head_length_ = std::min<int>(head_length_, length_ - 1);
+  late_.hold(length_, most_);
+  bool done = true;
   while (head_length_ < length_) {
     const int behind = std::min(kPassRows, length_ - head_length_), first = head_length_;
     const bool last = first + behind == length_;
     std::memcpy(x_.data(), exits + size_t(first) * hidden, size_t(behind) * hidden * 4);
-    late_.begin_pass();
+    late_.begin_pass(first, behind);
     feedback_.begin_pass();
-    head_->begin_pass();
+    head_->begin_pass(1);
     sampler_.begin_rows({length_}, head_->outputs(), true);
     float* newest = x_.data() + size_t(behind - 1) * hidden;
     team_->run([&](int member) {
       if (last && heard) feedback_.pass(*team_, member, feedback->hidden.data(), distance, newest);
-      if (!late_.pass(*team_, member, rope_, x_.data(), behind, first, cancelled)) {
+      if (!late_.pass(*team_, member, rope_, x_.data(), cancelled)) {
         if (member == 0) done = false;
       } else if (last) {
-        head_->pass(*team_, member, newest, 1, sampler_);
+        head_->pass(*team_, member, newest, sampler_);
       }
     });
     if (!done) return false;
@@ -201,7 +209,7 @@ CpuVerifyStage::CpuVerifyStage(const CpuModel& model, int first, int last, int m
 
 void CpuVerifyStage::reserve(int capacity, const float* rope) {
   rope_ = rope;
-  layers_.reserve(capacity);
+  most_ = capacity;
 }
 
 void CpuVerifyStage::begin(const Sampling& sampling, int kept) {
@@ -214,20 +222,28 @@ bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
   if (chunk->adopted) adopt(*chunk->adopted);
   length_ = std::min<int>(length_, chunk->start);
   if (sampler_) sampler_->know(chunk->start, chunk->ids.data(), chunk->rows());
-  const int siblings = int(chunk->siblings.size());   // of few rows, in one pass with them
-  for (int done = 0; done < chunk->rows(); done += kPassRows) {
-    const int rows = std::min(kPassRows, chunk->rows() - done);
-    std::memcpy(x_.data(), chunk->hidden.data() + hidden * done, hidden * (rows + siblings) * 4);
-    layers_.begin_pass(length_, rows, chunk->siblings);
+  const size_t row_bytes = hidden * sizeof(float);
+  check_bound(size_t(chunk->all_rows()) * hidden, chunk->hidden.size(), "floats of hidden states");
+  float *text = chunk->hidden.data(), *beside = text + hidden * chunk->rows();
+  for (int left = chunk->rows(); left > 0;) {
+    const Piece piece = next_piece(length_, left, chunk->siblings);
+    const size_t rows = size_t(piece.rows), siblings = piece.siblings.size();
+    layers_.hold(length_ + piece.rows + kSiblings, most_);
+    layers_.begin_pass(length_, piece.rows, piece.siblings);
+    std::memcpy(x_.data(), text, rows * row_bytes);
+    std::memcpy(x_.data() + rows * hidden, beside, siblings * row_bytes);
     bool finished = true;
     team_->run([&](int member) {
-      if (!layers_.pass(*team_, member, rope_, x_.data(), rows + siblings, length_, cancelled) && member == 0)
-        finished = false;
+      if (!layers_.pass(*team_, member, rope_, x_.data(), cancelled) && member == 0) finished = false;
     });
     if (!finished) return false;
-    std::memcpy(chunk->hidden.data() + hidden * done, x_.data(), hidden * (rows + siblings) * 4);
-    length_ += rows;
+    std::memcpy(text, x_.data(), rows * row_bytes);
+    std::memcpy(beside, x_.data() + rows * hidden, siblings * row_bytes);
+    text += rows * hidden, beside += siblings * hidden;
+    length_ += piece.rows;
+    left -= piece.rows;
   }
+  if (beside != chunk->hidden.data() + hidden * chunk->all_rows()) throw std::logic_error("a chunk has siblings without a row");
   return true;
 }
 
@@ -245,25 +261,24 @@ std::vector<int> CpuVerifyStage::choose(const Chunk& chunk, int last) {
 std::vector<int> CpuVerifyStage::choose_rows(const float* x, const std::vector<int>& positions, bool store) {
   const int rows = int(positions.size());
   std::vector<int> chosen(positions.size());
-  head_->begin_pass();
+  head_->begin_pass(rows);
   sampler_->begin_rows(positions, head_->outputs(), store);
   Shares shares(team_->size());
   team_->run([&](int member) {
-    head_->pass(*team_, member, x, rows, *sampler_);
+    head_->pass(*team_, member, x, *sampler_);
     team_->share(shares, member, rows, 1, [&](int begin, int end) {
       for (int r = begin; r < end; ++r)
         chosen[r] = sampler_->choose(member, r, positions[r], nullptr, head_->outputs());
     });
   });
   if (std::find(chosen.begin(), chosen.end(), Sampler::kNone) != chosen.end())
-    throw std::runtime_error("the model's output is not a number: its weights are damaged, or overflow in this format");
+    throw std::runtime_error(kNoNumber);
   return chosen;
 }
 
-void CpuVerifyStage::append_logits(const Chunk& chunk, std::vector<float>* out) {
+const float* CpuVerifyStage::logits(const Chunk& chunk) {
   choose_rows(chunk.hidden.data(), chosen_by(chunk, 0), true);
-  const float* logits = sampler_->logits(0, head_->outputs());
-  out->insert(out->end(), logits, logits + size_t(chunk.rows()) * head_->outputs());
+  return sampler_->logits(0, head_->outputs());
 }
 
 }  // namespace ppsd

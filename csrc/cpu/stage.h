@@ -16,7 +16,7 @@ struct CpuModel {
   Format format;
   Stored kv;
   Tensor embedding, lm_head;           // [vocabulary][hidden], where the checkpoint has them; tied: the same
-  std::vector<float> frequencies;      // [head_dim / 2]
+  Rotary rotary;
   std::vector<PackedLayer> layers;
   PackedHead head;                     // the final norm, and the whole LM head
   // The exit head; without one nothing is drafted, and all layers verify. exit_layer 0: it reads the embeddings.
@@ -63,13 +63,15 @@ class CpuDraftStage final : public DraftStage {
 
  private:
   void adopt(const Sibling& sibling);
-  bool run_rows(const int* ids, int rows, const DraftStep& step, Draft* draft, const Cancelled& cancelled);
+  bool run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled);
+  bool draw(const DraftStep& step, Draft* draft, const Cancelled& cancelled);
   void choose(Draft* draft, double sibling_bar);
   float* sibling_exit(int position) { return sibling_exits_.data() + size_t(position % kSiblings) * model_.shape.hidden_size; }
 
   const CpuModel& model_;
   Team* team_ = nullptr;
   const float* rope_ = nullptr;
+  int most_ = 0;                         // rows that are reserved; the caches grow up to them
   LayerStack early_, late_;              // layers [0, E), and the exit head's own
   FeedbackStack feedback_;
   std::unique_ptr<HeadStack> head_;
@@ -94,7 +96,10 @@ class CpuVerifyStage final : public VerifyStage {
   void begin(const Sampling& sampling, int kept);
   // To time what comes after rows that nobody has computed.
   void pretend(int length) { length_ = length; }
-  void fill() { layers_.fill(); }
+  void fill() {
+    layers_.reserve(most_);
+    layers_.fill();
+  }
   void copy_to_blocks(const LayerStack& other, int rows, uint8_t* const* blocks) const {
     layers_.copy_to_blocks(other, rows, blocks);
   }
@@ -102,8 +107,9 @@ class CpuVerifyStage final : public VerifyStage {
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;
   std::vector<Logprobs> take_logprobs() override { return sampler_->take_logprobs(); }
-  // The logits after every row of a chunk of at most kPassRows, [rows][vocabulary], at the end of `out`.
-  void append_logits(const Chunk& chunk, std::vector<float>* out);
+  // The logits after every row of a chunk of at most kPassRows, [rows][vocabulary], until the next choice. Throws
+  // std::runtime_error where one is NaN or infinite.
+  const float* logits(const Chunk& chunk);
 
  private:
   void adopt(const Sibling& sibling);
@@ -113,6 +119,7 @@ class CpuVerifyStage final : public VerifyStage {
   const CpuModel& model_;
   Team* team_ = nullptr;
   const float* rope_ = nullptr;
+  int most_ = 0;                         // as of the draft stage
   LayerStack layers_;
   std::unique_ptr<HeadStack> head_;
   std::unique_ptr<Sampler> sampler_;

@@ -7,11 +7,12 @@ namespace ppsd {
 TextStages::TextStages(std::shared_ptr<const CpuModel> model, int threads, const Sampling& sampling)
     : model_(std::move(model)), engine_(new CpuEngine(model_, threads, {}), NotAfterFork()) {
   request_.sampling = sampling;
-  begin(0);
+  begin(0, 0);
   engine_->use_shared_team();
 }
 
-void TextStages::begin(int answer) {
+void TextStages::begin(int answer, uint64_t key) {
+  request_.sampling.seed = key;
   request_.prompt.resize(size_t(answer));   // of which only the length counts: the ids come with the rows
   engine_->begin(request_, 0);
 }

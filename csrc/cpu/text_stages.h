@@ -15,7 +15,8 @@ class TextStages {
  public:
   TextStages(std::shared_ptr<const CpuModel> model, int threads, const Sampling& sampling);
 
-  void begin(int answer);        // a new text, of which the answer begins at this position; all rows are void
+  // A new text, of which the answer begins at this position; all rows are void. key: of its noise.
+  void begin(int answer, uint64_t key);
   void reserve(int capacity);    // rows that are held stay
   // Rows `ids` from position `start` on through the early layers; draw: the exit head's token after the last of them, and
   // its probability.

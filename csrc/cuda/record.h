@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <stdexcept>
 
 #include "../pipeline/schedule.h"
 #include "plan.h"
@@ -76,6 +77,7 @@ inline Record record_of(const int32_t* words) {
 
 inline void write_offer(const Offer& from, int32_t* words) {
   const auto put = [&](int place, int32_t value) { __atomic_store_n(words + place, value, __ATOMIC_RELAXED); };
+  if (from.drafts.size() > size_t(offer::kChances - offer::kTokens)) throw std::logic_error("an offer has too many drafts");
   put(offer::kCount, 0);
   for (size_t i = 0; i < from.drafts.size(); ++i) {
     put(offer::kTokens + int(i), from.drafts[i].token);

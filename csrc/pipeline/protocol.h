@@ -28,6 +28,9 @@ struct Sibling {
   int position = 0, id = 0;
 };
 constexpr int kSiblingPlaces = 32;   // positions, one after the other, that a stage keeps siblings of
+// Draft tokens from the committed text on that may have siblings. Stages may be told once more to adopt one that is up to two
+// tokens behind the text's end: no later sibling may take its place before that.
+constexpr int kSiblingDrafts = kSiblingPlaces - 2;
 
 // The log-probability of a token, and the most probable ids with theirs, by the model's own logits.
 struct Logprobs {

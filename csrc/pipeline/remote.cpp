@@ -20,11 +20,14 @@ Remote::Remote(DraftStage* draft, int hidden, int prompt_rows, const Schedule& s
       replanning_(std::move(planner)),
       trace_(trace ? std::make_unique<Trace>(Clock::time_point()) : nullptr) {}
 
-void Remote::begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings) {
+void Remote::begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings, bool logprobs) {
   prompt_ = prompt;
   keep_ = keep;
   settings_ = settings;
-  settings_.resize(kWireSettings);
+  settings_.resize(std::max(settings_.size(), size_t(kWireSettings)));
+  if (settings_.size() > most_words(hidden_) - kWireIds)
+    throw std::runtime_error("logit_bias and stop ids are too many to send to the other ranks: give fewer");
+  logprobs_ = logprobs;
   began_ = Clock::now();
 }
 
@@ -82,7 +85,8 @@ int Remote::send_prompt(int32_t* out) {
     header.kind = int32_t(Wire::kBegin);
     header.epoch = first_epoch_;
     header.start = keep_;
-    header.flags = (feedback_ ? kWireFeedback : 0) | (trace_ ? kWireTrace : 0);
+    header.flags = (feedback_ ? kWireFeedback : 0) | (trace_ ? kWireTrace : 0) | (logprobs_ ? kWireLogprob : 0);
+    header.more = int32_t(settings_.size()) - kWireSettings;
     header.limit = settings_.front();
     header.sent = wire_clock();
     write_header(header, out);
@@ -102,7 +106,7 @@ int Remote::send_prompt(int32_t* out) {
   chunk.ids = std::move(step.ids);
   draft_->export_hidden(&chunk);
   const bool end = sent_ == int(prompt_.size());
-  written += send(chunk, prompt_rows_, kWirePrompt | (end ? kWirePromptEnd : 0), out + wire_words(kMaxRows, hidden_) * written);
+  written += send(chunk, prompt_rows_, kWirePrompt | (end ? kWirePromptEnd : 0), out + most_words(hidden_) * written);
   if (end) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (over()) return -1;
@@ -115,7 +119,7 @@ int Remote::send(const Chunk& chunk, int limit, int32_t flags, int32_t* out) con
   int written = 0;
   for (int done = 0; done < chunk.all_rows(); done += kMaxRows, ++written) {
     const bool more = done + kMaxRows < chunk.all_rows();
-    int32_t* message = out + wire_words(kMaxRows, hidden_) * written;
+    int32_t* message = out + most_words(hidden_) * written;
     write_rows(chunk, done, hidden_, limit, more ? flags & ~kWirePromptEnd : flags, message);
   }
   return written;
@@ -136,17 +140,20 @@ bool Remote::land(const int32_t* message, size_t words) {
     throw std::runtime_error("a verdict on row " + std::to_string(header.start) + " came back, where row " +
                              std::to_string(expected) + " is next");
   const float* rows = reinterpret_cast<const float*>(message + kWireRows);
-  std::vector<float> hidden(rows, rows + (header.flags & kWireFeedback ? size_t(header.count) * hidden_ : 0));
+  const size_t carried = header.flags & kWireFeedback ? size_t(header.count) * hidden_ : 0;
+  std::vector<float> hidden(rows, rows + carried);
+  std::vector<Logprobs> logprobs;
+  if (header.flags & kWireLogprob) logprobs = read_logprobs(message + kWireRows + carried, header.count);
   std::optional<Round> round;
   if (!begun_) {
-    round = scheduler_.begin(prompt_, keep_, message[kWireIds], std::move(hidden));
+    round = scheduler_.begin(prompt_, keep_, message[kWireIds], std::move(hidden), std::move(logprobs));
     begun_ = true;
   } else {
     std::vector<int> true_ids(message + kWireIds, message + kWireIds + header.count);
     std::vector<Sibling> siblings = siblings_of(header);
     for (Sibling& sibling : siblings) sibling.id = scheduler_.sibling_at(sibling.position);   // or -1: it was not needed
     round = scheduler_.land({header.epoch - first_epoch_, header.start, std::move(true_ids), std::move(hidden),
-                             std::move(siblings), {}});
+                             std::move(siblings), std::move(logprobs)});
   }
   if (round) {
     const Clock::time_point now = Clock::now();

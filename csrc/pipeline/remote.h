@@ -23,10 +23,11 @@ class Remote {
          uint64_t first_epoch, bool report_drafts, bool feedback, std::shared_ptr<Planner> planner = nullptr,
          bool trace = false);
 
-  // Before work(). settings: what every stage is told of this answer, kWireSettings words.
-  void begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings);
+  // Before work(). settings: what every stage is told of this answer, kWireSettings words and more. logprobs: verdicts are to
+  // tell log-probabilities. Throws std::runtime_error for more settings than a message holds.
+  void begin(const std::vector<int>& prompt, int keep, const std::vector<int32_t>& settings, bool logprobs = false);
 
-  // The drafting thread: works until there is something to send, and writes it to out[.][wire_words(kMaxRows, hidden)].
+  // The drafting thread: works until there is something to send, and writes it to out[.][most_words(hidden)].
   // How many messages; -1: the answer has ended.
   int work(int32_t* out);
   int most_messages() const { return (prompt_rows_ + kMaxRows - 1) / kMaxRows + 1; }
@@ -74,6 +75,7 @@ class Remote {
   std::vector<int> prompt_;
   std::vector<int32_t> settings_;
   int keep_ = 0, sent_ = -1;                 // rows of the prompt that have been sent; -1: not even the beginning
+  bool logprobs_ = false;
   bool prompt_sent_ = false, begun_ = false; // the prompt has left; its verdict has come
   Clock::time_point began_, committed_;      // the latter: when the last round was
   Counts counts_;

@@ -65,7 +65,7 @@ class Scheduler {
   int copy();
   void add(const Draft& draft, bool stops);
   double alive() const;
-  bool takes_siblings() const { return schedule_.siblings > 0.0 && int(drafts_.size()) < kSiblingPlaces; }
+  bool takes_siblings() const { return schedule_.siblings > 0.0 && int(drafts_.size()) < kSiblingDrafts; }
   Round commit(const Verdict& verdict);
   std::optional<int> right_sibling(const Verdict& verdict) const;
   bool on_its_way(const Draft& rejected) const;

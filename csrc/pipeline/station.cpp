@@ -1,6 +1,8 @@
 #include "station.h"
 
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -24,6 +26,8 @@ void sleep_until(int64_t clock) {
 
 void write_rows(const Chunk& chunk, int done, int hidden, int limit, int32_t flags, int32_t* message) {
   const int count = std::min(kMaxRows, chunk.all_rows() - done);
+  if (count < 1 || (!chunk.siblings.empty() && chunk.all_rows() > kMaxRows))
+    throw std::logic_error("a pass of " + std::to_string(chunk.all_rows()) + " rows does not fit into messages");
   WireHeader header;
   header.kind = int32_t(Wire::kRows);
   header.epoch = chunk.epoch;
@@ -62,7 +66,7 @@ void Station::post(const int32_t* words, size_t count) {
   const bool rows = header.kind == int32_t(Wire::kRows);
   message.header = header;
   message.due = delay_.count() > 0 ? time_of(header.sent) + delay_ : Clock::time_point();
-  message.ids.assign(words + kWireIds, words + kWireIds + (rows ? header.count : kWireSettings));
+  message.ids.assign(words + kWireIds, words + kWireIds + (rows ? header.count : kWireSettings + header.more));
   const float* hidden = reinterpret_cast<const float*>(words + kWireRows);
   message.hidden.assign(hidden, hidden + size_t(header.count) * hidden_);
   // Rows of a new epoch may overtake its announcement.
@@ -110,13 +114,15 @@ bool Station::take_locked(std::vector<Message>* taken, Clock::time_point* wake) 
     return false;
   }
   const WireHeader first = inbox_.front().header;
+  // The buffers of this stage and of the messages after it have their size, whatever the limit says.
+  const int most = std::min(first.limit, first.flags & kWirePrompt ? prompt_rows_ : kMaxRows);
   int rows = 0, all_rows = 0;
   while (!inbox_.empty() && inbox_.front().due <= now) {
     const WireHeader& next = inbox_.front().header;
     const bool merges = next.kind == int32_t(Wire::kRows) && next.epoch == first.epoch && next.start == first.start + rows &&
                         next.epoch >= epoch_.now() && next.adopted == 0 &&
                         !((next.flags | first.flags) & kWireWhole) &&
-                        (next.flags & kWirePrompt) == (first.flags & kWirePrompt) && rows + next.text_rows() <= first.limit &&
+                        (next.flags & kWirePrompt) == (first.flags & kWirePrompt) && rows + next.text_rows() <= most &&
                         (next.flags & kWirePrompt || all_rows + next.count <= kMaxRows);
     if (rows > 0 && !merges) break;
     rows += next.text_rows(), all_rows += next.count;
@@ -152,14 +158,15 @@ int Station::begin(const Message& message, int32_t* out) {
     throw std::runtime_error("an answer wants to keep " + std::to_string(keep) + " rows; this stage holds " + std::to_string(held_));
   held_ = keep;
   end_ = end;
-  feedback_ = message.header.flags & kWireFeedback;
-  begin_(keep, end, message.ids.data());
+  asked_ = message.header.flags & (kWireFeedback | kWireLogprob);
+  begin_(keep, end, message.ids);
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     trace_ = message.header.flags & kWireTrace ? std::make_shared<Trace>(Clock::time_point()) : nullptr;
     epoch_.raise(message.header.epoch);
   }
   if (last_) return 0;
+  if (message.ids.size() > most_words(hidden_) - kWireIds) throw std::runtime_error("an answer has too many settings");
   WireHeader header = message.header;
   header.sent = wire_clock();
   write_header(header, out);
@@ -219,12 +226,17 @@ int Station::pass(std::vector<Message> taken, int32_t* out) {
       header.start = chunk.start + chunk.rows() - last;
       header.count = rows;
       header.siblings = bits_of(chunk.siblings, header.start);
-      header.flags = flags | feedback_;
+      header.flags = flags | asked_;
       header.sent = wire_clock();
       write_header(header, out);
       std::copy(chosen.begin(), chosen.end(), out + kWireIds);
-      const size_t carried = feedback_ ? size_t(rows) * hidden_ : 0;
+      const size_t carried = asked_ & kWireFeedback ? size_t(rows) * hidden_ : 0;
       std::memcpy(out + kWireRows, chunk.hidden.data() + chunk.hidden.size() - carried, carried * 4);
+      if (asked_ & kWireLogprob) {
+        std::vector<Logprobs> logprobs = stage_->take_logprobs();
+        logprobs.resize(size_t(rows));
+        write_logprobs(logprobs, out + kWireRows + carried);
+      }
       written = 1;
     }
   }
@@ -245,7 +257,7 @@ int Station::forward(const Chunk& chunk, int32_t flags, int32_t* out) const {
   int written = 0;
   for (int done = 0; done < chunk.all_rows(); done += kMaxRows, ++written) {
     const bool more = done + kMaxRows < chunk.all_rows();
-    int32_t* message = out + wire_words(kMaxRows, hidden_) * written;
+    int32_t* message = out + most_words(hidden_) * written;
     const int prompt_flags = more ? flags & ~kWirePromptEnd : flags;
     if (flags & kWirePrompt) write_rows(chunk, done, hidden_, prompt_rows_, prompt_flags, message);
     else write_rows(chunk, done, hidden_, chunk.rows(), kWireWhole, message);

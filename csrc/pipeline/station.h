@@ -23,8 +23,8 @@ namespace ppsd {
 class Station {
  public:
   using Clock = std::chrono::steady_clock;
-  // Makes the stage ready for an answer: rows to keep, rows there may be, settings[kWireSettings].
-  using Begin = std::function<void(int keep, int end, const int32_t* settings)>;
+  // Makes the stage ready for an answer: rows to keep, rows there may be, settings: kWireSettings words and more.
+  using Begin = std::function<void(int keep, int end, const std::vector<int32_t>& settings)>;
 
   // last: it has the LM head and gives verdicts. prompt_rows: the most rows of a pass over a prompt.
   // delay: seconds that every message is taken to have been longer on its way.
@@ -36,7 +36,7 @@ class Station {
   void announce(uint64_t epoch, int64_t sent, int spared = -1);
 
   // From the thread that computes: waits for work, at most so long, and does one piece of it. Returns how many messages
-  // for the next stage (or the verdict, from the last one) it has written into out[.][wire_words(kMaxRows, hidden)];
+  // for the next stage (or the verdict, from the last one) it has written into out[.][most_words(hidden)];
   // 0: none this time; -1: closed.
   int work(int32_t* out, int milliseconds);
   int most_messages() const { return (prompt_rows_ + kMaxRows - 1) / kMaxRows + 1; }
@@ -80,7 +80,7 @@ class Station {
   std::atomic<int64_t> busy_since_{0};
   int held_ = 0;                                 // rows that have passed
   int end_ = 0;                                  // rows that the present answer may have; none has begun: 0
-  int32_t feedback_ = 0;                         // kWireFeedback, where the answer asks for it
+  int32_t asked_ = 0;                            // kWireFeedback and kWireLogprob, where the answer asks for it
   Counts counts_;
   std::shared_ptr<Trace> trace_;                 // set by the thread that computes
 };

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "../cpu/bounds.h"
+
 namespace ppsd {
 namespace {
 
@@ -22,6 +24,7 @@ SharedHead::SharedHead(const Kernels& kernels, const ModelShape& shape, const Pa
       x_(size_t(kPassRows) * shape.hidden_size),
       phases_(size_t(members)),
       best_(size_t(members)),
+      strange_(size_t(members)),
       panels_(members) {
   const auto bytes = [&](int rows) {
     return aligned(Activations::bytes(kernels, head.lm_head.format, rows, shape.hidden_size));
@@ -30,18 +33,20 @@ SharedHead::SharedHead(const Kernels& kernels, const ModelShape& shape, const Pa
 }
 
 void SharedHead::group(const std::vector<Row>& rows, bool store) {
+  check_bound(rows.size(), kPassRows, "rows of the head");
   groups_.clear();
   order_.clear();
   choices_.clear();
   for (int r = 0; r < int(rows.size()); ++r)
-    if (const auto choice = store ? std::nullopt : rows[r].sampler->alike()) {
+    if (const auto choice = store ? std::nullopt : rows[r].sampler->alike(rows[r].position)) {
       order_.push_back(r);
       choices_.push_back(*choice);
     }
   for (auto& best : best_) best.assign(order_.size(), kNoCandidate);
+  for (auto& strange : strange_) strange.assign(order_.size(), 0);
   if (!order_.empty()) groups_.push_back({0, int(order_.size()), nullptr, 0});
   for (int r = 0; r < int(rows.size()); ++r) {
-    if (!store && rows[r].sampler->alike()) continue;
+    if (!store && rows[r].sampler->alike(rows[r].position)) continue;
     if (groups_.empty() || groups_.back().sampler != rows[r].sampler)
       groups_.push_back({int(order_.size()), 0, rows[r].sampler, 0});
     order_.push_back(r);
@@ -84,7 +89,8 @@ std::vector<int> SharedHead::choose(Team& team, const std::vector<Row>& rows, bo
     for (int i = group.first; group.sampler == nullptr && i < group.rows; ++i) {
       Candidate best = kNoCandidate;
       for (const auto& bests : best_) best = std::min(best, bests[i]);
-      chosen[order_[i]] = best.id;
+      const bool strange = std::any_of(strange_.begin(), strange_.end(), [i](const auto& of) { return of[size_t(i)] != 0; });
+      chosen[order_[i]] = strange ? Sampler::kNone : best.id;
     }
   return chosen;
 }
@@ -109,6 +115,7 @@ void SharedHead::work(Team& team, int member, std::vector<int>* chosen) {
       phase.choice = Choice::kBest;
       phase.draft_ids = draft_ids();
       phase.best = best_[member].data();
+      phase.strange = strange_[member].data();
     }
     phases.push_back(phase);
   }

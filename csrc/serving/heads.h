@@ -20,8 +20,8 @@ class SharedHead {
     Sampler* sampler;
     int position;
   };
-  // The rows' tokens (Sampler::kNone: no logit is a number, or a grammar failed); rows of one sampler lie together. store: the samplers keep the
-  // logits, of the first of their rows as row 0.
+  // The rows' tokens (Sampler::kNone: as of Sampler::choose, or a grammar failed); rows of one sampler lie together. store:
+  // the samplers keep the logits, of the first of their rows as row 0.
   std::vector<int> choose(Team& team, const std::vector<Row>& rows, bool store);
   std::exception_ptr failure(const Sampler* sampler) const;   // of its grammar, the last time; or null
   const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
@@ -50,6 +50,7 @@ class SharedHead {
   std::vector<Memory> inputs_;                 // of each member
   std::vector<std::vector<LogitsPhase>> phases_;   // of each member [groups]
   std::vector<std::vector<Candidate>> best_;   // of each member [rows]
+  std::vector<std::vector<uint8_t>> strange_;  // likewise
   Shares panels_;
 };
 

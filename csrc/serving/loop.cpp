@@ -6,6 +6,8 @@
 #include <utility>
 #include <stdexcept>
 
+#include "../cpu/bounds.h"
+
 namespace ppsd {
 namespace {
 
@@ -62,6 +64,7 @@ struct Loop::Answer {
         verifying(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()) {
     Sampling sampling = request.sampling;
     sampling.answer = int(request.prompt.size()) - committed;
+    sampling.stop_ids = request.limits.stop_ids;
     verifying.begin(sampling, 0);
     sampling.logprobs = -1;   // of drafts nobody asks
     sampling.mask = sampling.draft_mask;
@@ -401,6 +404,7 @@ void Loop::next_step(Answer& answer, std::vector<Answer*>* drawing) {
 // Into early_x_, as a segment of the pass; false: the answer has failed.
 bool Loop::embed_rows(Answer& answer, int start, const std::vector<int>& ids, std::vector<Segment>* segments) {
   const size_t hidden = size_t(model().shape.hidden_size);
+  check_bound(size_t(early_rows_) + ids.size(), kPassRows, "rows");
   try {
     for (size_t r = 0; r < ids.size(); ++r) embed(model().embedding, ids[r], early_x_.data() + (early_rows_ + r) * hidden);
     answer.tell(answer.drafting, start, ids.data(), int(ids.size()));
@@ -408,7 +412,7 @@ bool Loop::embed_rows(Answer& answer, int start, const std::vector<int>& ids, st
     fail(answer, std::current_exception());
     return false;
   }
-  segments->push_back({int(ids.size()), start, answer.table.pointers()});
+  segments->push_back({int(ids.size()), start, answer.table.pointers(), answer.table.size()});
   early_rows_ += int(ids.size());
   return true;
 }
@@ -463,7 +467,10 @@ std::vector<Loop::Part> Loop::gather(const std::vector<Answer*>& writing, const 
   std::vector<Part> parts;
   const float* from = early_x_.data();
   float* to = x_.data();
-  const auto move = [&](const float* rows, size_t count) { to = std::copy(rows, rows + count * hidden, to); };
+  const auto move = [&](const float* rows, size_t count) {
+    check_bound(size_t(to - x_.data()) / hidden + count, kPassRows, "rows");
+    to = std::copy(rows, rows + count * hidden, to);
+  };
   for (Answer* answer : writing) {
     if (answer->over) continue;
     const size_t drafted = answer->exits.size() / hidden, rows = answer->step.ids.size();
@@ -497,7 +504,7 @@ void Loop::verify(const std::vector<Part>& parts) {
   std::vector<Segment> segments;
   int rows = 0;
   for (const Part& part : parts) {
-    segments.push_back({part.rows, part.start, part.answer->table.pointers()});
+    segments.push_back({part.rows, part.start, part.answer->table.pointers(), part.answer->table.size()});
     rows += part.rows;
   }
   timed(&times_.late, rows, [&] { passes_.late(segments, x_.data()); });
@@ -532,8 +539,7 @@ void Loop::verify(const std::vector<Part>& parts) {
 
 std::exception_ptr Loop::failure_of(const Answer& answer) const {
   if (const auto failure = passes_.failure(&answer.verifying)) return failure;
-  return std::make_exception_ptr(
-      std::runtime_error("the model's output is not a number: its weights are damaged, or overflow in this format"));
+  return std::make_exception_ptr(std::runtime_error(kNoNumber));
 }
 
 void Loop::commit(const Part& part, const int* chosen, const float* hidden) {

@@ -50,7 +50,7 @@ double Passes::draft_share() const {
 void Passes::reserve(int rows) {
   if (rows <= capacity_) return;
   capacity_ = std::max(rows, 2 * capacity_);
-  rope_ = make_rope(model_->frequencies, capacity_);
+  rope_ = make_rope(model_->rotary, capacity_);
 }
 
 void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {
@@ -67,7 +67,7 @@ void Passes::early(const std::vector<Segment>& segments, float* x, std::vector<D
   const size_t hidden = size_t(model_->shape.hidden_size), row_bytes = hidden * sizeof(float);
   if (early_.size() > 0) {
     early_.begin_pass(segments);
-    team_->run([&](int member) { early_.pass_segments(*team_, member, rope_.data(), x); });
+    team_->run([&](int member) { early_.pass(*team_, member, rope_.data(), x); });
   }
   std::vector<Draw*> order;   // by distance, so that rows that one matrix is for lie together
   for (Draw& draw : *draws) order.push_back(&draw);
@@ -81,7 +81,7 @@ void Passes::early(const std::vector<Segment>& segments, float* x, std::vector<D
     std::memcpy(exits_.data(), x, rows * row_bytes);
     for (size_t i = 0; i < order.size(); ++i) std::memcpy(exits_.data() + order[i]->row * hidden, from(i), row_bytes);
     exit_.begin_pass(segments);
-    team_->run([&](int member) { exit_.pass_segments(*team_, member, rope_.data(), exits_.data()); });
+    team_->run([&](int member) { exit_.pass(*team_, member, rope_.data(), exits_.data()); });
     for (size_t i = 0; i < order.size(); ++i) std::memcpy(from(i), exits_.data() + order[i]->row * hidden, row_bytes);
   }
   if (order.empty()) return;
@@ -107,16 +107,16 @@ void Passes::feed(std::vector<Draw*>& draws) {
       if (away > 0)
         std::memcpy(states_.data() + (last - first) * hidden, draws[last]->feedback->hidden.data(), hidden * sizeof(float));
     if (away == 0) continue;
-    feedback_.begin_pass();
+    feedback_.begin_pass(int(last - first));
     team_->run([&](int member) {
-      feedback_.pass(*team_, member, states_.data(), away, drawn_from_.data() + first * hidden, int(last - first));
+      feedback_.pass(*team_, member, states_.data(), away, drawn_from_.data() + first * hidden);
     });
   }
 }
 
 void Passes::late(const std::vector<Segment>& segments, float* x) {
   late_.begin_pass(segments);
-  team_->run([&](int member) { late_.pass_segments(*team_, member, rope_.data(), x); });
+  team_->run([&](int member) { late_.pass(*team_, member, rope_.data(), x); });
 }
 
 }  // namespace ppsd

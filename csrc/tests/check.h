@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -28,6 +30,12 @@ using Random = std::mt19937_64;
 inline int between(Random& random, int least, int most) { return least + int(random() % uint64_t(most - least + 1)); }
 inline bool chance(Random& random, int percent) { return int(random() % 100) < percent; }
 
+// What a test has compared with plain decoding, and whether that is enough.
+struct Played {
+  int64_t answers = 0, tokens = 0;
+};
+using Enough = std::function<bool(const Played&)>;
+
 // A thread that is waited for, whatever else goes wrong.
 class Helper {
  public:
@@ -39,17 +47,29 @@ class Helper {
   std::thread thread_;
 };
 
+// Every order of magnitude from `least` to `most` is as likely as another.
+inline double spread(Random& random, double least, double most) {
+  return least * std::pow(most / least, double(random() >> 11) * 0x1p-53);
+}
+
+// Any that docs/guide/schedules.md and ppsd_rt/pipeline/schedule.py allow.
 inline Schedule random_schedule(Random& random) {
   Schedule schedule;
   if (chance(random, 10)) return schedule;   // plain
   schedule.max_chunk = between(random, 1, kMaxChunk);
   schedule.first_chunk = between(random, 0, schedule.max_chunk);
-  schedule.lookahead = schedule.max_chunk + between(random, 0, 8);
-  schedule.overlap = chance(random, 80);
-  schedule.stop_rule.kind = StopRule::Kind(random() % 5);
-  if (chance(random, 40)) schedule.lookup = between(random, 1, 4);
-  if (schedule.lookup > 0 && chance(random, 25)) schedule.lookahead = schedule.first_chunk = 0;   // copies alone
-  if (schedule.lookahead > 0 && chance(random, 60)) schedule.siblings = 1e-4;
+  const int least = std::max(schedule.first_chunk, 1);
+  schedule.lookahead = chance(random, 50) ? least + between(random, 0, 12) : int(spread(random, least, 1024.0));
+  schedule.overlap = chance(random, 70);
+  StopRule& rule = schedule.stop_rule;
+  if (chance(random, 60)) rule.kind = StopRule::Kind(random() % 6);
+  rule.threshold = spread(random, 1e-3, 0.999);
+  rule.cost = spread(random, 1e-3, 100.0);
+  if (chance(random, 50)) rule.discount = spread(random, 1e-3, 1.0), rule.bins = between(random, 1, 20);
+  if (chance(random, 60)) schedule.lookup = between(random, 1, 8);
+  schedule.recycle = chance(random, 30);
+  if (schedule.copies() && chance(random, 20)) schedule.lookahead = schedule.first_chunk = 0;   // copies alone
+  if (schedule.lookahead > 0 && chance(random, 60)) schedule.siblings = spread(random, 1e-9, 0.999);
   return schedule;
 }
 

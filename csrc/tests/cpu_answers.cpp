@@ -36,37 +36,39 @@ std::vector<int> answer(CpuEngine* engine, const Request& request, const std::ve
 
 }  // namespace
 
-int64_t cpu_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
+Played cpu_answers(const Enough& enough, uint64_t seed) {
   const ModelShape shape = tiny_shape();
   Random random(seed);
-  int64_t answers = 0;
+  Played played;
   do {
     for (const Kernels* kernels : usable_kernels())
       for (Format format : {Format::kInt4, Format::kInt8, Format::kBf16, Format::kFp32}) {
         const std::string where = std::string("CPU library, ") + kernels->name + ", format " +
-                                  std::to_string(int(format)) + ", answer " + std::to_string(answers);
+                                  std::to_string(int(format)) + ", answer " + std::to_string(played.answers);
         TinyWeights weights(shape, random());
         const auto model = tiny_model(*kernels, format, &weights, shape, chance(random, 30) ? 0 : 2);
         const std::vector<std::vector<int>> cuts = {{}, {4}, {3, 4}};
         CpuEngine engine(model, between(random, 1, 3), cuts[random() % cuts.size()]);
         Request request;
         request.sampling = random_sampling(random, shape.vocab_size);
-        for (int i = between(random, 1, 90); i > 0; --i) request.prompt.push_back(between(random, 0, shape.vocab_size - 1));
-        request.limits.end = std::min(int(request.prompt.size()) + between(random, 1, 60), kContext);
+        request.prompt = random_prompt(random, 90, shape.vocab_size);
+        if (chance(random, 20)) request.limits.stop_ids = {between(random, 0, shape.vocab_size - 1)};
+        request.limits.end = std::min(int(request.prompt.size()) + between(random, 1, chance(random, 50) ? 60 : 220), kContext);
         const std::vector<int> plain = answer(&engine, request, nullptr, -1, where);
         if (request.sampling.mask) check_mask(plain, request.prompt.size(), where);
-        for (int turn = 0; turn < 3; ++turn, ++answers) {
+        for (int turn = 0; turn < 3; ++turn, ++played.answers) {
           request.schedule = random_schedule(random);
           if (request.sampling.looks_back()) request.schedule.siblings = 0.0;
           request.lock_step = chance(random, 20);
           request.report_drafts = chance(random, 50);
-          answer(&engine, request, &plain, chance(random, 30) ? between(random, 0, 3000) : -1, where);
+          const int patience = chance(random, 30) ? between(random, 0, 3000) : -1;
+          played.tokens += int64_t(answer(&engine, request, &plain, patience, where).size() - request.prompt.size());
         }
         const std::vector<float> logits = engine.logits(request.prompt, 1);
         check(std::all_of(logits.begin(), logits.end(), [](float x) { return std::isfinite(x); }), "a logit is not finite", where);
       }
-  } while (std::chrono::steady_clock::now() < end);
-  return answers;
+  } while (!enough(played));
+  return played;
 }
 
 }  // namespace ppsd::test

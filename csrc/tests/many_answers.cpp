@@ -1,5 +1,6 @@
 #include "many_answers.h"
 
+#include <atomic>
 #include <deque>
 #include <memory>
 
@@ -29,13 +30,15 @@ Request random_request(Random& random, const std::vector<int>& head, int vocabul
   Request request;
   request.sampling = random_sampling(random, vocabulary);
   if (chance(random, 50)) request.prompt = head;
-  for (int i = between(random, 1, 30); i > 0; --i) request.prompt.push_back(between(random, 0, vocabulary - 1));
-  request.limits.end = std::min(int(request.prompt.size()) + between(random, 1, 50), kContext);
+  const std::vector<int> own = random_prompt(random, 30, vocabulary);
+  request.prompt.insert(request.prompt.end(), own.begin(), own.end());
+  if (chance(random, 20)) request.limits.stop_ids = {between(random, 0, vocabulary - 1)};
+  request.limits.end = std::min(int(request.prompt.size()) + between(random, 1, chance(random, 80) ? 50 : 200), kContext);
   return request;
 }
 
-// Reads an answer to its end, to where it is cancelled, or to where nobody wants it any more.
-void consume(Loop* loop, Request request, const std::vector<int>& plain, uint64_t seed, const std::string& where) {
+// Reads an answer to its end, to where it is cancelled, or to where nobody wants it any more. How many tokens.
+int64_t consume(Loop* loop, Request request, const std::vector<int>& plain, uint64_t seed, const std::string& where) {
   Random random(seed);
   request.schedule = random_schedule(random);
   request.report_drafts = chance(random, 30);
@@ -45,6 +48,7 @@ void consume(Loop* loop, Request request, const std::vector<int>& plain, uint64_
   const int committed = most > 0 && chance(random, 20) ? between(random, 1, most) : 0;
   std::vector<int> known(plain.begin(), plain.begin() + long(request.prompt.size()) + committed);
   request.prompt = known;
+  const int64_t before = int64_t(known.size());
   const auto out = loop->add(std::move(request), automatic, committed);
   const int patience = chance(random, 25) ? between(random, 0, 20) : -1;
   Event event;
@@ -59,20 +63,21 @@ void consume(Loop* loop, Request request, const std::vector<int>& plain, uint64_
   if (patience < 0) check(known == plain, "the answer is shorter than plain decoding's", where);
   else if (chance(random, 50)) out->end();
   else out->cancel();
+  return int64_t(known.size()) - before;
 }
 
 }  // namespace
 
-int64_t many_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
+Played many_answers(const Enough& enough, uint64_t seed) {
   const ModelShape shape = tiny_shape();
   Random random(seed);
-  int64_t answers = 0;
+  Played played;
   do {
     const std::vector<const Kernels*> usable = usable_kernels();
     const Kernels* kernels = usable[random() % usable.size()];
     const Format format = kFormats[random() % 4];
     const std::string where = std::string("loop, ") + kernels->name + ", format " + std::to_string(int(format)) +
-                              ", answer " + std::to_string(answers);
+                              ", answer " + std::to_string(played.answers);
     TinyWeights weights(shape, random());
     const auto model = tiny_model(*kernels, format, &weights, shape, chance(random, 30) ? 0 : 2);
     CpuEngine engine(model, between(random, 1, 2), {});
@@ -84,21 +89,23 @@ int64_t many_answers(std::chrono::steady_clock::time_point end, uint64_t seed) {
       requests.push_back(random_request(random, head, shape.vocab_size));
       plain.push_back(alone(&engine, requests.back()));
     }
-    const int threads = between(random, 1, 2), blocks = between(random, 3, 12);
+    const int threads = between(random, 1, 2), blocks = between(random, kContext / kSpan, 12);
     const size_t block_bytes = Passes(model, 1).block_bytes();
     LoopThread thread(std::make_unique<Loop>(model, threads, block_bytes * size_t(blocks),
                                              LoopLimits{between(random, 1, 8), between(random, 1, 16)}));
     if (chance(random, 50)) thread.learn(engine);
     std::deque<Helper> consumers;
+    std::atomic<int64_t> tokens{0};
     for (int consumer = 0; consumer < kConsumers; ++consumer)
       consumers.emplace_back([&, consumer, first = random()] {
         for (int i = consumer; i < kRequests; i += kConsumers)
-          consume(&thread.loop(), requests[i], plain[i], first + uint64_t(i), where);
+          tokens += consume(&thread.loop(), requests[i], plain[i], first + uint64_t(i), where);
       });
     consumers.clear();
-    answers += kRequests;
-  } while (std::chrono::steady_clock::now() < end);
-  return answers;
+    played.answers += kRequests;
+    played.tokens += tokens;
+  } while (!enough(played));
+  return played;
 }
 
 }  // namespace ppsd::test

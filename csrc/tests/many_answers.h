@@ -1,12 +1,11 @@
 // Many answers in one loop with a small random model, asked for by several threads: each is plain decoding's.
 #pragma once
 
-#include <chrono>
-#include <cstdint>
+#include "check.h"
 
 namespace ppsd::test {
 
-// Answers until `end`, but at least some; how many.
-int64_t many_answers(std::chrono::steady_clock::time_point end, uint64_t seed);
+// Until it is enough, but at least some.
+Played many_answers(const Enough& enough, uint64_t seed);
 
 }  // namespace ppsd::test

@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
+# sanitize.sh [SECONDS [SEED [SANITIZERS...]]]
 # Builds csrc/tests/stress.cpp and cuda_carrier.cpp under each sanitizer and runs them for SECONDS (20) and half of that;
-# prints one line for each.
+# prints one line for each. SEED (1): of the schedules, prompts and models that stress draws.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:-20}
+seed=${2:-1}
+wanted=${*:3}
 status=0
 export TSAN_OPTIONS="halt_on_error=1 ${TSAN_OPTIONS:-}"
-for sanitizers in thread address,undefined; do
+for sanitizers in ${wanted:-thread address,undefined}; do
   folder=build/sanitize-${sanitizers/,/-}
   mkdir -p "$folder"
   if ! { echo 'int main() {}' | ${CXX:-c++} -fsanitize=$sanitizers -x c++ -o "$folder/probe" - && "$folder/probe"; } \
@@ -22,7 +25,7 @@ for sanitizers in thread address,undefined; do
     status=1
     continue
   fi
-  for run in "stress $seconds" "cuda_carrier $(((seconds + 1) / 2))"; do
+  for run in "stress $seconds $seed" "cuda_carrier $(((seconds + 1) / 2))"; do
     if timeout $((seconds * 4 + 90)) "$folder"/$run >"$folder/log" 2>&1; then
       echo "$sanitizers: $(tail -n 1 "$folder/log")"
     else

@@ -1,10 +1,11 @@
 // The carriers under stress: random schedules, delays and cancellations, thousands of rounds, against plain decoding.
 //
-//     stress SECONDS [SEED]
+//     stress SECONDS [SEED] [TOKENS]
 //
 // First the threads carrier over toy stages (csrc/pipeline/toy_stages.h), which refuse gaps and mixed-up hidden states;
 // then the real CPU library with a small random model. Meant to run under the thread, address and undefined-behaviour
-// sanitizers (`make sanitize`); prints one line.
+// sanitizers (`make sanitize`); prints one line. TOKENS: answers of the CPU library go on until so many have been
+// compared with plain decoding.
 #include <chrono>
 #include <memory>
 #include <thread>
@@ -190,21 +191,24 @@ void crowded_teams_shrink_and_grow() {
     });
 }
 
-int run(double seconds, uint64_t seed) {
+int run(double seconds, uint64_t seed, int64_t tokens) {
   const auto begin = Clock::now();
   const auto share = [&](double part) {
     return begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds * part));
   };
   unpinned_threads_work();
   crowded_teams_shrink_and_grow();
-  int64_t rounds = 0, chains = 0, answers = 0, many = 0;
+  int64_t rounds = 0, chains = 0;
   for (; Clock::now() < share(0.4); ++chains) rounds += answers_of_a_chain(seed + uint64_t(chains));
-  answers = cpu_answers(share(0.7), seed);
-  many = many_answers(share(1.0), seed);
-  check(rounds > 0 && answers > 0 && many > 0, "too little time for anything", "stress");
-  std::printf("stress: ok, %lld rounds of %lld chains of toy stages, %lld answers of the CPU library, %lld of its loop, "
-              "seed %llu\n",
-              (long long)rounds, (long long)chains, (long long)answers, (long long)many, (unsigned long long)seed);
+  const auto until = [&](double part) {   // half of the tokens each
+    return [end = share(part), tokens](const Played& played) { return Clock::now() >= end && 2 * played.tokens >= tokens; };
+  };
+  const Played lone = cpu_answers(until(0.7), seed), many = many_answers(until(1.0), seed);
+  check(chains > 0, "too little time for anything", "stress");
+  std::printf("stress: ok, %lld rounds of %lld chains of toy stages, %lld answers of the CPU library (%lld tokens), %lld of its "
+              "loop (%lld), seed %llu\n",
+              (long long)rounds, (long long)chains, (long long)lone.answers, (long long)lone.tokens, (long long)many.answers,
+              (long long)many.tokens, (unsigned long long)seed);
   return 0;
 }
 
@@ -215,7 +219,7 @@ int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 10.0;
   const uint64_t seed = argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1;
   try {
-    return ppsd::test::run(seconds, seed);
+    return ppsd::test::run(seconds, seed, argc > 3 ? std::atoll(argv[3]) : 0);
   } catch (const std::exception& error) {
     ppsd::test::fail(error.what(), "an exception");
   }

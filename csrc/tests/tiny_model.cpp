@@ -58,6 +58,14 @@ void check_mask(const std::vector<int>& text, size_t prompt, const std::string& 
     check(HashMask::allows(hash, text[i]), "an id that the mask forbids was committed", where);
 }
 
+std::vector<int> random_prompt(Random& random, int most, int vocabulary) {
+  const int period = chance(random, 50) ? between(random, 1, 8) : most, length = between(random, 1, most);
+  std::vector<int> prompt;
+  for (int i = 0; i < length; ++i)
+    prompt.push_back(i < period ? between(random, 0, vocabulary - 1) : prompt[size_t(i - period)]);
+  return prompt;
+}
+
 Sampling random_sampling(Random& random, int vocabulary) {
   Sampling sampling;
   sampling.seed = random();
@@ -65,6 +73,7 @@ Sampling random_sampling(Random& random, int vocabulary) {
   if (chance(random, 30)) sampling.frequency_penalty = 0.1f * float(between(random, -20, 20));
   for (int id = chance(random, 20) ? between(random, 0, 9) : vocabulary; id < vocabulary; id += between(random, 1, 40))
     sampling.logit_bias.emplace_back(id, float(between(random, -20, 4)));
+  if (chance(random, 20)) sampling.min_tokens = between(random, 1, 20);
   if (chance(random, 30)) sampling.logprobs = between(random, 0, 20);
   if (chance(random, 30)) {
     sampling.draft_mask = std::make_shared<HashMask>(vocabulary);

@@ -11,7 +11,7 @@
 
 namespace ppsd::test {
 
-constexpr int kContext = 160;
+constexpr int kContext = 320;
 
 // Random tensors, large enough for the answers to be neither constant nor uniform.
 class TinyWeights {
@@ -63,6 +63,7 @@ ModelShape tiny_shape();
 // With an exit head that has layers of its own and half of the vocabulary.
 std::shared_ptr<const CpuModel> tiny_model(const Kernels& kernels, Format format, TinyWeights* weights, const ModelShape& shape,
                                            int exit_layer = 2);
+std::vector<int> random_prompt(Random& random, int most, int vocabulary);   // half of them repeat themselves
 Sampling random_sampling(Random& random, int vocabulary);   // some with a mask
 void check_mask(const std::vector<int>& text, size_t prompt, const std::string& where);   // of random_sampling
 

@@ -10,7 +10,7 @@ from random import Random
 from typing import TypeVar
 
 from .._native import Costs, StageCosts
-from ..pipeline.schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKUP, PLAIN, Auto, Schedule
+from ..pipeline.schedule import LOOKUP, MAX_CHUNK, MAX_ROWS, MOST_LOOKAHEAD, MOST_LOOKUP, PLAIN, Auto, Schedule
 from ..pipeline.stop_rules import (
     BetaThompson,
     CalibratedThompson,
@@ -26,7 +26,7 @@ from ..sampling.params import MOST_LOGPROBS, SamplingParams
 CASE_TOKENS = 6000  # of a fast engine's case, about; slow ones get a share
 ANSWERS = 9  # to a text, about: the plain answer is decoded once for all of them
 MOST_PROMPT = 1000  # tokens, but for texts that fill the context
-MOST_LOOKAHEAD = 20
+NEAR_LOOKAHEAD = 20  # what is in use; more is drawn less often
 _SLOW = {"portable": 0.05, "float32": 0.4, "bfloat16": 0.5}
 _GIVEN = 0.25  # the share of an engine that is not drawn
 _GRAMMARS = (
@@ -144,7 +144,7 @@ def draw_case(material: Material, seed: int, number: int) -> Case:
     drafts = material.exit_layer is not None if setup is None else setup.exit_head != "none"
     share = setup.share if setup else _GIVEN
     texts: list[Text] = []
-    while ANSWERS * sum(text.params.max_tokens for text in texts) < share * CASE_TOKENS:
+    while ANSWERS * sum(text.params.max_tokens or 0 for text in texts) < share * CASE_TOKENS:
         texts.append(_text(rng, material, texts, share))
     answers = [_answer(rng, material, drafts, number) for number in range(len(texts)) for _ in range(ANSWERS)]
     if all(text.kind != "whole context" for text in texts) and rng.random() < 0.5:
@@ -216,7 +216,7 @@ def _most_tokens(texts: list[Text]) -> list[int]:
     """Of each text, with its answer."""
     most: list[int] = []
     for text in texts:
-        most.append(len(text.ids) + text.params.max_tokens + (0 if text.after is None else most[text.after]))
+        most.append(len(text.ids) + (text.params.max_tokens or 0) + (0 if text.after is None else most[text.after]))
     return most
 
 
@@ -272,7 +272,7 @@ def _answer(rng: Random, material: Material, drafts: bool, text: int) -> Answer:
 
 
 def draw_schedule(rng: Random, drafts: bool, copies: bool, siblings: bool) -> tuple[str, Schedule | Auto]:
-    """Its kind and itself: any that the parts that there are can run."""
+    """Its kind and itself: any that the documentation allows and the parts that there are can run."""
     kinds = {"plain": 1.0, "lookup": 2.0 * copies}
     if drafts:
         kinds |= {"eesd": 7.0, "ppsd": 2.0, "elastic": 4.0, "auto": 3.0}
@@ -288,21 +288,25 @@ def draw_schedule(rng: Random, drafts: bool, copies: bool, siblings: bool) -> tu
         least = 0 if recycle else 1
         lookup = rng.randint(least, MOST_LOOKUP)
         return kind, Schedule(0, chunk, 0, rng.random() < 0.3, _stop_rule(rng), lookup, recycle=recycle)
-    others = rng.choice((0.0, 0.0001, 0.005, 0.1)) if siblings else 0.0
+    others = rng.choice((0.0, 10 ** rng.uniform(-9, -0.01))) if siblings else 0.0
     if kind == "ppsd":
-        ahead = rng.randint(1, MOST_LOOKAHEAD)
+        ahead = _lookahead(rng, 1)
         return kind, Schedule(0, 1, ahead, True, _stop_rule(rng), lookup, others, recycle)
     if kind == "eesd" and rng.random() < 0.6:
         first = ahead = chunk
     else:
         first = rng.randint(0, chunk)
-        ahead = rng.randint(max(first, 1), MOST_LOOKAHEAD)
+        ahead = _lookahead(rng, max(first, 1))
     return kind, Schedule(first, chunk, ahead, kind == "elastic", _stop_rule(rng), lookup, others, recycle)
+
+
+def _lookahead(rng: Random, least: int) -> int:
+    return _long(rng, least, MOST_LOOKAHEAD) if rng.random() < 0.3 else rng.randint(least, max(least, NEAR_LOOKAHEAD))
 
 
 def _stop_rule(rng: Random) -> StopRule:
     threshold = round(rng.uniform(0.02, 0.95), 2)
-    learning = BetaThompson(), CalibratedThompson(), Survival(threshold), Paying(threshold)
+    learning = BetaThompson(), CalibratedThompson(), Survival(threshold), Paying(_long(rng, 1, 10_000) / 1000)
     return rng.choice((FixedLength(), ConfidenceThreshold(threshold), *learning))
 
 

@@ -107,8 +107,8 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
         copies=backend.copies,
         siblings=backend.siblings,
         oracles=backend.name != "torch",
-        extras=backend.extras,
-        grammars=find_spec("llguidance") is not None,
+        extras=bool(backend.extras),
+        grammars="grammar" in backend.extras and find_spec("llguidance") is not None,
     )
 
 

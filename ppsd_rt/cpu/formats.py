@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from ..errors import UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
+from ..models.rotary import attention_factor, inverse_frequencies
 from ..printable import quoted
 
 if TYPE_CHECKING:
@@ -31,6 +32,19 @@ def shape_of(config: LlamaConfig) -> "_native.ModelShape":
         rms_norm_eps=config.rms_norm_eps,
         attention=[(layer.rotary, layer.window or 0) for layer in config.layer_attention],
     )
+
+
+def rotary_of(config: LlamaConfig) -> "_native.Rotary":
+    from .. import _native
+
+    scaling, plain = config.rope_scaling, inverse_frequencies(config).tolist()
+    factor = attention_factor(config)
+    if scaling is None or not scaling.by_length:
+        return _native.Rotary(plain, factor)
+    original = scaling.original_max_position_embeddings
+    if scaling.kind == "dynamic":
+        return _native.Rotary(plain, factor, original, theta=config.rope_theta, growth=scaling.factor)
+    return _native.Rotary(plain, factor, original, inverse_frequencies(config, original + 1).tolist())
 
 
 def has_four_bits(checkpoint: Checkpoint) -> bool:

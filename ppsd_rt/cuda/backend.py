@@ -18,13 +18,21 @@ import torch
 from triton.errors import TritonError
 
 from .. import _native
-from ..backend import Cancellation, Oracle, RunOptions, check_ids, common_prefix, one_at_a_time
+from ..backend import (
+    Cancellation,
+    Oracle,
+    RunOptions,
+    check_ids,
+    common_prefix,
+    logprobs_by_logits,
+    one_at_a_time,
+)
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
-from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import MAX_CHUNK, MAX_ROWS, Auto, Schedule
 from ..pipeline.stop_rules import BetaThompson, FixedLength
 from ..planning.planner import costs_here, costs_path, explain, prior
@@ -49,8 +57,9 @@ LEAST_CAPACITY = 1024  # positions that buffers are made for
 class CudaBackend:
     name = "cuda"
     copies = siblings = True
-    extras = False
+    extras: frozenset[str] = frozenset()
     concurrency = 1
+    longest = 1 << 15  # memory for all of a text is taken when it begins
     threads = 1  # that launches
 
     def __init__(
@@ -183,6 +192,9 @@ class CudaBackend:
         self._tokens = []
         return logits_of(self._ready(len(ids) + 1), ids, last).cpu().numpy()
 
+    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
+        return logprobs_by_logits(self.logits, ids, top)
+
     def bytes_per_token(self, context: int) -> int:
         return self._weights.bytes + self._config.kv_values * self._weights.dtype.itemsize * context
 
@@ -289,7 +301,7 @@ class CudaBackend:
         arguments: dict[str, Any] = {
             "schedule": planner if planner is not None else schedule,
             "limits": limits,
-            "seed": params.seed,
+            "seed": params.seed or 0,
             "in_turns": self._serial,
             "successors": self._successors,
         }

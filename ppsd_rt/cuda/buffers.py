@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 import torch
+import triton
 from torch import Tensor
 
 from ..models.rope import Rope
@@ -39,7 +40,7 @@ class Work:
         config = weights.config
         heads, head_dim = config.num_attention_heads, config.head_dim
         self.x = torch.zeros(MAX_ROWS, config.hidden_size, device=device)
-        dot = torch.float32 if device.type == "cpu" else weights.dtype  # Triton's interpreter gets bfloat16 wrong
+        dot = torch.float32 if triton.knobs.runtime.interpret else weights.dtype  # the interpreter gets bfloat16 wrong
         self.rounded = torch.zeros(MAX_ROWS, config.hidden_size, dtype=dot, device=device)
         self.queries = torch.zeros(MAX_ROWS, heads, head_dim, device=device)
         self.mixed = torch.zeros(MAX_ROWS, heads * head_dim, dtype=weights.dtype, device=device)

@@ -16,10 +16,10 @@ from .. import _native
 from ..backend import Cancellation, Oracle, RunOptions, common_prefix, one_at_a_time
 from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
-from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule
 from ..planning.planner import explain, prior
-from ..sampling.params import SamplingParams
+from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import Span
 from .control import Control, Kind, Words, numbers_of, words_of
 from .costs import displacer, rank_costs, side_by_side, time_drafts
@@ -39,8 +39,9 @@ class RanksBackend:
     """Stages of this many layers each; `slices` has made `drafter`, which is what rank 0 holds of the model."""
 
     name = "ranks"
-    copies, extras = True, False
+    copies = True
     concurrency = 1
+    longest = 1 << 31
 
     def __init__(
         self,
@@ -106,6 +107,11 @@ class RanksBackend:
         return self._slices.siblings
 
     @property
+    def extras(self) -> frozenset[str]:
+        """The last rank has the sampler: no grammar goes there, and CUDA's has none of these."""
+        return EXTRAS - {"grammar"} if self._slices.extras else frozenset()
+
+    @property
     def dtype(self) -> str:
         return self._slices.dtype
 
@@ -154,6 +160,8 @@ class RanksBackend:
             )
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+        except RuntimeError as error:  # more settings than a message holds
+            raise UsageError(str(error)) from None
         if options.trace:
             self._traced = answer
         active = self._active = answer, Event()
@@ -177,6 +185,9 @@ class RanksBackend:
             self._end(active)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
+        raise PpsdError("logits stay on the last rank: run this in one process")
+
+    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
         raise PpsdError("logits stay on the last rank: run this in one process")
 
     def bytes_per_token(self, context: int) -> int:

@@ -20,7 +20,7 @@ from .python_stages import PythonDrafter, PythonStation
 class CudaSlices:
     """On the GPU that has this rank's number among the host's ranks; in Triton's interpreter on a CPU."""
 
-    siblings = False
+    siblings = extras = False
 
     def __init__(self, device: str, dtype: str, local_rank: int) -> None:
         """Raises PpsdError where there is no such GPU."""

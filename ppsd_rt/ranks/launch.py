@@ -125,6 +125,9 @@ def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | No
     """What this rank is about to run. Raises PpsdError where it cannot."""
     threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
     checkpoint = Checkpoint(Path(resolve_model(options.model)))
+    scaling = checkpoint.config.rope_scaling
+    if scaling is not None and scaling.by_length:
+        raise PpsdError(f"ranks cannot run this model: its rotation depends on the length of the text ({scaling.kind})")
     dtype = format_for(checkpoint, options.dtype) if options.backend == "cpu" else options.dtype
     formats = dtype, options.kv_dtype
     slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)

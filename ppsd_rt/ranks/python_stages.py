@@ -35,7 +35,8 @@ class Verify(Held, Protocol):
         """hidden [rows, hidden] at positions start.. -> the rows after the last layer; None: they became void."""
 
     def choose(self, last: int) -> list[int]:
-        """The model's own token after each of the last rows that ran."""
+        """The model's own token after each of the last rows that ran. Where an answer may ask for log-probabilities,
+        `take_logprobs()` gives those of these tokens: its own, and pairs of the most probable ids and theirs."""
 
 
 class Draft(Held, Protocol):

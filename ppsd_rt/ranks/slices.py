@@ -67,14 +67,16 @@ RankDrafter: TypeAlias = "_native.Drafter | PythonDrafter"
 class Slices(Protocol):
     """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last.
 
-    siblings: do these stages run rows that are not the text's? kind: of the device; two that round alike are of one
-    kind.
+    siblings: do these stages run rows that are not the text's? extras: does their sampler do `EXTRAS`? kind: of the
+    device; two that round alike are of one kind.
     """
 
     bytes: int
 
     @property
     def siblings(self) -> bool: ...
+    @property
+    def extras(self) -> bool: ...
     @property
     def dtype(self) -> str: ...
     @property
@@ -87,7 +89,7 @@ class Slices(Protocol):
 class CpuSlices:
     """C++ stages on threads of their own."""
 
-    siblings = True
+    siblings = extras = True
 
     def __init__(self, formats: Formats, threads: int, cores: list[int]) -> None:
         self._dtype, self._kv_dtype = formats

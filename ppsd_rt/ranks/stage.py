@@ -83,11 +83,14 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
 
 def lengths(messages: Words, count: int, hidden: int) -> list[int]:
     """Words of each message that are in use: by its kind, its flags and its number of rows."""
-    return [_native.WIRE_WORDS + (int(message[5]) * hidden if _carries(message) else 0) for message in messages[:count]]
+    return [_native.WIRE_WORDS + _more(message, hidden) for message in messages[:count]]
 
 
-def _carries(message: Words) -> bool:
-    return bool(message[1] == _native.WIRE_ROWS or message[7] & _native.WIRE_FEEDBACK)
+def _more(message: Words, hidden: int) -> int:
+    rows, flags = int(message[5]), int(message[7])
+    carries = message[1] == _native.WIRE_ROWS or flags & _native.WIRE_FEEDBACK
+    logprobs = _native.WIRE_LOGPROBS if flags & _native.WIRE_LOGPROB else 0
+    return rows * (hidden if carries else 0) + rows * logprobs + int(message[12])
 
 
 def _explain(control: Control, to: int, error: Exception) -> None:

@@ -13,6 +13,7 @@ from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
 from ..models.head_file import HeadFile
 from ..models.llama import LlamaForCausalLM
+from ..pipeline.rounds import Logprob
 from ..reference.backend import pick_device, pick_dtype
 from ..reference.sampler import Sampler, confidence
 from ..reference.stage import DraftStage, Stage, VerifyStage, Void
@@ -61,7 +62,7 @@ class _Held:
         self._rows.reserve(end)
         self._rows.rollback(keep)
         del self._ids[keep:]
-        self._sampler = Sampler(params)
+        self._sampler = Sampler(params, prompt, stop_ids=params.stop_token_ids)
 
     def _go_on(self, start: int, ids: Sequence[int]) -> None:
         self._rows.rollback(start)
@@ -78,6 +79,7 @@ class TorchVerify(_Held):
         like = next(model.model.layers[first].parameters())
         self._stage = VerifyStage(model, first, last, like)
         self._out = like.new_zeros(0)
+        self._said: list[Logprob] = []
         super().__init__(self._stage, like)
 
     def run(self, start: int, ids: Sequence[int], hidden: Rows, cancelled: Cancelled) -> Rows | None:
@@ -95,8 +97,14 @@ class TorchVerify(_Held):
         first = self.length - last
         with torch.inference_mode():
             logits = self._stage.choices(self._out[-last:], first)
-            choose = self._sampler.choose
-            return [choose(row, place, self._ids[:place]) for place, row in enumerate(logits, first + 1)]
+            choose, logprob = self._sampler.choose, self._sampler.logprob
+            ids = [choose(row, place, self._ids[:place]) for place, row in enumerate(logits, first + 1)]
+            self._said = [said for row, id in zip(logits, ids, strict=True) if (said := logprob(row, id)) is not None]
+            return ids
+
+    def take_logprobs(self) -> list[tuple[float, tuple[tuple[int, float], ...]]]:
+        """Of the tokens that `choose` gave last, where the answer asks for them."""
+        return [(said.logprob, said.top) for said in self._said]
 
 
 class TorchDraft(_Held):
@@ -119,8 +127,9 @@ class TorchDraft(_Held):
                     self._stage.run_tokens(ids, cancelled)
                 if not draw:
                     return 0, 0.0
-                logits, own_ids = self._stage.draft_logits(), self._stage.draft_ids
-                token = self._sampler.choose(logits, self.length, self._ids, own_ids)
+                own_ids = self._stage.draft_ids
+                logits = self._sampler.edited(self._stage.draft_logits(), self._ids, own_ids)
+                token = self._sampler.pick(logits, self.length, self._ids, own_ids)
                 return token, confidence(logits, token, own_ids)
         except Void:
             return None
@@ -132,7 +141,7 @@ class TorchDraft(_Held):
 class TorchSlices:
     """Torch stages: on the GPU that has this rank's number among the host's ranks, or on a CPU."""
 
-    siblings = False
+    siblings, extras = False, True
 
     def __init__(self, device: str, dtype: str, threads: int, cores: list[int], local_rank: int) -> None:
         on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())

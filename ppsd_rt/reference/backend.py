@@ -8,16 +8,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..backend import Cancellation, RunOptions, check_ids, common_prefix, one_at_a_time
+from ..backend import Cancellation, RunOptions, check_ids, common_prefix, logprobs_by_logits, one_at_a_time
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.exit_head import ExitHead
 from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
-from ..pipeline.rounds import Drafted, Limits, Round
+from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import MAX_ROWS, Auto, Schedule
-from ..sampling.params import SamplingParams
+from ..sampling.params import EXTRAS, SamplingParams
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
 from .stage import DraftStage, VerifyStage
@@ -56,8 +56,10 @@ class TorchBackend:
     """One model, one head, one sequence at a time."""
 
     name = "torch"
-    copies = siblings = extras = True
+    copies = siblings = True
+    extras = EXTRAS
     concurrency = 1
+    longest = 1 << 31
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
         self.torch_device = pick_device(device)
@@ -145,7 +147,7 @@ class TorchBackend:
             self._reserve(limits.end)
             self._timeline = Timeline() if options.trace else None
             mask, ticks = options.masks() if options.masks else None, self._ticks(schedule)
-            sampler = Sampler(params, len(prompt), mask)
+            sampler = Sampler(params, len(prompt), mask, limits.stop_ids)
             pipeline = Pipeline(
                 self._draft, self._verify, schedule, sampler, limits, ticks, self._timeline, self._successors
             )
@@ -180,6 +182,9 @@ class TorchBackend:
             self._tokens = list(ids)
             logits = self._verify.logits(self._draft.exit_hidden(start, len(ids) - start), last)
         return logits.float().cpu().numpy()
+
+    def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]:
+        return logprobs_by_logits(self.logits, ids, top)
 
     def stages(self, params: SamplingParams) -> TorchStages:
         if self._on_gpu_before_fork:
@@ -229,6 +234,8 @@ class TorchBackend:
 
     def _keep_common(self, prompt: Sequence[int], last: int = 1) -> None:
         """Roll back to the rows that `prompt` shares with the stages; the `last` ones are always run again."""
+        self._draft.begin_text(len(prompt))
+        self._verify.begin_text(len(prompt))
         keep = min(common_prefix(self._tokens, prompt), len(prompt) - last)
         self._draft.rollback(keep)
         self._verify.rollback(keep)

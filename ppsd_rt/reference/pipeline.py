@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from ..pipeline.rounds import Draft, Drafted, Limits, Logprob, Round
-from ..pipeline.schedule import MAX_ROWS, SIBLING_PLACES, Schedule
+from ..pipeline.schedule import MAX_ROWS, SIBLING_DRAFTS, Schedule
 from ..pipeline.stop_rules import Survival, SurvivalController
 from .lookup import Lookup
 from .sampler import Sampler, confidence
@@ -125,7 +125,7 @@ class Pipeline:
         self.draft, self.verify = draft, verify
         self.schedule, self.sampler, self.limits, self.ticks = schedule, sampler, limits, ticks
         self.timeline = timeline
-        self.controller = schedule.stop_rule.start(sampler.params.seed)
+        self.controller = schedule.stop_rule.start(sampler.params.seed or 0)
         self.tokens: list[int] = []
         self.drafts: list[Draft] = []
         self.lookup: Lookup | None = None
@@ -177,7 +177,7 @@ class Pipeline:
         if isinstance(self.controller, SurvivalController) and isinstance(rule, Survival):
             self.controller.rule = rule
         elif rule != self.schedule.stop_rule:
-            self.controller = rule.start(self.sampler.params.seed)
+            self.controller = rule.start(self.sampler.params.seed or 0)
         self.schedule = schedule
         self._look_up()
 
@@ -252,7 +252,7 @@ class Pipeline:
     def _second(self, logits: Tensor, token: int, sure: float, known: Sequence[int]) -> int:
         """The exit head's second choice, if the chance that it is needed and right is worth a row; else -1."""
         least, ids = self.schedule.siblings, self.draft.draft_ids
-        if len(self.drafts) >= SIBLING_PLACES:
+        if len(self.drafts) >= SIBLING_DRAFTS:
             return -1
         alive = prod(draft.confidence for draft in self.drafts)  # the chance that it comes to this position
         if not least or len(logits) < 2 or 1.0 - sure < least / max(alive, 1e-9):

@@ -1,12 +1,13 @@
 """Filters, and the choice of a token by shared noise."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..backend import common_prefix
+from ..backend import NO_NUMBER, common_prefix
+from ..errors import PpsdError
 from ..pipeline.rounds import Logprob
 from ..sampling.grammar import TokenMask
 from ..sampling.noise import gumbel
@@ -16,13 +17,16 @@ from ..sampling.params import SamplingParams
 class Sampler:
     """Chooses the token for a position. Draft and verification use the same one, so that equal logits choose alike.
 
-    token(p) = argmax over ids of (filtered logits / T + gumbel(seed, p, id)); T = 0: argmax of the logits.
+    token(p) = argmax over ids of (filtered logits / T + gumbel(key, p, id)); T = 0: argmax of the logits.
     Ties go to the lowest id.
     """
 
-    def __init__(self, params: SamplingParams, answer: int = 0, mask: TokenMask | None = None) -> None:
-        """answer: the position at which the answer begins. mask: of its grammar."""
+    def __init__(
+        self, params: SamplingParams, answer: int = 0, mask: TokenMask | None = None, stop_ids: Collection[int] = ()
+    ) -> None:
+        """answer: the position at which the answer begins. mask: of its grammar. stop_ids: that may end it."""
         self.params, self.answer = params, answer
+        self._stops = torch.tensor(sorted(stop_ids), dtype=torch.int64)
         self._mask = mask
         self._masked: list[int] = []  # the answer's ids, when the mask was last asked
         bias = dict(params.logit_bias)
@@ -33,12 +37,19 @@ class Sampler:
         """The id for `position`, given the ids at all earlier positions.
 
         logits: [n]. ids: [n] int64, which id each logit is for (a draft vocabulary), or None for 0..n-1.
+        PpsdError where one of them is NaN or infinite.
         """
+        if not bool(torch.isfinite(logits).all()):
+            raise PpsdError(NO_NUMBER)
         return self.pick(self.edited(logits, history, ids), position, history, ids)
 
     def edited(self, logits: Tensor, history: Sequence[int], ids: Tensor | None = None) -> Tensor:
-        """-> [n] float32, of which `pick` chooses: the logits with the bias, -inf for what the grammar forbids."""
+        """-> [n] float32, of which `pick` chooses: the logits with the bias, -inf for what the grammar forbids, and for
+        ids that would end the answer too early."""
         scores = self._with_bias(logits.float(), ids)
+        if len(history) < self.answer + self.params.min_tokens and len(self._stops):
+            numbers = torch.arange(len(scores)) if ids is None else ids.cpu()
+            scores = scores.masked_fill(torch.isin(numbers, self._stops).to(scores.device), -torch.inf)
         if self._mask is None:
             return scores
         answer = list(history[self.answer :])
@@ -61,7 +72,7 @@ class Sampler:
         scores = self.filtered(scores, history, ids)
         if self.params.temperature > 0:
             numbers = np.arange(len(scores)) if ids is None else ids.cpu().numpy()
-            scores = scores + torch.from_numpy(gumbel(self.params.seed, position, numbers)).to(scores.device)
+            scores = scores + torch.from_numpy(gumbel(self.params.seed or 0, position, numbers)).to(scores.device)
         best = int(scores.argmax())
         return best if ids is None else int(ids[best])
 

@@ -1,6 +1,7 @@
 """The torch stages of one text, as `ppsd_rt.stages.Stages` asks for them; it checks every argument."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -16,8 +17,10 @@ class TorchStages:
         self._ids: list[int] = []  # of the rows that the draft stage holds
         self._kept: dict[int, Tensor] = {}  # verified rows that may be learnt, as the last layer left them [hidden]
 
-    def begin(self, answer: int) -> None:
-        self._sampler = Sampler(self._sampler.params, answer)
+    def begin(self, answer: int, key: int) -> None:
+        self._sampler = Sampler(replace(self._sampler.params, seed=key), answer)
+        self._draft.begin_text(answer)
+        self._verify.begin_text(answer)
 
     def reserve(self, capacity: int) -> None:
         self._draft.reserve(capacity)

@@ -1,20 +1,24 @@
 """Sampling parameters."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from secrets import randbits
+from typing import Any, Self
 
 from ..arguments import real_number, whole_number
 from ..errors import UsageError
 from ..printable import quoted
 from .grammar import Grammar
+from .noise import noise_key
 
 LEAST_TEMPERATURE = 1e-6  # its inverse scales logits in float32; what is below differs from greedy in ties at most
+MOST_TEMPERATURE = 1e30  # so much that logits make no difference; its inverse is above 0 in float32
+DRAWN_BITS = 53  # of seeds that are drawn: JSON readers keep so many
 PENALTIES = (0.01, 100.0)
 MOST_LOGPROBS = 20
 MOST_BIAS = 100.0
-# What only backends with `extras` do.
-_EXTRAS = ("presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "grammar")
+# What not every backend does.
+EXTRAS = frozenset({"presence_penalty", "frequency_penalty", "logit_bias", "logprobs", "grammar", "min_tokens"})
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,8 @@ class SamplingParams:
     UsageError, which names the field, for a value of another type or out of range.
     """
 
-    max_tokens: int = 256
+    max_tokens: int | None = None  # None: to the end of the context
+    min_tokens: int = 0  # so many tokens before an end-of-sequence or stop id may be chosen, or a stop string ends it
     temperature: float = 0.0  # 0, or from LEAST_TEMPERATURE
     top_k: int = 0  # keep the k most likely ids; 0: all
     top_p: float = 1.0  # keep the smallest set of ids with at least this much probability
@@ -35,28 +40,36 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | Sequence[tuple[int, float]] = ()  # added to the logits of ids; kept as pairs
     logprobs: int | None = None  # report the log-probability of every token, and of so many of the most probable ids
     grammar: Grammar | None = None  # what the text of the answer must be, up to its end or to max_tokens
-    seed: int = 0
+    seed: int | None = None  # the same seed, prompt and index: the same answer; None: every answer draws its own
+    index: int = 0  # the answer's number, of several to one prompt with one seed
     stop: str | Sequence[str] = ()  # the answer ends before the first of these strings; kept as a tuple
     stop_token_ids: Sequence[int] = ()  # besides the model's own end-of-sequence ids; kept as a tuple
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # the text has none; else it has them all but the end of sequence
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "top_k", "seed"):
+        for name in ("min_tokens", "top_k", "index"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             object.__setattr__(self, name, real_number(name, getattr(self, name)))
-        if self.logprobs is not None:
-            object.__setattr__(self, "logprobs", whole_number("logprobs", self.logprobs))
+        for name in ("max_tokens", "logprobs", "seed"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
         if not isinstance(self.grammar, Grammar | None):
             raise UsageError(f"grammar must be Grammar.json() or another one, not {quoted(self.grammar)}")
         if self.grammar and self.ignore_eos:
             raise UsageError("ignore_eos does not go with a grammar, which says where the answer may end")
+        if self.grammar and self.min_tokens:
+            raise UsageError("min_tokens does not go with a grammar, which says where the answer may end")
         object.__setattr__(self, "stop", _strings(self.stop))
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
         least, most = PENALTIES
         checks = {
-            "max_tokens must be at least 1": self.max_tokens >= 1,
+            "max_tokens must be at least 1, or None": self.max_tokens is None or self.max_tokens >= 1,
+            f"min_tokens must be from 0 to max_tokens ({self.max_tokens})": (
+                self.min_tokens >= 0 and (self.max_tokens is None or self.min_tokens <= self.max_tokens)
+            ),
             f"temperature must be 0 (greedy) or a number from {LEAST_TEMPERATURE:g}": (
                 self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < float("inf")
             ),
@@ -67,13 +80,25 @@ class SamplingParams:
             "presence_penalty must be from -2 to 2": -2 <= self.presence_penalty <= 2,
             "frequency_penalty must be from -2 to 2": -2 <= self.frequency_penalty <= 2,
             f"logprobs must be from 0 to {MOST_LOGPROBS}, or None": 0 <= (self.logprobs or 0) <= MOST_LOGPROBS,
-            "seed must be from 0 to 2^64 - 1": 0 <= self.seed < 2**64,
+            "seed must be from 0 to 2^64 - 1": 0 <= (self.seed or 0) < 2**64,
+            "index must be from 0 to 2^64 - 1": 0 <= self.index < 2**64,
             "stop_token_ids must be from 0 to 2^31 - 1": all(0 <= id < 2**31 for id in self.stop_token_ids),
         }
         for rule, holds in checks.items():
             if not holds:
                 value = getattr(self, rule.split()[0])
                 raise UsageError(f"{rule}, not {quoted(value)}")
+
+    def seeded(self) -> Self:
+        """With a seed, where tokens are sampled: drawn where there is none, and then no number tells answers apart."""
+        if self.seed is not None or self.temperature == 0:
+            return self
+        return replace(self, seed=randbits(DRAWN_BITS), index=0)
+
+    def for_backend(self, prompt: Sequence[int]) -> Self:
+        """As a backend takes them for an answer to these ids: `seed` is the key of its noise."""
+        key = noise_key(self.seed or 0, prompt, self.index)
+        return replace(self, seed=key, index=0, temperature=min(self.temperature, MOST_TEMPERATURE))
 
     @property
     def looks_back(self) -> bool:
@@ -83,7 +108,7 @@ class SamplingParams:
 
     def extras(self) -> list[str]:
         """The names of the fields that are set and that not every backend does."""
-        return [field.name for field in fields(self) if field.name in _EXTRAS and self._is_set(field.name)]
+        return [field.name for field in fields(self) if field.name in EXTRAS and self._is_set(field.name)]
 
     def _is_set(self, name: str) -> bool:
         value = getattr(self, name)

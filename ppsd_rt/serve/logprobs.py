@@ -1,6 +1,6 @@
 """Log-probabilities in OpenAI's two forms: one object for each token of a chat, columns for a text completion."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -30,8 +30,8 @@ class ChatLogprobs(BaseModel):
 
 class CompletionLogprobs(BaseModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -48,15 +48,32 @@ def chat_logprobs(tokenizer: Tokenizer, chosen: Chosen) -> ChatLogprobs:
     )
 
 
-def completion_logprobs(tokenizer: Tokenizer, chosen: Chosen, offset: int) -> CompletionLogprobs:
-    """offset: characters of the tokens before these, as they are spelled here."""
+class Offsets:
+    """Where the tokens of an answer begin in its text: that of a part of a character is the character's."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
+        self._decoder, self._text = tokenizer.stream(), 0
+        for id in prompt:  # what the prompt's end means for the first characters is the decoder's to know
+            self._decoder.push(id)
+
+    def next(self, id: int) -> int:
+        """Of the answer's next token, in characters."""
+        offset = self._text
+        self._text += len(self._decoder.push(id))
+        return offset
+
+
+def completion_logprobs(
+    tokenizer: Tokenizer, chosen: Iterable[tuple[int, Logprob | None]], offsets: Offsets
+) -> CompletionLogprobs:
+    """Of tokens that come after those which `offsets` has been asked for. None: of the first token of an echo."""
     columns = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for id, said in chosen:
         columns.tokens.append(_name(tokenizer, id))
-        columns.token_logprobs.append(max(said.logprob, _LEAST))
-        columns.top_logprobs.append({_name(tokenizer, top): max(logprob, _LEAST) for top, logprob in said.top})
-        columns.text_offset.append(offset)
-        offset += len(columns.tokens[-1])
+        columns.token_logprobs.append(None if said is None else max(said.logprob, _LEAST))
+        top = None if said is None else {_name(tokenizer, top): max(logprob, _LEAST) for top, logprob in said.top}
+        columns.top_logprobs.append(top)
+        columns.text_offset.append(offsets.next(id))
     return columns
 
 

@@ -4,10 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from hypothesis import strategies as st
+from toys import schedules
 
 from ppsd_rt import Grammar, PpsdError, SamplingParams
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.generation import Committed, Completion, Generation
+from ppsd_rt.pipeline.schedule import describe
 
 from .oracle import Fault, bounded_memory, no_warnings
 from .place import Place
@@ -26,6 +28,8 @@ PARAMS = (
     {"temperature": 0.8, "seed": 5},
     {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2, "seed": 6},
     {"repetition_penalty": 0.5, "max_tokens": 30},
+    {"ignore_eos": True, "max_tokens": 200, "temperature": 0.5, "seed": 8},  # longer than a pass
+    {"min_tokens": 9, "logit_bias": {20: 20.0}, "stop_token_ids": (20,), "temperature": 1.0, "seed": 9},
     {"stop_token_ids": (135, 20), "stop": ("A",)},
     {"grammar": Grammar.regex("([a-z]{2,5} )+"), "temperature": 1.0, "max_tokens": 40},
     {"presence_penalty": 1.0, "frequency_penalty": 0.5, "logprobs": 3, "max_tokens": 30},
@@ -41,7 +45,7 @@ def steps(place: Place) -> st.SearchStrategy[list[tuple[Any, ...]]]:
         st.just("begin"),
         st.integers(1, len(TEXT)),
         st.integers(0, 60),
-        st.sampled_from(SCHEDULES),
+        st.one_of(st.sampled_from(SCHEDULES), schedules.map(describe)),  # any that there is
         st.integers(0, len(PARAMS) - 1),
         st.booleans(),
     )

@@ -93,8 +93,8 @@ def wire_messages(place: Place) -> st.SearchStrategy[list[bytes]]:
     numbers = st.sampled_from((0, 1, 2, 15, 16, 17, 63, 64, 2**20, 2**31 - 1, -1, -(2**31)))
     epochs = st.sampled_from((0, 1, 2, 2**62, -1))
     odd = st.builds(
-        lambda kind, epoch, start, limit, flags, rows, siblings, adopted: _set(
-            wire_message(2, 1, 0, 1, 1, 0), kind, epoch, (start, rows, limit, flags), (siblings, adopted)
+        lambda kind, epoch, start, limit, flags, rows, siblings, adopted, more: _set(
+            wire_message(2, 1, 0, 1, 1, 0), kind, epoch, (start, rows, limit, flags), (siblings, adopted, more)
         ),
         st.integers(0, 4),
         epochs,
@@ -104,21 +104,25 @@ def wire_messages(place: Place) -> st.SearchStrategy[list[bytes]]:
         numbers,
         numbers | st.just(0),
         numbers | st.just(0),
+        numbers | st.just(0),
     )
     begin, rows = wire_message(1, 1, 0, 0, 40, 0), wire_message(2, 1, 0, 3, 16, 3)
-    beside = _set(wire_message(2, 1, 3, 4, 4, 0), 2, 1, (3, 4, 4, 0), (3, 0))  # two rows, each with a sibling
-    adopting = _set(wire_message(2, 2, 4, 2, 4, 0), 2, 2, (4, 2, 4, 0), (1, 6))
-    good = [begin, rows, beside, adopting]
+    beside = _set(wire_message(2, 1, 3, 4, 4, 0), 2, 1, (3, 4, 4, 0), (3, 0, 0))  # two rows, each with a sibling
+    adopting = _set(wire_message(2, 2, 4, 2, 4, 0), 2, 2, (4, 2, 4, 0), (1, 6, 0))
+    biased = np.frombuffer(begin + bytes(16), np.int32).copy()  # a bias and two stop ids more
+    biased[12], biased[16 + 12 : 16 + 15] = 4, (3, 1, 2)
+    biased[32:36] = 7, 0, 8, 2**31 - 1
+    good = [begin, rows, beside, adopting, biased.tobytes()]
     each = st.one_of(st.sampled_from(good), damaged(good), odd)
     return st.lists(each.map(lambda data: data[:most]), min_size=1, max_size=4) | st.just(good)
 
 
-def _set(data: bytes, kind: int, epoch: int, header: tuple[int, ...], siblings: tuple[int, int]) -> bytes:
+def _set(data: bytes, kind: int, epoch: int, header: tuple[int, ...], more: tuple[int, ...]) -> bytes:
     changed = np.frombuffer(data, np.int32).copy()
     changed[1] = kind
     changed[2:4].view(np.int64)[0] = epoch
     changed[4:8] = header
-    changed[10:12] = siblings
+    changed[10:13] = more
     return changed.tobytes()
 
 

@@ -16,7 +16,11 @@ EVERY = SamplingParams(temperature=0.7, top_k=40, top_p=0.9, min_p=0.05, repetit
 
 @pytest.mark.parametrize(
     "params",
-    [EVERY, SamplingParams(temperature=LEAST_TEMPERATURE), SamplingParams(temperature=1 / 3 * 3, top_p=1e-3)],
+    [
+        EVERY,
+        SamplingParams(temperature=LEAST_TEMPERATURE, seed=0),
+        SamplingParams(temperature=1 / 3 * 3, top_p=1e-3, seed=1),
+    ],
     ids=["every field", "the least temperature", "rounded"],
 )
 def test_numbers_of_32_bits_come_back_as_they_were_written(params):

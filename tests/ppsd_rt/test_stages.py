@@ -1,6 +1,7 @@
 """The stages in a loop of one's own: the engine's drafts and ids, however rows are cut; misuse is one line."""
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -66,22 +67,41 @@ def test_it_drafts_what_the_engine_drafts(engine, params):
 
 
 def test_own_ids_do_not_depend_on_how_rows_are_cut(engine, params):
-    text = [*PROMPT, *engine.generate(PROMPT, params, "plain").run().ids]
+    answer, start = list(engine.generate(PROMPT, params, "plain").run().ids), len(PROMPT)
     stages = engine.stages(params)
-    own = stages.verify(text[:-1])
-    assert own[len(PROMPT) - 1 :] == text[len(PROMPT) :]
-    assert (stages.committed, stages.verified, stages.drafted) == (0, len(text) - 1, len(text) - 1)
+    own = [stages.prefill(PROMPT), *stages.verify(answer[:-1])]
+    assert own == answer
+    end = start + len(answer) - 1
+    assert (stages.committed, stages.verified, stages.drafted) == (start, end, end)
     again, at = engine.stages(params), 0
-    for rows in (1, 70, 3, 2, 1):
-        assert again.verify(text[at : at + rows]) == own[at : at + rows]
+    again.prefill(PROMPT)
+    for rows in (1, 17, 3, 2, 1):
+        assert again.verify(answer[at : at + rows]) == own[at + 1 : at + 1 + rows]
         at += rows
     again.commit(at)
-    again.roll_back(30)
-    assert again.committed == 30
-    assert again.verify([1, 2, 3]) != own[30:33]
-    again.roll_back(30)
-    assert again.verify(text[30:-1]) == own[30:]
-    assert again.tokens == tuple(text[:-1])
+    again.roll_back(start + 5)
+    assert again.committed == start + 5
+    assert again.verify([1, 2, 3]) != own[6:9]
+    again.roll_back(start + 5)
+    assert again.verify(answer[5:-1]) == own[6:]
+    assert again.tokens == (*PROMPT, *answer[:-1])
+
+
+def test_a_long_text_is_cut_into_passes(engine):
+    text = [*PROMPT, *engine.generate(PROMPT, SamplingParams(max_tokens=60, ignore_eos=True), "plain").run().ids]
+    whole, cut = engine.stages(), engine.stages()
+    own = whole.verify(text)
+    assert [*cut.verify(text[:1]), *cut.verify(text[1:71]), *cut.verify(text[71:])] == own
+
+
+def test_noise_is_that_of_the_prompt(engine):
+    """As of the engine's answers: by seed, prompt and number; without a seed one is drawn, and told."""
+    params = SamplingParams(temperature=1.0, max_tokens=1, ignore_eos=True)
+    stages = engine.stages(params)
+    assert stages.params.seed is not None
+    for prompt in (PROMPT, [1, 2, 3], [1, 2, 4]):
+        expected = engine.generate(prompt, replace(params, seed=stages.params.seed), "plain").run().ids
+        assert (stages.prefill(prompt),) == expected
 
 
 def test_commit_voids_what_comes_after_a_wrong_row_only(stages):

@@ -53,6 +53,19 @@ def test_the_first_of_several_wins():
     assert play(["x<b>y<a>"], ("<a>", "<b>"))[0] == ["x"]
 
 
+@pytest.mark.parametrize("stop", [("bcd", "c"), ("c", "bcd")])
+@pytest.mark.parametrize("pieces", [["abcd"], list("abcd"), ["ab", "cd"]])
+def test_of_strings_that_overlap_the_first_complete_one_counts(pieces, stop):
+    """Neither their order nor the borders of tokens matter."""
+    assert "".join(play(pieces, stop)[0]) == "ab"
+
+
+def test_none_counts_among_the_first_tokens():
+    text = StopStrings(Pieces(["a.", "b.", "c", ".d"]), (".", "c.d"), 2)
+    assert [text.push(id) for id in range(3)] == ["a.", "b.", ""]
+    assert text.push(3) == "c" and text.found
+
+
 def test_found_in_what_the_decoder_still_held():
     printed, rest, found = play(["abc", "EN", "D!"], ("END",), late=2)
     assert ("".join(printed) + rest, found) == ("abc", True)
@@ -64,13 +77,12 @@ def test_found_in_what_the_decoder_still_held():
 )
 def test_equals_cutting_the_whole_text(pieces, stop):
     printed, rest, found = play(pieces, stop)
-    # The stop string that is complete first decides; of those complete at the same piece, the one that begins first.
-    expected = None
-    for end in range(1, len(pieces) + 1):
-        text = "".join(pieces[:end])
-        places = [text.find(s) for s in stop if s in text]
+    # The stop string that is complete first decides, character by character; of several, the one that begins first.
+    whole, expected = "".join(pieces), None
+    for end in range(1, len(whole) + 1):
+        places = [end - len(s) for s in stop if whole[:end].endswith(s)]
         if places:
-            expected = text[: min(places)]
+            expected = whole[: min(places)]
             break
     assert found == (expected is not None)
     assert "".join(printed) + rest == ("".join(pieces) if expected is None else expected)

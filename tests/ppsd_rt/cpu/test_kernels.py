@@ -12,7 +12,7 @@ from support import slow, write_model
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cpu.formats import FORMATS
-from ppsd_rt.sampling.noise import gumbel
+from ppsd_rt.sampling.noise import gumbel, noise_key
 
 SHAPES = {
     "grouped": {},
@@ -103,7 +103,8 @@ def test_a_token_is_the_best_of_all_noisy_scores(folders, isa, temperature, sche
     answer = engine.generate(IDS[:9], params, schedule).run().ids
     scores = engine.backend.logits([*IDS[:9], *answer], len(answer) + 1)[:-1] / temperature
     ids = np.arange(scores.shape[1])
-    best = scores + np.stack([gumbel(params.seed, position, ids) for position in range(9, 9 + len(answer))])
+    key = noise_key(2**40 + 7, IDS[:9], 0)
+    best = scores + np.stack([gumbel(key, position, ids) for position in range(9, 9 + len(answer))])
     chosen = best[np.arange(len(answer)), list(answer)]
     assert (chosen >= best.max(-1) - 1e-5 - 1e-6 * np.abs(scores).max()).all()
 

@@ -62,7 +62,7 @@ class Request:
         automatic = self.schedule == "auto"
         self.answer = loop.add(
             self.prompt,
-            self.params,
+            self.params.for_backend(self.prompt),
             copying(Auto(2)) if automatic else parse_schedule(self.schedule),
             Limits(self.end, frozenset(self.params.stop_token_ids)),
             automatic=automatic,

@@ -8,7 +8,7 @@ from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError, _native
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import read_info
 
-SAMPLINGS = [SamplingParams(max_tokens=8), SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9)]
+SAMPLINGS = [SamplingParams(max_tokens=8), SamplingParams(max_tokens=8, temperature=1.0, top_p=0.9, seed=0)]
 
 
 def damaged(folder, name, value):
@@ -40,6 +40,53 @@ def test_exit_heads_that_are_not_finite_are_refused(tmp_path):
         head.save(tmp_path / "head.safetensors")
         with pytest.raises(PpsdError, match="exit head.*a weight is NaN or infinite"):
             Engine.from_pretrained(folder, exit_head=str(tmp_path / "head.safetensors"), backend="cpu")
+
+
+WAYS = {
+    "greedy": {},
+    "greedy with logprobs": {"logprobs": 2},
+    "greedy with a penalty": {"presence_penalty": 0.5},
+    "greedy with a bias": {"logit_bias": {3: 1.0}},
+    "greedy with an end that waits": {"min_tokens": 3},
+    "sampled": {"temperature": 1.0},
+    "sampled with top_k": {"temperature": 1.0, "top_k": 5},
+    "sampled with top_p": {"temperature": 1.0, "top_p": 0.9},
+    "sampled with a repetition penalty": {"temperature": 1.0, "repetition_penalty": 1.2},
+    "sampled with logprobs": {"temperature": 1.0, "logprobs": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory):
+    """What overflows: all logits (nan), or that of one id (its row of the LM head: infinite, of either sign)."""
+    engines = {}
+    for name in ("all", "one"):
+        model = tiny_model(tie_word_embeddings=False)
+        if name == "all":
+            model.model.layers[3].mlp.down_proj.weight.data.fill_(3e38)
+        else:
+            model.lm_head.weight.data[7] = 3e38
+        folder = write_model(tmp_path_factory.mktemp(name) / "model", model, tie_word_embeddings=False)
+        for backend in ("cpu", "torch"):
+            engines[name, backend] = Engine.from_pretrained(
+                folder, exit_head="norm:2", backend=backend, dtype="float32", threads=2 if backend == "cpu" else None
+            )
+    return engines
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("what", ["all", "one"])
+@pytest.mark.parametrize("way", WAYS)
+def test_logits_that_are_no_numbers_end_the_answer_however_tokens_are_chosen(overflowing, what, backend, way):
+    engine, params = overflowing[what, backend], SamplingParams(max_tokens=8, seed=1, **WAYS[way])
+    for prompt in ([1, 2, 3], [9, 8], [40, 41]):  # of which some overflow upwards, and some downwards
+        with pytest.raises(PpsdError, match="output is not a number"):
+            engine.generate(prompt, params, "eesd").run()
+    if backend == "cpu":  # and among others
+        answers = [engine.generate([1, 2, i], params, "plain") for i in range(3)]
+        for answer in answers:
+            with pytest.raises(PpsdError, match="output is not a number"):
+                answer.run()
 
 
 @pytest.mark.parametrize("params", SAMPLINGS, ids=["greedy", "sampled"])

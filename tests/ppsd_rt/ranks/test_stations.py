@@ -259,6 +259,78 @@ def test_a_message_that_leaves_a_gap_is_refused(pipeline):
     answer.cancel()
 
 
+BIASED = {"logit_bias": {7: 3.0, 9: -100.0}, "logprobs": 3, "stop_token_ids": (7, 2**31 - 1), "min_tokens": 20}
+EXTRAS = [
+    {"presence_penalty": 0.8, "frequency_penalty": -0.3, **BIASED},
+    {"temperature": 1.0, "seed": 4, "top_k": 50, "frequency_penalty": 0.5, "repetition_penalty": 1.1, **BIASED},
+]
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+@pytest.mark.parametrize("options", EXTRAS, ids=["greedy", "sampled"])
+@pytest.mark.parametrize("sizes", [(2, 4), (2, 2, 2)], ids=str)
+def test_penalties_biases_and_logprobs_are_those_of_one_process(folder, pipeline, sizes, options, backend):
+    """The sampler's settings go to the last rank, and what it says of tokens comes back."""
+    params = SamplingParams(max_tokens=40, ignore_eos=True, **options)
+    format = "int8" if backend == "cpu" else "float32"
+    engine = Engine.from_pretrained(folder, exit_head="norm:2", backend=backend, dtype=format, threads=1)
+    expected = engine.generate(PROMPT, params, "plain").run()
+    stages = pipeline(sizes, backend=backend, format=format)
+    for schedule in ("plain", "eesd", "elastic:lookup=1"):
+        rounds = stages.run(PROMPT, params, schedule)
+        assert ids_of(rounds) == expected.ids
+        said = [logprob for round in rounds for logprob in round.logprobs]
+        assert len(said) == len(expected.ids) > 20
+        for one, own in zip(said, expected.logprobs, strict=True):
+            assert one.logprob == pytest.approx(own.logprob, abs=1e-5)
+            assert [id for id, _ in one.top] == [id for id, _ in own.top]
+
+
+def test_siblings_over_ranks_have_logprobs_too(engine, pipeline):
+    params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=1)
+    expected = engine.generate(PROMPT, params, "plain").run()
+    rounds = pipeline((2, 4)).run(PROMPT, params, "elastic:siblings=0.0001,stop_rule=fixed")
+    assert sum(round.rescued for round in rounds) > 0
+    assert tuple(logprob for round in rounds for logprob in round.logprobs) == expected.logprobs
+
+
+def test_more_settings_than_a_message_holds_are_refused(pipeline):
+    params = SamplingParams(logit_bias=dict.fromkeys(range(10_000), 1.0))
+    with pytest.raises(RuntimeError, match="too many to send"):
+        pipeline((2, 4)).start(PROMPT, params, "plain")
+
+
+@pytest.mark.parametrize(("word", "value"), [(8, -1), (11, 21), (11, -2), (12, -1), (13, 1), (13, -1), (14, 1)])
+def test_settings_that_mean_nothing_are_refused(pipeline, word, value):
+    stages = pipeline((2, 4), serves=False)
+    answer = stages.start(PROMPT, SamplingParams(max_tokens=8), "plain")
+    out = stages.buffers()
+    answer.work(out)
+    out[0][16 + word] = value
+    stages.stations[0].post(out[0][: _native.WIRE_WORDS])
+    with pytest.raises(RuntimeError, match="settings are malformed"):
+        stages.stations[0].work(out, 50)
+    answer.cancel()
+
+
+def test_a_limit_that_is_wrong_fills_no_more_messages_than_there_are(pipeline):
+    """Word 6 of a prompt's rows says how many may share a pass; what comes of a pass has to fit into the buffer."""
+    stages = pipeline((2, 2, 2), serves=False)
+    prompt = [3, 4, 5] * 100
+    answer = stages.start(prompt, SamplingParams(max_tokens=8, ignore_eos=True), "plain")
+    out, station, sent = stages.buffers(), stages.stations[0], 0
+    while sent < len(prompt):
+        written = answer.work(out)
+        for message, words in zip(out[:written], lengths(out, written, stages.hidden), strict=True):
+            sent += message[5]
+            message[6] = 10_000
+            station.post(message[:words])
+    room = np.zeros((len(prompt), out.shape[1]), np.int32)  # more than it is to use
+    assert station.work(room, 0) == 1  # the answer's beginning
+    assert 1 < station.work(room, 0) <= _native.WIRE_MESSAGES
+    answer.cancel()
+
+
 @pytest.mark.parametrize(
     ("word", "value", "says"),
     [

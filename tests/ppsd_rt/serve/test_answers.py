@@ -10,7 +10,7 @@ from serve_support import NAME, SCHEDULE, USER
 
 from ppsd_rt import Committed, RunOptions, SamplingParams
 from ppsd_rt.sampling.grammar import Grammar
-from ppsd_rt.serve.chat import ChatShape
+from ppsd_rt.serve.chat import Chat, ChatShape
 from ppsd_rt.serve.requests import ChatRequest
 
 
@@ -82,7 +82,7 @@ def test_completion(served, engine, prompt):
 @pytest.mark.parametrize("prompts", [["Once", "upon"], [[79, 110], [99, 101]]], ids=["texts", "ids"])
 def test_several_prompts_and_several_answers_of_each(served, engine, prompts):
     reply = served.complete(prompts, n=2, seed=5, temperature=0.8, max_tokens=6)
-    params = [{"max_tokens": 6, "temperature": 0.8, "seed": seed} for seed in (5, 6)]
+    params = [{"max_tokens": 6, "temperature": 0.8, "seed": 5, "index": index} for index in (0, 1)]
     expected = [alone(engine, prompt, **one) for prompt in prompts for one in params]
     assert [choice.text for choice in reply.choices] == [answer.text for answer in expected]
     assert [choice.index for choice in reply.choices] == [0, 1, 2, 3]
@@ -94,8 +94,8 @@ def test_streams_of_several_answers(served, engine):
     pieces = ["", ""]
     for chunk in served.chat(n=2, seed=2**63 - 1, temperature=0.8, max_tokens=12, stream=True):
         pieces[chunk.choices[0].index] += chunk.choices[0].delta.content or ""
-    seeds = (2**63 - 1, 2**63)
-    assert pieces == [alone(engine, USER, max_tokens=12, temperature=0.8, seed=seed).text for seed in seeds]
+    expected = [alone(engine, USER, max_tokens=12, temperature=0.8, seed=2**63 - 1, index=index) for index in (0, 1)]
+    assert pieces == [answer.text for answer in expected]
 
 
 def test_seeds(served):
@@ -104,6 +104,25 @@ def test_seeds(served):
 
     assert say(seed=-3) == say(seed=-3) != say(seed=4)
     assert say() != say(), "without a seed every answer has one of its own"
+
+
+@pytest.mark.parametrize("prompts", [["Once"] * 4, [[79, 110]] * 4], ids=["texts", "ids"])
+def test_prompts_that_are_the_same_are_several_answers_to_one(served, engine, prompts):
+    own = served.complete(prompts, temperature=1, max_tokens=12).choices
+    assert len({choice.text for choice in own}) == len({choice.seed for choice in own}) == 4
+    for choice in own:
+        assert alone(engine, prompts[0], temperature=1.0, max_tokens=12, seed=choice.seed).text == choice.text
+    numbered = served.complete(prompts, temperature=1, max_tokens=12, seed=7).choices
+    assert {choice.seed for choice in numbered} == {7}
+    expected = [alone(engine, prompts[0], temperature=1.0, max_tokens=12, seed=7, index=index) for index in range(4)]
+    assert [choice.text for choice in numbered] == [answer.text for answer in expected]
+
+
+def test_streams_tell_the_seed_at_the_end(served, engine):
+    chunks = list(served.chat(temperature=1, max_tokens=12, stream=True))
+    seed = chunks[-1].choices[0].seed
+    assert text_of(chunks) == alone(engine, USER, temperature=1.0, max_tokens=12, seed=seed).text
+    assert served.chat(max_tokens=1).choices[0].seed is None  # greedy
 
 
 def test_stop_strings_and_ends(served, engine):
@@ -128,6 +147,7 @@ def test_answers_end_with_the_context_where_nothing_else_is_asked_for(served, en
 
 def test_both_names_of_max_tokens(served):
     assert served.chat(max_completion_tokens=3).usage.completion_tokens == 3
+    assert served.chat(max_completion_tokens=3, max_tokens=5).usage.completion_tokens == 3
 
 
 def test_rounds_that_come_together_have_one_chunk(served, engine):
@@ -136,14 +156,14 @@ def test_rounds_that_come_together_have_one_chunk(served, engine):
     with engine.generate(USER, SamplingParams(max_tokens=24), SCHEDULE, options) as generation:
         events = list(generation.events())
     rounds = [event for event in events if isinstance(event, Committed)]
-    shape = ChatShape(served.service, request)
+    shape = ChatShape(served.service, Chat(served.service, request))
     (chunk,) = shape.chunks(0, rounds)
     choice = chunk["choices"][0]
     assert choice["delta"] == {"role": "assistant", "content": generation.completion.text}
     assert [token["id"] for token in choice["tokens"]] == list(generation.completion.ids)
     assert list(shape.chunks(0, [])) == []
 
-    shape = ChatShape(served.service, request)
+    shape = ChatShape(served.service, Chat(served.service, request))
     mixed = list(shape.chunks(0, [*events, generation.completion]))
     changes = sum(type(one) is not type(other) for one, other in pairwise(events))
     drafts = [chunk for chunk in mixed if "drafted" in chunk["choices"][0]]
@@ -229,7 +249,16 @@ def test_logprobs_of_a_completion(served, engine):
     assert whole.token_logprobs == [said.logprob for said in expected.logprobs]
     assert [max(top.values()) for top in whole.top_logprobs] == [said.top[0][1] for said in expected.logprobs]
     assert all(len(top) == 2 for top in whole.top_logprobs), "parts of characters are told apart"
-    assert whole.text_offset == [len("".join(whole.tokens[:place])) for place in range(16)]
+    assert any(token.startswith("bytes:") for token in whole.tokens), "parts of characters, whose names are longer"
+    stream, length, offsets = engine.tokenizer.stream(), 0, []
+    for id in expected.ids:
+        offsets.append(length)
+        length += len(stream.push(id))
+    assert whole.text_offset == offsets
+    text = served.complete("Once", logprobs=2).choices[0].text
+    for token, offset in zip(whole.tokens, whole.text_offset, strict=True):
+        if not token.startswith("bytes:"):
+            assert text[offset:].startswith(token)
     pieces = [chunk.choices[0].logprobs for chunk in served.complete("Once", logprobs=2, stream=True)]
     for column in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert [one for piece in pieces if piece for one in getattr(piece, column)] == getattr(whole, column)
