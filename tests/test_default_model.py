@@ -140,7 +140,7 @@ print(peak() - before, engine.backend.facts()["packed_megabytes"])
 """
     result = subprocess.run([sys.executable, "-c", code, default_model], capture_output=True, text=True, check=True)
     grown, packed = map(float, result.stdout.split())
-    assert grown < 1.3 * packed
+    assert grown < packed + 45  # 31 of the engine and its caches; the file has 93
 
 
 def test_one_schedule_in_float32(exact):

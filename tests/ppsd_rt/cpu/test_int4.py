@@ -92,7 +92,7 @@ def test_from_the_file_to_the_logits(tmp_path, kind):
     checkpoint = Checkpoint(path)
     convert_gguf(path, tmp_path / "folder")
     exact = load(tmp_path / "folder", "float32").backend.logits(IDS, len(IDS))
-    weights = dict(checkpoints.read_tensors(tmp_path / "folder"))
+    weights = checkpoints.read_file(tmp_path / "folder" / "model.safetensors")
     for name, tensor in packable(checkpoint).items():
         if isinstance(tensor, _native.Blocks) and name != "model.embed_tokens.weight":
             weights[name] = _native.testing.packed(tensor, "int4")
