@@ -11,21 +11,28 @@ SEEDS ?= 1000
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run test test-all lint types sanitize fuzz virtual-gpu wheel check clean
+.PHONY: run quick test test-all clients lint types sanitize fuzz virtual-gpu wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
-	$(BIN)/ppsd-run --compare --max-tokens 128 "$(PROMPT)"
+	@echo "[4/4] answering with the default model; the first answer measures for some seconds what each step costs here"
+	@command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1 && echo "This machine has a GPU. The cuda backend has not been proven on one yet; to try it: pip install '.[cuda]', then ppsd-run --backend cuda. This answer takes the CPU." || true
+	@$(BIN)/ppsd-run --backend cpu --compare --max-tokens 128 "$(PROMPT)"
 
 # Tests need neither a GPU nor a network, beyond package installs and the default model's.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+
+quick: $(VENV)/quick  ## what a developer runs after each change, in under a minute; needs no torch
+	$(PYTEST) -q -m "not slow" $$(cat tests/quick.txt)
 
 test: $(VENV)/development  ## tests of every part, in minutes
 	$(BIN)/ppsd-run pull
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow" --durations 10
 
-test-all: $(VENV)/development  ## these, and those marked slow
-	$(BIN)/ppsd-run pull
-	$(PYTEST)
+test-all: test  ## these, and those marked slow
+	$(PYTEST) -m slow --durations 10
+
+clients: $(VENV)/development  ## real clients against the server, in an environment of their own under build/clients
+	tests/clients/run.sh $(abspath $(BIN))/ppsd-run
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .
@@ -79,9 +86,16 @@ $(VENV)/packages: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/runtime: $(VENV)/packages $(SOURCES)
-	@echo "[2/4] compiling the kernels of this machine and the runtime"
+	@echo "[2/4] compiling the runtime and the kernels of this machine"
 	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(BIN)/python setup.py -q build_ext --inplace
-	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(PIP) --no-build-isolation --editable .
+	@echo "[3/4] installing it, with the packages that it needs"
+	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(PIP) --no-compile --no-build-isolation --editable .
+	@$(BIN)/python setup.py --quiet link_types
+	@touch $@
+
+$(VENV)/quick: $(VENV)/runtime
+	@PPSD_KERNELS=$${PPSD_KERNELS:-native} PPSD_TESTING=ON $(BIN)/python setup.py -q build_ext --inplace
+	@PPSD_KERNELS=$${PPSD_KERNELS:-native} PPSD_TESTING=ON $(PIP) --no-build-isolation --editable ".[quick]"
 	@touch $@
 
 $(VENV)/development: $(VENV)/packages $(SOURCES)
@@ -89,4 +103,5 @@ $(VENV)/development: $(VENV)/packages $(SOURCES)
 	@echo "For the CPU build of torch, 0.2 GB, name its index in PIP_EXTRA_INDEX_URL: docs/guide/install.md has the line."
 	@PPSD_KERNELS=all PPSD_TESTING=ON $(BIN)/python setup.py -q build_ext --inplace
 	@PPSD_KERNELS=all PPSD_TESTING=ON $(PIP) --no-build-isolation --editable ".[all,dev]"
-	@touch $@ $(VENV)/runtime
+	@$(BIN)/python setup.py --quiet link_types
+	@touch $(VENV)/runtime $(VENV)/quick $@

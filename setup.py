@@ -11,11 +11,11 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 import cmake
 import pybind11
-from setuptools import Extension, find_packages, setup
+from setuptools import Command, Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
@@ -39,6 +39,29 @@ class FreshBuild(build_py):
         if not self.editable_mode:
             shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
+
+
+class LinkTypes(Command):
+    """Links that show the types of an editable install to type checkers, which follow no import hooks (PEP 561).
+
+    As a stub package beside it: nothing is imported from there.
+    """
+
+    user_options: ClassVar = [("to=", None, "the folder for ppsd_rt-stubs [site-packages]")]
+
+    def initialize_options(self) -> None:
+        self.to = sysconfig.get_path("purelib")
+
+    def finalize_options(self) -> None:
+        self.stubs = Path(self.to, "ppsd_rt-stubs")
+
+    def run(self) -> None:
+        shutil.rmtree(self.stubs, ignore_errors=True)
+        for package, folder in FOLDERS.items():
+            for path in [*Path(folder).rglob("*.py"), *Path(folder).rglob("*.pyi"), *Path(folder).glob("py.typed")]:
+                link = self.stubs.joinpath(*package.split(".")[1:], path.relative_to(folder))
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.with_suffix(".pyi" if path.suffix == ".py" else path.suffix).symlink_to(path.absolute())
 
 
 class CMakeBuild(build_ext):
@@ -102,9 +125,17 @@ setup(
     package_dir=FOLDERS,
     include_package_data=False,  # package_data says it all
     package_data={
-        "ppsd_rt": ["py.typed", "_native.pyi", "data/*.json", "data/*.jsonl", "data/*.txt", "serve/page.html"],
+        "ppsd_rt": [
+            "py.typed",
+            "_native.pyi",
+            "data/*.json",
+            "data/*.jsonl",
+            "data/*.txt",
+            "serve/page.html",
+            "serve/*.js",
+        ],
         "ppsd_rt.models": ["heads/*.safetensors"],
     },
     ext_modules=[Extension("ppsd_rt._native", sources=[])],
-    cmdclass={"build_py": FreshBuild, "build_ext": CMakeBuild},
+    cmdclass={"build_py": FreshBuild, "build_ext": CMakeBuild, "link_types": LinkTypes},
 )

@@ -23,7 +23,6 @@ from tokenizers import pre_tokenizers
 from ppsd_rt import SamplingParams, _native
 from ppsd_rt.cli.info import machine
 from ppsd_rt.cpu.backend import CpuBackend
-from ppsd_rt.cpu.importance import importance_for
 from ppsd_rt.engine import Engine
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.config import LlamaConfig
@@ -99,9 +98,6 @@ def load(path: Path, dtype: str, threads: int, tokens: int, limit: float) -> dic
     checkpoint = Checkpoint(path)
     tokenizer = load_tokenizer(path, checkpoint.config.vocab_size)
     row["open_seconds"] = time.perf_counter() - start
-    start = time.perf_counter()
-    importance_for(dtype, checkpoint, threads)  # int4: once for each model
-    row["importance_seconds"] = time.perf_counter() - start
     start = time.perf_counter()
     backend = CpuBackend(checkpoint, dtype, "cpu", threads, kv_memory="256M")
     row["pack_seconds"] = time.perf_counter() - start

@@ -35,7 +35,7 @@ from ppsd_rt.bench.bandwidth import Bandwidth
 from ppsd_rt.bench.evaluate import evaluate, windows
 from ppsd_rt.bench.report import Column, Report
 from ppsd_rt.bench.spread import Spread, take_turns
-from ppsd_rt.cli.bench import print_report, run_facts
+from ppsd_rt.cli.bench import print_with_summary, run_facts
 from ppsd_rt.cli.bench_options import list_of, positive
 from ppsd_rt.cli.common import evaluation_text
 from ppsd_rt.cli.eval import COLUMNS as EVALUATION_COLUMNS
@@ -171,7 +171,7 @@ def main() -> int:
     finally:
         for worker in workers:
             worker.close()
-    print_report(report, args.output)
+    print_with_summary(report, args.output)
     return 0 if whole else 130
 
 

@@ -23,7 +23,7 @@ from peers import Worker, at_hand, common_arguments, engine_and_format, median_o
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.bench.report import Column, Report
 from ppsd_rt.bench.spread import Spread, take_turns
-from ppsd_rt.cli.bench import print_report, run_facts
+from ppsd_rt.cli.bench import print_with_summary, run_facts
 from ppsd_rt.cli.bench_options import list_of, positive
 from ppsd_rt.cli.common import first_of_each_family, read_prompts
 from ppsd_rt.cli.progress import progress_bar
@@ -81,7 +81,7 @@ def main() -> int:
     rows = [_row(case, cases[0]) for case in cases if case.total.samples]
     short = [{key: median_of(value) for key, value in row.items() if key != "by_prompt"} for row in rows]
     summary = {"repeats": args.repeats, "interrupted": not whole, "results": short}
-    print_report(
+    print_with_summary(
         Report("the first engine over each, the same prompts in turns", COLUMNS, rows, facts, summary), args.output
     )
     return 0 if whole else 130

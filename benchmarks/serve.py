@@ -39,7 +39,7 @@ from peers import FILE, median_of, model_for
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.bench.report import Column, Report
 from ppsd_rt.bench.spread import Spread, take_turns
-from ppsd_rt.cli.bench import print_report, run_facts
+from ppsd_rt.cli.bench import print_with_summary, run_facts
 from ppsd_rt.cli.bench_options import list_of, positive
 from ppsd_rt.cli.common import read_prompts
 from ppsd_rt.cli.progress import progress_bar
@@ -272,7 +272,7 @@ def main(argv: list[str] | None = None) -> int:
     rows = [_row(case, cases) for case in cases if case.figures]
     short = [{key: median_of(value) for key, value in row.items()} for row in rows]
     summary = {"repeats": args.repeats, "interrupted": not whole, "results": short}
-    print_report(Report("whole requests, in turns", COLUMNS, rows, facts, summary), args.output)
+    print_with_summary(Report("whole requests, in turns", COLUMNS, rows, facts, summary), args.output)
     return status or (0 if whole else 130)
 
 

@@ -4,7 +4,8 @@
     python benchmarks/soak.py --minutes 2 --clients 4
 
 Clients send requests of every kind to a `ppsd-run serve`: chats and completions, streamed and whole, greedy and
-sampled, one answer and several, JSON by a schema, prompts of all lengths, refused ones. Some go away in the middle. The
+sampled, one answer and several, JSON by a schema, calls of tools, grammars that are new or hopeless, prompts of all
+lengths, refused ones. Some go away in the middle. The
 memory for KV caches is small, so that answers wait and lose their places. A request that is sent again must get the
 text that it got before, whatever else the server does then.
 
@@ -36,6 +37,7 @@ from ppsd_rt.cli.progress import progress_bar
 
 GROWTH = 0.02  # of the server's memory, that is taken for none
 SAMPLE = 2.0  # seconds between two looks at the memory
+HOPELESS = "start: A\nA: " + " & ".join(f"/(a{{{prime}}})*/" for prime in (2, 3, 5, 7, 11, 13, 17, 19))
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string", "maxLength": 30}}, "required": ["answer"]}
 
 
@@ -64,8 +66,7 @@ def draw(rng: random.Random, prompts: list[str]) -> dict[str, Any]:
         body["prompt"] = words
     else:
         body["messages"] = [{"role": "user", "content": words}]
-        if rng.random() < 0.1:
-            body["response_format"] = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+        body |= _held(rng)
     if rng.random() < 0.05:
         body["temperature"] = -1  # refused
     leaves = None
@@ -75,11 +76,27 @@ def draw(rng: random.Random, prompts: list[str]) -> dict[str, Any]:
     return {"path": path, "body": body, "leaves": leaves}
 
 
+def _held(rng: random.Random) -> dict[str, Any]:
+    """What may hold a chat: a schema, tools, a grammar that nobody has sent before, one that nobody can compile."""
+    kind = rng.random()
+    if kind < 0.1:
+        return {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}
+    if kind < 0.3:
+        choice = rng.choice(("auto", "required", {"type": "function", "function": {"name": "say"}}))
+        function = {"name": "say", "parameters": SCHEMA}
+        return {"tools": [{"type": "function", "function": function}], "tool_choice": choice}
+    if kind < 0.4:
+        return {"response_format": {"type": "regex", "regex": f"[a-z ]{{1,{rng.randint(2, 60)}}}{rng.random()}"}}
+    if kind < 0.41:
+        return {"response_format": {"type": "lark", "lark": f"{HOPELESS}\n// {rng.random()}"}}
+    return {}
+
+
 async def ask(client: httpx2.AsyncClient, request: dict[str, Any], found: Found) -> None:
     """Sends it and notes what comes of it."""
     path, body, leaves = request["path"], request["body"], request["leaves"]
     key = path + json.dumps({name: value for name, value in body.items() if name != "stream"}, sort_keys=True)
-    if body["temperature"] < 0:
+    if body["temperature"] < 0 or HOPELESS in str(body.get("response_format", {}).get("lark")):
         reply = await client.post(path, json=body)
         found.requests["refused"] += 1
         if reply.status_code != 400:
@@ -118,8 +135,10 @@ def _texts(events: list[dict[str, Any]]) -> list[str]:
     texts: dict[int, str] = {}
     for event in events:
         for choice in event.get("choices", []):
-            piece = choice.get("text") or (choice.get("delta") or choice.get("message") or {}).get("content") or ""
-            texts[choice["index"]] = texts.get(choice["index"], "") + piece
+            said = choice.get("delta") or choice.get("message") or {}
+            piece = choice.get("text") or said.get("content") or ""
+            calls = "".join(call["function"]["arguments"] for call in said.get("tool_calls") or ())
+            texts[choice["index"]] = texts.get(choice["index"], "") + piece + calls
     return [texts[index] for index in sorted(texts)]
 
 

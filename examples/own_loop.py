@@ -13,7 +13,8 @@ def own_loop(engine: Engine, prompt: Prompt, params: SamplingParams, least: floa
     """The answer's ids, and how many passes it took after the prompt's. least: confidence of drafts to verify."""
     stages = engine.stages(params)
     answer, passes = [stages.prefill(prompt)], 0
-    room = min(params.max_tokens, engine.config.max_position_embeddings - stages.committed)
+    room = engine.config.max_position_embeddings - stages.committed
+    room = min(params.max_tokens or room, room)
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else engine.config.eos_token_ids)}
     while len(answer) < room and answer[-1] not in ends:
         rows = [answer[-1]]  # the newest token has passed no layer yet

@@ -6,13 +6,15 @@ with the settings and helpers that `transformers` gives it. What goes wrong insi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cache, cached_property
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 
@@ -33,12 +35,15 @@ _LONGEST_SOURCE = 1 << 18  # characters
 def special_tokens(folder: AnyFolder) -> dict[str, str]:
     """The named special tokens of a model folder, such as {"bos_token": "<s>"}.
 
-    They stand in tokenizer_config.json; what it leaves out is taken from special_tokens_map.json. A token is a string
-    or an object with its text under "content". Raises PpsdError for files that are not JSON objects and for a
-    bos_token or eos_token that is neither.
+    They stand in tokenizer_config.json and special_tokens_map.json. As in transformers the latter wins, unless the
+    former has an `added_tokens_decoder` and so is the newer one. A token is a string or an object with its text under
+    "content". Raises PpsdError for files that are not JSON objects and for a bos_token or eos_token that is neither.
     """
     tokens: dict[str, str] = {}
-    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+    config = read_json_object(folder / "tokenizer_config.json", missing_ok=True)
+    newer = config.get("added_tokens_decoder") is not None
+    files = ("special_tokens_map.json", "tokenizer_config.json")
+    for name in files if newer else reversed(files):
         for key, value in read_json_object(folder / name, missing_ok=True).items():
             if not key.endswith("_token") or value is None:
                 continue
@@ -63,51 +68,92 @@ class ChatTemplate:
     """
 
     def __init__(
-        self, source: str, variables: Mapping[str, str] | None = None, *, origin: str = "the model folder"
+        self, source: str, variables: Mapping[str, Any] | None = None, *, origin: str = "the model folder"
     ) -> None:
         """`origin` names where the source came from, for error messages."""
         self.source = source
-        self.variables = dict(variables or {})
+        self.variables: dict[str, Any] = dict(variables or {})
         self.origin = origin
+        self._problem: str | None = None  # why there is no source, for whoever wants to render it
+
+    @cached_property
+    def reads(self) -> list[str]:
+        """The variables that the template reads besides those that `render` always gives, such as `enable_thinking`.
+
+        Raises PpsdError where it cannot be compiled.
+        """
+        self._compiled  # noqa: B018 (says what is wrong)
+        environment = _environment()
+        free = jinja2.meta.find_undeclared_variables(environment.parse(self.source))
+        return sorted(free - {*environment.globals, "messages", "tools", "documents", "add_generation_prompt"})
+
+    def set(self, name: str, value: object) -> None:
+        """Give a variable of the template a value, in every prompt that does not say otherwise.
+
+        Raises UsageError for one that the template does not read, and PpsdError where it cannot be compiled.
+        """
+        if name not in self.reads:
+            known = ", ".join(self.reads) or "no variables"
+            raise UsageError(f"the chat template in {self.origin} does not read {name!r}; it reads {known}")
+        self.variables[name] = value
 
     @classmethod
     def from_folder(cls, folder: AnyFolder) -> ChatTemplate | None:
         """The chat template of a model folder, or None where it has none.
 
         Looked for in this order: the file chat_template.jinja; `chat_template` in tokenizer_config.json; the same in
-        chat_template.json. In JSON it is a string or a list of {"name", "template"} objects, of which the one named
-        "default" is taken, else the first. Raises PpsdError for unreadable files and for templates of another shape.
+        chat_template.json. In JSON it is a string, a list of {"name", "template"} objects or an object from names to
+        templates, of which the one named "default" is taken, else the first. Raises PpsdError for unreadable files; a
+        template of another shape keeps nobody from plain prompts, and is refused when it is rendered.
         """
         for path, read in (
             (folder / "chat_template.jinja", _read_jinja),
             (folder / "tokenizer_config.json", _read_template_key),
             (folder / "chat_template.json", _read_template_key),
         ):
-            source = read(path)
+            try:
+                source = read(path)
+            except _OfAnotherShape as error:
+                template = cls("", special_tokens(folder), origin=str(path))
+                template._problem = str(error)
+                return template
             if source is not None:
                 return cls(source, special_tokens(folder), origin=str(path))
         return None
 
-    def render(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_variables: Mapping[str, Any] | None = None,
+    ) -> str:
         """The prompt for `messages`, each a mapping with string values for "role" and "content".
 
-        The prompt holds the special tokens as text, BOS included where the template writes it, so encode it with
-        `add_special_tokens=False`. The messages are not changed.
+        One with "tool_calls" may have a null content or none. template_variables: more of what the template may use,
+        such as `tools` and `enable_thinking`. The prompt holds the special tokens as text, BOS included where the
+        template writes it, so encode it with `add_special_tokens=False`. The messages are not changed.
 
         Raises UsageError for messages of another shape, and PpsdError when the template cannot be compiled, refuses
         the messages (`raise_exception`), fails, or does not stop: the output may have at most about a million
         characters more than sixteen times the messages, and the work has a limit of that kind, too (sandbox.py).
         """
         chat = _checked_messages(messages)
-        size = sum(len(message["content"]) for message in chat)
+        given = dict(template_variables or {})
+        size = sum(len(message.get("content") or "") for message in chat)
+        try:
+            size += len(json.dumps([given, [_others(message) for message in chat]]))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UsageError(f"what a chat template is given must be JSON: {one_line(error)}") from None
         limit = _OUTPUT_ALLOWANCE + _OUTPUT_PER_INPUT * size
         work = _WORK_ALLOWANCE + _WORK_PER_INPUT * size + _WORK_PER_MESSAGE * len(chat)
         variables = {
             **self.variables,
-            "messages": chat,
             "tools": None,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
+            **given,
+            "messages": chat,
         }
         template = self._compiled
         pieces = []
@@ -139,6 +185,8 @@ class ChatTemplate:
 
     @cached_property
     def _compiled(self) -> jinja2.Template:
+        if self._problem is not None:
+            raise PpsdError(self._problem)
         try:
             if len(self.source) > _LONGEST_SOURCE:
                 raise ValueError(f"it has {len(self.source)} characters, and {_LONGEST_SOURCE} are enough for all")
@@ -164,17 +212,24 @@ def _read_template_key(path: AnyFile) -> str | None:
     if value is None or isinstance(value, str):
         return value
     named: dict[str, str] = {}
+    if isinstance(value, dict):
+        value = [{"name": name, "template": template} for name, template in value.items()]
     for entry in value if isinstance(value, list) else ():
         if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
             named[entry["name"]] = entry["template"]
     if not named:
-        raise PpsdError(
-            f'{path}: chat_template must be a string or a list of objects with the strings "name" and "template"'
+        raise _OfAnotherShape(
+            f'{path}: chat_template must be a string or a list of objects with the strings "name" and "template": '
+            "mend it, or give a plain prompt instead of messages"
         )
     return named.get("default", next(iter(named.values())))
 
 
-def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def _others(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in message.items() if key != "content"}
+
+
+def _checked_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Copies of the messages, which are shown to be what a template expects."""
     if isinstance(messages, str | bytes) or not isinstance(messages, Sequence):
         raise UsageError(f"the messages must be a list, not {type(messages).__name__}")
@@ -186,11 +241,17 @@ def _checked_messages(messages: Sequence[Mapping[str, str]]) -> list[dict[str, s
                 f'message {number} must be an object with "role" and "content", not {type(message).__name__}'
             )
         for key in ("role", "content"):
+            if key == "content" and message.get(key) is None and message.get("tool_calls"):
+                continue
             if key not in message:
                 raise UsageError(f'message {number} has no "{key}"')
             if not isinstance(message[key], str):
                 raise UsageError(f'"{key}" of message {number} must be a string, not {type(message[key]).__name__}')
     return [dict(message) for message in messages]
+
+
+class _OfAnotherShape(Exception):
+    """What stands for a template is none."""
 
 
 class _Refused(jinja2.TemplateError):

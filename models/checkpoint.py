@@ -7,10 +7,12 @@ Nothing here needs torch; `llama.LlamaForCausalLM.from_checkpoint` and the C++ b
 
 import hashlib
 import json
+import logging
 import math
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -25,7 +27,9 @@ from ..errors import PpsdError
 from .config import LlamaConfig
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
 from .gguf_blocks import Blocks
+from .quantised import QuantisedTensors, Stored, read_scheme
 from .shapes import check_shapes, model_shapes
+from .uniform import Uniform
 
 if TYPE_CHECKING:
     from .gguf_tensors import GgufTensors
@@ -35,6 +39,8 @@ INDEX_FILE = "model.safetensors.index.json"
 
 Array = npt.NDArray[Any]
 _FLOATS: dict[str, type] = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}
+_DTYPES: dict[str, type] = {**_FLOATS, "I8": np.int8, "I32": np.int32, "F8_E4M3": np.uint8}
+_LOG = logging.getLogger(__name__)
 _NAMES = {"float32": "float32", "float16": "float16", "uint16": "bfloat16"}
 
 # Buffers that some checkpoints carry although they follow from the configuration.
@@ -50,7 +56,7 @@ class Checkpoint:
 
     tensors: Mapping[str, Array]
     blocks: Mapping[str, Blocks] = MappingProxyType({})
-    _opened: "GgufTensors | None" = None
+    _opened: "GgufTensors | QuantisedTensors | None" = None  # they decode
 
     def __init__(self, folder: Path) -> None:
         """Raises PpsdError that names the file (missing, corrupt) or the tensor (missing, extra, shape, dtype)."""
@@ -62,10 +68,33 @@ class Checkpoint:
             self.tensors, self.blocks, self._opened = opened, opened.blocks(), opened
             self.stored_as = sorted(opened.kinds)
             return
-        self.config = LlamaConfig.from_folder(folder)
-        tensors = self.tensors = _without_derived(read_tensors(folder), self.config)
-        check_shapes(tensors, model_shapes(self.config), str(folder))
-        self.stored_as = sorted({_NAMES[str(tensor.dtype)] for tensor in tensors.values()})
+        raw, stored = read_json_object(folder / "config.json"), _read_folder(folder)
+        scheme = read_scheme(raw, str(folder / "config.json"))
+        self.config = _heads(LlamaConfig.from_folder(folder), stored)
+        shapes = model_shapes(self.config)
+        if scheme is None:
+            self.tensors = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
+            self.stored_as = sorted({_NAMES[str(tensor.dtype)] for tensor in self.tensors.values()})
+            used = set(shapes)
+        else:
+            self.tensors = self._opened = quantised = QuantisedTensors(stored, shapes, scheme, folder)
+            self.stored_as, used = sorted(quantised.kinds), quantised.used
+            shapes = {name: shape for name, shape in shapes.items() if not quantised.is_quantised(name)}
+        plain = {name: _supported(name, stored[name], folder) for name in shapes if name in stored}
+        missing = {} if scheme else {name: shape for name, shape in shapes.items() if _may_lack(name, plain)}
+        zeros = {name: np.zeros(shape, np.float32) for name, shape in missing.items()}
+        if zeros:
+            _LOG.info("%s: biases that config.json names and the file lacks are zero, as in transformers", folder)
+            self.tensors, plain = {**self.tensors, **zeros}, {**plain, **zeros}
+        check_shapes(plain, shapes, str(folder))
+        unused = sorted(name for name in stored if name not in used and not name.endswith(_DERIVED_SUFFIXES))
+        if unused:
+            more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+            _LOG.info("%s: left out is what this model has no use for: tensor %s%s", folder, unused[0], more)
+
+    def quantised(self, name: str) -> Uniform | None:
+        """A matrix of a quantised folder as it is quantised there; None where it is not, or not uniformly."""
+        return self._opened.uniform(name) if isinstance(self._opened, QuantisedTensors) else None
 
     @property
     def name(self) -> str:
@@ -113,36 +142,57 @@ def _bf16_bits(values: Array) -> npt.NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def read_tensors(folder: Path) -> dict[str, Array]:
-    """All tensors of a folder: one `model.safetensors`, or the shards that its index names."""
+def _read_folder(folder: Path) -> dict[str, Stored]:
+    """Everything in `model.safetensors` or, where there is none, in the shards that its index names."""
     index = folder / INDEX_FILE
+    if (folder / SINGLE_FILE).exists():
+        return _with_prefix(_read_stored(folder / SINGLE_FILE))
     if not index.exists():
-        if not (folder / SINGLE_FILE).exists():
-            raise PpsdError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: fetch or convert the weights")
-        return read_file(folder / SINGLE_FILE)
+        raise PpsdError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: fetch or convert the weights")
 
     weight_map = read_json_object(index, unique=True).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(shard, str) for shard in weight_map.values()):
         raise PpsdError(f"{index} has no weight_map of tensor names to file names; fetch the file again")
-    tensors: dict[str, Array] = {}
+    tensors: dict[str, Stored] = {}
     for shard in sorted(set(weight_map.values())):
         if Path(shard).name != shard:
             raise PpsdError(f"{index} names the shard {shard!r}, which is not a plain file name")
         if not (folder / shard).exists():
             raise PpsdError(f"{folder} lacks the shard {shard} that {INDEX_FILE} names; fetch it again")
-        for name, tensor in read_file(folder / shard).items():
+        for name, tensor in _read_stored(folder / shard).items():
             if weight_map.get(name) != shard:
                 raise PpsdError(f"{index} says that {name} is in {weight_map.get(name)}, but it is in {shard}")
             tensors[name] = tensor
     for name, shard in weight_map.items():
         if name not in tensors:
             raise PpsdError(f"{index} says that {name} is in {shard}, but it is not there")
-    return tensors
+    return _with_prefix(tensors)
+
+
+def _may_lack(name: str, tensors: Mapping[str, Array]) -> bool:
+    return name.endswith(".bias") and name not in tensors
+
+
+def _with_prefix(tensors: dict[str, Stored]) -> dict[str, Stored]:
+    """A model that was saved without its LM head has names without `model.`; transformers takes either."""
+    ours = {name if name.startswith(("model.", "lm_head.")) else f"model.{name}": name for name in tensors}
+    return {ours_name: tensors[name] for ours_name, name in ours.items()}
 
 
 def read_file(path: Path, *, integers: bool = False) -> dict[str, Array]:
     """Everything in one safetensors file: floats of 16 or 32 bits and, if asked for, int8 and int32."""
-    supported: dict[str, type] = {**_FLOATS, "I8": np.int8, "I32": np.int32} if integers else _FLOATS
+    supported = {*_FLOATS, "I8", "I32"} if integers else {*_FLOATS}
+    return {name: _supported(name, stored, path, supported) for name, stored in _read_stored(path).items()}
+
+
+def _supported(name: str, stored: Stored, where: Path, dtypes: Iterable[str] = _FLOATS) -> Array:
+    if stored.dtype not in dtypes:
+        known = ", ".join(sorted(dtypes))
+        raise PpsdError(f"{where}: tensor {name} has dtype {stored.dtype}; supported are {known}")
+    return stored.data
+
+
+def _read_stored(path: Path) -> dict[str, Stored]:
     with _readable(path):
         header, start = _read_header(path)
         data = np.memmap(path, np.uint8, "c", offset=start) if path.stat().st_size > start else np.zeros(0, "u1")
@@ -150,11 +200,10 @@ def read_file(path: Path, *, integers: bool = False) -> dict[str, Array]:
         for name, entry in header.items():
             if name == "__metadata__":
                 continue
-            if entry["dtype"] not in supported:
-                known = ", ".join(supported)
-                raise PpsdError(f"{path}: tensor {name} has dtype {entry['dtype']}; supported are {known}")
             begin, end = entry["data_offsets"]
-            tensors[name] = data[begin:end].view(supported[entry["dtype"]]).reshape(entry["shape"])
+            dtype, shape = _DTYPES.get(entry["dtype"]), entry["shape"]
+            raw = data[begin:end]
+            tensors[name] = Stored(raw if dtype is None else raw.view(dtype).reshape(shape), entry["dtype"])
         return tensors
 
 
@@ -194,13 +243,21 @@ def _readable(path: Path) -> Iterator[None]:
         raise PpsdError(f"{path} is truncated or corrupt ({reason}); fetch the file again") from None
 
 
-def _without_derived(tensors: dict[str, Array], config: LlamaConfig) -> dict[str, Array]:
-    """Drop what follows from the rest: old rotary buffers, and a tied LM head that repeats the embedding."""
-    kept = {name: t for name, t in tensors.items() if not name.endswith(_DERIVED_SUFFIXES)}
-    head, embedding = kept.get("lm_head.weight"), kept.get("model.embed_tokens.weight")
-    if config.tie_word_embeddings and head is not None and embedding is not None and np.array_equal(head, embedding):
-        del kept["lm_head.weight"]
-    return kept
+def _heads(config: LlamaConfig, tensors: dict[str, Stored]) -> LlamaConfig:
+    """The configuration as the weights have it: a model that is tied may hold its matrix under the name of the LM head,
+    or twice, which makes one of them, or an LM head that was trained apart."""
+    embedding, head = "model.embed_tokens.weight", "lm_head.weight"
+    if not config.tie_word_embeddings or head not in tensors:
+        return config
+    if embedding not in tensors:
+        tensors[embedding] = tensors.pop(head)
+    elif tensors[head].dtype == tensors[embedding].dtype and np.array_equal(
+        tensors[head].data, tensors[embedding].data
+    ):
+        del tensors[head]
+    else:
+        return replace(config, tie_word_embeddings=False)
+    return config
 
 
 def save(path: Path, tensors: Mapping[str, Array], metadata: Mapping[str, str]) -> None:

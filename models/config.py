@@ -1,7 +1,8 @@
 """`LlamaConfig`: what the runtime needs to know of a model, read from a Hugging Face `config.json`."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,32 @@ from .files import one_line, read_json_object
 
 # model_type -> what transformers takes where the file says nothing, and where that is not what it takes for Llama.
 _FAMILIES: dict[str, dict[str, Any]] = {
-    "llama": {},
-    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096, "max_position_embeddings": 131072},
-    "qwen2": {"attention_bias": True, "sliding_window": 4096, "max_position_embeddings": 32768},
-    "qwen3": {"head_dim": 128, "sliding_window": 4096, "max_position_embeddings": 32768},
+    "llama": {"bos_token_id": 1, "eos_token_id": 2},
+    "mistral": {
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "num_key_value_heads": 8,
+        "sliding_window": 4096,
+        "max_position_embeddings": 131072,
+    },
+    "qwen2": {"num_key_value_heads": 32, "sliding_window": 4096, "max_position_embeddings": 32768},
+    "qwen3": {"num_key_value_heads": 32, "head_dim": 128, "sliding_window": 4096, "max_position_embeddings": 32768},
     "smollm3": {
+        "bos_token_id": 128000,
+        "eos_token_id": 128001,
         "num_key_value_heads": 4,
         "rope_theta": 2000000.0,
         "tie_word_embeddings": True,
         "no_rope_layer_interval": 4,
         "max_position_embeddings": 32768,
     },
+}
+
+# model_type -> what its modules in transformers have, whatever the file says. (The other families read the file.)
+_FIXED: dict[str, dict[str, Any]] = {
+    "mistral": {"attention_bias": False, "mlp_bias": False},
+    "qwen2": {"attention_bias": True, "mlp_bias": False},
+    "qwen3": {"mlp_bias": False},
 }
 
 # Far beyond every model there is, and little enough that a damaged file costs neither memory nor time.
@@ -47,18 +63,41 @@ _RANGES = {
     "factor": (1.0, 1e6),
     "low_freq_factor": (1e-3, 1e6),
     "high_freq_factor": (1e-3, 1e6),
+    "attention_factor": (0.0, 1e6),
+    "beta_fast": (1e-6, 1e6),
+    "beta_slow": (1e-6, 1e6),
+    "mscale": (0.0, 1e6),
+    "mscale_all_dim": (0.0, 1e6),
 }
+_LEAST_FACTOR, _MOST_FACTOR = 1e-6, 1e9  # of a frequency, as longrope lists them
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How the rotary frequencies are stretched: `linear` (all by `factor`) or `llama3` (low frequencies only)."""
+    """How the rotary frequencies are stretched; the arithmetic is in rotary.py. Field names are transformers'.
+
+    kind: `linear` (all by `factor`), `llama3` (low frequencies only), `yarn` (between the two by a ramp), `dynamic` (by
+    the length of the text) or `longrope` (each by a factor of its own: `short_factor` in texts of up to
+    `original_max_position_embeddings`, `long_factor` in longer ones; head_dim / 2 each).
+    attention_factor: cosines and sines are multiplied by it.
+    """
 
     kind: str
-    factor: float
+    factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    attention_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    truncate: bool = True
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
+
+    @property
+    def by_length(self) -> bool:
+        """Do the frequencies depend on how long the text is?"""
+        return self.kind == "dynamic" or self.short_factor != self.long_factor
 
 
 @dataclass(frozen=True)
@@ -74,8 +113,10 @@ class LlamaConfig:
     """Shape and constants of a Llama-family model. Field names are those of `config.json`.
 
     `attention_bias` speaks of q, k and v; `attention_output_bias` of o (Llama files with `attention_bias` have both,
-    Qwen2 files only the former). `qk_norm`: every head of the queries and of the keys goes through an RMSNorm.
+    Qwen2 files only the former); `mlp_bias` of gate, up and down. `qk_norm`: every head of the queries and of the keys
+    goes through an RMSNorm.
     `layer_attention`: of each layer, where they are not all plain (rotary, without a window); else empty.
+    `max_position_embeddings`: the longest text; with `yarn` and `dynamic` rotation the stretched length.
     """
 
     vocab_size: int
@@ -92,6 +133,7 @@ class LlamaConfig:
     tie_word_embeddings: bool = False
     attention_bias: bool = False
     attention_output_bias: bool = False
+    mlp_bias: bool = False
     qk_norm: bool = False
     layer_attention: tuple[LayerAttention, ...] = ()
     bos_token_id: int | None = None
@@ -108,14 +150,18 @@ class LlamaConfig:
 
     @classmethod
     def from_folder(cls, folder: Path) -> "LlamaConfig":
-        """Read `config.json`, and the EOS ids of `generation_config.json` where that file exists."""
+        """Read `config.json`, and the EOS ids of `generation_config.json` where that file exists.
+
+        Where neither names one, it is the family's as transformers has it. Ids outside the vocabulary are left out.
+        """
         raw = read_json_object(folder / "config.json")
         generation = folder / "generation_config.json"
-        eos = read_json_object(generation, missing_ok=True).get("eos_token_id")
-        if eos is not None:
-            ids = _id_tuple(eos, generation) + _id_tuple(raw.get("eos_token_id"), generation)
-            raw = {**raw, "eos_token_id": list(dict.fromkeys(ids))}
-        return cls.from_dict(raw, where=str(folder / "config.json"))
+        eos = _id_tuple(read_json_object(generation, missing_ok=True).get("eos_token_id"), generation)
+        config = cls.from_dict(raw, where=str(folder / "config.json"))
+        ids = [id for id in eos if 0 <= id < config.vocab_size]
+        if ids and raw.get("eos_token_id") is not None:
+            ids += config.eos_token_ids
+        return replace(config, eos_token_ids=tuple(dict.fromkeys(ids))) if ids else config
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], where: str = "config.json") -> "LlamaConfig":
@@ -124,33 +170,37 @@ class LlamaConfig:
         if not isinstance(model_type, str) or model_type not in _FAMILIES:
             known = ", ".join(_FAMILIES)
             raise PpsdError(f"{where}: model_type {_shown(model_type)} is not supported; supported are {known}")
-        raw = {**_FAMILIES[model_type], **raw}
+        raw = {**_FAMILIES[model_type], **raw, **_FIXED.get(model_type, {})}
         read = _Reader(raw, where)
         _refuse_unsupported(raw, where)
 
         hidden_size = read.integer("hidden_size")
         heads = read.integer("num_attention_heads")
         layers = read.integer("num_hidden_layers")
+        head_dim = read.integer("head_dim", hidden_size // heads)
+        vocab_size = read.integer("vocab_size")
         bias = read.boolean("attention_bias", False)
+        scaling = _rope_scaling(raw, read, head_dim)
         config = cls(
-            vocab_size=read.integer("vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=read.integer("intermediate_size"),
             num_hidden_layers=layers,
             num_attention_heads=heads,
             num_key_value_heads=read.integer("num_key_value_heads", heads),
-            head_dim=read.integer("head_dim", hidden_size // heads),
-            max_position_embeddings=read.integer("max_position_embeddings", 2048),
+            head_dim=head_dim,
+            max_position_embeddings=_context(read.integer("max_position_embeddings", 2048), scaling),
             rms_norm_eps=read.number("rms_norm_eps", 1e-6),
             rope_theta=_rope_section(raw, read).number("rope_theta", read.number("rope_theta", 10000.0)),
-            rope_scaling=_rope_scaling(raw, read),
+            rope_scaling=scaling,
             tie_word_embeddings=read.boolean("tie_word_embeddings", False),
             attention_bias=bias,
             attention_output_bias=bias and model_type != "qwen2",
+            mlp_bias=read.boolean("mlp_bias", False),
             qk_norm=model_type == "qwen3",
             layer_attention=_layer_attention(raw, read, layers),
-            bos_token_id=next(iter(_id_tuple(raw.get("bos_token_id"), where)), None),
-            eos_token_ids=_id_tuple(raw.get("eos_token_id"), where),
+            bos_token_id=next(iter(_known_ids(raw, "bos_token_id", where, vocab_size)), None),
+            eos_token_ids=_known_ids(raw, "eos_token_id", where, vocab_size),
         )
         config._check(where)
         return config
@@ -163,10 +213,6 @@ class LlamaConfig:
             )
         if self.head_dim % 2:
             raise PpsdError(f"{where}: head_dim {self.head_dim} is odd; rotary embedding needs pairs")
-        for name, ids in (("bos_token_id", (self.bos_token_id,)), ("eos_token_id", self.eos_token_ids)):
-            for token in ids:
-                if token is not None and not 0 <= token < self.vocab_size:
-                    raise PpsdError(f"{where}: {name} {_shown(token)} is outside the vocabulary of {self.vocab_size}")
 
 
 class _Reader:
@@ -207,32 +253,91 @@ def _shown(value: object) -> str:
 
 
 def _rope_section(raw: Mapping[str, Any], read: _Reader) -> _Reader:
-    """The object that holds the rotary settings: newer files write `rope_parameters`, older ones `rope_scaling`."""
-    section = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    """The object that holds the rotary settings. `rope_scaling` wins over `rope_parameters`, the newer name: people add
+    the former by hand to files that have the latter, and transformers reads them so."""
+    name = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+    section = raw.get(name) or {}
     if not isinstance(section, dict):
-        raise PpsdError(f"{read.where}: rope_scaling must be an object, not {_shown(section)}")
-    return _Reader(section, f"{read.where}: rope_scaling")
+        raise PpsdError(f"{read.where}: {name} must be an object, not {_shown(section)}")
+    return _Reader(section, f"{read.where}: {name}")
 
 
-def _rope_scaling(raw: Mapping[str, Any], read: _Reader) -> RopeScaling | None:
+def _rope_scaling(raw: Mapping[str, Any], read: _Reader, head_dim: int) -> RopeScaling | None:
     section = _rope_section(raw, read)
+    nested = next((key for key, value in section.raw.items() if isinstance(value, dict)), None)
+    if nested is not None:
+        raise PpsdError(f"{section.where}: settings of their own for {_shown(nested)} are not supported")
     kind = section.raw.get("rope_type", section.raw.get("type", "default"))
-    if kind == "default":
+    if kind == "default":  # transformers' modules of these families rotate whole heads then, whatever the file says
         return None
+    if (partial := section.raw.get("partial_rotary_factor", raw.get("partial_rotary_factor"))) not in (None, 1):
+        raise PpsdError(f"{section.where}: partial_rotary_factor = {_shown(partial)} is not supported")
+    context = read.integer("max_position_embeddings", 2048)
     if kind == "linear":
-        return RopeScaling("linear", section.number("factor"))
+        return RopeScaling(kind, section.number("factor"))
+    if kind == "dynamic":
+        return RopeScaling(kind, section.number("factor"), original_max_position_embeddings=context)
+    # transformers takes the outer number where there are two, and the context's length where there is none.
+    inner = section.integer("original_max_position_embeddings", context)
+    original = read.integer("original_max_position_embeddings", inner)
     if kind == "llama3":
-        scaling = RopeScaling(
-            "llama3",
-            section.number("factor"),
-            section.number("low_freq_factor"),
-            section.number("high_freq_factor"),
-            section.integer("original_max_position_embeddings"),
-        )
-        if scaling.high_freq_factor <= scaling.low_freq_factor:
+        factor, low, high = (section.number(f"{name}factor") for name in ("", "low_freq_", "high_freq_"))
+        if high <= low:
             raise PpsdError(f"{section.where}: high_freq_factor must be above low_freq_factor")
-        return scaling
-    raise PpsdError(f"{section.where}: type {_shown(kind)} is not supported; supported are default, linear and llama3")
+        return RopeScaling(kind, factor, low, high, original)
+    factor = section.number("factor", max(context / original, 1.0))
+    if kind == "yarn":
+        return RopeScaling(
+            kind,
+            factor,
+            original_max_position_embeddings=original,
+            attention_factor=section.number("attention_factor", _yarn_attention_factor(section, factor)),
+            beta_fast=section.number("beta_fast", 32.0),
+            beta_slow=section.number("beta_slow", 1.0),
+            truncate=section.boolean("truncate", "truncate" not in section.raw),
+        )
+    if kind == "longrope":
+        usual = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+        return RopeScaling(
+            kind,
+            factor,
+            original_max_position_embeddings=original,
+            attention_factor=section.number("attention_factor", usual),
+            short_factor=_factors(section, "short_factor", head_dim // 2),
+            long_factor=_factors(section, "long_factor", head_dim // 2),
+        )
+    known = "default, linear, dynamic, llama3, yarn and longrope"
+    raise PpsdError(f"{section.where}: type {_shown(kind)} is not supported; supported are {known}")
+
+
+def _context(stated: int, scaling: RopeScaling | None) -> int:
+    """Positions that the model takes. People add these kinds to a file that states the length before stretching."""
+    if scaling is None or scaling.kind not in ("yarn", "dynamic"):
+        return stated
+    return min(max(stated, int(scaling.original_max_position_embeddings * scaling.factor)), 2**31 - 1)
+
+
+def _yarn_attention_factor(section: _Reader, factor: float) -> float:
+    """By how much cosines and sines grow where the file does not say (Peng et al., arXiv 2309.00071, equation 22)."""
+
+    def scale(by: float) -> float:
+        return 0.1 * by * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    above, below = section.number("mscale", 0.0), section.number("mscale_all_dim", 0.0)
+    return scale(above) / scale(below) if above and below else scale(1.0)
+
+
+def _factors(section: _Reader, key: str, count: int) -> tuple[float, ...]:
+    values = section.raw.get(key)
+    numbers = values if isinstance(values, list) else []
+    good = (
+        isinstance(value, int | float) and not isinstance(value, bool) and _LEAST_FACTOR <= value <= _MOST_FACTOR
+        for value in numbers
+    )
+    if len(numbers) != count or not all(good):
+        what = f"{count} numbers from {_LEAST_FACTOR:g} to {_MOST_FACTOR:g}"
+        raise PpsdError(f"{section.where}: {key} must be a list of {what}, not {_shown(values)}")
+    return tuple(map(float, numbers))
 
 
 def _layer_attention(raw: Mapping[str, Any], read: _Reader, layers: int) -> tuple[LayerAttention, ...]:
@@ -264,6 +369,8 @@ def _rotary_layers(raw: Mapping[str, Any], read: _Reader, layers: int) -> list[b
 def _sliding_layers(raw: Mapping[str, Any], read: _Reader, rotary: list[bool]) -> list[bool]:
     """Which layers see a window of `sliding_window` positions alone."""
     layers, family = len(rotary), raw["model_type"]
+    if family == "llama":  # transformers reads neither key
+        return [False] * layers
     if family == "mistral":  # all, as transformers has it, whatever layer_types says
         return [raw.get("sliding_window") is not None] * layers
     in_use = read.boolean("use_sliding_window", False) and raw.get("sliding_window") is not None
@@ -286,19 +393,11 @@ def _sliding_layers(raw: Mapping[str, Any], read: _Reader, rotary: list[bool]) -
 
 def _refuse_unsupported(raw: Mapping[str, Any], where: str) -> None:
     """Settings that would change the arithmetic, and that this runtime does not compute."""
-    checks = {
-        "hidden_act": raw.get("hidden_act", "silu") in ("silu", "swish"),
-        "mlp_bias": not raw.get("mlp_bias"),
-        "quantization_config": not raw.get("quantization_config"),
-        "partial_rotary_factor": raw.get("partial_rotary_factor") in (None, 1, 1.0),
-        "sliding_window": raw["model_type"] != "llama"
-        or not raw.get("sliding_window")
-        or not raw.get("use_sliding_window", True),
-        "num_experts": not raw.get("num_experts") and not raw.get("num_local_experts"),
-    }
-    for key, supported in checks.items():
-        if not supported:
-            raise PpsdError(f"{where}: {key} = {_shown(raw.get(key))} is not supported")
+    if raw.get("hidden_act", "silu") not in ("silu", "swish"):
+        raise PpsdError(f"{where}: hidden_act = {_shown(raw['hidden_act'])} is not supported")
+    for key in ("num_experts", "num_local_experts"):
+        if raw.get(key):
+            raise PpsdError(f"{where}: {key} = {_shown(raw[key])}: mixtures of experts are not supported")
 
 
 def _id_tuple(value: Any, where: object) -> tuple[int, ...]:
@@ -306,3 +405,8 @@ def _id_tuple(value: Any, where: object) -> tuple[int, ...]:
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
         raise PpsdError(f"{where}: a token id must be an integer or a list of integers, not {_shown(value)}")
     return tuple(ids)
+
+
+def _known_ids(raw: Mapping[str, Any], key: str, where: str, vocabulary: int) -> tuple[int, ...]:
+    """Those inside the vocabulary: the others, such as -1 for none, can never come up."""
+    return tuple(id for id in _id_tuple(raw.get(key), where) if 0 <= id < vocabulary)

@@ -182,4 +182,6 @@ def _loudest(layer: Mapping[str, Tensor], neurons: int) -> dict[str, Tensor]:
     loudness = gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)
     kept = loudness.topk(neurons).indices.sort().values
     parts = {"gate": gate[kept], "up": up[kept], "down": down[:, kept]}
-    return {f"mlp.{name}_proj.weight": part.to(layer["mlp.up_proj.weight"].dtype) for name, part in parts.items()}
+    loudest = {f"mlp.{name}_proj.weight": part.to(layer["mlp.up_proj.weight"].dtype) for name, part in parts.items()}
+    biases = [name for name in ("mlp.gate_proj.bias", "mlp.up_proj.bias") if name in layer]
+    return loudest | {name: layer[name][kept] for name in biases}

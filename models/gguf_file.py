@@ -19,11 +19,17 @@ from numpy.typing import NDArray
 from ..errors import PpsdError
 
 _Kind = GGMLQuantizationType
+# The `gguf` package has the tables that these go by: it decodes them, a matrix at a time, and not the C++ extension.
+BY_TABLE = {
+    *(_Kind.IQ1_S, _Kind.IQ1_M, _Kind.IQ2_XXS, _Kind.IQ2_XS, _Kind.IQ2_S, _Kind.IQ3_XXS, _Kind.IQ3_S),
+    *(_Kind.TQ1_0, _Kind.TQ2_0, _Kind.MXFP4),
+}
 _KINDS = {
     *(_Kind.F32, _Kind.F16, _Kind.BF16),
     *(_Kind.Q4_0, _Kind.Q4_1, _Kind.Q5_0, _Kind.Q5_1, _Kind.Q8_0),
     *(_Kind.Q2_K, _Kind.Q3_K, _Kind.Q4_K, _Kind.Q5_K, _Kind.Q6_K),
     *(_Kind.IQ4_NL, _Kind.IQ4_XS),
+    *BY_TABLE,
 }
 _LARGEST_FLOAT32 = 3.4028234663852886e38
 
@@ -81,7 +87,12 @@ class GgufFile:
         return self._value(key, (int,), default)
 
     def integer(self, key: str, default: int | None = None) -> int:
-        value = self._value(key, (int,), default)
+        """A positive number. An array stands for its number where it says the same for every layer."""
+        value = self._value(key, (int, np.ndarray), default)
+        if isinstance(value, np.ndarray):
+            if len(value) == 0 or value.dtype.kind not in "iu" or (value != value[0]).any():
+                raise self.bad(f"{key} differs from layer to layer, which is not supported")
+            value = int(value[0])
         if not 1 <= value < 2**31:
             raise self.bad(f"the metadata {key} = {value} is out of range")
         return value
@@ -92,6 +103,10 @@ class GgufFile:
         if not 0 < value <= _LARGEST_FLOAT32:
             raise self.bad(f"the metadata {key} = {value} is not a positive number")
         return float(str(np.float32(value)))
+
+    def at_least_0(self, key: str, default: float) -> float:
+        """The same, or 0, which stands for `unknown`."""
+        return 0.0 if self.scalar(key, default) == 0 else self.number(key, default)
 
     def text(self, key: str, default: str | None = None) -> str:
         return self._value(key, (str,), default)
@@ -111,13 +126,12 @@ class GgufFile:
             raise self.bad(f"{key} holds NaN or infinite values: the file is damaged; fetch it again")
         return value
 
-    def token_id(self, key: str, vocabulary: int) -> int | None:
-        if key not in self.values:
-            return None
-        value = self._value(key, (int,), None)
-        if not 0 <= value < vocabulary:
-            raise self.bad(f"the metadata {key} = {value} is outside the vocabulary of {vocabulary}")
-        return value
+    def token_id(self, key: str, vocabulary: int, default: int | None = None) -> int | None:
+        """None, or the default, where the file names no token of the vocabulary: 2^32 - 1 is a way to say none."""
+        value = self._value(key, (int,), -1)
+        if 0 <= value < vocabulary:
+            return value
+        return default if default is not None and default < vocabulary else None
 
 
 class _Cursor:

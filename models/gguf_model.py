@@ -50,15 +50,23 @@ _HEAD_NORMS = {
     "attn_k_norm.weight": ("self_attn.k_norm.weight", "head"),
 }
 _OUTPUT_BIAS = {"attn_output.bias": ("self_attn.o_proj.bias", "hidden")}
+_MLP_BIAS = {
+    "ffn_gate.bias": ("mlp.gate_proj.bias", "inner"),
+    "ffn_up.bias": ("mlp.up_proj.bias", "inner"),
+    "ffn_down.bias": ("mlp.down_proj.bias", "hidden"),
+}
+_ROTATIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 # (key, values that change nothing, what any other is)
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("{arch}.expert_count", (0,), "is a mixture of experts"),
+    ("{arch}.nextn_predict_layers", (0,), "has layers that predict further tokens"),
     ("{arch}.attention.causal", (True,), "is attention in both directions"),
-    ("{arch}.attention.sliding_window", (0,), "is sliding-window attention"),
     ("{arch}.attention.scale", (0.0,), "is another attention scale"),
-    ("{arch}.rope.scaling.attn_factor", (0.0, 1.0), "is a rope attention factor"),
+    ("{arch}.attention.clamp_kqv", (0.0,), "clamps queries, keys and values"),
 )
+
+_YARN_BETAS = {"beta_fast": 32.0, "beta_slow": 1.0}
 
 # The published settings: Llama 3.1 (8B to 405B, and 3.3) and Llama 3.2 (1B, 3B).
 _LLAMA3_ROPE = tuple(
@@ -91,6 +99,8 @@ class GgufShape:
     rope_scaling: dict[str, Any] | None
     tied: bool
     bias: bool
+    output_bias: bool
+    mlp_bias: bool
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -115,6 +125,11 @@ class GgufWeight:
 
 def _read_shape(gguf: GgufFile) -> GgufShape:
     """Raises PpsdError for what the runtime cannot compute: another architecture, experts, partial rotary, ..."""
+    kind = gguf.text("general.type", "model")
+    if kind == "adapter":
+        raise gguf.bad("this is a LoRA adapter, not a model: merge it into its model with llama-export-lora")
+    if kind != "model":
+        raise gguf.bad(f"this is a file of the type {kind!r}, not a model: take the model's own .gguf file")
     arch = gguf.text("general.architecture")
     if arch not in _ARCHITECTURES:
         raise gguf.bad(f"the architecture {arch!r} is not supported; supported are {', '.join(_ARCHITECTURES)}")
@@ -130,6 +145,7 @@ def _read_shape(gguf: GgufFile) -> GgufShape:
         raise gguf.bad(f"{heads} attention heads cannot share {kv_heads} key/value heads")
     head_dim = _read_head_dim(gguf, arch, heads)
     theta = gguf.number(f"{arch}.rope.freq_base", 10000.0)
+    context = gguf.integer(f"{arch}.context_length")
     return GgufShape(
         architecture=arch,
         layers=gguf.integer(f"{arch}.block_count"),
@@ -139,12 +155,14 @@ def _read_shape(gguf: GgufFile) -> GgufShape:
         kv_heads=kv_heads,
         head_dim=head_dim,
         vocabulary=_tensor(gguf, "token_embd.weight").shape[0],
-        context=gguf.integer(f"{arch}.context_length"),
+        context=context,
         norm_eps=gguf.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         rope_theta=theta,
-        rope_scaling=_read_rope_scaling(gguf, arch, head_dim, theta),
+        rope_scaling=_read_rope_scaling(gguf, arch, head_dim, theta, context),
         tied="output.weight" not in gguf.tensors,
         bias="blk.0.attn_q.bias" in gguf.tensors,
+        output_bias="blk.0.attn_output.bias" in gguf.tensors,
+        mlp_bias="blk.0.ffn_gate.bias" in gguf.tensors,
     )
 
 
@@ -162,32 +180,58 @@ def _read_head_dim(gguf: GgufFile, arch: str, heads: int) -> int:
     return head_dim
 
 
-def _read_rope_scaling(gguf: GgufFile, arch: str, head_dim: int, theta: float) -> dict[str, Any] | None:
-    kind = gguf.text(f"{arch}.rope.scaling.type", "none")
-    old_linear = gguf.number(f"{arch}.rope.scale_linear", 1.0)
-    factor = gguf.number(f"{arch}.rope.scaling.factor", old_linear)
-    if kind not in ("none", "linear"):
-        raise gguf.bad(f"rope scaling of type {kind!r} is not supported; supported are linear and llama3")
-    # A factor without a type means linear, as in llama.cpp.
-    linear = factor != 1.0 and (kind == "linear" or f"{arch}.rope.scaling.type" not in gguf.values)
-    if "rope_freqs.weight" not in gguf.tensors:
-        return {"rope_type": "linear", "factor": factor} if linear else None
-    if linear:
-        raise gguf.bad("linear rope scaling together with rope_freqs.weight is not supported")
-    return _read_llama3_scaling(gguf, head_dim, theta)
+def _read_rope_scaling(gguf: GgufFile, arch: str, head_dim: int, theta: float, context: int) -> dict[str, Any] | None:
+    """In transformers' words. Source: `llama_model_base::load_hparams` and `llama_context` of llama.cpp."""
+    key = f"{arch}.rope.scaling."
+    kind = gguf.text(f"{key}type", "linear")
+    factor = gguf.at_least_0(f"{key}factor", gguf.at_least_0(f"{arch}.rope.scale_linear", 0.0)) or 1.0
+    grown = gguf.at_least_0(f"{key}attn_factor", 1.0)  # cosines and sines, beside what yarn does to them
+    original = gguf.integer(f"{key}original_context_length", context)
+    if kind == "yarn" and "rope_freqs.weight" not in gguf.tensors:
+        if gguf.scalar(f"{key}yarn_ext_factor", 1.0) not in (1.0, -1.0):
+            raise gguf.bad(f"{key}yarn_ext_factor other than 1 is not supported")
+        yarn = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
+        betas = {name: gguf.at_least_0(f"{key}yarn_{name}", usual) for name, usual in _YARN_BETAS.items()}
+        usual = 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+        return {**yarn, **betas, "attention_factor": usual * grown * gguf.at_least_0(f"{key}yarn_attn_factor", 1.0)}
+    if kind not in ("none", "linear", "longrope"):
+        also = " beside rope_freqs.weight" if kind == "yarn" else ""
+        raise gguf.bad(f"rope scaling of type {kind!r}{also} is not supported; none, linear, longrope and yarn are")
+    if kind == "none":
+        factor = 1.0
+    if kind == "longrope":
+        short, long = (_read_factors(gguf, f"rope_factors_{name}.weight", head_dim) for name in ("short", "long"))
+    else:
+        short = long = _read_factors(gguf, "rope_freqs.weight", head_dim)
+    if short is long and grown == 1.0:
+        if short is None or (short == 1.0).all():
+            return {"rope_type": "linear", "factor": factor} if factor != 1.0 else None
+        for setting in _LLAMA3_ROPE if factor == 1.0 else ():
+            if np.allclose(short, _llama3_factors(head_dim, theta, setting), rtol=1e-3, atol=0.0):
+                return setting
+    plain = np.ones(head_dim // 2, np.float32)
+    scaled = [(plain if factors is None else factors) * np.float32(factor) for factors in (short, long)]
+    return {
+        "rope_type": "longrope",
+        "short_factor": scaled[0].tolist(),
+        "long_factor": scaled[1].tolist(),
+        "factor": max(context / original, 1.0),
+        "attention_factor": grown,
+        "original_max_position_embeddings": original,
+    }
 
 
-def _read_llama3_scaling(gguf: GgufFile, head_dim: int, theta: float) -> dict[str, Any]:
-    """The setting whose factors the file holds: GGUF stores what the formula gave, not the formula."""
-    tensor = gguf.tensors["rope_freqs.weight"]
+def _read_factors(gguf: GgufFile, name: str, head_dim: int) -> NDArray[np.float32] | None:
+    """What each rotary frequency is divided by [head_dim / 2]: GGUF stores what a formula gave, not the formula."""
+    tensor = gguf.tensors.get(name)
+    if tensor is None:
+        return None
     if tensor.shape != (head_dim // 2,):
-        raise gguf.bad(f"rope_freqs.weight has shape {tensor.shape}, expected {(head_dim // 2,)}")
-    data = np.memmap(tensor.path, np.uint8, "r", tensor.start, (1, tensor.row_bytes))
-    found = decode(data, tensor)[0]  # [head_dim / 2]
-    for setting in _LLAMA3_ROPE:
-        if np.allclose(found, _llama3_factors(head_dim, theta, setting), rtol=1e-3, atol=0.0):
-            return setting
-    raise gguf.bad("rope_freqs.weight is neither Llama 3.1's nor Llama 3.2's rope scaling: not supported")
+        raise gguf.bad(f"{name} has shape {tensor.shape}, expected {(head_dim // 2,)}")
+    factors = decode(np.memmap(tensor.path, np.uint8, "r", tensor.start, (1, tensor.row_bytes)), tensor)[0]
+    if not (np.isfinite(factors) & (factors > 0)).all():
+        raise gguf.bad(f"{name} holds factors that are not positive numbers: the file is damaged")
+    return factors
 
 
 def _llama3_factors(head_dim: int, theta: float, setting: dict[str, Any]) -> NDArray[np.float64]:
@@ -218,17 +262,19 @@ def _plan_weights(gguf: GgufFile, shape: GgufShape) -> list[GgufWeight]:
         names["output.weight"] = ("lm_head.weight", "vocabulary hidden")
 
     for name in gguf.tensors:
-        if name not in names and name != "rope_freqs.weight":
+        if name not in names and name not in _ROTATIONS:
             raise gguf.bad(f"the tensor {name!r} is not part of the {shape.architecture} models that are supported")
     return [_plan_weight(gguf, shape, name, key, dimensions) for name, (key, dimensions) in names.items()]
 
 
 def _layer_tensors(shape: GgufShape) -> dict[str, tuple[str, str]]:
-    if shape.architecture == "qwen2":
-        return {**_LAYER, **_QKV_BIAS}
-    if shape.architecture == "qwen3":
-        return {**_LAYER, **_HEAD_NORMS}
-    return {**_LAYER, **_QKV_BIAS, **_OUTPUT_BIAS} if shape.bias else _LAYER
+    return {
+        **_LAYER,
+        **(_HEAD_NORMS if shape.architecture == "qwen3" else {}),
+        **(_QKV_BIAS if shape.bias or shape.architecture == "qwen2" else {}),
+        **(_OUTPUT_BIAS if shape.output_bias else {}),
+        **(_MLP_BIAS if shape.mlp_bias else {}),
+    }
 
 
 def _plan_weight(gguf: GgufFile, shape: GgufShape, name: str, key: str, dimensions: str) -> GgufWeight:
@@ -271,7 +317,10 @@ def open_gguf(path: Path) -> GgufModel:
     type or a tokenizer that is not supported; or OSError from the system."""
     gguf = read_gguf(path)
     shape = _read_shape(gguf)
-    model = GgufModel(gguf, shape, read_tokens(gguf, shape.vocabulary), tuple(_plan_weights(gguf, shape)))
+    weights = tuple(_plan_weights(gguf, shape))
+    if shape.output_bias != (shape.bias and _family(shape) != "qwen2"):
+        raise gguf.bad("attention with a bias of its output, or of its inputs, alone is not supported in this family")
+    model = GgufModel(gguf, shape, read_tokens(gguf, shape.vocabulary), weights)
     _ = model.config  # says what is out of range
     return model
 
@@ -299,10 +348,19 @@ def in_hugging_face_order(values: NDArray[np.float32], weight: GgufWeight) -> ND
     return heads.swapaxes(1, 2).reshape(values.shape)  # pairs are head_dim / 2 apart
 
 
+def _family(shape: GgufShape) -> str:
+    """Whose modules in transformers compute the same. Rows are in their order whatever the file's."""
+    qkv_alone = shape.bias and not shape.output_bias
+    if shape.architecture == "llama" and qkv_alone and not shape.mlp_bias:
+        return "qwen2"
+    return shape.architecture
+
+
 def _config(shape: GgufShape, tokens: Tokens, dtype: str) -> dict[str, Any]:
+    family = _family(shape)
     config = {
-        "architectures": [_ARCHITECTURES[shape.architecture]],
-        "model_type": shape.architecture,
+        "architectures": [_ARCHITECTURES[family]],
+        "model_type": family,
         "vocab_size": shape.vocabulary,
         "hidden_size": shape.hidden,
         "intermediate_size": shape.inner,
@@ -319,10 +377,10 @@ def _config(shape: GgufShape, tokens: Tokens, dtype: str) -> dict[str, Any]:
         "torch_dtype": dtype,
         **generation_config(tokens),
     }
-    if shape.architecture == "llama":
-        return {**config, "attention_bias": shape.bias, "mlp_bias": False}
-    if shape.architecture == "smollm3":  # llama.cpp has the interval in its code, the file does not say it
-        return {**config, "attention_bias": shape.bias, "mlp_bias": False, "no_rope_layer_interval": 4}
-    if shape.architecture == "qwen3":
-        return {**config, "attention_bias": False, "use_sliding_window": False}
+    if family == "llama":
+        return {**config, "attention_bias": shape.bias, "mlp_bias": shape.mlp_bias}
+    if family == "smollm3":  # llama.cpp has the interval in its code, the file does not say it
+        return {**config, "attention_bias": shape.bias, "mlp_bias": shape.mlp_bias, "no_rope_layer_interval": 4}
+    if family == "qwen3":
+        return {**config, "attention_bias": shape.bias, "use_sliding_window": False}
     return {**config, "use_sliding_window": False}

@@ -10,6 +10,7 @@ from ..errors import PpsdError
 from .config import LlamaConfig
 from .files import drop_pages
 from .gguf_blocks import Blocks
+from .gguf_file import BY_TABLE
 from .gguf_model import GgufModel, check_finite, decode, in_hugging_face_order, open_gguf
 
 Floats = npt.NDArray[np.float32]
@@ -74,11 +75,11 @@ class GgufTensors(Mapping[str, Floats]):
         return values[np.arange(len(places)), columns]
 
     def blocks(self) -> dict[str, Blocks]:
-        """The matrices as they lie in the file."""
+        """The matrices that the C++ extension decodes, as they lie in the file."""
         return {
             name: Blocks(self._stored(name), weight.tensor.kind.name, weight.tensor.shape[1], weight.head_dim)
             for name, weight in self._weights.items()
-            if len(weight.tensor.shape) == 2
+            if len(weight.tensor.shape) == 2 and weight.tensor.kind not in BY_TABLE
         }
 
     def _stored(self, name: str) -> npt.NDArray[np.uint8]:

@@ -3,6 +3,7 @@
 What the fields mean follows llama.cpp's vocabulary (`src/llama-vocab.cpp`: types, defaults, regular expressions).
 """
 
+import logging
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,24 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from ..errors import PpsdError
 from .gguf_file import GgufFile
 
+_LOG = logging.getLogger(__name__)
+
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
+
+# What ends an answer besides the ids that a file states: files state one of several, or none. Source: llama.cpp,
+# `llama_vocab::impl::load`, from "auto-detect special tokens by text" on.
+_END_TEXTS = {
+    *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<end_of_turn>"),
+    *("<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|end_of_text|>"),
+    *("<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>", "<｜end▁of▁sentence｜>", "[e~["),
+}
+# Marks of a code model that come after what was to be filled in, by the key that states their id.
+_FIM_TEXTS = {
+    "fim_pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
+    "fim_rep": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
+    "fim_sep": ("<|file_sep|>",),
+}
+_DEFAULT_IDS = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}  # of files of a tokenizer model that state none
 
 _GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"
 _LLAMA3_SPLIT = (
@@ -20,7 +38,54 @@ _LLAMA3_SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2_SPLIT = _LLAMA3_SPLIT.replace(r"\p{N}{1,3}", r"\p{N}")
-_LLAMA3_NAMES = ("llama-bpe", "llama3", "llama-v3")
+_SEED_SPLIT = _QWEN2_SPLIT.replace(r" ?[^\s\p{L}\p{N}]+[\r\n]*", r" ?[^\s\p{L}\p{N}\r\n]+")
+_TEKKEN_SPLIT = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_DEEPSEEK_MARKS = "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+"
+_CJK = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+# The letters of DeepSeek LLM's first tokenizer, as its tokenizer.json lists them.
+_DEEPSEEK_LETTERS = (
+    "A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af\u0370-\u0373\u0376"
+    "\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5\u03f7-\u0481\u048a-\u052f\u0531-"
+    "\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a"
+    "\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4"
+    "\u1fb6-\u1fbc\u1fbe\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc"
+    "\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139\u213c-\u213f"
+    "\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3\ua640-\ua66d\ua680-\ua69b"
+    "\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a"
+    "\U00010400-\U0001044f\U000104b0-\U000104d3\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2"
+    "\U000118a0-\U000118df\U0001e900-\U0001e943"
+)
+
+# Rule -> how the text is cut into words before merging: one pattern after the other, each within the pieces of those
+# before it. Source: llama.cpp, `llm_tokenizer_bpe`; where it adapts a pattern, that of the original tokenizer.json.
+_RULES: dict[str, tuple[str, ...]] = {
+    "gpt-2": (_GPT2_SPLIT,),
+    "smollm": (r"\p{N}", _GPT2_SPLIT),
+    "llama3": (_LLAMA3_SPLIT,),
+    "smaug-bpe": (_LLAMA3_SPLIT,),
+    "qwen2": (_QWEN2_SPLIT,),
+    "tekken": (_TEKKEN_SPLIT,),
+    "seed-coder": (_SEED_SPLIT,),
+    "deepseek-llm": (r"[\r\n]", rf"\s?[{_DEEPSEEK_LETTERS}]+", _DEEPSEEK_MARKS, r"\s+$", _CJK, r"\p{N}+"),
+    "deepseek-coder": (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK, r"\p{N}"),
+    # What llama.cpp falls back to, and so what these files have always been run with.
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_SPLIT, r"\p{N}+", "[0-9][0-9][0-9]"),
+}  # fmt: skip
+# llama.cpp's other names for a rule; those that need a tokenizer of another kind are not here.
+_ALIASES = {
+    **dict.fromkeys(("llama-bpe", "llama-v3", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2"), "llama3"),
+    **dict.fromkeys(("deepseek-r1-qwen", "megrez", "kormo", "f2llmv2", "hunyuan", "stablelm2"), "qwen2"),
+    **dict.fromkeys(("phi-2", "mellum", "a.x-4.0", "gigachat", "exaone4", "trillion", "granite-docling"), "gpt-2"),
+    **dict.fromkeys(("jais", "mpt", "olmo", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "modern-bert"), "gpt-2"),
+    **dict.fromkeys(("starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"), "smollm"),
+    "dbrx": "smaug-bpe",
+}
+_WHOLE_WORDS = ("llama3", "tekken")  # a word that is a token is taken whole, even where no chain of merges leads to it
+_COMPOSED = ("qwen2",)  # of the names that files state: texts are composed (NFC) first
 
 
 @dataclass(frozen=True)
@@ -48,33 +113,60 @@ def read_tokens(gguf: GgufFile, vocabulary: int) -> Tokens:
         (twice, _), *_ = Counter(texts).most_common(1)
         raise gguf.bad(f"the token {twice!r} is in the vocabulary twice")
 
+    usual = _DEFAULT_IDS.get(gguf.text("tokenizer.ggml.model"), {})
     ids = {
-        name: gguf.token_id(f"tokenizer.ggml.{name}_token_id", len(texts))
+        name: gguf.token_id(f"tokenizer.ggml.{name}_token_id", len(texts), usual.get(name))
         for name in ("bos", "eos", "eot", "eom", "unknown", "padding")
     }
-    if ids["eos"] is None:
+    types = _types(gguf, len(texts))
+    stated = [token for name in ("eos", "eot", "eom") if (token := ids[name]) is not None]
+    ends = list(dict.fromkeys([*stated, *_known_ends(gguf, texts)]))
+    if not ends:
         raise gguf.bad("the metadata lacks tokenizer.ggml.eos_token_id: the text would have no end")
-    ends = [token for name in ("eos", "eot", "eom") if (token := ids[name]) is not None]
-    add_bos = gguf.flag("tokenizer.ggml.add_bos_token", _adds_bos_by_default(gguf))
-    if add_bos and ids["bos"] is None:
-        raise gguf.bad("texts are to begin with a BOS token, but the metadata lacks tokenizer.ggml.bos_token_id")
+    for token in ends:
+        types[token] = _CONTROL
     return Tokens(
         texts=texts,
-        types=gguf.numbers("tokenizer.ggml.token_type", len(texts)).tolist(),
+        types=types,
         bos=ids["bos"],
-        eos=list(dict.fromkeys(ends)),
+        eos=ends,
         unknown=ids["unknown"],
         padding=ids["padding"],
-        add_bos=add_bos,
+        add_bos=gguf.flag("tokenizer.ggml.add_bos_token", _adds_bos_by_default(gguf)) and ids["bos"] is not None,
         add_eos=gguf.flag("tokenizer.ggml.add_eos_token", False),
     )
+
+
+def _types(gguf: GgufFile, count: int) -> list[int]:
+    """Of each token; all are ordinary ones where the file does not say."""
+    if "tokenizer.ggml.token_type" not in gguf.values:
+        return [_NORMAL] * count
+    types: list[int] = gguf.numbers("tokenizer.ggml.token_type", count).tolist()
+    return types
+
+
+def _known_ends(gguf: GgufFile, texts: list[str]) -> list[int]:
+    """The ids of texts that end an answer wherever they occur, in the vocabulary's order."""
+    ids = {text: id for id, text in enumerate(texts)}
+    ends = {ids[text] for text in _END_TEXTS if text in ids}
+    for key, marks in _FIM_TEXTS.items():
+        named = gguf.token_id(f"tokenizer.ggml.{key}_token_id", len(texts))
+        found = [ids[text] for text in marks if text in ids]
+        ends |= {named} if named is not None else set(found[:1])
+    has = {texts[end] for end in ends}
+    # In these vocabularies <|end|> ends a part of an answer, and </s> is an ordinary token.
+    if has & {"<|call|>", "<|calls|>"} and has & {"<|return|>", "<|flush|>"}:
+        ends -= {ids["<|end|>"]} if "<|end|>" in ids else set()
+    if has & {"<|tool_response>", "<|plamo:eos|>"}:
+        ends -= {ids["</s>"]} if "</s>" in ids else set()
+    return sorted(ends)
 
 
 def _adds_bos_by_default(gguf: GgufFile) -> bool:
     """What llama.cpp does where the file does not say."""
     if gguf.text("tokenizer.ggml.model") == "llama":
         return True
-    return gguf.text("tokenizer.ggml.pre") in _LLAMA3_NAMES
+    return _pre_name(gguf) in ("llama3", "tekken")
 
 
 def build_tokenizer(gguf: GgufFile, tokens: Tokens) -> Tokenizer:
@@ -95,40 +187,29 @@ def build_tokenizer(gguf: GgufFile, tokens: Tokens) -> Tokenizer:
     return tokenizer
 
 
+def _pre_name(gguf: GgufFile) -> str:
+    """The rule by which texts are cut into words before merging, under its name here."""
+    stated = gguf.text("tokenizer.ggml.pre", "default")
+    return _ALIASES.get(stated, stated)
+
+
 def _byte_level_bpe(gguf: GgufFile, tokens: Tokens) -> Tokenizer:
-    name = gguf.text("tokenizer.ggml.pre")
+    name = _pre_name(gguf)
+    if name not in _RULES:
+        known = ", ".join((*_RULES, *_ALIASES))
+        raise gguf.bad(f"the pre-tokenizer {name!r} is not supported; supported are {known}")
+    if "tokenizer.ggml.pre" not in gguf.values:
+        _LOG.info(
+            "%s: it names no pre-tokenizer, so words are cut as llama.cpp does then: answers may be worse", gguf.path
+        )
     vocabulary = {text: i for i, text in enumerate(tokens.texts)}
-    # Llama 3 takes a word that is a token whole, even where no chain of merges leads to it.
-    whole_words = name in _LLAMA3_NAMES
-    tokenizer = Tokenizer(models.BPE(vocabulary, _read_merges(gguf), ignore_merges=whole_words))
-    if name == "qwen2":
+    tokenizer = Tokenizer(models.BPE(vocabulary, _read_merges(gguf), ignore_merges=name in _WHOLE_WORDS))
+    if gguf.text("tokenizer.ggml.pre", "") in _COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = _pre_tokenizer(gguf, name)
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*map(_split, _RULES[name]), letters])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
-
-
-def _pre_tokenizer(gguf: GgufFile, name: str) -> pre_tokenizers.PreTokenizer:
-    """How the text is cut into words before merging, by llama.cpp's name for it."""
-    words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    steps: list[pre_tokenizers.PreTokenizer]
-    if name == "gpt-2":
-        steps = [words]
-    elif name == "smollm":
-        steps = [pre_tokenizers.Digits(individual_digits=True), words]
-    elif name == "qwen2":
-        steps = [_split(_QWEN2_SPLIT), letters]
-    elif name in (*_LLAMA3_NAMES, "smaug-bpe"):  # smaug-bpe: SmolLM3's, too
-        steps = [_split(_LLAMA3_SPLIT), letters]
-    elif name == "default":
-        # What llama.cpp falls back to, and so what these files have always been run with.
-        splits = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2_SPLIT, r"\p{N}+", "[0-9][0-9][0-9]")
-        steps = [*map(_split, splits), letters]
-    else:
-        known = ", ".join(("smollm", *_LLAMA3_NAMES, "smaug-bpe", "qwen2", "gpt-2", "default"))
-        raise gguf.bad(f"the pre-tokenizer {name!r} is not supported; supported are {known}")
-    return pre_tokenizers.Sequence(steps)
 
 
 def _split(pattern: str) -> pre_tokenizers.PreTokenizer:

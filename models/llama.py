@@ -82,9 +82,10 @@ class MLP(nn.Module):
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size)
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.gate_proj = Linear(hidden, inner, config.mlp_bias)
+        self.up_proj = Linear(hidden, inner, config.mlp_bias)
+        self.down_proj = Linear(inner, hidden, config.mlp_bias)
 
     def forward(self, x: Tensor) -> Tensor:  # [..., hidden] -> [..., hidden]
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -162,7 +163,7 @@ class LlamaForCausalLM(nn.Module):
         to the rows you need) and, for each `layer` in `keep`, the hidden states after the first `layer` layers.
         Not row-invariant: decoding uses stages (ppsd_rt/reference/stage.py).
         """
-        attend = causal_attention(rope)
+        attend = causal_attention(rope.of_text(ids.shape[-1]))
         wanted = set(keep)
         x = self.model.embed_tokens(ids)
         kept = {0: x} if 0 in wanted else {}

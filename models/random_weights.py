@@ -64,6 +64,7 @@ class NumberTokenizer(Tokenizer):
     """The id of a character is its code, of a token its number."""
 
     def __init__(self, config: LlamaConfig) -> None:
+        self.base_size = config.vocab_size
         self.vocab_size, self.bos_id, self.eos_id = config.vocab_size, config.bos_token_id, config.eos_token_ids[0]
         self.special_ids: frozenset[int] = frozenset()
         self.chat_template = None

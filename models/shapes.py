@@ -38,6 +38,8 @@ def layer_shapes(config: LlamaConfig, prefix: str, *, mlp: bool = True) -> Shape
         shapes["post_attention_layernorm.weight"] = (hidden,)
         shapes |= {"mlp.gate_proj.weight": (inner, hidden), "mlp.up_proj.weight": (inner, hidden)}
         shapes["mlp.down_proj.weight"] = (hidden, inner)
+        if config.mlp_bias:
+            shapes |= {"mlp.gate_proj.bias": (inner,), "mlp.up_proj.bias": (inner,), "mlp.down_proj.bias": (hidden,)}
     return {prefix + name: shape for name, shape in shapes.items()}
 
 

@@ -44,7 +44,7 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
 
     Raises PpsdError, one line with the file and the mend, when there is no tokenizer, when a file cannot be read or is
     damaged, when it uses a feature that is not supported, when the named EOS token is not in the vocabulary (answers
-    would never end), and when the tokenizer has ids at or beyond `vocab_size`.
+    would never end), and when the tokenizer has ids at or beyond `vocab_size`, other than those of added tokens.
     """
     folder = Path(folder)
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
@@ -59,9 +59,9 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
         path, tokenizer = model_path, _SentencePieceTokenizer(model_path)
     else:
         raise PpsdError(f"{folder} has neither tokenizer.json nor tokenizer.model: copy one from the model's source")
-    if vocab_size is not None and tokenizer.vocab_size > vocab_size:
+    if vocab_size is not None and tokenizer.base_size > vocab_size:
         raise PpsdError(
-            f"{path} has token ids up to {tokenizer.vocab_size - 1}, but the model's vocabulary ends at "
+            f"{path} has token ids up to {tokenizer.base_size - 1}, but the model's vocabulary ends at "
             f"{vocab_size - 1}: take the tokenizer that belongs to this model"
         )
     return tokenizer
@@ -83,12 +83,14 @@ class Tokenizer(ABC):
     """Text to ids and back.
 
     vocab_size:    one more than the greatest id
+    base_size:     the same without added tokens, some of which (for padding) may have no place in the model
     bos_id/eos_id: begin and end of a text; None where the folder names none
     special_ids:   control tokens, which are not part of a text (BOS, EOS, the marks of a chat)
     chat_template: turns messages into a prompt; None where the folder has none
     """
 
     vocab_size: int
+    base_size: int
     bos_id: int | None
     eos_id: int | None
     special_ids: frozenset[int]
@@ -198,26 +200,49 @@ class _JsonTokenizer(Tokenizer):
             self._tokenizer.no_padding()
             self._tokenizer.encode("")  # a broken post-processor shows here instead of in the first prompt
             added = self._tokenizer.get_added_tokens_decoder()
-            ids = self._tokenizer.get_vocab(with_added_tokens=True).values()
             decoder = self._tokenizer.decoder
             state = None if decoder is None else json.loads(decoder.__getstate__())
+            self.base_size = max(self._tokenizer.get_vocab(with_added_tokens=False).values(), default=-1) + 1
         self._path = path
         self._bytes_of, self._leading_spaces = _compiled_decoder(state, path)
-        self.vocab_size = max(ids, default=-1) + 1
         names = special_tokens(folder)
+        if all(token.content != names.get("eos_token") for token in _added_tokens(folder).values()):
+            _eos_id(self.token_to_id, names.get("eos_token"), path)  # before it gets an id like the others
+        self._add_tokens(folder, names)
+        special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
+        # A token that one file calls special stays so, whatever another one says.
+        special |= {token.content for token in added.values() if token.special}
+        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.bos_id = _named_id(self.token_to_id, names.get("bos_token"))
-        self.eos_id = _eos_id(self.token_to_id, names.get("eos_token"), path)
-        # Ordinary tokens of the vocabulary that only the other files call special: the library has to be told, or it
-        # would not recognise them inside a text. For added tokens, tokenizer.json itself says which are special.
-        texts = _all_special(folder, names) - {token.content for token in added.values()}
-        unknown = {text: id for text in sorted(texts) if (id := self.token_to_id(text)) is not None}
-        self._tokenizer.add_special_tokens(
-            [tokenizers.AddedToken(text, special=True, normalized=False) for text in unknown]
-        )
-        flagged = [id for id, token in added.items() if token.special]
-        ends = [id for id in (self.bos_id, self.eos_id) if id is not None]
-        self.special_ids = frozenset([*flagged, *unknown.values(), *ends])
+        self.eos_id = _named_id(self.token_to_id, names.get("eos_token"))
+        ends = [self.bos_id, self.eos_id]
+        self.special_ids = frozenset(id for id in [*map(self.token_to_id, special), *ends] if id is not None)
         self.chat_template = ChatTemplate.from_folder(folder)
+
+    def _add_tokens(self, folder: AnyFolder, names: dict[str, str]) -> None:
+        """What the other files say of tokens: some that tokenizer.json lacks, and flags, which win over its own.
+
+        In the order, and by the calls, of `TokenizersBackend.__init__` of transformers 5.
+        """
+        config = read_json_object(folder / "tokenizer_config.json", missing_ok=True)
+        before = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        given = [token for _, token in sorted(_added_tokens(folder).items())]
+        texts = before | {token.content for token in given}
+        given += [_AddedToken(text, special=True) for text in _all_special(folder, names) if text not in texts]
+        tokens = [
+            tokenizers.AddedToken(
+                token.content,
+                special=token.special or token.content in names.values(),
+                lstrip=token.lstrip,
+                rstrip=token.rstrip,
+                single_word=token.single_word,
+                normalized=token.normalized if token.normalized is not None else not token.special,
+            )
+            for token in given
+        ]
+        with _library_errors(f"cannot add the tokens of {folder / 'tokenizer_config.json'}", _DAMAGED):
+            self._tokenizer.add_tokens(tokens)
+        self._tokenizer.encode_special_tokens = config.get("split_special_tokens") is True
 
     def token_to_id(self, token: str) -> int | None:
         return self._tokenizer.token_to_id(token)
@@ -253,6 +278,10 @@ class _SentencePieceTokenizer(Tokenizer):
         folder = path.parent
         options = _Options.read(folder / "tokenizer_config.json")
         model = read_bytes(path, _MOST_BYTES)
+        if _TIKTOKEN_LINE.match(model):
+            raise PpsdError(
+                f"{path} is in tiktoken's format, not SentencePiece's: take the model's tokenizer.json instead"
+            )
         with _library_errors(f"cannot load {path}", f"{_DAMAGED}, or take the tokenizer.json of the same model"):
             self._whole = _processor(model)
             self._inner = self._whole if options.legacy else _processor(model + _NO_DUMMY_PREFIX)
@@ -276,6 +305,7 @@ class _SentencePieceTokenizer(Tokenizer):
         names = special_tokens(folder)
         self._added = _added_tokens(folder)
         self._added_ids = {token.content: id for id, token in self._added.items()}
+        self.base_size = len(self._pieces)
         self.vocab_size = max(len(self._pieces), max(self._added, default=-1) + 1)
         control = [id for id in range(len(self._pieces)) if self._whole.is_control(id) or self._whole.is_unknown(id)]
         flagged = [id for id, token in self._added.items() if token.special]
@@ -344,6 +374,8 @@ class _SentencePieceTokenizer(Tokenizer):
         return piece.replace(_METASPACE, " ").encode()
 
 
+_TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\r?\n")
+
 # A protobuf message followed by another is their merge: this is a ModelProto with normalizer_spec (field 3) holding
 # add_dummy_prefix (field 3) = false, and spares the dependency on the protobuf package.
 _NO_DUMMY_PREFIX = b"\x1a\x02\x18\x00"
@@ -390,16 +422,21 @@ class _AddedToken:
     special: bool = False
     lstrip: bool = False
     rstrip: bool = False
+    single_word: bool = False
+    normalized: bool | None = None  # None: where it is not special
 
 
-def _added_tokens(folder: Path) -> dict[int, _AddedToken]:
-    """The added tokens of a model folder by id: those of added_tokens.json, then those of tokenizer_config.json."""
-    added: dict[int, _AddedToken] = {}
-    path = folder / "added_tokens.json"
-    for content, id in read_json_object(path, missing_ok=True).items():
-        added[_valid_id(id, path)] = _AddedToken(content)
+def _added_tokens(folder: AnyFolder) -> dict[int, _AddedToken]:
+    """The tokens that tokenizer_config.json adds, by id; where it has no such table, those of added_tokens.json."""
     path = folder / "tokenizer_config.json"
-    entries = read_json_object(path, missing_ok=True).get("added_tokens_decoder") or {}
+    config = read_json_object(path, missing_ok=True)
+    added: dict[int, _AddedToken] = {}
+    entries = config.get("added_tokens_decoder")
+    if entries is None:
+        path, names = folder / "added_tokens.json", _all_special(folder, special_tokens(folder))
+        for content, id in read_json_object(path, missing_ok=True).items():
+            added[_valid_id(id, path)] = _AddedToken(content, special=content in names)
+        return added
     if not isinstance(entries, dict):
         raise PpsdError(
             f"{path}: added_tokens_decoder must be an object from ids to tokens: mend it or download it again"
@@ -407,12 +444,13 @@ def _added_tokens(folder: Path) -> dict[int, _AddedToken]:
     for key, entry in entries.items():
         if not isinstance(entry, dict) or not isinstance(entry.get("content"), str):
             raise PpsdError(f'{path}: the added token {one_line(key)} has no "content": mend it or download it again')
-        flags = {name: entry.get(name) is True for name in ("special", "lstrip", "rstrip")}
-        added[_valid_id(key, path)] = _AddedToken(entry["content"], **flags)
+        flags = {name: entry.get(name) is True for name in ("special", "lstrip", "rstrip", "single_word")}
+        normalized = entry["normalized"] is True if "normalized" in entry else None
+        added[_valid_id(key, path)] = _AddedToken(entry["content"], **flags, normalized=normalized)
     return added
 
 
-def _valid_id(value: object, path: Path) -> int:
+def _valid_id(value: object, path: AnyFile) -> int:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
@@ -420,16 +458,17 @@ def _valid_id(value: object, path: Path) -> int:
     return value
 
 
-def _all_special(folder: AnyFolder, names: dict[str, str]) -> set[str]:
-    """The texts of all tokens that a model folder calls special, named ones and others."""
-    texts = set(names.values())
+def _all_special(folder: AnyFolder, names: dict[str, str]) -> list[str]:
+    """The texts of all tokens that a model folder calls special, named ones first, in the order of transformers."""
+    order = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+    texts = [names[key] for key in (*order, *sorted(names.keys() - order)) if key in names]
     for file in ("special_tokens_map.json", "tokenizer_config.json"):
         values = read_json_object(folder / file, missing_ok=True)
         for key in ("additional_special_tokens", "extra_special_tokens"):
             extra = values.get(key) or []
             contents = extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()
-            texts.update(content for content in map(token_content, contents) if content is not None)
-    return texts
+            texts += [content for content in map(token_content, contents) if content is not None]
+    return list(dict.fromkeys(texts))
 
 
 def _named_id(token_to_id: Callable[[str], int | None], token: str | None) -> int | None:

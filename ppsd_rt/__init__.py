@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from .engine import Engine
     from .errors import PpsdError, UsageError
     from .generation import Committed, Completion, Generation, Token
+    from .many import Generations
     from .pipeline.rounds import Drafted, Logprob
     from .pipeline.schedule import Schedule
     from .sampling.grammar import Grammar
@@ -27,6 +28,7 @@ __all__ = [
     "Drafted",
     "Engine",
     "Generation",
+    "Generations",
     "Grammar",
     "Logprob",
     "Oracle",
@@ -46,6 +48,7 @@ _HOMES = {
     "Drafted": "pipeline.rounds",
     "Engine": "engine",
     "Generation": "generation",
+    "Generations": "many",
     "Grammar": "sampling.grammar",
     "Logprob": "pipeline.rounds",
     "Oracle": "backend",

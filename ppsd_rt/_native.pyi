@@ -62,6 +62,21 @@ class ModelShape:
     @property
     def attention(self) -> list[tuple[bool, int]]: ...
 
+class Rotary:
+    """How far each pair of channels turns per position: frequencies [head_dim / 2]. factor: of cosines and sines.
+    original: in longer texts they are long_frequencies or, where there are none, those of a base that grows from
+    `theta` on, `growth` times as fast as the text; 0: they are the same in all."""
+
+    def __init__(
+        self,
+        frequencies: Sequence[float],
+        factor: float = ...,
+        original: int = ...,
+        long_frequencies: Sequence[float] = ...,
+        theta: float = ...,
+        growth: float = ...,
+    ) -> None: ...
+
 class Blocks:
     """A matrix of a GGUF file where it lies: data [rows, bytes of a row], uint8. neighbours: head_dim, if the rows are
     in GGUF's order of the rotary channels; 0: in Hugging Face's."""
@@ -73,7 +88,7 @@ class Blocks:
 def importance(
     shape: ModelShape,
     tensors: Mapping[str, npt.NDArray[Any] | Blocks],
-    frequencies: Sequence[float],
+    frequencies: Rotary | list[float],
     ids: Sequence[int],
     threads: int,
 ) -> npt.NDArray[np.float32]: ...
@@ -85,7 +100,7 @@ class Model:
         self,
         shape: ModelShape,
         tensors: Mapping[str, npt.NDArray[Any] | Blocks],
-        frequencies: Sequence[float],
+        frequencies: Rotary | list[float],
         format: str,
         kv: str,
         threads: int,
@@ -732,7 +747,7 @@ class testing:
         schedule: Schedule, seed: int, history: Sequence[float | Sequence[tuple[float, bool]]]
     ) -> list[bool]: ...
     @staticmethod
-    def packed(rows: npt.NDArray[np.float32], format: str) -> npt.NDArray[np.float32]:
+    def packed(rows: npt.NDArray[Any] | Blocks, format: str) -> npt.NDArray[np.float32]:
         """What a matrix is once it is packed: [rows, columns], columns a multiple of 32."""
 
     @staticmethod

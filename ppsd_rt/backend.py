@@ -80,6 +80,10 @@ class Backend(Protocol):
         """How many answers are decoded at the same time; others wait."""
 
     @property
+    def longest(self) -> int:
+        """Tokens of a text, prompt included, that there is memory for: how far an answer without max_tokens goes."""
+
+    @property
     def device(self) -> str: ...
     @property
     def dtype(self) -> str: ...

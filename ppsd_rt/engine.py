@@ -1,18 +1,22 @@
 """The engine: a model, its exit head and a backend, and `generate`."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Lock
+from typing import Any, NoReturn, Self
+from weakref import WeakSet
 
 from .arguments import whole_number
 from .async_generation import AsyncGeneration
 from .backend import Backend, RunOptions
 from .backends import make_backend
-from .errors import PpsdError, UsageError
+from .errors import ContextFull, PpsdError, UsageError
 from .find_head import find_head
 from .forks import hears_of_forks
 from .generation import Generation, Prompt
+from .many import Generations
 from .models import random_weights
 from .models.checkpoint import Checkpoint
 from .models.head_file import HeadInfo
@@ -23,6 +27,7 @@ from .pipeline.rounds import Logprob
 from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, parse_schedule
 from .printable import quoted
 from .sampling.grammar import Grammar, Grammars, Masks
+from .sampling.grammar_trials import Cancel
 from .sampling.params import MOST_LOGPROBS, SamplingParams
 from .stages import Stages
 from .turns import Turn, Turns
@@ -34,8 +39,12 @@ class Engine:
     def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, name: str) -> None:
         self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
         self.config = checkpoint.config
+        if not self.config.eos_token_ids and (end := tokenizer.eos_id) is not None and end < self.config.vocab_size:
+            self.config = replace(self.config, eos_token_ids=(end,))  # the files of the model name none
         self._grammars: Grammars | None = None
+        self._one_grammar = Lock()
         self._turns = Turns(backend.concurrency)
+        self._answers: WeakSet[Generation] = WeakSet()
         hears_of_forks(self._turns)
 
     @classmethod
@@ -73,6 +82,32 @@ class Engine:
             raise PpsdError(f"not enough memory to load {model}: free some, or choose a smaller --dtype") from None
         return engine
 
+    def __repr__(self) -> str:
+        if isinstance(self.backend, _Closed):
+            return f"<Engine {self.name}: closed>"
+        head = "no exit head" if self.head is None else f"{self.head.kind} head after layer {self.head.exit_layer}"
+        running = sum(answer.running for answer in list(self._answers))
+        state = f"{running} answer{'s' * (running != 1)} in progress" if running else "idle"
+        threads = f"{self.backend.threads} thread{'s' * (self.backend.threads != 1)}"
+        return f"<Engine {self.name}: {self.backend.name} {self.backend.dtype}, {threads}, {head}, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise PpsdError("an engine cannot be pickled: its weights and threads belong to this process; load one in each")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End all answers, and give back memory, threads and files. What is asked of the engine then is a PpsdError."""
+        for answer in list(self._answers):
+            answer.close()
+        self._grammars = None
+        closed: Any = _Closed(self.name)
+        self.backend = self.checkpoint = closed
+
     @property
     def head(self) -> HeadInfo | None:
         """Kind, exit layer and origin of the exit head that drafts; None: there is none, only copies are drafted."""
@@ -93,19 +128,20 @@ class Engine:
         """Count what usually follows anew, as a new engine does: benchmarks that ask the same again need it."""
         self.backend.know(self._counted)
 
-    def encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt, template_variables: Mapping[str, Any] | None = None) -> list[int]:
         """Ids of a text (special tokens as the tokenizer adds them), of chat messages (by the template), or ids.
 
+        template_variables: of a chat template, such as `{"enable_thinking": False}`; see `ChatTemplate.render`.
         Raises UsageError for what is none of these, is empty, holds ids outside the vocabulary or text that is not
         Unicode, or leaves no room for an answer in the model's context; PpsdError where the model has no chat template,
         or one that refuses the messages.
         """
-        ids, context = self._ids(prompt), self.config.max_position_embeddings
+        ids, context = self._ids(prompt, template_variables), self.config.max_position_embeddings
         if len(ids) >= context:
-            raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
+            raise ContextFull(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
         return ids
 
-    def _ids(self, prompt: Prompt) -> list[int]:
+    def _ids(self, prompt: Prompt, variables: Mapping[str, Any] | None = None) -> list[int]:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif isinstance(prompt, bytes | bytearray | Mapping) or not isinstance(prompt, Iterable):
@@ -114,20 +150,23 @@ class Engine:
         else:
             items: list[Any] = list(prompt)
             messages = any(isinstance(item, str | Mapping) for item in items)
-            ids = self._encode_messages(items) if messages else [whole_number("a prompt id", item) for item in items]
+            if messages:
+                ids = self._encode_messages(items, variables)
+            else:
+                ids = [whole_number("a prompt id", item) for item in items]
         if not ids:
             raise UsageError("the prompt is empty")
         if not all(0 <= id < self.config.vocab_size for id in ids):
             raise UsageError(f"a prompt id is outside the vocabulary of {self.config.vocab_size}")
         return ids
 
-    def _encode_messages(self, messages: list[Any]) -> list[int]:
+    def _encode_messages(self, messages: list[Any], variables: Mapping[str, Any] | None) -> list[int]:
         template = self.tokenizer.chat_template
         if template is None:
             raise PpsdError(f"{self.name} has no chat template; give it plain text (--raw)")
-        text = template.render(messages)
+        text = template.render(messages, template_variables=variables)
         for number, message in enumerate(messages, 1):
-            check_unicode(message["content"], f"message {number}")
+            check_unicode(message.get("content") or "", f"message {number}")
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def generate(
@@ -167,7 +206,7 @@ class Engine:
         params = params or SamplingParams()
         self.check(params)
         if params.grammar:
-            options = replace(options, masks=self._masks(params.grammar))
+            options = replace(options, masks=self.compile(params.grammar))
         if isinstance(schedule, Schedule) and params.looks_back:
             schedule = replace(schedule, siblings=0.0)  # a sibling's row would have seen another text than its pass
         if isinstance(schedule, Schedule) and schedule.drafts and self.head is None:
@@ -175,9 +214,39 @@ class Engine:
                 f"schedule {describe(schedule)} drafts, but {self.name} has no exit head: give --exit-head FILE or "
                 "--exit-head norm:LAYER, train one with `ppsd-run distill`, or use --schedule plain"
             )
-        return Generation(
+        answer = Generation(
             self.backend, self.config, self.tokenizer, self._turns, self.encode(prompt), params, schedule, options
         )
+        self._answers.add(answer)
+        return answer
+
+    def generate_many(
+        self,
+        prompts: Iterable[Prompt],
+        params: SamplingParams | None = None,
+        schedule: Schedule | Auto | str = AUTO,
+        options: RunOptions = RunOptions(),  # noqa: B008 (frozen)
+        n: int = 1,
+    ) -> Generations:
+        """Start `n` answers to each prompt, the answers to one prompt one after another: iterate over the result for
+        (number, token), or `.run()` it for a list. As many as `backend.concurrency` are decoded at once.
+
+        With a seed, several answers to one prompt differ as their `SamplingParams.index` does, which counts on from
+        that of `params`, and the answers are the same as one by one. Raises what `generate` raises, for all prompts,
+        before anything is decoded.
+        """
+        if whole_number("n", n) < 1:
+            raise UsageError(f"n must be at least 1, not {n}")
+        params = params or SamplingParams()
+        asked: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
+        generations = []
+        for prompt in prompts:
+            ids = self.encode(prompt)
+            for _ in range(n):
+                chosen = replace(params, index=params.index + asked[tuple(ids)])
+                asked[tuple(ids)] += 1
+                generations.append(self.generate(ids, chosen, schedule, options))
+        return Generations(generations, self.backend.concurrency)
 
     def agenerate(
         self,
@@ -192,6 +261,22 @@ class Engine:
         """
         return AsyncGeneration(self.generate(prompt, params, schedule, options))
 
+    def compile(self, grammar: Grammar, cancel: Cancel | None = None) -> Masks:
+        """What `generate` does for a grammar, which takes up to seconds the first time; kept for the answers to come.
+
+        cancel: gets a function that ends the wait, for any thread to call. UsageError for a grammar that is none, or
+        that takes too much time or memory.
+        """
+        with self._one_grammar:
+            if self._grammars is None:
+                self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
+        return self._grammars.masks(grammar, cancel)
+
+    def fulfils(self, grammar: Grammar, ids: Sequence[int]) -> bool:
+        """Does the grammar let an answer of these ids end? For one that `max_tokens` or the context has cut."""
+        allowed = self.compile(grammar)().allowed(0, ids)
+        return any(allowed[end] for end in self.config.eos_token_ids)
+
     def prompt_logprobs(self, prompt: Prompt, top: int = 0) -> list[Logprob | None]:
         """Of every token of a prompt its log-probability, given those before it, and the `top` most probable ids.
 
@@ -204,7 +289,7 @@ class Engine:
             raise UsageError(f"top must be from 0 to {MOST_LOGPROBS}, not {quoted(top)}")
         ids, context = self._ids(prompt), self.config.max_position_embeddings
         if len(ids) > context:
-            raise UsageError(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
+            raise ContextFull(f"the prompt has {len(ids)} tokens; {self.name} has a context of {context}; shorten it")
         place = Turn()
         place.go_on()  # an answer that this thread has left half-iterated ends: it would be waited for
         self._turns.take(place, lambda: False)
@@ -212,11 +297,6 @@ class Engine:
             return [None, *self.backend.logprobs(ids, top)]
         finally:
             self._turns.give(place)
-
-    def _masks(self, grammar: Grammar) -> Masks:
-        if self._grammars is None:
-            self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
-        return self._grammars.masks(grammar)
 
     def check(self, params: SamplingParams) -> None:
         """UsageError for sampling that this backend, or this model, cannot do."""
@@ -238,6 +318,16 @@ class Engine:
         params = params or SamplingParams()
         self.check(params)
         return Stages(self.backend, self.config, self.encode, self.name, params)
+
+
+class _Closed:
+    """In the place of what a closed engine had."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, _: str) -> NoReturn:
+        raise PpsdError(f"the engine of {self._name} is closed: load the model again")
 
 
 def open_model(model: str, backend: str) -> tuple[Checkpoint, Tokenizer]:

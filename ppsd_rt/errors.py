@@ -18,3 +18,7 @@ class PpsdError(Exception):
 
 class UsageError(PpsdError):
     """A request that can never work as asked (an option out of range, an empty prompt): exit status 2."""
+
+
+class ContextFull(UsageError):
+    """A prompt leaves no room for an answer in the model's context."""

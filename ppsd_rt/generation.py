@@ -1,12 +1,12 @@
 """An answer in the making, and what is made of it."""
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from inspect import GEN_RUNNING, getgeneratorstate
 from threading import RLock
 from time import perf_counter
-from typing import Self
+from typing import NoReturn, Self
 
 from .backend import Backend, Cancellation, RunOptions, one_at_a_time
 from .errors import PpsdError
@@ -54,6 +54,7 @@ class Completion:
     finish_reason: `eos`, `stop` (a stop string or stop id), `length` (max_tokens), `context`, or `cancelled`.
     logprobs: one for each id where `SamplingParams.logprobs` asks for them; else empty.
     seed: with it as `SamplingParams.seed` the answer can be repeated; None: it is greedy, and none was given.
+    stop: the stop string that ended it.
     """
 
     prompt_ids: tuple[int, ...]
@@ -63,6 +64,7 @@ class Completion:
     statistics: Statistics
     logprobs: tuple[Logprob, ...] = ()
     seed: int | None = None
+    stop: str | None = None
 
 
 class Generation:
@@ -82,20 +84,23 @@ class Generation:
         schedule: Schedule | Auto,
         options: RunOptions,
     ) -> None:
-        self.prompt_ids, self.params = prompt_ids, params.seeded()
+        self.prompt_ids, self.params, self.options = prompt_ids, params.seeded(), options
         self._eos = frozenset() if params.ignore_eos else frozenset(config.eos_token_ids)
         self._context = config.max_position_embeddings
-        self._end = min(len(prompt_ids) + params.max_tokens, self._context)
+        most = backend.longest if params.max_tokens is None else len(prompt_ids) + params.max_tokens
+        self._end = max(min(most, self._context), len(prompt_ids) + 1)
         limits = Limits(self._end, self._eos | frozenset(params.stop_token_ids))
         self._backend, self._head = backend, backend.head
         self._cancellation = Cancellation()
         taken = self.params.for_backend(prompt_ids)
         self._rounds = backend.rounds(prompt_ids, taken, schedule, limits, options, self._cancellation)
-        self._events = self._play(turns)
-        self._place = Turn()
-        self._turn = RLock()  # of the thread that is in `_events`
+        self._turns, self._place = turns, Turn()
+        self._turn = RLock()  # of the thread that asks for an event
+        self._begun = self._running = self._over = False
+        self._spent = self._worked = 0.0  # seconds, since the last round; and of the backend, by its own clock
+        self._tokens: deque[Token] = deque()  # of the round at hand
         self._process = os.getpid()
-        decoder = tokenizer.stream()
+        decoder = tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
         for id in prompt_ids:  # what the prompt's end means for the first characters is the decoder's to know
             decoder.push(id)
         self._text = StopStrings(decoder, params.stop, params.min_tokens)
@@ -108,15 +113,22 @@ class Generation:
             describe(schedule), backend.name, backend.dtype, backend.threads, prompt_tokens=len(prompt_ids)
         )
 
-    def __iter__(self) -> Iterator[Token]:
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Token:
         """Every token as soon as it is committed, several at once where drafts were right; goes on where it stopped.
 
         Raises PpsdError when the answer cannot go on: another one has begun on this engine, a rank was lost, or it was
         begun before a fork.
         """
-        for event in self.events():
+        while not self._tokens:
+            event = self._next()
+            if event is None:
+                raise StopIteration
             if isinstance(event, Committed):
-                yield from event.tokens
+                self._tokens.extend(event.tokens)
+        return self._tokens.popleft()
 
     def run(self) -> Completion:
         """Decode to the end, and give all of the answer. Raises as iterating does; `completion` has what there is."""
@@ -139,8 +151,8 @@ class Generation:
         self.cancel()
         if self._turn.acquire(blocking=False):
             try:
-                if getgeneratorstate(self._events) != GEN_RUNNING:
-                    self._events.close()
+                if not self._running:
+                    self._leave()
             finally:
                 self._turn.release()
 
@@ -164,54 +176,90 @@ class Generation:
         with self._turn:
             self._place.go_on()
             if self._place.ended and self._reason == "cancelled" and not self._cancellation.asked:
-                self._events.close()
+                self._leave()
                 one_at_a_time(False, self._cancellation)
-            return next(self._events, None)
+            if self._over:
+                return None
+            self._running = True
+            try:
+                event = self._step()
+            except BaseException:
+                self._leave()
+                raise
+            finally:
+                self._running = False
+            if event is None:
+                self._leave()
+            return event
 
-    def _play(self, turns: Turns) -> Generator[Committed | Drafted, None, None]:
-        worked = 0.0
-        try:
+    def _step(self) -> Committed | Drafted | None:
+        """The next event; None at the end. No generator: its frame would keep this answer alive when it is dropped."""
+        if not self._begun:
+            self._begun = True
             self._cancellation.tells(self._place.wake)
-            turns.take(self._place, lambda: self._cancellation.asked)
-            if self._cancellation.asked:
-                return
-            spent, begun = 0.0, perf_counter()  # the caller's time between events does not count
-            if self._backend.head is not self._head:  # the schedule was checked against the one that was there
+            self._turns.take(self._place, lambda: self._cancellation.asked)
+            if not self._cancellation.asked and self._backend.head is not self._head:
+                # The schedule was checked against the head that was there.
                 raise PpsdError("the exit head was changed after this answer was asked for: ask again")
-            for event in self._rounds:
-                if self._cancellation.asked:
-                    break
-                spent += perf_counter() - begun
-                if isinstance(event, Round):
-                    committed = self._commit(event)
-                    if event.seconds is not None:  # this backend works on in the caller's time: its own clock counts
-                        spent, worked = event.seconds - worked, event.seconds
-                    self.statistics.add(committed.round, spent)
-                    spent = 0.0
-                    yield committed
-                    if self._text.found or self._cancellation.asked:
-                        break
-                else:
-                    yield event
-                begun = perf_counter()
-        finally:
+        if self._text.found or self._cancellation.asked:
+            return None
+        begun = perf_counter()  # the caller's time between events does not count
+        event = next(self._rounds, None)
+        if event is None or self._cancellation.asked:
+            return None
+        self._spent += perf_counter() - begun
+        if not isinstance(event, Round):
+            return event
+        committed = self._commit(event)
+        if event.seconds is not None:  # this backend works on in the caller's time: its own clock counts
+            self._spent, self._worked = event.seconds - self._worked, event.seconds
+        self.statistics.add(committed.round, self._spent)
+        self._spent = 0.0
+        return committed
+
+    def _leave(self) -> None:
+        """Leaves the place to others, once."""
+        if self._over:
+            return
+        self._over = True
+        try:
             self._rounds.close()
-            turns.give(self._place)
+        finally:
+            self._turns.give(self._place)
             if self._reason == "cancelled":
                 self._rest = self._text.flush()
                 self._pieces.append(self._rest)
+            del self._backend  # an answer that is kept keeps no model in memory: nor does who is told to cancel
+            self._cancellation.tells(self._place.wake)
+
+    @property
+    def running(self) -> bool:
+        """Has it begun, and not ended?"""
+        return self._begun and not self._over
+
+    def __del__(self) -> None:
+        if "_tokens" in self.__dict__:  # all before it was made
+            self._leave()
+
+    def __repr__(self) -> str:
+        state = self._reason if self._over else "in progress" if self._begun else "not begun"
+        return f"<Generation: {len(self.prompt_ids)} prompt tokens, {len(self._ids)} tokens, {state}>"
+
+    def __reduce__(self) -> NoReturn:
+        raise PpsdError("an answer in the making belongs to its process: pickle its completion instead")
 
     @property
     def completion(self) -> Completion:
         """The answer so far; whole once the iteration has ended."""
         ids, text = tuple(self._ids), "".join(self._pieces)
-        logprobs = tuple(self._logprobs)
-        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, logprobs, self.params.seed)
+        logprobs, seed, stop = tuple(self._logprobs), self.params.seed, self._text.found
+        return Completion(tuple(self.prompt_ids), ids, text, self._reason, self.statistics, logprobs, seed, stop)
 
     def _commit(self, round: Round) -> Committed:
         tokens: list[Token] = []
         for place, id in enumerate(round.committed):
-            text = self._text.push(id)
+            hidden = id in self._eos and not self.params.skip_special_tokens
+            text = "" if hidden else self._text.push(id)
             self._ids.append(id)
             self._reason = self._reason_after(id)
             if self._reason != "cancelled":

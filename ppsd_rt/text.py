@@ -8,13 +8,12 @@ class Decoder(Protocol):
     """`models.tokenizer.IncrementalDecoder`, or a toy in the tests."""
 
     def push(self, id: int) -> str: ...
-    def flush(self) -> str: ...
 
 
 class StopStrings:
     """Passes text on, except what may still turn out to be the beginning of a stop string.
 
-    `found` becomes true when a stop string is complete; the text before it has been passed on, and nothing after it.
+    `found` becomes the stop string that is complete; the text before it has been passed on, and nothing after it.
     Of several the one that is complete first counts, and of those that end at the same character the longest: so it
     does not matter how the text is cut into tokens, or in which order the strings are given.
     """
@@ -23,7 +22,7 @@ class StopStrings:
         """least: tokens before the first that may complete a stop string."""
         self._decoder, self._stop, self._least = decoder, tuple(stop), least
         self._held, self._pushed = "", 0
-        self.found = False
+        self.found: str | None = None
 
     def push(self, id: int) -> str:
         """The text that the token `id` makes certain."""
@@ -31,20 +30,16 @@ class StopStrings:
         return self._pass_on(self._decoder.push(id))
 
     def flush(self) -> str:
-        """At the end of the answer: what was held back."""
-        if self.found:
-            return ""
-        text = self._pass_on(self._decoder.flush())
-        if not self.found:
-            text, self._held = text + self._held, ""
+        """At the end of the answer: what was held back, without a last character that is not whole."""
+        text, self._held = self._held, ""
         return text
 
     def _pass_on(self, piece: str) -> str:
         text, self._held = self._held + piece, ""
-        found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop)) >= 0]
+        found = [(place + len(stop), place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
         if found and self._pushed > self._least:
-            self.found = True
-            return text[: min(found)[1]]
+            _, place, self.found = min(found)
+            return text[:place]
         keep = max((_overlap(text, stop) for stop in self._stop), default=0)
         if keep:
             text, self._held = text[:-keep], text[-keep:]

@@ -9,12 +9,17 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: its threads do no
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import pytest
-import torch
 
-if not torch.cuda.is_available():
+try:
+    import torch
+except ImportError:  # `make quick` needs none
+    torch = None
+
+if torch is not None and not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read as Triton is imported, which others may do before its tests
 
-torch.set_num_threads(1)
+if torch is not None:
+    torch.set_num_threads(1)
 
 # A shell's background jobs begin with Ctrl-C ignored, and what they start inherits that; tests of Ctrl-C want it heard.
 signal.signal(signal.SIGINT, signal.default_int_handler)

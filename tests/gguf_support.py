@@ -159,9 +159,13 @@ def random_blocks(kind: Kind, rows: int, columns: int, seed: int) -> np.ndarray:
     """Any bytes are a block; only the scales have to be numbers: float16 with an exponent that is not all ones."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     data = np.random.default_rng(seed).integers(0, 256, (rows, columns // block, size), np.uint8)
-    scales = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,)}.get(kind, (0, 2))
-    for at in scales[: 1 if kind in (Kind.Q4_0, Kind.Q5_0, Kind.Q8_0, Kind.IQ4_NL, Kind.IQ4_XS) else 2]:
-        data[:, :, at + 1] = data[:, :, at + 1] & 0b10111111
+    if kind == Kind.MXFP4:  # of which the scale is a power of two
+        data[:, :, 0] = 120 + data[:, :, 0] % 16
+        return data.reshape(rows, -1)
+    at = {Kind.Q2_K: (80, 82), Kind.Q3_K: (108,), Kind.Q6_K: (208,), Kind.TQ1_0: (52,), Kind.TQ2_0: (64,)}
+    both = (Kind.Q4_1, Kind.Q5_1, Kind.Q4_K, Kind.Q5_K)
+    for place in at.get(kind, (0, 2) if kind in both else (0,)):
+        data[:, :, place + 1] = data[:, :, place + 1] & 0b10111111
     return data.reshape(rows, -1)
 
 
@@ -169,4 +173,7 @@ BLOCK_KINDS = [
     *(Kind.Q4_0, Kind.Q4_1, Kind.Q5_0, Kind.Q5_1, Kind.Q8_0),
     *(Kind.Q2_K, Kind.Q3_K, Kind.Q4_K, Kind.Q5_K, Kind.Q6_K),
     *(Kind.IQ4_NL, Kind.IQ4_XS),
+]
+TABLE_KINDS = [
+    *(Kind.IQ1_S, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4),
 ]

@@ -5,15 +5,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from ppsd_rt.models.config import LlamaConfig
-from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadInfo
-from ppsd_rt.models.llama import LlamaForCausalLM
+
+try:
+    import torch
+    from safetensors.torch import save_file
+
+    from ppsd_rt.models.exit_head import ExitHead
+    from ppsd_rt.models.llama import LlamaForCausalLM
+except ImportError:  # `make quick` has none: small_gguf() is its model
+    torch = None
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -81,7 +86,7 @@ FAMILIES: dict[str, dict[str, object]] = {
 }
 
 
-def tiny_model(seed: int = 0, **changes: object) -> LlamaForCausalLM:
+def tiny_model(seed: int = 0, **changes: object) -> "LlamaForCausalLM":
     """Random weights, large enough for the answers to be neither constant nor uniform."""
     generator = torch.Generator().manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig.from_dict(tiny_config(**changes)))
@@ -93,15 +98,19 @@ def tiny_model(seed: int = 0, **changes: object) -> LlamaForCausalLM:
 
 
 def tiny_head(
-    model: LlamaForCausalLM, kind: str = "layer", exit_layer: int = 2, hash: str = "0", sizes: tuple[int, int] = (0, 0)
-) -> ExitHead:
+    model: "LlamaForCausalLM",
+    kind: str = "layer",
+    exit_layer: int = 2,
+    hash: str = "0",
+    sizes: tuple[int, int] = (0, 0),
+) -> "ExitHead":
     """sizes: of its MLP, and the rank of its feedback; 0: the model's."""
     draft_ids = None if kind == "norm" else [i for i in range(VOCAB) if i % 5]
     info = HeadInfo(kind, exit_layer, "tiny", hash, intermediate_size=sizes[0], feedback_rank=sizes[1])
     return ExitHead.from_model(model, info, draft_ids)
 
 
-def write_model(folder: Path, model: LlamaForCausalLM | None = None, **changes: object) -> Path:
+def write_model(folder: Path, model: "LlamaForCausalLM | None" = None, **changes: object) -> Path:
     """A Hugging Face folder: config, weights, byte tokenizer, chat template."""
     model = model or tiny_model(**changes)
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,7 +132,7 @@ def loud_head(
     exit_layer: int = 2,
     sizes: tuple[int, int] = (0, 0),
     **shape: int,
-) -> ExitHead:
+) -> "ExitHead":
     """A feedback head for which what it receives matters, and differs with the distance: a fresh one ignores it."""
     head = tiny_head(tiny_model(**shape), kind, exit_layer, hash, sizes)
     generator = torch.Generator().manual_seed(3)
@@ -143,16 +152,16 @@ def byte_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def small_gguf(path: Path, seed: int = 0) -> Path:
-    """A GGUF file of one layer with a byte vocabulary: random matrices, norms of seed + 0.5."""
+def small_gguf(path: Path, seed: int = 0, layers: int = 1) -> Path:
+    """A GGUF file with a byte vocabulary: random matrices, norms of seed + 0.5."""
     import gguf  # not where only the tests of a GPU run
 
     generator = np.random.default_rng(seed)
     tokens = ["<end>", *sorted(pre_tokenizers.ByteLevel.alphabet()), "ab"]
     writer = gguf.GGUFWriter(path, "llama")
-    for key in ("embedding_length", "feed_forward_length", "context_length"):
-        writer.add_uint32(f"llama.{key}", 32)
-    writer.add_block_count(1)
+    for key, value in {"embedding_length": 32, "feed_forward_length": 32, "context_length": 32 * layers}.items():
+        writer.add_uint32(f"llama.{key}", value)
+    writer.add_block_count(layers)
     writer.add_head_count(2)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
@@ -162,8 +171,10 @@ def small_gguf(path: Path, seed: int = 0) -> Path:
     writer.add_token_merges(["a b"])
     writer.add_eos_token_id(0)
     matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    shapes: dict[str, tuple[int, ...]] = {f"blk.0.{name}.weight": (32, 32) for name in matrices}
-    shapes |= {f"{name}.weight": (32,) for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm")}
+    shapes: dict[str, tuple[int, ...]] = {"output_norm.weight": (32,)}
+    for layer in range(layers):
+        shapes |= {f"blk.{layer}.{name}.weight": (32, 32) for name in matrices}
+        shapes |= {f"blk.{layer}.{name}.weight": (32,) for name in ("attn_norm", "ffn_norm")}
     shapes["token_embd.weight"] = (len(tokens), 32)
     for name, shape in shapes.items():
         norm = len(shape) == 1

@@ -1,5 +1,7 @@
 """The examples do what they say, on small models and in this process."""
 
+import asyncio
+import json
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -75,3 +77,48 @@ def test_own_loop_from_the_command_line(folder, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [*command, "--exit-head", "none"])
     with pytest.raises(SystemExit, match="own_loop: .* no exit head"):
         main()
+
+
+def test_a_batch_is_answered_line_by_line(folder, tmp_path, monkeypatch):
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "answers.jsonl"
+    prompts.write_text("one\n\ntwo\nthree\n")
+    monkeypatch.setattr(sys, "argv", ["batch.py", str(prompts), str(out), "--model", str(folder), "-n", "7"])
+    example("batch").main()
+    found = {answer["prompt"]: answer for answer in map(json.loads, out.read_text().splitlines())}
+    assert set(found) == {"one", "two", "three"}
+    engine = Engine.from_pretrained(folder, threads=1)
+    for prompt, answer in found.items():
+        alone = engine.generate([{"role": "user", "content": prompt}], SamplingParams(max_tokens=7)).run()
+        assert (answer["text"], answer["ended"]) == (alone.text, alone.finish_reason)
+
+
+def test_questions_are_asked_with_asyncio(engine, folder, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ask_async.py", "one", "two", "--model", str(folder), "-n", "5"])
+    example("ask_async").main()
+    assert [line for line in capsys.readouterr().out.splitlines() if line in ("one", "two")] == ["one", "two"]
+    endless = SamplingParams(ignore_eos=True)
+    with pytest.raises(TimeoutError):
+        asyncio.run(example("ask_async").ask_all(engine, ["one"], endless, 0.0))
+    assert "idle" in repr(engine)
+
+
+def test_a_service_of_ones_own(engine):
+    client = pytest.importorskip("starlette.testclient").TestClient
+    app = example("web").make_app(engine, SamplingParams(max_tokens=9))
+    alone = engine.generate([{"role": "user", "content": "Why?"}], SamplingParams(max_tokens=9)).run()
+    with client(app) as asked:
+        assert asked.post("/ask", content="Why?").text == alone.text
+        refused = asked.post("/ask", content="x" * 500)
+        assert (refused.status_code, "context of 96" in refused.text) == (400, True)
+
+
+def test_a_head_is_trained_on_ones_own_text(folder, tmp_path):
+    """On text that repeats itself it drafts well, on pieces that it has not seen."""
+    text = "".join(f"{number % 7} is a number. " for number in range(1500))
+    out = tmp_path / "own.safetensors"
+    right = example("own_head").train(str(folder), text, out, tmp_path / "work", layer=2, vocabulary=0)
+    assert 0 <= right <= 1
+    engine = Engine.from_pretrained(folder, exit_head=out, dtype="float32", threads=1)
+    assert engine.head.recipe["tokens"] == 1024
+    params = SamplingParams(max_tokens=9)
+    assert engine.generate("one", params, "eesd").run().ids == engine.generate("one", params, "plain").run().ids

@@ -20,6 +20,9 @@ struct PyModel {
   pybind11::dict arrays;
 };
 
+// An array of 16 or 32 bits, or Blocks; it must outlive the tensor. Throws std::runtime_error that names it.
+Tensor tensor_of(const pybind11::handle& value, const std::string& name);
+
 // An engine and the arrays that its model reads from.
 struct PyEngine {
   PyModel model;

@@ -61,22 +61,13 @@ NamedTensors tensors_of(const py::dict& arrays) {
   NamedTensors tensors;
   for (const auto& [key, value] : arrays) {
     const auto name = key.cast<std::string>();
-    if (py::isinstance<PyBlocks>(value)) {
-      tensors[name] = value.cast<const PyBlocks&>().tensor;
-      continue;
-    }
-    if (!py::isinstance<py::array>(value)) throw std::runtime_error("tensor " + name + " is no array");
-    const auto array = py::reinterpret_borrow<py::array>(value);
-    if (array.ndim() < 1 || array.ndim() > 2 || !(array.flags() & py::array::c_style))
-      throw std::runtime_error("tensor " + name + " is not a dense array of one or two dimensions");
-    const int64_t columns = array.ndim() == 2 ? array.shape(1) : 1;
-    tensors[name] = {array.data(), stored_as(array.dtype(), name), array.shape(0), columns, is_mapped(value)};
+    tensors[name] = tensor_of(value, name);
   }
   return tensors;
 }
 
 // [layers][InputOffsets::width], of these token ids as a text.
-FloatArray importance_of(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
+FloatArray importance_of(const ModelShape& shape, const py::dict& arrays, const Rotary& frequencies,
                          const std::vector<int>& ids, int threads) {
   const NamedTensors tensors = tensors_of(arrays);
   FloatArray out({shape.num_layers, InputOffsets(shape).width});
@@ -88,7 +79,7 @@ FloatArray importance_of(const ModelShape& shape, const py::dict& arrays, const 
 }
 
 // importance: null; or as importance_of gives it
-PyModel make_model(const ModelShape& shape, const py::dict& arrays, const std::vector<float>& frequencies,
+PyModel make_model(const ModelShape& shape, const py::dict& arrays, const Rotary& frequencies,
                    const std::string& format, const std::string& kv, int threads, int first, int last, bool lm_head,
                    const std::optional<FloatArray>& importance) {
   const NamedTensors tensors = tensors_of(arrays);
@@ -150,6 +141,16 @@ py::tuple batch_step(CpuBatch& batch, const Column<int32_t>& ids, const Column<i
 
 }  // namespace
 
+Tensor ppsd::bindings::tensor_of(const py::handle& value, const std::string& name) {
+  if (py::isinstance<PyBlocks>(value)) return value.cast<const PyBlocks&>().tensor;
+  if (!py::isinstance<py::array>(value)) throw std::runtime_error("tensor " + name + " is no array");
+  const auto array = py::reinterpret_borrow<py::array>(value);
+  if (array.ndim() < 1 || array.ndim() > 2 || !(array.flags() & py::array::c_style))
+    throw std::runtime_error("tensor " + name + " is not a dense array of one or two dimensions");
+  const int64_t columns = array.ndim() == 2 ? array.shape(1) : 1;
+  return {array.data(), stored_as(array.dtype(), name), array.shape(0), columns, is_mapped(value)};
+}
+
 void bind_cpu(py::module_& m) {
   m.def("isa", [] { return std::string(pick_kernels().name); });
   m.def("usable_isas", [] {
@@ -203,6 +204,26 @@ void bind_cpu(py::module_& m) {
             .format(s.vocab_size, s.hidden_size, s.intermediate_size, s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim,
                     s.rms_norm_eps);
       });
+
+  py::class_<Rotary>(m, "Rotary",
+      "How far each pair of channels turns per position: frequencies [head_dim / 2]. factor: of cosines and sines.\n"
+      "original: in longer texts they are long_frequencies or, where there are none, those of a base that grows from\n"
+      "`theta` on, `growth` times as fast as the text; 0: they are the same in all.")
+      .def(py::init([](std::vector<float> frequencies, float factor, int original, std::vector<float> long_frequencies,
+                       double theta, double growth) {
+             if (!long_frequencies.empty() && long_frequencies.size() != frequencies.size())
+               throw std::invalid_argument("there are as many frequencies in long texts as in short ones");
+             Rotary rotary(std::move(frequencies));
+             rotary.factor = factor;
+             rotary.original = original;
+             rotary.long_frequencies = std::move(long_frequencies);
+             rotary.theta = theta;
+             rotary.growth = growth;
+             return rotary;
+           }),
+           py::arg("frequencies"), py::arg("factor") = 1.0f, py::arg("original") = 0,
+           py::arg("long_frequencies") = std::vector<float>(), py::arg("theta") = 0.0, py::arg("growth") = 0.0);
+  py::implicitly_convertible<py::list, Rotary>();
 
   py::class_<PyBlocks>(m, "Blocks",
       "A matrix of a GGUF file where it lies: data [rows, bytes of a row], uint8. neighbours: head_dim, if the rows are in\n"

@@ -189,18 +189,15 @@ std::shared_ptr<Crowd> crowd(CpuEngine* engine, double seconds, double lost, con
   return crowd;
 }
 
-// What a matrix is once it is packed: [rows][columns], columns a multiple of 32.
-py::array_t<float> packed(const py::array_t<float, py::array::c_style>& rows, const std::string& format) {
-  Tensor tensor;
-  tensor.data = rows.data();
-  tensor.rows = rows.shape(0);
-  tensor.columns = rows.shape(1);
+// What a matrix (an array, or Blocks) is once it is packed: [rows][columns], columns a multiple of 32.
+py::array_t<float> packed(const py::object& rows, const std::string& format) {
+  const Tensor tensor = tensor_of(rows, "rows");
   Team team(1, {});
   const Packer packer(pick_kernels(), format_of(format), ModelShape(), &team);
   const Memory memory(packer.matrix_bytes(int(tensor.rows), int(tensor.columns)));
   uint8_t* free = memory.as<>();
   const Matrix matrix = packer.matrix(tensor, &free);
-  py::array_t<float> out({rows.shape(0), rows.shape(1)});
+  py::array_t<float> out({tensor.rows, tensor.columns});
   for (int r = 0; r < int(tensor.rows); ++r) pick_kernels().unpack(matrix, r, out.mutable_data(r));
   return out;
 }

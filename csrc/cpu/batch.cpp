@@ -20,7 +20,7 @@ CpuBatch::CpuBatch(std::shared_ptr<const CpuModel> model, int threads, int texts
       capacity_(capacity),
       keep_(keep),
       team_(threads, {}),   // not pinned: other processes may sample beside this one
-      rope_(make_rope(model_->frequencies, capacity)),
+      rope_(make_rope(model_->rotary, capacity)),
       x_(size_t(texts) * model_->shape.hidden_size),
       head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads),
       positions_(texts),

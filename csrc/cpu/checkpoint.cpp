@@ -45,6 +45,9 @@ LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, co
     t.gate = get("mlp.gate_proj.weight", inner, s.hidden_size, true);
     t.up = get("mlp.up_proj.weight", inner, s.hidden_size, true);
     t.down = get("mlp.down_proj.weight", s.hidden_size, inner, true);
+    t.gate_bias = get("mlp.gate_proj.bias", inner, 1, false);
+    t.up_bias = get("mlp.up_proj.bias", inner, 1, t.gate_bias.present());
+    t.down_bias = get("mlp.down_proj.bias", s.hidden_size, 1, t.gate_bias.present());
   }
   return t;
 }
@@ -99,7 +102,7 @@ Tensor embedding_of(const NamedTensors& tensors, const ModelShape& shape) {
 }
 
 std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelShape& shape, const NamedTensors& tensors,
-                                           std::vector<float> frequencies, const Packing& packing) {
+                                           Rotary rotary, const Packing& packing) {
   check(shape, packing.kv);
   const int first = packing.first, last = packing.last < 0 ? shape.num_layers : packing.last;
   if (first < 0 || first > last || last > shape.num_layers) throw std::runtime_error("there are no such layers");
@@ -108,7 +111,7 @@ std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelSh
   model->shape = shape;
   model->format = packing.format;
   model->kv = packing.kv;
-  model->frequencies = std::move(frequencies);
+  model->rotary = std::move(rotary);
   model->embedding = embedding_of(tensors, shape);
   const bool tied = !has(tensors, "lm_head.weight");
   model->lm_head = tied ? model->embedding : tensor_of(tensors, "lm_head.weight", shape.vocab_size, shape.hidden_size);
@@ -116,8 +119,9 @@ std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelSh
   const Tensor norm = tensor_of(tensors, "model.norm.weight", shape.hidden_size, 1);
 
   Team team(packing.threads, {});
-  const Packer packer(kernels, packing.format, shape, &team);
-  size_t bytes = packing.lm_head ? packer.lm_head_bytes() : 0;
+  const bool as_stored = std::any_of(tensors.begin(), tensors.end(), [](const auto& named) { return named.second.four_bits(); });
+  const Packer packer(kernels, packing.format, shape, &team, as_stored);
+  size_t bytes = packing.lm_head ? packer.lm_head_bytes(model->lm_head) : 0;
   for (const LayerTensors& layer : layers) bytes += packer.layer_bytes(layer);
   uint8_t* memory = allocate(bytes, model.get());
   const int width = InputOffsets(shape).width;

@@ -32,7 +32,7 @@ struct Packing {
 };
 
 std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelShape& shape, const NamedTensors& tensors,
-                                           std::vector<float> frequencies, const Packing& packing);
+                                           Rotary rotary, const Packing& packing);
 
 // The same model with an exit head after layers [0, exit_layer), or on the embeddings; the weights of the model itself
 // are shared.

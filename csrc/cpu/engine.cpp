@@ -81,6 +81,7 @@ void CpuEngine::judge_by(const std::function<Team::Pass(int)>& told) {
 int CpuEngine::shared_rows(const std::vector<int>& prompt) const {
   const auto differ = std::mismatch(tokens_.begin(), tokens_.end(), prompt.begin(), prompt.end());
   int rows = int(differ.first - tokens_.begin());
+  if (rotated_as(int(prompt.size())) != rotated_as_) return 0;
   rows = std::min({rows, int(tokens_.size()) - 1, int(prompt.size()) - 1, draft_.length()});
   for (const auto& stage : verify_) rows = std::min(rows, stage->length());
   return std::max(rows, 0);
@@ -89,7 +90,7 @@ int CpuEngine::shared_rows(const std::vector<int>& prompt) const {
 void CpuEngine::reserve(int capacity) {
   if (capacity > capacity_) {
     if (bytes_of_rows(*model_, capacity) > machine_memory()) throw std::bad_alloc();
-    rope_ = make_rope(model_->frequencies, capacity);
+    rope_ = make_rope(model_->rotary, capacity, rotated_as_);
   }
   capacity = std::max(capacity, capacity_);
   draft_.reserve(capacity, rope_.data());
@@ -103,7 +104,18 @@ int CpuEngine::rows_done() const {
   return int(rows / model_->shape.num_layers);
 }
 
-Stages CpuEngine::begin(const Request& request, int keep) {
+int CpuEngine::rotated_as(int length) const {
+  const Rotary& rotary = model_->rotary;
+  return rotary.by_length() && length > rotary.original ? length : 0;
+}
+
+Stages CpuEngine::begin(const Request& request, int keep) { return begin(request, keep, int(request.prompt.size())); }
+
+Stages CpuEngine::begin(const Request& request, int keep, int length) {
+  if (const int as = rotated_as(length); as != rotated_as_) {
+    rotated_as_ = as;
+    rope_ = make_rope(model_->rotary, capacity_, as);
+  }
   reserve(request.limits.end);
   Sampling sampling = request.sampling;
   sampling.answer = int(request.prompt.size());
@@ -157,7 +169,7 @@ void CpuEngine::read(const std::vector<int>& ids, int last, const std::function<
   Request request;
   request.limits.end = int(ids.size());
   const int first = int(ids.size()) - last, keep = std::min(shared_rows(ids), first);
-  const Stages stages = begin(request, keep);
+  const Stages stages = begin(request, keep, int(ids.size()));
   use_shared_team();
   for (int done = keep; done < int(ids.size());) {
     const int rows = done < first ? first - done : std::min(kPassRows, int(ids.size()) - done);

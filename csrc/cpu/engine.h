@@ -68,6 +68,8 @@ class CpuEngine {
   void reserve(int capacity);
 
  private:
+  Stages begin(const Request& request, int keep, int length);   // length: of the text whose rows are rotated as one
+  int rotated_as(int length) const;   // the length, where it matters to the rotation; else 0
   void read(const std::vector<int>& ids, int last, const std::function<void(int row, const float* logits)>& told);
 
   std::shared_ptr<const CpuModel> model_;
@@ -80,6 +82,7 @@ class CpuEngine {
   std::vector<std::unique_ptr<CpuVerifyStage>> verify_;
   std::vector<float> rope_;
   int capacity_ = 0;
+  int rotated_as_ = 0;        // see rotated_as; of the rows that are here
   std::vector<int> tokens_;   // what the stages' rows were computed from
 };
 

@@ -36,6 +36,16 @@ void decode_q4_1(const uint8_t* b, float* out) {
   }
 }
 
+void four_bits_q4_0(const uint8_t* b, FourBits* out) {
+  *out = {half_at(b), 8.0f * half_at(b), {}};
+  std::memcpy(out->codes, b + 2, 16);
+}
+
+void four_bits_q4_1(const uint8_t* b, FourBits* out) {
+  *out = {half_at(b), -half_at(b + 2), {}};
+  std::memcpy(out->codes, b + 4, 16);
+}
+
 void decode_q5_0(const uint8_t* b, float* out) {
   const float d = half_at(b);
   for (int i = 0; i < 16; ++i) {
@@ -119,6 +129,18 @@ void decode_q4_k(const uint8_t* b, float* out) {
   }
 }
 
+void four_bits_q4_k(const uint8_t* b, FourBits* out) {
+  for (int group = 0; group < 8; ++group, ++out) {
+    const auto [scale, least] = scale_at(b, group);
+    *out = {scale, least, {}};
+    const uint8_t* quants = b + 16 + group / 2 * 32;
+    for (int i = 0; i < 16; ++i) {
+      const int low = quants[i] >> (group % 2 * 4) & 15, high = quants[i + 16] >> (group % 2 * 4) & 15;
+      out->codes[i] = uint8_t(low | high << 4);
+    }
+  }
+}
+
 void decode_q5_k(const uint8_t* b, float* out) {
   for (int group = 0; group < 8; ++group, out += 32) {
     const auto [scale, least] = scale_at(b, group);
@@ -155,10 +177,18 @@ void decode_iq4_xs(const uint8_t* b, float* out) {
 }
 
 constexpr BlockType kTypes[] = {
-    {"Q4_0", 32, 18, decode_q4_0},        {"Q4_1", 32, 20, decode_q4_1},        {"Q5_0", 32, 22, decode_q5_0},
-    {"Q5_1", 32, 24, decode_q5_1},        {"Q8_0", 32, 34, decode_q8_0},        {"IQ4_NL", 32, 18, decode_iq4_nl},
-    {"Q2_K", kSuper, 84, decode_q2_k},    {"Q3_K", kSuper, 110, decode_q3_k},   {"Q4_K", kSuper, 144, decode_q4_k},
-    {"Q5_K", kSuper, 176, decode_q5_k},   {"Q6_K", kSuper, 210, decode_q6_k},   {"IQ4_XS", kSuper, 136, decode_iq4_xs},
+    {"Q4_0", 32, 18, decode_q4_0, four_bits_q4_0},
+    {"Q4_1", 32, 20, decode_q4_1, four_bits_q4_1},
+    {"Q5_0", 32, 22, decode_q5_0},
+    {"Q5_1", 32, 24, decode_q5_1},
+    {"Q8_0", 32, 34, decode_q8_0},
+    {"IQ4_NL", 32, 18, decode_iq4_nl},
+    {"Q2_K", kSuper, 84, decode_q2_k},
+    {"Q3_K", kSuper, 110, decode_q3_k},
+    {"Q4_K", kSuper, 144, decode_q4_k, four_bits_q4_k},
+    {"Q5_K", kSuper, 176, decode_q5_k},
+    {"Q6_K", kSuper, 210, decode_q6_k},
+    {"IQ4_XS", kSuper, 136, decode_iq4_xs},
 };
 
 }  // namespace

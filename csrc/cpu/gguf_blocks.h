@@ -6,10 +6,18 @@
 
 namespace ppsd {
 
+// 32 weights of four bits at even distances: scale * code - minimum, codes 0 to 15. Code i is in the low half of byte i, i + 16
+// in the high one.
+struct FourBits {
+  float scale, minimum;
+  uint8_t codes[16];
+};
+
 struct BlockType {
   const char* name;                                     // llama.cpp's
   int values, bytes;                                    // of a block
   void (*decode)(const uint8_t* block, float* values);
+  void (*four_bits)(const uint8_t* block, FourBits* out) = nullptr;   // [values / 32]; null: the type is another
 };
 
 const BlockType* block_type(const std::string& name);   // null: there is no such type

@@ -42,4 +42,8 @@ static inline uint16_t float_to_half(float x) {   // to nearest even; x within t
   return uint16_t(sign | ((bits + 0x0FFF + ((bits >> 13) & 1) - 0x38000000) >> 13));
 }
 
+static inline uint16_t nearest_half(float x) {   // of any size
+  return float_to_half(x < -65504.0f ? -65504.0f : x > 65504.0f ? 65504.0f : x);
+}
+
 }  // namespace ppsd

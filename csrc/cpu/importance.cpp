@@ -21,13 +21,13 @@ void to_means(float* squares, int count, int rows) {
 }  // namespace
 
 void measure_importance(const Kernels& kernels, const ModelShape& shape, const std::vector<LayerTensors>& layers,
-                        const Tensor& embedding, const std::vector<float>& frequencies, const std::vector<int>& ids,
+                        const Tensor& embedding, const Rotary& rotary, const std::vector<int>& ids,
                         int threads, float* out) {
   const int hidden = shape.hidden_size, rows = int(ids.size());
   const InputOffsets at(shape);
   std::vector<float> x(size_t(rows) * hidden);   // [rows][hidden]
   for (int r = 0; r < rows; ++r) embed(embedding, ids[r], x.data() + size_t(r) * hidden);
-  const std::vector<float> rope = make_rope(frequencies, rows);
+  const std::vector<float> rope = make_rope(rotary, rows, rows);
   Team team(threads, {});
   const Packer packer(kernels, Format::kInt8, shape, &team);
   const Memory memory(packer.layer_bytes(layers[0]));

@@ -12,7 +12,7 @@ namespace ppsd {
 // input counts less than a thousandth of its matrix's mean, for another text may use it. The layers are packed as int8 one
 // after the other, so that only one takes memory. Throws std::runtime_error where weights or rows are not finite.
 void measure_importance(const Kernels& kernels, const ModelShape& shape, const std::vector<LayerTensors>& layers,
-                        const Tensor& embedding, const std::vector<float>& frequencies, const std::vector<int>& ids,
+                        const Tensor& embedding, const Rotary& rotary, const std::vector<int>& ids,
                         int threads, float* out);
 
 }  // namespace ppsd

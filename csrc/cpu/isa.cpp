@@ -88,7 +88,7 @@ static size_t words_of(const Kernels& kernels, Format activations, int rows, int
 
 size_t Activations::bytes(const Kernels& kernels, Format weights, int rows, int width) {
   const Format format = activations_of(weights);
-  const size_t scales = format == Format::kInt8 ? size_t(rows) * width / kBlock * 8 : 0;   // and corrections
+  const size_t scales = format == Format::kInt8 ? size_t(rows) * width / kBlock * 12 : 0;   // corrections and sums, too
   const size_t beyond = kernels.by_block(weights, rows, width) ? 16 * kBlock : 0;   // read where the last tile has fewer rows
   return words_of(kernels, format, rows, width) * 4 + scales + beyond;
 }
@@ -100,10 +100,13 @@ Activations Activations::at(const Kernels& kernels, uint8_t* memory, Format weig
   out.width = width;
   out.rows = rows;
   out.by_block = kernels.by_block(weights, rows, width);
+  out.together = out.by_block ? rows : kernels.rows;
   out.words = reinterpret_cast<uint32_t*>(memory);
   if (format == Format::kInt8) {
     out.scales = reinterpret_cast<float*>(out.words + words_of(kernels, format, rows, width));
-    out.corrections = reinterpret_cast<int32_t*>(out.scales + size_t(rows) * (width / kBlock));
+    const size_t blocks = size_t(rows) * (width / kBlock);
+    out.corrections = reinterpret_cast<int32_t*>(out.scales + blocks);
+    out.minus_sums = out.scales + 2 * blocks;
   }
   return out;
 }

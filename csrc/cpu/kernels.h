@@ -30,19 +30,18 @@ constexpr int kSiblings = 32; // positions, one after the other, that siblings a
 constexpr int kMostHeadDim = 256;   // that an int8 KV cache takes, and norms of heads
 constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
 
-// What the sixteen values of int4 stand for, times the scale of their block (which has the sign that makes the block's
-// largest weight -127): dense in the middle, where most weights are. They are the levels with the least squared error on the
-// default model's weights (k-means in one dimension); as int8, so that one shuffle makes int8 of them.
-constexpr int8_t kLevels[16] = {-127, -99, -79, -63, -48, -35, -22, -9, 2, 14, 26, 40, 55, 70, 86, 110};
-
 // What rows of activations are made, to meet weights of a format.
 PPSD_INLINE constexpr Format activations_of(Format weights) { return weights == Format::kInt4 ? Format::kInt8 : weights; }
+
+constexpr int kInt4Minima = kPanel * 2, kInt4Codes = kPanel * 4;   // of a block of int4, where these begin
+constexpr int kInt4Block = kInt4Codes + kBlock * kPanel / 2;       // its bytes
 
 // A packed matrix [outputs, inputs]: panels of 16 outputs, each one contiguous stretch of memory.
 //   fp32: [inputs][16] float
 //   bf16: [inputs / 2][16][2] bfloat16
 //   int8: [inputs / 32][16] fp16 scales, then [inputs / 32][8][16][4] int8
-//   int4: the same scales, then [inputs / 32][4][16][4] bytes: input i of a block in the low half, i + 16 in the high one
+//   int4: [inputs / 32] blocks of [16] fp16 scales, [16] fp16 minima and [4][16][4] bytes: input i of a block in the low
+//         half, i + 16 in the high one. A weight is scale * code - minimum, codes are 0 to 15.
 struct Matrix {
   Format format = Format::kFp32;
   int outputs = 0, inputs = 0;
@@ -57,7 +56,7 @@ struct Matrix {
       case Format::kFp32: return n * kPanel * 4;
       case Format::kBf16: return n * kPanel * 2;
       case Format::kInt8: return scale_bytes() + n * kPanel;
-      case Format::kInt4: return scale_bytes() + n * kPanel / 2;
+      case Format::kInt4: return n / kBlock * kInt4Block;
     }
     return 0;
   }
@@ -75,22 +74,37 @@ constexpr int kPassRows = 64;   // the most rows that share a pass over the weig
 struct Kernels;
 
 // Rows of activations in the format that the weights want, in words of four bytes (one float, two bfloat16 or four int8;
-// of bfloat16 one, as a float, where the kernels have no instruction for pairs). The rows lie side by side, so that a kernel finds
-// those of one word beside each other: [words][rows]. Or block by block, [width / 32][rows][words of a block]: `by_block` of
-// the kernels says when.
+// of bfloat16 one, as a float, where the kernels have no instruction for pairs). As many rows as a micro-kernel takes lie side
+// by side, so that it finds those of one word beside each other and reads nothing else: [groups of rows][words][rows of it].
+// Or block by block, [width / 32][rows][words of a block]: `by_block` of the kernels says when.
 struct Activations {
   Format format = Format::kFp32;   // never kInt4
   int width = 0, rows = 0;
+  int together = 1;                // rows of a group; all of them if by_block
   bool by_block = false;
   uint32_t* words = nullptr;
-  float* scales = nullptr;         // int8: [width / 32][rows]
-  int32_t* corrections = nullptr;  // int8: [width / 32][rows], what unsigned weights add too much
+  // int8, [groups][width / 32][rows of the group]:
+  float* scales = nullptr;
+  int32_t* corrections = nullptr;  // what unsigned weights add too much
+  float* minus_sums = nullptr;     // minus scale times the sum of the values: what minima are times
+
+  // Of `each` values that every row has, where the first one of row r is, and how far it is to the next.
+  struct Place {
+    size_t at;
+    int step;
+  };
+  PPSD_INLINE Place place(int r, int each) const {
+    const int first = r - r % together;
+    return {size_t(first) * each + (r - first), std::min(together, rows - first)};
+  }
 
   // int8: the value of an input of a row.
   PPSD_INLINE float value(int row, int input) const {
     const int word = input / 4, in_block = kBlock / 4, block = input / kBlock;
-    const size_t at = by_block ? (size_t(block) * rows + row) * in_block + word % in_block : size_t(word) * rows + row;
-    return float(reinterpret_cast<const int8_t*>(words + at)[input % 4]) * scales[size_t(block) * rows + row];
+    const Place words_at = place(row, width / 4), scales_at = place(row, width / kBlock);
+    const size_t at =
+        by_block ? (size_t(block) * rows + row) * in_block + word % in_block : words_at.at + size_t(word) * words_at.step;
+    return float(reinterpret_cast<const int8_t*>(words + at)[input % 4]) * scales[scales_at.at + size_t(block) * scales_at.step];
   }
 
   // For weights of this format.
@@ -232,6 +246,7 @@ struct AddPhase {                // x += input W^T (+ bias)
 
 struct SwigluPhase {             // output = silu(gate) * up; panels of the matrix: gate 0, up 0, gate 1, up 1, ...
   const Matrix* weights;
+  const float* bias;             // [outputs] in the same order, or null
   const Activations* input;
   int rows;
   const Activations* output;     // width: outputs / 2
@@ -288,6 +303,7 @@ struct Kernels {
   const char* name;
   int weight_offset;             // added to integer weights
   int bf16_words;                // that two activations in bfloat16 take
+  int rows;                      // of a micro-kernel
   bool (*by_block)(Format weights, int rows, int width);   // how activations are to lie
   // Panels [begin, end) of `out`. False: one of the weights is no finite number.
   bool (*pack)(const Matrix& out, const Source& source, int begin, int end);

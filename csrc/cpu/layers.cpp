@@ -72,6 +72,8 @@ ReadAhead after_attention(const PackedLayer& layer, const Team& team, int member
   return ahead;
 }
 
+constexpr int kFirstRows = 1024;   // of a cache that grows
+
 }  // namespace
 
 Piece next_piece(int start, int left, const std::vector<Sibling>& siblings) {
@@ -85,17 +87,22 @@ Piece next_piece(int start, int left, const std::vector<Sibling>& siblings) {
   return piece;
 }
 
-std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity) {
-  const int half = int(frequencies.size()), head_dim = 2 * half;
+std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt) {
+  const int head_dim = 2 * int(rotary.frequencies.size());
   std::vector<float> rope(size_t(capacity) * head_dim * 2);
+  std::vector<float> frequencies = rotary.at(prompt);
   float* to = rope.data();
-  for (int position = 0; position < capacity; ++position)
+  for (int position = 0; position < capacity; ++position) {
+    if (rotary.by_length() && position >= prompt && position >= rotary.original) frequencies = rotary.at(position + 1);
     for (int panel = 0; panel < head_dim / kPanel; ++panel, to += 2 * kPanel)
-      for (int lane = 0; lane < kPanel; ++lane) {
-        const float angle = float(position) * frequencies[panel * 8 + lane % 8];
-        to[lane] = std::cos(angle);
-        to[kPanel + lane] = lane < 8 ? -std::sin(angle) : std::sin(angle);
+      for (int lane = 0; lane < kPanel / 2; ++lane) {   // the other half has the same angles
+        const float angle = float(position) * frequencies[panel * 8 + lane];
+        const float cosine = std::cos(angle) * rotary.factor, sine = std::sin(angle) * rotary.factor;
+        to[lane] = to[lane + 8] = cosine;
+        to[kPanel + lane] = -sine;
+        to[kPanel + lane + 8] = sine;
       }
+  }
   return rope;
 }
 
@@ -135,6 +142,11 @@ void LayerStack::reserve(int capacity) {
   kv_memory_ = std::move(memory);
   caches_ = std::move(caches);
   capacity_ = capacity;
+}
+
+void LayerStack::hold(int rows, int most) {
+  rows = std::min(rows, most);
+  if (rows > capacity_) reserve(std::max(rows, std::min(most, std::max(2 * capacity_, kFirstRows))));
 }
 
 size_t LayerStack::keep_in_blocks(size_t offset) {
@@ -295,8 +307,7 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
 
     const Siblings kept = sibling_positions_.empty() ? Siblings{} : siblings_of(number);
     const Siblings* siblings = kept.rows > 0 ? &kept : nullptr;
-    const float* qkv_bias = layer.qkv_bias.empty() ? nullptr : layer.qkv_bias.data();
-    const QkvPhase qkv{&layer.qkv, qkv_bias, &narrow, rows, start, shape_.num_heads, layer.attention.rotary ? rope : nullptr,
+    const QkvPhase qkv{&layer.qkv, layer.bias(layer.qkv_bias), &narrow, rows, start, shape_.num_heads, layer.attention.rotary ? rope : nullptr,
                        queries_.data(), cache, positions, siblings, then(in, out), layer.norms(shape_.rms_norm_eps)};
     share(layer.qkv.panels(), in.together, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
@@ -321,8 +332,7 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
 
     kernels_.convert(mixed_.data(), rows, heads);
     observe(heads, inputs.o);
-    const float* o_bias = layer.o_bias.empty() ? nullptr : layer.o_bias.data();
-    const AddPhase output{&layer.o, o_bias, &heads, rows, x, then(out, layer.has_mlp() ? up : after)};
+    const AddPhase output{&layer.o, layer.bias(layer.o_bias), &heads, rows, x, then(out, layer.has_mlp() ? up : after)};
     share(layer.o.panels(), kTogether, [&](int begin, int end) { kernels_.add(output, begin, end); });
 
     if (layer.has_mlp()) {
@@ -330,11 +340,11 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
       const Activations mlp = Activations::at(kernels_, mlp_.as<>(), format_, rows, inner);
       kernels_.normalize(x, rows, layer.post_norm.data(), shape_.rms_norm_eps, narrow);
       observe(narrow, inputs.gate_up);
-      const SwigluPhase gate_up{&layer.gate_up, &narrow, rows, &mlp, then(up, down_to)};
+      const SwigluPhase gate_up{&layer.gate_up, layer.bias(layer.gate_up_bias), &narrow, rows, &mlp, then(up, down_to)};
       share(inner / kBlock, 1, [&](int begin, int end) { kernels_.swiglu(gate_up, begin, end); });
 
       observe(mlp, inputs.down);
-      const AddPhase down{&layer.down, nullptr, &mlp, rows, x, then(down_to, after)};
+      const AddPhase down{&layer.down, layer.bias(layer.down_bias), &mlp, rows, x, then(down_to, after)};
       // Member 0's answer is there for all after the barrier, and is not changed before every member has passed more.
       if (member == 0 && cancelled && cancelled()) cancelled_.store(true, std::memory_order_relaxed);
       share(layer.down.panels(), kTogether, [&](int begin, int end) { kernels_.add(down, begin, end); });

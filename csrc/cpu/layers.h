@@ -11,8 +11,9 @@
 namespace ppsd {
 
 // Cosines and signed sines: for each position, for each panel of a head (channels in rotary order), sixteen cosines and
-// then sixteen sines: [capacity][head_dim / 16][2][16]. frequencies: [head_dim / 2].
-std::vector<float> make_rope(const std::vector<float>& frequencies, int capacity);
+// then sixteen sines: [capacity][head_dim / 16][2][16]. prompt: rows that are rotated as one text of that length, where
+// lengths matter; each later row is rotated as the last one of a text of its own, as it is when it is decoded.
+std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt = 0);
 
 // Of a pass over several texts: consecutive rows of one of them, at positions [start, start + rows); `blocks`: where its cache
 // lies, span by span, see KvCache; `spans`: how many there are.
@@ -38,6 +39,9 @@ class LayerStack {
              std::vector<const PackedLayer*> layers, int members, int texts = 1);
 
   void reserve(int capacity);   // rows of cache for each text; what it holds stays
+  // The same for at least min(rows, most), growing by doubling up to `most`: an answer that may become long and does not
+  // costs neither memory nor the time to clear it.
+  void hold(int rows, int most);
   // Instead of reserve: the caches of any number of texts lie in blocks of kSpan positions. In each of them this stack's
   // bytes begin at `offset`; where they end is returned.
   size_t keep_in_blocks(size_t offset);

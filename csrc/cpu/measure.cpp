@@ -52,7 +52,7 @@ class Sweep {
         x_(size_t(rows) * std::max(s_.hidden_size, s_.q_outputs()), 0.5f),
         queries_(size_t(rows) * s_.q_outputs(), 0.1f),
         mixed_(queries_.size()),
-        rope_(make_rope(model.frequencies, context + rows)),
+        rope_(make_rope(model.rotary, context + rows)),
         narrow_(Activations::bytes(k_, model.format, rows, s_.hidden_size)),
         heads_(Activations::bytes(k_, model.format, rows, s_.q_outputs())),
         mlp_(Activations::bytes(k_, model.format, rows, s_.intermediate_size)),
@@ -137,7 +137,7 @@ class Sweep {
         const AddPhase phase{down ? &layer.down : &layer.o, nullptr, down ? &mlp : &heads, rows_, x_.data()};
         share(s_.hidden_size / kPanel, 2, [&](int begin, int end) { k_.add(phase, begin, end); });
       } else if (name == "gate_up") {
-        const SwigluPhase phase{&layer.gate_up, &in, rows_, &mlp};
+        const SwigluPhase phase{&layer.gate_up, nullptr, &in, rows_, &mlp};
         share(s_.intermediate_size / kBlock, 1, [&](int begin, int end) { k_.swiglu(phase, begin, end); });
       } else if (name == "normalize") {
         if (member == 0) k_.normalize(x_.data(), rows_, layer.input_norm.data(), s_.rms_norm_eps, in);

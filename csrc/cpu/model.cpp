@@ -56,26 +56,79 @@ bool lie_ready(const std::vector<RowOf>& rows) {
   });
 }
 
-}  // namespace
-
-size_t Packer::matrix_bytes(int outputs, int inputs) const { return aligned(Matrix{format_, outputs, inputs}.bytes()); }
-
-size_t Packer::lm_head_bytes() const {
-  return aligned(Matrix{lm_head_format(), shape_.vocab_size, shape_.hidden_size}.bytes());
+// A panel of int4 of rows that are stored in four bits; `rows`: of its outputs that there are. False: a scale is no finite
+// number.
+bool copy_four_bits(const Matrix& matrix, int p, const RowOf* rows, int count) {
+  constexpr int kMost = 8;   // blocks of 32 in one of a file's
+  bool finite = true;
+  uint8_t* panel = matrix.panel(p);
+  for (int l = 0; l < count; ++l) {
+    const BlockType& type = *rows[l].tensor->blocks;
+    const auto* from = static_cast<const uint8_t*>(rows[l].tensor->row(rows[l].row));
+    uint8_t* to = panel;
+    for (int i = 0; i < matrix.inputs; i += type.values, from += type.bytes) {
+      FourBits blocks[kMost];
+      type.four_bits(from, blocks);
+      for (int b = 0; b < type.values / kBlock; ++b, to += kInt4Block) {
+        auto* halves = reinterpret_cast<uint16_t*>(to);
+        halves[l] = nearest_half(blocks[b].scale);
+        halves[kPanel + l] = nearest_half(blocks[b].minimum);
+        for (int word = 0; word < kBlock / 8; ++word)
+          std::memcpy(to + kInt4Codes + word * 4 * kPanel + l * 4, blocks[b].codes + word * 4, 4);
+        finite = finite && std::isfinite(blocks[b].scale) && std::isfinite(blocks[b].minimum);
+      }
+    }
+  }
+  return finite;
 }
 
-Matrix Packer::qkv_matrix() const {
+}  // namespace
+
+std::vector<float> Rotary::at(int length) const {
+  if (!by_length() || length <= original) return frequencies;
+  if (!long_frequencies.empty()) return long_frequencies;
+  const double size = 2.0 * double(frequencies.size());
+  const float base = float(theta * std::pow(growth * length / original - (growth - 1.0), size / (size - 2.0)));
+  std::vector<float> out;
+  for (size_t i = 0; i < frequencies.size(); ++i) out.push_back(1.0f / std::pow(base, 2.0f * float(i) / float(size)));
+  return out;
+}
+
+Format Packer::format_for(const Tensor& tensor, bool delicate) const {
+  if (format_ != Format::kInt4 || tensor.four_bits()) return format_;
+  return as_stored_ || delicate ? Format::kInt8 : Format::kInt4;
+}
+
+Matrix Packer::plain_matrix(const Tensor& tensor) const {
+  return {format_for(tensor), int(tensor.rows), int(tensor.columns)};
+}
+
+Matrix Packer::lm_head_matrix(const Tensor& tensor) const {
+  return {format_for(tensor, true), shape_.vocab_size, shape_.hidden_size};
+}
+
+Matrix Packer::qkv_matrix(const LayerTensors& t) const {
   Matrix matrix{format_, shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size};
-  if (format_ == Format::kInt4) matrix.wide_from = shape_.q_outputs() / kPanel;
+  if (format_ != Format::kInt4) return matrix;
+  matrix.wide_from = 0;   // from the first of them that is int8
+  for (const auto& [tensor, delicate] : {std::pair(&t.q, false), std::pair(&t.k, true), std::pair(&t.v, true)}) {
+    if (format_for(*tensor, delicate) != Format::kInt4) break;
+    matrix.wide_from += int(tensor->rows) / kPanel;
+  }
   return matrix;
 }
 
+Matrix Packer::gate_up_matrix(const LayerTensors& t) const {
+  return {std::min(format_for(t.gate), format_for(t.up)), 2 * int(t.gate.rows), shape_.hidden_size};
+}
+
+size_t Packer::matrix_bytes(int outputs, int inputs) const { return aligned(Matrix{format_, outputs, inputs}.bytes()); }
+
+size_t Packer::lm_head_bytes(const Tensor& tensor) const { return aligned(lm_head_matrix(tensor).bytes()); }
+
 size_t Packer::layer_bytes(const LayerTensors& layer) const {
-  size_t bytes = aligned(qkv_matrix().bytes()) +
-                 matrix_bytes(shape_.hidden_size, shape_.q_outputs());
-  if (layer.gate.present())
-    bytes += matrix_bytes(2 * int(layer.gate.rows), shape_.hidden_size) +
-             matrix_bytes(shape_.hidden_size, int(layer.gate.rows));
+  size_t bytes = aligned(qkv_matrix(layer).bytes()) + aligned(plain_matrix(layer.o).bytes());
+  if (layer.gate.present()) bytes += aligned(gate_up_matrix(layer).bytes()) + aligned(plain_matrix(layer.down).bytes());
   return bytes;
 }
 
@@ -88,7 +141,7 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
   append_rotary(t.q, shape_.head_dim, &qkv);
   append_rotary(t.k, shape_.head_dim, &qkv);
   for (const RowOf& row : rows_of(t.v)) qkv.push_back(row);
-  out.qkv = pack(qkv_matrix(), qkv, weigh(at.qkv), memory);
+  out.qkv = pack(qkv_matrix(t), qkv, weigh(at.qkv), memory);
   if (t.q_bias.present()) {
     append_rotary(t.q_bias, shape_.head_dim, &out.qkv_bias);
     append_rotary(t.k_bias, shape_.head_dim, &out.qkv_bias);
@@ -99,13 +152,20 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
     append_rotary(t.q_norm, shape_.head_dim, &out.q_norm);
     append_rotary(t.k_norm, shape_.head_dim, &out.k_norm);
   }
-  out.o = pack({format_, shape_.hidden_size, shape_.q_outputs()}, rows_of(t.o), weigh(at.o), memory);
+  out.o = pack(plain_matrix(t.o), rows_of(t.o), weigh(at.o), memory);
   if (t.o_bias.present()) out.o_bias = vector(t.o_bias);
+  if (t.gate_bias.present()) {
+    const std::vector<float> gate = vector(t.gate_bias), up = vector(t.up_bias);
+    for (size_t first = 0; first < gate.size(); first += kPanel) {
+      out.gate_up_bias.insert(out.gate_up_bias.end(), gate.begin() + first, gate.begin() + first + kPanel);
+      out.gate_up_bias.insert(out.gate_up_bias.end(), up.begin() + first, up.begin() + first + kPanel);
+    }
+    out.down_bias = vector(t.down_bias);
+  }
   if (t.gate.present()) {
     out.post_norm = vector(t.post_norm);
-    const int inner = int(t.gate.rows), hidden = shape_.hidden_size;
-    out.gate_up = pack({format_, 2 * inner, hidden}, interleaved(t.gate, t.up), weigh(at.gate_up), memory);
-    out.down = pack({format_, hidden, inner}, rows_of(t.down), weigh(at.down), memory);
+    out.gate_up = pack(gate_up_matrix(t), interleaved(t.gate, t.up), weigh(at.gate_up), memory);
+    out.down = pack(plain_matrix(t.down), rows_of(t.down), weigh(at.down), memory);
   }
   for (const Tensor* tensor : {&t.q, &t.k, &t.v, &t.o, &t.gate, &t.up, &t.down}) release_pages(*tensor);
   return out;
@@ -116,7 +176,7 @@ Matrix Packer::matrix(const Tensor& tensor, uint8_t** memory) const {
 }
 
 Matrix Packer::lm_head(const Tensor& tensor, uint8_t** memory) const {
-  return pack({lm_head_format(), int(tensor.rows), int(tensor.columns)}, rows_of(tensor), nullptr, memory, &tensor);
+  return pack(lm_head_matrix(tensor), rows_of(tensor), nullptr, memory, &tensor);
 }
 
 Matrix Packer::draft_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const {
@@ -135,6 +195,18 @@ Matrix Packer::pack(Matrix matrix, const std::vector<RowOf>& rows, const float* 
   const Source source{sources.data(), ready ? rows[0].tensor->stored : Stored::kFp32, importance};
   const size_t panel_values = size_t(kPanel) * matrix.inputs;
   std::vector<float> decoded(ready ? 0 : team_->size() * panel_values);   // a panel of each member
+  const auto pack_panel = [&](int member, int p) {
+    const int begin = p * kPanel, end = std::min(begin + kPanel, matrix.outputs);
+    const auto stored_so = [](const RowOf& row) { return row.tensor->four_bits(); };
+    if (matrix.format_of(p) == Format::kInt4 && std::all_of(&rows[begin], &rows[begin] + (end - begin), stored_so))
+      return copy_four_bits(matrix, p, &rows[begin], end - begin);
+    float* to = decoded.data() + member * panel_values;
+    for (int i = begin; i < end && !ready; ++i, to += matrix.inputs) {
+      read_row(*rows[i].tensor, rows[i].row, to);
+      sources[i].data = to;
+    }
+    return kernels_.pack(matrix, source, p, p + 1);
+  };
   constexpr int kPanels = 512;
   std::atomic<bool> finite{true};
   for (int first = 0; first < matrix.panels(); first += kPanels) {
@@ -142,15 +214,8 @@ Matrix Packer::pack(Matrix matrix, const std::vector<RowOf>& rows, const float* 
     Shares shares(team_->size());
     team_->run([&](int member) {
       team_->share(shares, member, count, 8, [&](int begin, int end) {
-        if (ready && !kernels_.pack(matrix, source, first + begin, first + end)) finite = false;
-        for (int p = first + begin; !ready && p < first + end; ++p) {
-          float* to = decoded.data() + member * panel_values;
-          for (int i = p * kPanel; i < std::min((p + 1) * kPanel, matrix.outputs); ++i, to += matrix.inputs) {
-            read_row(*rows[i].tensor, rows[i].row, to);
-            sources[i].data = to;
-          }
-          if (!kernels_.pack(matrix, source, p, p + 1)) finite = false;
-        }
+        for (int p = first + begin; p < first + end; ++p)
+          if (!pack_panel(member, p)) finite = false;
       });
     });
     if (large != nullptr) release_pages(*large);

@@ -21,6 +21,22 @@ struct LayerAttention {
   int window = 0;       // positions that a row sees, its own included; 0: all before it
 };
 
+// How far each pair of channels turns per position. models/rotary.py says where the numbers come from.
+struct Rotary {
+  std::vector<float> frequencies;        // [head_dim / 2]
+  float factor = 1.0f;                   // cosines and sines are multiplied by it
+  // In texts longer than `original` (0: in none) the frequencies are others: these (longrope), or, where there are none,
+  // those of a base that grows with the text (dynamic).
+  int original = 0;
+  std::vector<float> long_frequencies;
+  double theta = 0.0, growth = 0.0;
+
+  Rotary() = default;
+  Rotary(std::vector<float> plain) : frequencies(std::move(plain)) {}
+  bool by_length() const { return original > 0; }
+  std::vector<float> at(int length) const;   // of a text
+};
+
 struct ModelShape {
   int vocab_size = 0, hidden_size = 0, intermediate_size = 0, num_layers = 0;
   int num_heads = 0, num_kv_heads = 0, head_dim = 0;
@@ -42,6 +58,7 @@ struct Tensor {
   int neighbours = 0;    // head_dim, if channels that rotate together lie side by side (GGUF's order); 0: half a head apart
 
   bool present() const { return data != nullptr; }
+  bool four_bits() const { return blocks != nullptr && blocks->four_bits != nullptr; }
   size_t row_bytes() const {
     if (blocks != nullptr) return size_t(columns) / blocks->values * blocks->bytes;
     return size_t(columns) * (stored == Stored::kFp32 ? 4 : 2);
@@ -66,16 +83,17 @@ struct RowOf {
 struct LayerTensors {
   Tensor input_norm, q, k, v, o, q_bias, k_bias, v_bias, o_bias;
   Tensor q_norm, k_norm;              // [head_dim]; absent where the family has none
-  Tensor post_norm, gate, up, down;   // absent in an `adapter` exit head: attention only
+  Tensor post_norm, gate, up, down, gate_bias, up_bias, down_bias;   // absent in an `adapter` exit head: attention only
   LayerAttention attention;
 };
 
 // A decoder layer, or the attention block of one.
 struct PackedLayer {
-  std::vector<float> input_norm, post_norm, qkv_bias, o_bias;
+  std::vector<float> input_norm, post_norm, qkv_bias, o_bias, gate_up_bias, down_bias;   // biases: or empty
   std::vector<float> q_norm, k_norm;   // in rotary order, or empty
   Matrix qkv, o, gate_up, down;
   LayerAttention attention;
+  const float* bias(const std::vector<float>& of) const { return of.empty() ? nullptr : of.data(); }
   bool has_mlp() const { return gate_up.data != nullptr; }
   HeadNorms norms(float eps) const { return q_norm.empty() ? HeadNorms{} : HeadNorms{q_norm.data(), k_norm.data(), eps}; }
   // Panels of q, k and v that a member takes at the least: whole heads where those have norms.
@@ -101,25 +119,32 @@ struct PackedFeedback {   // [hidden, hidden] for each distance from 1 on; none 
 };
 
 // Bytes that packing needs, and the packing itself. Matrices lie in one stretch of memory in the order of use.
+//
+// int4: matrices that the file has in four bits at even distances stay as they are, whatever they are for. Where there are such
+// ones (`as_stored`), the rest is int8. A model of other weights is rounded to four bits, but for keys and values (few weights,
+// and much of the error) and the LM head (it chooses what is said); drafts are only proposed.
 class Packer {
  public:
-  Packer(const Kernels& kernels, Format format, const ModelShape& shape, Team* team)
-      : kernels_(kernels), format_(format), shape_(shape), team_(team) {}
+  Packer(const Kernels& kernels, Format format, const ModelShape& shape, Team* team, bool as_stored = false)
+      : kernels_(kernels), format_(format), as_stored_(as_stored), shape_(shape), team_(team) {}
 
   size_t layer_bytes(const LayerTensors& layer) const;
   size_t matrix_bytes(int outputs, int inputs) const;
-  // importance: of the layer's inputs (see InputOffsets), or null
+  // importance: of the layer's inputs (see InputOffsets), or null; four bits that are stored so have no use for it
   PackedLayer layer(const LayerTensors& tensors, uint8_t** memory, const float* importance = nullptr) const;
   Matrix matrix(const Tensor& tensor, uint8_t** memory) const;
-  // The LM head chooses what is said: with int4 it stays int8. (Drafts are only proposed.)
-  size_t lm_head_bytes() const;
+  size_t lm_head_bytes(const Tensor& tensor) const;
   Matrix lm_head(const Tensor& tensor, uint8_t** memory) const;
   Matrix draft_head(const Tensor& tensor, const std::vector<int>& ids, uint8_t** memory) const;   // of these rows
   static std::vector<float> vector(const Tensor& tensor);
 
  private:
-  Format lm_head_format() const { return format_ == Format::kInt4 ? Format::kInt8 : format_; }
-  Matrix qkv_matrix() const;   // with int4, keys and values stay int8: few weights, and much of the error
+  Format format_for(const Tensor& tensor, bool delicate = false) const;
+  // Of these tensors, without memory.
+  Matrix qkv_matrix(const LayerTensors& layer) const;
+  Matrix gate_up_matrix(const LayerTensors& layer) const;
+  Matrix lm_head_matrix(const Tensor& tensor) const;
+  Matrix plain_matrix(const Tensor& tensor) const;
   // `matrix` with its memory, filled. large: the one tensor that all rows are of, if its pages are to be dropped while
   // packing goes on
   Matrix pack(Matrix matrix, const std::vector<RowOf>& rows, const float* importance, uint8_t** memory,
@@ -127,6 +152,7 @@ class Packer {
 
   const Kernels& kernels_;
   const Format format_;
+  const bool as_stored_;
   const ModelShape shape_;
   Team* team_;
 };

@@ -98,7 +98,7 @@ std::unique_ptr<Remote> RankDrafter::start(const std::vector<int>& prompt, int k
 }
 
 const float* Rope::reserve(int capacity) {
-  if (capacity > capacity_) rope_ = make_rope(frequencies_, capacity_ = capacity);
+  if (capacity > capacity_) rope_ = make_rope(rotary_, capacity_ = capacity);
   return rope_.data();
 }
 

@@ -66,12 +66,12 @@ class RankDrafter {
 // The rotary table of a stage, as long as the longest answer so far.
 class Rope {
  public:
-  explicit Rope(const CpuModel& model) : frequencies_(model.frequencies) {}
+  explicit Rope(const CpuModel& model) : rotary_(model.rotary) {}
   const float* reserve(int capacity);
   int capacity() const { return capacity_; }
 
  private:
-  const std::vector<float>& frequencies_;
+  const Rotary& rotary_;
   std::vector<float> rope_;
   int capacity_ = 0;
 };

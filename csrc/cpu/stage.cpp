@@ -59,8 +59,7 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
 
 void CpuDraftStage::reserve(int capacity, const float* rope) {
   rope_ = rope;
-  early_.reserve(capacity);
-  late_.reserve(capacity);
+  most_ = capacity;
   const size_t bytes = size_t(capacity) * model_.shape.hidden_size * 4;
   if (bytes <= exit_hidden_.bytes()) return;
   Memory grown(bytes);
@@ -99,6 +98,7 @@ bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& c
 bool CpuDraftStage::run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled) {
   const int start = length_, rows = piece.rows, siblings = int(piece.siblings.size());
   const size_t hidden = size_t(model_.shape.hidden_size);
+  early_.hold(start + rows + kSiblings, most_);
   early_.begin_pass(start, rows, piece.siblings);
   const auto x = [&](int row) { return x_.data() + size_t(row) * hidden; };
   for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x(r));
@@ -125,6 +125,7 @@ bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& c
   const int distance = feedback != nullptr ? length_ - 1 - feedback->position : 0;
   const bool heard = distance >= 1 && distance <= feedback_.most_distance();
   head_length_ = std::min<int>(head_length_, length_ - 1);
+  late_.hold(length_, most_);
   bool done = true;
   while (head_length_ < length_) {
     const int behind = std::min(kPassRows, length_ - head_length_), first = head_length_;
@@ -208,7 +209,7 @@ CpuVerifyStage::CpuVerifyStage(const CpuModel& model, int first, int last, int m
 
 void CpuVerifyStage::reserve(int capacity, const float* rope) {
   rope_ = rope;
-  layers_.reserve(capacity);
+  most_ = capacity;
 }
 
 void CpuVerifyStage::begin(const Sampling& sampling, int kept) {
@@ -227,6 +228,7 @@ bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
   for (int left = chunk->rows(); left > 0;) {
     const Piece piece = next_piece(length_, left, chunk->siblings);
     const size_t rows = size_t(piece.rows), siblings = piece.siblings.size();
+    layers_.hold(length_ + piece.rows + kSiblings, most_);
     layers_.begin_pass(length_, piece.rows, piece.siblings);
     std::memcpy(x_.data(), text, rows * row_bytes);
     std::memcpy(x_.data() + rows * hidden, beside, siblings * row_bytes);

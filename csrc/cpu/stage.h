@@ -16,7 +16,7 @@ struct CpuModel {
   Format format;
   Stored kv;
   Tensor embedding, lm_head;           // [vocabulary][hidden], where the checkpoint has them; tied: the same
-  std::vector<float> frequencies;      // [head_dim / 2]
+  Rotary rotary;
   std::vector<PackedLayer> layers;
   PackedHead head;                     // the final norm, and the whole LM head
   // The exit head; without one nothing is drafted, and all layers verify. exit_layer 0: it reads the embeddings.
@@ -71,6 +71,7 @@ class CpuDraftStage final : public DraftStage {
   const CpuModel& model_;
   Team* team_ = nullptr;
   const float* rope_ = nullptr;
+  int most_ = 0;                         // rows that are reserved; the caches grow up to them
   LayerStack early_, late_;              // layers [0, E), and the exit head's own
   FeedbackStack feedback_;
   std::unique_ptr<HeadStack> head_;
@@ -95,7 +96,10 @@ class CpuVerifyStage final : public VerifyStage {
   void begin(const Sampling& sampling, int kept);
   // To time what comes after rows that nobody has computed.
   void pretend(int length) { length_ = length; }
-  void fill() { layers_.fill(); }
+  void fill() {
+    layers_.reserve(most_);
+    layers_.fill();
+  }
   void copy_to_blocks(const LayerStack& other, int rows, uint8_t* const* blocks) const {
     layers_.copy_to_blocks(other, rows, blocks);
   }
@@ -115,6 +119,7 @@ class CpuVerifyStage final : public VerifyStage {
   const CpuModel& model_;
   Team* team_ = nullptr;
   const float* rope_ = nullptr;
+  int most_ = 0;                         // as of the draft stage
   LayerStack layers_;
   std::unique_ptr<HeadStack> head_;
   std::unique_ptr<Sampler> sampler_;

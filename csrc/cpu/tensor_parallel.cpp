@@ -18,7 +18,7 @@ void LayerShares::reserve(int capacity) {
   if (capacity <= capacity_) return;
   capacity_ = (capacity + kSpan - 1) / kSpan * kSpan;
   const ModelShape& s = model_.shape;
-  rope_ = make_rope(model_.frequencies, capacity_);
+  rope_ = make_rope(model_.rotary, capacity_);
   const size_t one = KvCache::bytes(model_.kv, s.num_kv_heads, s.head_dim, capacity_);
   cache_memory_ = Memory(2 * one * s.num_layers);
   caches_.clear();
@@ -34,8 +34,7 @@ void LayerShares::attention(int layer, const float* x, int rows, int start, floa
   const Activations narrow = Activations::at(kernels_, narrow_.as<>(), model_.format, rows, s.hidden_size);
   const Activations heads = Activations::at(kernels_, heads_.as<>(), model_.format, rows, s.q_outputs());
   kernels_.normalize(x, rows, weights.input_norm.data(), s.rms_norm_eps, narrow);
-  const float* bias = weights.qkv_bias.empty() ? nullptr : weights.qkv_bias.data();
-  const QkvPhase qkv{&weights.qkv, bias, &narrow, rows, start, s.num_heads, weights.attention.rotary ? rope_.data() : nullptr,
+  const QkvPhase qkv{&weights.qkv, weights.bias(weights.qkv_bias), &narrow, rows, start, s.num_heads, weights.attention.rotary ? rope_.data() : nullptr,
                      queries_.data(), &caches_[layer], nullptr, nullptr, {}, weights.norms(s.rms_norm_eps)};
   kernels_.qkv(qkv, 0, weights.qkv.panels());
   const AttendPhase attend{queries_.data(), &caches_[layer], rows,    start,                   s.num_heads,
@@ -43,8 +42,7 @@ void LayerShares::attention(int layer, const float* x, int rows, int start, floa
   kernels_.attend(attend, 0, attend.units());
   kernels_.convert(mixed_.data(), rows, heads);
   std::fill_n(part, size_t(rows) * s.hidden_size, 0.0f);
-  const float* o_bias = weights.o_bias.empty() ? nullptr : weights.o_bias.data();
-  kernels_.add({&weights.o, o_bias, &heads, rows, part}, 0, weights.o.panels());
+  kernels_.add({&weights.o, weights.bias(weights.o_bias), &heads, rows, part}, 0, weights.o.panels());
 }
 
 void LayerShares::mlp(int layer, const float* x, int rows, float* part) {
@@ -53,9 +51,9 @@ void LayerShares::mlp(int layer, const float* x, int rows, float* part) {
   const Activations narrow = Activations::at(kernels_, narrow_.as<>(), model_.format, rows, s.hidden_size);
   const Activations inner = Activations::at(kernels_, mlp_.as<>(), model_.format, rows, s.intermediate_size);
   kernels_.normalize(x, rows, weights.post_norm.data(), s.rms_norm_eps, narrow);
-  kernels_.swiglu({&weights.gate_up, &narrow, rows, &inner}, 0, s.intermediate_size / kBlock);
+  kernels_.swiglu({&weights.gate_up, weights.bias(weights.gate_up_bias), &narrow, rows, &inner}, 0, s.intermediate_size / kBlock);
   std::fill_n(part, size_t(rows) * s.hidden_size, 0.0f);
-  kernels_.add({&weights.down, nullptr, &inner, rows, part}, 0, weights.down.panels());
+  kernels_.add({&weights.down, weights.bias(weights.down_bias), &inner, rows, part}, 0, weights.down.panels());
 }
 
 Candidate LayerShares::best(const float* x) {

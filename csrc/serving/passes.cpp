@@ -50,7 +50,7 @@ double Passes::draft_share() const {
 void Passes::reserve(int rows) {
   if (rows <= capacity_) return;
   capacity_ = std::max(rows, 2 * capacity_);
-  rope_ = make_rope(model_->frequencies, capacity_);
+  rope_ = make_rope(model_->rotary, capacity_);
 }
 
 void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {

@@ -89,7 +89,7 @@ Played many_answers(const Enough& enough, uint64_t seed) {
       requests.push_back(random_request(random, head, shape.vocab_size));
       plain.push_back(alone(&engine, requests.back()));
     }
-    const int threads = between(random, 1, 2), blocks = between(random, 3, 12);
+    const int threads = between(random, 1, 2), blocks = between(random, kContext / kSpan, 12);
     const size_t block_bytes = Passes(model, 1).block_bytes();
     LoopThread thread(std::make_unique<Loop>(model, threads, block_bytes * size_t(blocks),
                                              LoopLimits{between(random, 1, 8), between(random, 1, 16)}));

@@ -191,7 +191,7 @@ def _warm_up(case: Case) -> None:
             case.run(number)
         return
     prompt, params = case.setting.workload.prompts[0], case.setting.params
-    short = replace(params, max_tokens=min(8, params.max_tokens))
+    short = replace(params, max_tokens=min(8, params.max_tokens or 8))
     case.setting.engine.generate(prompt, short, case.schedule, case.options(0)).run()
 
 

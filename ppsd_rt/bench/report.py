@@ -1,6 +1,6 @@
 """A measurement as it is printed: as a table for people, as Markdown or CSV, or as JSON with everything in it.
 
-CSV is rows alone, for spreadsheets. In every other format the last line is one JSON object: the summary.
+Tables, Markdown and CSV are rows alone. In JSON the last line is one object: the summary.
 """
 
 import csv
@@ -50,14 +50,15 @@ class Report:
     summary: Mapping[str, Any] = field(default_factory=dict)
 
     def lines(self, format: str) -> str:
-        """All of it as text. `table` is rich's and is printed by the command: only its summary."""
-        if format == "csv":
-            return self._csv().removesuffix("\n")
-        body = {"md": self._markdown, "jsonl": self._jsonl}.get(format)
-        last = {**self.facts, **self.summary}
-        if format == "json":
-            last["rows"] = [_plain(row) for row in self.rows]
-        return (body() if body else "") + _json(last)
+        """As text; `table` is rich's and is printed by the command."""
+        if format in ("csv", "md"):
+            return (self._csv() if format == "csv" else self._markdown()).removesuffix("\n")
+        if format == "jsonl":
+            return self._jsonl() + self.summary_line()
+        return _json({**self.facts, **self.summary, "rows": [_plain(row) for row in self.rows]})
+
+    def summary_line(self) -> str:
+        return _json({**self.facts, **self.summary})
 
     def cells(self) -> list[list[str]]:
         return [[printable(column.text(row)) for column in self.columns] for row in self.rows]
@@ -67,7 +68,7 @@ class Report:
         head = "| " + " | ".join(column.title for column in self.columns) + " |\n"
         rule = "| --- |" + " ---: |" * (len(self.columns) - 1) + "\n"
         rows = "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n" for cells in self.cells())
-        return head + rule + rows + "\n"
+        return head + rule + rows
 
     def _csv(self) -> str:
         """Every figure; a spread has four columns. The samples are in `json` and `jsonl`."""

@@ -144,7 +144,7 @@ def draw_case(material: Material, seed: int, number: int) -> Case:
     drafts = material.exit_layer is not None if setup is None else setup.exit_head != "none"
     share = setup.share if setup else _GIVEN
     texts: list[Text] = []
-    while ANSWERS * sum(text.params.max_tokens for text in texts) < share * CASE_TOKENS:
+    while ANSWERS * sum(text.params.max_tokens or 0 for text in texts) < share * CASE_TOKENS:
         texts.append(_text(rng, material, texts, share))
     answers = [_answer(rng, material, drafts, number) for number in range(len(texts)) for _ in range(ANSWERS)]
     if all(text.kind != "whole context" for text in texts) and rng.random() < 0.5:
@@ -216,7 +216,7 @@ def _most_tokens(texts: list[Text]) -> list[int]:
     """Of each text, with its answer."""
     most: list[int] = []
     for text in texts:
-        most.append(len(text.ids) + text.params.max_tokens + (0 if text.after is None else most[text.after]))
+        most.append(len(text.ids) + (text.params.max_tokens or 0) + (0 if text.after is None else most[text.after]))
     return most
 
 
@@ -306,18 +306,8 @@ def _lookahead(rng: Random, least: int) -> int:
 
 def _stop_rule(rng: Random) -> StopRule:
     threshold = round(rng.uniform(0.02, 0.95), 2)
-    bins, weight, discount = rng.choice(((10, 4.0, 0.98), (rng.randint(1, 20), rng.uniform(0.5, 8), rng.random())))
-    discount = max(discount, 0.01)
-    return rng.choice(
-        (
-            FixedLength(),
-            ConfidenceThreshold(threshold),
-            BetaThompson(discount),
-            CalibratedThompson(bins, weight, discount),
-            Survival(threshold, bins, weight, discount),
-            Paying(_long(rng, 1, 10_000) / 1000, bins, weight, discount),
-        )
-    )
+    learning = BetaThompson(), CalibratedThompson(), Survival(threshold), Paying(_long(rng, 1, 10_000) / 1000)
+    return rng.choice((FixedLength(), ConfidenceThreshold(threshold), *learning))
 
 
 def _costs(rng: Random) -> Costs:

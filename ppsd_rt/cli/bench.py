@@ -14,6 +14,7 @@ from ..bench.report import Report
 from ..cpu.default_threads import default_threads
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
+from ..files.output import OutputFile
 from ..pipeline.schedule import AUTO, parse_schedule
 from ..sampling.params import SamplingParams
 from . import signals
@@ -27,8 +28,9 @@ MOST_CONTEXT = 2**18  # rows of the KV caches that kernels are measured with: te
 
 
 def run(args: argparse.Namespace) -> int:
+    file = result_file(args)
     report, whole = {"kernels": _kernels, "generate": _generate}[args.what](args)
-    print_report(report, args.output)
+    print_report(report, args.output, file)
     if not whole:
         return interrupted()
     if wrong := sorted({row["schedule"] for row in report.rows if row.get("differing")}):
@@ -42,11 +44,26 @@ def interrupted() -> int:
     return signals.status()
 
 
-def print_report(report: Report, output: str) -> None:
-    """On standard output; the last line is one JSON object, but for CSV."""
+def result_file(args: argparse.Namespace) -> OutputFile | None:
+    """Of --save; to be made before anything is measured, so that a bad path is told at once."""
+    return OutputFile(args.save, "result", (args.model,)) if args.save else None
+
+
+def print_report(report: Report, output: str, file: OutputFile | None = None) -> None:
+    """On standard output; with all its samples, as JSON, into the file too."""
     if output == "table":
         table(report.title, [column.title for column in report.columns], report.cells())
-    print(report.lines(output), flush=True)
+    else:
+        print(report.lines(output), flush=True)
+    if file is not None:
+        file.finish(report.lines("json") + "\n")
+
+
+def print_with_summary(report: Report, output: str) -> None:
+    """As programs want it: the last line of standard output is one JSON object, but for CSV."""
+    print_report(report, output)
+    if output in ("table", "md"):
+        print(report.summary_line(), flush=True)
 
 
 def run_facts(name: str, model: str) -> dict[str, Any]:

@@ -137,8 +137,9 @@ def format_option(group: argparse._ArgumentGroup) -> None:
         "--output",
         choices=("table", "md", "csv", "json", "jsonl"),
         default="table",
-        help="table, md, csv (rows alone), json or jsonl; but for csv the last line is a JSON object with the summary",
+        help="table, md, csv, json (one object with everything) or jsonl (a row a line, then the summary)",
     )
+    group.add_argument("--save", type=named, metavar="FILE", help="write everything, as with -o json, into a file")
 
 
 def heads_options(parser: argparse.ArgumentParser) -> None:

@@ -53,7 +53,7 @@ def _rows(items: list[Item], folder: Path) -> Iterator[tuple[str, str, str, str]
         alike = list(group)
         for part in [[item] for item in alike] if kind == MODELS else [alike]:
             name = str(part[0].path.relative_to(folder)) if len(part) == 1 else f"{len(part)} files"
-            yield kind, name, _size(sum(item.bytes for item in part)), _age(min(item.age for item in part))
+            yield kind, name, size(sum(item.bytes for item in part)), _age(min(item.age for item in part))
 
 
 def found(folder: Path, now: float) -> Iterator[Item]:
@@ -99,10 +99,10 @@ def _remove(item: Item) -> None:
 
 
 def _total(items: list[Item]) -> str:
-    return f"{len(items)} item{'s' * (len(items) != 1)}, {_size(sum(item.bytes for item in items))}"
+    return f"{len(items)} item{'s' * (len(items) != 1)}, {size(sum(item.bytes for item in items))}"
 
 
-def _size(bytes: int) -> str:
+def size(bytes: int) -> str:
     return f"{bytes / 1e6:.1f} MB" if bytes >= 1e5 else f"{bytes / 1e3:.1f} kB"
 
 

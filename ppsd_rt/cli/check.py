@@ -178,7 +178,7 @@ def _difference(
     prompt: list[int],
     plain: tuple[int, ...],
     ids: tuple[int, ...],
-    id: str,
+    id: str | int,
     sampling: str,
     schedule: str,
 ) -> Difference | None:

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import stat
 import sys
 from codecs import lookup
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from typing import Any
 from ..backends import most_threads
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
-from ..generation import Prompt
+from ..generation import Completion, Prompt
 from ..models.files import read_text
 from ..models.unicode import check_unicode
 from ..printable import quoted
@@ -29,7 +30,18 @@ MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standar
 def load_engine(args: argparse.Namespace) -> Engine:
     """Over ranks the engine is there already; `ppsd_rt.cli.ranks` has seen to it."""
     engine = getattr(args, "engine", None)
-    return load_one_process(args) if engine is None else engine
+    return set_template(load_one_process(args) if engine is None else engine, args)
+
+
+def set_template(engine: Engine, args: argparse.Namespace) -> Engine:
+    """Gives the chat template what --template-set says. Raises UsageError for what it does not read."""
+    settings = getattr(args, "template_set", [])
+    template = engine.tokenizer.chat_template
+    for name, value in settings:
+        if template is None:
+            raise UsageError(f"--template-set needs a model with a chat template, and {engine.name} has none")
+        template.set(name, value)
+    return engine
 
 
 def load_one_process(args: argparse.Namespace) -> Engine:
@@ -87,14 +99,22 @@ def grammar_of(option: str | None) -> Grammar | None:
         return Grammar.json()
     if kind == "regex" and value:
         return Grammar.regex(value)
-    if kind in ("schema", "lark") and value:
-        text = _given_text(value)
-        return Grammar.json_schema(text) if kind == "schema" else Grammar.lark(text)
-    raise UsageError(f"--grammar is json, schema=FILE, regex=PATTERN or lark=FILE, not {quoted(option)}")
+    if kind == "schema" and value:
+        return Grammar.json_schema(value if value.lstrip().startswith("{") else given_text(value))
+    if kind == "lark" and value:
+        return Grammar.lark(given_text(value))
+    kinds = "json, schema=FILE, schema={...}, regex=PATTERN or lark=FILE"
+    raise UsageError(f"--grammar is {kinds}, not {quoted(option)}")
 
 
-def as_chat(engine: Engine, text: str, raw: bool, system: str | None = None) -> Prompt:
-    """The prompt as the model wants it: as a user's turn where the model has a chat template, unless `raw`."""
+def as_chat(engine: Engine, given: str | NamedPrompt, raw: bool, system: str | None = None) -> Prompt:
+    """The prompt as the model wants it: as a user's turn where the model has a chat template, unless `raw`; or the
+    messages of a conversation."""
+    text = given if isinstance(given, str) else given.prompt
+    if isinstance(given, NamedPrompt) and given.messages and not raw:
+        if system is not None:
+            raise UsageError("--system does not go with messages, which have one of their own")
+        return list(given.messages)
     if not text.strip():
         raise UsageError("the prompt is empty")
     check_text(text)
@@ -135,10 +155,10 @@ def evaluation_text(path: str | None = None) -> str:
     """A text to measure with; None: the one that comes with the package."""
     if path is None:
         return (files("ppsd_rt") / "data" / "eval.txt").read_text(encoding="utf-8")
-    return _given_text(path)
+    return given_text(path)
 
 
-def _given_text(path: str) -> str:
+def given_text(path: str) -> str:
     """A file that the user names, which may be a pipe. UsageError where it cannot be read."""
     try:
         return read_text(Path(path), MOST_BYTES, pipe_ok=True).removeprefix("\ufeff")
@@ -149,12 +169,51 @@ def _given_text(path: str) -> str:
 
 
 def read_prompts(path: str | None) -> list[NamedPrompt]:
-    """Of a file in any format of `prompt_files`; None: the development prompts that come with the package."""
+    """Of a file in any format of `prompt_files`; `-`: standard input; None: the development prompts of the package."""
     if path is None:
         text = (files("ppsd_rt") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
+    elif path == "-":
+        return prompts_of(standard_input(), "standard input")
     else:
-        text = _given_text(path)
+        text = given_text(path)
     return prompts_of(text, str(path))
+
+
+def only_prompt(given: str | None, paths: Sequence[str] = (), command: str = "ppsd-run") -> str:
+    """The argument, the texts of the files and what is piped into standard input, with blank lines between them.
+
+    given: `-` or None: standard input must have something.
+    """
+    parts = [] if given in (None, "-") else [given]
+    parts += map(given_text, paths)
+    if given == "-" or (_piped() if parts else sys.stdin is not None and not sys.stdin.isatty()):
+        parts.append(standard_input())
+    elif not parts:
+        raise UsageError(f'no prompt; write {command} "Why is the sky blue?", or see {command} --help')
+    return "\n\n".join(part.strip("\n") if len(parts) > 1 else part for part in parts if part.strip()) or parts[0]
+
+
+def _piped() -> bool:
+    """Is standard input a pipe or a file? What else it may be (a terminal, nothing) has no text for this command."""
+    try:
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+    except (AttributeError, OSError, ValueError):
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
+
+
+def standard_input() -> str:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed: there is nothing to read")
+    try:
+        text = sys.stdin.read(MOST_BYTES + 1)
+    except UnicodeDecodeError as error:
+        raise not_readable(error) from None
+    except OSError as error:
+        raise UsageError(f"standard input cannot be read: {error.strerror}") from None
+    if len(text) > MOST_BYTES:
+        raise UsageError("standard input does not end: no prompt is that long")
+    return text
 
 
 def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[NamedPrompt]:
@@ -169,11 +228,34 @@ def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[
     return chosen
 
 
-def statistics_line(statistics: Statistics, compared: Statistics | None = None) -> str:
-    """tokens/s, acceptance, copies, siblings, tokens per pass; where plain decoding was measured, how much faster."""
-    s = statistics
+def counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+REASONS = {  # what the statistics say of a `finish_reason`
+    "eos": "finished",
+    "stop": "stopped",
+    "length": "cut by -n",
+    "context": "cut by the context",
+    "cancelled": "interrupted",
+}
+
+
+def short_statistics(completion: Completion) -> str:
+    """How many tokens, why they ended, how fast they came, and the acceptance."""
+    s = completion.statistics
     rate = s.decode_tokens_per_second
-    parts = [f"{s.tokens} tokens", f"{rate:.1f} tokens/s" if rate else f"{s.seconds:.2f} s"]
+    speed = f"{rate:.0f} tokens/s" if rate else f"{s.seconds:.2f} s"
+    parts = [f"{counted(s.tokens, 'token')}, {REASONS[completion.finish_reason]}", speed]
+    return " | ".join(parts + ([] if s.acceptance is None else [f"acceptance {s.acceptance:.2f}"]))
+
+
+def statistics_line(completion: Completion, compared: Statistics | None = None) -> str:
+    """tokens/s, acceptance, copies, siblings, tokens per pass; where plain decoding was measured, how much faster."""
+    s = completion.statistics
+    rate = s.decode_tokens_per_second
+    parts = [f"{counted(s.tokens, 'token')}, {REASONS[completion.finish_reason]}"]
+    parts.append(f"{rate:.1f} tokens/s" if rate else f"{s.seconds:.2f} s")
     parts.append(f"first after {s.ttft_seconds * 1000:.0f} ms")
     if s.acceptance is not None:
         parts.append(f"acceptance {s.acceptance:.2f}")

@@ -140,6 +140,9 @@ def _tell(forecast: Forecast, settings: distillation.Settings, missing: int) -> 
     shard = settings.slots * STEPS
     tokens, sampled = settings.shards * shard, missing * shard
     sampling, training = forecast.sampling(sampled), forecast.training(tokens)
+    if tokens != settings.tokens:
+        slots = f"{STEPS} in each of {settings.slots} slots; fewer --slots, smaller shards"
+        note(f"--tokens {settings.tokens:,} becomes {tokens:,}: shards of {shard:,} ({slots}); one more is held out")
     text = f"sampling {sampled:,} tokens takes about {_duration(sampling)} on this machine"
     if missing == 0:
         text = "all of its text has been sampled"

@@ -6,9 +6,7 @@ from rich.text import Text
 
 from ..engine import Engine
 from ..generation import Committed, Generation
-
-STYLES = {"accepted": "green", "copied": "yellow", "sibling": "blue", "corrected": "red", "bonus": "cyan", "plain": ""}
-DRAFT_STYLE = "magenta italic"
+from .origin_styles import DRAFT, styles_of
 
 
 def show_drafts(engine: Engine, generation: Generation, console: Console | None = None) -> None:
@@ -18,7 +16,8 @@ def show_drafts(engine: Engine, generation: Generation, console: Console | None 
     been held back of it follows, without colour.
     """
     console = console or Console()
-    legend = [(name, style) for name, style in {"draft": DRAFT_STYLE, **STYLES}.items()]
+    styles = styles_of(console)
+    legend = [(name, style) for name, style in {"draft": DRAFT, **styles}.items()]
     console.print(Text("  ").join(Text(name, style) for name, style in legend))
     line, shown = Text(), 0  # characters of the answer that line, and those before it, have
     ids: list[int] = []  # the last committed id, then the draft tokens that stand
@@ -29,12 +28,12 @@ def show_drafts(engine: Engine, generation: Generation, console: Console | None 
                     ids = [] if event.round.corrected else ids[1 + len(event.tokens) :]
                     ids.insert(0, event.tokens[-1].id)
                     for token in event.tokens:
-                        line.append(token.text, STYLES[token.origin])
+                        line.append(token.text, styles[token.origin])
                         shown += len(token.text)
                     line = _print_finished(live, line)
                 else:
                     ids.append(event.token)
-                live.update(line + Text(_draft_text(engine, ids), DRAFT_STYLE), refresh=True)
+                live.update(line + Text(_draft_text(engine, ids), DRAFT), refresh=True)
         except BaseException:
             generation.close()
             line = _print_finished(live, line.append(generation.completion.text[shown:]))

@@ -9,7 +9,7 @@ from ..bench.evaluate import evaluate, windows
 from ..bench.report import Column, Report
 from ..engine import Engine
 from ..errors import UsageError
-from .bench import interrupted, print_report, run_facts
+from .bench import interrupted, print_report, result_file, run_facts
 from .common import evaluation_text
 from .progress import progress_bar
 
@@ -28,6 +28,7 @@ COLUMNS = (
 
 
 def run(args: argparse.Namespace) -> int:
+    file = result_file(args)
     text = evaluation_text(args.text)
     against = _engine(args, args.against)
     context = against.config.max_position_embeddings
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     facts = run_facts("eval", args.model)
     facts |= {"text": args.text or "eval.txt of the package", "window": args.window, "against": args.against}
     title = f"quality against {against.backend.name} {against.backend.dtype}"
-    print_report(Report(title, COLUMNS, rows, facts, {"interrupted": not whole, "results": rows}), args.output)
+    print_report(Report(title, COLUMNS, rows, facts, {"interrupted": not whole, "results": rows}), args.output, file)
     return 0 if whole else interrupted()
 
 

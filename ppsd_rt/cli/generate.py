@@ -1,10 +1,11 @@
-"""`ppsd-run "prompt"`: generate, from an argument, standard input, a file of prompts, or in a conversation."""
+"""`ppsd-run "prompt"`: generate, from an argument, files, standard input, or a file of prompts."""
 
 import argparse
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from ..backend import RunOptions
@@ -12,24 +13,26 @@ from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..generation import Completion, Generation
 from ..pipeline.schedule import PLAIN, Auto, Schedule, parse_schedule
+from ..printable import printable
 from ..sampling.params import SamplingParams
 from ..statistics import Statistics
 from ..trace import TraceFile, occupancy
-from . import chat, signals
+from . import signals
 from .common import (
-    MOST_BYTES,
     as_chat,
-    check_text,
+    counted,
     load_engine,
-    not_readable,
     note_plain,
+    only_prompt,
     print_json,
     read_prompts,
     sampling_params,
+    short_statistics,
     statistics_line,
 )
 from .notes import complain, note
 from .prompt_bar import PromptBar
+from .prompt_files import NamedPrompt
 
 _APART = (
     ("chat", "prompts"),
@@ -41,6 +44,11 @@ _APART = (
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.completion:
+        import argcomplete
+
+        print(argcomplete.shellcode(["ppsd-run"], shell=args.completion), end="")
+        return 0
     params = sampling_params(args)
     schedule = parse_schedule(args.schedule)
     _check_combination(args)
@@ -52,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(
     args: argparse.Namespace,
-    prompts: list[tuple[str | None, str]],
+    prompts: list[tuple[str | int | None, str | NamedPrompt]],
     params: SamplingParams,
     schedule: Schedule | Auto,
     trace: TraceFile | None,
@@ -66,38 +74,68 @@ def _run(
             "of what follows in minutes)"
         )
     if args.chat:
-        return _chat(engine, params, schedule, args, trace)
+        from .conversation import converse
+
+        return converse(
+            engine,
+            params,
+            schedule,
+            args,
+            lambda: run_options(args),
+            lambda one: answer(engine, one, args, None, trace),
+        )
     note_plain(engine, args.raw)
     encoded = [(id, _encode(engine, text, id, args)) for id, text in prompts]  # all, before the first is answered
+    cut: list[Completion] = []
     answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
-    for id, ids in encoded:
+    for number, (id, ids) in enumerate(encoded):
+        if id is not None and not args.json:
+            print("\n" * (number > 0) + f"==> {printable(str(id))} <==", flush=True)
         same = tuple(ids)
-        generation = engine.generate(ids, replace(params, index=answered[same]), schedule, _options(args))
+        generation = engine.generate(ids, replace(params, index=answered[same]), schedule, run_options(args))
         answered[same] += 1
-        if not _answer(engine, generation, args, id, trace):
+        if not answer(engine, generation, args, id, trace):
             return signals.status()
+        if generation.completion.finish_reason in ("length", "context"):
+            cut.append(generation.completion)
+    if cut:
+        _tell_of_cut(engine, cut, len(encoded), params)
     return 0
 
 
-def _encode(engine: Engine, text: str, id: str | None, args: argparse.Namespace) -> list[int]:
+def _tell_of_cut(engine: Engine, cut: list[Completion], total: int, params: SamplingParams) -> None:
+    """PpsdError where a grammar was not at its end: what reads the answers expects whole ones."""
+    what = "the answer was" if total == 1 else f"{len(cut)} of {total} answers were"
+    where = f"at {counted(params.max_tokens or 0, 'token')} (-n): -n -1 has no limit"
+    if any(completion.finish_reason == "context" for completion in cut):
+        where = f"where the context of {engine.config.max_position_embeddings} tokens, or its memory, was full"
+    if params.grammar:
+        broken = [completion for completion in cut if not engine.fulfils(params.grammar, completion.ids)]
+        if broken:
+            raise PpsdError(f"{what} cut {where}; by then the grammar could not end")
+    note(f"{what} cut {where}")
+
+
+def _encode(engine: Engine, given: str | NamedPrompt, id: str | int | None, args: argparse.Namespace) -> list[int]:
     try:
-        return engine.encode(as_chat(engine, text, args.raw, args.system))
+        return engine.encode(as_chat(engine, given, args.raw, args.system))
     except UsageError as error:
         raise UsageError(str(error) if id is None else f"prompt {id}: {error}") from None
 
 
-def _options(args: argparse.Namespace) -> RunOptions:
-    shows = not args.quiet and not args.show_drafts and sys.stderr is not None and sys.stderr.isatty()
-    bar = PromptBar() if shows else None
-    return RunOptions(report_drafts=args.show_drafts, trace=args.trace is not None, prompt_progress=bar)
+def run_options(args: argparse.Namespace) -> RunOptions:
+    shown = not args.quiet and not args.show_drafts and sys.stderr is not None and sys.stderr.isatty()
+    return RunOptions(
+        report_drafts=args.show_drafts, trace=args.trace is not None, prompt_progress=PromptBar(shown=shown)
+    )
 
 
 def _check_combination(args: argparse.Namespace) -> None:
     for first, second in _APART:
         if getattr(args, first) and getattr(args, second):
             raise UsageError(f"--{first} does not go with --{second}".replace("_", "-"))
-    if args.prompt is not None and (args.prompts or args.chat):
-        raise UsageError("give a prompt, or --prompts, or --chat: not two of them")
+    if (args.prompt is not None or args.file) and (args.prompts or args.chat):
+        raise UsageError("give a prompt (with -f its files), or --prompts, or --chat (/file there): not two of them")
     if args.logprobs is not None and not args.json:
         raise UsageError("--logprobs needs --json, which shows them")
     if args.chat and sys.stdin is None:
@@ -106,49 +144,28 @@ def _check_combination(args: argparse.Namespace) -> None:
         raise UsageError("--show-drafts colours text as it changes: it needs a terminal")
 
 
-def _prompts(args: argparse.Namespace) -> list[tuple[str | None, str]]:
+def _prompts(args: argparse.Namespace) -> list[tuple[str | int | None, str | NamedPrompt]]:
     """(id, text) of every prompt that was asked for."""
     if args.chat:
         return []
     if args.prompts:
-        return [(prompt.id, prompt.prompt) for prompt in read_prompts(args.prompts)]
-    return [(None, only_prompt(args.prompt))]
+        return [(prompt.id, prompt) for prompt in read_prompts(args.prompts)]
+    return [(None, only_prompt(args.prompt, args.file))]
 
 
-def only_prompt(given: str | None, command: str = "ppsd-run") -> str:
-    """The argument; `-` or none: standard input."""
-    if given not in (None, "-"):
-        return given
-    if sys.stdin is None or (given is None and sys.stdin.isatty()):
-        raise UsageError(f'no prompt; write {command} "Why is the sky blue?", or see {command} --help')
-    return _read_all()
-
-
-def _read_all() -> str:
-    try:
-        text = sys.stdin.read(MOST_BYTES + 1)
-    except UnicodeDecodeError as error:
-        raise not_readable(error) from None
-    except OSError as error:
-        raise UsageError(f"standard input cannot be read: {error.strerror}") from None
-    if len(text) > MOST_BYTES:
-        raise UsageError("standard input does not end: no prompt is that long")
-    return text
-
-
-def _answer(
-    engine: Engine, generation: Generation, args: argparse.Namespace, id: str | None, trace: TraceFile | None
+def answer(
+    engine: Engine, generation: Generation, args: argparse.Namespace, id: str | int | None, trace: TraceFile | None
 ) -> bool:
     """Print one answer and its statistics. False when it was interrupted; what there is by then is printed."""
     try:
         finished = _print_text(engine, generation, args)
     except PpsdError:  # such as a rank that died: what is committed stays
-        _print_rest(generation, args, id)
+        _print_rest(engine, generation, args, id)
         raise
     if trace:
         spans = engine.backend.spans()
         clocks = _clocks(engine)
-        trace.add(spans, id or "", clocks)
+        trace.add(spans, "" if id is None else str(id), clocks)
         if spans and not args.json:
             note(str(occupancy(spans)))
             if clocks:
@@ -166,9 +183,15 @@ def _answer(
         except PpsdError as error:
             problem = error  # what has been decoded is printed first
     if args.json:
-        print_json(_as_json(completion, id, compared))
-    else:
-        note(statistics_line(completion.statistics, compared))
+        print_json(_as_json(engine, completion, id, compared))
+    elif args.chat:
+        note(short_statistics(completion))
+    elif finished or completion.ids:
+        note(statistics_line(completion, compared))
+    if not finished and not completion.ids:
+        done, total = getattr(generation.options.prompt_progress, "rows", (0, 0))
+        total = total or len(completion.prompt_ids)
+        complain(f"ppsd-run: {signals.said()} while reading the prompt ({done} of {total} tokens)")
     if args.explain:
         nothing = "nothing to explain: --schedule auto plans, and only where there is an exit head"
         for line in (engine.backend.explain() or nothing).splitlines():
@@ -184,6 +207,10 @@ def _clocks(engine: Engine) -> dict[int, tuple[float, float]]:
     return {rank: (clock.offset / 1000, clock.error / 1000) for rank, clock in clocks.items()}
 
 
+def _on_terminal() -> bool:
+    return bool(sys.stdout and sys.stdout.isatty())
+
+
 def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace) -> bool:
     printed = 0  # characters
     try:
@@ -193,6 +220,10 @@ def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace
             from .drafts import show_drafts  # with rich, which takes longer to import than a small model to answer
 
             show_drafts(engine, generation)
+        elif _on_terminal():
+            from .rendering import show
+
+            show(generation, markdown=not args.plain and not args.raw)
         else:
             for token in generation:
                 print(token.text, end="", flush=True)
@@ -200,18 +231,20 @@ def _print_text(engine: Engine, generation: Generation, args: argparse.Namespace
             print(flush=True)  # before the statistics, which go another way
     except KeyboardInterrupt:
         generation.close()
-        if not args.json:  # with what was held back: the statistics, and a chat's history, count it
-            print("" if args.show_drafts else generation.completion.text[printed:], flush=True)
+        if (
+            not args.json and not _on_terminal()
+        ):  # with what was held back: the statistics, and a chat's history, count it
+            print(generation.completion.text[printed:], flush=True)
         return False
     return True
 
 
-def _print_rest(generation: Generation, args: argparse.Namespace, id: str | None) -> None:
+def _print_rest(engine: Engine, generation: Generation, args: argparse.Namespace, id: str | int | None) -> None:
     """What an answer that cannot go on has committed, and has not been printed yet."""
     generation.close()
     if args.json:
-        print_json(_as_json(generation.completion, id, None))
-    elif not args.show_drafts:
+        print_json(_as_json(engine, generation.completion, id, None))
+    elif not _on_terminal():
         print(generation.rest(), flush=True)
 
 
@@ -223,11 +256,13 @@ def _compare(engine: Engine, completion: Completion, params: SamplingParams) -> 
     return plain.statistics
 
 
-def _as_json(completion: Completion, id: str | None, compared: Statistics | None) -> dict[str, object]:
+def _as_json(
+    engine: Engine, completion: Completion, id: str | int | None, compared: Statistics | None
+) -> dict[str, object]:
     stats = completion.statistics.as_dict()
     if compared is not None:
         stats["plain"] = compared.as_dict()
-    logprobs = {"logprobs": [asdict(logprob) for logprob in completion.logprobs]} if completion.logprobs else {}
+    logprobs = {"logprobs": list(_logprobs(engine, completion))} if completion.logprobs else {}
     return {
         "id": id,
         "prompt_ids": completion.prompt_ids,
@@ -240,42 +275,11 @@ def _as_json(completion: Completion, id: str | None, compared: Statistics | None
     }
 
 
-def _chat(
-    engine: Engine,
-    params: SamplingParams,
-    schedule: Schedule | Auto,
-    args: argparse.Namespace,
-    trace: TraceFile | None,
-) -> int:
-    """A conversation: the history is sent with every turn, and the KV cache keeps what has not changed."""
-    if engine.tokenizer.chat_template is None:
-        raise PpsdError(f"{args.model} has no chat template; --chat needs one")
-    system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    messages = list(system)
-    if args.system is not None:
-        check_text(args.system, "--system")
-    typed = chat.on_terminal()
-    if typed:
-        note("/help shows what can be typed; Ctrl-C stops an answer; Ctrl-D ends")
-    turn = chat.next_turn(typed)
-    whole = True
-    while True:
-        try:
-            text = turn()
-            if text is None:
-                break
-            if text == chat.RESET:
-                messages = list(system)
-            if text in ("", chat.RESET):
-                continue
-            check_text(text)
-            asked = [*messages, {"role": "user", "content": text}]
-            generation = engine.generate(asked, params, schedule, _options(args))
-        except PpsdError as error:
-            complain(f"ppsd-run: {error} (this turn was dropped; /reset forgets the conversation)")
-            whole = False
-            continue
-        if not _answer(engine, generation, args, None, trace) and not signals.resume():
-            return signals.status()
-        messages = [*asked, {"role": "assistant", "content": generation.completion.text}]
-    return 0 if whole or typed else 2
+def _logprobs(engine: Engine, completion: Completion) -> Iterator[dict[str, object]]:
+    """Of each token: its text as it stands alone, which may be a part of a character."""
+
+    def one(id: int, logprob: float) -> dict[str, object]:
+        return {"id": id, "text": engine.tokenizer.token_bytes(id).decode(errors="replace"), "logprob": logprob}
+
+    for id, logprob in zip(completion.ids, completion.logprobs, strict=True):
+        yield {**one(id, logprob.logprob), "top": [one(*top) for top in logprob.top]}

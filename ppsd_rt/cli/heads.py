@@ -9,12 +9,13 @@ from ..bench.plot import PlotFile
 from ..bench.report import Report
 from ..engine import Engine
 from ..errors import UsageError
-from .bench import interrupted, print_report, run_facts
+from .bench import interrupted, print_report, result_file, run_facts
 from .common import first_of_each_family, read_prompts
 from .progress import progress_bar
 
 
 def run(args: argparse.Namespace) -> int:
+    file = result_file(args)
     prompts = first_of_each_family(read_prompts(args.prompts), args.limit)
     plot = PlotFile(args.plot, [args.prompts, args.model, *args.heads]) if args.plot else None
     measures: list[HeadMeasure] = []
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     best = max(measures, key=lambda measure: measure.speed)
     summary: dict[str, Any] = {"interrupted": not whole, "best": best.name, "predicted_speed": round(best.speed, 3)}
     summary["results"] = [measure.as_dict() for measure in measures]
-    print_report(Report(title, COLUMNS, [m.as_row() for m in measures], facts, summary), args.output)
+    print_report(Report(title, COLUMNS, [m.as_row() for m in measures], facts, summary), args.output, file)
     if plot:
         plot.finish(speeds_chart(measures))
     return 0 if whole else interrupted()

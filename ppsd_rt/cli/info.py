@@ -3,15 +3,18 @@
 import argparse
 import os
 import platform
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from .. import __version__
 from ..cpu.name import cpu_name
+from ..errors import PpsdError
 from ..models.cache import cache_dir
+from ..models.chat_template import ChatTemplate
 from ..printable import printable
-from .common import load_engine, print_json
+from .common import counted, load_engine, print_json
 
 
 def run(args: argparse.Namespace) -> None:
@@ -19,16 +22,51 @@ def run(args: argparse.Namespace) -> None:
     if args.json:
         print_json(info)
         return
-    for section, values in info.items():
-        print(section)
-        for key, value in (values or {"": "none"}).items():
-            print(printable(f"  {key:<24} {value}"))
+    for line in _summary(info):
+        print(printable(line))
+
+
+def _summary(info: dict[str, Any]) -> Iterator[str]:
+    """What people ask for; `--json` has all."""
+    model, head, backend, machine = info["model"], info["exit head"], info["backend"], info["machine"]
+    context, layers = model["max_position_embeddings"], f"{model['num_hidden_layers']} layers"
+    yield f"model      {model['name']}: {_count(model['parameters'])} parameters, context {context}"
+    heads = f"{model['num_attention_heads']} heads ({model['num_key_value_heads']} of keys and values)"
+    yield f"           {layers}, width {model['hidden_size']}, {heads} of {model['head_dim']}"
+    yield f"           vocabulary {model['vocab_size']}, chat template: {'yes' if model['chat_template'] else 'no'}"
+    yield f"           stored as {', '.join(model['stored_as'])} in {model['folder']}"
+    if head is None:
+        yield "exit head  none: only copies from the text are drafted; `ppsd-run distill` trains one"
+    else:
+        right = head.get("acceptance", {}).get("held_out_greedy")
+        known = "" if right is None else f", right for {right:.0%} of held-out greedy tokens"
+        yield f"exit head  {head['kind']} after layer {head['exit_layer']}{known}"
+    on = "" if backend["device"] == backend["name"] else f" on {backend['device']}"
+    threads, answers = counted(backend["threads"], "thread"), counted(backend["answers_at_once"], "answer")
+    yield f"backend    {backend['name']}{on}, {backend['dtype']}, {threads}, {answers} at once"
+    facts = [f"instructions {backend['isa']}"] if "isa" in backend else []
+    facts += [f"weights {backend['packed_megabytes']:.0f} MB"] if "packed_megabytes" in backend else []
+    if "kv_megabytes" in backend:
+        facts.append(f"KV caches {backend['kv_dtype']}, up to {backend['kv_megabytes']:.0f} MB")
+    if facts:
+        yield f"           {', '.join(facts)}"
+    if backend.get("pinning", "ok") != "ok":
+        yield f"           threads have no cores of their own: {backend['pinning']}"
+    yield f"machine    {machine['cpu']}, {counted(machine['cores'], 'core')}; {machine['system']}"
+    torch = f", torch {machine['torch']}" if machine["torch"] else ""
+    yield f"           ppsd-rt {machine['ppsd_rt']}, Python {machine['python']}{torch}"
+    yield f"cache      {machine['cache']}"
+    yield "all of it: ppsd-run info --json"
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.1f} billion" if parameters >= 1e9 else f"{parameters / 1e6:.0f} million"
 
 
 def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
     """Four sections of plain values."""
     engine = load_engine(args)
-    head = engine.head
+    head, template = engine.head, engine.tokenizer.chat_template
     return {
         "model": {
             "name": engine.name,
@@ -37,7 +75,9 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
             "parameters": engine.checkpoint.parameters,
             "stored_as": engine.checkpoint.stored_as,
             **asdict(engine.config),
-            "chat_template": engine.tokenizer.chat_template is not None,
+            "ends_at": {id: engine.tokenizer.id_to_token(id) for id in engine.config.eos_token_ids},
+            "chat_template": template is not None,
+            "template_variables": _variables(template),
         },
         "exit head": None
         if head is None
@@ -54,6 +94,14 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
         },
         "machine": {**machine(), "cache": str(cache_dir())},
     }
+
+
+def _variables(template: ChatTemplate | None) -> list[str]:
+    """Those that --template-set may set; none of a template that cannot be compiled, which stops only chats."""
+    try:
+        return [] if template is None else [name for name in template.reads if not name.endswith("_token")]
+    except PpsdError:
+        return []
 
 
 def machine() -> dict[str, Any]:

@@ -46,6 +46,10 @@ def _start_process(argv: "Sequence[str]") -> int:
 def _start(argv: "Sequence[str]") -> int:
     import io
 
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks, see `--completion`
+        from .parser import complete
+
+        complete()
     from ..ranks.world import find_world
     from .parser import parse
 

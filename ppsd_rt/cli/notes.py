@@ -2,9 +2,12 @@
 
 import logging
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 from ..printable import printable, shortened
 
@@ -17,9 +20,17 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(shortened(printable(record.getMessage()), _LONGEST), file=sys.stderr, flush=True)
+            print(wrapped(shortened(printable(record.getMessage()), _LONGEST), sys.stderr), file=sys.stderr, flush=True)
         except OSError:  # full, or its reader has gone: what is still buffered must not be tried again at the end
             sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (for the rest of the process)
+
+
+def wrapped(text: str, stream: TextIO) -> str:
+    """Lines whose words are whole on a terminal of this width; elsewhere the text as it is."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    return "\n".join(textwrap.fill(line, width, break_on_hyphens=False) for line in text.split("\n"))
 
 
 _LINES = _Lines()

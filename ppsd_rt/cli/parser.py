@@ -15,7 +15,7 @@ from .bench_options import bench_options, eval_options, heads_options
 from .cache_options import cache_options
 from .serve_options import serve_options
 from .simulate_options import simulate_options
-from .values import at_most, named, number, whole
+from .values import at_most, length, named, number, setting, whole
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Command:
     """A command's module has `run(args) -> exit status | None`."""
 
     summary: str
-    example: str
+    examples: tuple[str, str]
     options: "Callable[[Parser], None]"
     module: str
 
@@ -122,7 +122,20 @@ def model_options(parser: Parser) -> None:
     group.add_argument(
         "--kv-memory", metavar="SIZE", help="for the KV caches of all answers (cpu), such as 4G [half of what is spare]"
     )
-    group.add_argument("--threads", type=whole, metavar="N", help="CPU threads [one for each core]")
+    group.add_argument(
+        "--threads",
+        type=whole,
+        metavar="N",
+        help="CPU threads [one for each physical core, at most 16; fewer in a container that grants less]",
+    )
+    group.add_argument(
+        "--template-set",
+        type=setting,
+        action="append",
+        default=[],
+        metavar="NAME=JSON",
+        help="a variable of the chat template, such as enable_thinking=false; `ppsd-run info` lists them",
+    )
     group.add_argument(
         "--stages",
         type=_stages,
@@ -139,19 +152,29 @@ def model_options(parser: Parser) -> None:
 
 
 def schedule_options(parser: Parser, default: str = "auto") -> None:
+    from ..pipeline.schedule import NAMES  # with numpy, which `ppsd-run --version` does not need
+    from ..pipeline.stop_rules import STOP_RULES
+
     group = parser.add_argument_group("schedule (changes the speed, never the answer)")
     group.add_argument(
         "--schedule",
         metavar="NAME",
         default=default,
-        help="auto (the best on this machine, plain decoding included), plain, eesd, ppsd or elastic, with changes as "
-        "in eesd:length=4,stop_rule=confidence=0.5; stop rules: fixed, confidence, beta, calibrated, survival",
+        help=f"{', '.join(NAMES)}, with changes as in eesd:length=4,stop_rule=confidence=0.5 or lookup:lookup=2; stop "
+        f"rules: {', '.join(STOP_RULES)}; auto is the best on this machine, plain decoding included",
     )
 
 
-def sampling_options(parser: Parser, max_tokens: int = 256) -> None:
+def sampling_options(parser: Parser, max_tokens: int | None = None) -> None:
     group = parser.add_argument_group("sampling")
-    group.add_argument("-n", "--max-tokens", type=whole, default=max_tokens, metavar="N", help="end after N tokens")
+    group.add_argument(
+        "-n",
+        "--max-tokens",
+        type=length,
+        default=max_tokens,
+        metavar="N",
+        help="end after N tokens; -1 or inf: at the end of the context" + " [-1]" * (max_tokens is None),
+    )
     group.add_argument("-t", "--temperature", type=number, default=0.0, metavar="T", help="0 is greedy [0]")
     group.add_argument("--top-k", type=whole, default=0, metavar="K", help="keep the K most likely tokens; 0: all [0]")
     group.add_argument("--top-p", type=number, default=1.0, metavar="P", help="keep the likeliest with probability P")
@@ -170,22 +193,33 @@ def sampling_options(parser: Parser, max_tokens: int = 256) -> None:
 
 
 def _generate_options(parser: Parser) -> None:
-    parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing: read standard input")
+    parser.add_argument("prompt", nargs="?", help="the prompt; what is piped into the command follows it")
     group = parser.add_argument_group("input and output")
+    group.add_argument(
+        "-f",
+        "--file",
+        action="append",
+        default=[],
+        type=named,
+        metavar="FILE",
+        help="a text that follows the prompt; may be given several times",
+    )
     group.add_argument(
         "--prompts",
         type=named,
         metavar="FILE",
-        help='a file with one {"id": ..., "prompt": ...} per line, or of HumanEval, GSM8K, MT-Bench, XSum, CNN/DM, WMT',
+        help='answer each line: a text, {"prompt": ...} or {"messages": [...]}, both with "id" if wanted; files of '
+        "HumanEval, GSM8K, MT-Bench, XSum, CNN/DM and WMT too; -: standard input",
     )
     group.add_argument("--chat", action="store_true", help="a conversation; from a pipe each line is a turn")
     group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    group.add_argument("--plain", action="store_true", help="on a terminal: the text as it is, Markdown not rendered")
     group.add_argument("--json", action="store_true", help="print one JSON object per answer")
     group.add_argument(
         "--grammar",
         metavar="G",
-        help="what the answer must be: json, schema=FILE, regex=PATTERN or lark=FILE",
+        help="what the answer must be: json, schema=FILE or {...}, regex=PATTERN or lark=FILE",
     )
     group.add_argument(
         "--logprobs",
@@ -216,7 +250,7 @@ def _watch_options(parser: Parser) -> None:
     group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument(
-        "--grammar", metavar="G", help="what the answer must be: json, schema=FILE, regex=PATTERN or lark=FILE"
+        "--grammar", metavar="G", help="what the answer must be: json, schema=FILE or {...}, regex=PATTERN or lark=FILE"
     )
     sampling_options(parser, max_tokens=48)
     schedule_options(parser, default="elastic")
@@ -227,6 +261,15 @@ def _serve_options(parser: Parser) -> None:
     serve_options(parser)
     schedule_options(parser)
     model_options(parser)
+
+
+def _list_options(parser: Parser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object for each model")
+
+
+def _rm_options(parser: Parser) -> None:
+    parser.add_argument("model", help="as `ppsd-run list` names it")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
 def _pull_options(parser: Parser) -> None:
@@ -267,7 +310,12 @@ def _distill_options(parser: Parser) -> None:
         help="several heads: FILE[-KIND][-E][-vN].safetensors",
     )
     group = parser.add_argument_group("data and training")
-    group.add_argument("--tokens", type=at_most(10**10), metavar="N", help="to sample from the model [2000000]")
+    group.add_argument(
+        "--tokens",
+        type=at_most(10**10),
+        metavar="N",
+        help="to sample from the model; rounded up to whole shards, 1024 for each slot [2000000]",
+    )
     group.add_argument(
         "--hours", type=number, metavar="H", help="as many tokens as can be sampled and trained on in H hours"
     )
@@ -323,55 +371,113 @@ def _info_options(parser: Parser) -> None:
 
 COMMANDS = {
     "generate": Command(
-        "answer a prompt (the default command)", 'ppsd-run "Why is the sky blue?"', _generate_options, "generate"
+        "answer a prompt (the default command)",
+        ('ppsd-run "Why is the sky blue?"', 'cat notes.txt | ppsd-run "Summarise these notes."'),
+        _generate_options,
+        "generate",
     ),
     "watch": Command(
         "show slowly how an answer is drafted and verified",
-        'ppsd-run watch "Why is the sky blue?"',
+        ('ppsd-run watch "Why is the sky blue?"', 'ppsd-run watch --svg sky.svg "Why is the sky blue?"'),
         _watch_options,
         "watch",
     ),
-    "serve": Command("answer over HTTP, as OpenAI's API does", "ppsd-run serve --port 8000", _serve_options, "serve"),
-    "pull": Command("fetch a model into the cache", "ppsd-run pull", _pull_options, "pull"),
+    "serve": Command(
+        "answer over HTTP, as OpenAI's API does",
+        ("ppsd-run serve --port 8000", "ppsd-run serve -m model.gguf --host 0.0.0.0 --api-key secret"),
+        _serve_options,
+        "serve",
+    ),
+    "list": Command(
+        "list the models that are here: in the cache folder and in the hub's cache",
+        ("ppsd-run list", "ppsd-run list --json"),
+        _list_options,
+        "models",
+    ),
+    "rm": Command(
+        "remove a model that is here",
+        ("ppsd-run rm smollm2-135m", "ppsd-run rm org/name --yes"),
+        _rm_options,
+        "remove",
+    ),
+    "pull": Command(
+        "fetch a model into the cache",
+        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct"),
+        _pull_options,
+        "pull",
+    ),
     "convert": Command(
-        "turn a GGUF file into a model folder", "ppsd-run convert model.gguf model/", _convert_options, "convert"
+        "turn a GGUF file into a model folder",
+        ("ppsd-run convert model.gguf model/", "ppsd-run convert --dtype bfloat16 model.gguf model/"),
+        _convert_options,
+        "convert",
     ),
     "distill": Command(
         "train an exit head on text that the model writes itself",
-        "ppsd-run distill -m my-model/ --out head.safetensors",
+        (
+            "ppsd-run distill -m my-model/ --out head.safetensors",
+            "ppsd-run distill -m my-model/ --kind ngram --out table.safetensors",
+        ),
         _distill_options,
         "distill",
     ),
     "check": Command(
-        "prove that speculation changes no token", "ppsd-run check --schedules eesd/elastic", _check_options, "check"
+        "prove that speculation changes no token",
+        ("ppsd-run check --schedules eesd/elastic", "ppsd-run check --tokens 100000"),
+        _check_options,
+        "check",
     ),
     "bench": Command(
         "measure kernels or whole answers",
-        "ppsd-run bench generate -p 64 -n 128 --schedule eesd",
+        (
+            "ppsd-run bench generate -p 64 -n 128 --schedule eesd",
+            "ppsd-run bench kernels -t 1,2 --rows 1,4,8 --dtype int8",
+        ),
         bench_options,
         "bench",
     ),
     "simulate": Command(
         "predict a pipeline's speed from the costs of its stages",
-        "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8 --link-ms 0,1 --plot speed.svg",
+        (
+            "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8",
+            "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8 --link-ms 0,1 --plot speed.svg",
+        ),
         simulate_options,
         "simulate",
     ),
     "eval": Command(
-        "measure what a number format costs in quality", "ppsd-run eval --dtype bfloat16,int8", eval_options, "eval"
+        "measure what a number format costs in quality",
+        ("ppsd-run eval --dtype bfloat16,int8", "ppsd-run eval --text mine.txt --dtype int8,int4"),
+        eval_options,
+        "eval",
     ),
     "heads": Command(
         "compare exit heads: acceptance, cost, predicted speed",
-        "ppsd-run heads auto head-3.safetensors --plot heads.svg",
+        ("ppsd-run heads auto norm:10", "ppsd-run heads auto head-3.safetensors --plot heads.svg"),
         heads_options,
         "heads",
     ),
     "calibrate": Command(
-        "measure again what the auto schedule works with", "ppsd-run calibrate", _info_options, "calibrate"
+        "measure again what the auto schedule works with",
+        ("ppsd-run calibrate", "ppsd-run calibrate -m model.gguf --threads 4"),
+        _info_options,
+        "calibrate",
     ),
-    "cache": Command("list or empty the cache folder", "ppsd-run cache --clean calibration", cache_options, "cache"),
-    "info": Command("show model, exit head, formats and machine", "ppsd-run info", _info_options, "info"),
+    "cache": Command(
+        "list or empty the cache folder",
+        ("ppsd-run cache", "ppsd-run cache --clean calibration"),
+        cache_options,
+        "cache",
+    ),
+    "info": Command(
+        "show model, exit head, formats and machine",
+        ("ppsd-run info", "ppsd-run info -m model.gguf --json"),
+        _info_options,
+        "info",
+    ),
 }
+
+SHELLS = ("bash", "zsh", "fish")
 
 _ELSEWHERE = {  # what other programs have commands for
     "chat": "ppsd-run --chat",
@@ -379,6 +485,11 @@ _ELSEWHERE = {  # what other programs have commands for
     "help": "ppsd-run --help",
     "version": "ppsd-run --version",
     "train": "ppsd-run distill",
+    "ls": "ppsd-run list",
+    "models": "ppsd-run list",
+    "show": "ppsd-run info",
+    "remove": "ppsd-run rm",
+    "ps": "ppsd-run list for the models that are here (none stays loaded: a server is a process of its own)",
 }
 
 
@@ -395,6 +506,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if not named and args.prompt is not None and "--" not in argv:
         _refuse_slip(args.prompt)
     return args
+
+
+def complete() -> None:
+    """Answers a shell that asks how a command line goes on, and ends; see `--completion`."""
+    import argcomplete
+
+    parser = Parser(prog="ppsd-run", allow_abbrev=False)
+    commands = parser.add_subparsers()
+    for name, command in COMMANDS.items():
+        command.options(commands.add_parser(name, help=command.summary, allow_abbrev=False))
+    COMMANDS["generate"].options(parser)
+    parser._actions = [action for action in parser._actions if action.option_strings or action is commands]
+    argcomplete.autocomplete(parser)
 
 
 def _refuse_slip(word: str) -> None:
@@ -415,12 +539,15 @@ def _build(name: str) -> Parser:
     parser = Parser(
         prog="ppsd-run" if default else f"ppsd-run {name}",
         description=_OVERVIEW if default else command.summary[0].upper() + command.summary[1:] + ".",
-        epilog=f"example: {command.example}",
+        epilog="examples:\n" + "\n".join(f"  {example}" for example in command.examples),
         formatter_class=_Help,
         allow_abbrev=False,
     )
     if default:
         parser.add_argument("--version", action="version", version=f"ppsd-rt {__version__}")
+        parser.add_argument(
+            "--completion", choices=SHELLS, help="print what completes commands and options in this shell, and end"
+        )
     command.options(parser)
     return parser
 

@@ -10,7 +10,8 @@
 | WMT (statmt.org) | translation, {language: text, language: text} | "Translate A to B: " and the first text | wmt |
 
 They are JSON, one object a line. XSum and CNN/DailyMail may also be CSV with these names in the first line, and WMT one
-pair a line, the two texts divided by a tab, in a file whose name has the languages (`newstest.de-en.tsv`).
+pair a line, the two texts divided by a tab, in a file whose name has the languages (`newstest.de-en.tsv`). Any other
+file that begins with no brace has a prompt on every line.
 """
 
 import csv
@@ -49,16 +50,19 @@ _LANGUAGES = {
 }
 _PAIR = re.compile(r"(?<![a-z])([a-z]{2})-([a-z]{2})(?![a-z])")
 _NEEDS = (
-    'needs an object with "id" (a text or an integer) and "prompt" (a text), or the fields of HumanEval, GSM8K, '
-    "MT-Bench, XSum, CNN/DailyMail or WMT"
+    'needs an object with "prompt" (a text) or "messages" (role and content each) and, if wanted, "id" (a text or an '
+    "integer), or the fields of HumanEval, GSM8K, MT-Bench, XSum, CNN/DailyMail or WMT"
 )
 
 
 @dataclass(frozen=True)
 class NamedPrompt:
-    id: str
+    """id: as the file has it, or the number of the line. messages: a conversation, with `prompt` as its last turn."""
+
+    id: str | int
     prompt: str
     family: str = ""
+    messages: tuple[dict[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class _Item:
 
     fields: dict[str, Any]
     number: int  # of the object in the file, from 1
+    line: int = 0  # from 1
 
     def text(self, name: str) -> str | None:
         value = self.fields.get(name)
@@ -80,10 +85,19 @@ class _Item:
 
 
 def _ours(item: _Item) -> NamedPrompt | None:
-    id, prompt = item.fields.get("id"), item.text("prompt")
-    if not isinstance(id, str | int) or prompt is None:
+    id, family = item.fields.get("id", item.line), str(item.fields.get("family", ""))
+    if not isinstance(id, str | int) or isinstance(id, bool) or ("id" not in item.fields and item.text("task_id")):
         return None
-    return NamedPrompt(str(id), prompt, str(item.fields.get("family", "")))
+    if (prompt := item.text("prompt")) is not None:
+        return NamedPrompt(id, prompt, family)
+    messages = item.fields.get("messages")
+    if not isinstance(messages, list) or not messages or not all(map(is_message, messages)):
+        return None
+    return NamedPrompt(id, messages[-1]["content"], family, tuple(messages))
+
+
+def is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(name), str) for name in ("role", "content"))
 
 
 def _humaneval(item: _Item) -> NamedPrompt | None:
@@ -135,7 +149,7 @@ _FORMATS: tuple[Callable[[_Item], NamedPrompt | None], ...] = (
 
 def prompts_of(text: str, path: str) -> list[NamedPrompt]:
     """The prompts of a file with this text. UsageError: what is wrong with it, and where."""
-    prompts: dict[str, NamedPrompt] = {}
+    prompts: dict[str | int, NamedPrompt] = {}
     for where, item in _items(text, path):
         prompt = next(filter(None, (read(item) for read in _FORMATS)), None)
         if prompt is None:
@@ -160,7 +174,8 @@ def _items(text: str, path: str) -> Iterator[tuple[str, _Item]]:
     elif first.count("\t") == 1:
         yield from _pairs(lines, path)
     else:
-        yield from _objects(lines, path)
+        for place, (number, line) in enumerate(lines, 1):
+            yield f"{path}, line {number}", _Item({"prompt": line.strip()}, place, number)
 
 
 def _objects(lines: list[tuple[int, str]], path: str) -> Iterator[tuple[str, _Item]]:
@@ -172,7 +187,7 @@ def _objects(lines: list[tuple[int, str]], path: str) -> Iterator[tuple[str, _It
             raise UsageError(f"{where}: not JSON ({one_line(error)})") from None
         if not isinstance(item, dict):
             raise UsageError(f"{where}: {_NEEDS}")
-        yield where, _Item(item, place)
+        yield where, _Item(item, place, number)
 
 
 def _rows(text: str, path: str) -> Iterator[tuple[str, _Item]]:

@@ -14,8 +14,8 @@ from .notes import note
 def run(args: argparse.Namespace) -> int:
     for package in ("fastapi", "prometheus_client", "uvicorn"):
         need(package, "serve", "the server")
-    from ..serve.run import listen, serve
-    from ..serve.settings import Settings
+    from ..serve.run import allow_connections, listen, serve
+    from ..serve.settings import Settings, default_queue
 
     schedule = parse_schedule(args.schedule)
     key = args.api_key or os.environ.get("PPSD_API_KEY") or None
@@ -30,10 +30,15 @@ def run(args: argparse.Namespace) -> int:
             most_body=args.max_body,
             most_prompt=args.max_prompt,
             most_answer=args.max_answer,
-            queue=args.queue,
+            queue=args.queue or default_queue(args.max_body),
+            keep_alive=args.keep_alive,
+            strict=args.strict,
+            plain_contents=args.plain_contents,
+            origins=tuple(args.cors),
             timeout=args.timeout,
             grace=args.grace,
         )
+        allow_connections()
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         note(f"{engine.name} at http://{shown}:{port}/ (OpenAI clients: http://{shown}:{port}/v1); Ctrl-C ends it")

@@ -13,8 +13,27 @@ def serve_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--api-key", type=named, metavar="KEY", help="that clients must bring [the variable PPSD_API_KEY; else none]"
     )
+    group.add_argument(
+        "--cors",
+        type=named,
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="whose pages may ask, such as http://localhost:3000; * is all; may be repeated",
+    )
+    group.add_argument("--strict", action="store_true", help="refuse unknown fields, as OpenAI does")
+    group.add_argument(
+        "--plain-contents",
+        action="store_true",
+        help="special tokens in messages are text, so that a user cannot end a turn [they are tokens]",
+    )
     group = parser.add_argument_group("limits")
-    group.add_argument("--queue", type=at_most(10**6), default=64, metavar="N", help="answers that may wait")
+    group.add_argument(
+        "--queue", type=at_most(10**6), metavar="N", help="answers that may wait [by memory, at least 256]"
+    )
+    group.add_argument(
+        "--keep-alive", type=seconds, default=75.0, metavar="S", help="seconds that an idle connection stays open"
+    )
     group.add_argument("--max-prompt", type=positive, metavar="N", help="tokens of a prompt [what the context holds]")
     group.add_argument("--max-answer", type=positive, metavar="N", help="tokens of an answer [what the context holds]")
     group.add_argument("--max-body", type=positive, default=4 << 20, metavar="N", help="bytes of a request")

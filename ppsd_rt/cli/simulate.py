@@ -19,7 +19,7 @@ from ..planning.split import LayerCosts
 from ..planning.stage_costs import ModelCosts, costs_of_stages, growth, measured
 from ..planning.utilisation import utilisation
 from ..trace import TraceFile
-from .bench import interrupted, print_report, run_facts
+from .bench import interrupted, print_report, result_file, run_facts
 from .common import load_engine
 from .notes import note
 from .simulate_options import MOST_LAYERS, MOST_PASSES, MOST_STAGES, SCHEDULES
@@ -68,6 +68,7 @@ class Case:
 
 
 def run(args: argparse.Namespace) -> int:
+    file = result_file(args)
     schedules = _schedules(args.schedule or SCHEDULES, args.second)
     if not 0 <= args.seed < 2**64:
         raise UsageError(f"--seed must be from 0 to 2**64 - 1, not {args.seed}")
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
         raise KeyboardInterrupt
     if args.output == "table" and args.columns:
         _timelines(first, args.columns)
-    print_report(_report(args, pipelines, model, rows, whole), args.output)
+    print_report(_report(args, pipelines, model, rows, whole), args.output, file)
     if plot:
         plot.finish(chart(rows))
         note(f"plot: {args.plot}")

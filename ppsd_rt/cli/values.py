@@ -1,8 +1,10 @@
 """What options take, for argparse: numbers, names of files."""
 
+import json
 import math
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from typing import Any
 
 from ..printable import quoted
 
@@ -26,6 +28,11 @@ def whole(text: str) -> int:
     raise ArgumentTypeError(
         f"{quoted(text)} is not a whole number" + " of reasonable size" * (len(text) > _MOST_DIGITS)
     )
+
+
+def length(text: str) -> int | None:
+    """Of an answer: a whole number; None, no limit, for -1 and `inf`."""
+    return None if text in ("-1", "inf") else whole(text)
 
 
 def number(text: str) -> float:
@@ -72,6 +79,17 @@ def seconds(text: str) -> float:
     if not 0 < (value := _or_nan(text)) <= 366 * 86400:
         raise ArgumentTypeError(f"{quoted(text)} is not a number of seconds above 0")
     return value
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """NAME=JSON; what is no JSON is a string."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ArgumentTypeError(f"{quoted(text)} is not of the form NAME=JSON, such as enable_thinking=false")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
 
 
 def zero_or(least: float, most: float) -> Callable[[str], float]:

@@ -6,8 +6,7 @@ import sys
 from ..errors import UsageError
 from ..files.output import OutputFile
 from ..pipeline.schedule import parse_schedule
-from .common import as_chat, load_engine, note_plain, sampling_params
-from .generate import only_prompt
+from .common import as_chat, load_engine, note_plain, only_prompt, sampling_params
 
 
 def run(args: argparse.Namespace) -> int:
@@ -25,7 +24,7 @@ def run(args: argparse.Namespace) -> int:
     console = Console()
     if not args.svg and not console.is_terminal:
         raise UsageError("watch draws on a terminal, and standard output is none; --svg FILE writes an animation")
-    text = only_prompt(args.prompt, "ppsd-run watch")
+    text = only_prompt(args.prompt, command="ppsd-run watch")
     svg = OutputFile(args.svg, "animation", (args.exit_head, args.model)) if args.svg else None
     engine = load_engine(args)
     note_plain(engine, args.raw)

@@ -83,7 +83,7 @@ class Answers:
             answer.use(self.loop.add(answer.prompt, masks=answer.masks(), **answer.request))
             self._many.add(answer)
 
-    def events(self, answer: Answer) -> Iterator[Round | Drafted]:
+    def events(self, answer: Answer, engine: Callable[[], _native.Engine]) -> Iterator[Round | Drafted]:
         """Raises PpsdError if the answer is ended on the way, and what the extension raises."""
         whole, number = False, 0
         while stream := self._stream(answer, number):
@@ -93,6 +93,10 @@ class Answers:
                     whole = answer.limits.reached_by(event)
                 yield event
                 one_at_a_time(whole or not answer.ended, answer.cancellation)
+            if not whole and not answer.ended and not answer.cancellation.asked:
+                with self.lock:  # its session had no memory for more
+                    if self._lone is answer:
+                        self._move_lone(engine)
         one_at_a_time(whole or not answer.ended, answer.cancellation)
 
     def _stream(self, answer: Answer, number: int) -> "_native.Session | _native.LoopAnswer | None":

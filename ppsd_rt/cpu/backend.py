@@ -4,8 +4,9 @@ import atexit
 import logging
 from collections.abc import Callable, Generator, Sequence
 from copy import copy
+from dataclasses import replace
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakMethod, WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -25,11 +26,11 @@ from ..sampling.params import EXTRAS, SamplingParams
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answer, Answers
 from .default_threads import default_threads
 from .failures import one_line
-from .formats import DEFAULT_FORMAT, FORMATS, KV_FORMATS, kv_format, refuses
+from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .memory import kv_memory_of
 from .packing import pack_model
 
-LONE_SHARE = 0.25  # of the memory for KV caches, that an answer in a session may have; the rest is the loop's
+LONE_SHARE = 0.25  # of the memory for KV caches, that an answer in a session may have before it goes on in the loop
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
 
 _LOG = logging.getLogger(__name__)
@@ -41,6 +42,18 @@ def _end_answers() -> None:
     """The thread of an answer may ask a grammar, which needs Python."""
     for backend in list(_living):
         backend._answers.end_all()
+
+
+def _weakly(method: Callable[[], _native.Loop]) -> Callable[[], _native.Loop]:
+    """The method, without keeping its object alive: so that dropping a backend frees its memory at once."""
+    found = WeakMethod(method)
+
+    def call() -> _native.Loop:
+        living = found()
+        assert living is not None  # it is what calls
+        return living()
+
+    return call
 
 
 class CpuBackend:
@@ -62,7 +75,7 @@ class CpuBackend:
     ) -> None:
         if device not in ("auto", "cpu"):
             raise UsageError(f"the cpu backend runs on a CPU, not on {device!r}; use --backend torch")
-        self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
+        self._dtype = format_for(checkpoint, dtype)
         if dtype == "fp8":
             raise UsageError("the cpu backend has no fp8: it is for --backend cuda, from sm_89 on; use --dtype int8")
         if self._dtype not in FORMATS:
@@ -84,10 +97,18 @@ class CpuBackend:
             self._base = pack_model(checkpoint, self._dtype, kv, self._threads)
         self._checkpoint = checkpoint
         self._kv_memory = kv_memory_of(kv_memory)
-        self._answers = Answers(self._make_loop)
+        # Texts of the loop share one table of rotations.
+        self._alone = config.rope_scaling is not None and config.rope_scaling.by_length
+        if self._alone:
+            self.concurrency = 1
+        self._answers = Answers(_weakly(self._make_loop))
         self.use_head(None)
         hears_of_forks(self)
         _living.add(self)
+
+    @property
+    def longest(self) -> int:
+        return int(self._kv_memory * (1 - LONE_SHARE) * 0.9 / self._row_bytes)  # 0.9: an exit head may have layers too
 
     @property
     def dtype(self) -> str:
@@ -164,7 +185,7 @@ class CpuBackend:
                 list(prompt),
                 params,
                 self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) else schedule,
-                limits,
+                alone,
                 report_drafts=options.report_drafts,
                 oracle=options.oracle,
                 trace=options.trace,
@@ -173,13 +194,16 @@ class CpuBackend:
             )
 
         answer = Answer(prompt, limits, cancellation, request, masks)
-        # A block more, so that the loop has room for it in any case.
-        short = (limits.end + 64) * self._row_bytes <= self._kv_memory * LONE_SHARE
+        # A block less than there is memory for, so that the loop has room for it in any case.
+        alone = limits
+        if not self._alone:
+            alone = replace(limits, end=min(limits.end, int(self._kv_memory * LONE_SHARE / self._row_bytes) - 64))
         try:
-            self._answers.begin(answer, lambda: self._engine, session if short else None)
+            fits = self._alone or alone.end > len(prompt)
+            self._answers.begin(answer, lambda: self._engine, session if fits else None)
             if options.prompt_progress:
                 _tell_of_prompt(answer, options.prompt_progress)
-            yield from self._answers.events(answer)
+            yield from self._answers.events(answer, lambda: self._engine)
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
         except _native.NoThread as error:
@@ -223,7 +247,7 @@ class CpuBackend:
         """Another backend on the same packed weights, with threads and a KV cache of its own, without an exit head."""
         other = copy(self)
         other._threads, other._stages = threads, 1
-        other._answers = Answers(other._make_loop)
+        other._answers = Answers(_weakly(other._make_loop))
         other.use_head(None)
         hears_of_forks(other)
         _living.add(other)

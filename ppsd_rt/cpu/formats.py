@@ -3,7 +3,9 @@
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from ..models.checkpoint import Checkpoint
 from ..models.config import LlamaConfig
+from ..models.rotary import attention_factor, inverse_frequencies
 from ..printable import quoted
 
 if TYPE_CHECKING:
@@ -11,6 +13,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 DEFAULT_FORMAT = "int8"
+FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # a file's types that int4 holds as they are (csrc/cpu/gguf_blocks.cpp)
 MOST_NORMED = 256  # channels of a head whose queries and keys go through a norm
 KV_FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125}  # bytes of a value, its part of the scales included
 
@@ -29,6 +32,31 @@ def shape_of(config: LlamaConfig) -> "_native.ModelShape":
         rms_norm_eps=config.rms_norm_eps,
         attention=[(layer.rotary, layer.window or 0) for layer in config.layer_attention],
     )
+
+
+def rotary_of(config: LlamaConfig) -> "_native.Rotary":
+    from .. import _native
+
+    scaling, plain = config.rope_scaling, inverse_frequencies(config).tolist()
+    factor = attention_factor(config)
+    if scaling is None or not scaling.by_length:
+        return _native.Rotary(plain, factor)
+    original = scaling.original_max_position_embeddings
+    if scaling.kind == "dynamic":
+        return _native.Rotary(plain, factor, original, theta=config.rope_theta, growth=scaling.factor)
+    return _native.Rotary(plain, factor, original, inverse_frequencies(config, original + 1).tolist())
+
+
+def has_four_bits(checkpoint: Checkpoint) -> bool:
+    """Does its file hold matrices that int4 takes as they are?"""
+    return any(matrix.kind in FOUR_BITS for matrix in checkpoint.blocks.values())
+
+
+def format_for(checkpoint: Checkpoint, dtype: str) -> str:
+    """What a model's weights become; `auto`: what is nearest to its file, int4 for four bits, and int8 for all else."""
+    if dtype != "auto":
+        return dtype
+    return "int4" if has_four_bits(checkpoint) else DEFAULT_FORMAT
 
 
 def refuses(config: LlamaConfig) -> str | None:

@@ -17,9 +17,8 @@ from .. import _native
 from ..files import cache as cache_file
 from ..models.cache import cache_dir
 from ..models.checkpoint import Checkpoint
-from ..models.rotary import inverse_frequencies
 from ..models.tokenizer import load_tokenizer
-from .formats import shape_of
+from .formats import rotary_of, shape_of
 from .tensors import packable
 
 ROWS = 512  # of the text; twice as many changed nothing
@@ -52,8 +51,7 @@ def importance_for(dtype: str, checkpoint: Checkpoint, threads: int) -> Importan
         return known
     if config.num_hidden_layers * sum(inputs) > LARGE:
         _LOG.info("measuring what int4 may round off: once for this model, as long as a prompt of %d tokens", ROWS)
-    frequencies = inverse_frequencies(config).tolist()
-    measured = _native.importance(shape_of(config), packable(checkpoint), frequencies, _text(checkpoint), threads)
+    measured = _native.importance(shape_of(config), packable(checkpoint), rotary_of(config), _text(checkpoint), threads)
     _keep(path, measured)
     return measured
 

@@ -2,8 +2,7 @@
 
 from .. import _native
 from ..models.checkpoint import Checkpoint
-from ..models.rotary import inverse_frequencies
-from .formats import shape_of
+from .formats import has_four_bits, rotary_of, shape_of
 from .importance import importance_for
 from .tensors import packable
 
@@ -25,12 +24,12 @@ def pack_model(
     return _native.Model(
         shape_of(checkpoint.config),
         packable(checkpoint),
-        inverse_frequencies(checkpoint.config).tolist(),
+        rotary_of(checkpoint.config),
         dtype,
         kv_dtype,
         threads,
         first=first,
         last=last,
         lm_head=lm_head,
-        importance=importance_for(dtype, checkpoint, threads),
+        importance=None if has_four_bits(checkpoint) else importance_for(dtype, checkpoint, threads),
     )

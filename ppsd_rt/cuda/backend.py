@@ -59,6 +59,7 @@ class CudaBackend:
     copies = siblings = True
     extras: frozenset[str] = frozenset()
     concurrency = 1
+    longest = 1 << 15  # memory for all of a text is taken when it begins
     threads = 1  # that launches
 
     def __init__(

@@ -48,6 +48,10 @@ def refuses(config: LlamaConfig) -> str | None:
     ):
         if value % step:
             return f"{name} {value} is not a multiple of {step}"
+    if config.mlp_bias:
+        return "its MLPs have biases (mlp_bias)"
+    if config.rope_scaling is not None and config.rope_scaling.by_length:
+        return f"its rotation depends on the length of the text (rope_scaling of type {config.rope_scaling.kind})"
     if config.qk_norm and (config.head_dim & (config.head_dim - 1) or config.head_dim > OUTPUTS_BLOCK):
         return f"norms of queries and keys need a head_dim of 16, 32, 64 or {OUTPUTS_BLOCK}, not {config.head_dim}"
     return None

@@ -329,6 +329,7 @@ StopRule = FixedLength | ConfidenceThreshold | BetaThompson | CalibratedThompson
 _BY_NAME: dict[str, type[StopRule]] = {
     rule.kind: rule for rule in (FixedLength, ConfidenceThreshold, BetaThompson, CalibratedThompson, Survival, Paying)
 }
+STOP_RULES = tuple(_BY_NAME)
 _NUMBERS = {ConfidenceThreshold: "threshold", Survival: "threshold", Paying: "cost"}  # that follow a name
 
 

@@ -41,6 +41,7 @@ class RanksBackend:
     name = "ranks"
     copies = True
     concurrency = 1
+    longest = 1 << 31
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from .. import __version__, _native
+from ..cpu.formats import format_for
 from ..errors import PpsdError
 from ..extras import need
 from ..find_head import find_head
@@ -123,9 +124,13 @@ def leave(engine: "Engine | None", status: int) -> NoReturn:
 def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | None, Slices, int]:
     """What this rank is about to run. Raises PpsdError where it cannot."""
     threads, cores = cores_of(world.local_rank, world.local_size, options.threads)
-    formats = options.dtype, options.kv_dtype
-    slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
     checkpoint = Checkpoint(Path(resolve_model(options.model)))
+    scaling = checkpoint.config.rope_scaling
+    if scaling is not None and scaling.by_length:
+        raise PpsdError(f"ranks cannot run this model: its rotation depends on the length of the text ({scaling.kind})")
+    dtype = format_for(checkpoint, options.dtype) if options.backend == "cpu" else options.dtype
+    formats = dtype, options.kv_dtype
+    slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
     found = find_head(options.exit_head, checkpoint)
     head = found if found is not None and found.drafts else None
     if options.sizes:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from .. import _native
 from ..cpu.default_threads import default_threads
 from ..cpu.failures import one_line
-from ..cpu.formats import DEFAULT_FORMAT, FORMATS, kv_format, refuses
+from ..cpu.formats import FORMATS, kv_format, refuses
 from ..cpu.packing import pack_model
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
@@ -92,10 +92,9 @@ class CpuSlices:
     siblings = extras = True
 
     def __init__(self, formats: Formats, threads: int, cores: list[int]) -> None:
-        dtype, self._kv_dtype = formats
-        self._dtype = DEFAULT_FORMAT if dtype == "auto" else dtype
+        self._dtype, self._kv_dtype = formats
         if self._dtype not in FORMATS:
-            raise UsageError(f"dtype {dtype!r} is unknown to ranks; dtypes are auto, {', '.join(FORMATS)}")
+            raise UsageError(f"dtype {self._dtype!r} is unknown to ranks; dtypes are auto, {', '.join(FORMATS)}")
         self._threads, self._cores, self.bytes = threads, cores, 0
         self._made_of: dict[str, str] = {}
 

@@ -59,6 +59,7 @@ class TorchBackend:
     copies = siblings = True
     extras = EXTRAS
     concurrency = 1
+    longest = 1 << 31
 
     def __init__(self, checkpoint: Checkpoint, dtype: str, device: str, threads: int | None) -> None:
         self.torch_device = pick_device(device)
@@ -233,6 +234,8 @@ class TorchBackend:
 
     def _keep_common(self, prompt: Sequence[int], last: int = 1) -> None:
         """Roll back to the rows that `prompt` shares with the stages; the `last` ones are always run again."""
+        self._draft.begin_text(len(prompt))
+        self._verify.begin_text(len(prompt))
         keep = min(common_prefix(self._tokens, prompt), len(prompt) - last)
         self._draft.rollback(keep)
         self._verify.rollback(keep)

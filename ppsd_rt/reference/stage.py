@@ -20,7 +20,7 @@ from ..models.config import LayerAttention, LlamaConfig
 from ..models.exit_head import ExitHead
 from ..models.head_file import DISTANCES
 from ..models.llama import FP32_CPU_ROWS, Attend, LlamaForCausalLM
-from ..models.rope import Rope
+from ..models.rope import Rope, rotated_as
 
 # Attention of a block spans a multiple of this many positions (a multiple of every block size, so that a block never
 # straddles two spans).
@@ -78,6 +78,7 @@ class Stage:
         self._like = like
         self._keys = self._values = like.new_zeros(len(self.layers), config.num_key_value_heads, 0, config.head_dim)
         self._rope = Rope(config, 0)
+        self._text = 0
         self._siblings: dict[int, tuple[Tensor, Tensor]] = {}  # their keys and values, by position
         self._cancelled: Callable[[], bool] | None = None
 
@@ -91,7 +92,14 @@ class Stage:
         keys, values = zeros(self._like, *shape), zeros(self._like, *shape)
         keys[:, :, :have], values[:, :, :have] = self._keys, self._values
         self._keys, self._values = keys, values
-        self._rope = Rope(self.config, capacity, self._like.device)
+        self._rope = Rope(self.config, capacity, self._like.device, text=self._text)
+
+    def begin_text(self, length: int) -> None:
+        """What comes is a text of that length: rows that were rotated as another one's are void."""
+        if (text := rotated_as(self.config, length)) != self._text:
+            self._text = text
+            self.rollback(0)
+            self._rope = Rope(self.config, self._keys.shape[2], self._like.device, text=text)
 
     def run(self, x: Tensor) -> Tensor:
         """The rows x [count, hidden] at positions [length, length + count) -> [count, hidden]."""
@@ -232,6 +240,10 @@ class DraftStage(Stage):
             exits = torch.cat([exits[:-1], head.feedback(exits[-1:], verified, distance)])
         x = stage.run(exits)[-1:]
         return in_blocks(self.rows, self.length - 1, x, lambda rows, _: head.lm_head(head.norm(rows)))[0]
+
+    def begin_text(self, length: int) -> None:
+        super().begin_text(length)
+        self._head_stage.begin_text(length)
 
     def rollback(self, length: int) -> None:
         super().rollback(length)

@@ -19,6 +19,8 @@ class TorchStages:
 
     def begin(self, answer: int, key: int) -> None:
         self._sampler = Sampler(replace(self._sampler.params, seed=key), answer)
+        self._draft.begin_text(answer)
+        self._verify.begin_text(answer)
 
     def reserve(self, capacity: int) -> None:
         self._draft.reserve(capacity)

@@ -6,8 +6,11 @@ row, so every side of an answer (draft, verification) has a mask of its own, whi
 
 import ctypes
 import json
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +18,23 @@ import numpy as np
 from ..errors import PpsdError, UsageError
 from ..extras import need
 from ..printable import quoted
+from .grammar_trials import Cancel, GrammarTrials
+from .grammar_worker import Vocabulary, compile_grammar
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLMatcher
 
     from ..models.tokenizer import Tokenizer
 
+GIVES_UP = "the grammar gives up"  # how an error begins that comes in the middle of an answer
+_MOST_TEXT = 1 << 20  # characters
+_MOST_KEPT = 256 << 20  # bytes that compiled grammars may take, and
+_MOST_SEEN = 256  # how many of them, and of those that were refused
 _KINDS = ("json_schema", "regex", "lark")
+# Of any JSON, so that a small model that repeats itself ends.
+_DEPTH = 4  # objects and arrays in each other
+_MEMBERS = 64  # of an object or an array
+_CHARACTERS = 1000  # of a string
 
 
 @dataclass(frozen=True)
@@ -42,8 +55,11 @@ class Grammar:
 
     @classmethod
     def json(cls) -> "Grammar":
-        """Any JSON object."""
-        return cls.json_schema({"type": "object"})
+        """A JSON object: at most 64 members in an object or array, 4 deep, in strings of at most 1000 characters.
+
+        Without such limits, as of `json_schema({"type": "object"})`, a small model may not find an end.
+        """
+        return cls.json_schema(_any_object())
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Grammar":
@@ -56,6 +72,16 @@ class Grammar:
             return cls("json_schema", json.dumps(schema))  # keeps the order of properties
         except (TypeError, ValueError) as error:
             raise UsageError(f"the JSON schema is no JSON: {error}") from None
+
+    def schema(self) -> dict[str, Any]:
+        """Of the kind `json_schema`: as a dict. UsageError where the text is none."""
+        try:
+            made = json.loads(self.text)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"the json_schema is not valid: {error}") from None
+        if not isinstance(made, dict):
+            raise UsageError("the json_schema is not valid: it must be an object that says at least a type")
+        return made
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
@@ -87,6 +113,26 @@ class Grammar:
         )
 
 
+def _any_object() -> dict[str, Any]:
+    scalars = [
+        {"type": "string", "maxLength": _CHARACTERS},
+        *({"type": name} for name in ("number", "boolean", "null")),
+    ]
+    values: dict[str, Any] = {"values0": {"anyOf": scalars}}
+    for depth in range(1, _DEPTH):
+        inner = {"$ref": f"#/$defs/values{depth - 1}"}
+        values[f"values{depth}"] = {"anyOf": [*scalars, _object(inner), _array(inner)]}
+    return {**_object({"$ref": f"#/$defs/values{_DEPTH - 1}"}), "$defs": values}
+
+
+def _object(values: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": values, "maxProperties": _MEMBERS}
+
+
+def _array(values: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": values, "maxItems": _MEMBERS}
+
+
 class TokenMask:
     """Which ids may come next, for one side of one answer."""
 
@@ -113,7 +159,7 @@ class TokenMask:
             else:
                 ctypes.memset(to, 0xFF, self._words * 4)
         if self._matcher.is_error():
-            raise PpsdError(f"the grammar gives up: {_in_one_line(self._matcher.get_error())}")
+            raise PpsdError(f"{GIVES_UP}: {_in_one_line(self._matcher.get_error())}")
 
     def _read_on(self, ids: Sequence[int]) -> None:
         before = next((place for place, id in enumerate(ids) if id in self._ends), len(ids))
@@ -136,50 +182,50 @@ def words(vocab_size: int) -> int:
 
 
 class Grammars:
-    """Grammars over one vocabulary."""
+    """Grammars over one vocabulary. Any thread may ask; one that compiles keeps nobody else waiting."""
 
     def __init__(self, tokenizer: "Tokenizer", vocab_size: int, ends: Sequence[int]) -> None:
         """ends: the ids that end an answer; a grammar that is fulfilled allows them. PpsdError without llguidance."""
         need("llguidance", "grammar", "a grammar")
-        import llguidance
-
         if not ends:
             raise PpsdError("grammars need a model with an end-of-sequence id: its config.json names none")
         self._ends, self._vocab_size = frozenset(ends), vocab_size
-        self._tokenizer: LLTokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Vocabulary(tokenizer, ends[0])), n_vocab=vocab_size, eos_token=list(ends)
-        )
+        tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
+        made = tokens, sorted(tokenizer.special_ids), tokenizer.bos_id, list(ends), vocab_size
+        vocabulary = Vocabulary(*made)
+        vocabulary.encode = partial(tokenizer.encode, add_special_tokens=False)
+        self._tokenizer, self._trials = vocabulary.tokenizer(), GrammarTrials(made)
+        self._seen: OrderedDict[Grammar, tuple[LLMatcher | str, int]] = OrderedDict()  # or why not; bytes. Newest last
+        self._lock = Lock()
 
-    def masks(self, grammar: Grammar) -> Masks:
-        """UsageError for a grammar that is none."""
-        from llguidance import LLMatcher
+    def masks(self, grammar: Grammar, cancel: Cancel | None = None) -> Masks:
+        """UsageError for a grammar that is none, or is hopeless: `GrammarTrials` has the limits.
 
-        try:
-            if grammar.kind == "json_schema":
-                made = LLMatcher.grammar_from_json_schema(grammar.text)
-            elif grammar.kind == "regex":
-                made = LLMatcher.grammar_from_regex(grammar.text)
-            else:
-                made = LLMatcher.grammar_from_lark(grammar.text)
-            matcher = LLMatcher(self._tokenizer, made, log_level=0)
-        except ValueError as error:
-            raise UsageError(f"the {grammar.kind} is not valid: {_in_one_line(str(error))}") from None
-        if matcher.is_error():
-            raise UsageError(f"the {grammar.kind} is not valid: {_in_one_line(matcher.get_error())}")
+        cancel: gets a function that ends the wait; any thread may call it.
+        """
+        with self._lock:
+            known = self._seen.get(grammar)
+            if known is not None:
+                self._seen.move_to_end(grammar)
+        if known is None:
+            known = self._compiled(grammar, cancel)
+            with self._lock:
+                self._seen[grammar] = known
+                while len(self._seen) > _MOST_SEEN or sum(size for _, size in self._seen.values()) > _MOST_KEPT:
+                    self._seen.popitem(last=False)
+        matcher = known[0]
+        if isinstance(matcher, str):
+            raise UsageError(f"the {grammar.kind} is not valid: {matcher}")
         return lambda: TokenMask(matcher.deep_copy(), self._ends, self._vocab_size)
 
-
-class _Vocabulary:
-    """A tokenizer as llguidance asks for it: every token's bytes, as our decoders join them."""
-
-    def __init__(self, tokenizer: "Tokenizer", eos_id: int) -> None:
-        self.eos_token_id, self.bos_token_id = eos_id, tokenizer.bos_id
-        self.tokens = [tokenizer.token_bytes(id) for id in range(tokenizer.vocab_size)]
-        self.special_token_ids = sorted(tokenizer.special_ids)
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: str) -> list[int]:
-        return self._tokenizer.encode(text, add_special_tokens=False)
+    def _compiled(self, grammar: Grammar, cancel: Cancel | None) -> "tuple[LLMatcher | str, int]":
+        if len(grammar.text) > _MOST_TEXT:
+            return f"it has {len(grammar.text)} characters, and {_MOST_TEXT} are the most", 0
+        wrong, size = self._trials.run(grammar.kind, grammar.text, cancel)
+        try:
+            return _in_one_line(wrong) if wrong else compile_grammar(self._tokenizer, grammar.kind, grammar.text), size
+        except ValueError as error:
+            return _in_one_line(str(error)), 0
 
 
 def _in_one_line(text: str) -> str:

@@ -28,7 +28,7 @@ class SamplingParams:
     UsageError, which names the field, for a value of another type or out of range.
     """
 
-    max_tokens: int = 256
+    max_tokens: int | None = None  # None: to the end of the context
     min_tokens: int = 0  # so many tokens before an end-of-sequence or stop id may be chosen, or a stop string ends it
     temperature: float = 0.0  # 0, or from LEAST_TEMPERATURE
     top_k: int = 0  # keep the k most likely ids; 0: all
@@ -45,13 +45,14 @@ class SamplingParams:
     stop: str | Sequence[str] = ()  # the answer ends before the first of these strings; kept as a tuple
     stop_token_ids: Sequence[int] = ()  # besides the model's own end-of-sequence ids; kept as a tuple
     ignore_eos: bool = False
+    skip_special_tokens: bool = True  # the text has none; else it has them all but the end of sequence
 
     def __post_init__(self) -> None:
-        for name in ("max_tokens", "min_tokens", "top_k", "index"):
+        for name in ("min_tokens", "top_k", "index"):
             object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         for name in ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"):
             object.__setattr__(self, name, real_number(name, getattr(self, name)))
-        for name in ("logprobs", "seed"):
+        for name in ("max_tokens", "logprobs", "seed"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
@@ -65,8 +66,10 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _ids(self.stop_token_ids))
         least, most = PENALTIES
         checks = {
-            "max_tokens must be at least 1": self.max_tokens >= 1,
-            f"min_tokens must be from 0 to max_tokens ({self.max_tokens})": 0 <= self.min_tokens <= self.max_tokens,
+            "max_tokens must be at least 1, or None": self.max_tokens is None or self.max_tokens >= 1,
+            f"min_tokens must be from 0 to max_tokens ({self.max_tokens})": (
+                self.min_tokens >= 0 and (self.max_tokens is None or self.min_tokens <= self.max_tokens)
+            ),
             f"temperature must be 0 (greedy) or a number from {LEAST_TEMPERATURE:g}": (
                 self.temperature == 0 or LEAST_TEMPERATURE <= self.temperature < float("inf")
             ),

@@ -11,7 +11,7 @@ from starlette.types import Receive
 from ..backend import RunOptions
 from ..errors import PpsdError
 from ..generation import Committed, Completion
-from ..pipeline.rounds import Drafted
+from ..pipeline.rounds import Drafted, Logprob
 from ..sampling.params import SamplingParams
 from .admission import Places
 from .errors import ApiError, from_engine
@@ -30,8 +30,18 @@ class Answers:
     """One for each prompt and each of its sampling parameters, in this order."""
 
     def __init__(
-        self, service: Service, prompts: Sequence[list[int]], params: Sequence[SamplingParams], options: RunOptions
+        self,
+        service: Service,
+        prompts: Sequence[list[int]],
+        params: Sequence[SamplingParams],
+        options: RunOptions,
+        echo: int | None = None,
+        held_by: str = "response_format",
     ) -> None:
+        """echo: before an answer, log-probabilities of its prompt, and of so many of the most probable ids.
+
+        held_by: the field of the request that a grammar comes from.
+        """
         self._service, self._options = service, options
         self._wanted: list[tuple[list[int], SamplingParams]] = []
         answered: Counter[tuple[int, ...]] = Counter()  # prompts that are the same are several answers to one
@@ -43,6 +53,9 @@ class Answers:
         self._prompt_tokens = sum(map(len, prompts))
         self._generations: list[Any] = []
         self._ended: ApiError | None = None
+        self._held_by = held_by
+        self._echo, self.echoed = echo, dict[tuple[int, ...], Sequence[Logprob | None]]()
+        self._preparing: asyncio.Task[None] | None = None
         self.completions: list[Completion] = []
 
     async def run(self, emit: Emit | None, receive: Receive, noted: dict[str, object]) -> None:
@@ -57,10 +70,9 @@ class Answers:
             assert work is not None
             watchers = [asyncio.create_task(self._watch_client(receive)), asyncio.create_task(self._watch_time(work))]
             try:
+                await self._prepared()
                 for prompt, params in self._wanted:
-                    self._generations.append(await self._service.begin(prompt, params, self._options))
-                    if self._ended is not None:
-                        raise self._ended
+                    self._generations.append(self._service.begin(prompt, params, self._options))
                 await self._run_all(emit, places)
             except PpsdError as error:
                 raise from_engine(error) from error
@@ -83,13 +95,16 @@ class Answers:
         """With the round at hand; `run` raises `reason` then."""
         if self._ended is None:
             self._ended = reason
+            if self._preparing is not None:
+                self._preparing.cancel()
             for generation in self._generations:
                 generation.cancel()
 
     def usage(self) -> Usage:
-        """Each prompt counts once, however many answers it has."""
-        drafts = [draft_tokens(completion) for completion in self.completions]
-        tokens = sum(len(completion.ids) for completion in self.completions)
+        """Each prompt counts once, however many answers it has. While they run: so far."""
+        completions = self.completions or [generation.completion for generation in self._generations]
+        drafts = [draft_tokens(completion) for completion in completions]
+        tokens = sum(len(completion.ids) for completion in completions)
         return Usage(
             prompt_tokens=self._prompt_tokens,
             completion_tokens=tokens,
@@ -99,6 +114,24 @@ class Answers:
                 rejected_prediction_tokens=sum(rejected for _, rejected in drafts),
             ),
         )
+
+    async def _prepared(self) -> None:
+        self._preparing = asyncio.create_task(self._prepare())
+        try:
+            await asyncio.wait([self._preparing])
+        finally:
+            self._preparing.cancel()
+        if self._ended is not None:
+            raise self._ended
+        self._preparing.result()
+
+    async def _prepare(self) -> None:
+        grammar = self._wanted[0][1].grammar
+        if grammar is not None:
+            await self._service.compile(grammar, self._held_by)
+        if self._echo is not None:
+            for prompt in {tuple(prompt) for prompt in self.prompts}:
+                self.echoed[prompt] = await self._service.prompt_logprobs(prompt, self._echo)
 
     async def _run_all(self, emit: Emit | None, places: Places) -> None:
         if len(self._generations) == 1:

@@ -5,6 +5,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp
@@ -12,27 +13,38 @@ from starlette.types import ASGIApp
 from .. import __version__
 from ..backend import RunOptions
 from ..errors import PpsdError
+from ..sampling.params import SamplingParams
 from .answers import Answers
-from .chat import ChatShape
+from .chat import Chat, ChatShape, as_chat
 from .completions import CompletionShape
-from .errors import ApiError, ErrorReply, answer_bug, answer_error
-from .guard import Guard
+from .errors import AnyErrorReply, ApiError, answer_bug, answer_error
+from .guard import Guard, Head
+from .messages import MessagesRequest, MessagesShape
 from .observe import NOTED, Observe
-from .page import page_response
-from .replies import ChatReply, CompletionReply, Health, Model, Models, TokenizeReply
-from .requests import ChatRequest, CompletionRequest, TokenizeRequest
+from .ollama import add_ollama
+from .page import markdown_response, page_response
+from .replies import ChatReply, CompletionReply, DetokenizeReply, Health, Model, Models, TokenizeReply
+from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generate, Json, TokenizeRequest
+from .responses import ResponsesRequest, ResponsesShape, Store
 from .service import Service
 from .shape import Shape
 from .stream import EventStream
 
-_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": ErrorReply}, "5XX": {"model": ErrorReply}}
+_ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnyErrorReply}, "5XX": {"model": AnyErrorReply}}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
 _STREAM: dict[str, Any] = {"content": {"text/event-stream": {"schema": _EVENT}}}
 
 
 def make_app(service: Service) -> ASGIApp:
     """All of the server that is not the network."""
-    return Observe(Guard(make_paths(service), service.settings), service)
+    settings = service.settings
+    app: ASGIApp = Head(Guard(make_paths(service), settings))
+    if settings.origins:  # before the guard: a browser asks for leave without a key
+        headers = ["x-request-id", "retry-after"]
+        app = CORSMiddleware(
+            app, settings.origins, allow_methods=["*"], allow_headers=["*"], expose_headers=headers, max_age=600
+        )
+    return Observe(app, service)
 
 
 def make_paths(service: Service) -> FastAPI:
@@ -50,16 +62,48 @@ def make_paths(service: Service) -> FastAPI:
     @app.post("/v1/chat/completions", responses={200: {"model": ChatReply, **_STREAM}})
     async def chat(body: ChatRequest, request: Request) -> Response:
         service.check_model(body.model)
-        body.refuse()
-        prompt = [message.for_template() for message in body.messages]
-        names = {"max_tokens": "max_tokens" if body.max_tokens is not None else "max_completion_tokens"}
-        return await _answer(service, body, request, ChatShape(service, body), [prompt], "messages", names)
+        chat = Chat(service, body)
+        return await answer_chat(service, chat, request, ChatShape(service, chat))
 
     @app.post("/v1/completions", responses={200: {"model": CompletionReply, **_STREAM}})
     async def completions(body: CompletionRequest, request: Request) -> Response:
         service.check_model(body.model)
         body.refuse()
-        return await _answer(service, body, request, CompletionShape(service, body), body.prompts, "prompt", {})
+        service.note(body)
+        ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
+        params = service.params(body, {}, service.grammar(body.format))
+        return await _answer(service, body, request, CompletionShape(service, body), ids, params, body.echoes)
+
+    store = Store()
+
+    @app.post("/v1/responses", responses={200: _STREAM})
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        service.check_model(body.model)
+        body.refuse()
+        chat = Chat(service, as_chat(body.chat(store.messages(body.previous_response_id))))
+        return await answer_chat(service, chat, request, ResponsesShape(service, body, chat, store))
+
+    @app.get("/v1/responses/{id}")
+    async def response(id: str) -> Json:
+        return store.reply(id)
+
+    @app.delete("/v1/responses/{id}")
+    async def forget(id: str) -> Json:
+        store.delete(id)
+        return {"id": id, "object": "response", "deleted": True}
+
+    @app.post("/v1/messages", responses={200: _STREAM})
+    async def messages(body: MessagesRequest, request: Request) -> Response:
+        service.check_model(body.model)
+        chat = Chat(service, as_chat(body.chat()))
+        return await answer_chat(service, chat, request, MessagesShape(service, chat))
+
+    @app.post("/v1/messages/count_tokens")
+    async def count_tokens(body: MessagesRequest) -> Json:
+        service.check_model(body.model)
+        return {"input_tokens": len(await Chat(service, as_chat(body.chat())).encode())}
+
+    add_ollama(app, service, answer_chat)
 
     @app.get("/v1/models")
     async def models() -> Models:
@@ -74,6 +118,15 @@ def make_paths(service: Service) -> FastAPI:
     async def tokenize(body: TokenizeRequest) -> TokenizeReply:
         service.check_model(body.model)
         return await _tokenize(service, body)
+
+    @app.post("/detokenize")
+    async def detokenize(body: DetokenizeRequest) -> DetokenizeReply:
+        service.check_model(body.model)
+        return DetokenizeReply(prompt=service.engine.tokenizer.decode(body.tokens, skip_special_tokens=False))
+
+    @app.get("/tokenizer_info")
+    async def tokenizer_info() -> dict[str, Any]:
+        return service.tokenizer_info()
 
     @app.get("/health", responses={503: {"model": Health}})
     async def health() -> Response:
@@ -91,35 +144,45 @@ def make_paths(service: Service) -> FastAPI:
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4")
 
     app.add_route("/", page_response, include_in_schema=False)
+    app.add_route("/markdown-it.js", markdown_response, include_in_schema=False)
     return app
+
+
+async def answer_chat(service: Service, chat: Chat, request: Request, shape: Shape) -> Response:
+    ids = await chat.encode()
+    return await _answer(service, chat.request, request, shape, [ids], chat.params())
 
 
 async def _answer(
     service: Service,
-    body: ChatRequest | CompletionRequest,
+    body: Generate,
     request: Request,
     shape: Shape,
-    prompts: list[Any],
-    param: str,
-    names: dict[str, str],
+    prompts: list[list[int]],
+    params: list[SamplingParams],
+    echo: int | None = None,
 ) -> Response:
-    ids = [await service.encode(prompt, param) for prompt in prompts]
     options = RunOptions(report_drafts=bool(body.return_tokens and body.stream))
-    answers = Answers(service, ids, service.params(body, names), options)
-    shape.prompts = answers.prompts
+    held_by = "tools" if getattr(body, "tools", None) else "response_format"
+    shape.answers = answers = Answers(service, prompts, params, options, echo, held_by)
     noted = request.scope[NOTED]
     if body.stream:
         return EventStream(answers, shape, noted)
     await answers.run(None, request.receive, noted)
-    return Response(shape.whole(answers).model_dump_json(), media_type="application/json")
+    whole = shape.whole(answers)
+    if isinstance(whole, dict):
+        return JSONResponse(whole)
+    return Response(whole.model_dump_json(), media_type="application/json")
 
 
 async def _tokenize(service: Service, body: TokenizeRequest) -> TokenizeReply:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "give a prompt, or messages: one of the two", "invalid_value", "prompt")
-    prompt = body.prompt if body.messages is None else [message.for_template() for message in body.messages]
-    assert prompt is not None
-    ids = await service.tokenize(prompt, body.add_special_tokens is not False)
+    if body.prompt is not None:
+        ids = await service.tokenize(body.prompt, body.add_special_tokens is not False)
+    else:
+        known = body.model_dump(include=set(ChatRequest.model_fields) & body.model_fields_set, exclude_none=True)
+        ids = await Chat(service, as_chat(known)).encode()
     tokenizer = service.engine.tokenizer
     strings = [tokenizer.id_to_token(id) or "" for id in ids] if body.return_token_strs else None
     return TokenizeReply(count=len(ids), max_model_len=service.context, tokens=ids, token_strs=strings)

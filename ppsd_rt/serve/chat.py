@@ -1,34 +1,164 @@
-"""/v1/chat/completions: messages in, the assistant's message out."""
+"""A chat: from messages to what the engine is asked; and /v1/chat/completions, where the assistant's message comes out.
+
+The other protocols (responses.py, messages.py, ollama.py) make a `ChatRequest` of theirs and write the pieces of the
+answer in their own way.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from ..generation import Completion
 from ..pipeline.rounds import Logprob
+from ..sampling.grammar import Grammar
+from ..sampling.params import SamplingParams
 from .answers import Answers
 from .logprobs import ChatLogprobs, chat_logprobs
-from .replies import FINISH, ChatChoice, ChatMessage, ChatReply
-from .shape import Shape, reported
+from .reader import Piece, Reader
+from .replies import FINISH, ChatChoice, ChatFinish, ChatMessage, ChatReply, FunctionCall, ToolCall
+from .requests import ChatRequest
+from .service import Service
+from .shape import OpenAIShape, reported
+from .tools import Tools
 
 
-class ChatShape(Shape):
+class Chat:
+    """What a request asks of the engine."""
+
+    def __init__(self, service: Service, request: ChatRequest) -> None:
+        """ApiError for what is not done here."""
+        request.refuse()
+        service.note(request)
+        self.request, self.tools = request, Tools.of(request)
+        self._service, self._prompt = service, service.prompt
+        self._inside = False
+
+    async def encode(self) -> list[int]:
+        """Token ids of the prompt."""
+        request, settings = self.request, self._service.settings
+        goes_on = request.continue_final_message or request.add_generation_prompt is False
+        goes_on = goes_on or bool(request.messages[-1].prefix)
+
+        def made() -> list[int]:
+            variables, plain = request.template_variables, settings.plain_contents
+            text = self._prompt.text(request.messages, self.tools, variables, not goes_on, plain)
+            self._inside = self._prompt.thinks and text.rstrip().endswith("<think>")
+            return self._prompt.ids(text)
+
+        return await self._service.encode(made, "messages")
+
+    def params(self) -> list[SamplingParams]:
+        """Of each answer; `encode` comes first."""
+        request, service, tools = self.request, self._service, self.tools
+        tokenizer, syntax = service.engine.tokenizer, self._prompt.syntax
+        grammar, schema = service.grammar(request.format), None
+        if grammar is not None and grammar.kind == "json_schema":
+            schema = grammar.schema()
+        if lark := tools.grammar(syntax, tokenizer, self._inside, schema):
+            grammar = Grammar.lark(lark)
+        shows = bool(tools.functions) and any(tokenizer.token_to_id(m) in tokenizer.special_ids for m in syntax.marks)
+        names = {"max_tokens": "max_completion_tokens" if request.max_completion_tokens else "max_tokens"}
+        return service.params(request, names, grammar, shows)
+
+    def reader(self) -> Reader:
+        syntax = self._prompt.syntax if self.tools.functions else None
+        return Reader(syntax, self.tools.names, self._prompt.thinks, self._inside)
+
+    def read(self, completion: Completion) -> list[Piece]:
+        """All of an answer."""
+        reader = self.reader()
+        return [*reader.push(whole_text(completion, self.request)), *reader.end()]
+
+
+def whole_text(completion: Completion, request: Any) -> str:
+    """The stop string included, where the request asks for it."""
+    return completion.text + ((completion.stop or "") if request.include_stop_str_in_output else "")
+
+
+def finish_of(completion: Completion, calls: int) -> ChatFinish:
+    finish = FINISH[completion.finish_reason]
+    return "tool_calls" if calls and finish == "stop" else finish
+
+
+class ChatShape(OpenAIShape):
     prefix, object = "chatcmpl", "chat.completion.chunk"
+
+    def __init__(self, service: Service, chat: Chat) -> None:
+        super().__init__(service, chat.request)
+        self._chat = chat
+        self._readers: dict[int, Reader] = {}
 
     def whole(self, answers: Answers) -> ChatReply:
         choices = [
             ChatChoice(
                 index=index,
-                message=ChatMessage(content=completion.text),
+                message=(message := message_of(self._chat.read(completion))),
                 logprobs=self.logprobs(index, reported(completion)) if completion.logprobs else None,
-                finish_reason=FINISH[completion.finish_reason],
+                finish_reason=finish_of(completion, len(message.tool_calls or ())),
                 seed=completion.seed,
             )
             for index, completion in enumerate(answers.completions)
         ]
         return ChatReply(id=self.id, created=self._created, model=self._model, choices=choices, usage=answers.usage())
 
-    def part(self, text: str | None, first: bool) -> dict[str, Any]:
-        said = {} if text is None else {"content": text}
-        return {"delta": {"role": "assistant", **said} if first else said}
+    def part(self, index: int, text: str, first: bool) -> dict[str, Any]:
+        return self._delta(index, self._reader(index).push(text), {"role": "assistant", "content": ""} if first else {})
+
+    def last(self, index: int, completion: Completion, first: bool) -> tuple[dict[str, Any], str]:
+        reader = self._reader(index)
+        extra = reader.push(completion.stop or "") if self._request.include_stop_str_in_output else []
+        part = self._delta(index, [*extra, *reader.end()], {"role": "assistant"} if first else {})
+        return part, finish_of(completion, reader.calls)
+
+    def _delta(self, index: int, pieces: Sequence[Piece], delta: dict[str, Any]) -> dict[str, Any]:
+        calls: dict[int, dict[str, Any]] = {}
+        number = self._reader(index).calls - sum(piece.kind == "call" for piece in pieces)
+        for piece in pieces:
+            if piece.kind == "call":
+                function = {"name": piece.text, "arguments": ""}
+                calls[number] = {"index": number, "id": piece.id, "type": "function", "function": function}
+                number += 1
+            elif piece.kind == "arguments":
+                call = calls.setdefault(number - 1, {"index": number - 1, "function": {"arguments": ""}})
+                call["function"]["arguments"] += piece.text
+            else:
+                key = "content" if piece.kind == "said" else "reasoning_content"
+                delta[key] = delta.get(key, "") + piece.text
+        return {"delta": delta | ({"tool_calls": list(calls.values())} if calls else {})}
+
+    def _reader(self, index: int) -> Reader:
+        if index not in self._readers:
+            self._readers[index] = self._chat.reader()
+        return self._readers[index]
 
     def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> ChatLogprobs:
         return chat_logprobs(self._tokenizer, chosen)
+
+
+def message_of(pieces: Sequence[Piece]) -> ChatMessage:
+    said = "".join(piece.text for piece in pieces if piece.kind == "said")
+    thought = "".join(piece.text for piece in pieces if piece.kind == "thought")
+    calls: list[ToolCall] = []
+    for piece in pieces:
+        if piece.kind == "call":
+            calls.append(ToolCall(id=piece.id, function=FunctionCall(name=piece.text, arguments="")))
+        elif piece.kind == "arguments":
+            calls[-1].function.arguments += piece.text
+    message = ChatMessage(content=said if said or not calls else None)
+    if thought:
+        message.reasoning_content = thought
+    if calls:
+        message.tool_calls = calls
+    return message
+
+
+def as_chat(body: dict[str, Any]) -> ChatRequest:
+    """What a request of another protocol has become. Errors name fields of a chat."""
+    given = {name: value for name, value in body.items() if value is not None}
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        raise RequestValidationError(found, body=given) from None

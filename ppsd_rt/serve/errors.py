@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..errors import PpsdError, UsageError
 from ..printable import printable, shortened
+from ..sampling.grammar import GIVES_UP
 
 _LONGEST = 1000  # characters of a message
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
@@ -26,6 +27,12 @@ class ErrorBody(BaseModel):
 
 class ErrorReply(BaseModel):
     error: ErrorBody
+
+
+class AnyErrorReply(BaseModel):
+    """Ollama's clients get a text."""
+
+    error: ErrorBody | str
 
 
 class ApiError(HTTPException):
@@ -46,6 +53,12 @@ class ApiError(HTTPException):
         kind = _TYPES.get(self.status_code, "server_error" if self.status_code >= 500 else "invalid_request_error")
         return ErrorReply(error=ErrorBody(message=self.detail, type=kind, param=self.param, code=self.code))
 
+    def reply_at(self, path: str) -> dict[str, Any]:
+        """In the form that the clients of this path expect."""
+        if path.startswith("/v1/messages"):
+            return {"type": "error", "error": {"type": self.reply().error.type, "message": self.detail}}
+        return {"error": self.detail} if path.startswith("/api/") else self.reply().model_dump()
+
 
 def refused(name: str, why: str) -> ApiError:
     """Of a field that the client has set."""
@@ -57,7 +70,7 @@ def from_engine(error: PpsdError, fields: Mapping[str, str] | None = None) -> Ap
 
     fields: names that the client has for what the engine's message begins with.
     """
-    if not isinstance(error, UsageError):
+    if not isinstance(error, UsageError) and not str(error).startswith(GIVES_UP):
         return ApiError(500, str(error), "engine_error")
     first = str(error).partition(" ")[0].rstrip(":")
     return ApiError(400, str(error), "invalid_value", (fields or {}).get(first))
@@ -72,7 +85,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException) and not isinstance(error, ApiError):
         error = _from_framework(request, error)
     assert isinstance(error, ApiError)
-    return JSONResponse(error.reply().model_dump(), error.status_code, error.headers)
+    return JSONResponse(error.reply_at(request.url.path), error.status_code, error.headers)
 
 
 async def answer_bug(request: Request, error: Exception) -> Response:
@@ -90,31 +103,38 @@ def _from_framework(request: Request, error: HTTPException) -> ApiError:
 
 
 def _from_validation(error: RequestValidationError) -> ApiError:
-    """Of the field that comes first; where a union's branches have an error each, of the one that got furthest."""
+    """Of the field that comes first. A union has errors of each branch: the one whose type was right says most."""
     errors = error.errors()
     path = _path(errors[0], error.body)
-    first = max((e for e in errors if _path(e, error.body).startswith(path)), key=lambda e: len(e["loc"]))
+    same = [one for one in errors if _path(one, error.body).startswith(path)]
+    first = max(same, key=lambda one: (not one["type"].endswith("_type"), len(_path(one, error.body))))
     kind, param = first["type"], _path(first, error.body)
     if kind == "json_invalid":
         return ApiError(400, f"the body is not JSON: {first['ctx']['error']} (character {first['loc'][-1]})")
     if not param:
         return ApiError(400, "the body must be a JSON object, sent as application/json")
-    if kind == "extra_forbidden":
-        return ApiError(400, f"Unknown parameter: '{param}'", "unknown_parameter", param)
     if kind == "missing":
         return ApiError(400, f"Missing required parameter: '{param}'", "missing_required_parameter", param)
     code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-    message = re.sub("^(Input|Value error,) ", "", first["msg"])
-    return ApiError(400, f"Invalid value for '{param}': {message}", code, param)
+    alike = [_message(one) for one in same if _path(one, error.body) == param and one["type"].endswith("_type")]
+    message = " or ".join(dict.fromkeys(alike)) if code == "invalid_type" else _message(first)
+    return ApiError(400, f"Invalid value for '{param}': {message.replace(' or should be', ' or')}", code, param)
+
+
+def _message(error: Any) -> str:
+    said = re.sub("^(Input|Value error,) ", "", error["msg"])
+    bounds = [value for key, value in error.get("ctx", {}).items() if key in ("lt", "le", "gt", "ge")]
+    return re.sub(r"\S+$", str(bounds[0]), said) if bounds else said  # pydantic rounds great numbers
 
 
 def _path(error: Any, body: Any) -> str:
     """`messages[0].content` in what was sent; empty: the body itself is wrong. Steps that name a union's branch are
     left out."""
     path = ""
-    for step in error["loc"][1:]:
+    for place, step in enumerate(error["loc"][1:], 2):
+        missing = error["type"] == "missing" and place == len(error["loc"])
         if isinstance(step, int) and isinstance(body, list):
             path, body = f"{path}[{step}]", body[step]
-        elif isinstance(body, dict):
+        elif isinstance(body, dict) and (step in body or missing):
             path, body = f"{path}.{step}" if path else str(step), body.get(step)
     return shortened(printable(path), _LONGEST)

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .errors import ApiError, answer_error
 from .settings import Settings
 
-_OPEN = ("/", "/health")  # the page asks for the key itself
+_OPEN = ("/", "/markdown-it.js", "/health")  # the page asks for the key itself
 
 
 class Guard:
@@ -38,9 +38,23 @@ class Guard:
         if key is None or request.url.path in _OPEN:
             return
         kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if "x-api-key" in request.headers:  # Anthropic's clients
+            kind, given = "bearer", request.headers["x-api-key"]
         if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
             message = "a wrong API key, or none: send the header Authorization: Bearer KEY"
             raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+class Head:
+    """HEAD is GET without the body."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # the network leaves the body out
+        await self._app(scope, receive, send)
 
 
 class _Body:

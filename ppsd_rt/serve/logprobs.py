@@ -30,8 +30,8 @@ class ChatLogprobs(BaseModel):
 
 class CompletionLogprobs(BaseModel):
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
 
 
@@ -63,13 +63,16 @@ class Offsets:
         return offset
 
 
-def completion_logprobs(tokenizer: Tokenizer, chosen: Chosen, offsets: Offsets) -> CompletionLogprobs:
-    """Of tokens that come after those which `offsets` has been asked for."""
+def completion_logprobs(
+    tokenizer: Tokenizer, chosen: Iterable[tuple[int, Logprob | None]], offsets: Offsets
+) -> CompletionLogprobs:
+    """Of tokens that come after those which `offsets` has been asked for. None: of the first token of an echo."""
     columns = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
     for id, said in chosen:
         columns.tokens.append(_name(tokenizer, id))
-        columns.token_logprobs.append(max(said.logprob, _LEAST))
-        columns.top_logprobs.append({_name(tokenizer, top): max(logprob, _LEAST) for top, logprob in said.top})
+        columns.token_logprobs.append(None if said is None else max(said.logprob, _LEAST))
+        top = None if said is None else {_name(tokenizer, top): max(logprob, _LEAST) for top, logprob in said.top}
+        columns.top_logprobs.append(top)
         columns.text_offset.append(offsets.next(id))
     return columns
 

@@ -7,7 +7,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .service import Service
 
 NOTED = "ppsd.noted"  # key of the scope: what the log says of the request besides
-_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health", "/metrics", "/")
+_PATHS = {"/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/health", "/metrics", "/"}
+_PATHS |= {"/v1/responses", "/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate", "/detokenize"}
 
 
 class Observe:

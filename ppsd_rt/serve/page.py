@@ -1,4 +1,4 @@
-"""The page at /: one file, without outside resources."""
+"""The page at /, and the script that renders Markdown in it; nothing comes from elsewhere."""
 
 import base64
 import hashlib
@@ -15,7 +15,7 @@ def _page() -> tuple[bytes, str]:
     html = (files("ppsd_rt") / "serve" / "page.html").read_text(encoding="utf-8")
     rules = {
         "default-src": "'none'",
-        "script-src": _hash(html, "script"),
+        "script-src": f"'self' {_hash(html, 'script')}",
         "style-src": _hash(html, "style"),
         "connect-src": "'self'",
         "img-src": "data:",
@@ -28,6 +28,15 @@ def _page() -> tuple[bytes, str]:
 def _hash(html: str, element: str) -> str:
     text = html.partition(f"<{element}>")[2].partition(f"</{element}>")[0]
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+@cache
+def _markdown() -> bytes:
+    return (files("ppsd_rt") / "serve" / "markdown-it.js").read_bytes()
+
+
+async def markdown_response(request: Request) -> Response:
+    return Response(_markdown(), media_type="text/javascript", headers={"X-Content-Type-Options": "nosniff"})
 
 
 async def page_response(request: Request) -> Response:

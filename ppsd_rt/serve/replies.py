@@ -8,6 +8,7 @@ from .logprobs import ChatLogprobs, CompletionLogprobs
 
 Seed = Annotated[int | None, Field(description="that the answer can be repeated with; null: it is greedy")]
 Finish = Literal["stop", "length"]
+ChatFinish = Literal["stop", "length", "tool_calls"]
 FINISH: dict[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
@@ -25,17 +26,32 @@ class Usage(BaseModel):
     completion_tokens_details: PredictionDetails
 
 
+class FunctionCall(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
 class ChatMessage(BaseModel):
+    """reasoning_content, tool_calls: left out where there are none."""
+
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | None = Field(default=None, exclude_if=lambda value: value is None)
+    tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class ChatChoice(BaseModel):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: Finish
+    finish_reason: ChatFinish
     seed: Seed
 
 
@@ -83,6 +99,10 @@ class TokenizeReply(BaseModel):
     max_model_len: int
     tokens: list[int]
     token_strs: list[str] | None = None
+
+
+class DetokenizeReply(BaseModel):
+    prompt: str
 
 
 class Health(BaseModel):

@@ -1,14 +1,16 @@
-"""What clients may send. Fields, defaults and ranges are OpenAI's; those of vLLM that OpenAI lacks are marked as ours.
+"""What clients may send. Fields, defaults and ranges are OpenAI's; those of vLLM and llama.cpp are marked as ours.
 
-Fields that would change the answer and that are not done here are refused by name, and unknown ones as OpenAI refuses
-them. Those that change no answer (user, metadata, ...) are taken and have no effect.
+Fields that would change the answer and that are not done here are refused by name. Unknown ones, and those that change
+no answer (user, metadata, ...), are taken and have no effect; `ignored` names them.
 """
 
+from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from .errors import refused
+from .errors import ApiError, refused
 
 MOST_CHOICES = 16
 MOST_STOPS = 16
@@ -21,50 +23,126 @@ def _whole(value: object) -> object:
 
 Whole = Annotated[int, BeforeValidator(_whole)]
 Id = Annotated[Whole, Field(ge=0, lt=2**31)]
-IdText = Annotated[str, Field(pattern="^[0-9]{1,9}$")]
 Tokens = Annotated[Whole, Field(ge=1, lt=2**31)]
 Text = Annotated[str, Field(min_length=1)]
+Json = dict[str, Any]
 
 
 _FORMATS = "type: text, json_object, json_schema (with json_schema.schema); ours: regex, lark (with a key of that name)"
 
+# Names that others have for ours.
+_ALIASES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens", "stop_sequences": "stop"}
+# What asks for nothing: any other value of these fields changes the answer, and is not done here.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "allowed_token_ids": ([],),
+    "bad_words": ([],),
+    "dry_multiplier": (0,),
+    "dynatemp_range": (0,),
+    "functions": ([],),
+    "grammar": ("",),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "mirostat": (0,),
+    "modalities": (["text"],),
+    "prompt_logprobs": (0, False),
+    "tfs_z": (1,),
+    "thinking_token_budget": (-1,),
+    "top_a": (0,),
+    "top_n_sigma": (0, -1),
+    "typical_p": (1,),
+    "use_beam_search": (False,),
+    "web_search_options": ({},),
+    "xtc_probability": (0,),
+}
+# Known, and without effect on an answer here.
+_HARMLESS = {"user", "metadata", "store", "service_tier", "prediction", "prompt_cache_key", "prompt_cache_retention"}
+_HARMLESS |= {"safety_identifier", "verbosity", "cache_prompt", "function_call", "reasoning_effort", "spaces_between"}
+_HARMLESS |= {"include_obfuscation", "request_id", "priority", "parallel_tool_calls", "strict", "name", "id", "index"}
+_HARMLESS |= {"include", "truncation", "thinking", "reasoning", "enable_thinking", "type"}
 
-class Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+class Lenient(BaseModel):
+    """Takes unknown fields, too."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
 
 
-class StreamOptions(Strict):
+def ignored(request: object, path: str = "") -> Iterator[str]:
+    """Names of the fields that are taken and have no effect, such as `messages[].annotations`."""
+    if isinstance(request, list):
+        for one in request:
+            yield from ignored(one, f"{path}[]")
+    elif isinstance(request, Lenient):
+        inner = f"{path}." if path else ""
+        for name in request.model_extra or {}:
+            if name not in _HARMLESS and name not in _NEUTRAL and name not in _ALIASES:
+                yield f"{inner}{name}"
+        for name in request.model_fields_set & type(request).model_fields.keys():
+            yield from ignored(getattr(request, name), f"{inner}{name}")
+
+
+class StreamOptions(Lenient):
     include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # against observers of a network's traffic; there is none
+    continuous_usage_stats: bool | None = None  # vLLM's: every chunk has the usage so far
 
 
-class TextPart(Strict):
-    type: Literal["text"]
-    text: str
+class Part(Lenient):
+    type: Literal["text", "input_text", "output_text", "refusal"]
+    text: str | None = None
+    refusal: str | None = None
 
 
-class Message(Strict):
-    """tool_calls and their kin are not here: no model is told of tools."""
+class Called(Lenient):
+    name: str
+    arguments: str | Json | None = None
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+
+class ToolCall(Lenient):
+    id: str | None = None
+    function: Called
+
+
+class Message(Lenient):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
     name: str | None = None
-    refusal: None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    prefix: bool | None = None  # the answer goes on with this message, the last one, as with Mistral and DeepSeek
 
-    def for_template(self) -> dict[str, str]:
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": text}
+    @property
+    def text(self) -> str:
+        if isinstance(self.content, list):
+            return "".join(part.text or part.refusal or "" for part in self.content)
+        return self.content or self.refusal or ""
 
 
-class Generate(Strict):
+class Function(Lenient):
+    name: Annotated[str, Field(pattern="^[a-zA-Z0-9_.:/-]{1,128}$")]
+    description: str | None = None
+    parameters: Json | None = None
+    strict: bool | None = None
+
+
+class Tool(Lenient):
+    """type: others than `function` are ignored; no model is told of them."""
+
+    type: str
+    function: Function | None = None
+
+
+class Generate(Lenient):
     """What both kinds of request have."""
 
     model: str | None = None
+    max_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[Whole, Field(ge=1, le=MOST_CHOICES)] | None = None
     stop: Text | Annotated[list[Text], Field(max_length=MOST_STOPS)] | None = None
-    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63)] | None = None
+    seed: Annotated[Whole, Field(ge=-(2**63), lt=2**63, description="-1: none")] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     stream: bool | None = None
@@ -72,15 +150,41 @@ class Generate(Strict):
     logit_bias: dict[Annotated[str, Field(pattern="^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None = (
         None
     )
-    user: str | None = None
-    response_format: Annotated[dict[str, Any], Field(description=_FORMATS)] | None = None
+    response_format: Annotated[Json, Field(description=_FORMATS)] | None = None
     # ours
     top_k: Annotated[Whole, Field(ge=-1, lt=2**31, description="0 or -1: all")] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    min_tokens: Annotated[Whole, Field(ge=0, lt=2**31)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[Id], Field(max_length=MOST_STOPS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    structured_outputs: Json | None = None
+    guided_json: str | Json | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: Json | None = None  # llama.cpp's
     return_tokens: Annotated[bool, Field(description="chunks say how each token came about")] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_other_names(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            names = [name for name in _ALIASES if name in given and given.get(_ALIASES[name]) is None]
+            given = given | {_ALIASES[name]: given[name] for name in names}
+        return given
+
+    @property
+    @abstractmethod
+    def most_probable(self) -> int | None:
+        """How many tokens to report beside each of the answer; None: no log-probabilities at all."""
+
+    @property
+    @abstractmethod
+    def most_tokens(self) -> int | None:
+        """Of an answer; None: what the context holds."""
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -88,66 +192,86 @@ class Generate(Strict):
 
     @property
     def with_usage(self) -> bool:
-        return bool(self.stream_options and self.stream_options.include_usage)
+        return bool(self.stream and self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def with_every_usage(self) -> bool:
+        return self.with_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def format(self) -> Json | None:
+        """response_format, or what others call the same."""
+        guided = self.structured_outputs or {}
+        schema = self.guided_json or guided.get("json") or self.json_schema
+        choice = guided.get("choice") if self.guided_choice is None else self.guided_choice
+        if schema is not None:
+            return {"type": "json_schema", "json_schema": {"schema": schema}}
+        if choice is not None:
+            return {"type": "choice", "choice": choice}
+        if regex := self.guided_regex or guided.get("regex"):
+            return {"type": "regex", "regex": regex}
+        if lark := self.guided_grammar or guided.get("grammar"):
+            return {"type": "lark", "lark": lark}
+        if guided.get("json_object"):
+            return {"type": "json_object"}
+        return self.response_format
 
     def refuse(self) -> None:
         """ApiError for what is set and not done here. Values that ask for nothing are taken."""
         if self.stream_options is not None and not self.stream:
             raise refused("stream_options", "it goes with stream: true")
+        for name, value in (self.model_extra or {}).items():
+            if name in _NEUTRAL and value is not None and value not in _NEUTRAL[name]:
+                raise refused(name, "this server cannot do that")
+        if self.max_tokens == 0 and not getattr(self, "echo", False):
+            raise ApiError(400, "Invalid value for 'max_tokens': should be at least 1", "invalid_value", "max_tokens")
 
 
 class ChatRequest(Generate):
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[Whole, Field(ge=0, le=20)] | None = None
-    # without effect on an answer here
-    metadata: dict[str, str] | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    prediction: dict[str, Any] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    safety_identifier: str | None = None
-    reasoning_effort: str | None = None
-    verbosity: str | None = None
+    # ours
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Json | None = None
     # refused
-    tools: list[Any] | None = None
-    tool_choice: Any = None
-    functions: list[Any] | None = None
-    function_call: Any = None
-    modalities: list[str] | None = None
     audio: Any = None
-    web_search_options: Any = None
 
     @property
     def most_probable(self) -> int | None:
-        """How many tokens to report beside each of the answer; None: no log-probabilities at all."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
     @property
     def most_tokens(self) -> int | None:
-        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+        given = self.max_completion_tokens or self.max_tokens
+        return None if given == -1 else given
+
+    @property
+    def template_variables(self) -> Json:
+        """For the chat template; what turns thinking off elsewhere does so here."""
+        extra, given = self.model_extra or {}, dict(self.chat_template_kwargs or {})
+        effort = (extra.get("reasoning") or {}).get("effort") if isinstance(extra.get("reasoning"), dict) else None
+        if isinstance(extra.get("enable_thinking"), bool):
+            given.setdefault("enable_thinking", extra["enable_thinking"])
+        elif "none" in (effort, extra.get("reasoning_effort")) or extra.get("thinking") == {"type": "disabled"}:
+            given.setdefault("enable_thinking", False)
+        return given
 
     def refuse(self) -> None:
         super().refuse()
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
-            raise refused("max_tokens", "it is the old name of max_completion_tokens; give one of the two")
-        for name in ("tools", "functions"):
-            if getattr(self, name):
-                raise refused(name, "this server calls no tools")
-        for name in ("tool_choice", "function_call"):
-            if getattr(self, name) not in (None, "none", "auto"):
-                raise refused(name, "this server calls no tools")
-        if self.modalities not in (None, ["text"]):
-            raise refused("modalities", "this server answers with text only")
-        if self.top_logprobs is not None and not self.logprobs:
+        for number, message in enumerate(self.messages):
+            if message.content is None and message.role != "assistant":
+                where = f"messages[{number}].content"
+                raise ApiError(400, f"Missing required parameter: '{where}'", "missing_required_parameter", where)
+        if self.top_logprobs and not self.logprobs:
             raise refused("top_logprobs", "it goes with logprobs: true")
-        for name in ("audio", "web_search_options"):
-            if getattr(self, name) is not None:
-                raise refused(name, "this server answers with text only")
+        if self.audio is not None:
+            raise refused("audio", "this server answers with text only")
 
 
 class CompletionRequest(Generate):
@@ -157,10 +281,9 @@ class CompletionRequest(Generate):
         | Annotated[list[Id], Field(min_length=1)]
         | Annotated[list[Annotated[list[Id], Field(min_length=1)]], Field(min_length=1)]
     )
-    max_tokens: Tokens | None = 16
     logprobs: Annotated[Whole, Field(ge=0, le=5)] | None = None
-    # refused
     echo: bool | None = None
+    # refused
     suffix: str | None = None
     best_of: Whole | None = None
 
@@ -170,7 +293,12 @@ class CompletionRequest(Generate):
 
     @property
     def most_tokens(self) -> int | None:
-        return 16 if self.max_tokens is None else self.max_tokens
+        return 16 if self.max_tokens is None else None if self.max_tokens == -1 else self.max_tokens
+
+    @property
+    def echoes(self) -> int | None:
+        """How many tokens to report beside each of the prompt; None: no log-probabilities of it."""
+        return self.logprobs if self.echo else None
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -180,15 +308,13 @@ class CompletionRequest(Generate):
 
     def refuse(self) -> None:
         super().refuse()
-        if self.echo:
-            raise refused("echo", "answers come without their prompt")
         if self.suffix:
             raise refused("suffix", "this server only continues a text")
         if self.best_of not in (None, 1, self.n):
             raise refused("best_of", "every answer is returned: leave it out, or give what n is")
 
 
-class TokenizeRequest(Strict):
+class TokenizeRequest(Lenient):
     """A text or messages, as vLLM's /tokenize takes them."""
 
     model: str | None = None
@@ -196,3 +322,12 @@ class TokenizeRequest(Strict):
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    tools: list[Tool] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Json | None = None
+
+
+class DetokenizeRequest(Lenient):
+    model: str | None = None
+    tokens: list[Id]

@@ -1,6 +1,7 @@
 """The engine, its limits, and the requests that it works on."""
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from functools import partial
@@ -9,18 +10,23 @@ from typing import Any, Protocol
 from anyio import CapacityLimiter, to_thread
 
 from ..async_generation import AsyncGeneration
-from ..backend import RunOptions
+from ..backend import Cancellation, RunOptions
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..generation import Prompt
+from ..pipeline.rounds import Logprob
+from ..printable import printable, shortened
 from ..sampling.grammar import Grammar
-from ..sampling.params import SamplingParams
+from ..sampling.params import LEAST_TEMPERATURE, SamplingParams
 from .admission import Admission, Places
 from .errors import ApiError, from_engine
 from .metrics import Metrics
-from .requests import ChatRequest, CompletionRequest
+from .prompt import ChatPrompt
+from .requests import Generate, ignored
 from .settings import Settings
+from .tools import lenient
 
+_MOST_NAMES = 1000  # of ignored fields: clients may invent them
 _NAMES = {field.name: field.name for field in fields(SamplingParams)}
 
 
@@ -39,6 +45,10 @@ class Service:
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
         self._live: set[Running] = set()
+        template = engine.tokenizer.chat_template
+        self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
+        self._ignored: set[str] = set()
+        self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
         self._one = CapacityLimiter(1)  # tokenizers and chat templates: long ones must not hold up the event loop
 
     def check_model(self, name: str | None) -> None:
@@ -46,10 +56,14 @@ class Service:
             message = f"The model '{name}' does not exist; this server has '{self.engine.name}'"
             raise ApiError(404, message, "model_not_found", "model")
 
-    async def encode(self, prompt: Prompt, param: str) -> list[int]:
-        """Token ids of a prompt, none too many."""
+    async def encode(self, prompt: Callable[[], Prompt] | Prompt, param: str) -> list[int]:
+        """Token ids of a prompt, or of what a function makes in a thread; none too many."""
+
+        def encoded() -> list[int]:
+            return self.engine.encode(prompt() if callable(prompt) else prompt)
+
         try:
-            ids = await to_thread.run_sync(partial(self.engine.encode, prompt), limiter=self._one)
+            ids = await to_thread.run_sync(encoded, limiter=self._one)
         except PpsdError as error:  # not UsageError alone: a chat template that refuses the messages
             code = "context_length_exceeded" if "has a context of" in str(error) else "invalid_value"
             raise ApiError(400, str(error), code, param) from error
@@ -59,22 +73,58 @@ class Service:
             raise ApiError(400, message, "context_length_exceeded", param)
         return ids
 
-    async def tokenize(self, prompt: str | list[dict[str, str]], special: bool) -> list[int]:
-        """Token ids of a text, of any length, or of messages. special: with what the tokenizer puts around a text."""
-        encode = self.engine.encode
-        if isinstance(prompt, str):
-            encode = partial(self.engine.tokenizer.encode, add_special_tokens=special)
-        return await to_thread.run_sync(partial(encode, prompt), limiter=self._one)
+    async def tokenize(self, text: str, special: bool) -> list[int]:
+        """Token ids of a text of any length. special: with what the tokenizer puts around it."""
+        encode = partial(self.engine.tokenizer.encode, add_special_tokens=special)
+        return await to_thread.run_sync(encode, text, limiter=self._one)
 
-    def params(self, request: ChatRequest | CompletionRequest, names: Mapping[str, str]) -> list[SamplingParams]:
+    def tokenizer_info(self) -> dict[str, Any]:
+        """As vLLM's and for lm-eval: the special tokens by name, and the chat template."""
+        tokenizer, template = self.engine.tokenizer, self.engine.tokenizer.chat_template
+        named = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        tokens = {name: tokenizer.id_to_token(id) for name, id in named.items() if id is not None}
+        given = template.variables if template else {}
+        return {**given, **tokens, "vocab_size": tokenizer.vocab_size, "chat_template": template and template.source}
+
+    def note(self, request: object) -> None:
+        """Names in the log, once each, what a request has and nothing here heeds; ApiError under --strict."""
+        for name in ignored(request):
+            if self.settings.strict:
+                raise ApiError(400, f"Unknown parameter: '{name}'", "unknown_parameter", name)
+            if name not in self._ignored and len(self._ignored) < _MOST_NAMES:
+                self._ignored.add(name)
+                self.settings.log("ignored", field=shortened(printable(name), 100))
+
+    def grammar(self, wanted: Mapping[str, Any] | None) -> Grammar | None:
+        """Of `Generate.format`. What llguidance does not know of a JSON schema is left out, unless --strict."""
+        if wanted is None:
+            return None
+        if wanted.get("type") == "choice":
+            choice = wanted["choice"]
+            if not isinstance(choice, list) or not choice or not all(isinstance(one, str) for one in choice):
+                raise ApiError(400, "a choice must be a list of texts", "invalid_value", "structured_outputs")
+            return Grammar.lark("start: " + " | ".join(map(json.dumps, choice)))
+        inner = wanted.get("json_schema")
+        if not self.settings.strict and isinstance(inner, Mapping) and isinstance(inner.get("schema"), dict):
+            wanted = {**wanted, "json_schema": {**inner, "schema": lenient(inner["schema"])}}
+        try:
+            return Grammar.from_response_format(wanted)
+        except UsageError as error:
+            raise ApiError(400, str(error), "invalid_value", "response_format") from error
+
+    def params(
+        self, request: Generate, names: Mapping[str, str], grammar: Grammar | None, shows_special: bool = False
+    ) -> list[SamplingParams]:
         """Of each of the n answers, which are told apart by their number. Without a seed each of them draws its own.
 
-        names: what the request calls a field of SamplingParams that it has another name for.
+        names: what the request calls a field of SamplingParams that it has another name for. shows_special: the text
+        has special tokens, which show calls of tools.
         """
         room = self.settings.most_answer or self.context
+        temperature = 1.0 if request.temperature is None else request.temperature
         given: dict[str, Any] = {
             "max_tokens": min(request.most_tokens or room, room),
-            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "temperature": temperature if temperature >= LEAST_TEMPERATURE else 0.0,
             "top_p": request.top_p,
             "top_k": None if request.top_k is None else max(0, request.top_k),
             "min_p": request.min_p,
@@ -83,16 +133,14 @@ class Service:
             "frequency_penalty": request.frequency_penalty,
             "logit_bias": {int(id): bias for id, bias in (request.logit_bias or {}).items()},
             "logprobs": request.most_probable,
+            "grammar": grammar,
             "stop": request.stops,
             "stop_token_ids": request.stop_token_ids,
             "ignore_eos": request.ignore_eos,
-            "seed": None if request.seed is None else request.seed % 2**64,
+            "skip_special_tokens": False if shows_special else request.skip_special_tokens,
+            "min_tokens": request.min_tokens or None,
+            "seed": None if request.seed in (None, -1) else request.seed % 2**64,
         }
-        if request.response_format is not None:
-            try:
-                given["grammar"] = Grammar.from_response_format(request.response_format)
-            except UsageError as error:
-                raise ApiError(400, str(error), "invalid_value", "response_format") from error
         chosen = {name: value for name, value in given.items() if value is not None}
         try:
             params = SamplingParams(**chosen)
@@ -101,15 +149,25 @@ class Service:
         except UsageError as error:
             raise from_engine(error, _NAMES | dict(names)) from error
 
-    async def begin(self, prompt: list[int], params: SamplingParams, options: RunOptions) -> AsyncGeneration:
-        """An answer; nothing is decoded yet. ApiError for a grammar that is none."""
-        begin = partial(self.engine.agenerate, prompt, params, self.settings.schedule, options)
-        if params.grammar is None:
-            return begin()
+    async def compile(self, grammar: Grammar, param: str) -> None:
+        """So that `begin` finds it. ApiError for one that is none, or hopeless; nobody else waits for it meanwhile."""
+        cancellation = Cancellation()
+        compile = partial(self.engine.compile, grammar, cancellation.tells)
         try:
-            return await to_thread.run_sync(begin, limiter=self._one)  # it may take long to compile
+            await to_thread.run_sync(compile, limiter=self._compiling, abandon_on_cancel=True)
         except UsageError as error:
-            raise ApiError(400, str(error), "invalid_value", "response_format") from error
+            raise ApiError(400, str(error), "invalid_value", param) from error
+        finally:
+            cancellation.ask()
+
+    async def prompt_logprobs(self, prompt: Sequence[int], top: int) -> list[Logprob | None]:
+        """As `Engine.prompt_logprobs`, one prompt at a time."""
+        ask = partial(self.engine.prompt_logprobs, prompt, top)
+        return await to_thread.run_sync(ask, limiter=self._judging, abandon_on_cancel=True)
+
+    def begin(self, prompt: list[int], params: SamplingParams, options: RunOptions) -> AsyncGeneration:
+        """An answer; nothing is decoded yet."""
+        return self.engine.agenerate(prompt, params, self.settings.schedule, options)
 
     @contextmanager
     def running(self, answers: Running, count: int) -> Iterator[Places]:
@@ -125,5 +183,8 @@ class Service:
     async def end_after_grace(self) -> None:
         """Of a server that is stopping: what still runs then is ended."""
         await self.settings.sleep(self.settings.grace)
+        self.end_all()
+
+    def end_all(self) -> None:
         for answers in list(self._live):
             answers.end(ApiError(503, "the server is stopping", "stopping"))

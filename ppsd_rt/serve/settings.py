@@ -1,6 +1,7 @@
 """What the server is told when it starts."""
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ class Settings:
     """most_prompt, most_answer: tokens; None: what the context holds.
 
     queue: answers that may wait for their first token. timeout: seconds for a request, from its first byte to its last.
-    grace: seconds that running answers have after SIGTERM. clock, now, sleep, log: for the tests to replace.
+    grace: seconds that running answers have after SIGTERM. keep_alive: seconds that an idle connection stays open.
+    strict: unknown fields are refused. plain_contents: special tokens in the contents of messages are text. origins:
+    of other sites' pages that may ask; `*` is all. clock, now, sleep, log: for the tests to replace.
     """
 
     api_key: str | None = None
@@ -22,10 +25,20 @@ class Settings:
     most_body: int = 4 << 20  # bytes
     most_prompt: int | None = None
     most_answer: int | None = None
-    queue: int = 64
+    queue: int = 256
     timeout: float = 600.0
     grace: float = 10.0
+    keep_alive: float = 75.0
+    strict: bool = False
+    plain_contents: bool = False
+    origins: tuple[str, ...] = ()
     clock: Callable[[], float] = time.perf_counter
     now: Callable[[], float] = time.time
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
     log: Callable[..., None] = log
+
+
+def default_queue(most_body: int) -> int:
+    """Answers that may wait where every one has the largest body, in an eighth of the memory that is free now."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(256, min(4096, free // 8 // most_body))

@@ -1,5 +1,6 @@
-"""What answers look like to a client: the part that chat and text completions share."""
+"""What answers look like to a client; and the part that OpenAI's chat and text completions share."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -12,38 +13,67 @@ from ..generation import Committed, Completion, Token
 from ..models.tokenizer import Tokenizer
 from ..pipeline.rounds import Drafted, Logprob
 from .answers import Answers, Event
-from .replies import FINISH, ChatReply, CompletionReply, Usage
+from .errors import ApiError
 from .requests import Generate
 from .service import Service
 
 
 class Shape(ABC):
-    """Of one request."""
+    """Of one request: a reply at the end, or the lines of a stream."""
 
+    media_type = "text/event-stream"
+    answers: Answers
+
+    @abstractmethod
+    def whole(self, answers: Answers) -> BaseModel | dict[str, Any]:
+        """At the end."""
+
+    @abstractmethod
+    def lines(self, index: int, events: Sequence[Event]) -> str:
+        """What a stream has for events of answer `index`: rounds that have come together have one chunk together."""
+
+    @abstractmethod
+    def end(self, answers: Answers) -> str:
+        """After all answers."""
+
+    @abstractmethod
+    def error(self, error: ApiError) -> str:
+        """The end of a stream that has begun."""
+
+
+class OpenAIShape(Shape):
     prefix: str
     object: str
 
     def __init__(self, service: Service, request: Generate) -> None:
         self.id, self._created = f"{self.prefix}-{uuid4().hex}", int(service.settings.now())
         self._model, self._tokenizer = service.engine.name, service.engine.tokenizer
-        self.with_usage, self._with_tokens = request.with_usage, bool(request.return_tokens)
-        self.prompts: Sequence[Sequence[int]] = ()  # of each answer: what it goes on from
+        self._request, self._with_tokens = request, bool(request.return_tokens)
         self._begun: set[int] = set()  # answers of which a chunk has been sent
 
     @abstractmethod
-    def whole(self, answers: Answers) -> ChatReply | CompletionReply:
-        """At the end."""
+    def part(self, index: int, text: str, first: bool) -> dict[str, Any]:
+        """What a chunk has for a piece of an answer."""
 
     @abstractmethod
-    def part(self, text: str | None, first: bool) -> dict[str, Any]:
-        """What a chunk has for a piece of an answer; None: nothing more comes."""
+    def last(self, index: int, completion: Completion, first: bool) -> tuple[dict[str, Any], str]:
+        """What the last chunk of an answer has, and why it ended."""
 
     @abstractmethod
     def logprobs(self, index: int, chosen: Sequence[tuple[int, Logprob]]) -> BaseModel:
         """What is reported of tokens of answer `index`, those of earlier chunks not among them."""
 
+    def lines(self, index: int, events: Sequence[Event]) -> str:
+        return "".join(map(data, self.chunks(index, events)))
+
+    def end(self, answers: Answers) -> str:
+        usage = data({**self._head(), "choices": [], "usage": answers.usage().model_dump()})
+        return f"{usage if self._request.with_usage else ''}data: [DONE]\n\n"
+
+    def error(self, error: ApiError) -> str:
+        return f"{data(error.reply().model_dump())}data: [DONE]\n\n"
+
     def chunks(self, index: int, events: Sequence[Event]) -> Iterator[dict[str, Any]]:
-        """What a stream has for events of answer `index`: rounds that have come together have one chunk together."""
         for kind, run in groupby(events, type):
             if kind is Committed:
                 tokens = [token for event in run if isinstance(event, Committed) for token in event.tokens]
@@ -53,12 +83,12 @@ class Shape(ABC):
             for event in run:
                 first = index not in self._begun
                 if isinstance(event, Completion):
-                    part = self.part(None, first) | {"seed": event.seed}
-                    yield self._chunk(index, part, FINISH[event.finish_reason])
+                    part, finish = self.last(index, event, first)
+                    yield self._chunk(index, part | {"seed": event.seed}, finish)
                 elif isinstance(event, Drafted):
                     self._begun.add(index)
                     ours = {"drafted": [{"position": event.position, "text": _text(self._tokenizer, event.token)}]}
-                    yield self._chunk(index, self.part("", first) | ours)
+                    yield self._chunk(index, self.part(index, "", first) | ours)
 
     def _committed(self, index: int, tokens: Sequence[Token]) -> dict[str, Any] | None:
         """None: nothing that the client would see."""
@@ -66,21 +96,23 @@ class Shape(ABC):
         self._begun.add(index)
         text = "".join(token.text for token in tokens)
         chosen = [(token.id, token.logprob) for token in tokens if token.logprob is not None]
-        if not (text or first or chosen or self._with_tokens):
+        part = self.part(index, text, first)
+        if not (first or chosen or self._with_tokens or any(part.values())):
             return None
-        part = self.part(text, first)
         if chosen:
             part["logprobs"] = self.logprobs(index, chosen).model_dump()
         if self._with_tokens:
             part["tokens"] = [_token(token) for token in tokens]
         return part
 
-    def usage_chunk(self, usage: Usage) -> dict[str, Any]:
-        return {**self._head(), "choices": [], "usage": usage.model_dump()}
-
     def _chunk(self, index: int, part: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "logprobs": None, **part, "finish_reason": finish}
-        return {**self._head(), "choices": [choice], **({"usage": None} if self.with_usage else {})}
+        return {**self._head(), "choices": [choice], **self._usage_so_far()}
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        if self._request.with_every_usage:
+            return {"usage": self.answers.usage().model_dump()}
+        return {"usage": None} if self._request.with_usage else {}
 
     def _head(self) -> dict[str, Any]:
         return {"id": self.id, "object": self.object, "created": self._created, "model": self._model}
@@ -88,6 +120,14 @@ class Shape(ABC):
 
 def reported(completion: Completion) -> list[tuple[int, Logprob]]:
     return list(zip(completion.ids, completion.logprobs, strict=True))
+
+
+def data(value: dict[str, Any]) -> str:
+    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+
+def event_line(event: dict[str, Any]) -> str:
+    return f"event: {event['type']}\n{data(event)}"
 
 
 def _token(token: Token) -> dict[str, Any]:

@@ -1,9 +1,7 @@
-"""Server-sent events: chunks of JSON as rounds come, then [DONE]."""
+"""Streams: lines as rounds come, then the end."""
 
 import asyncio
-import json
 from collections.abc import Sequence
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,15 +10,12 @@ from .answers import Answers, Event
 from .errors import ApiError
 from .shape import Shape
 
-Chunk = dict[str, Any]
-
 
 class EventStream(Response):
     """The response begins with the first token, so that what fails before it has a status of its own."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, answers: Answers, shape: Shape, noted: dict[str, object]) -> None:
+        self.media_type = shape.media_type
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._answers, self._shape, self._noted = answers, shape, noted
@@ -38,22 +33,16 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
 
         async def emit(index: int, events: Sequence[Event]) -> None:
-            if lines := "".join(map(_line, self._shape.chunks(index, events))):
+            if lines := self._shape.lines(index, events):
                 await write(lines)
 
-        last = ""
         try:
             await self._answers.run(emit, receive, self._noted)
         except ApiError as error:
             if not started:
                 raise
-            last = _line(error.reply().model_dump())
+            last = self._shape.error(error)
             self._noted["error"] = error.detail
         else:
-            if self._shape.with_usage:
-                last = _line(self._shape.usage_chunk(self._answers.usage()))
-        await write(f"{last}data: [DONE]\n\n", more=False)
-
-
-def _line(value: Chunk) -> str:
-    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+            last = self._shape.end(self._answers)
+        await write(last, more=False)

@@ -1,17 +1,17 @@
 """A recording on the terminal: one lane for each stage, the draft tokens in flight, the newest verdict, the answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from ..cli.origin_styles import STYLES, styles_of
 from ..printable import printable
 from ..ranks.clock import CLOCK, Clock
 from .record import Recording, Verdict
 
 FRAMES = 12.0  # a second
-STYLES = {"accepted": "green", "copied": "yellow", "sibling": "blue", "corrected": "red", "bonus": "cyan", "plain": ""}
 IN_FLIGHT = "magenta reverse"
 _WORK = {"draft": "magenta", "verify": "blue", "dropped draft": "dim red", "dropped verify": "dim red"}
 _COUNTS = "0123456789abcdefghijklmnopqrstuvwxyz"
@@ -23,7 +23,7 @@ _STEP_COLUMNS = 4  # of a usual draft step
 _LEAST = 20  # columns of a lane
 
 
-def frame(recording: Recording, at: float, width: int, pace: str = "") -> Group:
+def frame(recording: Recording, at: float, width: int, pace: str = "", styles: Mapping[str, str] = STYLES) -> Group:
     """What is to be seen `at` microseconds, `width` columns wide; the right edge of the lanes is now."""
     names = [*recording.stages, "verdicts"]
     if max(map(len, names)) + 2 + _LEAST > width:
@@ -39,9 +39,9 @@ def frame(recording: Recording, at: float, width: int, pace: str = "") -> Group:
     flying = [draft for draft in recording.drafts if draft.drawn <= at < draft.judged]
     texts = [Text(_shown(draft.text), IN_FLIGHT) for draft in flying]
     lines += [Text(), Text("drafts in flight: ") + Text(" ").join(texts)]
-    lines.append(Text("newest verdict:   ") + (_verdict(seen[-1]) if seen else Text()))
-    lines += [Text(), Text.assemble(*((text, STYLES[origin]) for verdict in seen for text, origin in verdict.tokens))]
-    legend = Text("  ").join([Text(name, style) for name, style in STYLES.items() if style])
+    lines.append(Text("newest verdict:   ") + (_verdict(seen[-1], styles) if seen else Text()))
+    lines += [Text(), Text.assemble(*((text, styles[origin]) for verdict in seen for text, origin in verdict.tokens))]
+    legend = Text("  ").join([Text(name, style) for name, style in styles.items() if style])
     return Group(*lines, Text(), legend + Text("  ") + Text("draft in flight", IN_FLIGHT), Text(_LEGEND, "dim"))
 
 
@@ -74,8 +74,8 @@ def _landed(verdicts: list[Verdict], at: float, column: float, columns: int) -> 
     return Text.assemble(*cells)
 
 
-def _verdict(verdict: Verdict) -> Text:
-    words = [Text(f"{_shown(text)} {origin}", STYLES[origin]) for text, origin in verdict.tokens]
+def _verdict(verdict: Verdict, styles: Mapping[str, str]) -> Text:
+    words = [Text(f"{_shown(text)} {origin}", styles[origin]) for text, origin in verdict.tokens]
     if verdict.rolled_back:
         words.append(Text(f"roll back: {verdict.dropped} later draft{'s' * (verdict.dropped != 1)} dropped", "red"))
     return Text(", ").join(words)
@@ -96,7 +96,7 @@ def play(
     pace = "" if step else f", shown {slow:g} times slower"
 
     def picture(at: float) -> Group:
-        return frame(recording, at, console.width, pace)
+        return frame(recording, at, console.width, pace, styles_of(console))
 
     with Live(picture(0.0), console=console, screen=True, auto_refresh=False) as live:
         if step is not None:

@@ -277,7 +277,8 @@ def test_sources_in_order(tmp_path: Path) -> None:
     assert ChatTemplate.from_folder(tmp_path) is None
     write(tmp_path, chat_template__json={"chat_template": "from json {{ bos_token }}"})
     assert rendered() == "from json <s>"
-    write(tmp_path, tokenizer_config__json={"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<b>"}})
+    config = {"chat_template": "config {{ bos_token }}", "bos_token": {"content": "<b>"}, "added_tokens_decoder": {}}
+    write(tmp_path, tokenizer_config__json=config)
     assert rendered() == "config <b>"
     write(tmp_path, chat_template__jinja="file {{ bos_token }}")
     assert rendered() == "file <b>"
@@ -293,14 +294,40 @@ def test_named_templates(tmp_path: Path) -> None:
     rag = {"name": "rag", "template": "R"}
     assert source([rag, {"name": "default", "template": "D"}]) == "D"
     assert source([rag, {"name": "tool_use", "template": "T"}]) == "R"
+    assert source({"rag": "R", "default": "D"}) == "D"
 
 
-@pytest.mark.parametrize("value", [5, {}, [], [1], [{"name": "default"}], {"default": "x"}])
+@pytest.mark.parametrize("value", [5, {}, [], [1], [{"name": "default"}], {"default": 3}])
 def test_templates_of_another_shape(tmp_path: Path, value: object) -> None:
+    """They stop messages, and nothing else."""
     write(tmp_path, tokenizer_config__json={"chat_template": value})
+    template = ChatTemplate.from_folder(tmp_path)
+    assert template is not None
     with pytest.raises(PpsdError, match=r"tokenizer_config\.json: chat_template must be a string or a list") as caught:
-        ChatTemplate.from_folder(tmp_path)
+        template.render(CHATS["one"])
     assert "\n" not in str(caught.value)
+
+
+THINKING = (
+    "{% set shown = enable_thinking is not defined or enable_thinking %}"
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if shown %}<think>{% endif %}{{ date_string or strftime_now('%Y') if shown else '' }}{{ bos_token }}"
+)
+
+
+def test_variables_that_a_template_reads() -> None:
+    template = ChatTemplate(THINKING, {"bos_token": "<s>"})
+    assert template.reads == ["bos_token", "date_string", "enable_thinking"]
+    messages = [{"role": "user", "content": "hi"}]
+    given = {"date_string": "today"}
+    assert template.render(messages, template_variables=given) == "hi<think>today<s>"
+    assert template.render(messages, template_variables={"enable_thinking": False}) == "hi<s>"
+    template.set("enable_thinking", False)
+    assert template.render(messages) == "hi<s>"
+    assert template.render(messages, template_variables={"enable_thinking": True, **given}) == "hi<think>today<s>"
+    for name in ("enable_thinkin", "messages", "shown"):
+        with pytest.raises(UsageError, match=f"does not read '{name}'; it reads bos_token, date_string, enable_th"):
+            template.set(name, 1)
 
 
 @pytest.mark.parametrize(

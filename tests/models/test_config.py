@@ -5,10 +5,12 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
 from support import tiny_config
 
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models.config import _RANGES, LayerAttention, LlamaConfig, RopeScaling
+from ppsd_rt.models.rope import Rope
 from ppsd_rt.models.rotary import inverse_frequencies
 
 HUGE = 10**399
@@ -35,7 +37,20 @@ def test_defaults_follow_hugging_face():
         del raw[key]
     config = LlamaConfig.from_dict(raw)
     assert (config.num_key_value_heads, config.head_dim, config.rope_theta) == (4, 16, 10000.0)
-    assert (config.tie_word_embeddings, config.eos_token_ids, config.bos_token_id) == (False, (), None)
+    assert (config.tie_word_embeddings, config.eos_token_ids, config.bos_token_id) == (False, (2,), 1)
+
+
+@pytest.mark.parametrize("model_type", ["llama", "mistral", "qwen2", "qwen3", "smollm3"])
+@pytest.mark.parametrize("named", [{}, {"eos_token_id": None, "bos_token_id": None}, {"eos_token_id": [3, -1, 9]}])
+def test_where_answers_end_is_what_transformers_takes(model_type, named):
+    transformers = pytest.importorskip("transformers")
+    raw = {key: value for key, value in tiny_config().items() if not key.endswith("token_id")}
+    raw |= {"model_type": model_type, "vocab_size": 200_000, **named}
+    theirs = transformers.GenerationConfig.from_model_config(transformers.AutoConfig.for_model(**raw, pad_token_id=0))
+    ends = theirs.eos_token_id if isinstance(theirs.eos_token_id, list) else [theirs.eos_token_id]
+    ours = LlamaConfig.from_dict(raw)
+    assert list(ours.eos_token_ids) == [end for end in ends if end is not None and end >= 0]
+    assert ours.bos_token_id == theirs.bos_token_id
 
 
 @pytest.mark.parametrize(
@@ -68,23 +83,34 @@ def test_rope_scaling_in_old_and_new_spelling():
         ({"model_type": "gpt_neox"}, "gpt_neox"),
         ({"model_type": None}, "model_type"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"mlp_bias": True}, "mlp_bias"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
-        ({"sliding_window": 4096}, "sliding_window"),
-        ({"num_local_experts": 8}, "num_experts"),
+        ({"mlp_bias": "yes"}, "mlp_bias"),
+        (
+            {"partial_rotary_factor": 0.5, "rope_scaling": {"type": "linear", "factor": 2}},
+            "partial_rotary_factor = 0.5",
+        ),
+        ({"num_local_experts": 8}, "num_local_experts = 8: mixtures of experts"),
+        ({"num_experts": 4}, "num_experts = 4: mixtures of experts"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window must be a whole number from 1"),
         ({"model_type": "qwen3", "use_sliding_window": "yes"}, "use_sliding_window"),
         ({"model_type": "qwen3", "layer_types": ["sliding_attention"] * 4}, "no sliding_window is in use"),
-        ({"layer_types": ["sliding_attention"] * 4}, "no sliding_window is in use"),
-        ({"layer_types": ["chunked_attention"] * 4}, "layer_types must name full_attention or sliding_attention"),
-        ({"layer_types": ["full_attention"] * 3}, "for each of the 4 layers"),
+        (
+            {"model_type": "qwen2", "layer_types": ["chunked_attention"] * 4},
+            "layer_types must name full_attention or sliding_attention",
+        ),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"] * 3}, "for each of the 4 layers"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1]}, "no_rope_layers must be a list of 0 and 1"),
         ({"model_type": "smollm3", "no_rope_layers": [1, 0, 1, 2]}, "no_rope_layers"),
         ({"model_type": "smollm3", "no_rope_layers": {}}, "no_rope_layers"),
         ({"model_type": "smollm3", "no_rope_layer_interval": 0}, "no_rope_layer_interval"),
         ({"model_type": "qwen3_moe"}, "qwen3_moe"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 2}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 2}}, "'ntk' is not supported"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 0.5}}, "factor must be a number from 1"),
+        ({"rope_scaling": {"rope_type": "dynamic"}}, "rope_scaling: factor is missing"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "short_factor must be a list of 8 numbers"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 8}}, "long_factor must be a list"),
+        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [0.0] * 8}}, "short_factor must be"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_parameters: settings of their own"),
+        ({"rope_parameters": {}, "rope_scaling": {"rope_type": "llama3"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "low_freq_factor"),
         ({"rope_scaling": [1]}, "rope_scaling"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
@@ -95,9 +121,7 @@ def test_rope_scaling_in_old_and_new_spelling():
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
         ({"head_dim": 15}, "head_dim"),
-        ({"eos_token_id": 100000}, "eos_token_id"),
         ({"eos_token_id": "x"}, "token id"),
-        ({"eos_token_id": HUGE}, "eos_token_id"),
         ({"model_type": ["llama"]}, "model_type"),
         ({"model_type": {}}, "model_type"),
         ({"hidden_act": ["silu"]}, "hidden_act"),
@@ -130,6 +154,67 @@ def extremes(name):
     return [*_RANGES[name], 8.0]
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 9 for i in range(8)],
+    "long_factor": [1.5 * 2**i for i in range(8)],
+    "original_max_position_embeddings": 32,
+}
+ROTATIONS = {
+    "default, whatever else is said": {"partial_rotary_factor": 0.5, "rope_parameters": {"rope_theta": 5e5}},
+    "both keys, linear": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 5e5},
+        "rope_scaling": {"type": "linear", "factor": 4.0},
+    },
+    "both keys, yarn": {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}, "rope_scaling": YARN},
+    "llama3, no original length": {"rope_scaling": {**LLAMA3, "original_max_position_embeddings": None}},
+    "llama3, two original lengths": {"rope_scaling": LLAMA3, "original_max_position_embeddings": 16},
+    "yarn": {"rope_scaling": YARN},
+    "yarn, two original lengths": {"rope_scaling": YARN, "original_max_position_embeddings": 16},
+    "yarn, no factor": {"rope_scaling": {**YARN, "factor": None}},
+    "yarn, attention factor": {"rope_scaling": {**YARN, "attention_factor": 1.25}},
+    "yarn, mscale": {"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3}},
+    "yarn, betas, not truncated": {"rope_scaling": {**YARN, "beta_fast": 8, "beta_slow": 2, "truncate": False}},
+    "dynamic": {"max_position_embeddings": 32, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
+    "longrope": {"rope_scaling": LONGROPE},
+    "longrope, factor": {"rope_scaling": {**LONGROPE, "factor": 8.0}},
+    "longrope, attention factor": {"rope_scaling": {**LONGROPE, "attention_factor": 1.5}},
+}
+
+
+@pytest.mark.parametrize("length", [32, 64, 128])
+@pytest.mark.parametrize("name", ROTATIONS)
+def test_rotations_are_those_of_transformers(name, length):
+    """At one, two and four times the length that the model was trained for."""
+    pytest.importorskip("transformers")
+    from transformers.models.llama.modeling_llama import LlamaConfig as TheirConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    raw = tiny_config(max_position_embeddings=128) | json.loads(json.dumps(ROTATIONS[name]))
+    if "rope_parameters" in raw:
+        del raw["rope_theta"]
+    if name == "llama3, no original length":
+        del raw["rope_scaling"]["original_max_position_embeddings"]
+    config = LlamaConfig.from_dict(raw)
+    cos, sin = LlamaRotaryEmbedding(TheirConfig(**raw))(torch.zeros(1), torch.arange(length)[None])
+    rope = Rope(config, length).of_text(length)
+    assert config.max_position_embeddings >= 64
+    for ours, theirs in ((rope.cos, cos), (rope.sin, sin)):
+        torch.testing.assert_close(ours, theirs[0, :, :8], rtol=1e-5, atol=2e-5)
+
+
+def test_rows_after_the_prompt_are_rotated_as_they_are_decoded():
+    """transformers rotates a prompt by its length, and each later row by the length that the text then has."""
+    config = LlamaConfig.from_dict(tiny_config(**ROTATIONS["dynamic"]))
+    rope = Rope(config, 60, text=40)
+    for length, rows in ((40, slice(0, 40)), (51, slice(50, 51)), (60, slice(59, 60))):
+        assert torch.equal(rope.cos[rows], Rope(config, 60, text=length).cos[rows])
+    short = Rope(config, 60)
+    assert torch.equal(short.cos[:32], Rope(config, 60, text=31).cos[:32])
+    assert torch.equal(short.cos[40], Rope(config, 60, text=41).cos[40])
+
+
 def test_everything_in_range_gives_frequencies_that_mean_something():
     """And no warnings of numpy: finite, above 0, at most 1, and so are the angles of the last position."""
     contexts = (1, 8192, 2**31 - 1)
@@ -157,7 +242,7 @@ FULL, SLIDING = LayerAttention(), LayerAttention(True, 8)
     ("changes", "expected"),
     [
         ({"model_type": "llama"}, ()),
-        ({"model_type": "llama", "sliding_window": 8, "use_sliding_window": False}, ()),
+        ({"model_type": "llama", **SLIDES, "layer_types": ["sliding_attention"] * 4}, ()),
         ({"model_type": "mistral", "sliding_window": None}, ()),
         ({"model_type": "mistral"}, (LayerAttention(True, 4096),) * 4),
         ({"model_type": "mistral", "sliding_window": 8}, (SLIDING,) * 4),
@@ -196,6 +281,24 @@ def test_what_a_file_does_not_say_is_what_transformers_takes(model_type):
     assert ours.qk_norm == (model_type == "qwen3")
     window = getattr(theirs, "sliding_window", None)
     assert [ours.attention(layer).window for layer in range(4)] == [window] * 4
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "expected"),
+    [
+        ({}, {}, (2,)),
+        ({}, {"eos_token_id": [7, -1, 10**9]}, (7,)),
+        ({"eos_token_id": 10**30}, {}, ()),
+        ({"eos_token_id": None}, {"eos_token_id": 9}, (9,)),
+        ({"eos_token_id": 5}, {"eos_token_id": -1}, (5,)),
+    ],
+)
+def test_ids_that_no_token_has_end_nothing(tmp_path, config, generation, expected):
+    raw = tiny_config()
+    del raw["eos_token_id"]
+    (tmp_path / "config.json").write_text(json.dumps({**raw, **config}))
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert LlamaConfig.from_folder(tmp_path).eos_token_ids == expected
 
 
 def test_generation_config_adds_eos_ids(tmp_path):

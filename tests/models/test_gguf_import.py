@@ -25,6 +25,7 @@ from gguf import GGMLQuantizationType as Kind
 from gguf_support import (
     BLOCK_KINDS,
     SIZES,
+    TABLE_KINDS,
     byte_vocabulary,
     gguf_name,
     interleaved,
@@ -41,6 +42,8 @@ from ppsd_rt.models import gguf_import
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.config import LlamaConfig
 from ppsd_rt.models.gguf_import import convert_gguf
+from ppsd_rt.models.rotary import attention_factor, inverse_frequencies
+from ppsd_rt.models.tokenizer import load_tokenizer
 
 
 def converted(path: Path, **options: Any) -> Path:
@@ -158,7 +161,7 @@ def test_rounding_is_to_nearest_even(tmp_path: Path, dtype: str) -> None:
     assert all(torch.equal(found[name], state[name].to(getattr(torch, dtype))) for name in state)
 
 
-@pytest.mark.parametrize("kind", BLOCK_KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*BLOCK_KINDS, *TABLE_KINDS], ids=lambda kind: kind.name)
 def test_quantised_weights_are_dequantised(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gguf_import, "_BLOCK_BYTES", 7 * 4 * 256)  # many blocks for each tensor, the last one short
     changes = {"hidden": 256, "inner": 256, "head_dim": 16}
@@ -361,6 +364,7 @@ WITHOUT = sorted(
     metadata().keys()
     - {"general.architecture", "llama.attention.head_count_kv", "llama.rope.freq_base", "llama.rope.dimension_count"}
     - {"tokenizer.ggml.bos_token_id", "tokenizer.ggml.padding_token_id", "tokenizer.chat_template"}
+    - {"tokenizer.ggml.eos_token_id", "tokenizer.ggml.pre", "tokenizer.ggml.token_type"}
 )
 
 
@@ -380,24 +384,24 @@ def test_missing_metadata_is_named(tmp_path: Path, key: str) -> None:
         ({"llama.embedding_length": 65}, "shape"),
         ({"llama.attention.head_count": 8}, "partial rotary"),
         ({"llama.attention.head_count_kv": 3}, "cannot share 3"),
-        ({"llama.attention.head_count_kv": [2, 2]}, "wrong type"),
+        ({"llama.attention.head_count_kv": [2, 1]}, "head_count_kv differs from layer to layer"),
         ({"llama.rope.dimension_count": 8}, "rotary embedding of 8 of 16 dimensions"),
         ({"llama.attention.value_length": 8}, "value_length differs"),
-        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "'yarn' is not supported"),
+        ({"llama.rope.scaling.type": "dynamic", "llama.rope.scaling.factor": 4.0}, "'dynamic' is not supported"),
+        ({"llama.attention.clamp_kqv": 8.0}, "clamps queries, keys and values"),
+        ({"general.type": "adapter"}, "this is a LoRA adapter, not a model"),
+        ({"general.type": "mmproj"}, "a file of the type 'mmproj', not a model"),
         ({"llama.expert_count": 8}, "mixture of experts"),
-        ({"llama.attention.sliding_window": 128}, "sliding-window attention"),
         ({"llama.attention.causal": False}, "both directions"),
         ({"split.count": 3.0}, "split.count is of the wrong type (float)"),
         ({"split.count": 3}, "one of the 3 parts of a split model, which must be called NAME-00001-of-00003.gguf"),
         ({"tokenizer.ggml.model": "t5"}, "tokenizer model 't5' is not supported"),
-        ({"tokenizer.ggml.pre": "tekken"}, "pre-tokenizer 'tekken' is not supported"),
+        ({"tokenizer.ggml.pre": "bloom"}, "pre-tokenizer 'bloom' is not supported"),
         ({"tokenizer.ggml.tokens": byte_vocabulary()[:-1]}, "the embedding has"),
         ({"tokenizer.ggml.tokens": ["a", *byte_vocabulary()[1:]]}, "'a' is in the vocabulary twice"),
         ({"tokenizer.ggml.token_type": [1, 2, 3]}, "has 3 entries"),
         ({"tokenizer.ggml.merges": ["ab"]}, "'ab' does not name two tokens"),
         ({"tokenizer.ggml.merges": ["he nosuch"]}, "do not fit together"),
-        ({"tokenizer.ggml.eos_token_id": 10**6}, "eos_token_id = 1000000 is outside"),
-        ({"tokenizer.ggml.bos_token_id": None, "tokenizer.ggml.add_bos_token": True}, "bos_token_id"),
         ({"general.alignment": 24}, "not a power of two"),
         ({"llama.rope.freq_base": 1e-30}, "m.gguf: rope_theta must be a number from 1 to 1e+15, not 1e-30"),
         ({"llama.rope.scale_linear": 1e-30}, "m.gguf: rope_scaling: factor must be a number from 1 to 1e+06"),
@@ -422,10 +426,12 @@ def with_tensor(name: str, data: np.ndarray, kind: Kind = Kind.F32) -> dict[str,
         (with_tensor("blk.0.attn_q.bias", np.zeros(64, np.float32)), "'blk.0.attn_k.bias' is missing"),
         (with_tensor("blk.1.attn_norm.weight", np.zeros(63, np.float32)), "shape (63,), expected (64,)"),
         (with_tensor("output_norm.weight", np.zeros((64, 1), np.float32)), "shape (64, 1), expected (64,)"),
-        (with_tensor("rope_freqs.weight", llama3_factors(16.0)), "neither Llama 3.1's nor Llama 3.2's"),
+        (with_tensor("rope_freqs.weight", np.zeros(8, np.float32)), "factors that are not positive numbers"),
+        (with_tensor("blk.0.attn_output.bias", np.zeros(64, np.float32)), "'blk.1.attn_output.bias' is missing"),
+        (with_tensor("blk.0.ffn_gate.bias", np.zeros(96, np.float32)), "'blk.0.ffn_up.bias' is missing"),
         (with_tensor("rope_freqs.weight", llama3_factors(8.0)[:-1]), "shape (7,), expected (8,)"),
         (with_tensor("blk.0.ffn_up.weight", np.full((96, 64), np.nan, np.float32)), "'blk.0.ffn_up.weight' holds NaN"),
-        (with_tensor("blk.0.ffn_up.weight", np.zeros((96, 50), np.uint8), Kind.IQ1_S), "has type IQ1_S"),
+        (with_tensor("blk.0.ffn_up.weight", np.zeros((96, 36), np.uint8), Kind.NVFP4), "has type NVFP4"),
         (with_tensor("blk.0.ffn_up.weight", np.zeros((96, 64), np.int32), Kind.I32), "has type I32"),
     ],
 )
@@ -594,6 +600,10 @@ SPLITS = {
         "qwen2": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
         "gpt-2": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
         "default": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
+        "tekken": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
+        "seed-coder": "Ġ Ġ hello ĠĠ Ġ Ġthe ĊĊ Ċ t h ing ĠĠ Ċ Ġ",
+        "deepseek-llm": "Ġ Ġ hello ĠĠ Ġ Ġthe Ċ Ċ Ċ t h ing ĠĠ Ċ Ġ",
+        "deepseek-coder": "Ġ Ġ hello ĠĠ Ġ Ġthe Ċ Ċ Ċ t h ing ĠĠ Ċ Ġ",
     },
     "It's 'S I'S a's": {
         "smollm": "I t 's Ġ ' S Ġ I ' S Ġ a 's",
@@ -601,6 +611,10 @@ SPLITS = {
         "qwen2": "I t 's Ġ ' S Ġ I 'S Ġ a 's",
         "gpt-2": "I t 's Ġ ' S Ġ I ' S Ġ a 's",
         "default": "I t ' s Ġ ' S Ġ I ' S Ġ a ' s",
+        "tekken": "I t 's Ġ ' S Ġ I 'S Ġ a 's",
+        "seed-coder": "I t 's Ġ ' S Ġ I 'S Ġ a 's",
+        "deepseek-llm": "I t ' s Ġ ' S Ġ I ' S Ġ a ' s",
+        "deepseek-coder": "I t ' s Ġ ' S Ġ I ' S Ġ a ' s",
     },
     "1 12 123 1234 12345": {
         "smollm": "1 Ġ 1 2 Ġ 1 2 3 Ġ 1 2 3 4 Ġ 1 2 3 4 5",
@@ -608,6 +622,10 @@ SPLITS = {
         "qwen2": "1 Ġ 1 2 Ġ 1 2 3 Ġ 1 2 3 4 Ġ 1 2 3 4 5",
         "gpt-2": "1 Ġ 12 Ġ 123 Ġ 1234 Ġ 1234 5",
         "default": "1 Ġ 12 Ġ 123 Ġ 123 4 Ġ 123 4 5",
+        "tekken": "1 Ġ 1 2 Ġ 1 2 3 Ġ 1 2 3 4 Ġ 1 2 3 4 5",
+        "seed-coder": "1 Ġ 1 2 Ġ 1 2 3 Ġ 1 2 3 4 Ġ 1 2 3 4 5",
+        "deepseek-llm": "1 Ġ 12 Ġ 123 Ġ 1234 Ġ 1234 5",
+        "deepseek-coder": "1 Ġ 1 2 Ġ 1 2 3 Ġ 1 2 3 4 Ġ 1 2 3 4 5",
     },
     "f()\n!! !!!! $+<=>^~| c++ \u00bd": {
         "smollm": "f () Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
@@ -615,6 +633,10 @@ SPLITS = {
         "qwen2": "f ( )Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
         "gpt-2": "f () Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
         "default": "f () Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
+        "tekken": "f ( )Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
+        "seed-coder": "f () Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
+        "deepseek-llm": "f () Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
+        "deepseek-coder": "f () Ċ !! Ġ !! !! Ġ $ + < = > ^ ~ | Ġ c ++ Ġ Â ½",
     },
 }
 
@@ -651,13 +673,149 @@ def tokenizer_of(folder: Path) -> Tokenizer:
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
 
 
-@pytest.mark.parametrize("pre", ["smollm", "llama-bpe", "qwen2", "gpt-2", "default"])
+@pytest.mark.parametrize("pre", SPLITS[WORDS])
 def test_byte_level_ids_are_llama_cpps(tmp_path: Path, pre: str) -> None:
     tokenizer = tokenizer_of(converted(write_gguf(tmp_path / "m.gguf", values={"tokenizer.ggml.pre": pre})))
     for text, expected in SPLITS.items():
         encoding = tokenizer.encode(text, add_special_tokens=False)
         assert " ".join(encoding.tokens) == expected[pre]
         assert tokenizer.decode(encoding.ids) == text
+
+
+@pytest.mark.parametrize(
+    ("pre", "rule"),
+    [
+        *(("deepseek-r1-qwen", "qwen2"), ("megrez", "qwen2"), ("kormo", "qwen2"), ("falcon3", "llama-bpe")),
+        *(("pixtral", "llama-bpe"), ("midm-2.0", "llama-bpe"), ("llama3", "llama-bpe"), ("llama-v3", "llama-bpe")),
+        *(("smaug-bpe", "llama-bpe"), ("phi-2", "gpt-2"), ("mellum", "gpt-2"), ("a.x-4.0", "gpt-2")),
+        *(("starcoder", "smollm"), (None, "default")),
+    ],
+)
+def test_names_of_the_same_rule(tmp_path: Path, pre: str | None, rule: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "ppsd_rt"):
+        tokenizer = tokenizer_of(converted(write_gguf(tmp_path / "m.gguf", values={"tokenizer.ggml.pre": pre})))
+    for text, expected in SPLITS.items():
+        assert " ".join(tokenizer.encode(text, add_special_tokens=False).tokens) == expected[rule]
+    assert ("names no pre-tokenizer" in caplog.text) == (pre is None)
+
+
+LLAMA3_ENDS = ("<|end_of_text|>", "<|eot_id|>", "<|eom_id|>")
+
+
+@pytest.mark.parametrize(
+    ("texts", "stated", "expected"),
+    [
+        # What llama_vocab_is_eog of llama.cpp says, of a file with these control tokens from id 0 on.
+        (LLAMA3_ENDS, {"eos": 0}, [0, 1, 2]),
+        (("<|im_end|>", "<|endoftext|>", "<|im_start|>"), {"eos": 0}, [0, 1]),
+        (("<|im_end|>", "<|endoftext|>", "<|im_start|>"), {"eos": 1}, [1, 0]),
+        (("<｜end▁of▁sentence｜>", "a1", "a2"), {"eos": 1}, [1, 0]),
+        (("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"), {"eos": 3}, [3, 0, 1, 2]),
+        (("<|fim_pad|>", "<|fim_prefix|>", "<|file_sep|>"), {"eos": 3, "fim_pad": 1}, [3, 1, 2]),
+        (("a0", "a1", "a2"), {"eos": 2, "eot": 0, "eom": 2**32 - 1}, [2, 0]),
+        (("<|end|>", "<|return|>", "<|call|>"), {"eos": 1}, [1, 2]),
+        (("</s>", "<|tool_response>", "a2"), {"eos": 1}, [1]),
+        (("</s>", "<end_of_turn>", "a2"), {}, [0, 1]),
+    ],
+)
+def test_where_answers_end_is_what_llama_cpp_says(
+    tmp_path: Path, texts: tuple[str, ...], stated: dict[str, int], expected: list[int]
+) -> None:
+    values: dict[str, Any] = {
+        "tokenizer.ggml.tokens": [*texts, "<other>", *byte_vocabulary()[4:]],
+        "tokenizer.ggml.eos_token_id": None,
+        **{f"tokenizer.ggml.{name}_token_id": id for name, id in stated.items()},
+    }
+    path = write_gguf(tmp_path / "m.gguf", values=values)
+    assert list(Checkpoint(path).config.eos_token_ids) == expected
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.special_ids >= set(expected)  # whatever type the file gives them
+    assert list(LlamaConfig.from_folder(converted(path)).eos_token_ids) == expected
+
+
+def test_a_text_without_an_end_is_refused(tmp_path: Path) -> None:
+    vocabulary = ["<a>", "<b>", "<c>", *byte_vocabulary()[3:]]
+    values = {"tokenizer.ggml.tokens": vocabulary, "tokenizer.ggml.eos_token_id": 2**32 - 1}
+    assert "the text would have no end" in refusal(write_gguf(tmp_path / "m.gguf", values=values))
+
+
+def test_ids_that_nobody_needs(tmp_path: Path) -> None:
+    """2^32 - 1 is a way to say none; a token for padding is never used."""
+    none = {f"tokenizer.ggml.{name}_token_id": 2**32 - 1 for name in ("bos", "padding", "unknown", "eot", "seperator")}
+    path = write_gguf(tmp_path / "m.gguf", values={**none, "tokenizer.ggml.add_bos_token": True})
+    config = read(converted(path), "config.json")
+    assert config["eos_token_id"] == [2, 0]
+    assert "bos_token_id" not in config
+    assert "pad_token_id" not in config
+    assert tokenizer_of(converted(path.rename(tmp_path / "n.gguf"))).encode("a").tokens == ["a"]
+
+
+def test_metadata_that_llama_cpp_accepts(tmp_path: Path) -> None:
+    values = {
+        "llama.attention.head_count": [4, 4],
+        "llama.attention.head_count_kv": [2, 2],
+        "llama.feed_forward_length": [96, 96],
+        "llama.rope.scaling.factor": 0.0,
+        "llama.attention.sliding_window": 128,
+        "tokenizer.ggml.token_type": None,
+    }
+    plain, changed = write_gguf(tmp_path / "a.gguf"), write_gguf(tmp_path / "b.gguf", values=values)
+    assert Checkpoint(plain).config == Checkpoint(changed).config
+
+
+@pytest.mark.parametrize("mlp", [False, True])
+def test_biases_of_any_part(tmp_path: Path, mlp: bool) -> None:
+    """Biases of q, k and v alone, as Qwen2 has them, and of gate, up and down."""
+    state = tiny_state(bias="" if mlp else "qkv")
+    if mlp:
+        for layer in range(SIZES["layers"]):
+            for name, size in (("gate", SIZES["inner"]), ("up", SIZES["inner"]), ("down", SIZES["hidden"])):
+                state[f"model.layers.{layer}.mlp.{name}_proj.bias"] = torch.randn(size)
+    folder = converted(write_gguf(tmp_path / "m.gguf", state))
+    found = load_file(folder / "model.safetensors")
+    assert found.keys() == state.keys()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+    config = Checkpoint(folder).config
+    assert (config.attention_bias, config.attention_output_bias, config.mlp_bias) == (not mlp, False, mlp)
+
+
+FREQUENCIES = 100000.0 ** -(np.arange(8) / 8)
+
+
+@pytest.mark.parametrize(
+    ("values", "raw", "divided_by", "grown_by"),
+    [
+        ({}, {"rope_freqs.weight": llama3_factors(16.0)}, llama3_factors(16.0), 1.0),
+        ({}, {"rope_freqs.weight": np.ones(8, np.float32)}, np.ones(8), 1.0),
+        ({"factor": 2.0}, {"rope_freqs.weight": llama3_factors(8.0)}, 2 * llama3_factors(8.0), 1.0),
+        ({"factor": 2.0, "type": "none"}, {"rope_freqs.weight": llama3_factors(8.0)}, llama3_factors(8.0), 1.0),
+        ({"attn_factor": 1.5}, {}, np.ones(8), 1.5),
+        ({"type": "longrope", "attn_factor": 1.2}, {"rope_factors_short.weight": np.full(8, 3.0, np.float32)}, 3, 1.2),
+    ],
+)
+def test_rotations_are_as_llama_cpp_computes_them(
+    tmp_path: Path, values: dict[str, Any], raw: dict[str, np.ndarray], divided_by: Any, grown_by: float
+) -> None:
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        values={f"llama.rope.scaling.{name}": value for name, value in values.items()},
+        raw={name: (data, Kind.F32) for name, data in raw.items()},
+    )
+    for config in (Checkpoint(path).config, LlamaConfig.from_folder(converted(path))):
+        np.testing.assert_allclose(inverse_frequencies(config), FREQUENCIES / divided_by, rtol=2e-5)
+        assert attention_factor(config) == pytest.approx(grown_by)
+
+
+def test_yarn_is_transformers(tmp_path: Path) -> None:
+    """Of a file that llama.cpp's converter makes of such a config.json; the two agree on the formula."""
+    scaling = {"type": "yarn", "factor": 4.0, "original_context_length": 128, "yarn_beta_fast": 16.0}
+    values = {f"llama.rope.scaling.{name}": value for name, value in scaling.items()}
+    config = Checkpoint(write_gguf(tmp_path / "m.gguf", values=values)).config
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 16.0}
+    raw = read(converted(tmp_path / "m.gguf"), "config.json")
+    expected = LlamaConfig.from_dict({**raw, "rope_scaling": yarn})
+    assert inverse_frequencies(config).tolist() == inverse_frequencies(expected).tolist()
+    assert attention_factor(config) == pytest.approx(attention_factor(expected)) == pytest.approx(1 + 0.1 * np.log(4))
 
 
 @pytest.mark.parametrize(("pre", "composes"), [("qwen2", True), ("smollm", False)])
@@ -865,7 +1023,7 @@ def test_transformers_reads_the_default_model(default_folder: Path) -> None:
     shape = (config.num_hidden_layers, config.hidden_size, config.num_attention_heads, config.num_key_value_heads)
     assert shape == (30, 576, 9, 3)
     assert (config.intermediate_size, config.vocab_size, config.tie_word_embeddings) == (1536, 49152, True)
-    assert (config.rms_norm_eps, config.bos_token_id, config.eos_token_id) == (1e-5, 1, 2)
+    assert (config.rms_norm_eps, config.bos_token_id, config.eos_token_id) == (1e-5, 1, [2, 0, 4])
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(default_folder)
     assert all(tokenizer(text)["input_ids"] == ids_of(numbers) for text, numbers in DEFAULT_MODEL_IDS.items())

@@ -11,6 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 from gguf_support import (
     BLOCK_KINDS,
+    TABLE_KINDS,
     gguf_name,
     metadata,
     random_blocks,
@@ -20,6 +21,7 @@ from gguf_support import (
 
 from ppsd_rt import SamplingParams, _native
 from ppsd_rt.cpu.backend import CpuBackend
+from ppsd_rt.cpu.tensors import packable
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models.checkpoint import Checkpoint
@@ -105,13 +107,10 @@ def test_blocks_that_do_not_fit_are_refused() -> None:
         _native.Blocks(data, "Q8_0", 64).row(4)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
-def test_packed_weights_and_answers_are_those_of_the_converted_folder(
-    pair: tuple[Path, Path], dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])  # int4 takes a file's four bits as they are
+def test_packed_weights_and_answers_are_those_of_the_converted_folder(pair: tuple[Path, Path], dtype: str) -> None:
     answers, logits, params = [], [], SamplingParams(max_tokens=12, ignore_eos=True)
     for place in pair:
-        monkeypatch.setenv("PPSD_CACHE", str(tmp_path / place.name))  # int4 measures each of them
         checkpoint = Checkpoint(place)
         engine = Engine(checkpoint, load_tokenizer(place), CpuBackend(checkpoint, dtype, "cpu", 2), "m")
         logits.append(engine.backend.logits([3, 5, 7, 9], last=4))
@@ -295,3 +294,22 @@ def test_q8_0_comes_through_int8_unchanged() -> None:
     weights = gguf.quants.dequantize(data, Kind.Q8_0)
     assert np.array_equal(_native.testing.packed(weights, "int8"), weights)
     assert not np.array_equal(_native.testing.packed(values, "int8"), values)
+
+
+def test_types_that_go_by_tables_are_decoded_by_the_package_that_has_them(tmp_path: Path) -> None:
+    state = tiny_state(tied=False, **WIDE)
+    wide = [key for key, tensor in state.items() if tensor.dim() == 2]
+    kinds = dict(zip(wide, TABLE_KINDS * 2, strict=False))
+    raw = {
+        gguf_name(key): (random_blocks(kind, len(state[key]), 256, number), kind)
+        for number, (key, kind) in enumerate(kinds.items())
+    }
+    path = write_gguf(tmp_path / "m.gguf", state, metadata(**WIDE), raw=raw)
+    convert_gguf(path, tmp_path / "m")
+    mapped, folder = Checkpoint(path), Checkpoint(tmp_path / "m")
+    assert {kind.name for kind in TABLE_KINDS} <= set(mapped.stored_as)
+    assert mapped.hash == folder.hash
+    tensors = packable(mapped)
+    for name, tensor in folder.tensors.items():
+        if name in kinds:
+            assert tensors[name].tobytes() == tensor.tobytes()

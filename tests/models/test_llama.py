@@ -16,6 +16,12 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 9 for i in range(8)],
+    "long_factor": [1.5 * 2**i for i in range(8)],
+    "original_max_position_embeddings": 32,
+}
 VARIANTS = {
     "gqa, tied": {},
     "multi-head, untied": {"num_key_value_heads": 4, "tie_word_embeddings": False},
@@ -23,6 +29,10 @@ VARIANTS = {
     "llama3 rope": {"rope_scaling": LLAMA3},
     "linear rope": {"rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     "llama bias": {"attention_bias": True},
+    "llama mlp bias": {"mlp_bias": True},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 32},
+    "longrope": {"rope_scaling": LONGROPE},
     "qwen2 bias": {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "tie_word_embeddings": False},
     **FAMILIES,
 }
@@ -62,6 +72,8 @@ def test_staged_logits_equal_transformers(folder, peer):
     draft, verify = DraftStage(model, None), VerifyStage(model, 0)
     draft.reserve(128)
     verify.reserve(128)
+    draft.begin_text(ids.shape[1])
+    verify.begin_text(ids.shape[1])
     draft.run_tokens(ids[0].tolist())
     logits = verify.logits(draft.exit_hidden(0, ids.shape[1]), last=ids.shape[1])
     expected = peer(ids).logits[0]

@@ -321,7 +321,8 @@ def test_tokens_that_only_the_config_calls_special(byte_level: Path, tmp_path: P
     assert tokenizer.eos_id == judge.eos_token_id
     assert tokenizer.eos_id in tokenizer.special_ids
     assert tokenizer.decode(ids) == judge.decode(ids, skip_special_tokens=True) == "hellohello"
-    assert tokenizer.token_to_id("<nowhere>") is None
+    # What no vocabulary has gets an id after all others, which the model has no place for.
+    assert tokenizer.token_to_id("<nowhere>") == judge.convert_tokens_to_ids("<nowhere>") >= tokenizer.base_size
 
 
 # --- SentencePiece ---
@@ -580,9 +581,19 @@ def test_lone_surrogate(any_tokenizer: Tokenizer) -> None:
         ({"bos_token": "<s>", "eos_token": "</s>"}, {}, "<s>", "</s>"),
         ({"bos_token": {"content": "</s>"}, "eos_token": {"content": "<s>"}}, {}, "</s>", "<s>"),
         ({"bos_token": None}, {"bos_token": "</s>", "eos_token": {"content": "<|im_end|>"}}, "</s>", "<|im_end|>"),
-        ({"eos_token": "</s>"}, {"eos_token": "<|im_end|>", "bos_token": "<s>"}, "<s>", "</s>"),
+        (
+            {"eos_token": "</s>", "added_tokens_decoder": {}},
+            {"eos_token": "<|im_end|>", "bos_token": "<s>"},
+            "<s>",
+            "</s>",
+        ),
+        (
+            {"eos_token": "</s>", "added_tokens_decoder": None},
+            {"eos_token": "<unk>", "bos_token": "<s>"},
+            "<s>",
+            "<unk>",
+        ),
         (None, {"bos_token": "<s>", "eos_token": "</s>"}, "<s>", "</s>"),
-        ({"bos_token": "<nowhere>", "eos_token": "</s>"}, {}, None, "</s>"),
     ],
 )
 def test_bos_and_eos(
@@ -637,12 +648,62 @@ def error_of(folder: Path, vocab_size: int | None = None) -> str:
 
 def test_vocabulary_larger_than_the_model(byte_level: Path, make_spm_folder: Callable[..., Path]) -> None:
     for folder, file in ((byte_level, "tokenizer.json"), (make_spm_folder(), "tokenizer.model")):
-        size = load_tokenizer(folder).vocab_size
-        load_tokenizer(folder, size)
+        size = load_tokenizer(folder).base_size
+        assert load_tokenizer(folder, size).vocab_size > size  # tokens that were added, and that nobody uses
         load_tokenizer(folder, size + 64)
         message = error_of(folder, size - 1)
         assert f"{file} has token ids up to {size - 1}" in message
         assert f"ends at {size - 2}" in message
+
+
+def test_tiktoken_in_the_place_of_sentencepiece(tmp_path: Path) -> None:
+    """Meta's own Llama 3 files have it."""
+    (tmp_path / "tokenizer.model").write_text("IQ== 0\nIg== 1\nIw== 2\n")
+    assert "tokenizer.model is in tiktoken's format, not SentencePiece's" in error_of(tmp_path)
+
+
+CHATML = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+FLAGS = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False, "special": True}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"added_tokens_decoder": {"A": "<a>", "B": "<b>"}},
+        {"added_tokens_decoder": {"A": {"content": "<a>", "special": False, "lstrip": True}, "B": "<b>"}},
+        {"added_tokens_decoder": {"A": {"content": "<a>", "rstrip": True}, "4": "<|im_end|>"}},
+        {"added_tokens_decoder": {"A": {"content": "<a>", "single_word": True}}, "split_special_tokens": True},
+        {"added_tokens_decoder": {"A": "<a>"}, "additional_special_tokens": ["<b>", "e"]},
+        {"added_tokens.json": {"<a>": "A", "<b>": "B"}, "extra_special_tokens": ["<b>"]},
+        {"split_special_tokens": True},
+        {"pad_token": "<b>", "bos_token": "<|im_end|>"},
+    ],
+)
+def test_tokens_that_tokenizer_json_lacks(byte_level: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """As transformers adds them: recognised in text, hidden from answers where they are special."""
+    shutil.copytree(byte_level, tmp_path, dirs_exist_ok=True)
+    end = load_tokenizer(byte_level).vocab_size
+    ids = {"A": end, "B": end + 1, "4": load_tokenizer(byte_level).token_to_id("<|im_end|>")}
+    config = {"chat_template": CHATML, "eos_token": "</s>", **changes}
+    added = config.pop("added_tokens.json", None)
+    if added:
+        write_json(tmp_path / "added_tokens.json", {text: ids[id] for text, id in added.items()})
+    if "added_tokens_decoder" in config:
+        entries = config["added_tokens_decoder"].items()
+        config["added_tokens_decoder"] = {
+            str(ids[id]): {**FLAGS, **({"content": entry} if isinstance(entry, str) else entry)}
+            for id, entry in entries
+        }
+    write_json(tmp_path / "tokenizer_config.json", {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
+    ours, judge = load_tokenizer(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("x <a> y", "x<b> <|im_end|>  y", "<a><b>", "he<a>llo<b>", "hello </s>!", "<|im_end|><a> <a>"):
+        found = ours.encode(text)
+        assert found == judge(text)["input_ids"]
+        assert ours.decode(found) == judge.decode(found, skip_special_tokens=True)
+    chat = [{"role": "user", "content": "hi <a>"}]
+    assert ours.chat_template is not None
+    rendered = ours.chat_template.render(chat)
+    assert ours.encode(rendered, add_special_tokens=False) == judge.apply_chat_template(chat)["input_ids"]
 
 
 def test_nothing_to_load(tmp_path: Path) -> None:

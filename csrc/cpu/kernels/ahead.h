@@ -14,7 +14,7 @@ constexpr uintptr_t kStreams = 4, kPage = 4096, kWindow = kStreams * kPage, kTur
 
 struct Ahead {
   uintptr_t from;              // what this row group stands for of the panel that is read, in turns
-  int turns;                   // for each block of 32 inputs
+  uint32_t turns;              // for each block of 32 inputs, times 65536
   const uint8_t *end, *then;   // at `then` is what is read after `end`
 };
 
@@ -32,7 +32,11 @@ inline void ask_turns(const Ahead& ahead, int first, int count) {
   }
 }
 
-inline void ask(const Ahead& ahead, int block) { ask_turns(ahead, block * ahead.turns, ahead.turns); }
+// A block's part of them. Few at a time: more than a core can wait for at once would hold it up.
+inline void ask(const Ahead& ahead, int block) {
+  const int first = int(uint32_t(block) * ahead.turns >> 16), end = int(uint32_t(block + 1) * ahead.turns >> 16);
+  ask_turns(ahead, first, end - first);
+}
 
 // What each of several row groups asks for while it goes through a panel of a stretch that begins with panel `begin`.
 class Asking {
@@ -44,13 +48,11 @@ class Asking {
     then_ = leads_on ? next.then : stop_;
   }
 
-  // The next group's; `from` is where the panel begins, before the first of them. What is left over is asked for at once.
+  // The next group's; `from` is where the panel begins, before the first of them.
   Ahead share(uintptr_t* from) const {
     const uintptr_t begin = *from & ~(kTurn - 1), end = (*from += share_) & ~(kTurn - 1);
-    const int turns = int((end - begin) / kTurn), each = turns / blocks_;
-    const Ahead ahead{begin, each, stop_, then_};
-    ask_turns(ahead, each * blocks_, turns - each * blocks_);
-    return ahead;
+    const uint32_t turns = uint32_t((end - begin) / kTurn), blocks = uint32_t(blocks_);
+    return {begin, ((turns << 16) + blocks - 1) / blocks, stop_, then_};   // rounded up: the last block asks for the last turn
   }
 
  private:

@@ -44,9 +44,10 @@ void logits(const LogitsPhase& phase, int begin, int end) {
   Noise noise[kPassRows];
   for (int r = 0; r < phase.rows && phase.choice == Choice::kBest; ++r)
     noise[r] = Noise(phase.each ? phase.each[r].seed : phase.seed, phase.positions[r]);
+  V nothing = Simd::zero();   // stays so as long as all logits are finite, of whatever row
   multiply(*phase.weights, *phase.input, {}, begin, end, [&](int r, int p, V y) {
+    nothing = Simd::fma(y, Simd::zero(), nothing);   // every way of choosing comes by here
     const int index = p * kPanel, count = std::min(kPanel, outputs - index);
-    if (!all_finite(y)) phase.strange[r] = 1;   // every way of choosing comes by here
     if (phase.choice == Choice::kStore) return store_scores(phase, r, index, count, y);
     // Few panels hold anything new: most are done after one comparison.
     const float inverse_temperature = phase.each ? phase.each[r].inverse_temperature : phase.inverse_temperature;
@@ -62,6 +63,10 @@ void logits(const LogitsPhase& phase, int begin, int end) {
     if (phase.choice == Choice::kTop) choose_top(y, ids, count, phase.top_k, &phase.top[r]);
     else if (inverse_temperature == 0.0f) choose_best(y, ids, count, &phase.best[r]);
     else choose_noisy(y, inverse_temperature, noise[r], ids, count, &phase.best[r]);
+  });
+  if (all_finite(nothing)) return;
+  multiply(*phase.weights, *phase.input, {}, begin, end, [&](int r, int, V y) {   // once more: which rows?
+    if (!all_finite(y)) phase.strange[r] = 1;
   });
 }
 

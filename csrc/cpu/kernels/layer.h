@@ -65,7 +65,10 @@ void swiglu(const SwigluPhase& phase, int begin, int end) {
   float waiting[kPassRows][4 * kPanel];   // gate and up of two panels each
   for (int unit = begin; unit < end; ++unit) {
     multiply(*phase.weights, *phase.input, phase.next, 4 * unit, 4 * unit + 4,
-             [&](int r, int p, V y) { Simd::store(waiting[r] + p % 4 * kPanel, y); });
+             [&](int r, int p, V y) {
+               if (phase.bias) y = Simd::add(y, Simd::load(phase.bias + p * kPanel));
+               Simd::store(waiting[r] + p % 4 * kPanel, y);
+             });
     for (int r = 0; r < phase.rows; ++r) {
       const float* w = waiting[r];
       const V a = Simd::mul(silu(Simd::load(w)), Simd::load(w + 16));

@@ -14,7 +14,7 @@
 namespace ppsd {
 namespace {
 
-// Micro-kernels: R rows with one panel, sum[r] of sixteen outputs each. A sum is made in the same order whatever R is;
+// Micro-kernels: R rows with one panel, sum[r] of sixteen outputs each. They are the group of rows that begins with row r. A sum is made in the same order whatever R is;
 // it is made of several chains, because one chain of additions would wait for each of them. (Within a block of int8 the
 // sum is of integers, so there the number of chains does not matter.)
 
@@ -34,9 +34,9 @@ inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const
   constexpr int kChains = R == 1 ? 4 : R <= 3 ? 2 : 1;
   const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(w.panel(p));
   const uint8_t* weights = w.panel(p) + w.scale_bytes();
-  const uint32_t* x = in.words + r;
-  const float* scales = in.scales + r;
-  const int32_t* corrections = in.corrections + r;
+  const uint32_t* x = in.words + size_t(r) * (w.inputs / 4);
+  const float* scales = in.scales + size_t(r) * (w.inputs / kBlock);
+  const int32_t* corrections = in.corrections + size_t(r) * (w.inputs / kBlock);
   PPSD_UNROLL
   for (int i = 0; i < R; ++i) sum[i] = Simd::zero();
   for (int b = 0; b < w.inputs / kBlock; ++b) {
@@ -48,49 +48,53 @@ inline void dot_int8(const Matrix& w, int p, const Activations& in, int r, const
       for (int c = 0; c < kChains; ++c) dot[i][c] = Simd::seti(c == 0 ? corrections[i] : 0);
     for (int g = 0; g < kBlock / 4; g += kChains)
       PPSD_UNROLL
-      for (int c = 0; c < kChains; ++c, x += in.rows, weights += 4 * kPanel)
+      for (int c = 0; c < kChains; ++c, x += R, weights += 4 * kPanel)
         PPSD_UNROLL
         for (int i = 0; i < R; ++i) dot[i][c] = Simd::dot4(dot[i][c], Simd::bytes(weights), Simd::four(x + i));
     add_scaled(dot, Simd::load_f16(weight_scales), scales, sum);
     weight_scales += kPanel;
-    scales += in.rows;
-    corrections += in.rows;
+    scales += R;
+    corrections += R;
   }
 }
 
-// As dot_int8: the halves of 64 bytes are two words of int8 once the levels are looked up.
+// As dot_int8; a code is small, so that a block's sums may have a type of their own. The halves of 64 bytes are two words.
 template <int R>
 inline void dot_int4(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
   constexpr int kChains = R <= 3 ? 2 : 1;
-  const uint16_t* weight_scales = reinterpret_cast<const uint16_t*>(w.panel(p));
-  const uint8_t* weights = w.panel(p) + w.scale_bytes();
-  const uint32_t* x = in.words + r;
-  const size_t high = size_t(kBlock / 8) * in.rows;   // from the word that meets the low halves to that of the high ones
-  const float* scales = in.scales + r;
-  const int32_t* corrections = in.corrections + r;
-  const Simd::Levels levels = Simd::levels(kLevels);
+  const uint8_t* block = w.panel(p);
+  constexpr int high = kBlock / 8 * R;   // from the word that meets the low halves to that of the high ones
+  const size_t before = size_t(r) * (w.inputs / kBlock);   // blocks of the rows in front
+  const uint32_t* x = in.words + before * (kBlock / 4);
+  const float *scales = in.scales + before, *minus_sums = in.minus_sums + before;
   PPSD_UNROLL
   for (int i = 0; i < R; ++i) sum[i] = Simd::zero();
-  for (int b = 0; b < w.inputs / kBlock; ++b, x += high) {
+  for (int b = 0; b < w.inputs / kBlock; ++b, x += high, block += kInt4Block) {
     ask(ahead, b);
-    I dot[R][kChains];
+    Simd::CodeSum dot[R][kChains];
     PPSD_UNROLL
     for (int i = 0; i < R; ++i)
       PPSD_UNROLL
-      for (int c = 0; c < kChains; ++c) dot[i][c] = Simd::seti(c == 0 ? corrections[i] : 0);
+      for (int c = 0; c < kChains; ++c) dot[i][c] = Simd::no_codes();
     PPSD_UNROLL
-    for (int g = 0; g < kBlock / 8; ++g, x += in.rows, weights += 4 * kPanel) {
-      const auto halves = Simd::halves(weights, levels);
+    for (int g = 0; g < kBlock / 8; ++g, x += R) {
+      const auto codes = Simd::codes(block + kInt4Codes + g * 4 * kPanel);
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) dot[i][0] = Simd::dot4(dot[i][0], halves.low, Simd::four(x + i));
+      for (int i = 0; i < R; ++i) dot[i][0] = Simd::dot4_codes(dot[i][0], codes.low, Simd::four(x + i));
       PPSD_UNROLL
       for (int i = 0; i < R; ++i)
-        dot[i][kChains - 1] = Simd::dot4(dot[i][kChains - 1], halves.high, Simd::four(x + high + i));
+        dot[i][kChains - 1] = Simd::dot4_codes(dot[i][kChains - 1], codes.high, Simd::four(x + high + i));
     }
-    add_scaled(dot, Simd::load_f16(weight_scales), scales, sum);
-    weight_scales += kPanel;
-    scales += in.rows;
-    corrections += in.rows;
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(block);
+    const V scale = Simd::load_f16(halves), minimum = Simd::load_f16(halves + kPanel);
+    PPSD_UNROLL
+    for (int i = 0; i < R; ++i) {
+      if constexpr (kChains == 2) dot[i][0] = Simd::add_codes(dot[i][0], dot[i][1]);
+      sum[i] = Simd::fma(Simd::to_float(Simd::sum_of_codes(dot[i][0])), Simd::mul(scale, Simd::set1(scales[i])), sum[i]);
+      sum[i] = Simd::fma(minimum, Simd::set1(minus_sums[i]), sum[i]);
+    }
+    scales += R;
+    minus_sums += R;
   }
 }
 
@@ -98,8 +102,8 @@ inline void dot_int4(const Matrix& w, int p, const Activations& in, int r, const
 template <int R>
 inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
   const uint16_t* weights = reinterpret_cast<const uint16_t*>(w.panel(p));
-  const uint32_t* x = in.words + r;
-  const size_t pair = size_t(in.rows) * Simd::kBf16Words;
+  constexpr int pair = R * Simd::kBf16Words;
+  const uint32_t* x = in.words + size_t(r) * (w.inputs / 2 * Simd::kBf16Words);
   V odd[R];
   PPSD_UNROLL
   for (int i = 0; i < R; ++i) sum[i] = odd[i] = Simd::zero();
@@ -107,9 +111,9 @@ inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const
     ask(ahead, b);
     for (int k = 0; k < kBlock; k += 4, weights += 4 * kPanel, x += 2 * pair) {
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) sum[i] = Simd::dot2(sum[i], weights, x + i, in.rows);
+      for (int i = 0; i < R; ++i) sum[i] = Simd::dot2(sum[i], weights, x + i, R);
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) odd[i] = Simd::dot2(odd[i], weights + 2 * kPanel, x + pair + i, in.rows);
+      for (int i = 0; i < R; ++i) odd[i] = Simd::dot2(odd[i], weights + 2 * kPanel, x + pair + i, R);
     }
   }
   PPSD_UNROLL
@@ -119,18 +123,18 @@ inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const
 template <int R>
 inline void dot_fp32(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
   const float* weights = reinterpret_cast<const float*>(w.panel(p));
-  const float* x = reinterpret_cast<const float*>(in.words) + r;
+  const float* x = reinterpret_cast<const float*>(in.words) + size_t(r) * w.inputs;
   V odd[R];
   PPSD_UNROLL
   for (int i = 0; i < R; ++i) sum[i] = odd[i] = Simd::zero();
   for (int b = 0; b < w.inputs / kBlock; ++b) {
     ask(ahead, b);
-    for (int k = 0; k < kBlock; k += 2, weights += 2 * kPanel, x += 2 * in.rows) {
+    for (int k = 0; k < kBlock; k += 2, weights += 2 * kPanel, x += 2 * R) {
       const V even_weights = Simd::load(weights), odd_weights = Simd::load(weights + kPanel);
       PPSD_UNROLL
       for (int i = 0; i < R; ++i) sum[i] = Simd::fma(even_weights, Simd::set1(x[i]), sum[i]);
       PPSD_UNROLL
-      for (int i = 0; i < R; ++i) odd[i] = Simd::fma(odd_weights, Simd::set1(x[in.rows + i]), odd[i]);
+      for (int i = 0; i < R; ++i) odd[i] = Simd::fma(odd_weights, Simd::set1(x[R + i]), odd[i]);
     }
   }
   PPSD_UNROLL

@@ -46,17 +46,21 @@ inline void put_block(const Activations& out, int r, int b, V first, V second) {
     Simd::store_i8(reinterpret_cast<int8_t*>(words), a);
     Simd::store_i8(reinterpret_cast<int8_t*>(words) + 16, c);
     count /= 4;
-    const size_t at = size_t(b) * out.rows + r;
+    const auto place = out.place(r, out.width / kBlock);
+    const size_t at = place.at + size_t(b) * place.step;
     out.scales[at] = largest / 127.0f;
-    out.corrections[at] = -Simd::kWeightOffset * Simd::sum_lanes(Simd::addi(a, c));
+    const int32_t sum = Simd::sum_lanes(Simd::addi(a, c));
+    out.corrections[at] = -Simd::kWeightOffset * sum;
+    out.minus_sums[at] = -out.scales[at] * float(sum);
   }
   if (out.by_block) {
     std::memcpy(out.words + (size_t(b) * out.rows + r) * count, words, size_t(count) * 4);
     return;
   }
-  uint32_t* to = out.words + size_t(b) * count * out.rows + r;
-  if (out.rows == 1) std::memcpy(to, words, size_t(count) * 4);
-  else for (int i = 0; i < count; ++i, to += out.rows) *to = words[i];
+  const auto place = out.place(r, out.width / kBlock * count);
+  uint32_t* to = out.words + place.at + size_t(b) * count * place.step;
+  if (place.step == 1) std::memcpy(to, words, size_t(count) * 4);
+  else for (int i = 0; i < count; ++i, to += place.step) *to = words[i];
 }
 
 void normalize(const float* x, int rows, const float* weight, float eps, const Activations& out) {
@@ -83,56 +87,58 @@ void convert(const float* x, int rows, const Activations& out) {
 
 // -- packing -----------------------------------------------------------------------------------------------------------
 
-// How many of the borders between kLevels lie below each lane, and the level that is nearest to it.
-inline I nearest_index(V x) {
-  I index = Simd::seti(0);
-  for (int i = 0; i < 15; ++i) {
-    const auto above = Simd::less(Simd::set1(0.5f * float(kLevels[i] + kLevels[i + 1])), x);
-    index = Simd::addi(index, Simd::select_i(above, Simd::seti(1), Simd::seti(0)));
-  }
-  return index;
-}
-inline V nearest_level(V x) {
-  V level = Simd::set1(kLevels[0]);
-  for (int i = 0; i < 15; ++i) {
-    const auto above = Simd::less(Simd::set1(0.5f * float(kLevels[i] + kLevels[i + 1])), x);
-    level = Simd::add(level, Simd::select(above, Simd::set1(float(kLevels[i + 1] - kLevels[i])), Simd::zero()));
-  }
-  return level;
+// Where a code of int4 lies in its block's bytes: input k of the panel's output l. Low half: k < 16.
+inline int code_at(int k, int l) { return kInt4Codes + k % 16 / 4 * 64 + l * 4 + k % 4; }
+
+struct Line {   // that weights of a block lie near: scale * code - minimum
+  float scale, minimum;
+};
+
+inline I codes_on(V x, Line line) {
+  const V inverse = Simd::set1(line.scale != 0.0f ? 1.0f / line.scale : 0.0f);
+  const V code = Simd::mul(Simd::add(x, Simd::set1(line.minimum)), inverse);
+  return Simd::to_int(Simd::min(Simd::max(code, Simd::zero()), Simd::set1(15.0f)));
 }
 
-// Some scales are tried: the levels that the weights go to under each, then the scale that fits these levels best. The one
-// with the least squared error is kept, errors weighed by the importance of the inputs (null: all alike).
-inline float scale_int4(V first, V second, const float* importance) {
-  const V one = Simd::set1(1.0f);
-  const V heavy = importance ? Simd::load(importance) : one, heavy_second = importance ? Simd::load(importance + 16) : one;
+// Some lines are tried: the codes that the weights have on each, then the line that fits these codes best. The one with the
+// least squared error is kept, errors weighed by the importance of the inputs (null: all alike).
+inline Line fit_int4(V first, V second, const float* importance) {
   const float most = Simd::max_lanes(Simd::max(first, second));
   const float least = -Simd::max_lanes(Simd::max(Simd::sub(Simd::zero(), first), Simd::sub(Simd::zero(), second)));
-  const float largest = -least > most ? least : most;
-  float best = 0.0f, most_explained = 0.0f;   // of the sum of squares
-  for (float factor : {0.85f, 0.95f, 1.05f}) {
-    const V inverse = Simd::set1(-127.0f / (largest * factor));
-    const V a = nearest_level(Simd::mul(first, inverse)), c = nearest_level(Simd::mul(second, inverse));
-    const V weighed = Simd::mul(heavy, a), weighed_second = Simd::mul(heavy_second, c);
-    const float product = Simd::sum_lanes(Simd::fma(first, weighed, Simd::mul(second, weighed_second)));
-    const float square = Simd::sum_lanes(Simd::fma(a, weighed, Simd::mul(c, weighed_second)));   // no level is 0
-    const float explained = product / square * product;
-    if (explained > most_explained) best = product / square, most_explained = explained;
+  Line best{0.0f, -least};
+  if (!(most > least)) return best;   // all alike, or not finite
+  const V one = Simd::set1(1.0f);
+  const V heavy = importance ? Simd::load(importance) : one, heavy_second = importance ? Simd::load(importance + 16) : one;
+  const float weight = Simd::sum_lanes(Simd::add(heavy, heavy_second));
+  const auto mean = [&](V a, V c) { return Simd::sum_lanes(Simd::fma(heavy, a, Simd::mul(heavy_second, c))) / weight; };
+  const float middle = mean(first, second);
+  const V x = Simd::sub(first, Simd::set1(middle)), y = Simd::sub(second, Simd::set1(middle));
+  float most_explained = -1.0f;   // of the mean square around the middle
+  for (float steps : {13.4f, 14.2f, 15.0f, 15.8f, 16.8f, 18.0f}) {   // from the least weight to the largest
+    for (float start : {-0.4f, 0.0f, 0.4f}) {
+      const float step = (most - least) / steps, low = 0.5f * (most + least) + (start - 7.5f) * step;
+      const V a = Simd::to_float(codes_on(first, {step, -low})), c = Simd::to_float(codes_on(second, {step, -low}));
+      const float code = mean(a, c);
+      const V p = Simd::sub(a, Simd::set1(code)), q = Simd::sub(c, Simd::set1(code));
+      const float product = mean(Simd::mul(x, p), Simd::mul(y, q)), square = mean(Simd::mul(p, p), Simd::mul(q, q));
+      const float explained = square > 0.0f ? product / square * product : 0.0f;
+      if (explained <= most_explained) continue;
+      most_explained = explained;
+      const float scale = square > 0.0f ? product / square : 0.0f;
+      best = {scale, scale * code - middle};
+    }
   }
   return best;
 }
 
-inline void pack_block_int4(const Matrix& out, uint8_t* panel, int b, int l, V first, V second, const float* importance) {
-  const float wanted = scale_int4(first, second, importance ? importance + b * kBlock : nullptr);
-  const uint16_t half = float_to_half(std::max(-65504.0f, std::min(wanted, 65504.0f)));
-  reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
-  const float scale = half_to_float(half);
-  const V inverse = Simd::set1(scale != 0.0f ? 1.0f / scale : 0.0f);
-  const I low = nearest_index(Simd::mul(first, inverse)), high = nearest_index(Simd::mul(second, inverse));
+inline void pack_block_int4(uint8_t* block, int l, V first, V second, const float* importance) {
+  const Line wanted = fit_int4(first, second, importance);
+  uint16_t* scales = reinterpret_cast<uint16_t*>(block);
+  const uint16_t scale = scales[l] = nearest_half(wanted.scale), minimum = scales[kPanel + l] = nearest_half(wanted.minimum);
+  const Line line{half_to_float(scale), half_to_float(minimum)};
   int32_t bytes[kBlock / 2];
-  Simd::storei(bytes, Simd::bit_or(low, Simd::shift_left(high, 4)));
-  uint8_t* weights = panel + out.scale_bytes() + size_t(b) * kBlock * kPanel / 2;
-  for (int i = 0; i < kBlock / 2; ++i) weights[(i / 4) * 64 + l * 4 + i % 4] = uint8_t(bytes[i]);
+  Simd::storei(bytes, Simd::bit_or(codes_on(first, line), Simd::shift_left(codes_on(second, line), 4)));
+  for (int k = 0; k < kBlock / 2; ++k) block[code_at(k, l)] = uint8_t(bytes[k]);
 }
 
 bool pack_panel(const Matrix& out, const Source& source, int p) {
@@ -149,10 +155,11 @@ bool pack_panel(const Matrix& out, const Source& source, int p) {
       const V second = row ? load_stored(row, stored, b * kBlock + 16) : Simd::zero();
       nothing = Simd::add(nothing, Simd::add(Simd::sub(first, first), Simd::sub(second, second)));
       if (format == Format::kInt4) {
-        pack_block_int4(out, panel, b, l, first, second, source.importance);
+        const float* importance = source.importance ? source.importance + b * kBlock : nullptr;
+        pack_block_int4(panel + size_t(b) * kInt4Block, l, first, second, importance);
       } else if (format == Format::kInt8) {
         const float largest = Simd::max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
-        const uint16_t half = float_to_half(std::min(largest / 127.0f, 65504.0f));
+        const uint16_t half = nearest_half(largest / 127.0f);
         reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
         const float scale = half_to_float(half);
         // The scale is rounded first, so a weight may come to 127.06: it is cut to what a byte holds.
@@ -194,9 +201,10 @@ void unpack(const Matrix& in, int output, float* row) {
   for (int i = 0; i < in.inputs; ++i) {
     const int b = i / kBlock, k = i % kBlock;
     if (format == Format::kInt4) {
-      const uint8_t byte = panel[in.scale_bytes() + size_t(b) * kBlock * kPanel / 2 + (k % 16 / 4) * 64 + l * 4 + k % 4];
-      const float scale = half_to_float(reinterpret_cast<const uint16_t*>(panel)[b * kPanel + l]);
-      row[i] = scale * float(kLevels[k < 16 ? byte & 15 : byte >> 4]);
+      const uint8_t* block = panel + size_t(b) * kInt4Block;
+      const uint16_t* scales = reinterpret_cast<const uint16_t*>(block);
+      const int code = block[code_at(k, l)] >> (k < 16 ? 0 : 4) & 15;
+      row[i] = half_to_float(scales[l]) * float(code) - half_to_float(scales[kPanel + l]);
     } else if (format == Format::kInt8) {
       const uint8_t byte = panel[in.scale_bytes() + size_t(b) * kBlock * kPanel + (k / 4) * 64 + l * 4 + k % 4];
       const float scale = half_to_float(reinterpret_cast<const uint16_t*>(panel)[b * kPanel + l]);

@@ -88,24 +88,24 @@ struct Simd {
 
   // Four activations (signed) for every lane.
   static I four(const uint32_t* word) { return _mm512_set1_epi32(int(*word)); }
-  // Weights [16][4]: as int8, or of int4's low and high halves.
+  // Weights [16][4]: as int8, or the codes of int4's low and high halves.
   using W = __m512i;
-  using Levels = __m512i;
-  struct Halves {
+  struct Codes {
     W low, high;
   };
   static W bytes(const uint8_t* weights) { return _mm512_load_si512(weights); }
-  static Levels levels(const int8_t* sixteen) {
-    const __m128i offset = _mm_set1_epi8(int8_t(kWeightOffset));
-    return _mm512_broadcast_i32x4(_mm_add_epi8(_mm_loadu_si128((const __m128i*)sixteen), offset));
-  }
-  static Halves halves(const uint8_t* weights, Levels levels) {
+  static Codes codes(const uint8_t* weights) {
     const __m512i both = _mm512_load_si512(weights), mask = _mm512_set1_epi8(15);
-    return {_mm512_shuffle_epi8(levels, _mm512_and_si512(both, mask)),
-            _mm512_shuffle_epi8(levels, _mm512_and_si512(_mm512_srli_epi16(both, 4), mask))};
+    return {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
   }
   // acc += four products for each lane: weights (unsigned) with the same four activations.
   static I dot4(I acc, W weights, I four) { return _mm512_dpbusd_epi32(acc, weights, four); }
+  // The sums of a block of codes (0 to 15) times activations.
+  using CodeSum = I;
+  static CodeSum no_codes() { return seti(0); }
+  static CodeSum dot4_codes(CodeSum acc, W codes, I four) { return dot4(acc, codes, four); }
+  static CodeSum add_codes(CodeSum a, CodeSum b) { return addi(a, b); }
+  static I sum_of_codes(CodeSum sum) { return sum; }
   // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
   static constexpr int kMostShare = 255;
   static I take4(I acc, W values, I four) { return _mm512_dpbusd_epi32(acc, four, values); }

@@ -138,23 +138,20 @@ struct Simd {
   static void prefetch(const void* p) { asm volatile("prfm pldl1keep, [%0]" : : "r"(p)); }
   static void prefetch_far(const void* p) { asm volatile("prfm pldl2keep, [%0]" : : "r"(p)); }
 
-  // Weights [16][4]: as int8, or of int4's low and high halves.
+  // Weights [16][4]: as int8, or the codes of int4's low and high halves.
   struct W {
     int8x16_t a, b, c, d;
   };
-  using Levels = int8x16_t;
-  struct Halves {
+  struct Codes {
     W low, high;
   };
   static W bytes(const uint8_t* weights) {
     const int8_t* w = reinterpret_cast<const int8_t*>(weights);
     return {vld1q_s8(w), vld1q_s8(w + 16), vld1q_s8(w + 32), vld1q_s8(w + 48)};
   }
-  static Levels levels(const int8_t* sixteen) { return vld1q_s8(sixteen); }
-  static Halves halves(const uint8_t* weights, Levels levels) {
+  static Codes codes(const uint8_t* weights) {
     const uint8x16_t a = vld1q_u8(weights), b = vld1q_u8(weights + 16), c = vld1q_u8(weights + 32), d = vld1q_u8(weights + 48);
-    return {{low_half(a, levels), low_half(b, levels), low_half(c, levels), low_half(d, levels)},
-            {high_half(a, levels), high_half(b, levels), high_half(c, levels), high_half(d, levels)}};
+    return {{low_half(a), low_half(b), low_half(c), low_half(d)}, {high_half(a), high_half(b), high_half(c), high_half(d)}};
   }
   // Four activations: in the lowest lane, which the dot instruction may choose; or in all.
 #if defined(__ARM_FEATURE_DOTPROD)
@@ -168,6 +165,12 @@ struct Simd {
   static I dot4(I acc, const W& w, Four four) {
     return {dot4(acc.a, w.a, four), dot4(acc.b, w.b, four), dot4(acc.c, w.c, four), dot4(acc.d, w.d, four)};
   }
+  // The sums of a block of codes (0 to 15) times activations.
+  using CodeSum = I;
+  static CodeSum no_codes() { return seti(0); }
+  static CodeSum dot4_codes(CodeSum acc, const W& codes, Four four) { return dot4(acc, codes, four); }
+  static CodeSum add_codes(CodeSum x, CodeSum y) { return addi(x, y); }
+  static I sum_of_codes(CodeSum sum) { return sum; }
   // The same of values (signed) with four shares (unsigned, kMostShare at most).
   static constexpr int kMostShare = 127;
   static I take4(I acc, const W& values, Four four) { return dot4(acc, values, four); }
@@ -201,8 +204,8 @@ struct Simd {
     const uint32x4_t rounded = vaddq_u32(bits, vaddq_u32(odd, vdupq_n_u32(0x7FFF)));
     return vshrn_n_u32(vbslq_u32(vceqq_f32(x, x), rounded, vdupq_n_u32(0x7FC00000)), 16);
   }
-  static int8x16_t low_half(uint8x16_t both, Levels levels) { return vqtbl1q_s8(levels, vandq_u8(both, vdupq_n_u8(15))); }
-  static int8x16_t high_half(uint8x16_t both, Levels levels) { return vqtbl1q_s8(levels, vshrq_n_u8(both, 4)); }
+  static int8x16_t low_half(uint8x16_t both) { return vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))); }
+  static int8x16_t high_half(uint8x16_t both) { return vreinterpretq_s8_u8(vshrq_n_u8(both, 4)); }
   static int32x4_t dot4(int32x4_t acc, int8x16_t w, Four x) {
 #if defined(__ARM_FEATURE_DOTPROD)
     return vdotq_lane_s32(acc, w, x, 0);

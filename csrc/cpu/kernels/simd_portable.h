@@ -191,20 +191,16 @@ struct Simd {
   static const int8_t* four(const uint32_t* word) { return reinterpret_cast<const int8_t*>(word); }
   static void prefetch(const void*) {}
   static void prefetch_far(const void*) {}
-  // Weights [16][4]: as int8, or of int4's low and high halves.
-  struct Levels {
-    const int8_t* of;
-  };
-  struct Halves {
+  // Weights [16][4]: as int8, or the codes of int4's low and high halves.
+  struct Codes {
     int8_t low[64], high[64];
   };
   static const int8_t* bytes(const uint8_t* weights) { return reinterpret_cast<const int8_t*>(weights); }
-  static Levels levels(const int8_t* sixteen) { return {sixteen}; }
-  static Halves halves(const uint8_t* weights, Levels levels) {
-    Halves out;
+  static Codes codes(const uint8_t* weights) {
+    Codes out;
     for (int i = 0; i < 64; ++i) {
-      out.low[i] = levels.of[weights[i] & 15];
-      out.high[i] = levels.of[weights[i] >> 4];
+      out.low[i] = weights[i] & 15;
+      out.high[i] = weights[i] >> 4;
     }
     return out;
   }
@@ -215,6 +211,14 @@ struct Simd {
       return sum;
     });
   }
+  // The sums of a block of codes (0 to 15) times activations.
+  using CodeSum = I;
+  static CodeSum no_codes() { return seti(0); }
+  static CodeSum dot4_codes(CodeSum acc, const int8_t* codes, const int8_t* activations) {
+    return dot4(acc, codes, activations);
+  }
+  static CodeSum add_codes(CodeSum a, CodeSum b) { return addi(a, b); }
+  static I sum_of_codes(CodeSum sum) { return sum; }
   // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
   static constexpr int kMostShare = 255;
   static I take4(I acc, const int8_t* values, const int8_t* shares) {

@@ -25,7 +25,7 @@ constexpr int kBlockBytes = kBlock * kPanel;   // of weights as int8: eight word
 // Some blocks of a panel as the tile unit wants them.
 struct SomeBlocks {
   alignas(64) int8_t weights[kSome][kBlockBytes];
-  alignas(64) float scales[kSome][kPanel];
+  alignas(64) float scales[kSome][kPanel], minima[kSome][kPanel];   // minima: of int4
 };
 
 // Packed weights are unsigned, with an offset that their highest bit is: the tile unit takes them signed.
@@ -34,22 +34,23 @@ inline I without_offset(I weights) { return Simd::bit_xor(weights, Simd::seti(in
 template <Format F>
 inline void take_blocks(const Matrix& w, int p, int from, int count, const Ahead& ahead, SomeBlocks* out) {
   static_assert(Simd::kWeightOffset == 128);
-  constexpr int kPacked = F == Format::kInt4 ? kBlockBytes / 2 : kBlockBytes;
-  const uint16_t* scales = reinterpret_cast<const uint16_t*>(w.panel(p)) + from * kPanel;
-  const uint8_t* packed = w.panel(p) + w.scale_bytes() + size_t(from) * kPacked;
-  const Simd::Levels levels = without_offset(Simd::levels(kLevels));
-  for (int b = 0; b < count; ++b, packed += kPacked) {
+  for (int b = 0; b < count; ++b) {
     ask(ahead, from + b);
-    Simd::store(out->scales[b], Simd::load_f16(scales + b * kPanel));
     int8_t* to = out->weights[b];
-    for (int at = 0; at < kPacked; at += 64) {
-      if constexpr (F == Format::kInt4) {   // inputs 0 to 15 in the low halves, 16 to 31 in the high ones
-        const auto halves = Simd::halves(packed + at, levels);
-        Simd::storei(reinterpret_cast<int32_t*>(to + at), halves.low);
-        Simd::storei(reinterpret_cast<int32_t*>(to + kBlockBytes / 2 + at), halves.high);
-      } else {
-        Simd::storei(reinterpret_cast<int32_t*>(to + at), without_offset(Simd::bytes(packed + at)));
+    if constexpr (F == Format::kInt4) {   // inputs 0 to 15 in the low halves, 16 to 31 in the high ones
+      const uint8_t* block = w.panel(p) + size_t(from + b) * kInt4Block;
+      Simd::store(out->scales[b], Simd::load_f16(reinterpret_cast<const uint16_t*>(block)));
+      Simd::store(out->minima[b], Simd::load_f16(reinterpret_cast<const uint16_t*>(block + kInt4Minima)));
+      for (int at = 0; at < kBlockBytes / 2; at += 64) {
+        const auto codes = Simd::codes(block + kInt4Codes + at);
+        Simd::storei(reinterpret_cast<int32_t*>(to + at), codes.low);
+        Simd::storei(reinterpret_cast<int32_t*>(to + kBlockBytes / 2 + at), codes.high);
       }
+    } else {
+      const uint8_t* packed = w.panel(p) + w.scale_bytes() + size_t(from + b) * kBlockBytes;
+      Simd::store(out->scales[b], Simd::load_f16(reinterpret_cast<const uint16_t*>(w.panel(p)) + (from + b) * kPanel));
+      for (int at = 0; at < kBlockBytes; at += 64)
+        Simd::storei(reinterpret_cast<int32_t*>(to + at), without_offset(Simd::bytes(packed + at)));
     }
   }
 }
@@ -83,19 +84,22 @@ inline void dot_blocks(const SomeBlocks& blocks, int count, const uint8_t* x, si
   }
 }
 
-// sums [8 rows][16 outputs] += the integers of those rows times the scales, in the order of the blocks. scales: those of the
-// rows, [blocks][in.rows].
+// sums [8 rows][16 outputs] += the integers of those rows times the scales, and with int4 the minima times minus_sums, in the
+// order of the blocks. scales, minus_sums: those of the rows, [blocks][in.rows].
+template <Format F>
 inline void scale_rows(const SomeBlocks& blocks, int count, const int32_t (&dots)[kSome][kTileRows * kPanel], int row,
-                       const float* scales, int rows, float* sums) {
+                       const float* scales, const float* minus_sums, int rows, float* sums) {
   V sum[kScaled];
   PPSD_UNROLL
   for (int i = 0; i < kScaled; ++i) sum[i] = Simd::load(sums + i * kPanel);
-  for (int b = 0; b < count; ++b, scales += rows) {
+  for (int b = 0; b < count; ++b, scales += rows, minus_sums += rows) {
     const V weight_scale = Simd::load(blocks.scales[b]);
+    [[maybe_unused]] const V minimum = F == Format::kInt4 ? Simd::load(blocks.minima[b]) : Simd::zero();
     PPSD_UNROLL
     for (int i = 0; i < kScaled; ++i) {
       const V dot = Simd::to_float(Simd::loadi(dots[b] + (row + i) * kPanel));
       sum[i] = Simd::fma(dot, Simd::mul(weight_scale, Simd::set1(scales[i])), sum[i]);
+      if constexpr (F == Format::kInt4) sum[i] = Simd::fma(minimum, Simd::set1(minus_sums[i]), sum[i]);
     }
   }
   PPSD_UNROLL
@@ -123,9 +127,10 @@ inline void multiply_in_int8_tiles(const Matrix& w, const Activations& in, const
       written();
       for (int group = 0; group < in.rows; group += kTileRows) {
         dot_blocks(blocks, count, x + b * step + size_t(group) * kBlock, step, dots);
-        for (int r = 0; r < kTileRows && group + r < in.rows; r += kScaled)
-          scale_rows(blocks, count, dots, r, in.scales + size_t(b) * in.rows + group + r, in.rows,
-                     sums + (group + r) * kPanel);
+        for (int r = 0; r < kTileRows && group + r < in.rows; r += kScaled) {
+          const size_t at = size_t(b) * in.rows + group + r;
+          scale_rows<F>(blocks, count, dots, r, in.scales + at, in.minus_sums + at, in.rows, sums + (group + r) * kPanel);
+        }
       }
       written();   // only now may the blocks be others
     }

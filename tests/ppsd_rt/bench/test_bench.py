@@ -93,7 +93,7 @@ def test_report_formats():
     ]
     report = Report("title", columns, rows, {"machine": "m"}, {"best": "a"})
     assert report.cells() == [["a", "11.0 ±9%", "50%"], ["b, c", "-", "125%"]]
-    for format in ("table", "md", "json", "jsonl"):
+    for format in ("json", "jsonl"):
         last = json.loads(report.lines(format).splitlines()[-1])
         assert (last["machine"], last["best"]) == ("m", "a")
     assert report.lines("md").splitlines()[2] == "| a | 11.0 ±9% | 50% |"
@@ -298,11 +298,13 @@ def test_every_family_of_prompts_has_a_row_of_its_own(bench, tmp_path):
     assert {"ratio", "tokens_per_round"} <= set(last["families"][-1])
 
 
-def test_table_and_defaults(bench, head):
-    status, out, err = bench("generate", "-p", 8, "-n", 6, "-r", 2, "--exit-head", head, "-t", 1)
+def test_table_and_defaults(bench, head, tmp_path):
+    args = ("-p", 8, "-n", 6, "-r", 2, "--exit-head", head, "-t", 1, "--save", tmp_path / "result.json")
+    status, out, err = bench("generate", *args)
     assert (status, err) == (0, "")
     assert [line.split()[0] for line in out[2:4]] == ["plain", "auto"]
-    summary = json.loads(out[-1])
+    assert "measurement" not in out[-1]
+    summary = json.loads((tmp_path / "result.json").read_text())
     assert summary["measurement"] == "generate"
     assert {"date", "command", "machine", "bandwidth", "results"} <= set(summary)
     assert summary["interrupted"] is False

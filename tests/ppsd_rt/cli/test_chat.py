@@ -1,7 +1,11 @@
 """`--chat` as it is typed on a terminal, and the history that it keeps."""
 
+import base64
 import json
+import re
 import stat
+import subprocess
+import sys
 
 import prompt_toolkit.output
 import pytest
@@ -67,12 +71,117 @@ def test_a_new_line_can_be_typed(converse):
 
 
 def test_commands_are_not_sent_to_the_model(converse):
-    keys = ["a", "/help", "/reset", "b", "/save it", " /usr is what?", "/usr/bin is what?", "/exit", "never"]
+    keys = ["a", "/help", "/reset", "b", "/usual it", " /usr is what?", "/usr/bin is what?", "/exit", "never"]
     status, asked, out, err = converse("".join(key + ENTER for key in keys))
     assert (status, turns(asked)) == (0, ["a", "b", "/usr is what?", "/usr/bin is what?"])
     assert [len(messages) for messages in asked] == [1, 1, 3, 5]  # /reset: b is the first turn again
     assert chat.HELP in out
-    assert "ppsd-run: there is no command /save: see /help" in err
+    assert "ppsd-run: there is no command /usual: see /help" in err
+
+
+def typed(*lines):
+    return "".join(line + ENTER for line in lines) + END
+
+
+def test_every_command_is_explained_and_obeyed(converse):
+    """None ends the conversation, whatever is missing."""
+    names = [name.split()[0] for name in chat.COMMANDS if name != "exit"]
+    status, asked, _, err = converse(typed(*(f"/{name}" for name in names), "hi"))
+    assert (status, turns(asked)) == (0, ["hi"])
+    assert "no command" not in err
+    for name, effect in chat.COMMANDS.items():
+        assert f"/{name} " in chat.HELP and effect in chat.HELP
+
+
+def test_other_instructions(converse):
+    _, asked, out, _ = converse(typed("/system Be brief.", "a", "/system", "/reset", "b"), "--system", "first")
+    assert [messages[0] for messages in asked] == ["Be brief.", "Be brief."]
+    assert "system: Be brief." in out
+
+
+def test_settings_change_the_next_answers(converse):
+    _, _, out, err = converse(
+        typed("/set length 5", "a", "/stats", "/set length x", "/set hue 3", "/set top-p 2", "/set")
+    )
+    assert "\n5 tokens, cut by -n | " in "\n" + out  # of /stats
+    assert "/set length: 'x' is not a whole number" in err
+    assert "/set takes one of temperature, length" in err
+    assert "top_p must be above 0" in err
+    assert out.splitlines()[-1].startswith("temperature 0.0 | length 5 | top-k 0 | top-p 1.0")
+    _, _, out, err = converse(typed("/set schedule plain", "/set schedule fast", "a", "/stats"))
+    assert "schedule plain" in out and " | plain, cpu" in out
+    assert "fast" in err
+
+
+def test_an_answer_can_be_made_again_and_a_turn_taken_back(converse):
+    _, asked, _, err = converse(typed("/regenerate", "/undo", "a", "b", "/regenerate", "/undo", "c"))
+    assert [messages[::2] for messages in asked] == [["a"], ["a", "b"], ["a", "b"], ["a", "c"]]
+    assert "there is no answer to regenerate" in err
+    assert "there is no turn to undo" in err
+    assert "greedy decoding gives the same answer again" in err
+    assert "1 turn left" in err
+
+
+def test_a_conversation_is_saved_and_loaded(converse, tmp_path):
+    path, other = tmp_path / "talk.json", tmp_path / "other.json"
+    other.write_text('[{"role": "assistant", "content": "x"}]')
+    converse(typed("/system Be brief.", "a", f"/save {path}"))
+    saved = json.loads(path.read_text())
+    assert [message["role"] for message in saved] == ["system", "user", "assistant"]
+    _, asked, _, err = converse(typed(f"/load {other}", f"/load {path}", "b", f"/save {path}", "/load", "/save"))
+    assert asked == [[*(message["content"] for message in saved), "b"]]
+    assert "1 turn loaded" in err
+    assert "user and assistant must take turns" in err
+    assert f"cannot write {path}: File exists" in err
+    assert "/load needs the name of a file" in err
+
+
+def test_a_file_goes_with_the_next_turn_only(converse, tmp_path):
+    (tmp_path / "notes").write_text("These are notes.")
+    _, asked, _, err = converse(typed("/file /no/such", f"/file {tmp_path / 'notes'}", "Sum up.", "b"))
+    assert turns(asked) == ["Sum up.\n\nThese are notes.", "b"]
+    assert "/no/such does not exist" in err
+
+
+def test_the_last_answer_is_copied_by_the_terminal(converse):
+    _, _, out, err = converse(typed("/copy", "a", "/copy"))
+    copied = re.findall("\x1b]52;c;([^\x07]*)\x07", out + err)
+    (answer,) = (base64.b64decode(text).decode() for text in copied)
+    assert out.startswith(answer)
+    assert "there is no answer to copy" in err
+
+
+CTRL_C = "\x03"
+
+
+def test_ctrl_c_clears_the_line_and_then_leaves(converse):
+    status, asked, _, _ = converse(
+        f"not this{CTRL_C}but this{ENTER}{CTRL_C}and this{ENTER}x{CTRL_C}{CTRL_C}never{ENTER}{END}"
+    )
+    assert (status, turns(asked)) == (0, ["but this", "and this"])
+
+
+@pytest.mark.parametrize(("said", "kept"), [("\n", False), ("n\n", True)])
+def test_a_full_context_offers_to_drop_the_oldest_turns(converse, monkeypatch, said, kept):
+    questions = []
+    monkeypatch.setattr(chat, "agreed", lambda question: questions.append(question) or not said.startswith("n"))
+    long = "x" * 200
+    _, asked, _, err = converse(typed("a" + long, "b" + long, "c" + long, "d"))
+    assert "the context of 512 tokens is full: drop the oldest" in questions[0]
+    assert ("this turn was dropped" in err) == kept
+    if kept:
+        assert turns(asked)[-1] == "d" and len(questions) == 1
+    else:
+        assert asked[3][-1] == "c" + long and len(asked[3]) == 1
+        assert asked[-1][::2] == ["c" + long, "d"]
+
+
+def test_from_a_pipe_the_oldest_turns_are_dropped_without_a_question(folder, tmp_path):
+    turns = "".join(letter + "x" * 200 + "\n" for letter in "abc")
+    command = [sys.executable, "-m", "ppsd_rt", "--chat", "--model", folder, "-n", "2", "--dtype", "float32"]
+    result = subprocess.run(command, input=turns, capture_output=True, text=True)
+    assert (result.returncode, len(result.stderr.split("cut by -n"))) == (0, 4)
+    assert "the context of 512 tokens is full: the oldest 2 turns dropped" in result.stderr
 
 
 def test_a_pasted_text_that_begins_with_a_command_is_a_text(converse):

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import io
-import itertools
 import json
 import os
 import pty
@@ -17,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from support import slow, tiny_head, tiny_model, write_model
+from support import EOS, slow, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
 from ppsd_rt.cli import common, generate, info
@@ -29,6 +28,7 @@ from ppsd_rt.cli.ranks import rank_options
 from ppsd_rt.generation import Committed, Generation
 from ppsd_rt.models.checkpoint import Checkpoint
 
+REASON = re.compile(r"^\d+ tokens?, (finished|cut by -n|cut by the context) \| ")
 OPTIONS = """--model --exit-head --schedule --dtype --backend --device --threads --max-tokens --seed --stop
 --temperature --top-k --top-p --min-p --repetition-penalty --presence-penalty --frequency-penalty""".split()  # noqa: SIM905 (reads better)
 
@@ -65,7 +65,7 @@ def test_help_names_every_command_and_option(capsys):
     text = capsys.readouterr().out
     for word in [*COMMANDS, *OPTIONS]:
         assert word in text
-    assert "example: ppsd-run" in text
+    assert text.partition("examples:")[2].count("ppsd-run") == 2
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -73,7 +73,7 @@ def test_every_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main([command, "--help"])
     text = capsys.readouterr().out
-    assert "example: ppsd-run" in text
+    assert text.partition("examples:")[2].count("ppsd-run ") == 2
     assert not re.search(r"\]\s+\[[^\]]*\]$", text.partition("\n\n")[2], re.MULTILINE)  # a default that is shown twice
 
 
@@ -120,8 +120,10 @@ def test_answer_and_statistics(run, head):
     assert status == 0
     assert out.endswith("\n")
     assert re.search(
-        r"^20 tokens \| [\d.]+ tokens/s \| first after \d+ ms \| acceptance [\d.]+ \| [\d.]+ tokens per pass \| "
-        r"eesd, cpu float32, \d+ threads? \| [\d.]+x plain decoding \([\d.]+ tokens/s\)$",
+        r"^20 tokens, cut by -n \| [\d.]+ tokens/s \| first after \d+ ms \| acceptance [\d.]+ \| "
+        r"[\d.]+ tokens per pass \| "
+        r"eesd, cpu float32, \d+ threads? \| [\d.]+x plain decoding \([\d.]+ tokens/s\)\n"
+        r"the answer was cut at 20 tokens \(-n\): -n -1 has no limit$",
         err.strip(),
     )
 
@@ -135,7 +137,7 @@ def test_an_interrupted_comparison_keeps_the_answer(run, interrupt):
     assert "interrupted; the answer is whole" in err
     status, out, err = run("hello", "--compare", "-n", 5)
     assert status == 130
-    assert "5 tokens |" in err.splitlines()[-1]
+    assert "5 tokens, cut by -n |" in err.splitlines()[-1]
 
 
 def test_an_answer_that_differs_from_plain_decoding_is_printed(run, monkeypatch):
@@ -151,17 +153,18 @@ def test_an_answer_that_differs_from_plain_decoding_is_printed(run, monkeypatch)
 def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
     """The text might still have become the beginning of a stop string."""
     text = json.loads(run("abc", "--json", "-n", 6, "--raw", "-t", 1, "--seed", 1)[1])["text"]
-    events = Generation.events
+    real, left = Generation._next, iter(range(6))
 
     def six(generation):
-        yield from itertools.islice(events(generation), 6)
-        raise KeyboardInterrupt
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return real(generation)
 
-    monkeypatch.setattr(Generation, "events", six)
+    monkeypatch.setattr(Generation, "_next", six)
     options = ("--raw", "-t", 1, "--seed", 1, "-n", 40, "--schedule", "plain", "--stop", text[-2:] + "\0")
     status, out, err = run("abc", *options)
     assert (status, out) == (130, text + "\n")
-    assert "6 tokens |" in err
+    assert "6 tokens, interrupted |" in err
 
 
 @pytest.mark.parametrize(
@@ -203,9 +206,9 @@ def test_json_for_a_file_of_prompts(run, head, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"id": "a", "prompt": "one"}\n\n{"id": 2, "prompt": "två", "family": "x"}\n', encoding="utf-8")
     status, out, err = run("--prompts", path, "--json", "--exit-head", head, "-n", 9, "--compare")
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, "2 of 2 answers were cut at 9 tokens (-n): -n -1 has no limit\n")
     answers = [json.loads(line) for line in out.splitlines()]
-    assert [answer["id"] for answer in answers] == ["a", "2"]
+    assert [answer["id"] for answer in answers] == ["a", 2]
     for answer in answers:
         assert set(answer) == {"id", "prompt_ids", "ids", "text", "finish_reason", "seed", "stats"}
         wanted = (
@@ -380,7 +383,44 @@ def test_info(run, head):
     assert said["model"]["num_hidden_layers"] == 4
     assert {"torch", "cpu", "cores"} <= set(said["machine"])
     assert said["backend"]["isa"] in said["backend"]["usable_isas"]
-    assert "exit_layer" in run("info", "--exit-head", head)[1]
+    summary = run("info", "--exit-head", head)[1]
+    for words in ("4 layers, width 64", "exit head  layer after layer 2", "cpu, float32", "ppsd-run info --json"):
+        assert words in summary
+    assert "exit head  none" in run("info", "--exit-head", "none")[1]
+
+
+def test_template_variables(tmp_path, run):
+    template = "{% if think %}<think>{% endif %}{{ messages[0].content }}{{ name }}{{ bos_token }}"
+    folder = write_model(tmp_path / "m")
+    settings = {"eos_token": "<|im_end|>", "bos_token": "<|im_start|>", "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    model = ("--model", folder, "--dtype", "float32", "-n", 1, "--json")
+
+    def prompt_of(*args):
+        status, out, _ = run("hi", *model, *args, model=False)
+        return status, Engine.from_pretrained(folder).tokenizer.decode(json.loads(out)["prompt_ids"])
+
+    assert prompt_of() == (0, "hi")
+    assert prompt_of("--template-set", "think=true", "--template-set", "name=Ada") == (0, "<think>hiAda")
+    assert prompt_of("--template-set", "think=false", "--template-set", 'name=["a"]') == (0, "hi['a']")
+    status, _, err = run("hi", *model, "--template-set", "thinking=true", model=False)
+    assert (status, "does not read 'thinking'; it reads bos_token, name, think" in err) == (2, True)
+    status, _, err = run("hi", *model, "--template-set", "think", model=False)
+    assert (status, "not of the form NAME=JSON" in err) == (2, True)
+    said = json.loads(run("info", "--model", folder, "--json", model=False)[1])["model"]
+    assert said["template_variables"] == ["name", "think"]
+    assert said["ends_at"] == {str(EOS): "<|im_end|>"}
+
+    (folder / "tokenizer_config.json").write_text(json.dumps({**settings, "chat_template": 3}))
+    assert run("hi", *model, "--raw", model=False)[0] == 0
+    assert "chat_template must be a string" in run("hi", *model, model=False)[2]
+    assert json.loads(run("info", "--model", folder, "--json", model=False)[1])["model"]["template_variables"] == []
+
+
+def test_no_eos_in_any_file_of_the_model_ends_at_the_tokenizers(tmp_path):
+    folder = write_model(tmp_path / "m", model_type="qwen2", architectures=["Qwen2ForCausalLM"], eos_token_id=None)
+    assert Checkpoint(folder).config.eos_token_ids == ()
+    assert Engine.from_pretrained(folder).config.eos_token_ids == (EOS,)
 
 
 def test_info_and_heads_without_torch(run, monkeypatch):
@@ -472,7 +512,6 @@ def test_bad_prompts_are_one_line(run, tmp_path, monkeypatch):
         good + "[" * 100_000: "line 2",
         good + "[]": "line 2",
         '{"id": 1}': '"prompt"',
-        '{"prompt": "x"}': '"id"',
         '{"id": null, "prompt": "x"}': '"id"',
         '{"id": 1, "prompt": 2}': '"prompt"',
         good + good: "'a'",
@@ -506,7 +545,7 @@ def test_prompts_as_other_programs_write_them(run, tmp_path):
     path.write_bytes(("\ufeff" + "\r\n".join(lines)).encode())
     status, out, _ = run("--prompts", path, "--json", "-n", 2, "--raw")
     assert status == 0
-    assert [json.loads(line)["id"] for line in out.split("\n")[:-1]] == ["0", "1"]
+    assert [json.loads(line)["id"] for line in out.split("\n")[:-1]] == [0, 1]
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
@@ -545,15 +584,21 @@ def test_extreme_values_are_taken_or_refused(run, head, backend):
         ["--temperature", "1e300"],
     ):
         status, _, err = run("x" * 450, "-n", 3, "--raw", "--exit-head", head, "--backend", backend, *option)
-        assert (status, len(err.splitlines())) == (0, 1)
+        assert status == 0
+        assert REASON.search(err.splitlines()[0])
 
 
-def test_json_shows_logprobs_when_asked(run):
+def test_json_shows_logprobs_when_asked(run, folder):
     args = ["abc", "-n", 5, "--raw", "--json", "--frequency-penalty", 0.5]
     _, out, _ = run(*args, "--logprobs", 2)
     shown = json.loads(out)
     assert [len(token["top"]) for token in shown["logprobs"]] == [2] * len(shown["ids"])
-    assert all(token["logprob"] <= token["top"][0][1] <= 0 for token in shown["logprobs"])
+    assert all(token["logprob"] <= token["top"][0]["logprob"] <= 0 for token in shown["logprobs"])
+    assert [token["id"] for token in shown["logprobs"]] == shown["ids"]
+    tokenizer = Engine.from_pretrained(folder, exit_head="none").tokenizer
+    for token in shown["logprobs"]:
+        for said in (token, *token["top"]):
+            assert said["text"] == tokenizer.token_bytes(said["id"]).decode(errors="replace")
     assert "logprobs" not in json.loads(run(*args)[1])
 
 
@@ -670,7 +715,7 @@ def test_the_default_model_without_network_or_cache(tmp_path):
 
 
 def in_terminal(command, interrupt=False):
-    """Run a command in a terminal of its own -> (status, everything it wrote); interrupt it at the first output."""
+    """Run a command in a terminal of its own -> (status, everything it wrote); interrupt it at the first text."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(TERM="xterm-256color", COLUMNS="100", LINES="40")
@@ -684,19 +729,19 @@ def in_terminal(command, interrupt=False):
         if not data:
             break
         written += data
-        if interrupt:
+        if interrupt and len(written) > 100:  # more than hides the cursor
             os.kill(pid, signal.SIGINT)
             interrupt = False
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written.decode(errors="replace")
 
 
 def test_drafts_are_shown_in_colour(folder):
-    options = ["--show-drafts", "--model", folder, "--exit-head", "norm:3", "--raw", "-n", "12", "--seed", "3"]
+    options = ["--show-drafts", "--model", folder, "--exit-head", "norm:3", "--raw", "-n", "12", "--seed", "1"]
     status, text = in_terminal(["abc", *options, "--temperature", "0.5", "--schedule", "eesd:stop_rule=fixed"])
     assert status == 0
     for colour in ("\x1b[3;35m", "\x1b[32m", "\x1b[31m"):  # draft, accepted, corrected
         assert colour in text
-    assert "12 tokens" in text
+    assert re.search(r"\d+ tokens, (cut by -n|finished) \| ", text)
 
 
 def test_drafts_that_are_interrupted_end_with_what_was_held_back(folder):
@@ -728,6 +773,6 @@ def test_interrupt_prints_what_there_is_and_the_statistics(tmp_path):
     options = ["--model", folder, "--raw", "-n", "16000", "--exit-head", "norm:2", "--schedule", "eesd:stop_rule=fixed"]
     status, text = in_terminal(["abc", *options], interrupt=True)
     assert status == 130
-    tokens = int(re.search(r"(\d+) tokens \|", text)[1])
+    tokens = int(re.search(r"(\d+) tokens, interrupted \|", text)[1])
     assert 1 <= tokens < 16000
     assert "Traceback" not in text

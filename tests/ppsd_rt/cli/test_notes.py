@@ -4,12 +4,14 @@ import hashlib
 import importlib
 import logging
 import os
+from types import SimpleNamespace
 
 import pytest
 from support import write_model
 
 import ppsd_rt
 from ppsd_rt.cli import main as cli
+from ppsd_rt.cli import notes
 from ppsd_rt.cli.notes import complain, note, printed, quiet
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models import default_model
@@ -56,7 +58,7 @@ def test_quiet_leaves_the_answer_and_errors(folder, tmp_path, capsys):
     args = ["hi", "-n", "3", "--model", str(folder), "--dtype", "float32", "--trace", str(tmp_path / "trace.json")]
     assert cli.main(args) == 0
     said, err = capsys.readouterr()
-    assert len(err.splitlines()) == 3  # no exit head, occupancy, statistics
+    assert len(err.splitlines()) == 4  # no exit head, occupancy, statistics, that it was cut
     assert cli.main([*args, "--quiet", "--compare"]) == cli.main([*args, "-q"]) == 0
     assert capsys.readouterr() == (2 * said, "")
     assert cli.main([*args, "-q", "--explain"]) == cli.main([*args, "-q", "--top-p", "2"]) == 2
@@ -69,3 +71,11 @@ def test_the_public_api_is_exported():
     assert ppsd_rt.__all__ == sorted(ppsd_rt._HOMES)
     for name, home in ppsd_rt._HOMES.items():
         assert getattr(ppsd_rt, name) is getattr(importlib.import_module(f"ppsd_rt.{home}"), name)
+
+
+def test_notes_wrap_whole_words_on_a_terminal(monkeypatch):
+    text = "Ctrl-C stops an answer and Ctrl-D ends"
+    monkeypatch.setenv("COLUMNS", "12")
+    terminal, file = SimpleNamespace(isatty=lambda: True), SimpleNamespace(isatty=lambda: False)
+    assert notes.wrapped(text, terminal).split("\n") == ["Ctrl-C stops", "an answer", "and Ctrl-D", "ends"]
+    assert notes.wrapped(text, file) == text

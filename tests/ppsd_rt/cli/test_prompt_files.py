@@ -57,6 +57,27 @@ def test_objects_without_an_id_are_numbered_and_formats_may_be_mixed(read):
     ]
 
 
+def test_ids_stay_as_they_are_and_the_line_stands_for_a_missing_one(read):
+    found = read('{"id": 7, "prompt": "a"}\n\n{"prompt": "b"}\n{"id": "7", "prompt": "c"}\n')
+    assert found == [(7, "a", ""), (3, "b", ""), ("7", "c", "")]
+
+
+def test_lines_of_plain_text(read):
+    """Also where a line looks a little like a table's header."""
+    assert read('Why?\n\nAn article, a "document".\n', "a.txt") == [
+        (1, "Why?", ""),
+        (3, 'An article, a "document".', ""),
+    ]
+
+
+def test_conversations(tmp_path):
+    path = tmp_path / "talk.jsonl"
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hi"}]
+    path.write_text(json.dumps({"id": "a", "messages": messages}))
+    (prompt,) = read_prompts(str(path))
+    assert (prompt.id, prompt.prompt, prompt.messages) == ("a", "hi", tuple(messages))
+
+
 def test_articles_as_csv(read):
     """Quoted texts have commas, quotes and ends of lines; a text may be longer than csv's own limit."""
     long = "word " * 40_000
@@ -83,15 +104,17 @@ def test_pairs_of_texts(read):
         (
             '{"text": "hello"}',
             "a.jsonl",
-            'line 1: needs an object with "id" (a text or an integer) and "prompt" (a text), ',
+            'line 1: needs an object with "prompt" (a text) or "messages" (role and content each) and, if wanted, "id"',
         ),
         ('{"text": "hello"}', "a.jsonl", "or the fields of HumanEval, GSM8K, MT-Bench, XSum, CNN/DailyMail or WMT"),
-        ("Why is the sky blue?\n", "a.txt", "line 1: not JSON"),
+        ('{"id": true, "prompt": "x"}', "a.jsonl", "line 1: needs an object"),
+        ('{"messages": []}', "a.jsonl", "line 1: needs an object"),
+        ('{"messages": [{"role": "user"}]}', "a.jsonl", "line 1: needs an object"),
+        ('{"prompt": "x"}\nWhy?\n', "a.jsonl", "line 2: not JSON"),
         ('{"turns": [], "category": "writing"}', "a.jsonl", "line 1: needs an object"),
         ('{"turns": [3], "category": "writing"}', "a.jsonl", "line 1: needs an object"),
         ('{"translation": {"de": "a", "en": "b", "fr": "c"}}', "a.jsonl", "line 1: needs an object"),
         ('{"translation": {"de": "a", "en": 3}}', "a.jsonl", "line 1: needs an object"),
-        ('{"task_id": 3, "prompt": "x"}', "a.jsonl", "line 1: needs an object"),
         ('id,article\nx,"never ends', "a.csv", "not CSV (unexpected end of data)"),
         ("id,article\nx\n", "a.csv", "line 2: needs an object"),
         ("id,article\n", "a.csv", "holds no prompts"),

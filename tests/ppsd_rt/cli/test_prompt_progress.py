@@ -8,7 +8,7 @@ import torch
 from support import tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, RunOptions, SamplingParams, _native
-from ppsd_rt.cli import generate, progress
+from ppsd_rt.cli import generate, progress, prompt_bar
 from ppsd_rt.cli.parser import parse
 from ppsd_rt.cli.prompt_bar import DELAY, PromptBar
 
@@ -109,6 +109,12 @@ def test_a_short_prompt_has_no_bar(shown):
     [(True, [], True), (True, ["--json"], True), (True, ["--quiet"], False), (True, ["--show-drafts"], False),
      (False, [], False)],
 )  # fmt: skip
-def test_who_gets_a_bar(monkeypatch, terminal, options, has_one):
+def test_who_gets_a_bar(monkeypatch, shown, terminal, options, has_one):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
-    assert isinstance(generate._options(parse(["hi", *options])).prompt_progress, PromptBar) == has_one
+    monkeypatch.setattr(prompt_bar, "DELAY", 0.0)
+    tell = generate.run_options(parse(["hi", *options])).prompt_progress
+    tell(3, 9)
+    assert bool(shown) == has_one
+    assert tell.rows == (3, 9)
+    tell(9, 9)
+    assert tell.rows == (3, 9)

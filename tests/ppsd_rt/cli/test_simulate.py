@@ -136,10 +136,11 @@ def test_layers_are_cut_as_is_best(rows):
 
 
 @pytest.mark.parametrize("output", ["table", "md", "json", "jsonl"])
-def test_the_last_line_is_one_json_object(run, output):
-    status, out, _ = run("-n", 50, "-o", output)
+def test_json_is_printed_on_request_or_into_a_file(run, output, tmp_path):
+    status, out, _ = run("-n", 50, "-o", output, "--save", tmp_path / "result.json")
     assert status == 0
-    last = json.loads(out.splitlines()[-1])
+    assert ('"measurement"' in out) == ("json" in output)
+    last = json.loads(out.splitlines()[-1] if "json" in output else (tmp_path / "result.json").read_text())
     assert last["measurement"] == "simulate"
     assert last["fastest"][0]["stages"] == 4
     if output == "md":

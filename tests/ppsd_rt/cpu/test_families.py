@@ -26,7 +26,21 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-ALL = {**FAMILIES, "llama 3.2": {"rope_scaling": LLAMA3}}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + i / 9 for i in range(8)],
+    "long_factor": [1.5 * 2**i for i in range(8)],
+    "original_max_position_embeddings": 200,
+}
+ALL = {
+    **FAMILIES,
+    "llama 3.2": {"rope_scaling": LLAMA3},
+    "biases in the MLP": {"mlp_bias": True},
+    "yarn": {"rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}},
+    # The answer begins within the length that these were trained for, and ends beyond it.
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 200},
+    "longrope": {"rope_scaling": LONGROPE},
+}
 
 
 @pytest.fixture(scope="module", params=ALL.values(), ids=ALL.keys())
@@ -160,3 +174,31 @@ def test_a_window_that_nothing_leaves_changes_nothing(tmp_path):
         logits.append(engine.backend.logits(engine.encode(PROMPT), 60))
     assert np.array_equal(logits[0], logits[1])
     assert not np.allclose(logits[0], logits[2])
+
+
+def test_a_prompt_beyond_the_original_length(tmp_path):
+    """transformers rotates all rows of such a prompt by its length: with another prompt nothing of it can be kept."""
+    transformers = pytest.importorskip("transformers")
+    for changes in (
+        {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}, "max_position_embeddings": 90},
+        {"rope_scaling": {**LONGROPE, "original_max_position_embeddings": 90}},
+    ):
+        folder = write_model(tmp_path / changes["rope_scaling"]["rope_type"], **changes)
+        engines = [load(folder, threads=2), load(folder, backend="torch")]
+        for prompt in (PROMPT[:80], PROMPT, PROMPT + "and on"):
+            ids = engines[0].encode(prompt)
+            # A new one each time: it goes on with the longest text that it has seen.
+            peer = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            with torch.no_grad():
+                expected = peer(torch.tensor([ids])).logits[0].numpy()
+                said = peer.generate(
+                    torch.tensor([ids]), do_sample=False, max_new_tokens=40, min_new_tokens=40, eos_token_id=None
+                )
+            for engine in engines:
+                for schedule in ("plain", "eesd", "elastic:lookup=2"):
+                    params = SamplingParams(max_tokens=40, ignore_eos=True)
+                    if schedule != "plain" and engine.backend.name == "torch":
+                        continue
+                    answer = engine.generate(ids, params, schedule).run()
+                    assert list(answer.ids) == said[0, len(ids) :].tolist(), (changes, len(ids), schedule)
+                close(engine.backend.logits(ids, len(ids)), expected, 1e-5)

@@ -1,18 +1,25 @@
-"""int4: what its sixteen levels can say they say exactly, and errors go where they matter least."""
+"""int4: a file's own four bits stay, weights at even distances are kept, and errors go where they matter least."""
 
+import gguf
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
+from gguf_support import GGUF_NAMES, SIZES, gguf_name, metadata, random_blocks, tiny_state, write_gguf
 from support import loud_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError, _native
 from ppsd_rt.cpu.formats import shape_of
 from ppsd_rt.cpu.importance import importance_for
+from ppsd_rt.cpu.tensors import packable
+from ppsd_rt.models import checkpoint as checkpoints
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.gguf_import import convert_gguf
 
-LEVELS = torch.tensor([-127, -99, -79, -63, -48, -35, -22, -9, 2, 14, 26, 40, 55, 70, 86, 110])
 IDS = [(7 * i * i + 3 * i) % 250 for i in range(90)]
 SHAPE = {"num_hidden_layers": 2, "tie_word_embeddings": False}
+OWN = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
+WIDE = {"hidden": 256, "inner": 512, "heads": 4, "kv_heads": 2, "head_dim": 64}  # Q4_K has blocks of 256
 
 
 def load(folder, dtype, threads=1, head="none", **options):
@@ -30,6 +37,17 @@ def divergence(folder, dtype, against):
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
+def four_bits(kind, rows, columns, seed=0):
+    """Blocks whose weights are about as large as a model's."""
+    if kind == Kind.Q4_K:
+        data = random_blocks(kind, rows, columns, seed).reshape(rows, -1, 144)
+        scales = np.random.default_rng(seed).uniform(0.5, 1.0, (rows, columns // 256, 2)) * (1e-4, 7e-4)
+        data[:, :, :4] = scales.astype(np.float16).view(np.uint8).reshape(rows, -1, 4)
+        return data.reshape(rows, -1)
+    weights = 0.02 * np.random.default_rng(seed).standard_normal((rows, columns), np.float32)
+    return gguf.quants.quantize(weights, kind)
+
+
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
@@ -37,23 +55,119 @@ def cache(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("isa", _native.usable_isas())
-def test_weights_on_the_levels_are_kept(tmp_path, isa, monkeypatch):
-    """Times a power of two, and of either sign: then the scales are exact, and int4 says what int8 says.
-
-    Keys, values and the LM head are int8 in both, whatever they are.
-    """
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.name)
+def test_a_files_own_four_bits_stay(kind, isa, monkeypatch):
+    """Of a number of outputs that fills no panel. Q4_K has scales of scales: their product is rounded to float16."""
     monkeypatch.setenv("PPSD_ISA", isa)
-    model = tiny_model(**SHAPE)
-    generator = torch.Generator().manual_seed(3)
-    for name, weight in linears(model):
-        if "k_proj" in name or "v_proj" in name:
-            continue
-        blocks = LEVELS[torch.randint(0, 16, (weight.numel() // 32, 32), generator=generator)]
-        blocks[:, 7] = -127
-        signs = 1 - 2 * torch.randint(0, 2, (len(blocks), 1), generator=generator)
-        weight.copy_((blocks * signs * 2.0**-10).reshape(weight.shape))
-    folder = write_model(tmp_path / "model", model, **SHAPE)
-    assert np.array_equal(load(folder, "int4").backend.logits(IDS, 9), load(folder, "int8").backend.logits(IDS, 9))
+    data = four_bits(kind, 35, 512)
+    exact = gguf.quants.dequantize(data, kind)
+    packed = _native.testing.packed(_native.Blocks(data, kind.name, 512), "int4")
+    if kind == Kind.Q4_K:
+        largest = np.abs(exact.reshape(35, -1, 32)).max(-1, keepdims=True)
+        assert (np.abs(packed - exact).reshape(35, -1, 32) <= largest * 2**-9).all()
+    else:
+        assert np.array_equal(packed, exact)
+
+
+def model_of(path, kinds, **changes):
+    """kinds: of each matrix, by the last part of its name in the file; the others are float32."""
+    state = tiny_state(tied=False, **WIDE)
+    raw = {}
+    for key, tensor in state.items():
+        kind = kinds.get(gguf_name(key).split(".")[-2])
+        if kind in OWN:
+            raw[gguf_name(key)] = four_bits(kind, *tensor.shape, seed=len(raw)), kind
+        elif kind is not None:
+            raw[gguf_name(key)] = gguf.quants.quantize(0.02 * tensor.numpy(), kind), kind
+    return write_gguf(path, state, metadata(**WIDE), raw=raw)
+
+
+MATRICES = [name for name in GGUF_NAMES.values() if "norm" not in name]
+
+
+@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.name)
+def test_from_the_file_to_the_logits(tmp_path, kind):
+    """What is packed, with activations in float32, against what the `gguf` package makes of the file."""
+    path = model_of(tmp_path / "model.gguf", dict.fromkeys(MATRICES, kind))
+    checkpoint = Checkpoint(path)
+    convert_gguf(path, tmp_path / "folder")
+    exact = load(tmp_path / "folder", "float32").backend.logits(IDS, len(IDS))
+    weights = dict(checkpoints.read_tensors(tmp_path / "folder"))
+    for name, tensor in packable(checkpoint).items():
+        if isinstance(tensor, _native.Blocks) and name != "model.embed_tokens.weight":
+            weights[name] = _native.testing.packed(tensor, "int4")
+    checkpoints.save(tmp_path / "folder" / "model.safetensors", weights, {})
+    packed = load(tmp_path / "folder", "float32").backend.logits(IDS, len(IDS))
+    assert np.abs(packed - exact).max() <= 1e-3 * np.abs(exact).max()
+    assert divergence(path, "auto", (path, "float32")) < 2e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "wide"),
+    [
+        ({}, []),
+        ({"attn_v": Kind.Q8_0}, ["v"]),
+        ({"attn_k": Kind.Q8_0}, ["k", "v"]),
+        ({"attn_q": Kind.Q8_0}, ["q", "k", "v"]),
+        ({"ffn_up": Kind.Q5_0}, ["gate", "up"]),
+        ({"ffn_down": Kind.Q8_0, "output": Kind.Q8_0}, ["down", "head"]),
+        ({"attn_output": Kind.F16}, ["o"]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_a_file_has_in_more_bits_is_int8(tmp_path, changes, wide, threads):
+    path = model_of(tmp_path / "model.gguf", dict.fromkeys(MATRICES, Kind.Q4_0) | changes)
+    backend = load(path, "auto", threads).backend
+    assert backend.dtype == "int4"
+    rows, columns = WIDE["hidden"], WIDE["hidden"]
+    sizes = {"q": rows, "k": rows // 2, "v": rows // 2, "o": rows, "gate": 512, "up": 512, "down": 512}
+    bits = {name: (8.5 if name in wide else 5) for name in (*sizes, "head")}
+    expected = SIZES["layers"] * sum(bits[name] * size * columns for name, size in sizes.items())
+    expected += bits["head"] * backend.logits(IDS[:1]).shape[-1] * columns
+    assert backend.bytes_per_token(0) == pytest.approx(expected / 8, rel=0.06)  # pages, and panels that are not full
+    assert divergence(path, "auto", (path, "float32")) < 2e-3
+
+
+@pytest.mark.parametrize("kind", [Kind.F16, Kind.Q8_0, Kind.IQ4_NL, Kind.Q6_K], ids=lambda kind: kind.name)
+def test_auto_is_int8_where_there_are_no_four_bits(tmp_path, kind):
+    if kind in (Kind.IQ4_NL, Kind.Q6_K):
+        state = tiny_state(tied=False, **WIDE)
+        raw = {
+            gguf_name(key): (random_blocks(kind, *tensor.shape, seed=1), kind)
+            for key, tensor in state.items()
+            if tensor.dim() == 2
+        }
+        path = write_gguf(tmp_path / "model.gguf", state, metadata(**WIDE), raw=raw)
+    else:
+        path = write_gguf(tmp_path / "model.gguf", kinds=lambda _: kind)
+    assert load(path, "auto").backend.dtype == "int8"
+    assert load(write_model(tmp_path / "folder"), "auto").backend.dtype == "int8"
+
+
+def test_scales_that_are_no_numbers_are_named(tmp_path):
+    path = model_of(tmp_path / "model.gguf", {"attn_v": Kind.Q4_1})
+    damaged = four_bits(Kind.Q4_1, 128, 256)
+    damaged[127, -17] = 0xFF  # of the last block's minimum
+    damaged[127, -18] = 0x00
+    state = tiny_state(tied=False, **WIDE)
+    write_gguf(path, state, metadata(**WIDE), raw={"blk.1.attn_v.weight": (damaged, Kind.Q4_1)})
+    with pytest.raises(PpsdError, match="as int4: layer 1: a weight is NaN or infinite"):
+        load(path, "int4")
+
+
+@pytest.mark.parametrize("isa", _native.usable_isas())
+def test_weights_at_even_distances_are_kept(tmp_path, isa, monkeypatch):
+    """With scales and minima that float16 holds."""
+    monkeypatch.setenv("PPSD_ISA", isa)
+    dice = np.random.default_rng(3)
+    codes = dice.integers(0, 16, (48, 4, 32))
+    codes[:, :, 7], codes[:, :, 20] = 0, 15
+    scale, minimum = 2.0 ** dice.integers(-12, -6, (2, 48, 4, 1))
+    weights = (scale * codes - minimum * dice.integers(-9, 10, (48, 4, 1))).reshape(48, 128).astype(np.float32)
+    weights[5, :32] = 0.0
+    weights[6, :32] = -0.25
+    assert np.array_equal(_native.testing.packed(weights, "int4"), weights)
 
 
 def test_other_weights_are_near_and_nearer_where_inputs_are_known(tmp_path, monkeypatch):

@@ -190,8 +190,8 @@ def test_what_does_not_fit_is_refused():
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_int4_is_what_it_is_on_the_cpu(tmp_path, monkeypatch, tied):
-    """Keys, values and the LM head stay int8, and errors are weighed by the same importance."""
+def test_int4_leaves_keys_values_and_the_lm_head_int8(tmp_path, monkeypatch, tied):
+    """And errors are weighed by importance."""
     monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
     shape = {"num_hidden_layers": 2, "tie_word_embeddings": tied}
     checkpoint = Checkpoint(write_model(tmp_path / "model", **shape))

@@ -579,6 +579,18 @@ def test_the_command(folder, tmp_path, capsys):
     assert said.out.count("plain decoding on this machine") + said.out.count("no use on this machine") == 2
 
 
+def test_tokens_that_are_rounded_are_told_before_it_starts(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Distillation, "forecast", lambda job: Forecast(16 * 1024, 1.0, TrainSettings()))
+    monkeypatch.setattr(Distillation, "sample", lambda job: iter(()))
+    monkeypatch.setattr(Distillation, "train", lambda job: (_ for _ in ()).throw(PpsdError("enough")))
+    begin = ["distill", "-m", str(folder), "--dtype", "float32", "--threads", "1", "--slots", "16", "--tokens"]
+    for number, (tokens, said) in enumerate({"3000": True, "16384": False}.items()):
+        assert main([*begin, tokens, "--out", str(tmp_path / f"head{number}.safetensors")]) == 1
+        assert (
+            "--tokens 3,000 becomes 16,384: shards of 16,384 (1024 in each of 16 slots" in capsys.readouterr().err
+        ) == said
+
+
 def test_a_run_of_so_many_hours(folder, tmp_path, monkeypatch, capsys):
     """A second for a shard and a second for its three epochs: two hours are 3599 shards, and one held out."""
     monkeypatch.setattr(

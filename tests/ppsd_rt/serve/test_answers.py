@@ -10,7 +10,7 @@ from serve_support import NAME, SCHEDULE, USER
 
 from ppsd_rt import Committed, RunOptions, SamplingParams
 from ppsd_rt.sampling.grammar import Grammar
-from ppsd_rt.serve.chat import ChatShape
+from ppsd_rt.serve.chat import Chat, ChatShape
 from ppsd_rt.serve.requests import ChatRequest
 
 
@@ -147,6 +147,7 @@ def test_answers_end_with_the_context_where_nothing_else_is_asked_for(served, en
 
 def test_both_names_of_max_tokens(served):
     assert served.chat(max_completion_tokens=3).usage.completion_tokens == 3
+    assert served.chat(max_completion_tokens=3, max_tokens=5).usage.completion_tokens == 3
 
 
 def test_rounds_that_come_together_have_one_chunk(served, engine):
@@ -155,14 +156,14 @@ def test_rounds_that_come_together_have_one_chunk(served, engine):
     with engine.generate(USER, SamplingParams(max_tokens=24), SCHEDULE, options) as generation:
         events = list(generation.events())
     rounds = [event for event in events if isinstance(event, Committed)]
-    shape = ChatShape(served.service, request)
+    shape = ChatShape(served.service, Chat(served.service, request))
     (chunk,) = shape.chunks(0, rounds)
     choice = chunk["choices"][0]
     assert choice["delta"] == {"role": "assistant", "content": generation.completion.text}
     assert [token["id"] for token in choice["tokens"]] == list(generation.completion.ids)
     assert list(shape.chunks(0, [])) == []
 
-    shape = ChatShape(served.service, request)
+    shape = ChatShape(served.service, Chat(served.service, request))
     mixed = list(shape.chunks(0, [*events, generation.completion]))
     changes = sum(type(one) is not type(other) for one, other in pairwise(events))
     drafts = [chunk for chunk in mixed if "drafted" in chunk["choices"][0]]

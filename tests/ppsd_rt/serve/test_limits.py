@@ -1,11 +1,17 @@
 """Keys, sizes, queues, times, clients that go away, and the end: with a clock and answers that the tests hold."""
 
 import json
+import signal
 import socket
+import threading
 
+import httpx2
 import openai
 import pytest
 from serve_support import HANG, USER, serving
+
+from ppsd_rt import Grammar, PpsdError
+from ppsd_rt.sampling.grammar import TokenMask
 
 BODY = {"messages": USER, "max_tokens": 24, "temperature": 0}
 
@@ -163,3 +169,97 @@ def test_requests_on_open_connections_are_refused_while_it_stops(served):
         assert served.post().json()["error"]["code"] == "stopping"
     finally:
         served.service.admission.stopping = False
+
+
+HOPELESS = {
+    "type": "lark",
+    "lark": "start: A\nA: " + " & ".join(f"/(a{{{p}}})*/" for p in (2, 3, 5, 7, 11, 13, 17, 19)),
+}
+
+
+@pytest.fixture
+def patient(engine, monkeypatch):
+    """An engine on which a grammar may compile for ever; `asked` says that one does."""
+    engine.compile(Grammar.json())
+    trials, asked, engine.trials = engine._grammars._trials, threading.Event(), []
+    monkeypatch.setattr(trials, "_seconds", 10_000.0)
+    start = trials._ask
+
+    def ask(process, job):
+        engine.trials.append(process)
+        asked.set()
+        return start(process, job)
+
+    monkeypatch.setattr(trials, "_ask", ask)
+    engine.asked = asked
+    return engine
+
+
+def ask(served, **body):
+    """From a thread: the reply, or None where the connection ended without one."""
+    replies = []
+
+    def post():
+        try:
+            replies.append(served.http.post("/v1/chat/completions", json={**BODY, **body}))
+        except httpx2.TransportError:
+            replies.append(None)
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    return thread, replies
+
+
+def test_others_do_not_wait_for_a_grammar_that_compiles_and_it_ends_with_its_client(patient):
+    with serving(patient) as served:
+        content = json.dumps({**BODY, "response_format": HOPELESS}).encode()
+        connection, _, _ = request_bytes(served)
+        with connection:
+            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            connection.sendall(head.encode() + f"Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            assert patient.asked.wait(HANG)
+            assert served.post().status_code == served.http.post("/tokenize", json={"prompt": "a"}).status_code == 200
+            assert served.post(response_format={"type": "regex", "regex": "[a-c]{2}"}).status_code == 200
+            connection.shutdown(socket.SHUT_RDWR)
+            while served.log.next()["status"] != 499:
+                pass
+        assert patient.trials[0].wait(HANG) == -signal.SIGKILL
+        assert (served.service.admission.waiting, served.service.admission.running) == (0, 0)
+
+
+@pytest.mark.parametrize("signals", [1, 2], ids=["after the grace", "at once"])
+def test_a_server_that_stops_ends_a_grammar_that_compiles(patient, clock, signals):
+    with serving(patient, grace=7.0, sleep=clock.sleep) as served:
+        thread, replies = ask(served, response_format=HOPELESS)
+        assert patient.asked.wait(HANG)
+        served.server.handle_exit(signal.SIGTERM, None)
+        assert served.log.next("stopping")["waiting"] == 1
+        if signals == 2:
+            served.server.handle_exit(signal.SIGTERM, None)
+        else:
+            clock.ring(7.0)
+        served.thread.join(HANG)
+        assert not served.thread.is_alive()
+        thread.join(HANG)
+        assert replies[0] is None or replies[0].json()["error"]["code"] == "stopping"
+
+
+def test_a_hopeless_grammar_says_which_limit_it_hits(patient, monkeypatch):
+    monkeypatch.setattr(patient._grammars._trials, "_seconds", 0.3)
+    with serving(patient) as served:
+        lark = {"type": "lark", "lark": HOPELESS["lark"] + " "}
+        for _ in range(2):
+            reply = served.post(response_format=lark)
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "response_format")
+            assert "more than 0.3 s of processor time" in reply.json()["error"]["message"]
+
+
+def test_a_grammar_that_gives_up_in_the_answer_is_the_requests_fault(served, monkeypatch):
+    """Clients try a 500 again."""
+
+    def gives_up(*_):
+        raise PpsdError("the grammar gives up: too many states")
+
+    monkeypatch.setattr(TokenMask, "fill", gives_up)
+    reply = served.post(response_format={"type": "json_object"})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_value")

@@ -1,0 +1,354 @@
+"""Quantised checkpoints: the folders of AWQ, GPTQ, compressed-tensors and fp8, read as their own libraries read them.
+
+The layouts are those of AutoAWQ (`gemm`), gptqmodel (`gptq`, `gptq_v2`), compressed-tensors (`pack-quantized`,
+`int-quantized`, `naive-quantized`, `float-quantized`) and transformers' `fp8`. Weights alone are read: where a scheme
+also rounds what flows between the layers (W8A8), that stays as it is.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..errors import PpsdError
+from .files import one_line
+from .shapes import Shapes
+from .uniform import Uniform
+
+Array = npt.NDArray[Any]
+Floats = npt.NDArray[np.float32]
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in 32 bits the value of each of eight outputs lies
+_SCHEMES = {"awq": ("qweight", "qzeros", "scales"), "gptq": ("qweight", "qzeros", "scales", "g_idx")}
+_PARTS = ("weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "weight_shape", "weight_g_idx")
+
+
+class Stored(NamedTuple):
+    """A tensor of a safetensors file. data: in numpy's dtype of the same size where it has none of that name."""
+
+    data: Array
+    dtype: str
+
+
+class Scheme(NamedTuple):
+    """What `quantization_config` says, as far as it matters to reading."""
+
+    method: str  # awq, gptq, compressed-tensors or fp8
+    bits: int = 8
+    zero_offset: int = 0  # GPTQ's first format stores zero points less one
+    block: tuple[int, int] | None = None  # outputs and inputs of an fp8 matrix that share a scale
+
+
+def read_scheme(raw: Mapping[str, Any], where: str) -> Scheme | None:
+    """Of a parsed `config.json`; None: it is not quantised. Raises PpsdError for what is not supported."""
+    settings = raw.get("quantization_config") or raw.get("compression_config")
+    if not settings:
+        return None
+
+    def refused(key: str, value: object, supported: str) -> PpsdError:
+        return PpsdError(
+            f"{where}: quantization_config with {key} = {one_line(repr(value))} is not supported; supported are "
+            f"{supported}: take such a copy of the model, the unquantised one, or a .gguf file"
+        )
+
+    if not isinstance(settings, dict):
+        raise refused("value", settings, "objects")
+    method = settings.get("quant_method")
+    if method == "awq":
+        bits, version = settings.get("bits", settings.get("w_bit", 4)), settings.get("version", "gemm")
+        if bits != 4:
+            raise refused("bits", bits, "4")
+        if str(version).lower() != "gemm":
+            raise refused("version", version, "gemm")
+        return Scheme("awq", 4)
+    if method == "gptq":
+        bits, form = settings.get("bits", 4), settings.get("checkpoint_format", "gptq")
+        if bits not in (2, 4, 8) or isinstance(bits, bool):
+            raise refused("bits", bits, "2, 4 and 8")
+        if form not in ("gptq", "gptq_v2"):
+            raise refused("checkpoint_format", form, "gptq and gptq_v2")
+        return Scheme("gptq", int(bits), 1 if form == "gptq" else 0)
+    if method == "compressed-tensors":
+        form, bits = settings.get("format"), _bits(settings)
+        known = ("pack-quantized", "int-quantized", "naive-quantized", "float-quantized")
+        if form not in known:
+            raise refused("format", form, ", ".join(known))
+        if bits not in (4, 8):
+            raise refused("num_bits", bits, "4 and 8")
+        if (settings.get("sparsity_config") or {}).get("format", "dense") != "dense":
+            raise refused("sparsity_config", settings["sparsity_config"], "dense weights")
+        return Scheme("compressed-tensors", bits, block=_block(_weights(settings)[0].get("block_structure")))
+    if method == "fp8":
+        return Scheme("fp8", block=_block(settings.get("weight_block_size")))
+    raise refused("quant_method", method, "awq, gptq, compressed-tensors and fp8")
+
+
+def _weights(settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a compressed-tensors scheme says of the weights of each of its groups."""
+    groups = settings.get("config_groups")
+    weights = [group.get("weights") for group in groups.values() if isinstance(group, dict)] if groups else []
+    return [each for each in weights if isinstance(each, dict)] or [{}]
+
+
+def _bits(settings: Mapping[str, Any]) -> Any:
+    """Which all groups share; None: they differ."""
+    found = {json.dumps(weights.get("num_bits")) for weights in _weights(settings)}
+    return json.loads(found.pop()) if len(found) == 1 else None
+
+
+def _block(sizes: Any) -> tuple[int, int] | None:
+    whole = isinstance(sizes, list) and len(sizes) == 2 and all(type(size) is int and size > 0 for size in sizes)
+    return (sizes[0], sizes[1]) if whole else None
+
+
+class QuantisedTensors(Mapping[str, Array]):
+    """Tensors by their names in an unquantised checkpoint.
+
+    Each look-up of a quantised matrix gives a copy in the dtype of its scales, rounded to it as the scheme's own
+    library rounds: float16, float32, or uint16 for the bits of bfloat16. `uniform` gives it without the last rounding.
+    """
+
+    def __init__(self, stored: Mapping[str, Stored], shapes: Shapes, scheme: Scheme, where: Path) -> None:
+        """stored: every tensor of the folder. shapes: of the model's. Raises PpsdError for parts that are missing, or
+        of another shape or dtype than the scheme says."""
+        self._stored, self._shapes, self._scheme, self._where = stored, shapes, scheme, where
+        self._quantised = {name for name in shapes if name.endswith(".weight") and self._is_quantised(name)}
+        self._names = [name for name in shapes if name in self._quantised or name in stored]
+        for name in self._quantised:
+            self._read(name, slice(0, 8))  # says what does not fit
+
+    def __getitem__(self, name: str) -> Array:
+        return self._rows(name, slice(0, self._shapes[name][0])) if name in self._quantised else self._stored[name].data
+
+    def __contains__(self, name: object) -> bool:  # Mapping's own would decode it
+        return name in self._quantised or (name in self._shapes and name in self._stored)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    @property
+    def kinds(self) -> set[str]:
+        """How the matrices are stored, for people."""
+        return {f"{self._scheme.method}, {self._scheme.bits} bits"}
+
+    @property
+    def used(self) -> set[str]:
+        """The names in the file that all these are read from."""
+        parts = {
+            name.removesuffix("weight") + part for name in self._quantised for part in (*_SCHEMES["gptq"], *_PARTS)
+        }
+        return parts | set(self._shapes)
+
+    def is_quantised(self, name: str) -> bool:
+        return name in self._quantised
+
+    def values_at(self, name: str, places: npt.NDArray[np.int64]) -> Array:
+        """The values of a tensor at some places of it as one long row; only the rows around them are decoded."""
+        if name not in self._quantised:
+            return self[name].reshape(-1)[places]
+        rows, columns = np.divmod(places, self._shapes[name][1])
+        near = {first: self._rows(name, slice(first, first + 8)) for first in {int(row) // 8 * 8 for row in rows}}
+        found = [near[int(row) // 8 * 8][row % 8, column] for row, column in zip(rows, columns, strict=True)]
+        return np.array(found)
+
+    def _rows(self, name: str, outputs: slice) -> Array:
+        values, dtype = self._read(name, outputs)
+        if isinstance(values, Uniform):  # by their formula, whose product is rounded once, whatever the scales' dtype
+            q = values.q.reshape(len(values.q), -1, values.group).astype(np.float32)
+            zeros = np.divide(values.minimum, -values.scale, out=np.zeros_like(values.scale), where=values.scale != 0)
+            q -= np.rint(zeros)[:, :, None]
+            values = (q * values.scale[:, :, None]).reshape(values.q.shape)
+        return _rounded(values, dtype)
+
+    def uniform(self, name: str) -> Uniform | None:
+        """A matrix as it is quantised; None where it is not, or not in groups of neighbouring inputs, or in fp8."""
+        if name not in self._quantised:
+            return None
+        values, _ = self._read(name, slice(0, self._shapes[name][0]))
+        return values if isinstance(values, Uniform) else None
+
+    def _is_quantised(self, name: str) -> bool:
+        if self._scheme.method in _SCHEMES:
+            return name.removesuffix("weight") + "qweight" in self._stored
+        stored = self._stored.get(name)
+        return stored.dtype in ("I8", "F8_E4M3") if stored else f"{name}_packed" in self._stored
+
+    def _read(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
+        """Rows of a matrix, and the dtype of its scales. outputs: which, from a multiple of 8 on."""
+        readers: dict[str, Callable[[str, slice], tuple[Uniform | Floats, str]]] = {
+            "awq": self._awq,
+            "gptq": self._gptq,
+            "compressed-tensors": self._compressed,
+            "fp8": self._compressed,
+        }
+        return readers[self._scheme.method](name, slice(outputs.start, min(outputs.stop, self._shapes[name][0])))
+
+    def _part(self, name: str, *dtypes: str) -> Stored:
+        if name not in self._stored:
+            raise PpsdError(f"{self._where}: tensor {name} is missing; the weights do not fit quantization_config")
+        stored = self._stored[name]
+        if stored.dtype not in dtypes:
+            raise PpsdError(f"{self._where}: tensor {name} has dtype {stored.dtype}; expected {' or '.join(dtypes)}")
+        return stored
+
+    def _shaped(self, name: str, shape: tuple[int, ...], *dtypes: str) -> Stored:
+        stored = self._part(name, *dtypes)
+        if stored.data.shape != shape:
+            found, what = stored.data.shape, "quantization_config and config.json ask for"
+            raise PpsdError(f"{self._where}: tensor {name} has shape {found}, {what} {shape}")
+        return stored
+
+    def _awq(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
+        prefix, (out, inputs) = name.removesuffix("weight"), self._shapes[name]
+        if out % 8:
+            raise PpsdError(f"{self._where}: {name} has {out} outputs, not a multiple of 8, which AWQ packs")
+        words = slice(outputs.start // 8, -(-outputs.stop // 8))
+        q = _nibbles(self._shaped(f"{prefix}qweight", (inputs, out // 8), "I32").data[:, words])
+        groups = self._groups(f"{prefix}scales", inputs)
+        zeros = _nibbles(self._shaped(f"{prefix}qzeros", (groups, out // 8), "I32").data[:, words])
+        scales = self._shaped(f"{prefix}scales", (groups, out), "F16", "BF16", "F32")
+        return self._uniform(q, zeros.astype(np.float32), scales, outputs)
+
+    def _gptq(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
+        prefix, (out, inputs), bits = name.removesuffix("weight"), self._shapes[name], self._scheme.bits
+        each = 32 // bits
+        if inputs % each or out % each:
+            raise PpsdError(f"{self._where}: {name} has shape {(out, inputs)}, of which GPTQ packs multiples of {each}")
+        packed = self._shaped(f"{prefix}qweight", (inputs // each, out), "I32").data[:, outputs]
+        shifts = np.arange(each, dtype=np.uint32) * np.uint32(bits)
+        least = np.uint32((1 << bits) - 1)
+        q = (packed.view(np.uint32)[:, None, :] >> shifts[None, :, None] & least).astype(np.uint8)
+        q = q.reshape(inputs, -1)
+        groups = self._groups(f"{prefix}scales", inputs)
+        words = self._shaped(f"{prefix}qzeros", (groups, out // each), "I32").data.view(np.uint32)
+        zeros = (words[:, :, None] >> shifts & least).reshape(groups, out)[:, outputs].astype(np.float32)
+        zeros += self._scheme.zero_offset
+        scales = self._shaped(f"{prefix}scales", (groups, out), "F16", "BF16", "F32")
+        order = self._stored.get(f"{prefix}g_idx")
+        usual = np.arange(inputs) // (inputs // groups)
+        if order is None or np.array_equal(order.data, usual):
+            return self._uniform(q, zeros, scales, outputs)
+        group = self._shaped(f"{prefix}g_idx", (inputs,), "I32").data
+        if group.min() < 0 or group.max() >= groups:
+            raise PpsdError(f"{self._where}: tensor {prefix}g_idx names groups that are not there")
+        scale = _wide(scales)[:, outputs]
+        return np.ascontiguousarray(((q - zeros[group]) * scale[group]).T, np.float32), scales.dtype
+
+    def _compressed(self, name: str, outputs: slice) -> tuple[Uniform | Floats, str]:
+        out, inputs = self._shapes[name]
+        inverse = (
+            f"{name}_scale_inv" in self._stored
+        )  # DeepSeek's name; it is what they are multiplied by, all the same
+        scales = self._part(f"{name}_scale{'_inv' if inverse else ''}", "F16", "BF16", "F32")
+        scale = _wide(scales)
+        scale = scale.reshape(-1, 1) if scale.ndim < 2 else scale  # one for all, or one for each output
+        if scale.ndim != 2 or scale.shape[0] > out or scale.shape[1] > inputs:
+            raise PpsdError(f"{self._where}: tensor {name}_scale has shape {scale.shape}, the matrix {(out, inputs)}")
+        if name in self._stored and self._stored[name].dtype == "F8_E4M3":
+            codes = self._shaped(name, (out, inputs), "F8_E4M3").data[outputs]
+            return _E4M3[codes] * self._spread(name, scale)[outputs], scales.dtype
+        if inputs % scale.shape[1] or scale.shape[0] not in (1, out):
+            raise PpsdError(f"{self._where}: tensor {name}_scale has shape {scale.shape}, the matrix {(out, inputs)}")
+        bits = 8 if name in self._stored else self._scheme.bits
+        if name in self._stored:
+            q = (self._shaped(name, (out, inputs), "I8").data[outputs].astype(np.int16) + 128).astype(np.uint8)
+        else:
+            words = -(-inputs * bits // 32)
+            q = _unpacked(self._shaped(f"{name}_packed", (out, words), "I32").data[outputs], bits)[:, :inputs]
+        zeros = self._zero_points(name, (out, scale.shape[1]), bits)
+        rows = np.broadcast_to(scale, (out, scale.shape[1]))
+        order = self._stored.get(f"{name}_g_idx")
+        whole = Stored(np.ascontiguousarray(rows.T), "F32")
+        group = inputs // scale.shape[1]
+        if order is None or (order.data == -1).all() or np.array_equal(order.data, np.arange(inputs) // group):
+            return self._uniform(q.T, zeros.T[:, outputs], whole, outputs)[0], scales.dtype
+        if order.data.shape != (inputs,) or order.data.min() < 0 or order.data.max() >= scale.shape[1]:
+            raise PpsdError(f"{self._where}: tensor {name}_g_idx names groups that are not there")
+        return (q - zeros[outputs][:, order.data]) * rows[outputs][:, order.data], scales.dtype
+
+    def _spread(self, name: str, scale: Floats) -> Floats:
+        """Scales of blocks [n, m] -> of every value; the last blocks may be cut off."""
+        for axis, size in enumerate(self._shapes[name]):
+            count = scale.shape[axis]
+            block = self._scheme.block[axis] if self._scheme.block and count > 1 else size // count
+            if -(-size // block) != count:
+                found, shape = scale.shape, self._shapes[name]
+                raise PpsdError(f"{self._where}: the scales of {name} have shape {found}, the matrix {shape}")
+            scale = np.repeat(scale, block, axis).take(np.arange(size), axis)
+        return scale
+
+    def _zero_points(self, name: str, shape: tuple[int, int], bits: int) -> Floats:
+        """As q counts, from 0: [outputs, groups]."""
+        middle = np.float32(1 << (bits - 1))
+        stored = self._stored.get(f"{name}_zero_point")
+        if stored is None:
+            return np.full(shape, middle, np.float32)
+        if stored.dtype == "I32" and bits < 8 and stored.data.shape == (-(-shape[0] * bits // 32), shape[1]):
+            return np.ascontiguousarray(_unpacked(stored.data.T, bits)[:, : shape[0]].T, np.float32)
+        zeros = self._part(f"{name}_zero_point", "I8").data
+        zeros = zeros.reshape(-1, 1) if zeros.ndim < 2 else zeros
+        if zeros.shape not in (shape, (1, 1), (1, shape[1])):
+            raise PpsdError(f"{self._where}: tensor {name}_zero_point has shape {zeros.shape}, expected {shape}")
+        return np.broadcast_to(zeros.astype(np.float32) + middle, shape)
+
+    def _groups(self, name: str, inputs: int) -> int:
+        shape = self._part(name, "F16", "BF16", "F32").data.shape
+        if len(shape) != 2 or shape[0] < 1 or inputs % shape[0]:
+            raise PpsdError(f"{self._where}: tensor {name} has shape {shape}, whose rows do not divide {inputs} inputs")
+        return int(shape[0])
+
+    def _uniform(self, q: Array, zeros: Array, scales: Stored, outputs: slice) -> tuple[Uniform, str]:
+        """q [inputs, outputs], zeros and scales [groups, outputs]."""
+        scale = np.ascontiguousarray(_wide(scales)[:, outputs].T)
+        values = np.ascontiguousarray(q.T, np.uint8)
+        minimum = -np.ascontiguousarray(zeros.T) * scale
+        return Uniform(values, scale, minimum, values.shape[1] // scale.shape[1]), scales.dtype
+
+
+def _nibbles(words: Array) -> npt.NDArray[np.uint8]:
+    """AWQ's int32 [rows, n] -> [rows, 8 n]."""
+    shifts = np.array([4 * place for place in _AWQ_ORDER], np.uint32)
+    spread = np.ascontiguousarray(words).view(np.uint32)[:, :, None] >> shifts & np.uint32(15)
+    return spread.astype(np.uint8).reshape(len(words), -1)
+
+
+def _unpacked(words: Array, bits: int) -> npt.NDArray[np.uint8]:
+    """compressed-tensors' int32 [rows, n] -> [rows, 32 n / bits], counted from 0; bits: 4 or 8."""
+    data = np.ascontiguousarray(words).view(np.uint8)
+    if bits == 8:
+        return data
+    return np.stack((data & 15, data >> 4), axis=-1).reshape(len(words), -1)
+
+
+def _wide(stored: Stored) -> Floats:
+    if stored.dtype == "BF16":
+        return (stored.data.astype(np.uint32) << 16).view(np.float32)
+    return stored.data.astype(np.float32)
+
+
+def _rounded(values: Floats, dtype: str) -> Array:
+    if dtype == "F32":
+        return values
+    if dtype == "F16":
+        return values.astype(np.float16)
+    bits = values.view(np.uint32)
+    return ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)  # to nearest, ties to even
+
+
+def _e4m3() -> Floats:
+    """What each of the 256 codes of float8_e4m3fn stands for."""
+    codes = np.arange(256)
+    exponent, mantissa = codes >> 3 & 15, codes & 7
+    normal = (1 + mantissa / 8) * 2.0 ** (exponent - 7)
+    values = np.where(exponent == 0, mantissa / 8 * 2.0**-6, normal)
+    values[(codes & 127) == 127] = np.nan
+    return np.where(codes < 128, values, -values).astype(np.float32)
+
+
+_E4M3 = _e4m3()

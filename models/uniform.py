@@ -1,0 +1,32 @@
+"""Uniform quantisation of a matrix: whole numbers, and one scale and one offset for each group of inputs."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """A matrix [outputs, inputs] whose values are `q * scale + minimum`, as its file has them.
+
+    q: uint8 [outputs, inputs], of 4 bits (0 to 15) or 8. scale, minimum: float32 [outputs, inputs / group]; the minimum
+    is what q = 0 stands for: `-zero_point * scale` in AWQ, GPTQ and compressed-tensors, `-8 * scale` in Q4_0.
+    group: inputs that share a scale, one after the other; it divides their number.
+    """
+
+    q: NDArray[np.uint8]
+    scale: NDArray[np.float32]
+    minimum: NDArray[np.float32]
+    group: int
+
+    def dequantise(self) -> NDArray[np.float32]:
+        """-> [outputs, inputs] float32.
+
+        Each product is rounded once, then each sum. Where scales have 16 bits, as in every file that is read here, both
+        are exact but for the last rounding: the result is that of `(q - zero_point) * scale`.
+        """
+        values = self.q.reshape(len(self.q), -1, self.group).astype(np.float32)
+        values *= self.scale[:, :, None]
+        values += self.minimum[:, :, None]
+        return values.reshape(self.q.shape)

@@ -1,0 +1,191 @@
+"""/v1/messages and its count_tokens, as Anthropic's clients send them."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from pydantic import Field
+
+from ..generation import Committed, Completion
+from .answers import Answers, Event
+from .blocks import Block, Blocks, Step
+from .chat import Chat
+from .errors import ApiError, refused
+from .reader import Reader
+from .replies import FINISH
+from .requests import Json, Lenient, Text, Tokens, Whole
+from .service import Service
+from .shape import Shape, event_line
+
+
+class AnthropicMessage(Lenient):
+    role: Literal["user", "assistant", "system"]
+    content: str | list[Json]
+
+
+class MessagesRequest(Lenient):
+    model: str | None = None
+    messages: Annotated[list[AnthropicMessage], Field(min_length=1)]
+    max_tokens: Tokens | None = None  # count_tokens has none
+    system: str | list[Json] | None = None
+    tools: list[Json] | None = None
+    tool_choice: Json | None = None
+    stop_sequences: Annotated[list[Text], Field(max_length=16)] | None = None
+    stream: bool | None = None
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[Whole, Field(ge=0)] | None = None
+    thinking: Json | None = None
+    metadata: Json | None = None
+
+    def chat(self) -> Json:
+        """A body for /v1/chat/completions."""
+        system = [{"role": "system", "content": _text(self.system, "system")}] if self.system else []
+        said = [one for number, message in enumerate(self.messages) for one in _messages(message, number)]
+        tools = [
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.get("name"),
+                    "description": tool.get("description"),
+                    "parameters": tool.get("input_schema"),
+                    "strict": tool.get("strict"),
+                },
+            }
+            for tool in self.tools or ()
+            if tool.get("type") in (None, "custom")  # of others no model is told
+        ]
+        choice = self.tool_choice or {}
+        kind: Any = {"any": "required", "tool": {"type": "function", "function": {"name": choice.get("name")}}}.get(
+            choice.get("type", "auto"), choice.get("type", "auto")
+        )
+        extra = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        return {
+            **extra,
+            "messages": [*system, *said],
+            "max_tokens": self.max_tokens,
+            "tools": tools or None,
+            "tool_choice": kind if tools else None,
+            "parallel_tool_calls": False if choice.get("disable_parallel_tool_use") else None,
+            "stop": self.stop_sequences or None,
+            "stream": self.stream,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": self.top_k,
+            "thinking": self.thinking,
+            "continue_final_message": self.messages[-1].role == "assistant",
+        }
+
+
+def _messages(message: AnthropicMessage, number: int) -> list[Json]:
+    """Results of tools are messages of their own."""
+    if isinstance(message.content, str):
+        return [{"role": message.role, "content": message.content}]
+    results, calls, texts, thoughts = [], [], [], []
+    for place, block in enumerate(message.content):
+        kind, where = block.get("type"), f"messages[{number}].content[{place}]"
+        if kind == "tool_result":
+            content = _text(block.get("content") or "", where)
+            results.append({"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": content})
+        elif kind == "tool_use":
+            function = {"name": block.get("name"), "arguments": block.get("input") or {}}
+            calls.append({"id": block.get("id"), "function": function})
+        elif kind == "thinking":
+            thoughts.append(block.get("thinking") or "")
+        elif kind != "redacted_thinking":
+            texts.append(_text([block], where))
+    made: Json = {"role": message.role, "content": "".join(texts), "tool_calls": calls or None}
+    if thoughts:
+        made["reasoning_content"] = "".join(thoughts)
+    return [*results, *([made] if texts or calls or not results else [])]
+
+
+def _text(content: str | list[Json], where: str) -> str:
+    if isinstance(content, str):
+        return content
+    for block in content:
+        if block.get("type") != "text" or not isinstance(block.get("text"), str):
+            raise refused(where, f"this server reads text, and no {block.get('type')!r}")
+    return "".join(block["text"] for block in content)
+
+
+class MessagesShape(Shape):
+    def __init__(self, service: Service, chat: Chat) -> None:
+        self.id, self._model, self._chat = f"msg_{uuid4().hex}", service.engine.name, chat
+        self._blocks = Blocks()
+        self._reader: Reader | None = None
+        self._completion: Completion | None = None
+
+    def whole(self, answers: Answers) -> Json:
+        completion = answers.completions[0]
+        for _ in self._blocks.add(self._chat.read(completion)):
+            pass
+        content = [_content(block) for block in self._blocks.all]
+        return self._message(content, **self._stop(completion), usage=_usage(answers))
+
+    def lines(self, index: int, events: Sequence[Event]) -> str:
+        made: list[Json] = []
+        if self._reader is None:
+            self._reader = self._chat.reader()
+            begun = self._message([], stop_reason=None, stop_sequence=None, usage=_usage(self.answers))
+            made.append({"type": "message_start", "message": begun})
+        for event in events:
+            steps: list[Step] = []
+            if isinstance(event, Committed):
+                steps += self._blocks.add(self._reader.push("".join(token.text for token in event.tokens)))
+            elif isinstance(event, Completion):
+                steps += self._blocks.add(self._reader.end())
+                steps += self._blocks.end()
+                self._completion = event
+            made += [_event(*step) for step in steps]
+        return "".join(map(event_line, made))
+
+    def end(self, answers: Answers) -> str:
+        assert self._completion is not None
+        delta = {"type": "message_delta", "delta": self._stop(self._completion), "usage": _usage(answers)}
+        return event_line(delta) + event_line({"type": "message_stop"})
+
+    def error(self, error: ApiError) -> str:
+        return event_line(error.reply_at("/v1/messages"))
+
+    def _stop(self, completion: Completion) -> Json:
+        calls = any(block.kind == "call" for block in self._blocks.all)
+        reason = {"stop": "end_turn", "length": "max_tokens"}[FINISH[completion.finish_reason]]
+        if completion.stop is not None:
+            reason = "stop_sequence"
+        elif calls and reason == "end_turn":
+            reason = "tool_use"
+        return {"stop_reason": reason, "stop_sequence": completion.stop}
+
+    def _message(self, content: list[Json], **fields: Any) -> Json:
+        head = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}
+        return {**head, "content": content, **fields}
+
+
+def _usage(answers: Answers) -> Json:
+    usage = answers.usage()
+    return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
+
+
+def _content(block: Block) -> Json:
+    if block.kind == "call":
+        try:
+            given = json.loads(block.text or "{}")
+        except ValueError:  # cut off by max_tokens
+            given = {}
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": given}
+    if block.kind == "thought":
+        return {"type": "thinking", "thinking": block.text, "signature": ""}
+    return {"type": "text", "text": block.text}
+
+
+def _event(what: str, block: Block, text: str) -> Json:
+    if what == "begin":
+        empty = _content(Block(block.kind, block.index, name=block.name, id=block.id))
+        return {"type": "content_block_start", "index": block.index, "content_block": empty}
+    if what == "end":
+        return {"type": "content_block_stop", "index": block.index}
+    key = {"call": "partial_json", "thought": "thinking", "said": "text"}[block.kind]
+    kind = {"call": "input_json_delta", "thought": "thinking_delta", "said": "text_delta"}[block.kind]
+    return {"type": "content_block_delta", "index": block.index, "delta": {"type": kind, key: text}}

@@ -1,0 +1,230 @@
+"""Real clients against a server, each in its default mode: python clients.py URL MODEL FOLDER [NAME ...].
+
+FOLDER: of the model, for clients that need its tokenizer or compare with transformers. Prints a line for each client;
+the exit status is 1 where one fails. `make clients` makes the environment, starts the server and runs this.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+HERE = Path(__file__).parent
+URL, MODEL, FOLDER = sys.argv[1:4]
+KEY = {"base_url": f"{URL}/v1", "api_key": "none"}
+ASKED = [{"role": "user", "content": "What is the weather in Rome?"}]
+CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Bern"]}}, "required": ["city"]}
+CITY["additionalProperties"] = False
+TOOLS = [{"type": "function", "function": {"name": "weather", "description": "of a city", "parameters": CITY}}]
+CITIES = ("Rome", "Bern")
+
+
+def called(calls):
+    [call] = calls
+    assert call.function.name == "weather"
+    assert json.loads(call.function.arguments)["city"] in CITIES
+    return call
+
+
+def openai_chat():
+    import openai
+
+    client = openai.OpenAI(**KEY)
+    asked = {"model": MODEL, "tools": TOOLS, "max_tokens": 60, "temperature": 0}
+    free = client.chat.completions.create(messages=ASKED, **asked).choices[0].message
+    reply = client.chat.completions.create(
+        messages=ASKED, tool_choice="required", parallel_tool_calls=False, **asked
+    ).choices[0]
+    assert reply.finish_reason == "tool_calls"
+    call = called(reply.message.tool_calls)
+    history = [*ASKED, reply.message.model_dump(), {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]
+    assert client.chat.completions.create(messages=history, **asked).choices
+    assert client.chat.completions.create(messages=[*ASKED, free.model_dump(), *ASKED], **asked).choices
+
+
+def openai_responses():
+    import openai
+
+    client = openai.OpenAI(**KEY)
+    first = client.responses.create(model=MODEL, input="Hi", max_output_tokens=12)
+    asked = {"model": MODEL, "input": "Go on", "max_output_tokens": 12, "previous_response_id": first.id}
+    with client.responses.stream(**asked) as stream:
+        assert [event for event in stream if event.type == "response.output_text.delta"]
+    tool = {"type": "function", **TOOLS[0]["function"]}
+    asked = {"model": MODEL, "tools": [tool], "max_output_tokens": 60}
+    reply = client.responses.create(input=ASKED, tool_choice={"type": "function", "name": "weather"}, **asked)
+    [call] = reply.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    assert client.responses.create(input=[*ASKED, call, result], **asked).output
+
+
+def openai_npm():
+    node = HERE.parents[1] / "build" / "clients" / "node"
+    script = node / "run_tools.mjs"
+    script.write_text((HERE / "run_tools.mjs").read_text())
+    subprocess.run(["node", script, URL, MODEL], check=True, cwd=node, timeout=120)
+
+
+def anthropic():
+    from anthropic import Anthropic
+
+    client = Anthropic(base_url=URL, api_key="none")
+    tools = [{"name": "weather", "input_schema": CITY}]
+    asked = {"model": MODEL, "max_tokens": 60, "tools": tools}
+    assert client.messages.count_tokens(model=MODEL, messages=ASKED, tools=tools).input_tokens > 0
+    assert client.messages.create(messages=ASKED, **asked).content
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    with client.messages.stream(messages=ASKED, tool_choice=choice, **asked) as stream:
+        [use] = stream.get_final_message().content
+    assert use.input["city"] in CITIES
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]}
+    said = {"role": "assistant", "content": [use.model_dump()]}
+    assert client.messages.create(messages=[*ASKED, said, result], **asked).content
+
+
+def ollama():
+    import ollama
+
+    client = ollama.Client(host=URL)
+    assert [model.model for model in client.list().models] == [MODEL]
+    assert client.show(MODEL).modelinfo
+    stream = client.chat(model=MODEL, messages=ASKED, stream=True, options={"num_predict": 12})
+    assert "".join(part.message.content for part in stream)
+    assert client.generate(model=MODEL, prompt="Hi", options={"num_predict": 12}).response
+    assert client.chat(model=MODEL, messages=ASKED, tools=TOOLS, options={"num_predict": 30}).message
+
+
+def litellm():
+    import litellm
+
+    asked = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": "none"}
+    required = {"tools": TOOLS, "tool_choice": "required", "parallel_tool_calls": False}
+    called(litellm.completion(messages=ASKED, max_tokens=60, **required, **asked).choices[0].message.tool_calls)
+    cached = [{"type": "text", "text": "hi", "cache_control": {"type": "ephemeral"}}]
+    assert litellm.completion(messages=[{"role": "user", "content": cached}], max_tokens=8, **asked).choices
+    assert litellm.responses(input="hi", max_output_tokens=12, **asked).output
+    bridge = {"model": f"anthropic/{MODEL}", "api_base": URL, "api_key": "none"}
+    assert litellm.completion(messages=ASKED, max_tokens=12, **bridge).choices
+
+
+def instructor():
+    import instructor
+    import openai
+    import pydantic
+
+    class Person(pydantic.BaseModel):
+        name: str
+        age: int
+
+    client = instructor.from_openai(openai.OpenAI(**KEY))
+    messages = [{"role": "user", "content": "John is 25 years old"}]
+    person = client.chat.completions.create(
+        model=MODEL, response_model=Person, messages=messages, max_tokens=120, temperature=0
+    )
+    assert isinstance(person, Person)
+
+
+def pydantic_ai():
+    import pydantic
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    class Place(pydantic.BaseModel):
+        city: str
+        country: str
+
+    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(**KEY))
+    settings = {"max_tokens": 120, "temperature": 0}
+    agent = Agent(model, output_type=Place, model_settings=settings)
+    assert isinstance(agent.run_sync("Where were the Olympics in 2012?").output, Place)
+
+
+def langchain():
+    import pydantic
+    from langchain.agents import create_agent
+    from langchain_core.tools import tool
+    from langchain_openai import ChatOpenAI
+
+    @tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        return f"sunny in {city}"
+
+    class Place(pydantic.BaseModel):
+        city: str
+
+    model = ChatOpenAI(model=MODEL, max_tokens=80, temperature=0, **KEY)
+    assert create_agent(model, [weather]).invoke({"messages": ASKED})["messages"][-1].content
+    assert model.bind_tools([weather], tool_choice="weather").invoke("Weather in Rome?").tool_calls
+    assert isinstance(model.with_structured_output(Place).invoke("Rome"), Place)
+
+
+def lm_eval():
+    """A task of multiple choice, against transformers' own values."""
+    from lm_eval import simple_evaluate
+    from lm_eval.tasks import TaskManager
+
+    os.chdir(HERE / "lm_eval")
+    remote = {"model": MODEL, "base_url": f"{URL}/v1/completions", "tokenized_requests": True, "num_concurrent": 2}
+    found = {}
+    for kind, args in (("local-completions", remote), ("hf", {"pretrained": FOLDER, "dtype": "float32"})):
+        manager = TaskManager(include_path=".", include_defaults=False)
+        result = simple_evaluate(kind, model_args=args, tasks=["capitals"], task_manager=manager, device="cpu")
+        found[kind] = [pair[0] for sample in result["samples"]["capitals"] for pair in sample["filtered_resps"]]
+    ours, theirs = found.values()
+    worst = max(abs(one - other) for one, other in zip(ours, theirs, strict=True))
+    print(f"lm_eval: {len(ours)} log-likelihoods, at most {worst:.1e} from transformers'")
+    assert len(ours) == 15
+    assert worst < 1e-3
+
+
+def guidellm():
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "report.json"
+        command = [Path(sys.executable).with_name("guidellm"), "run", "--disable-console"]
+        command += ["--backend", f"kind=openai_http,target={URL},model={MODEL}", "--profile", "kind=synchronous"]
+        command += ["--constraint", "kind=max_requests,count=10"]
+        command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"]
+        command += ["--tokenizer", f"kind=huggingface_auto,model={FOLDER}", "--output", f"kind=json,path={out}"]
+        subprocess.run(command, check=True, timeout=300)
+        totals = json.loads(out.read_text())["benchmarks"][0]["metrics"]["request_totals"]
+    assert (totals["successful"], totals["errored"]) == (10, 0), totals
+
+
+CLIENTS = {
+    client.__name__: client
+    for client in (
+        openai_chat,
+        openai_responses,
+        openai_npm,
+        anthropic,
+        ollama,
+        litellm,
+        instructor,
+        pydantic_ai,
+        langchain,
+        lm_eval,
+        guidellm,
+    )
+}
+
+
+def main() -> int:
+    failed = []
+    for name in sys.argv[4:] or CLIENTS:
+        try:
+            CLIENTS[name]()
+        except Exception:
+            traceback.print_exc()
+            failed.append(name)
+        print(f"{name}: {'fails' if name in failed else 'works'}", flush=True)
+    return bool(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""What becomes the prompt: the argument, files, what is piped in; and words that are commands elsewhere."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+from support import write_model
+
+from ppsd_rt import Engine, UsageError
+from ppsd_rt.cli import main as cli
+from ppsd_rt.cli.parser import COMMANDS, SHELLS, parse
+from ppsd_rt.models import local
+from ppsd_rt.models.cache import kept_gguf
+from ppsd_rt.models.resolve import resolve_model
+from ppsd_rt.pipeline.schedule import NAMES
+from ppsd_rt.pipeline.stop_rules import STOP_RULES
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("input") / "model")
+
+
+@pytest.fixture(scope="module")
+def text_of(folder):
+    """The prompt of a command line, as the model gets it."""
+    tokenizer = Engine.from_pretrained(folder, exit_head="none", threads=1).tokenizer
+
+    def text_of(*args, **options):
+        command = [sys.executable, "-m", "ppsd_rt", "--model", folder, "-n", "1", "--json", "--raw", *args]
+        result = subprocess.run(command, capture_output=True, text=True, **options)
+        assert result.returncode == 0, result.stderr
+        return [tokenizer.decode(json.loads(line)["prompt_ids"]) for line in result.stdout.splitlines()]
+
+    return text_of
+
+
+def test_what_is_piped_follows_the_prompt(text_of, tmp_path):
+    assert text_of("Summarise:", input="one\ntwo\n") == ["Summarise:\n\none\ntwo"]
+    notes = tmp_path / "notes.txt"
+    notes.write_text("from a file\n")
+    with notes.open() as file:
+        assert text_of("Summarise:", stdin=file) == ["Summarise:\n\nfrom a file"]
+    assert text_of("Summarise:", stdin=subprocess.DEVNULL) == ["Summarise:"]
+    assert text_of("Summarise:", input="") == ["Summarise:"]
+
+
+def test_files_follow_the_prompt(text_of, tmp_path):
+    for name in "ab":
+        (tmp_path / name).write_text(f"this is {name}\n")
+    files = ["-f", tmp_path / "a", "-f", tmp_path / "b"]
+    assert text_of("Compare.", *files, input="and this") == ["Compare.\n\nthis is a\n\nthis is b\n\nand this"]
+    assert text_of(*files, stdin=subprocess.DEVNULL) == ["this is a\n\nthis is b"]
+
+
+def test_prompts_from_standard_input(text_of):
+    assert text_of("--prompts", "-", input="one\ntwo\n") == ["one", "two"]
+
+
+def test_conversations_get_the_chat_template(folder, tmp_path, capsys):
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+    ]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": 7, "messages": messages}) + "\n")
+    options = ["--prompts", str(prompts), "--json", "-n", "1", "--model", str(folder)]
+    assert cli.main(options) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["id"] == 7
+    assert answer["prompt_ids"] == Engine.from_pretrained(folder, exit_head="none", threads=1).encode(messages)
+    assert cli.main([*options, "--system", "x"]) == 2
+    assert "--system does not go with messages" in capsys.readouterr().err
+
+
+def test_a_file_that_is_missing_is_one_line(folder, capsys):
+    assert cli.main(["Summarise", "-f", "/no/such/file", "--model", str(folder)]) == 2
+    assert capsys.readouterr().err == "ppsd-run: /no/such/file does not exist\n"
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [("ls", "list"), ("models", "list"), ("ps", "list"), ("show", "info"), ("remove", "rm"), ("lst", "list")],
+)
+def test_commands_of_other_programs_are_no_prompts(word, instead):
+    with pytest.raises(UsageError, match=f"write ppsd-run {instead}"):
+        parse([word])
+    assert parse(["--", word]).prompt == word
+
+
+def test_help_has_all_that_the_tables_have(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for word in (*NAMES, *STOP_RULES):
+        assert word in text
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_each_shell_can_complete(shell, capsys):
+    assert cli.main(["--completion", shell]) == 0
+    assert "ppsd-run" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("ppsd-run hea", {"heads"}), ("ppsd-run --gram", {"--grammar"}), ("ppsd-run list --", {"--json"})],
+)
+def test_completions(line, expected, tmp_path):
+    """As the scripts of argcomplete ask for them."""
+    answers = tmp_path / "answers"
+    code = (
+        "import os; fd = os.open(os.environ['ANSWERS'], os.O_WRONLY | os.O_CREAT); os.dup2(fd, 8); os.dup2(2, 9)\n"
+        "from ppsd_rt.cli.main import main; main(['x'])"
+    )
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
+    environment = {"PATH": "", "ANSWERS": str(answers), "_ARGCOMPLETE_SUPPRESS_SPACE": "1", **asked}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    found = set(answers.read_text().split("\n"))
+    assert expected <= found
+    assert not found & set(COMMANDS) - expected
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch, folder):
+    """Two models of the hub, one of which is incomplete, and one that was fetched."""
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    whole = tmp_path / "hub" / "models--org--tiny" / "snapshots" / "abc"
+    whole.parent.mkdir(parents=True)
+    shutil.copytree(folder, whole)
+    (tmp_path / "hub" / "models--org--cut" / "snapshots" / "abc").mkdir(parents=True)
+
+    def fetch(work):
+        (work / "x").write_bytes(b"GGUF")
+        return work / "x"
+
+    kept_gguf(tmp_path / "cache" / "models" / "smollm2-135m-gguf", "source", "smollm2-135m.gguf", fetch)
+    return tmp_path
+
+
+def test_models_that_are_here_are_listed(caches, capsys):
+    assert cli.main(["list", "--json"]) == 0
+    found = {model["name"]: model for model in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert {name: model["stored_as"] for name, model in found.items()} == {
+        "smollm2-135m": "cannot be loaded",
+        "org/cut": "incomplete",
+        "org/tiny": "float32",
+    }
+    assert found["org/tiny"]["bytes"] > 10_000
+    assert found["org/tiny"]["exit_head"] == "none"
+    assert cli.main(["list"]) == 0
+    assert "org/tiny" in capsys.readouterr().out
+
+
+def test_a_name_of_the_list_is_one_that_can_be_loaded(caches):
+    (tiny,) = (model for model in local.local_models() if model.name == "org/tiny")
+    assert resolve_model(str(tiny.weights)) == tiny.weights
+
+
+def test_models_are_removed_when_that_is_agreed(caches, capsys, monkeypatch):
+    path = caches / "hub" / "models--org--tiny"
+    assert cli.main(["rm", "org/nothing"]) == 2
+    assert "here are: smollm2-135m, org/cut, org/tiny" in capsys.readouterr().err
+    assert cli.main(["rm", "org/tiny"]) == 2  # nobody is there to ask
+    assert "--yes" in capsys.readouterr().err
+
+    class Keyboard:
+        def __init__(self, said):
+            self.said = said
+
+        def isatty(self):
+            return True
+
+        def readline(self):
+            return self.said
+
+    monkeypatch.setattr(sys, "stdin", Keyboard("\n"))
+    assert cli.main(["rm", "org/tiny"]) == 1
+    assert path.exists()
+    monkeypatch.setattr(sys, "stdin", Keyboard("y\n"))
+    assert cli.main(["rm", "org/tiny"]) == 0
+    assert not path.exists()
+    assert cli.main(["rm", "smollm2-135m", "--yes"]) == 0
+    assert not list((caches / "cache" / "models").glob("smollm2*"))
+    assert [model.name for model in local.local_models()] == ["org/cut"]

@@ -1,0 +1,169 @@
+"""Grammars that would take the machine: each hits a limit, takes nothing else with it, and can be cancelled."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+
+import pytest
+from support import EOS, VOCAB, byte_tokenizer
+
+from ppsd_rt import Grammar, UsageError
+from ppsd_rt.backend import Cancellation
+from ppsd_rt.models.tokenizer import load_tokenizer
+from ppsd_rt.sampling import grammar as grammar_module
+from ppsd_rt.sampling.grammar import Grammars
+from ppsd_rt.sampling.grammar_trials import GrammarTrials
+
+HANG = 120  # seconds: a guard, no test waits for it to pass
+PRIMES = Grammar.lark("start: A\nA: " + " & ".join(f"/(a{{{prime}}})*/" for prime in (2, 3, 5, 7, 11, 13, 17, 19)))
+MULTIPLE = Grammar.json_schema({"type": "integer", "multipleOf": 999983})
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("grammars")
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def grammars(tokenizer):
+    """With limits that hopeless grammars hit soon, and these tests' others do not."""
+    made = Grammars(tokenizer, VOCAB, [EOS])
+    made._trials._seconds = 0.4
+    return made
+
+
+@pytest.mark.parametrize("hopeless", [PRIMES, MULTIPLE], ids=["primes", "multipleOf"])
+def test_a_grammar_that_takes_too_long(grammars, hopeless, monkeypatch):
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"compiling it takes more than 0.4 s of processor time"):
+            grammars.masks(hopeless)
+        monkeypatch.setattr(grammars._trials, "run", None)  # the second time it is known
+
+
+def test_a_grammar_that_takes_too_much_memory(tokenizer):
+    vocabulary = [tokenizer.token_bytes(id) for id in range(VOCAB)], [EOS], None, [EOS], VOCAB
+    trials = GrammarTrials(vocabulary, memory=16 << 20)
+    wrong, _ = trials.run(MULTIPLE.kind, MULTIPLE.text)
+    assert wrong == "compiling it takes more than 16 MiB of memory, or it nests too deep"
+    assert trials.run("regex", "a+")[0] is None, "the next one has a process of its own"
+
+
+NESTED = '{"items":' * 5000 + "{}" + "}" * 5000
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar.json_schema({}), "allows every value"),
+        (Grammar.json_schema(True), "allows every value"),
+        (Grammar.json_schema({"title": "x", "description": "y", "default": 3}), "allows every value"),
+        (Grammar.json_schema({"$ref": "#"}), "allows every value"),
+        (Grammar.json_schema({"allOf": [{"$ref": "#"}]}), "allows every value"),
+        (Grammar.json_schema({"anyOf": [{"type": "object"}, {}]}), "allows every value"),
+        (
+            Grammar.json_schema(
+                {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}
+            ),
+            "allows every value",
+        ),
+        (Grammar.json_schema({"anyOf": [{"$ref": "#"}, {"$ref": "#"}, True]}), "allows every value"),
+        (Grammar.json_schema({"type": "integer", "minimum": 2, "maximum": 1}), "."),
+        (Grammar.lark("start: a\na: a"), "allows no answer at all"),
+        (Grammar.json_schema(NESTED), "nests too deep"),
+        (Grammar.regex("(" * 20000 + "a" + ")" * 20000), "."),
+        (Grammar.regex("a" * (1 << 20) + "b"), "1048577 characters, and 1048576 are the most"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else f"{value.kind} {value.text[:30]}",
+)
+def test_grammars_that_say_nothing_or_cannot_be(grammars, grammar, said):
+    with pytest.raises(UsageError, match=f"the {grammar.kind} is not valid: .*({said})") as caught:
+        grammars.masks(grammar)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"any": {}}},
+        {
+            "$defs": {"node": {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}},
+            "$ref": "#/$defs/node",
+        },
+        {"anyOf": [{"type": "string"}, {"$ref": "#"}]},
+        {"const": 1},
+        {"type": "string", "minLength": 1000, "maxLength": 100000},
+        {"type": "integer", "multipleOf": 7},
+    ],
+    ids=json.dumps,
+)
+def test_schemas_that_say_something(grammars, schema):
+    assert grammars.masks(Grammar.json_schema(schema))
+
+
+def test_a_trial_can_be_cancelled_and_others_go_on(grammars, monkeypatch):
+    monkeypatch.setattr(grammars._trials, "_seconds", 1000.0)
+    cancellation, asked, ended = Cancellation(), threading.Event(), []
+
+    def cancel(end):
+        cancellation.tells(end)
+        asked.set()
+
+    def compile():
+        try:
+            grammars.masks(Grammar.lark(PRIMES.text + " "), cancel)
+        except UsageError as error:
+            ended.append(str(error))
+
+    thread = threading.Thread(target=compile)
+    thread.start()
+    assert asked.wait(HANG)
+    assert grammars.masks(Grammar.regex("other one")), "in a process of its own, meanwhile"
+    assert thread.is_alive()
+    cancellation.ask()
+    thread.join(HANG)
+    assert ended == ["nobody waits for this grammar any more"]
+
+
+def test_compiled_grammars_are_kept_within_bounds(grammars, monkeypatch):
+    tried = []
+    monkeypatch.setattr(grammars._trials, "run", lambda kind, text, cancel: (tried.append(text), (None, 0))[1])
+    monkeypatch.setattr(grammar_module, "_MOST_SEEN", 2)
+    for pattern in ("k1", "k2", "k1", "k3", "k1", "k2"):
+        grammars.masks(Grammar.regex(pattern))
+    assert tried == ["k1", "k2", "k3", "k2"]
+    assert len(grammars._seen) == 2
+    monkeypatch.setattr(grammars._trials, "run", lambda *_: (None, 200 << 20))
+    for pattern in ("big1", "big2"):
+        grammars.masks(Grammar.regex(pattern))
+    assert [grammar.text for grammar in grammars._seen] == ["big2"]
+
+
+def test_white_space_in_json_has_a_bound(grammars, tokenizer):
+    mask = grammars.masks(Grammar.json_schema({"type": "object", "properties": {"a": {"type": "integer"}}}))()
+
+    def allowed(text):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return mask.allowed(0, ids)[tokenizer.encode(" ", add_special_tokens=False)[0]]
+
+    assert allowed('{"a":' + " " * 23)
+    assert not allowed('{"a":' + " " * 24)
+
+
+def test_processes_end_with_the_one_that_started_them():
+    script = """
+from ppsd_rt.sampling.grammar_trials import GrammarTrials
+trials = GrammarTrials(([bytes([i]) for i in range(256)] + [b"</s>"], [256], None, [256], 257))
+trials.run("regex", "a+")
+print(trials._idle[0].pid, flush=True)
+input()
+"""
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        ends = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    assert select.select([ends], [], [], HANG)[0], "it reads the end of its input"
+    os.close(ends)

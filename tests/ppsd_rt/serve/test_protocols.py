@@ -1,0 +1,241 @@
+"""OpenAI's responses, Anthropic's messages and Ollama's paths: with their own clients where these are light."""
+
+import json
+
+import anthropic
+import openai
+import pytest
+from serve_support import HANG, NAME, SCHEDULE, USER, serving
+from support import write_model
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.serve import responses
+
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+ARGUMENTS = {"city": "Rome"}
+
+
+@pytest.fixture(scope="module")
+def roomy(tmp_path_factory):
+    folder = write_model(tmp_path_factory.mktemp("protocols") / "model", max_position_embeddings=4096)
+    engine = Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head="norm:2")
+    engine.name = NAME
+    return engine
+
+
+@pytest.fixture(scope="module")
+def served(roomy):
+    with serving(roomy) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def claude(served):
+    with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=HANG) as client:
+        yield client
+
+
+def alone(engine, messages, **params):
+    return engine.generate(messages, SamplingParams(**params), SCHEDULE).run()
+
+
+FUNCTION = {"type": "function", "name": "weather", "parameters": CITY, "strict": True}
+
+
+def test_a_response_and_the_next_one(served, roomy):
+    ask = served.client.responses.create
+    first = ask(model=NAME, input="Hi", instructions="Be brief.", max_output_tokens=8, temperature=0)
+    told = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+    expected = alone(roomy, told, max_tokens=8)
+    assert first.output_text == expected.text
+    assert (first.status, first.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (first.usage.input_tokens, first.usage.output_tokens) == (len(expected.prompt_ids), 8)
+    second = ask(model=NAME, input="Go on", previous_response_id=first.id, max_output_tokens=8, temperature=0)
+    said = [told[1], {"role": "assistant", "content": expected.text}, {"role": "user", "content": "Go on"}]
+    assert second.output_text == alone(roomy, said, max_tokens=8).text, "instructions hold for one response"
+    assert served.client.responses.retrieve(first.id).output_text == first.output_text
+    served.client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="there is no response"):
+        ask(model=NAME, input="Go on", previous_response_id=first.id)
+
+
+def test_a_response_that_is_not_stored(served):
+    reply = served.client.responses.create(model=NAME, input="Hi", store=False, max_output_tokens=2)
+    with pytest.raises(openai.NotFoundError):
+        served.client.responses.retrieve(reply.id)
+
+
+def test_the_store_is_bounded(monkeypatch):
+    store = responses.Store()
+    monkeypatch.setattr(responses, "_MOST_STORED", 3)
+    for number in range(5):
+        store.put(str(number), [{"content": "a"}], {})
+    assert store.messages("2") and list(store._kept) == ["2", "3", "4"]
+    monkeypatch.setattr(responses, "_MOST_CHARACTERS", 100)
+    store.put("long", [{"content": "a" * 70}], {})
+    assert list(store._kept) == ["long"] and store._characters <= 100
+
+
+def test_events_of_a_response(served):
+    with served.client.responses.stream(model=NAME, input="Hi", max_output_tokens=12, temperature=0) as stream:
+        events = list(stream)
+        whole = stream._response
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.incomplete",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert (
+        text
+        == events[-1].response.output_text
+        == served.client.responses.create(model=NAME, input="Hi", max_output_tokens=12, temperature=0).output_text
+    )
+    assert whole.headers["content-type"].startswith("text/event-stream")
+
+
+def test_calls_of_a_response_and_their_results(served):
+    asked = {"model": NAME, "tools": [FUNCTION, {"type": "web_search"}], "temperature": 0, "max_output_tokens": 400}
+    reply = served.client.responses.create(input="Weather?", tool_choice="required", parallel_tool_calls=False, **asked)
+    [call] = reply.output
+    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", ARGUMENTS)
+    with served.client.responses.stream(
+        input="Weather?", tool_choice={"type": "function", "name": "weather"}, **asked
+    ) as stream:
+        events = list(stream)
+    pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert json.loads("".join(pieces)) == ARGUMENTS
+    assert events[-1].type == "response.completed"
+    history = [
+        {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": []},
+        call.model_dump(exclude_none=True),
+        {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"},
+    ]
+    assert served.client.responses.create(input=history, **asked | {"max_output_tokens": 4}).output_text
+
+
+def test_what_a_response_cannot_do(served):
+    for body, param in (
+        ({"background": True}, "background"),
+        ({"input": [{"type": "computer_call"}]}, "input[0]"),
+        ({"text": {"format": {"type": "xml"}}}, "response_format"),
+    ):
+        reply = served.http.post("/v1/responses", json={"input": "a"} | body)
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+TOOL = {"name": "weather", "description": "of a city", "input_schema": CITY}
+
+
+def test_a_message(claude, roomy):
+    reply = claude.messages.create(
+        model=NAME,
+        max_tokens=8,
+        system=[{"type": "text", "text": "Be brief."}],
+        messages=USER,
+        extra_body={"temperature": 0},
+    )
+    expected = alone(roomy, [{"role": "system", "content": "Be brief."}, *USER], max_tokens=8)
+    assert (reply.content[0].text, reply.stop_reason) == (expected.text, "max_tokens")
+    assert (reply.usage.input_tokens, reply.usage.output_tokens) == (len(expected.prompt_ids), 8)
+    count = claude.messages.count_tokens(model=NAME, system="Be brief.", messages=USER)
+    assert count.input_tokens == len(expected.prompt_ids)
+    stop = expected.text[4:6]
+    stopped = claude.messages.create(
+        model=NAME,
+        max_tokens=8,
+        system="Be brief.",
+        messages=USER,
+        stop_sequences=[stop],
+        extra_body={"temperature": 0},
+    )
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", stop)
+
+
+def test_a_message_that_has_been_begun(claude, roomy):
+    begun = [*USER, {"role": "assistant", "content": "Because"}]
+    count = claude.messages.count_tokens(model=NAME, messages=begun).input_tokens
+    assert count == len(roomy.encode(USER)) + len("Because")
+
+
+def test_events_of_a_message(claude):
+    asked = {"model": NAME, "max_tokens": 12, "messages": USER, "extra_body": {"temperature": 0}}
+    whole = claude.messages.create(**asked)
+    with claude.messages.stream(**asked) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert final.content[0].text == whole.content[0].text and final.stop_reason == "max_tokens"
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert final.usage.output_tokens == 12
+
+
+def test_tools_of_a_message(claude):
+    asked = {"model": NAME, "max_tokens": 400, "tools": [TOOL], "extra_body": {"temperature": 0}}
+    one = {"type": "any", "disable_parallel_tool_use": True}
+    reply = claude.messages.create(messages=USER, tool_choice=one, **asked)
+    [call] = reply.content
+    assert (call.type, call.name, call.input, reply.stop_reason) == ("tool_use", "weather", ARGUMENTS, "tool_use")
+    with claude.messages.stream(messages=USER, tool_choice={"type": "tool", "name": "weather"}, **asked) as stream:
+        assert stream.get_final_message().content[0].input == ARGUMENTS
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
+    history = [*USER, {"role": "assistant", "content": [call.model_dump()]}, {"role": "user", "content": [result]}]
+    assert claude.messages.create(messages=history, **asked | {"max_tokens": 4}).content
+
+
+def test_what_a_message_cannot_have(claude):
+    picture = {"type": "image", "source": {"type": "url", "url": "data:,"}}
+    with pytest.raises(anthropic.BadRequestError, match="reads text"):
+        claude.messages.create(model=NAME, max_tokens=4, messages=[{"role": "user", "content": [picture]}])
+    with pytest.raises(anthropic.NotFoundError) as caught:
+        claude.messages.create(model="claude", max_tokens=4, messages=USER)
+    assert caught.value.body["type"] == "error" and caught.value.body["error"]["type"] == "not_found_error"
+
+
+def lines(reply):
+    return [json.loads(line) for line in reply.text.splitlines()]
+
+
+def test_a_chat_as_ollamas_clients_ask(served, roomy):
+    options = {"temperature": 0, "num_predict": 8, "num_ctx": 2048}
+    expected = alone(roomy, USER, max_tokens=8).text
+    streamed = served.http.post("/api/chat", json={"model": f"{NAME}:latest", "messages": USER, "options": options})
+    assert streamed.headers["content-type"] == "application/x-ndjson"
+    assert "".join(line["message"]["content"] for line in lines(streamed)) == expected
+    last = lines(streamed)[-1]
+    assert (last["done"], last["done_reason"], last["eval_count"]) == (True, "length", 8)
+    body = {"model": NAME, "prompt": USER[0]["content"], "options": options, "stream": False}
+    assert served.http.post("/api/generate", json=body).json()["response"] == expected
+    tool = {"type": "function", "function": {"name": "weather", "parameters": CITY}}
+    called = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "weather", "arguments": ARGUMENTS}}],
+    }
+    history = [*USER, called, {"role": "tool", "tool_name": "weather", "content": "sunny"}]
+    body = {"messages": history, "tools": [tool], "stream": False, "options": options}
+    assert served.http.post("/api/chat", json=body).json()["done"]
+    held = {"messages": USER, "format": CITY, "options": {"num_predict": 99}, "stream": False}
+    assert json.loads(served.http.post("/api/chat", json=held).json()["message"]["content"]) == ARGUMENTS
+
+
+def test_what_ollamas_clients_are_told(served):
+    assert served.http.get("/api/tags").json()["models"][0]["name"] == NAME
+    assert served.http.post("/api/show", json={"model": NAME}).json()["model_info"]["llama.context_length"] == 4096
+    assert served.http.post("/api/show", json={"model": "other"}).status_code == 404
+    assert "version" in served.http.get("/api/version").json()

@@ -1,0 +1,231 @@
+"""What clients send that OpenAI does not know, and how they connect."""
+
+import json
+import socket
+
+import pytest
+from serve_support import HANG, SCHEDULE, USER, serving
+
+from ppsd_rt import SamplingParams
+from ppsd_rt.serve.settings import default_queue
+
+EXTRAS = {
+    "colour": "red",
+    "cache_prompt": True,
+    "priority": 0,
+    "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}], "id": -3},
+        {"role": "assistant", "content": "a", "tool_calls": None, "function_call": None, "annotations": []},
+        {"role": "assistant", "content": None},
+        {"role": "user", "content": "b", "opts": {"visible": False}},
+    ],
+}
+
+
+def test_unknown_fields_are_ignored_and_named_once(engine):
+    with serving(engine) as served:
+        for _ in range(2):
+            assert served.post(**EXTRAS).status_code == 200
+        lines = [served.log._entries.get(timeout=HANG) for _ in range(6)]
+    named = sorted(line["field"] for line in lines if line["event"] == "ignored")
+    assert named == ["colour", "messages[].annotations", "messages[].content[].cache_control", "messages[].opts"]
+
+
+def test_a_strict_server_refuses_them(engine):
+    with serving(engine, strict=True) as served:
+        for body, name in (({"colour": 1}, "colour"), ({"messages": [{**USER[0], "mood": 1}]}, "messages[].mood")):
+            error = served.post(**body).json()["error"]
+            assert (error["code"], error["param"]) == ("unknown_parameter", name)
+        unique = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+        asked = {"type": "json_schema", "json_schema": {"schema": unique}}
+        assert "uniqueItems" in served.post(response_format=asked).json()["error"]["message"]
+        assert served.post().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ({"repeat_penalty": 1.3}, {"repetition_penalty": 1.3}),
+        ({"min_tokens": 9, "stop": " "}, {"min_tokens": 9, "stop": " "}),
+        ({"temperature": 1e-9, "seed": 4}, {"temperature": 0.0}),
+        (
+            {"skip_special_tokens": False, "logit_bias": {"257": 100}},
+            {"skip_special_tokens": False, "logit_bias": {257: 100}},
+        ),
+    ],
+    ids=lambda value: ",".join(value),
+)
+def test_names_of_others_do_the_same(served, engine, theirs, ours):
+    reply = served.http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 12, "temperature": 0} | theirs)
+    expected = engine.generate("Once", SamplingParams(**{"max_tokens": 12, "temperature": 0.0} | ours), SCHEDULE).run()
+    assert reply.json()["choices"][0]["text"] == expected.text
+
+
+def test_how_many_tokens_by_other_names(served):
+    for field, count in (("n_predict", 3), ("max_tokens", 3)):
+        reply = served.http.post("/v1/completions", json={"prompt": "a", field: count, "ignore_eos": True}).json()
+        assert reply["usage"]["completion_tokens"] == count
+    reply = served.http.post("/v1/completions", json={"prompt": "a", "n_predict": -1, "ignore_eos": True}).json()
+    assert reply["usage"]["total_tokens"] == 512
+
+
+def test_a_seed_of_minus_one_is_none(served):
+    def say():
+        return served.post(temperature=1.5, seed=-1, max_tokens=30).json()["choices"][0]["message"]["content"]
+
+    assert say() != say()
+
+
+COLOUR = {"type": "object", "properties": {"a": {"enum": ["red"]}}, "required": ["a"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"guided_json": COLOUR},
+        {"guided_json": json.dumps(COLOUR)},
+        {"json_schema": COLOUR},
+        {"structured_outputs": {"json": COLOUR}},
+        {"guided_regex": '\\{"a": "red"\\}'},
+        {"guided_choice": ['{"a": "red"}']},
+        {"structured_outputs": {"choice": ['{"a":"red"}']}},
+        {"guided_grammar": 'start: "{" "\\"a\\"" ":" "\\"red\\"" "}"'},
+    ],
+    ids=lambda body: next(iter(body)),
+)
+def test_grammars_by_other_names(served, body):
+    said = served.post(**body, max_tokens=200, temperature=0).json()["choices"][0]["message"]["content"]
+    assert json.loads(said) == {"a": "red"}
+
+
+def test_keywords_that_no_grammar_holds_are_left_out(served):
+    """Of pydantic's set[...] and Decimal."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "tags": {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": True, "maxItems": 2},
+            "price": {"type": "string", "maxLength": 3, "pattern": r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"},
+        },
+        "required": ["tags", "price"],
+    }
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert served.post(response_format=asked, max_tokens=1).status_code == 200
+
+
+def test_stop_strings_in_the_answer(served, engine):
+    whole = engine.generate(USER, SamplingParams(max_tokens=24), SCHEDULE).run().text
+    body = {"stop": whole[7:9], "include_stop_str_in_output": True, "max_tokens": 24, "temperature": 0}
+    reply = served.post(**body).json()["choices"][0]
+    assert (reply["message"]["content"], reply["finish_reason"]) == (whole[: whole.index(whole[7:9]) + 2], "stop")
+    chunks = served.chat(max_tokens=24, stop=whole[7:9], stream=True, extra_body={"include_stop_str_in_output": True})
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == reply["message"]["content"]
+
+
+def test_every_chunk_may_have_the_usage(served):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = list(served.chat(max_tokens=24, stream=True, stream_options=options))
+    counts = [chunk.usage.completion_tokens for chunk in chunks]
+    assert counts == sorted(counts) and counts[0] > 0 and counts[-1] == 24
+
+
+def test_the_last_message_may_be_continued(served, engine):
+    messages = [*USER, {"role": "assistant", "content": "Because "}]
+    body = {"messages": messages, "continue_final_message": True, "add_generation_prompt": False}
+    ids = served.http.post("/tokenize", json=body).json()["tokens"]
+    assert engine.tokenizer.decode(ids, skip_special_tokens=False).endswith("<|im_start|>assistant\nBecause")
+    prefix = {"messages": [*USER, {**messages[-1], "prefix": True}]}
+    assert served.http.post("/tokenize", json=prefix).json()["tokens"] == ids
+    reply = served.post(**body, max_tokens=8, temperature=0).json()["choices"][0]["message"]["content"]
+    assert reply == engine.generate(ids, SamplingParams(max_tokens=8), SCHEDULE).run().text
+
+
+def test_special_tokens_in_contents_are_a_choice(engine):
+    content = "a<|im_end|>\n<|im_start|>system"
+    ends = engine.tokenizer.encode("<|im_end|>")[0]
+    for plain in (False, True):
+        with serving(engine, plain_contents=plain) as served:
+            body = {"messages": [{"role": "user", "content": content}]}
+            ids = served.http.post("/tokenize", json=body).json()["tokens"]
+        assert ids.count(ends) == (1 if plain else 2)
+        assert content in engine.tokenizer.decode(ids, skip_special_tokens=False)
+
+
+def test_detokenize_and_tokenizer_info(served, engine):
+    ids = engine.encode("ab<|im_end|>")
+    assert served.http.post("/detokenize", json={"tokens": ids}).json() == {"prompt": "ab<|im_end|>"}
+    info = served.http.get("/tokenizer_info").json()
+    assert (info["eos_token"], info["bos_token"]) == ("<|im_end|>", "<|im_start|>")
+    assert info["chat_template"] == engine.tokenizer.chat_template.source
+
+
+@pytest.mark.parametrize("prompt", ["Once upon", [79, 110, 99, 101]], ids=["text", "ids"])
+def test_echo(served, engine, prompt):
+    ids = engine.encode(prompt)
+    text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(ids)
+    expected = engine.generate(prompt, SamplingParams(max_tokens=4, logprobs=1), SCHEDULE).run()
+    judged = engine.prompt_logprobs(ids, 1)
+    asked = {"logprobs": 1, "echo": True, "max_tokens": 4}
+    whole = served.complete(prompt, **asked).choices[0]
+    assert whole.text == text + expected.text
+    probabilities = [None if one is None else one.logprob for one in (*judged, *expected.logprobs)]
+    assert whole.logprobs.token_logprobs == probabilities and whole.logprobs.top_logprobs[0] is None
+    assert whole.logprobs.text_offset[: len(ids)] == list(range(len(ids)))
+    streamed = list(served.complete(prompt, stream=True, **asked))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == whole.text
+    pieces = [
+        one for chunk in streamed if chunk.choices[0].logprobs for one in chunk.choices[0].logprobs.token_logprobs
+    ]
+    assert pieces == probabilities
+    alone = served.complete(prompt, **asked | {"max_tokens": 0})
+    assert (alone.choices[0].text, alone.usage.completion_tokens) == (text, 0)
+    assert alone.choices[0].logprobs.token_logprobs == probabilities[: len(ids)]
+    assert served.complete(prompt, echo=True, max_tokens=4).choices[0].logprobs is None
+
+
+def test_head_is_get_without_the_body(served):
+    for path in ("/health", "/v1/models", "/metrics", "/"):
+        reply = served.http.head(path)
+        assert (reply.status_code, reply.content) == (200, b""), path
+
+
+def test_pages_of_other_origins_may_ask_where_the_server_says_so(engine):
+    asks = {"Origin": "http://there", "Access-Control-Request-Method": "POST"}
+    asks["Access-Control-Request-Headers"] = "authorization,content-type"
+    with serving(engine, origins=("http://there",), api_key="k") as served:
+        leave = served.http.options("/v1/chat/completions", headers=asks)
+        assert (leave.status_code, leave.headers["access-control-allow-origin"]) == (200, "http://there")
+        refused = served.http.post("/v1/completions", json={}, headers={"Origin": "http://there"})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "http://there")
+        other = served.http.get("/health", headers={"Origin": "http://elsewhere"})
+        assert "access-control-allow-origin" not in other.headers
+    with serving(engine) as served:
+        assert "access-control-allow-origin" not in served.http.options("/v1/models", headers=asks).headers
+
+
+def test_idle_connections_stay_longer_than_clients_are_told(engine):
+    with serving(engine, keep_alive=90.0) as served:
+        assert served.http.get("/health").headers["keep-alive"] == "timeout=90"
+        assert served.server.config.timeout_keep_alive > 90
+
+
+def test_many_may_wait():
+    assert default_queue(4 << 20) >= 256 and default_queue(1 << 40) == 256
+
+
+def test_a_client_that_sends_no_more_gets_its_answer(holding):
+    content = json.dumps({"messages": USER, "max_tokens": 6, "temperature": 0}).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(content)}"
+    with serving(holding) as served, socket.create_connection(served._listener.getsockname(), timeout=HANG) as client:
+        client.sendall(head.encode() + b"\r\n\r\n" + content)
+        client.shutdown(socket.SHUT_WR)
+        assert holding.begun.acquire(timeout=HANG)
+        holding.release()
+        reply = b"".join(iter(lambda: client.recv(65536), b""))  # to the end: the connection is closed then
+        assert b"HTTP/1.1 200 OK" in reply and b'"finish_reason":"length"' in reply
+
+
+def test_the_key_may_come_as_anthropics_clients_send_it(engine):
+    with serving(engine, api_key="k") as served:
+        assert served.http.get("/v1/models", headers={"x-api-key": "k"}).status_code == 200
+        assert served.http.get("/v1/models", headers={"x-api-key": "other"}).status_code == 401
