@@ -11,7 +11,7 @@ SEEDS ?= 1000
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run quick test test-all clients lint types sanitize fuzz virtual-gpu wheel check clean
+.PHONY: run quick test test-slow test-all clients lint types sanitize fuzz virtual-gpu wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	@echo "[4/4] answering with the default model; the first answer measures for some seconds what each step costs here"
@@ -28,8 +28,11 @@ test: $(VENV)/development  ## tests of every part, in minutes
 	$(BIN)/ppsd-run pull
 	$(PYTEST) -m "not slow" --durations 10
 
-test-all: test  ## these, and those marked slow
+test-slow: $(VENV)/development  ## those marked slow: what they prove in depth has a faster neighbour in `make test`
+	$(BIN)/ppsd-run pull
 	$(PYTEST) -m slow --durations 10
+
+test-all: test test-slow
 
 clients: $(VENV)/development  ## real clients against the server, in an environment of their own under build/clients
 	tests/clients/run.sh $(abspath $(BIN))/ppsd-run

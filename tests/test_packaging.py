@@ -108,3 +108,28 @@ def test_cmake_names_sources_that_an_sdist_carries():
     for name in named:
         assert (ROOT / name).is_file()
         assert name.partition("/")[0] in grafted
+
+
+def test_the_workflow_calls_targets_that_exist():
+    """It has not run anywhere yet: at least it is YAML, and every command in it is a make target of ours."""
+    yaml = pytest.importorskip("yaml")
+    workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = [step["run"] for job in workflow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert commands
+    for command in commands:
+        program, *called = command.split()
+        assert program == "make" and called and set(called) <= targets, command
+
+
+def test_settings_of_other_tools_are_readable():
+    yaml = pytest.importorskip("yaml")
+    hooks = [
+        hook
+        for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+        for hook in repo["hooks"]
+    ]
+    assert {hook["id"] for hook in hooks} == {"ruff-check", "ruff-format", "clang-format"}
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])

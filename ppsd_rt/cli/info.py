@@ -44,7 +44,12 @@ def _summary(info: dict[str, Any]) -> Iterator[str]:
     on = "" if backend["device"] == backend["name"] else f" on {backend['device']}"
     threads, answers = counted(backend["threads"], "thread"), counted(backend["answers_at_once"], "answer")
     yield f"backend    {backend['name']}{on}, {backend['dtype']}, {threads}, {answers} at once"
-    facts = [f"instructions {backend['isa']}"] if "isa" in backend else []
+    facts = []
+    if "isa" in backend:
+        others = [name for name in backend["usable_isas"] if name != backend["isa"]]
+        facts.append(
+            f"instructions {backend['isa']} ({'also ' + ', '.join(others) if others else 'this build has no others'})"
+        )
     facts += [f"weights {backend['packed_megabytes']:.0f} MB"] if "packed_megabytes" in backend else []
     if "kv_megabytes" in backend:
         facts.append(f"KV caches {backend['kv_dtype']}, up to {backend['kv_megabytes']:.0f} MB")
