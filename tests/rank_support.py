@@ -55,7 +55,7 @@ class Pipeline:
             station.announce(epoch, _native.wire_clock(), spared)
 
     def start(self, prompt, params, schedule, keep=0, end=None, oracle=None, trace=False):
-        limits = Limits(end or len(prompt) + params.max_tokens, frozenset(params.stop_token_ids))
+        limits = Limits(end or len(prompt) + (params.max_tokens or 256), frozenset(params.stop_token_ids))
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
         taken = params.for_backend(prompt)  # as an engine hands them on

@@ -193,6 +193,8 @@ class CpuBackend:
                 successors=self._successors,
             )
 
+        if not self._alone and limits.end * self._row_bytes > self._kv_memory * (1 - LONE_SHARE):
+            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
         answer = Answer(prompt, limits, cancellation, request, masks)
         # A block less than there is memory for, so that the loop has room for it in any case.
         alone = limits

@@ -300,7 +300,7 @@ def test_what_does_not_go_together(plain, monkeypatch):
     with pytest.raises(UsageError, match="stages have no grammar"):
         plain.stages(SamplingParams(grammar=Grammar.json()))
     with monkeypatch.context() as patch:
-        patch.setattr(type(plain.backend), "extras", False)
+        patch.setattr(type(plain.backend), "extras", frozenset())
         with pytest.raises(UsageError, match="the cpu backend has no grammar"):
             plain.generate(PROMPT, SamplingParams(grammar=Grammar.json()))
 

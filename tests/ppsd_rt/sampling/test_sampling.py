@@ -7,9 +7,7 @@ import pytest
 from support import VOCAB, slow, write_model
 
 from ppsd_rt import Committed, Engine, SamplingParams, UsageError
-from ppsd_rt.cuda.backend import CudaBackend
 from ppsd_rt.pipeline.schedule import AUTO
-from ppsd_rt.ranks.backend import RanksBackend
 
 SCHEDULES = {
     "head": "eesd:length=4,stop_rule=fixed",
@@ -168,14 +166,9 @@ def test_ids_outside_the_vocabulary_have_no_bias(engine):
 @pytest.mark.parametrize("options", [*SAMPLINGS.values(), {"logprobs": 0}], ids=[*SAMPLINGS, "logprobs"])
 def test_a_backend_that_lacks_them_names_them(folder, monkeypatch, options):
     engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="float32", threads=1)
-    monkeypatch.setattr(type(engine.backend), "extras", False)
+    monkeypatch.setattr(type(engine.backend), "extras", frozenset())
     with pytest.raises(UsageError, match=f"the cpu backend has no {SamplingParams(**options).extras()[0]}"):
         engine.generate(PROMPT, SamplingParams(**options))
-
-
-def test_cuda_and_ranks_lack_them():
-    assert not CudaBackend.extras
-    assert not RanksBackend.extras
 
 
 @pytest.mark.parametrize(
