@@ -32,7 +32,8 @@ def inverse_frequencies(config: LlamaConfig, length: int = 0) -> Float32:
     if scaling.kind == "yarn":
         return _yarn(frequencies, config, scaling)
     long = length > scaling.original_max_position_embeddings
-    return frequencies / np.array(scaling.long_factor if long else scaling.short_factor, np.float32)
+    factors: Float32 = np.array(scaling.long_factor if long else scaling.short_factor, np.float32)
+    return frequencies / factors
 
 
 def attention_factor(config: LlamaConfig) -> float:

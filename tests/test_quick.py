@@ -10,7 +10,7 @@ TEXT = "a small model with random weights, of which every schedule gives the sam
 
 
 def answer(engine, schedule, **settings):
-    params = SamplingParams(max_tokens=24, **settings)
+    params = SamplingParams(max_tokens=24, ignore_eos=True, **settings)
     return [token.id for token in engine.generate(TEXT, params, schedule=schedule)]
 
 
@@ -48,7 +48,7 @@ def test_cuda(model):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     engine = Engine.from_pretrained(model, backend="cuda", device=device, dtype=dtype, exit_head="norm:2")
-    params = SamplingParams(max_tokens=4)
+    params = SamplingParams(max_tokens=4, ignore_eos=True)
     plain, drafted = (
         engine.generate("Hello", params, schedule).run().ids for schedule in ("plain", "eesd:length=2,stop_rule=fixed")
     )

@@ -349,7 +349,7 @@ def examine(launch: Launch, capability: int) -> Report:
     its_bytes = weight_bytes(constants) if weights and "STEPS" in constants else 0
     bar = AHEAD[constants["FORMAT"]] if its_bytes else 0
     if dict(launch.types).get("x") == "*fp32" or constants.get("NORMS") or constants.get("KV"):
-        bar *= CROWDED.get(constants["FORMAT"], 1) if its_bytes else 1
+        bar = int(bar * CROWDED.get(constants["FORMAT"], 1)) if its_bytes else 0
     early = "PDL" in constants and constants["PDL"] and launch.name != "feedback"  # its matrix is chosen ahead of it
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],

@@ -58,7 +58,7 @@ SCHEDULES = (
 class Difference:
     """Where an answer first departs from the plain one, and what plain decoding's logits say of both ids."""
 
-    prompt: str
+    prompt: str | int
     sampling: str
     schedule: str
     position: int
