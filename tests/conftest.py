@@ -3,6 +3,7 @@
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's: its threads do not wait passively
@@ -83,3 +84,15 @@ def default_folder(default_model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("default") / "smollm2-135m"
     convert_gguf(default_model, folder)
     return folder
+
+
+def pytest_collection_modifyitems(items):
+    """Marks what slow.txt lists, and brings modules with long tests to the front: the end is then not one long test."""
+    listed = {
+        line for line in (Path(__file__).parent / "slow.txt").read_text().splitlines() if not line.startswith("#")
+    }
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker(pytest.mark.slow)
+    first = ("test_lifetime", "test_feedback", "cuda/", "test_default_model", "test_many", "test_processes", "test_cli")
+    items.sort(key=lambda item: not any(name in item.nodeid for name in first))

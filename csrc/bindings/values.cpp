@@ -174,7 +174,7 @@ py::object sampling_params_of(const Sampling& s) {
                               "presence_penalty"_a = shortest(s.presence_penalty),
                               "frequency_penalty"_a = shortest(s.frequency_penalty), "logit_bias"_a = biases,
                               "logprobs"_a = s.logprobs < 0 ? py::object(py::none()) : py::int_(s.logprobs),
-                              "max_tokens"_a = std::max(s.min_tokens, 256), "min_tokens"_a = s.min_tokens,
+                              "max_tokens"_a = py::none(), "min_tokens"_a = s.min_tokens,
                               "stop_token_ids"_a = s.stop_ids, "seed"_a = s.seed);
 }
 

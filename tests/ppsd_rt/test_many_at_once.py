@@ -388,7 +388,9 @@ def test_garbage_collection_in_the_thread_that_decodes(cpu, company):
             next(iter(other))
         answer = cpu.generate(PROMPTS[0], params(max_tokens=60), "plain", RunOptions(masks=Mask))
         next(iter(answer))
-        del answer
+        cycle = [answer]
+        cycle.append(cycle)  # only the collector finds it
+        del answer, cycle
         dropped.set()
         assert found.wait(HANG)
     finally:

@@ -8,21 +8,18 @@ from ppsd_rt.text import StopStrings
 
 
 class Pieces:
-    """A decoder whose ids are indices into a list of pieces; the last `late` pieces come with flush()."""
+    """A decoder whose ids are indices into a list of pieces."""
 
-    def __init__(self, pieces, late=0):
-        self.pieces, self.border = pieces, len(pieces) - late
+    def __init__(self, pieces):
+        self.pieces = pieces
 
     def push(self, id):
-        return self.pieces[id] if id < self.border else ""
-
-    def flush(self):
-        return "".join(self.pieces[self.border :])
+        return self.pieces[id]
 
 
-def play(pieces, stop, late=0):
+def play(pieces, stop):
     """(what each token printed, what the flush printed, found)."""
-    text = StopStrings(Pieces(pieces, late), stop)
+    text = StopStrings(Pieces(pieces), stop)
     printed = []
     for id in range(len(pieces)):
         printed.append(text.push(id))
@@ -64,11 +61,6 @@ def test_none_counts_among_the_first_tokens():
     text = StopStrings(Pieces(["a.", "b.", "c", ".d"]), (".", "c.d"), 2)
     assert [text.push(id) for id in range(3)] == ["a.", "b.", ""]
     assert text.push(3) == "c" and text.found
-
-
-def test_found_in_what_the_decoder_still_held():
-    printed, rest, found = play(["abc", "EN", "D!"], ("END",), late=2)
-    assert ("".join(printed) + rest, found) == ("abc", True)
 
 
 @given(
