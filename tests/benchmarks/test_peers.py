@@ -146,7 +146,7 @@ def test_side_by_side(load, folder, tmp_path):
     assert set(result["engines"]) == set(engines.split(","))
     shown = load("show").report(result).lines("md").splitlines()
     assert shown[0].startswith("| engine | format | threads | prompt | tokens | prompt tok/s | decode tok/s |")
-    assert len(shown) == 2 + 6 + 2
+    assert len(shown) == 2 + 6
 
 
 @pytest.mark.slow
