@@ -19,6 +19,9 @@ def best_cores(system: str = "/sys/devices") -> int: ...
 
 PASS_ROWS: int
 
+class MaskFailed(RuntimeError):
+    """A grammar gives up."""
+
 class NoThread(RuntimeError):
     """The system starts no more threads."""
 

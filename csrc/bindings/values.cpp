@@ -89,7 +89,7 @@ class PyTokenMask final : public TokenMask {
     try {
       mask_.attr("fill")(start, ids, rows, reinterpret_cast<uintptr_t>(bits));
     } catch (const py::error_already_set& error) {   // which lives no longer than the lock
-      throw std::runtime_error(py::str(error.value()).cast<std::string>());
+      throw MaskFailed(py::str(error.value()).cast<std::string>());
     }
   }
 
