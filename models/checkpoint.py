@@ -32,6 +32,7 @@ from .shapes import check_shapes, model_shapes
 from .uniform import Uniform
 
 if TYPE_CHECKING:
+    from .gguf_model import GgufModel
     from .gguf_tensors import GgufTensors
 
 SINGLE_FILE = "model.safetensors"
@@ -52,10 +53,12 @@ class Checkpoint:
 
     folder: a Hugging Face folder, or a .gguf file. tensors: to look up one at a time, where memory matters.
     blocks: matrices that are stored in blocks, as they lie in the file; the C++ backend reads these.
+    gguf: what else the .gguf file says; None of a folder.
     """
 
     tensors: Mapping[str, Array]
     blocks: Mapping[str, Blocks] = MappingProxyType({})
+    gguf: "GgufModel | None" = None
     _opened: "GgufTensors | QuantisedTensors | None" = None  # they decode
 
     def __init__(self, folder: Path) -> None:
@@ -65,7 +68,7 @@ class Checkpoint:
             from .gguf_tensors import open_tensors  # it takes packages that models in folders do without
 
             self.config, opened = open_tensors(folder)
-            self.tensors, self.blocks, self._opened = opened, opened.blocks(), opened
+            self.tensors, self.blocks, self._opened, self.gguf = opened, opened.blocks(), opened, opened.model
             self.stored_as = sorted(opened.kinds)
             return
         raw, stored = read_json_object(folder / "config.json"), _read_folder(folder)
