@@ -81,8 +81,8 @@ class Rotary:
     ) -> None: ...
 
 class Blocks:
-    """A matrix of a GGUF file where it lies: data [rows, bytes of a row], uint8. neighbours: head_dim, if the rows are
-    in GGUF's order of the rotary channels; 0: in Hugging Face's."""
+    """A matrix in blocks as GGUF files have them, where it lies: data [rows, bytes of a row], uint8. neighbours:
+    head_dim, if the rows are in GGUF's order of the rotary channels; 0: in Hugging Face's."""
 
     def __init__(self, data: npt.NDArray[Any], type: str, columns: int, neighbours: int = ...) -> None: ...
     def row(self, row: int) -> npt.NDArray[np.float32]:

@@ -49,7 +49,6 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
             "invalid_value",
             "tool_choice",
         ),
-        ({"functions": [WEATHER["function"]]}, 400, "unsupported_parameter", "functions"),
         ({"tool_choice": "required"}, 400, "invalid_value", "tool_choice"),
         ({"modalities": ["audio"]}, 400, "unsupported_parameter", "modalities"),
         ({"logit_bias": {"a": 1}}, 400, "invalid_value", "logit_bias.a"),
