@@ -13,9 +13,9 @@ from ppsd_rt.pipeline.schedule import MAX_CHUNK
 from ppsd_rt.sampling.noise import Stream
 
 from .experiment import Claim, Experiment, Found, Parts, markdown
-from .lengths_replay import Drafting, LengthBandit, Rule, Text, paying
+from .lengths_replay import Drafting, LengthBandit, Replay, Rule, Text, paying
 from .recorded import calibrated_costs, recorded_answers
-from .thompson import TEMPERATURES, best_fixed, total_speed
+from .thompson import TEMPERATURES, best_fixed, replays, speed
 
 
 class Fixed:
@@ -210,19 +210,18 @@ def measured(answers: list[Text]) -> dict[str, Any]:
     length, best = best_fixed(answers, costs)
     rules = {}
     for name, make in RIVALS.items():
-        speed = total_speed(answers, costs, lambda seed, make=make: make(costs, seed), reset=name not in ONE_FOR_ALL)
-        rules[name] = {"speed": speed, "interval": interval(answers, costs, make, name not in ONE_FOR_ALL)}
+        runs = replays(answers, costs, lambda seed, make=make: make(costs, seed), reset=name not in ONE_FOR_ALL)
+        rules[name] = {"speed": speed(runs, costs), "interval": interval(runs, costs)}
     tokens = sum(len(text.right) for text in answers)
     return {"answers": len(answers), "tokens": tokens, "best_length": length, "best_fixed": best, "rules": rules}
 
 
-def interval(answers: list[Text], costs: StageCosts, make: Any, reset: bool, draws: int = 200) -> tuple[float, float]:
+def interval(runs: list[Replay], costs: StageCosts, draws: int = 1000) -> tuple[float, float]:
     """95 % of the speeds of as many answers, drawn with replacement (bootstrap)."""
-    each = [total_speed([text], costs, lambda seed: make(costs, seed)) for text in answers]
-    lengths, stream, speeds = [len(text.right) for text in answers], Stream(1), []
+    stream, speeds = Stream(1), []
     for _ in range(draws):
-        chosen = [min(int(stream.uniform() * len(answers)), len(answers) - 1) for _ in answers]
-        speeds.append(sum(lengths[n] for n in chosen) / sum(lengths[n] / each[n] for n in chosen))
+        chosen = [runs[min(int(stream.uniform() * len(runs)), len(runs) - 1)] for _ in runs]
+        speeds.append(speed(chosen, costs))
     speeds.sort()
     return speeds[round(0.025 * draws)], speeds[round(0.975 * draws) - 1]
 

@@ -5,6 +5,7 @@ combinations are tried. The text and the costs are those of `lengths`: nothing h
 """
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import product
 from typing import Any
@@ -15,7 +16,7 @@ from ppsd_rt.pipeline.schedule import MAX_CHUNK
 from ppsd_rt.sampling.noise import Stream
 
 from .experiment import Claim, Experiment, Found, Parts, markdown
-from .lengths_replay import Drafting, Rule, Text, paying, replay
+from .lengths_replay import Drafting, Replay, Rule, Text, paying, replay
 from .recorded import calibrated_costs, recorded_answers
 
 PRIORS = {"uniform": (1.0, 1.0), "Jeffreys": (0.5, 0.5), "hopeful": (4.0, 1.0), "doubtful": (1.0, 2.0)}
@@ -84,21 +85,21 @@ class Thompson:
         return self._stream.beta(yes + self._yes, no + self._no)
 
 
-def total_speed(answers: list[Text], costs: StageCosts, make: Any, reset: bool = True) -> float:
-    """Times plain decoding, over all answers. make(number): its Drafting; without reset one goes through all."""
-    tokens = seconds = 0.0
+def replays(answers: list[Text], costs: StageCosts, make: Any, reset: bool = True) -> list[Replay]:
+    """make(number): the Drafting of an answer; without reset one goes through all."""
     one: Drafting | None = None if reset else make(0)
-    for number, text in enumerate(answers):
-        run = replay(text, costs, one or make(number))
-        tokens, seconds = tokens + run.tokens, seconds + run.seconds
-    return tokens / seconds * costs.plain_step
+    return [replay(text, costs, one or make(number)) for number, text in enumerate(answers)]
+
+
+def speed(runs: Sequence[Replay], costs: StageCosts) -> float:
+    """Times plain decoding, over all of them."""
+    return sum(run.tokens for run in runs) / sum(run.seconds for run in runs) * costs.plain_step
 
 
 def best_fixed(answers: list[Text], costs: StageCosts) -> tuple[int, float]:
     """(length, speed) in hindsight."""
-    speeds = [
-        total_speed(answers, costs, lambda seed, most=k: Rule("fixed", seed, most)) for k in range(1, MAX_CHUNK + 1)
-    ]
+    lengths = range(1, MAX_CHUNK + 1)
+    speeds = [speed(replays(answers, costs, lambda seed, k=k: Rule("fixed", seed, k)), costs) for k in lengths]
     return 1 + speeds.index(max(speeds)), max(speeds)
 
 
@@ -115,11 +116,11 @@ def measured(answers: list[Text], seeds: int) -> dict[str, Any]:
     speeds = {}
     for variant in VARIANTS:
         runs = [
-            total_speed(answers, costs, lambda n, s=s, v=variant: Thompson(v, 1000 * s + n), variant.reset)
+            speed(replays(answers, costs, lambda n, s=s, v=variant: Thompson(v, 1000 * s + n), variant.reset), costs)
             for s in range(seeds)
         ]
         speeds[" ".join(map(str, astuple(variant)))] = statistics.mean(runs)
-    ours = total_speed(answers, costs, lambda seed: Rule(paying(costs), seed))
+    ours = speed(replays(answers, costs, lambda seed: Rule(paying(costs), seed)), costs)
     tokens = sum(len(text.right) for text in answers)
     return {"answers": len(answers), "tokens": tokens, "best_length": length, "best_fixed": best, "speeds": speeds} | {
         "paying": ours

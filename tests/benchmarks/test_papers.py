@@ -293,8 +293,10 @@ def test_the_reconstruction_that_ships_is_one_of_the_family(load):
     assert len(set(thompson.VARIANTS)) == 384
     costs = load("made_up_costs").one_machine(0.1, 0.035)
     answers = [texts.made_up(1000, 0.7, 1.0, seed=seed) for seed in range(4)]
-    family = thompson.total_speed(answers, costs, lambda seed: thompson.Thompson(thompson.OURS, seed))
-    ships = thompson.total_speed(answers, costs, lambda seed: texts.Rule("beta", seed, 6))
+    family, ships = (
+        thompson.speed(thompson.replays(answers, costs, make), costs)
+        for make in (lambda seed: thompson.Thompson(thompson.OURS, seed), lambda seed: texts.Rule("beta", seed, 6))
+    )
     assert family == pytest.approx(ships, rel=0.03)  # other draws, the same rule
     found = thompson.measured([texts.made_up(40, 0.7, 1.0)], 1)
     assert found["best_fixed"] > 1
