@@ -151,6 +151,7 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   round.position = record.position;
   round.rows = record.rows;
   for (int token : record.committed) {
+    if (token < 0) throw std::runtime_error(kNoNumber);
     tokens_.push_back(token);
     round.committed.push_back(token);
     if ((finished_ = ended())) break;
