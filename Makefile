@@ -75,7 +75,8 @@ clean:
 # all of it compiled again. To run, the kernels of this machine are enough; tests need all, and a module of their own.
 BUILD   := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
-PIP     := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+# Of what pip says, the files that take long to come are shown.
+install = { $(BIN)/pip --disable-pip-version-check install --constraint constraints.txt $(1) || echo failed; } | awk '/ Downloading .*\([0-9.]+ [MG]B\)$$/ {print; fflush()} /^Installing/ {print "  installing"; fflush()} /^failed$$/ {exit 1}'
 
 $(VENV)/bin/python:
 	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) on the PATH: install Python 3.11 or newer, or say make PYTHON=/path/to/python3." >&2; exit 1; }
@@ -85,26 +86,26 @@ $(VENV)/bin/python:
 
 $(VENV)/packages: $(VENV)/bin/python pyproject.toml constraints.txt
 	@$(BIN)/python -c '$(BUILD)' >$@.txt
-	@$(PIP) --requirement $@.txt
+	@$(call install,--requirement $@.txt)
 	@touch $@
 
 $(VENV)/runtime: $(VENV)/packages $(SOURCES)
 	@echo "[2/4] compiling the runtime and the kernels of this machine"
 	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(BIN)/python setup.py -q build_ext --inplace
 	@echo "[3/4] installing it, with the packages that it needs"
-	@PPSD_KERNELS=$${PPSD_KERNELS:-native} $(PIP) --no-compile --no-build-isolation --editable .
+	@export PPSD_KERNELS=$${PPSD_KERNELS:-native}; $(call install,--no-compile --no-build-isolation --editable .)
 	@$(BIN)/python setup.py --quiet link_types
 	@touch $@
 
 $(VENV)/quick: $(VENV)/runtime
 	@PPSD_KERNELS=$${PPSD_KERNELS:-native} PPSD_TESTING=ON $(BIN)/python setup.py -q build_ext --inplace
-	@PPSD_KERNELS=$${PPSD_KERNELS:-native} PPSD_TESTING=ON $(PIP) --no-build-isolation --editable ".[quick]"
+	@export PPSD_KERNELS=$${PPSD_KERNELS:-native} PPSD_TESTING=ON; $(call install,--no-build-isolation --editable ".[quick]")
 	@touch $@
 
 $(VENV)/development: $(VENV)/packages $(SOURCES)
 	@echo "installing what tests need; PyPI's torch for Linux brings 3 GB of GPU libraries, of which no test needs any."
 	@echo "For the CPU build of torch, 0.2 GB, name its index in PIP_EXTRA_INDEX_URL: docs/guide/install.md has the line."
 	@PPSD_KERNELS=all PPSD_TESTING=ON $(BIN)/python setup.py -q build_ext --inplace
-	@PPSD_KERNELS=all PPSD_TESTING=ON $(PIP) --no-build-isolation --editable ".[all,dev]"
+	@export PPSD_KERNELS=all PPSD_TESTING=ON; $(call install,--no-build-isolation --editable ".[all,dev]")
 	@$(BIN)/python setup.py --quiet link_types
 	@touch $(VENV)/runtime $(VENV)/quick $@

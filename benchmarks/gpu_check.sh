@@ -94,7 +94,7 @@ sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-san
 warm() {
     local shape
     set -m
-    trap 'kill -INT $(jobs -p) 2> /dev/null; wait' INT
+    trap 'kill -INT $(jobs -p) 2> /dev/null; wait; exit 130' INT   # and starts no more
     for shape in "smollm2-135m --exit-head norm:6:8192" "llama-3.2-1b --exit-head norm:2:16384" "llama-3.1-8b --exit-head norm:4:16384"; do
         $run bench generate --backend cuda --device cuda -m random:$shape -n 16 -p 64 -r 1 --output json --oracle 0.8 \
             --schedule eesd:length=3,stop_rule=fixed --schedule elastic > /dev/null &

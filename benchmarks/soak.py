@@ -5,9 +5,9 @@
 
 Clients send requests of every kind to a `ppsd-run serve`: chats and completions, streamed and whole, greedy and
 sampled, one answer and several, JSON by a schema, calls of tools, grammars that are new or hopeless, prompts of all
-lengths, refused ones. Some go away in the middle. The
-memory for KV caches is small, so that answers wait and lose their places. A request that is sent again must get the
-text that it got before, whatever else the server does then.
+lengths, refused ones. Some go away in the middle. The memory for KV caches is small, so that answers wait and lose
+their places. A request that is sent again must get the text that it got before, whatever else the server does then.
+Before, the cache of compiled grammars is filled: it takes 75 kB for each of the last 256, for half an hour otherwise.
 
 The exit status is 1 if a request is lost, waits longer than --patience, gets another text than before, or leaves an
 answer running, or if the server's memory grows by more than 2 % from the second third of the time to the last.
@@ -30,11 +30,13 @@ from typing import Any
 import httpx2
 from serve import Served
 
-from ppsd_rt.cli.bench import run_facts
-from ppsd_rt.cli.bench_options import positive
-from ppsd_rt.cli.common import print_json, read_prompts
+from ppsd_rt.cli.common import print_json
 from ppsd_rt.cli.progress import progress_bar
+from ppsd_rt.lab.cli.bench import run_facts
+from ppsd_rt.lab.cli.bench_options import positive
+from ppsd_rt.lab.cli.prompt_files import read_prompts
 
+FILL = 300  # grammars: more than the server keeps
 GROWTH = 0.02  # of the server's memory, that is taken for none
 SAMPLE = 2.0  # seconds between two looks at the memory
 HOPELESS = "start: A\nA: " + " & ".join(f"/(a{{{prime}}})*/" for prime in (2, 3, 5, 7, 11, 13, 17, 19))
@@ -142,6 +144,16 @@ def _texts(events: list[dict[str, Any]]) -> list[str]:
     return [texts[index] for index in sorted(texts)]
 
 
+async def fill(url: str, patience: float) -> None:
+    """The cache of grammars that were compiled."""
+    async with httpx2.AsyncClient(base_url=url, timeout=patience) as client:
+        for number in range(FILL):
+            held = {"type": "regex", "regex": f"[a-z ]{{1,{2 + number % 59}}}{number}"}
+            message = {"role": "user", "content": "Hi"}
+            body = {"messages": [message], "max_tokens": 1, "response_format": held}
+            (await client.post("/v1/chat/completions", json=body)).raise_for_status()
+
+
 async def soak(url: str, pid: int, prompts: list[str], args: argparse.Namespace, found: Found) -> None:
     begin, end = monotonic(), monotonic() + 60 * args.minutes
     sent: list[dict[str, Any]] = []  # a few, to be sent again
@@ -201,6 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     served = Served("ppsd-run serve", [*command, *(["--threads", args.threads] if args.threads else [])], None)
     found = Found()
     try:
+        asyncio.run(fill(served.url, args.patience))
         asyncio.run(soak(served.url, served.pid, prompts, args, found))
         left = asyncio.run(left_running(served.url, args.patience))
     finally:

@@ -33,7 +33,7 @@ class GgufTensors(Mapping[str, Floats]):
     """
 
     def __init__(self, model: GgufModel) -> None:
-        self._gguf = model.gguf
+        self.model, self._gguf = model, model.gguf
         self._weights = {weight.key: weight for weight in model.weights}
         paths = {weight.tensor.path for weight in model.weights}
         self._files = {path: np.memmap(path, np.uint8, "r") for path in paths}

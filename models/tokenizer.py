@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
@@ -27,6 +27,9 @@ from ..errors import PpsdError
 from .chat_template import ChatTemplate, special_tokens, token_content
 from .files import AnyFile, AnyFolder, HeldFolder, is_gguf, one_line, read_bytes, read_json_object, read_text
 from .unicode import check_unicode
+
+if TYPE_CHECKING:
+    from .gguf_model import GgufModel
 
 _METASPACE = "▁"
 _MOST_BYTES = 1 << 28  # of tokenizer.json or tokenizer.model; vocabularies of 256 000 tokens take an eighth of it
@@ -36,11 +39,12 @@ _DAMAGED = "the file is damaged or incomplete: download it again"
 _Piece = Callable[[int, bool], bytes | None]
 
 
-def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
+def load_tokenizer(folder: Path, vocab_size: int | None = None, gguf: GgufModel | None = None) -> Tokenizer:
     """The tokenizer of a .gguf file or a model folder: its tokenizer.json, or else its SentencePiece tokenizer.model.
 
     Special tokens and options come from tokenizer_config.json, special_tokens_map.json and added_tokens.json beside it,
     all of which may be missing. `vocab_size` is the number of rows in the model's embedding.
+    `gguf`: the .gguf file, where it has been read already.
 
     Raises PpsdError, one line with the file and the mend, when there is no tokenizer, when a file cannot be read or is
     damaged, when it uses a feature that is not supported, when the named EOS token is not in the vocabulary (answers
@@ -50,7 +54,9 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
     json_path, model_path = folder / "tokenizer.json", folder / "tokenizer.model"
     tokenizer: Tokenizer
     if is_gguf(folder):
-        path, tokenizer = folder, _JsonTokenizer(_described(folder))
+        opened = gguf or _open(folder)
+        said = HeldFolder(folder, {"tokenizer_config.json": json.dumps(opened.tokenizer_config())})
+        path, tokenizer = folder, _JsonTokenizer(said, opened.tokenizer())
     elif not folder.is_dir():
         raise PpsdError(f"there is no folder {folder}: give the folder of a model")
     elif json_path.exists():
@@ -67,16 +73,13 @@ def load_tokenizer(folder: Path, vocab_size: int | None = None) -> Tokenizer:
     return tokenizer
 
 
-def _described(path: Path) -> HeldFolder:
-    """What a .gguf file says of its tokenizer, as the files of a model folder say it."""
+def _open(path: Path) -> GgufModel:
     from .gguf_model import open_gguf  # it takes packages that models in folders do without
 
     try:
-        model = open_gguf(path)
+        return open_gguf(path)
     except OSError as error:
         raise PpsdError(f"{path} cannot be read: {error.strerror or error}") from None
-    tokenizer, config = model.tokenizer().to_str(), json.dumps(model.tokenizer_config())
-    return HeldFolder(path, {"tokenizer.json": tokenizer, "tokenizer_config.json": config})
 
 
 class Tokenizer(ABC):
@@ -191,11 +194,12 @@ class _JsonTokenizer(Tokenizer):
     of tokenizer_config.json has no say), and its truncation and padding are switched off.
     """
 
-    def __init__(self, folder: AnyFolder) -> None:
+    def __init__(self, folder: AnyFolder, made: tokenizers.Tokenizer | None = None) -> None:
+        """made: in place of tokenizer.json."""
         path = folder / "tokenizer.json"
-        text = read_text(path, _MOST_BYTES)
+        text = "" if made else read_text(path, _MOST_BYTES)
         with _library_errors(f"cannot load {path}", _DAMAGED), _panic_reports_dropped():
-            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+            self._tokenizer = made or tokenizers.Tokenizer.from_str(text)
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
             self._tokenizer.encode("")  # a broken post-processor shows here instead of in the first prompt
@@ -209,10 +213,11 @@ class _JsonTokenizer(Tokenizer):
         if all(token.content != names.get("eos_token") for token in _added_tokens(folder).values()):
             _eos_id(self.token_to_id, names.get("eos_token"), path)  # before it gets an id like the others
         self._add_tokens(folder, names)
-        special = {token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special}
+        known = self._tokenizer.get_added_tokens_decoder()
+        special = {token.content for token in known.values() if token.special}
         # A token that one file calls special stays so, whatever another one says.
         special |= {token.content for token in added.values() if token.special}
-        self.vocab_size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size = max(self.base_size, *(id + 1 for id in known), 0)
         self.bos_id = _named_id(self.token_to_id, names.get("bos_token"))
         self.eos_id = _named_id(self.token_to_id, names.get("eos_token"))
         ends = [self.bos_id, self.eos_id]

@@ -344,4 +344,4 @@ def open_model(model: str, backend: str) -> tuple[Checkpoint, Tokenizer]:
         return random_weights.random_model(model)
     folder = resolve_model(model)
     checkpoint = Checkpoint(folder)
-    return checkpoint, load_tokenizer(folder, checkpoint.config.vocab_size)
+    return checkpoint, load_tokenizer(folder, checkpoint.config.vocab_size, checkpoint.gguf)

@@ -17,6 +17,12 @@ from ppsd_rt.serve.settings import Settings
 SCHEDULE = parse_schedule("eesd:length=3,stop_rule=fixed")
 NAME = "tiny"
 USER = [{"role": "user", "content": "Why is the sky blue?"}]
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Bern"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 HANG = 120  # seconds: a guard, no test waits for it to pass
 
 

@@ -11,7 +11,7 @@ from ..sampling.grammar import Grammars
 from .control import PAYLOAD_WORDS, Control, Kind, Words, words_of
 from .costs import displacer, time_passes
 from .grammars import ToldGrammars
-from .links import ROWS, VERDICTS, Receiver, Sender
+from .links import ROWS, VERDICTS, LinkLost, Receiver, Sender
 from .report import report_of
 from .slices import RankStation
 from .threads import start
@@ -118,7 +118,7 @@ def _more(message: Words, hidden: int) -> int:
 def _explain(control: Control, to: int, error: Exception) -> None:
     if isinstance(error, MemoryError):
         control.fail(f"rank {control.world.rank} has no memory for a KV cache so long; lower --max-tokens")
-    elif "onnection" in str(error) or "gloo" in str(error):
+    elif isinstance(error, LinkLost):
         control.lost(to, error)
     else:
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Between two parts of JSON. Models that do not know what to say next write white space until the answer's limit.
 WHITE = r"[\x20\x0A\x0D\x09]{1,24}"
+_MOST_UNIQUE = 16  # items of an array whose items must differ: llguidance does not know that they must
 _STACK = 4 << 20  # bytes: what compiles on half of the usual stack does so on the threads of a server
 # Of a schema, what constrains no value.
 _NOTES = {"$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description"}
@@ -80,7 +81,7 @@ def _schema(text: str) -> str:
     if _says_nothing(schema, schema, ()):
         raise ValueError("it allows every value: say at least a type")
     if isinstance(schema, dict) and (schema.get("x-guidance") or {}).get("lenient"):
-        return json.dumps(_without_look_around(schema))
+        return json.dumps(_near(schema, schema))
     return text
 
 
@@ -114,17 +115,26 @@ def _resolved(root: Any, reference: object) -> Any:
     return False if root is None else root
 
 
-def _without_look_around(schema: Any) -> Any:
-    """Without patterns that llguidance cannot read, such as those that pydantic writes for Decimal."""
+def _near(schema: Any, root: Any) -> Any:
+    """What llguidance can do of a schema: without patterns that look around, such as those that pydantic writes for
+    Decimal; and with a bound where items must differ, or a small model repeats them up to the answer's limit."""
     if isinstance(schema, list):
-        return [_without_look_around(one) for one in schema]
+        return [_near(one, root) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        key: _without_look_around(value)
+    made = {
+        key: _near(value, root)
         for key, value in schema.items()
         if not (key == "pattern" and isinstance(value, str) and _LOOKS_AROUND.search(value))
     }
+    if schema.get("uniqueItems") is True and "maxItems" not in schema:
+        items, least = schema.get("items"), schema.get("minItems")
+        if isinstance(items, dict) and "$ref" in items:
+            items = _resolved(root, items["$ref"])
+        values = items.get("enum") if isinstance(items, dict) else None
+        most = len(values) if isinstance(values, list) else _MOST_UNIQUE
+        made["maxItems"] = max(most, least) if isinstance(least, int) else most
+    return made
 
 
 def _held() -> tuple[int, int]:

@@ -1,6 +1,6 @@
 """An answer as a row of blocks (a thought, a text, a call), as Anthropic's messages and OpenAI's responses have it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,11 +26,12 @@ class Blocks:
         self.all: list[Block] = []
         self._open = False
 
-    def add(self, pieces: Sequence[Piece]) -> Iterator[Step]:
+    def add(self, pieces: Iterable[Piece], last: bool) -> Iterator[Step]:
+        """last: no more pieces come."""
         for piece in pieces:
             kind = "call" if piece.kind == "arguments" else piece.kind
             if piece.kind == "call" or not self._open or self.all[-1].kind != kind:
-                yield from self.end()
+                yield from self._end()
                 block = Block(kind, len(self.all), id=piece.id, name=piece.text if piece.kind == "call" else "")
                 self.all.append(block)
                 self._open = True
@@ -38,8 +39,10 @@ class Blocks:
             if piece.kind != "call":
                 self.all[-1].text += piece.text
                 yield "more", self.all[-1], piece.text
+        if last:
+            yield from self._end()
 
-    def end(self) -> Iterator[Step]:
+    def _end(self) -> Iterator[Step]:
         """Of the block at hand."""
         if self._open:
             self._open = False

@@ -77,31 +77,31 @@ def whole_text(completion: Completion, request: Any) -> str:
     return completion.text + ((completion.stop or "") if request.include_stop_str_in_output else "")
 
 
-def finish_of(completion: Completion, calls: int) -> ChatFinish:
-    finish = FINISH[completion.finish_reason]
-    return "tool_calls" if calls and finish == "stop" else finish
-
-
 class ChatShape(OpenAIShape):
     prefix, object = "chatcmpl", "chat.completion.chunk"
 
     def __init__(self, service: Service, chat: Chat) -> None:
         super().__init__(service, chat.request)
-        self._chat = chat
+        self._chat, self._by_functions = chat, bool(chat.request.functions)
         self._readers: dict[int, Reader] = {}
 
     def whole(self, answers: Answers) -> ChatReply:
-        choices = [
-            ChatChoice(
-                index=index,
-                message=(message := message_of(self._chat.read(completion))),
-                logprobs=self.logprobs(index, reported(completion)) if completion.logprobs else None,
-                finish_reason=finish_of(completion, len(message.tool_calls or ())),
-                seed=completion.seed,
-            )
-            for index, completion in enumerate(answers.completions)
-        ]
+        choices = [self._choice(index, completion) for index, completion in enumerate(answers.completions)]
         return ChatReply(id=self.id, created=self._created, model=self._model, choices=choices, usage=answers.usage())
+
+    def _choice(self, index: int, completion: Completion) -> ChatChoice:
+        message = message_of(self._chat.read(completion))
+        finish = self._finish(completion, len(message.tool_calls or ()))
+        if message.tool_calls and self._by_functions:
+            message.function_call, message.tool_calls = message.tool_calls[0].function, None
+        logprobs = self.logprobs(index, reported(completion)) if completion.logprobs else None
+        return ChatChoice(index=index, message=message, logprobs=logprobs, finish_reason=finish, seed=completion.seed)
+
+    def _finish(self, completion: Completion, calls: int) -> ChatFinish:
+        finish = FINISH[completion.finish_reason]
+        if not calls or finish != "stop":
+            return finish
+        return "function_call" if self._by_functions else "tool_calls"
 
     def part(self, index: int, text: str, first: bool) -> dict[str, Any]:
         return self._delta(index, self._reader(index).push(text), {"role": "assistant", "content": ""} if first else {})
@@ -110,7 +110,7 @@ class ChatShape(OpenAIShape):
         reader = self._reader(index)
         extra = reader.push(completion.stop or "") if self._request.include_stop_str_in_output else []
         part = self._delta(index, [*extra, *reader.end()], {"role": "assistant"} if first else {})
-        return part, finish_of(completion, reader.calls)
+        return part, self._finish(completion, reader.calls)
 
     def _delta(self, index: int, pieces: Sequence[Piece], delta: dict[str, Any]) -> dict[str, Any]:
         calls: dict[int, dict[str, Any]] = {}
@@ -126,7 +126,11 @@ class ChatShape(OpenAIShape):
             else:
                 key = "content" if piece.kind == "said" else "reasoning_content"
                 delta[key] = delta.get(key, "") + piece.text
-        return {"delta": delta | ({"tool_calls": list(calls.values())} if calls else {})}
+        if calls and self._by_functions:  # one at most
+            delta["function_call"] = calls[0]["function"]
+        elif calls:
+            delta["tool_calls"] = list(calls.values())
+        return {"delta": delta}
 
     def _reader(self, index: int) -> Reader:
         if index not in self._readers:

@@ -7,16 +7,15 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ..generation import Committed, Completion
 from .answers import Answers, Event
-from .blocks import Block, Blocks, Step
+from .blocks import Block, Blocks
 from .chat import Chat
 from .errors import ApiError, refused
-from .reader import Reader
+from .one_answer import OneAnswerShape
 from .replies import FINISH
 from .requests import Json, Lenient, Text, Tokens, Whole
 from .service import Service
-from .shape import Shape, event_line
+from .shape import event_line
 
 
 class AnthropicMessage(Lenient):
@@ -110,53 +109,40 @@ def _text(content: str | list[Json], where: str) -> str:
     return "".join(block["text"] for block in content)
 
 
-class MessagesShape(Shape):
+class MessagesShape(OneAnswerShape):
     def __init__(self, service: Service, chat: Chat) -> None:
-        self.id, self._model, self._chat = f"msg_{uuid4().hex}", service.engine.name, chat
-        self._blocks = Blocks()
-        self._reader: Reader | None = None
-        self._completion: Completion | None = None
+        super().__init__(service, chat)
+        self.id, self._blocks = f"msg_{uuid4().hex}", Blocks()
 
     def whole(self, answers: Answers) -> Json:
-        completion = answers.completions[0]
-        for _ in self._blocks.add(self._chat.read(completion)):
+        for _ in self._blocks.add(*self.read_whole(answers.completions[0])):
             pass
         content = [_content(block) for block in self._blocks.all]
-        return self._message(content, **self._stop(completion), usage=_usage(answers))
+        return self._message(content, **self._stop(), usage=_usage(answers))
 
     def lines(self, index: int, events: Sequence[Event]) -> str:
         made: list[Json] = []
         if self._reader is None:
-            self._reader = self._chat.reader()
             begun = self._message([], stop_reason=None, stop_sequence=None, usage=_usage(self.answers))
             made.append({"type": "message_start", "message": begun})
-        for event in events:
-            steps: list[Step] = []
-            if isinstance(event, Committed):
-                steps += self._blocks.add(self._reader.push("".join(token.text for token in event.tokens)))
-            elif isinstance(event, Completion):
-                steps += self._blocks.add(self._reader.end())
-                steps += self._blocks.end()
-                self._completion = event
-            made += [_event(*step) for step in steps]
+        made += [_event(*step) for step in self._blocks.add(*self.read(events))]
         return "".join(map(event_line, made))
 
     def end(self, answers: Answers) -> str:
-        assert self._completion is not None
-        delta = {"type": "message_delta", "delta": self._stop(self._completion), "usage": _usage(answers)}
+        delta = {"type": "message_delta", "delta": self._stop(), "usage": _usage(answers)}
         return event_line(delta) + event_line({"type": "message_stop"})
 
     def error(self, error: ApiError) -> str:
         return event_line(error.reply_at("/v1/messages"))
 
-    def _stop(self, completion: Completion) -> Json:
+    def _stop(self) -> Json:
         calls = any(block.kind == "call" for block in self._blocks.all)
-        reason = {"stop": "end_turn", "length": "max_tokens"}[FINISH[completion.finish_reason]]
-        if completion.stop is not None:
+        reason = {"stop": "end_turn", "length": "max_tokens"}[FINISH[self.completion.finish_reason]]
+        if self.completion.stop is not None:
             reason = "stop_sequence"
         elif calls and reason == "end_turn":
             reason = "tool_use"
-        return {"stop_reason": reason, "stop_sequence": completion.stop}
+        return {"stop_reason": reason, "stop_sequence": self.completion.stop}
 
     def _message(self, content: list[Json], **fields: Any) -> Json:
         head = {"id": self.id, "type": "message", "role": "assistant", "model": self._model}

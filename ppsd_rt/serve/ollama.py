@@ -10,15 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from .. import __version__
-from ..generation import Committed, Completion
 from .answers import Answers, Event
 from .chat import Chat, as_chat, message_of
 from .errors import ApiError
-from .reader import Piece, Reader
+from .one_answer import OneAnswerShape
+from .reader import Piece
 from .replies import FINISH
 from .requests import Json, Lenient
 from .service import Service
-from .shape import Shape
 
 # Of `options`; other names are as ours, or have no effect.
 _OPTIONS = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty", "stop": "stop"}
@@ -74,28 +73,20 @@ def _message(message: Json) -> Json:
     return {**shown, "tool_calls": calls, "reasoning_content": message.get("thinking")}
 
 
-class OllamaShape(Shape):
+class OllamaShape(OneAnswerShape):
     media_type = "application/x-ndjson"
 
     def __init__(self, service: Service, chat: Chat, generates: bool) -> None:
+        super().__init__(service, chat)
         self._clock, self._begun = service.settings.clock, service.settings.clock()
-        self._model, self._chat, self._generates = service.engine.name, chat, generates
-        self._reader: Reader | None = None
-        self._calls: list[Piece] = []
-        self._completion: Completion | None = None
+        self._generates, self._calls = generates, list[Piece]()
 
     def whole(self, answers: Answers) -> Json:
-        self._completion = answers.completions[0]
-        return self._line(self._chat.read(self._completion), answers)
+        pieces, _ = self.read_whole(answers.completions[0])
+        return self._line(pieces, answers)
 
     def lines(self, index: int, events: Sequence[Event]) -> str:
-        self._reader = self._reader or self._chat.reader()
-        pieces: list[Piece] = []
-        for event in events:
-            if isinstance(event, Committed):
-                pieces += self._reader.push("".join(token.text for token in event.tokens))
-            elif isinstance(event, Completion):
-                pieces, self._completion = [*pieces, *self._reader.end()], event
+        pieces, _ = self.read(events)
         self._calls += [piece for piece in pieces if piece.kind in ("call", "arguments")]  # go out whole, at the end
         said = [piece for piece in pieces if piece.kind in ("said", "thought")]
         return _dump(self._line(said, None)) if said else ""
@@ -119,12 +110,12 @@ class OllamaShape(Shape):
             said = {"role": "assistant", "content": message.content or "", **said}
             said = {"message": {**said, **({"tool_calls": calls} if calls else {})}}
         line = {"model": self._model, "created_at": datetime.now(UTC).isoformat(), **said, "done": ended is not None}
-        if ended is None or self._completion is None:
+        if ended is None:
             return line
         usage, spent = ended.usage(), int((self._clock() - self._begun) * 1e9)
         durations = {"total_duration": spent, "load_duration": 0, "prompt_eval_duration": 0, "eval_duration": spent}
         counts = {"prompt_eval_count": usage.prompt_tokens, "eval_count": usage.completion_tokens}
-        return {**line, "done_reason": FINISH[self._completion.finish_reason], **counts, **durations}
+        return {**line, "done_reason": FINISH[self.completion.finish_reason], **counts, **durations}
 
 
 def _arguments(text: str) -> Any:

@@ -8,7 +8,7 @@ from .logprobs import ChatLogprobs, CompletionLogprobs
 
 Seed = Annotated[int | None, Field(description="that the answer can be repeated with; null: it is greedy")]
 Finish = Literal["stop", "length"]
-ChatFinish = Literal["stop", "length", "tool_calls"]
+ChatFinish = Literal["stop", "length", "tool_calls", "function_call"]
 FINISH: dict[str, Finish] = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
 
@@ -38,13 +38,14 @@ class ToolCall(BaseModel):
 
 
 class ChatMessage(BaseModel):
-    """reasoning_content, tool_calls: left out where there are none."""
+    """reasoning_content, tool_calls: left out where there are none. function_call: for clients that send functions."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
     reasoning_content: str | None = Field(default=None, exclude_if=lambda value: value is None)
     tool_calls: list[ToolCall] | None = Field(default=None, exclude_if=lambda value: value is None)
+    function_call: FunctionCall | None = Field(default=None, exclude_if=lambda value: value is None)
 
 
 class ChatChoice(BaseModel):

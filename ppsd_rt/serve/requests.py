@@ -6,7 +6,7 @@ no answer (user, metadata, ...), are taken and have no effect; `ignored` names t
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -38,7 +38,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "dry_multiplier": (0,),
     "dynatemp_range": (0,),
-    "functions": ([],),
     "grammar": ("",),
     "length_penalty": (1,),
     "logits_processors": ([],),
@@ -56,7 +55,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 # Known, and without effect on an answer here.
 _HARMLESS = {"user", "metadata", "store", "service_tier", "prediction", "prompt_cache_key", "prompt_cache_retention"}
-_HARMLESS |= {"safety_identifier", "verbosity", "cache_prompt", "function_call", "reasoning_effort", "spaces_between"}
+_HARMLESS |= {"safety_identifier", "verbosity", "cache_prompt", "reasoning_effort", "spaces_between"}
 _HARMLESS |= {"include_obfuscation", "request_id", "priority", "parallel_tool_calls", "strict", "name", "id", "index"}
 _HARMLESS |= {"include", "truncation", "thinking", "reasoning", "enable_thinking", "type"}
 
@@ -103,14 +102,25 @@ class ToolCall(Lenient):
 
 
 class Message(Lenient):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    """With function_call and the role function, as before there were tools, it becomes one of today."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | list[Part] | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: Called | None = None
     tool_call_id: str | None = None
     name: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     prefix: bool | None = None  # the answer goes on with this message, the last one, as with Mistral and DeepSeek
+
+    @model_validator(mode="after")
+    def _of_today(self) -> Self:
+        if self.role == "function":
+            self.role, self.tool_call_id = "tool", ""
+        if self.function_call is not None and not self.tool_calls:
+            self.tool_calls = [ToolCall(id="", function=self.function_call)]
+        return self
 
     @property
     def text(self) -> str:
@@ -235,12 +245,23 @@ class ChatRequest(Generate):
     tools: list[Tool] | None = None
     tool_choice: str | Json | None = None
     parallel_tool_calls: bool | None = None
+    functions: list[Function] | None = None  # what tools were called before there were tools
+    function_call: str | Json | None = None
     # ours
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: Json | None = None
     # refused
     audio: Any = None
+
+    @model_validator(mode="after")
+    def _functions_as_tools(self) -> Self:
+        if self.tools:
+            self.functions = None
+        elif self.functions:
+            self.tools = [Tool(type="function", function=one) for one in self.functions]
+            self.tool_choice, self.parallel_tool_calls = self.function_call, False
+        return self
 
     @property
     def most_probable(self) -> int | None:

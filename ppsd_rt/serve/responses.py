@@ -7,16 +7,15 @@ from uuid import uuid4
 
 from pydantic import Field
 
-from ..generation import Committed, Completion
 from .answers import Answers, Event
-from .blocks import Block, Blocks, Step
-from .chat import Chat, finish_of
+from .blocks import Block, Blocks
+from .chat import Chat
 from .errors import ApiError, refused
-from .reader import Reader
-from .replies import Usage
+from .one_answer import OneAnswerShape
+from .replies import FINISH, Usage
 from .requests import Json, Lenient, Tokens, Whole
 from .service import Service
-from .shape import Shape, event_line
+from .shape import event_line
 
 _MOST_STORED = 1000
 _MOST_CHARACTERS = 64 << 20
@@ -126,38 +125,24 @@ class Store:
         return self._kept[id]
 
 
-class ResponsesShape(Shape):
+class ResponsesShape(OneAnswerShape):
     def __init__(self, service: Service, request: ResponsesRequest, chat: Chat, store: Store) -> None:
+        super().__init__(service, chat)
         self.id, self._created = f"resp_{uuid4().hex}", int(service.settings.now())
-        self._model, self._request, self._chat, self._store = service.engine.name, request, chat, store
+        self._request, self._store = request, store
         self._blocks, self._items, self._number = Blocks(), list[Json](), 0
-        self._reader: Reader | None = None
-        self._finish = "stop"
 
     def whole(self, answers: Answers) -> Json:
-        completion = answers.completions[0]
-        for step in self._blocks.add(self._chat.read(completion)):
+        for step in self._blocks.add(*self.read_whole(answers.completions[0])):
             self._events(*step)
-        for step in self._blocks.end():
-            self._events(*step)
-        self._finish = finish_of(completion, 0)
         return self._ended(answers.usage())
 
     def lines(self, index: int, events: Sequence[Event]) -> str:
         made: list[Json] = []
         if self._reader is None:
-            self._reader = self._chat.reader()
             made += [self._event(f"response.{name}", response=self._reply()) for name in ("created", "in_progress")]
-        for event in events:
-            steps: list[Step] = []
-            if isinstance(event, Committed):
-                steps += self._blocks.add(self._reader.push("".join(token.text for token in event.tokens)))
-            elif isinstance(event, Completion):
-                steps += self._blocks.add(self._reader.end())
-                steps += self._blocks.end()
-                self._finish = finish_of(event, 0)
-            for step in steps:
-                made += self._events(*step)
+        for step in self._blocks.add(*self.read(events)):
+            made += self._events(*step)
         return "".join(map(event_line, made))
 
     def end(self, answers: Answers) -> str:
@@ -204,7 +189,7 @@ class ResponsesShape(Shape):
         return {"type": kind, "sequence_number": self._number - 1, **fields}
 
     def _ended(self, usage: Usage) -> Json:
-        whole = self._finish != "length"
+        whole = FINISH[self.completion.finish_reason] != "length"
         used = {
             "input_tokens": usage.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},

@@ -12,8 +12,8 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_check.sh"
 
 JOB = """
 import pathlib, signal, sys, time
-pathlib.Path(sys.argv[1], "began").touch()
 try:
+    pathlib.Path(sys.argv[1], "began").touch()
     time.sleep(600)
 except KeyboardInterrupt:
     pathlib.Path(sys.argv[1], "interrupted").touch()

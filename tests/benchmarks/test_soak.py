@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import write_model
 
-from ppsd_rt.cli.common import NamedPrompt
+from ppsd_rt.cli.prompts import NamedPrompt
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -17,6 +17,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 def soak(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     module = importlib.import_module("soak")
+    monkeypatch.setattr(module, "FILL", 2)
     monkeypatch.setattr(module, "GROWTH", 9)  # of so short a time nothing is to be said
     monkeypatch.setattr(module, "read_prompts", lambda _: [NamedPrompt("a", "a", "ab"), NamedPrompt("b", "b", "cdef")])
     return module

@@ -21,6 +21,21 @@ def served(engine):
         yield served
 
 
+@pytest.fixture(scope="session")
+def roomy(tmp_path_factory):
+    """An engine whose context holds an explanation of tools."""
+    folder = write_model(tmp_path_factory.mktemp("roomy") / "model", max_position_embeddings=4096)
+    engine = Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head="norm:2")
+    engine.name = NAME
+    return engine
+
+
+@pytest.fixture(scope="session")
+def roomy_served(roomy):
+    with serving(roomy) as served:
+        yield served
+
+
 @pytest.fixture
 def clock():
     return Clock()

@@ -5,38 +5,22 @@ import json
 import anthropic
 import openai
 import pytest
-from serve_support import HANG, NAME, SCHEDULE, USER, serving
-from support import write_model
+from serve_support import CITY, HANG, NAME, SCHEDULE, USER
 
-from ppsd_rt import Engine, SamplingParams
+from ppsd_rt import SamplingParams
 from ppsd_rt.serve import responses
 
-CITY = {
-    "type": "object",
-    "properties": {"city": {"enum": ["Rome"]}},
-    "required": ["city"],
-    "additionalProperties": False,
-}
-ARGUMENTS = {"city": "Rome"}
+ARGUMENTS = ({"city": "Rome"}, {"city": "Bern"})
+
+
+@pytest.fixture
+def served(roomy_served):
+    return roomy_served
 
 
 @pytest.fixture(scope="module")
-def roomy(tmp_path_factory):
-    folder = write_model(tmp_path_factory.mktemp("protocols") / "model", max_position_embeddings=4096)
-    engine = Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head="norm:2")
-    engine.name = NAME
-    return engine
-
-
-@pytest.fixture(scope="module")
-def served(roomy):
-    with serving(roomy) as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def claude(served):
-    with anthropic.Anthropic(base_url=served.url, api_key="none", max_retries=0, timeout=HANG) as client:
+def claude(roomy_served):
+    with anthropic.Anthropic(base_url=roomy_served.url, api_key="none", max_retries=0, timeout=HANG) as client:
         yield client
 
 
@@ -112,13 +96,13 @@ def test_calls_of_a_response_and_their_results(served):
     asked = {"model": NAME, "tools": [FUNCTION, {"type": "web_search"}], "temperature": 0, "max_output_tokens": 400}
     reply = served.client.responses.create(input="Weather?", tool_choice="required", parallel_tool_calls=False, **asked)
     [call] = reply.output
-    assert (call.type, call.name, json.loads(call.arguments)) == ("function_call", "weather", ARGUMENTS)
+    assert (call.type, call.name) == ("function_call", "weather") and json.loads(call.arguments) in ARGUMENTS
     with served.client.responses.stream(
         input="Weather?", tool_choice={"type": "function", "name": "weather"}, **asked
     ) as stream:
         events = list(stream)
     pieces = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
-    assert json.loads("".join(pieces)) == ARGUMENTS
+    assert json.loads("".join(pieces)) in ARGUMENTS
     assert events[-1].type == "response.completed"
     history = [
         {"role": "user", "content": [{"type": "input_text", "text": "Weather?"}]},
@@ -190,9 +174,10 @@ def test_tools_of_a_message(claude):
     one = {"type": "any", "disable_parallel_tool_use": True}
     reply = claude.messages.create(messages=USER, tool_choice=one, **asked)
     [call] = reply.content
-    assert (call.type, call.name, call.input, reply.stop_reason) == ("tool_use", "weather", ARGUMENTS, "tool_use")
+    assert (call.type, call.name, reply.stop_reason) == ("tool_use", "weather", "tool_use")
+    assert call.input in ARGUMENTS
     with claude.messages.stream(messages=USER, tool_choice={"type": "tool", "name": "weather"}, **asked) as stream:
-        assert stream.get_final_message().content[0].input == ARGUMENTS
+        assert stream.get_final_message().content[0].input in ARGUMENTS
     result = {"type": "tool_result", "tool_use_id": call.id, "content": [{"type": "text", "text": "sunny"}]}
     history = [*USER, {"role": "assistant", "content": [call.model_dump()]}, {"role": "user", "content": [result]}]
     assert claude.messages.create(messages=history, **asked | {"max_tokens": 4}).content
@@ -225,13 +210,13 @@ def test_a_chat_as_ollamas_clients_ask(served, roomy):
     called = {
         "role": "assistant",
         "content": "",
-        "tool_calls": [{"function": {"name": "weather", "arguments": ARGUMENTS}}],
+        "tool_calls": [{"function": {"name": "weather", "arguments": ARGUMENTS[0]}}],
     }
     history = [*USER, called, {"role": "tool", "tool_name": "weather", "content": "sunny"}]
     body = {"messages": history, "tools": [tool], "stream": False, "options": options}
     assert served.http.post("/api/chat", json=body).json()["done"]
     held = {"messages": USER, "format": CITY, "options": {"num_predict": 99}, "stream": False}
-    assert json.loads(served.http.post("/api/chat", json=held).json()["message"]["content"]) == ARGUMENTS
+    assert json.loads(served.http.post("/api/chat", json=held).json()["message"]["content"]) in ARGUMENTS
 
 
 def test_what_ollamas_clients_are_told(served):

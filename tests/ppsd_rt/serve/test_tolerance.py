@@ -6,8 +6,9 @@ import socket
 import pytest
 from serve_support import HANG, SCHEDULE, USER, serving
 
-from ppsd_rt import SamplingParams
+from ppsd_rt import Grammar, SamplingParams
 from ppsd_rt.serve.settings import default_queue
+from ppsd_rt.serve.tools import lenient
 
 EXTRAS = {
     "colour": "red",
@@ -110,6 +111,28 @@ def test_keywords_that_no_grammar_holds_are_left_out(served):
     }
     asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
     assert served.post(response_format=asked, max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("items", "least", "most"),
+    [
+        ({"enum": ["a", "b"]}, None, 2),
+        ({"$ref": "#/$defs/Colour"}, None, 3),
+        ({"type": "string"}, None, 16),
+        ({"type": "string"}, 20, 20),
+    ],
+    ids=str,
+)
+def test_items_that_must_differ_are_bounded(roomy, items, least, most):
+    """Of pydantic's set[...]: a small model repeats them for ever."""
+    array = {"type": "array", "items": items, "uniqueItems": True} | ({"minItems": least} if least else {})
+    schema = {"$defs": {"Colour": {"enum": ["a", "b", "c"]}}, "type": "object", "properties": {"a": array}}
+    mask = roomy.compile(Grammar.json_schema(lenient({**schema, "required": ["a"], "additionalProperties": False})))()
+    ids = roomy.tokenizer.encode('{"a":[' + ",".join(['"a"'] * most), add_special_tokens=False)
+    comma, end = (roomy.tokenizer.encode(text, add_special_tokens=False)[0] for text in ",]")
+    assert all(mask.allowed(0, ids[:place])[id] for place, id in enumerate(ids))
+    allowed = mask.allowed(0, ids)
+    assert allowed[end] and not allowed[comma]
 
 
 def test_stop_strings_in_the_answer(served, engine):

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from serve_support import NAME, SCHEDULE, serving
-from support import TEMPLATE, write_model
+from serve_support import CITY, NAME, SCHEDULE, serving
+from support import TEMPLATE
 
-from ppsd_rt import Engine, Grammar, SamplingParams
+from ppsd_rt import Grammar, SamplingParams
 from ppsd_rt.models.chat_template import ChatTemplate
 from ppsd_rt.serve.prompt import ChatPrompt
 from ppsd_rt.serve.reader import Reader
@@ -14,8 +14,6 @@ from ppsd_rt.serve.requests import ChatRequest
 from ppsd_rt.serve.tools import HERMES, LLAMA, MISTRAL, MISTRAL_11, Tools, syntax_of
 
 ASKED = [{"role": "user", "content": "Weather?"}]
-CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Bern"]}}, "required": ["city"]}
-CITY["additionalProperties"] = False
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": CITY}},
     {"type": "function", "function": {"name": "clock", "parameters": {"type": "object", "properties": {}}}},
@@ -108,19 +106,9 @@ def test_thoughts_that_the_prompt_has_begun():
     ]
 
 
-@pytest.fixture(scope="module")
-def roomy(tmp_path_factory):
-    """An engine whose context holds an explanation of tools."""
-    folder = write_model(tmp_path_factory.mktemp("tools") / "model", max_position_embeddings=4096)
-    engine = Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head="norm:2")
-    engine.name = NAME
-    return engine
-
-
-@pytest.fixture(scope="module")
-def served(roomy):
-    with serving(roomy) as served:
-        yield served
+@pytest.fixture
+def served(roomy_served):
+    return roomy_served
 
 
 def called(message):
@@ -156,6 +144,30 @@ def test_a_schema_of_arguments_that_is_none(served):
     bad = {"type": "function", "function": {"name": "weather", "parameters": {"type": "strin"}}}
     reply = served.post(tools=[bad], tool_choice="required")
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+
+
+def test_functions_as_before_there_were_tools(served, roomy):
+    functions = [tool["function"] for tool in TOOLS]
+    asked = {"messages": ASKED, "functions": functions, "function_call": {"name": "weather"}, "max_tokens": 900}
+    reply = served.chat(**asked).choices[0]
+    call = reply.message.function_call
+    assert (reply.finish_reason, reply.message.content, reply.message.tool_calls) == ("function_call", None, None)
+    assert call.name == "weather" and json.loads(call.arguments)["city"] in ("Rome", "Bern")
+    chunks = [chunk.choices[0] for chunk in served.chat(**asked, stream=True)]
+    deltas = [chunk.delta.function_call for chunk in chunks if chunk.delta.function_call]
+    assert deltas[0].name == "weather" and chunks[-1].finish_reason == "function_call"
+    assert "".join(delta.arguments for delta in deltas) == call.arguments
+    assert "function_call" not in served.post(functions=functions, function_call="none").json()["choices"][0]["message"]
+    said = reply.message.model_dump()
+    history = [*ASKED, said, {"role": "function", "name": "weather", "content": "sunny"}]
+    calls = [{"id": "a", "type": "function", "function": said["function_call"]}]
+    today = [
+        *ASKED,
+        {**said, "function_call": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "a", "content": "sunny"},
+    ]
+    told = [served.http.post("/tokenize", json={"messages": one}).json()["tokens"] for one in (history, today)]
+    assert told[0] == told[1] and "<tool_response>\nsunny" in roomy.tokenizer.decode(told[0])
 
 
 def test_a_function_may_have_any_name(served):
