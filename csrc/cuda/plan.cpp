@@ -138,6 +138,7 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   round.position = record.position;
   round.rows = record.rows;
   for (int token : record.committed) {
+    if (token < 0) throw std::runtime_error(kNoNumber);
     round.committed.push_back(token);
     if ((finished_ = text_.append(token))) break;
   }

@@ -357,7 +357,7 @@ void Loop::plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int
     Schedule schedule;
     schedule.lookahead = schedule.first_chunk = drafts ? answer->drafts : 0;
     int copies = 0;
-    if (answer->request.schedule.copies() && answer->earned() > 0.0 && allotment_.tokens_per_second > 0.0)
+    if (answer->request.schedule.copies() && answer->earned() > 0.0 && allotment_.copies)
       copies = std::min({kCopies, left / copying--, kMaxChunk - schedule.lookahead});
     left -= copies;
     schedule.max_chunk = schedule.lookahead + copies;
