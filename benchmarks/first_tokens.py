@@ -17,9 +17,10 @@ from typing import Any
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.backend import Oracle, RunOptions
-from ppsd_rt.cli.common import as_chat, read_prompts
+from ppsd_rt.cli.common import as_chat
 from ppsd_rt.cli.info import machine
 from ppsd_rt.generation import Committed
+from ppsd_rt.lab.cli.prompt_files import read_prompts
 from ppsd_rt.pipeline.schedule import Auto, Schedule, parse_schedule
 
 LENGTHS = (16, 32, 64, 128, 256)

@@ -108,8 +108,6 @@ def ring(device: str) -> dict[str, Any]:
 
 def answers(device: str, sm: int, schedule: str) -> dict[str, Any]:
     """Tokens and logits of a toy model, in every format."""
-    import ppsd_rt.errors  # noqa: F401  before the folder tests/ppsd_rt can be taken for it
-
     sys.path.append(str(HERE.parent / "tests"))
     from virtual_gpu.answers import GREEDY, PROMPT, SCHEDULES, toy_model
 
@@ -141,14 +139,14 @@ def against_golden(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def step(name: str, options: argparse.Namespace) -> None:
-    device, sm = "cuda", 0
-    if options.virtual:
-        import ppsd_rt.errors  # noqa: F401
+    from ppsd_rt.errors import PpsdError  # before the folder tests/ppsd_rt can be taken for it
 
+    device, sm, gpu = "cuda", 0, None
+    if options.virtual:
         sys.path.append(str(HERE.parent / "tests"))
         from virtual_gpu.device import install
 
-        install(Path(options.virtual).resolve(), options.sm)
+        gpu = install(Path(options.virtual).resolve(), options.sm)
         device, sm = "cpu", options.sm
     elif name != "versions":
         import torch
@@ -162,7 +160,10 @@ def step(name: str, options: argparse.Namespace) -> None:
     elif name == "ring":
         result = ring(device)
     else:
-        result = answers(device, sm, "overlap" if name == "overlapped" else "fixed")
+        try:
+            result = answers(device, sm, "overlap" if name == "overlapped" else "fixed")
+        except PpsdError as error:
+            raise SystemExit(gpu.fault if gpu and gpu.fault else str(error)) from error
         if not options.write:
             result["golden"] = against_golden(result["formats"])
     print(json.dumps(result))

@@ -15,9 +15,9 @@ from statistics import median
 from time import perf_counter, sleep
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.cli.bench import run_facts
 from ppsd_rt.cpu.default_threads import default_threads
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.lab.cli.bench import run_facts
 
 BUSY = [sys.executable, "-c", "while True: pass"]
 QUESTION = [{"role": "user", "content": "Explain how rainbows form."}]

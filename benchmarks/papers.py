@@ -23,8 +23,8 @@ from paper_experiments import EXPERIMENTS, Experiment
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from ppsd_rt.bench.plot import drawn
 from ppsd_rt.cli.info import machine
+from ppsd_rt.lab.bench.plot import drawn
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "papers"

@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ppsd_rt.bench.plot import Chart, Line, Panel, PlotFile
-from ppsd_rt.cli.simulate import chart as simulate_chart
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel, PlotFile
+from ppsd_rt.lab.cli.simulate import chart as simulate_chart
 
 Row = dict[str, Any]
 Name = Callable[[Row], str]

@@ -28,8 +28,8 @@ from typing import Any
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt._native import StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
-from ppsd_rt.cli.common import first_of_each_family, read_prompts
 from ppsd_rt.cli.info import machine
+from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadInfo, save_head
 from ppsd_rt.models.resolve import resolve_model
@@ -187,12 +187,6 @@ def run_with(head: str, args: argparse.Namespace, ranks: int, **changes: Any) ->
     return json.loads(lines[0].removeprefix(MEASURED))
 
 
-def tensor_parallel(args: argparse.Namespace, ranks: int, delay: float) -> dict[str, Any]:
-    options = ["-m", args.model, "--dtype", args.dtype, "-n", str(args.tokens), "-r", str(args.repeats)]
-    script = str(Path(__file__).with_name("tensor_parallel.py"))
-    return json.loads(launch(script, ranks, [*options, "--link-ms", str(delay)]))
-
-
 def launch(script: str, ranks: int, options: list[str]) -> str:
     """What it prints."""
     launcher = [] if ranks == 1 else ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
@@ -315,7 +309,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("-t", "--threads", type=int)
     parser.add_argument("--dtype", default="int8", help="float32, bfloat16, int8 or int4 [int8]")
     parser.add_argument("--one-process", action="store_true", help="also one process with as many threads as ranks")
-    parser.add_argument("--tp", action="store_true", help="also tensor-parallel over as many ranks (plain decoding)")
     parser.add_argument("--trained", action="store_true", help="drafts of the head that ships, and no oracle")
     parser.add_argument("--head", default="", help=argparse.SUPPRESS)
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
@@ -339,8 +332,6 @@ def main() -> int:
     report["results"] = [pipeline(args, delay) for delay in args.link_ms]
     if args.one_process:
         report["one_process"] = one_process(args, args.threads or ranks)
-    if args.tp:
-        report["tp"] = [tensor_parallel(args, ranks, delay) for delay in args.link_ms]
     for result in report["results"]:
         note(
             f"stages {result['stage_ms']} ms, head {result['exit_head_ms']:.3f}, "

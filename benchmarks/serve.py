@@ -37,13 +37,13 @@ from peer_worker import LLAMA_SERVER as SERVER
 from peers import FILE, median_of, model_for
 
 from ppsd_rt import Engine, SamplingParams, _native
-from ppsd_rt.bench.report import Column, Report
-from ppsd_rt.bench.spread import Spread, take_turns
-from ppsd_rt.cli.bench import print_with_summary, run_facts
-from ppsd_rt.cli.bench_options import list_of, positive
-from ppsd_rt.cli.common import read_prompts
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.generation import Committed
+from ppsd_rt.lab.bench.report import Column, Report
+from ppsd_rt.lab.bench.spread import Spread, take_turns
+from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
+from ppsd_rt.lab.cli.bench_options import list_of, positive
+from ppsd_rt.lab.cli.prompt_files import read_prompts
 
 # The same prompts come again with every repeat: what `recycle` counted in the first would answer the second.
 AUTO = "auto:recycle=off"

@@ -9,11 +9,11 @@ from peers import COLUMNS as PEERS
 from peers import QUALITY_COLUMNS
 from peers_prompts import COLUMNS as PEERS_PROMPTS
 
-from ppsd_rt.bench.generate import COLUMNS as GENERATE
-from ppsd_rt.bench.kernels import COLUMNS as KERNELS
-from ppsd_rt.bench.report import Report
-from ppsd_rt.bench.spread import Spread
-from ppsd_rt.cli.eval import COLUMNS as EVAL
+from ppsd_rt.lab.bench.generate import COLUMNS as GENERATE
+from ppsd_rt.lab.bench.kernels import COLUMNS as KERNELS
+from ppsd_rt.lab.bench.report import Report
+from ppsd_rt.lab.bench.spread import Spread
+from ppsd_rt.lab.cli.eval import COLUMNS as EVAL
 
 KNOWN = {
     "kernels": KERNELS,

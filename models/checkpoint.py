@@ -26,7 +26,7 @@ from safetensors.numpy import save as serialize
 from ..errors import PpsdError
 from .config import LlamaConfig
 from .files import drop_pages, is_gguf, one_line, parse_json, read_json_object
-from .gguf_blocks import Blocks
+from .gguf_blocks import FOUR_BITS, Blocks
 from .quantised import QuantisedTensors, Stored, read_scheme
 from .shapes import check_shapes, model_shapes
 from .uniform import Uniform
@@ -98,6 +98,21 @@ class Checkpoint:
     def quantised(self, name: str) -> Uniform | None:
         """A matrix of a quantised folder as it is quantised there; None where it is not, or not uniformly."""
         return self._opened.uniform(name) if isinstance(self._opened, QuantisedTensors) else None
+
+    @cached_property
+    def in_four_bits(self) -> frozenset[str]:
+        """The matrices that are stored in four bits at even distances, with scales for 32 inputs or a multiple: in
+        `blocks`, or such that `quantised` gives them."""
+        if isinstance(self._opened, QuantisedTensors):
+            kept, of = self._opened.in_four_bits, len(self._opened.four_bits)
+            if len(kept) < of:
+                _LOG.info(
+                    "%s: %d of %d four-bit matrices have scales in an order of their own (act-order) or for fewer than "
+                    "32 inputs, so int4 cannot hold them as they are; with --dtype auto they become int8",
+                    *(self.folder, of - len(kept), of),
+                )
+            return kept
+        return frozenset(name for name, matrix in self.blocks.items() if matrix.kind in FOUR_BITS)
 
     @property
     def name(self) -> str:

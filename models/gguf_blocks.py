@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # at even distances (csrc/cpu/gguf_blocks.cpp)
+
 
 class Blocks(NamedTuple):
     """data: [rows, bytes of a row], mapped from the file. kind: llama.cpp's name of the type, such as `Q4_K`.

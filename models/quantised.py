@@ -166,12 +166,25 @@ class QuantisedTensors(Mapping[str, Array]):
             values = (q * values.scale[:, :, None]).reshape(values.q.shape)
         return _rounded(values, dtype)
 
-    def uniform(self, name: str) -> Uniform | None:
-        """A matrix as it is quantised; None where it is not, or not in groups of neighbouring inputs, or in fp8."""
+    def uniform(self, name: str, outputs: slice | None = None) -> Uniform | None:
+        """A matrix as it is quantised, or some rows of it, from a multiple of 8 on; None where it is not, or not in
+        groups of neighbouring inputs, or in fp8."""
         if name not in self._quantised:
             return None
-        values, _ = self._read(name, slice(0, self._shapes[name][0]))
+        values, _ = self._read(name, outputs or slice(0, self._shapes[name][0]))
         return values if isinstance(values, Uniform) else None
+
+    @property
+    def four_bits(self) -> frozenset[str]:
+        """The matrices whose codes have four bits at most."""
+        names = self._quantised if self._scheme.bits <= 4 else ()
+        return frozenset(name for name in names if name not in self._stored)  # compressed-tensors: there of 8 bits
+
+    @property
+    def in_four_bits(self) -> frozenset[str]:
+        """Of `four_bits` those whose scales are for a multiple of 32 neighbouring inputs."""
+        some = {name: self.uniform(name, slice(0, 8)) for name in self.four_bits}
+        return frozenset(name for name, rows in some.items() if rows is not None and rows.group % 32 == 0)
 
     def _is_quantised(self, name: str) -> bool:
         if self._scheme.method in _SCHEMES:

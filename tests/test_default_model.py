@@ -11,8 +11,8 @@ import torch
 from support import slow
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
-from ppsd_rt.cli.common import read_prompts
+from ppsd_rt.lab.cli.check import SAMPLINGS, SCHEDULES
+from ppsd_rt.lab.cli.prompt_files import read_prompts
 from ppsd_rt.pipeline.schedule import parse_schedule
 
 PROMPTS = read_prompts(None)

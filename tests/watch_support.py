@@ -1,6 +1,6 @@
 """For the tests of `watch`: a made-up recording. One draft of three is rejected while another step is under way."""
 
-from ppsd_rt.watch.record import DraftToken, Recording, Verdict
+from ppsd_rt.lab.watch.record import DraftToken, Recording, Verdict
 
 SMALL = Recording(
     "elastic, cpu int8",

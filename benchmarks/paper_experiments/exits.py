@@ -8,7 +8,7 @@ from early_exit_model import HELD_OUT, LAYERS, sources, train, write
 from made_up_costs import one_machine
 
 from ppsd_rt import Engine
-from ppsd_rt.bench.plot import Chart, Line, Panel
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.pipeline.schedule import MAX_CHUNK
 

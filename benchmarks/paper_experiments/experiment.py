@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppsd_rt.bench.plot import Chart
+from ppsd_rt.lab.bench.plot import Chart
 
 Parts = Mapping[str, Callable[[], Any]]  # what each part measures, as JSON has it
 Found = Mapping[str, Any]  # what the parts came to

@@ -13,13 +13,13 @@ from typing import Any
 from given_text import write_given
 
 from ppsd_rt import Engine
-from ppsd_rt.bench.heads import USUAL, draft_on_prompts
-from ppsd_rt.bench.plot import Chart, Line, Panel
-from ppsd_rt.cli.common import first_of_each_family, read_prompts
 from ppsd_rt.cpu.backend import CpuBackend
 from ppsd_rt.distill.run import Distillation, Settings
 from ppsd_rt.distill.shards import STEPS
 from ppsd_rt.distill.train import TrainSettings
+from ppsd_rt.lab.bench.heads import USUAL, draft_on_prompts
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel
+from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 from ppsd_rt.models.cache import cache_dir
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.exit_head import ExitHead

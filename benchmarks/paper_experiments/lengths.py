@@ -6,7 +6,7 @@ from typing import Any
 from made_up_costs import one_machine
 
 from ppsd_rt._native import StageCosts
-from ppsd_rt.bench.plot import Chart, Line, Panel
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel
 from ppsd_rt.pipeline.schedule import MAX_CHUNK
 
 from .experiment import Claim, Experiment, Found, Parts, markdown

@@ -15,9 +15,8 @@ ORACLE = {2: "17,13", 3: "12,13,5", 4: "9,10,10,1", 8: "4,4,4,4,4,5,4,1"}  # sta
 TRAINED = {2: "3,27", 3: "3,18,9", 4: "3,12,12,3", 8: "3,5,5,4,4,4,4,1"}  # the head that ships exits after 3
 KINDS = {"oracle, 0.8": ORACLE, "trained head": TRAINED}
 SCHEDULES = "plain,eesd,ppsd,elastic,auto"
-SHARES = "plain, tensor-parallel"
+SHARES = "plain, tensor-parallel"  # of older results: the baseline is gone
 LINKS = (0, 1, 5)  # milliseconds
-MOST_SHARES = 3  # tensor parallelism cuts the model's 3 key-value heads
 
 
 def parts(quick: bool) -> Parts:
@@ -30,8 +29,6 @@ def parts(quick: bool) -> Parts:
         for link in LINKS:
             for drafts in KINDS:
                 found[f"{n} processes, {link} ms, {drafts}"] = partial(pipeline, n, link, drafts, quick)
-            if n <= MOST_SHARES:
-                found[f"tensor-parallel, {n}, {link} ms"] = partial(tensor_parallel, n, link, quick)
     return found
 
 
@@ -53,12 +50,6 @@ def one_process(drafts: str, quick: bool) -> dict[str, Any]:
     args = ranks.parsed(options(drafts, KINDS[drafts][2], quick))
     result = ranks.one_process(args, os.cpu_count() or 1)
     return {"processes": 1, "link_ms": 0.0, "load": round(os.getloadavg()[0], 1), **result}
-
-
-def tensor_parallel(count: int, link: int, quick: bool) -> dict[str, Any]:
-    result = ranks.tensor_parallel(ranks.parsed(options("oracle, 0.8", ORACLE[count], quick)), count, link)
-    row = {"schedule": SHARES, "tokens_per_second": result["tokens_per_second"]}
-    return {"processes": count, "link_ms": float(link), "load": round(os.getloadavg()[0], 1), "rows": [row]}
 
 
 def speed(case: dict[str, Any], schedule: str) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt._native import StageCosts
-from ppsd_rt.cli.common import read_prompts
+from ppsd_rt.lab.cli.prompt_files import read_prompts
 from ppsd_rt.pipeline.schedule import MAX_CHUNK
 
 from .lengths_replay import Text

@@ -6,7 +6,7 @@ from typing import Any
 
 import sleeping_ranks
 
-from ppsd_rt.bench.plot import Chart, Line, Panel
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel
 
 from .experiment import Claim, Experiment, Found, Parts, markdown
 

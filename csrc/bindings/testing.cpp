@@ -11,7 +11,6 @@
 #include "../cpu/calibrate.h"
 #include "../cpu/checkpoint.h"
 #include "../cpu/roster.h"
-#include "../cpu/tensor_parallel.h"
 #include "../pipeline/lockstep.h"
 #include "../pipeline/toy_stages.h"
 #include "../serving/allotment.h"
@@ -203,44 +202,6 @@ py::array_t<float> packed(const py::object& rows, const std::string& format) {
 }
 
 // A share of every layer; arrays are [rows][hidden], `part` is written.
-struct PyShares {
-  using Part = py::array_t<float, py::array::c_style>;   // also written to: never a copy
-
-  explicit PyShares(const PyModel& model) : model(model), shares(*model.model) {}
-  void reserve(int capacity) { shares.reserve(capacity); }
-  void attention(int layer, const Part& x, int start, Part part) {
-    check(x, part);
-    const float* from = x.data();
-    float* to = part.mutable_data();
-    const int rows = int(x.shape(0));
-    const py::gil_scoped_release release;
-    shares.attention(layer, from, rows, start, to);
-  }
-  void mlp(int layer, const Part& x, Part part) {
-    check(x, part);
-    const float* from = x.data();
-    float* to = part.mutable_data();
-    const int rows = int(x.shape(0));
-    const py::gil_scoped_release release;
-    shares.mlp(layer, from, rows, to);
-  }
-  std::pair<float, int> best(const Part& x) {
-    if (x.size() != model.model->shape.hidden_size) throw std::runtime_error("one row is wanted");
-    const float* from = x.data();
-    const py::gil_scoped_release release;
-    const Candidate candidate = shares.best(from);
-    return {candidate.score, candidate.id};
-  }
-  void check(const Part& x, const Part& part) const {
-    const bool fits = x.ndim() == 2 && x.shape(1) == model.model->shape.hidden_size && x.shape(0) <= kPassRows &&
-                      part.ndim() == 2 && part.shape(0) == x.shape(0) && part.shape(1) == x.shape(1);
-    if (!fits) throw std::runtime_error("rows and their part are [up to 64][hidden]");
-  }
-
-  const PyModel model;
-  LayerShares shares;
-};
-
 }  // namespace
 
 void bind_testing(py::module_& m) {
@@ -293,12 +254,4 @@ void bind_testing(py::module_& m) {
   m.def("uniform", [](uint64_t seed, int position, int id, uint32_t stream) {
     return uniform_from_word(philox(PhiloxKey(seed), {uint32_t(id), uint32_t(position), stream, 0})[0]);
   });
-
-  py::class_<PyShares>(m, "LayerShares",
-      "A tensor-parallel share of every layer: rows [up to 64, hidden] float32 in, this share's part of the sum out.")
-      .def(py::init<const PyModel&>(), py::arg("model"))
-      .def("reserve", &PyShares::reserve, py::arg("capacity"))
-      .def("attention", &PyShares::attention, py::arg("layer"), py::arg("x"), py::arg("start"), py::arg("part"))
-      .def("mlp", &PyShares::mlp, py::arg("layer"), py::arg("x"), py::arg("part"))
-      .def("best", &PyShares::best, py::arg("x"));
 }

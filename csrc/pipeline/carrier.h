@@ -22,7 +22,7 @@ struct Drafted {
 using Event = std::variant<Round, Drafted>;
 
 // In the trace, the moment of an event. A carrier marks every event that it reports, in their order: so times of events are
-// found again (ppsd_rt/watch/record.py).
+// found again (ppsd_rt/lab/watch/record.py).
 inline void mark(Trace* trace, int verdict_track, const Event& event) {
   if (trace == nullptr) return;
   if (const auto* round = std::get_if<Round>(&event)) {

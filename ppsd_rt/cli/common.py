@@ -7,7 +7,6 @@ import stat
 import sys
 from codecs import lookup
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from ..sampling.grammar import Grammar
 from ..sampling.params import SamplingParams
 from ..statistics import Statistics
 from .notes import note
-from .prompt_files import NamedPrompt, prompts_of
+from .prompts import NamedPrompt
 
 MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standard input
 
@@ -151,13 +150,6 @@ def not_readable(error: UnicodeDecodeError) -> UsageError:
     return UsageError(f"standard input is not text in {encoding} ({place}); {mend}")
 
 
-def evaluation_text(path: str | None = None) -> str:
-    """A text to measure with; None: the one that comes with the package."""
-    if path is None:
-        return (files("ppsd_rt") / "data" / "eval.txt").read_text(encoding="utf-8")
-    return given_text(path)
-
-
 def given_text(path: str) -> str:
     """A file that the user names, which may be a pipe. UsageError where it cannot be read."""
     try:
@@ -166,17 +158,6 @@ def given_text(path: str) -> str:
         raise UsageError(f"{path} does not exist") from None
     except PpsdError as error:
         raise UsageError(str(error)) from None
-
-
-def read_prompts(path: str | None) -> list[NamedPrompt]:
-    """Of a file in any format of `prompt_files`; `-`: standard input; None: the development prompts of the package."""
-    if path is None:
-        text = (files("ppsd_rt") / "data" / "prompts.jsonl").read_text(encoding="utf-8")
-    elif path == "-":
-        return prompts_of(standard_input(), "standard input")
-    else:
-        text = given_text(path)
-    return prompts_of(text, str(path))
 
 
 def only_prompt(given: str | None, paths: Sequence[str] = (), command: str = "ppsd-run") -> str:
@@ -214,18 +195,6 @@ def standard_input() -> str:
     if len(text) > MOST_BYTES:
         raise UsageError("standard input does not end: no prompt is that long")
     return text
-
-
-def first_of_each_family(prompts: list[NamedPrompt], limit: int | None) -> list[NamedPrompt]:
-    if limit is None:
-        return prompts
-    families: dict[str, int] = {}
-    chosen = []
-    for prompt in prompts:
-        families[prompt.family] = families.get(prompt.family, 0) + 1
-        if families[prompt.family] <= limit:
-            chosen.append(prompt)
-    return chosen
 
 
 def counted(count: int, word: str) -> str:

@@ -18,7 +18,7 @@ from ..sampling.params import SamplingParams
 from . import chat, signals
 from .common import check_text, counted, given_text, statistics_line
 from .notes import complain, note, wrapped
-from .prompt_files import is_message
+from .prompts import is_message
 from .values import length, number, whole
 
 Messages = list[dict[str, str]]

@@ -30,7 +30,7 @@ from ..models.tokenizer import load_tokenizer
 from ..printable import printable, quoted
 from ..reference.backend import TorchBackend, pick_device
 from . import signals
-from .common import read_prompts
+from .commands import prompt_reader
 from .notes import complain, note
 
 TOKENS = 2_000_000  # to sample, where nothing is said
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> None:
     ).model
     work = Path(args.work or f"{Path(args.out).with_suffix('')}-work")
     text = Path(args.text) if args.text else None
-    judges = [prompt.prompt for prompt in read_prompts(args.judged_by)]
+    judges = [prompt.prompt for prompt in prompt_reader()(args.judged_by)]
     workers = args.threads or os.cpu_count() or 1
 
     def job_of(settings: distillation.Settings) -> distillation.Distillation:

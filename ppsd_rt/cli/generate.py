@@ -18,6 +18,7 @@ from ..sampling.params import SamplingParams
 from ..statistics import Statistics
 from ..trace import TraceFile, occupancy
 from . import signals
+from .commands import prompt_reader
 from .common import (
     as_chat,
     counted,
@@ -25,14 +26,13 @@ from .common import (
     note_plain,
     only_prompt,
     print_json,
-    read_prompts,
     sampling_params,
     short_statistics,
     statistics_line,
 )
 from .notes import complain, note
 from .prompt_bar import PromptBar
-from .prompt_files import NamedPrompt
+from .prompts import NamedPrompt
 
 _APART = (
     ("chat", "prompts"),
@@ -149,7 +149,7 @@ def _prompts(args: argparse.Namespace) -> list[tuple[str | int | None, str | Nam
     if args.chat:
         return []
     if args.prompts:
-        return [(prompt.id, prompt) for prompt in read_prompts(args.prompts)]
+        return [(prompt.id, prompt) for prompt in prompt_reader()(args.prompts)]
     return [(None, only_prompt(args.prompt, args.file))]
 
 

@@ -63,7 +63,7 @@ def _start(argv: "Sequence[str]") -> int:
 
 
 def _run(args: "argparse.Namespace", world: "World | None") -> int:
-    from .parser import COMMANDS
+    from .commands import COMMANDS
 
     args.engine = None
     if getattr(args, "quiet", False):

@@ -2,33 +2,16 @@
 
 import argparse
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from difflib import get_close_matches
-from importlib import import_module
 from typing import NoReturn
 
 from .. import __version__
 from ..errors import UsageError
 from ..printable import quoted
-from .bench_options import bench_options, eval_options, heads_options
-from .cache_options import cache_options
-from .serve_options import serve_options
-from .simulate_options import simulate_options
+from .commands import COMMANDS
+from .serve_options import server_options
 from .values import at_most, length, named, number, setting, whole
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command's module has `run(args) -> exit status | None`."""
-
-    summary: str
-    examples: tuple[str, str]
-    options: "Callable[[Parser], None]"
-    module: str
-
-    def load(self) -> Callable[[argparse.Namespace], int | None]:
-        return import_module(f".{self.module}", __package__).run
 
 
 class Parser(argparse.ArgumentParser):
@@ -192,7 +175,7 @@ def sampling_options(parser: Parser, max_tokens: int | None = None) -> None:
     )
 
 
-def _generate_options(parser: Parser) -> None:
+def generate_options(parser: Parser) -> None:
     parser.add_argument("prompt", nargs="?", help="the prompt; what is piped into the command follows it")
     group = parser.add_argument_group("input and output")
     group.add_argument(
@@ -239,50 +222,32 @@ def _generate_options(parser: Parser) -> None:
     model_options(parser)
 
 
-def _watch_options(parser: Parser) -> None:
-    parser.add_argument("prompt", nargs="?", help="the prompt; - or nothing: read standard input")
-    group = parser.add_argument_group(
-        "what is shown: the answer is recorded first, at full speed, then replayed slowly"
-    )
-    group.add_argument("--slow", type=number, default=200.0, metavar="X", help="X times slower than it was")
-    group.add_argument("--step", action="store_true", help="wait for Enter before each draft token and each verdict")
-    group.add_argument("--svg", type=named, metavar="FILE", help="write an animation instead (one SVG file)")
-    group.add_argument("--system", metavar="TEXT", help="system message [the model's own]")
-    group.add_argument("--raw", action="store_true", help="do not apply the chat template")
-    group.add_argument(
-        "--grammar", metavar="G", help="what the answer must be: json, schema=FILE or {...}, regex=PATTERN or lark=FILE"
-    )
-    sampling_options(parser, max_tokens=48)
-    schedule_options(parser, default="elastic")
-    model_options(parser)
-
-
-def _serve_options(parser: Parser) -> None:
-    serve_options(parser)
+def serve_options(parser: Parser) -> None:
+    server_options(parser)
     schedule_options(parser)
     model_options(parser)
 
 
-def _list_options(parser: Parser) -> None:
+def list_options(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object for each model")
 
 
-def _rm_options(parser: Parser) -> None:
+def rm_options(parser: Parser) -> None:
     parser.add_argument("model", help="as `ppsd-run list` names it")
     parser.add_argument("--yes", action="store_true", help="do not ask")
 
 
-def _pull_options(parser: Parser) -> None:
+def pull_options(parser: Parser) -> None:
     parser.add_argument("model", nargs="?", default="smollm2-135m", help="the default model or a hub name")
 
 
-def _convert_options(parser: Parser) -> None:
+def convert_options(parser: Parser) -> None:
     parser.add_argument("source", metavar="IN.gguf")
     parser.add_argument("target", metavar="FOLDER", help="must not exist yet, or be empty")
     parser.add_argument("--dtype", default="float32", help="of the weights: float32, bfloat16 or float16")
 
 
-def _distill_options(parser: Parser) -> None:
+def distill_options(parser: Parser) -> None:
     group = parser.add_argument_group("what to train")
     group.add_argument(
         "--exit-layer",
@@ -343,139 +308,10 @@ def _distill_options(parser: Parser) -> None:
     group.add_argument("--threads", type=whole, metavar="N", help="CPU threads [as many as torch chooses]")
 
 
-def _check_options(parser: Parser) -> None:
-    group = parser.add_argument_group("what to check")
-    group.add_argument("--prompts", type=named, metavar="FILE", help="as for generating [the 34 development prompts]")
-    group.add_argument("--limit", type=whole, metavar="N", help="only the first N prompts of each family [all]")
-    group.add_argument("-n", "--max-tokens", type=whole, default=64, metavar="N", help="tokens per answer")
-    group.add_argument(
-        "--schedules", metavar="A/B/...", help="schedules to compare with plain [every named one and stop rule]"
-    )
-    group.add_argument("--sampling", metavar="A,B,...", help="greedy, warm, nucleus, penalty [all four]")
-    group.add_argument("--raw", action="store_true", help="do not apply the chat template")
-    group.add_argument("--json", action="store_true", help="print the result as one JSON object")
-    group = parser.add_argument_group(
-        "campaign: random engines, prompts, sampling and schedules; options of the machine that are given stay as given"
-    )
-    group.add_argument("--tokens", type=whole, metavar="N", help="until N tokens have been compared")
-    group.add_argument("--seed", type=whole, default=0, metavar="S", help="same seed, same cases [0]")
-    group.add_argument("--state", type=named, metavar="FILE", help="what has been done, to go on [in the cache folder]")
-    group.add_argument("--case", type=whole, metavar="K", help="only case K, to see again what differed in it")
-    model_options(parser)
-
-
-def _info_options(parser: Parser) -> None:
+def info_options(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
     model_options(parser)
 
-
-COMMANDS = {
-    "generate": Command(
-        "answer a prompt (the default command)",
-        ('ppsd-run "Why is the sky blue?"', 'cat notes.txt | ppsd-run "Summarise these notes."'),
-        _generate_options,
-        "generate",
-    ),
-    "watch": Command(
-        "show slowly how an answer is drafted and verified",
-        ('ppsd-run watch "Why is the sky blue?"', 'ppsd-run watch --svg sky.svg "Why is the sky blue?"'),
-        _watch_options,
-        "watch",
-    ),
-    "serve": Command(
-        "answer over HTTP, as OpenAI's API does",
-        ("ppsd-run serve --port 8000", "ppsd-run serve -m model.gguf --host 0.0.0.0 --api-key secret"),
-        _serve_options,
-        "serve",
-    ),
-    "list": Command(
-        "list the models that are here: in the cache folder and in the hub's cache",
-        ("ppsd-run list", "ppsd-run list --json"),
-        _list_options,
-        "models",
-    ),
-    "rm": Command(
-        "remove a model that is here",
-        ("ppsd-run rm smollm2-135m", "ppsd-run rm org/name --yes"),
-        _rm_options,
-        "remove",
-    ),
-    "pull": Command(
-        "fetch a model into the cache",
-        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct"),
-        _pull_options,
-        "pull",
-    ),
-    "convert": Command(
-        "turn a GGUF file into a model folder",
-        ("ppsd-run convert model.gguf model/", "ppsd-run convert --dtype bfloat16 model.gguf model/"),
-        _convert_options,
-        "convert",
-    ),
-    "distill": Command(
-        "train an exit head on text that the model writes itself",
-        (
-            "ppsd-run distill -m my-model/ --out head.safetensors",
-            "ppsd-run distill -m my-model/ --kind ngram --out table.safetensors",
-        ),
-        _distill_options,
-        "distill",
-    ),
-    "check": Command(
-        "prove that speculation changes no token",
-        ("ppsd-run check --schedules eesd/elastic", "ppsd-run check --tokens 100000"),
-        _check_options,
-        "check",
-    ),
-    "bench": Command(
-        "measure kernels or whole answers",
-        (
-            "ppsd-run bench generate -p 64 -n 128 --schedule eesd",
-            "ppsd-run bench kernels -t 1,2 --rows 1,4,8 --dtype int8",
-        ),
-        bench_options,
-        "bench",
-    ),
-    "simulate": Command(
-        "predict a pipeline's speed from the costs of its stages",
-        (
-            "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8",
-            "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8 --link-ms 0,1 --plot speed.svg",
-        ),
-        simulate_options,
-        "simulate",
-    ),
-    "eval": Command(
-        "measure what a number format costs in quality",
-        ("ppsd-run eval --dtype bfloat16,int8", "ppsd-run eval --text mine.txt --dtype int8,int4"),
-        eval_options,
-        "eval",
-    ),
-    "heads": Command(
-        "compare exit heads: acceptance, cost, predicted speed",
-        ("ppsd-run heads auto norm:10", "ppsd-run heads auto head-3.safetensors --plot heads.svg"),
-        heads_options,
-        "heads",
-    ),
-    "calibrate": Command(
-        "measure again what the auto schedule works with",
-        ("ppsd-run calibrate", "ppsd-run calibrate -m model.gguf --threads 4"),
-        _info_options,
-        "calibrate",
-    ),
-    "cache": Command(
-        "list or empty the cache folder",
-        ("ppsd-run cache", "ppsd-run cache --clean calibration"),
-        cache_options,
-        "cache",
-    ),
-    "info": Command(
-        "show model, exit head, formats and machine",
-        ("ppsd-run info", "ppsd-run info -m model.gguf --json"),
-        _info_options,
-        "info",
-    ),
-}
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -515,8 +351,8 @@ def complete() -> None:
     parser = Parser(prog="ppsd-run", allow_abbrev=False)
     commands = parser.add_subparsers()
     for name, command in COMMANDS.items():
-        command.options(commands.add_parser(name, help=command.summary, allow_abbrev=False))
-    COMMANDS["generate"].options(parser)
+        command.options()(commands.add_parser(name, help=command.summary, allow_abbrev=False))
+    COMMANDS["generate"].options()(parser)
     parser._actions = [action for action in parser._actions if action.option_strings or action is commands]
     argcomplete.autocomplete(parser)
 
@@ -548,7 +384,7 @@ def _build(name: str) -> Parser:
         parser.add_argument(
             "--completion", choices=SHELLS, help="print what completes commands and options in this shell, and end"
         )
-    command.options(parser)
+    command.options()(parser)
     return parser
 
 

@@ -5,7 +5,7 @@ import argparse
 from .values import at_most, named, positive, seconds, whole
 
 
-def serve_options(parser: argparse.ArgumentParser) -> None:
+def server_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--host", type=named, default="127.0.0.1", help="address to listen on; 0.0.0.0: all of them")
     group.add_argument("--port", type=whole, default=8000, metavar="N", help="0: any that is free")

@@ -20,7 +20,8 @@ from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule, copying
-from ..planning.planner import costs_here, costs_path, explain, prior
+from ..planning.planner import costs_here, costs_path, explain
+from ..planning.planner_pool import PlannerPool, kind_of
 from ..printable import quoted
 from ..sampling.params import EXTRAS, SamplingParams
 from .answers import MOST_ANSWERS, PROMPT_ROWS, Answer, Answers
@@ -140,10 +141,8 @@ class CpuBackend:
         self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         self._model, self._cuts = model, cuts
         self._costs: _native.Costs | None = None
-        # by whether tokens are sampled, the oracle's acceptance, lookup, whether drafts may have siblings, recycle
-        self._planners: dict[tuple[bool, float | None, int, bool, bool], _native.Planner] = {}
+        self._planners = PlannerPool()
         self.know(None)
-        self._planned: _native.Planner | None = None
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         self._counted = successors
@@ -295,26 +294,11 @@ class CpuBackend:
 
     def explain(self) -> str:
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        return explain(self._planned, self.costs()) if self._planned else ""
+        return explain(self._planners.used, self.costs()) if self._planners.used else ""
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
-        """The planner goes on from answer to answer; sampled ones, which are harder to foresee, have their own. What an
-        oracle feigns stays apart, without copies, and without siblings unless it feigns them too.
-        """
         assert self._head is not None
-        costs = self.costs()
-        siblings = schedule.siblings and not params.looks_back
-        what = (
-            (oracle.acceptance, 0, siblings and oracle.second > 0, False)
-            if oracle
-            else (None, schedule.lookup, siblings, schedule.recycle)
-        )
-        key = (params.temperature > 0, *what)
-        if key not in self._planners:
-            _, lookup, beside, recycle = what
-            self._planners[key] = _native.Planner(costs, prior(self._head), lookup, beside, recycle=recycle)
-        self._planned = self._planners[key]
-        return self._planned
+        return self._planners.planner(kind_of(schedule, params, oracle), self.costs(), self._head)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -330,8 +314,8 @@ class CpuBackend:
     def forked(self) -> None:
         """The packed weights are shared; the next answer makes an engine of its own, with threads and KV caches."""
         self._answers.forked()
-        self._made = self._planned = None
-        self._planners = {}
+        self._made = None
+        self._planners = PlannerPool()
         self.know(self._counted)  # anew: a thread that is not here may have been in it
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 DEFAULT_FORMAT = "int8"
-FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")  # a file's types that int4 holds as they are (csrc/cpu/gguf_blocks.cpp)
 MOST_NORMED = 256  # channels of a head whose queries and keys go through a norm
 KV_FORMATS = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.125}  # bytes of a value, its part of the scales included
 
@@ -47,16 +46,11 @@ def rotary_of(config: LlamaConfig) -> "_native.Rotary":
     return _native.Rotary(plain, factor, original, inverse_frequencies(config, original + 1).tolist())
 
 
-def has_four_bits(checkpoint: Checkpoint) -> bool:
-    """Does its file hold matrices that int4 takes as they are?"""
-    return any(matrix.kind in FOUR_BITS for matrix in checkpoint.blocks.values())
-
-
 def format_for(checkpoint: Checkpoint, dtype: str) -> str:
     """What a model's weights become; `auto`: what is nearest to its file, int4 for four bits, and int8 for all else."""
     if dtype != "auto":
         return dtype
-    return "int4" if has_four_bits(checkpoint) else DEFAULT_FORMAT
+    return "int4" if checkpoint.in_four_bits else DEFAULT_FORMAT
 
 
 def refuses(config: LlamaConfig) -> str | None:

@@ -51,7 +51,9 @@ def importance_for(dtype: str, checkpoint: Checkpoint, threads: int) -> Importan
         return known
     if config.num_hidden_layers * sum(inputs) > LARGE:
         _LOG.info("measuring what int4 may round off: once for this model, as long as a prompt of %d tokens", ROWS)
-    measured = _native.importance(shape_of(config), packable(checkpoint), rotary_of(config), _text(checkpoint), threads)
+    measured = _native.importance(
+        shape_of(config), packable(checkpoint, "int8"), rotary_of(config), _text(checkpoint), threads
+    )
     _keep(path, measured)
     return measured
 

@@ -2,7 +2,7 @@
 
 from .. import _native
 from ..models.checkpoint import Checkpoint
-from .formats import has_four_bits, rotary_of, shape_of
+from .formats import rotary_of, shape_of
 from .importance import importance_for
 from .tensors import packable
 
@@ -23,7 +23,7 @@ def pack_model(
     """
     return _native.Model(
         shape_of(checkpoint.config),
-        packable(checkpoint),
+        packable(checkpoint, dtype),
         rotary_of(checkpoint.config),
         dtype,
         kv_dtype,
@@ -31,5 +31,5 @@ def pack_model(
         first=first,
         last=last,
         lm_head=lm_head,
-        importance=None if has_four_bits(checkpoint) else importance_for(dtype, checkpoint, threads),
+        importance=None if dtype == "int4" and checkpoint.in_four_bits else importance_for(dtype, checkpoint, threads),
     )

@@ -4,7 +4,17 @@ from .. import _native
 from ..models.checkpoint import Array, Checkpoint
 
 
-def packable(checkpoint: Checkpoint) -> dict[str, Array | _native.Blocks]:
-    """Each where it lies in its file; vectors of a .gguf file decoded."""
-    dense = {name: checkpoint.tensors[name] for name in checkpoint.tensors if name not in checkpoint.blocks}
-    return {**dense, **{name: _native.Blocks(*blocks) for name, blocks in checkpoint.blocks.items()}}
+def packable(checkpoint: Checkpoint, dtype: str) -> dict[str, Array | _native.Blocks]:
+    """Each where it lies in its file. Vectors of a .gguf file are decoded, and so are matrices of a quantised folder.
+
+    dtype: what they will be packed as. For int4, a folder's four bits are put into blocks and not decoded.
+    """
+    packed: dict[str, Array | _native.Blocks] = {
+        name: _native.Blocks(*each) for name, each in checkpoint.blocks.items()
+    }
+    if dtype == "int4":
+        for name in checkpoint.in_four_bits - packed.keys():
+            matrix = checkpoint.quantised(name)
+            assert matrix is not None  # as it is in four bits
+            packed[name] = _native.Blocks(matrix.blocks(), "Q4_1", matrix.q.shape[1])
+    return packed | {name: checkpoint.tensors[name] for name in checkpoint.tensors if name not in packed}

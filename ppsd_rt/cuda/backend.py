@@ -35,7 +35,8 @@ from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import MAX_CHUNK, MAX_ROWS, Auto, Schedule
 from ..pipeline.stop_rules import BetaThompson, FixedLength
-from ..planning.planner import costs_here, costs_path, explain, prior
+from ..planning.planner import costs_here, costs_path, explain
+from ..planning.planner_pool import PlannerPool, kind_of
 from ..sampling.params import SamplingParams
 from ..trace import occupancy
 from ..triton_kernels.state import DRAWN, RECORD_COMMITTED, RECORD_IDS, RECORD_SEQUENCE, REPORT, SEQUENCE
@@ -145,9 +146,7 @@ class CudaBackend:
             self._weights = self._base.with_head(file)
         self._draft_vocabulary = draft_vocabulary
         self._costs: _native.Costs | None = None
-        # by whether tokens are sampled, the oracle's acceptance, lookup, whether drafts may have siblings, recycle
-        self._planners: dict[tuple[bool, float | None, int, bool, bool], _native.Planner] = {}
-        self._planned: _native.Planner | None = None
+        self._planners = PlannerPool()
 
     def rounds(
         self,
@@ -163,7 +162,7 @@ class CudaBackend:
             with self._starting:
                 self._end()
                 schedule = self._possible(schedule, params, options.oracle)
-                planner = self._plan(params.temperature > 0, options.oracle, schedule)
+                planner = self._plan(schedule, options.oracle, params)
                 answer = self._answer = self._last = self._begin(prompt, params, schedule, planner, limits, options)
             cancellation.tells(answer.cancel)
             whole = False
@@ -223,14 +222,15 @@ class CudaBackend:
 
     def explain(self) -> str:
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        lines = [explain(self._planned, self.costs())] if self._planned else []
-        if self._planned and self._costs and self._costs.overlapped:
+        planner = self._planners.used
+        lines = [explain(planner, self.costs())] if planner else []
+        if planner and self._costs and self._costs.overlapped:
             turns, beside = self._costs.turns, self._costs.overlapped
             lines.append(
                 f"side by side on two streams a draft takes {beside.draft_step / turns.draft_step:.2f} times as long, "
                 f"a pass {beside.verify[0] / turns.verify[0]:.2f} times"
             )
-        elif self._planned and self._graphs:
+        elif planner and self._graphs:
             lines.append("side by side on two streams no more is done than in turns: nothing overlaps")
         if spans := self.spans():
             lines.append(str(occupancy(spans)))
@@ -340,25 +340,11 @@ class CudaBackend:
         row = (turns.verify[-1] - turns.verify[0]) / (MAX_ROWS - 1) / turns.plain_step
         return min(max(row, 0.02), 0.98) if schedule.siblings else 0.0
 
-    def _plan(self, sampled: bool, oracle: Oracle | None, schedule: Schedule | Auto) -> _native.Planner | None:
-        """The planner goes on from answer to answer; what is sampled stays apart, and so does, without copies and
-        siblings, what an oracle feigns.
-        """
+    def _plan(self, schedule: Schedule | Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner | None:
         if not isinstance(schedule, Auto):
             return None
         assert self.head is not None
-        costs = self.costs()
-        what = (
-            (oracle.acceptance, 0, False, False)
-            if oracle
-            else (None, schedule.lookup, schedule.siblings, schedule.recycle)
-        )
-        key = (sampled, *what)
-        if key not in self._planners:
-            _, lookup, beside, recycle = what
-            self._planners[key] = _native.Planner(costs, prior(self.head), lookup, beside, recycle=recycle)
-        self._planned = self._planners[key]
-        return self._planned
+        return self._planners.planner(kind_of(schedule, params, oracle), self.costs(), self.head)
 
     def _end(self) -> None:
         """End the answer in progress, if there is one."""

@@ -18,7 +18,8 @@ from ..errors import PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule
-from ..planning.planner import explain, prior
+from ..planning.planner import explain
+from ..planning.planner_pool import PlannerPool, kind_of
 from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import Span
 from .control import Control, Kind, Words, numbers_of, words_of
@@ -64,9 +65,7 @@ class RanksBackend:
         self._epoch = 1  # on the wire: above all that earlier answers have used
         self._tokens: list[int] = []  # whose rows every rank holds
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
-        # by whether tokens are sampled, the oracle's acceptance, lookup, and whether drafts may have siblings
-        self._planners: dict[tuple[bool, float | None, int, bool], _native.Planner] = {}
-        self._planned: _native.Planner | None = None
+        self._planners = PlannerPool()
         self._drafting = Thread(target=self._draft, name="draft", daemon=True)
         self._ending = RLock()  # the thread that iterates may end an answer while another one begins the next
         self._steps = 0, 0.0  # of one row and a draft: how many, and their seconds
@@ -213,14 +212,14 @@ class RanksBackend:
 
     def explain(self) -> str:
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        if self._planned is None:
+        if self._planners.used is None:
             return ""
         costs = self.costs()
         ranks = "/".join(
             f"{1000 * seconds:.2f}" for seconds in (costs.turns.row_step, *(t[0] for t in costs.turns.stages))
         )
         links = f"ranks take {ranks} ms a row, a link {1000 * costs.turns.links[0]:.2f} ms"
-        return f"{links}\n{explain(self._planned, costs)}"
+        return f"{links}\n{explain(self._planners.used, costs)}"
 
     # -- measuring -----------------------------------------------------------------------------------------------------
 
@@ -333,17 +332,9 @@ class RanksBackend:
         return found
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
-        """The planner goes on from answer to answer; sampled ones have their own, and what an oracle feigns."""
         assert self._head is not None
-        costs = self.costs()
-        siblings = self.siblings and schedule.siblings and not params.looks_back
-        what = (oracle.acceptance, 0, siblings and oracle.second > 0) if oracle else (None, schedule.lookup, siblings)
-        key = (params.temperature > 0, *what)
-        if key not in self._planners:
-            _, lookup, beside = what
-            self._planners[key] = _native.Planner(costs, prior(self._head), lookup, beside)
-        self._planned = self._planners[key]
-        return self._planned
+        kind = kind_of(schedule, params, oracle, siblings=self.siblings, recycle=False)
+        return self._planners.planner(kind, self.costs(), self._head)
 
     # -- threads -------------------------------------------------------------------------------------------------------
 

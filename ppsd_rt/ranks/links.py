@@ -4,8 +4,8 @@ A message is a row of an int32 array (csrc/pipeline/wire.h) or its beginning: on
 gloo takes a message that is shorter than the buffer that waits for it (tests/ppsd_rt/ranks/test_links.py).
 """
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from threading import Lock, Thread
 from typing import Any
@@ -43,6 +43,20 @@ class ProtocolError(Exception):
     """A message came that means nothing here, or could not be dealt with."""
 
 
+class LinkLost(RuntimeError):
+    """gloo cannot send to a rank any more. code: as of PpsdError, for programs."""
+
+    code = "link_lost"
+
+
+@contextmanager
+def _told_apart() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # gloo has no kind of its own
+        raise LinkLost(str(error)) from error
+
+
 class Sender:
     """To one rank, with one tag. Buffers come in groups that are filled at once: [groups][messages][words]."""
 
@@ -57,8 +71,9 @@ class Sender:
 
     def buffers(self) -> Words:
         """The next group, free to be written: what was sent from it before has left."""
-        for work in self._pending[self._next]:
-            work.wait()
+        with _told_apart():
+            for work in self._pending[self._next]:
+                work.wait()
         self._pending[self._next] = []
         return self._buffers[self._next]
 
@@ -72,9 +87,10 @@ class Sender:
     def send(self, counts: list[int]) -> None:
         """The beginnings, of so many words each, of the first messages in the group that buffers() gave."""
         tensors = self._tensors[self._next]
-        self._pending[self._next] = [
-            self._group.send([tensors[place, :words]], self._peer, self._tag) for place, words in enumerate(counts)
-        ]
+        with _told_apart():
+            self._pending[self._next] = [
+                self._group.send([tensors[place, :words]], self._peer, self._tag) for place, words in enumerate(counts)
+            ]
         self._next = (self._next + 1) % len(self._pending)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from .. import _native
 from .control import PAYLOAD_WORDS, Control, Kind, Words, words_of
 from .costs import displacer, time_passes
-from .links import ROWS, VERDICTS, Receiver, Sender
+from .links import ROWS, VERDICTS, LinkLost, Receiver, Sender
 from .report import report_of
 from .slices import RankStation
 from .threads import start
@@ -96,7 +96,7 @@ def _more(message: Words, hidden: int) -> int:
 def _explain(control: Control, to: int, error: Exception) -> None:
     if isinstance(error, MemoryError):
         control.fail(f"rank {control.world.rank} has no memory for a KV cache so long; lower --max-tokens")
-    elif "onnection" in str(error) or "gloo" in str(error):
+    elif isinstance(error, LinkLost):
         control.lost(to, error)
     else:
         lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -17,6 +17,7 @@ from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import MAX_ROWS, Auto, Schedule
+from ..planning.planner_pool import PlannerPool, kind_of
 from ..sampling.params import EXTRAS, SamplingParams
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
@@ -110,8 +111,7 @@ class TorchBackend:
         self._active: Pipeline | None = None
         self._costs: Costs | None = None
         # by whether tokens are sampled, lookup, siblings, recycle
-        self._planners: dict[tuple[bool, int, bool, bool], Planner] = {}
-        self._planned: Planner | None = None
+        self._planners = PlannerPool()
         self._timeline: Timeline | None = None
 
     def forked(self) -> None:
@@ -206,15 +206,13 @@ class TorchBackend:
 
     def explain(self) -> str:
         """What `auto` expects of every schedule, and what it has measured; empty when it has not been used."""
-        if self._planned is None or self._costs is None:
+        if self._planners.used is None or self._costs is None:
             return ""
         from ..planning.planner import explain
 
-        return explain(self._planned, self._costs)
+        return explain(self._planners.used, self._costs)
 
     def _plan(self, schedule: Auto, params: SamplingParams) -> "Planner":
-        """The planner goes on from answer to answer; sampled ones, which are harder to foresee, have their own."""
-        from ..planning.planner import Planner, prior
         from .auto import measure
 
         assert self._head is not None, "without a head there is nothing to choose"
@@ -223,14 +221,7 @@ class TorchBackend:
             self._tokens = []
             self._reserve(context + MAX_ROWS)
             self._costs = measure(self._draft, self._verify, context)
-        siblings = schedule.siblings and not params.looks_back
-        key = (params.temperature > 0, schedule.lookup, siblings, schedule.recycle)
-        if key not in self._planners:
-            self._planners[key] = Planner(
-                self._costs, prior(self._head.info), schedule.lookup, siblings, recycle=schedule.recycle
-            )
-        self._planned = self._planners[key]
-        return self._planned
+        return self._planners.planner(kind_of(schedule, params), self._costs, self._head.info)
 
     def _keep_common(self, prompt: Sequence[int], last: int = 1) -> None:
         """Roll back to the rows that `prompt` shares with the stages; the `last` ones are always run again."""

@@ -10,9 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..errors import PpsdError, UsageError
+from ..errors import GrammarFailed, PpsdError, UsageError
 from ..printable import printable, shortened
-from ..sampling.grammar import GIVES_UP
 
 _LONGEST = 1000  # characters of a message
 _TYPES = {401: "authentication_error", 404: "not_found_error", 408: "timeout_error", 429: "rate_limit_error"}
@@ -70,10 +69,10 @@ def from_engine(error: PpsdError, fields: Mapping[str, str] | None = None) -> Ap
 
     fields: names that the client has for what the engine's message begins with.
     """
-    if not isinstance(error, UsageError) and not str(error).startswith(GIVES_UP):
+    if not isinstance(error, UsageError | GrammarFailed):
         return ApiError(500, str(error), "engine_error")
     first = str(error).partition(" ")[0].rstrip(":")
-    return ApiError(400, str(error), "invalid_value", (fields or {}).get(first))
+    return ApiError(400, str(error), error.code, (fields or {}).get(first))
 
 
 async def answer_error(request: Request, error: Exception) -> Response:

@@ -65,7 +65,7 @@ class Service:
         try:
             ids = await to_thread.run_sync(encoded, limiter=self._one)
         except PpsdError as error:  # not UsageError alone: a chat template that refuses the messages
-            code = "context_length_exceeded" if "has a context of" in str(error) else "invalid_value"
+            code = error.code if isinstance(error, UsageError) else UsageError.code
             raise ApiError(400, str(error), code, param) from error
         most = self.settings.most_prompt
         if most is not None and len(ids) > most:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from support import EOS, write_model
 
-from ppsd_rt.cli.prompt_files import NamedPrompt
+from ppsd_rt.cli.prompts import NamedPrompt
 from ppsd_rt.cpu.backend import CpuBackend
 from ppsd_rt.distill.mix import mix_of
 from ppsd_rt.distill.samplers import NativeSampler

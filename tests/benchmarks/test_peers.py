@@ -17,7 +17,7 @@ import pytest
 from support import write_model
 
 from ppsd_rt import Engine, SamplingParams
-from ppsd_rt.cli.common import evaluation_text
+from ppsd_rt.lab.texts import evaluation_text
 from ppsd_rt.models.checkpoint import Checkpoint, as_float32
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ppsd_rt.bench.plot import Chart
+from ppsd_rt.lab.bench.plot import Chart
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 RESULTS = FOLDER / "results"

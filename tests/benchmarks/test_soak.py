@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support import write_model
 
-from ppsd_rt.cli.common import NamedPrompt
+from ppsd_rt.cli.prompts import NamedPrompt
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 
 from hypothesis import strategies as st
 
+from ppsd_rt.cli.commands import COMMANDS
 from ppsd_rt.cli.main import main
-from ppsd_rt.cli.parser import COMMANDS, Parser
+from ppsd_rt.cli.parser import Parser
 
 from .mutations import command_lines
 from .oracle import Fault, bounded_memory, check_line, no_warnings, normal, snapshot, unclean
@@ -31,7 +32,7 @@ def options() -> list[str]:
     found: dict[str, None] = {}
     for command in COMMANDS.values():
         parser = Parser()
-        command.options(parser)
+        command.options()(parser)
         found |= dict.fromkeys(option for action in parser._actions for option in action.option_strings)
     return list(found)
 

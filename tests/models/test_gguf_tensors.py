@@ -309,7 +309,7 @@ def test_types_that_go_by_tables_are_decoded_by_the_package_that_has_them(tmp_pa
     mapped, folder = Checkpoint(path), Checkpoint(tmp_path / "m")
     assert {kind.name for kind in TABLE_KINDS} <= set(mapped.stored_as)
     assert mapped.hash == folder.hash
-    tensors = packable(mapped)
+    tensors = packable(mapped, "int8")
     for name, tensor in folder.tensors.items():
         if name in kinds:
             assert tensors[name].tobytes() == tensor.tobytes()

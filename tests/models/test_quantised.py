@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import tiny_config, tiny_model, write_model
 
-from ppsd_rt import Engine, PpsdError, SamplingParams
+from ppsd_rt import Engine, PpsdError, SamplingParams, _native
+from ppsd_rt.cpu.tensors import packable
 from ppsd_rt.models.checkpoint import Checkpoint, as_float32
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.rope import Rope
@@ -160,6 +161,42 @@ def words(values: np.ndarray, bits: int, order: Any = None) -> torch.Tensor:
     return torch.from_numpy(packed.astype(np.uint32).view(np.int32).copy())
 
 
+def gptq(
+    weight: torch.Tensor, bits: int, group: int, form: str, act_order: bool, seed: int
+) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """Random values of a matrix, and as they are stored."""
+    q, zeros, scale = draw(weight, bits, group, seed)
+    index = np.arange(weight.shape[1]) // group
+    if act_order:
+        np.random.default_rng(3).shuffle(index)
+    exact = (q - zeros[:, index]).astype(np.float32) * scale[:, index].astype(np.float32)
+    return exact, {
+        "qweight": words(q, bits).T.contiguous(),
+        "qzeros": words((zeros - (form == "gptq")).T, bits),
+        "scales": torch.from_numpy(scale.T.copy()),
+        "g_idx": torch.from_numpy(index.astype(np.int32)),
+    }
+
+
+def gptq_settings(bits: int, form: str) -> dict[str, Any]:
+    return {"quant_method": "gptq", "bits": bits, "checkpoint_format": form}
+
+
+def awq(weight: torch.Tensor, group: int, seed: int) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """As `gptq`."""
+    q, zeros, scale = draw(weight, 4, group, seed)
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    exact = (q - zeros.repeat(group, 1)).astype(np.float32) * scale.astype(np.float32).repeat(group, 1)
+    return exact, {
+        "qweight": words(q.T, 4, order),
+        "qzeros": words(zeros.T, 4, order),
+        "scales": torch.from_numpy(scale.T.copy()),
+    }
+
+
+AWQ_SETTINGS = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True}
+
+
 @pytest.mark.parametrize(
     ("bits", "group", "form", "act_order"),
     [
@@ -174,29 +211,12 @@ def test_gptq(bits: int, group: int, form: str, act_order: bool, tmp_path: Path)
     expected: dict[str, np.ndarray] = {}
 
     def pack(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        q, zeros, scale = draw(weight, bits, group, len(expected))
-        index = np.arange(weight.shape[1]) // group
-        if act_order:
-            np.random.default_rng(3).shuffle(index)
-        exact = (q - zeros[:, index]).astype(np.float32) * scale[:, index].astype(np.float32)
-        expected[name] = exact.astype(np.float16)
-        stored = zeros - (form == "gptq")
-        return {
-            "qweight": words(q, bits).T.contiguous(),
-            "qzeros": words(stored.T, bits),
-            "scales": torch.from_numpy(scale.T.copy()),
-            "g_idx": torch.from_numpy(index.astype(np.int32)),
-        }
+        expected[name], parts = gptq(weight, bits, group, form, act_order, seed=len(expected))
+        return parts
 
-    settings = {
-        "quant_method": "gptq",
-        "bits": bits,
-        "group_size": group,
-        "desc_act": act_order,
-        "checkpoint_format": form,
-    }
-    checkpoint = Checkpoint(quantised(tmp_path / "m", settings, pack))
-    for name, values in expected.items():
+    checkpoint = Checkpoint(quantised(tmp_path / "m", gptq_settings(bits, form), pack))
+    for name, exact in expected.items():
+        values = exact.astype(np.float16)
         assert checkpoint.tensors[name].tobytes() == values.tobytes()
         uniform = checkpoint.quantised(name)
         assert (uniform is None) == act_order
@@ -207,20 +227,12 @@ def test_gptq(bits: int, group: int, form: str, act_order: bool, tmp_path: Path)
 
 def test_awq(tmp_path: Path) -> None:
     expected: dict[str, np.ndarray] = {}
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
 
     def pack(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        q, zeros, scale = draw(weight, 4, 32, len(expected))
-        exact = (q - zeros.repeat(32, 1)).astype(np.float32) * scale.astype(np.float32).repeat(32, 1)
-        expected[name] = exact
-        return {
-            "qweight": words(q.T, 4, order),
-            "qzeros": words(zeros.T, 4, order),
-            "scales": torch.from_numpy(scale.T.copy()),
-        }
+        expected[name], parts = awq(weight, 32, seed=len(expected))
+        return parts
 
-    settings = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
-    folder = quantised(tmp_path / "m", settings, pack, model_type="qwen2", architectures=["Qwen2ForCausalLM"])
+    folder = quantised(tmp_path / "m", AWQ_SETTINGS, pack, model_type="qwen2", architectures=["Qwen2ForCausalLM"])
     checkpoint = Checkpoint(folder)
     assert checkpoint.stored_as == ["awq, 4 bits"]
     for name, values in expected.items():
@@ -230,6 +242,100 @@ def test_awq(tmp_path: Path) -> None:
         assert uniform.dequantise().tobytes() == values.tobytes()  # without the rounding to float16
     name, places = "model.layers.1.mlp.up_proj.weight", np.array([0, 65, 6143])
     assert checkpoint._values_at(name, places).tolist() == checkpoint.tensors[name].reshape(-1)[places].tolist()
+
+
+# -- four bits, kept ---------------------------------------------------------------------------------------------------
+
+WIDE = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2}
+
+
+def compressed(weight: torch.Tensor, seed: int, **settings: Any) -> tuple[np.ndarray, dict[str, torch.Tensor]]:
+    """As `gptq`; the library itself packs and unpacks."""
+    from compressed_tensors.compressors import BaseCompressor
+
+    scheme_of = scheme(num_bits=4, **settings)
+    compressor = BaseCompressor.get_value_from_registry("pack-quantized")
+    scale = scales(weight, settings.get("group_size", 0), 1, 7.0, torch.float32)
+    state = {"weight": weight, "weight_scale": scale}
+    if not settings.get("symmetric", True):
+        dice = torch.Generator().manual_seed(seed)
+        state["weight_zero_point"] = torch.randint(-3, 4, scale.shape, dtype=torch.int8, generator=dice)
+    parts = compressor.compress(state, scheme_of)
+    exact = compressor.decompress(parts, scheme_of)["weight"].numpy()
+    return exact, {part: tensor.contiguous() for part, tensor in parts.items()}
+
+
+GROUPS = {"strategy": "group", "group_size": 64}
+FOLDERS: dict[str, tuple[Any, Any]] = {
+    "awq, groups of 32": (AWQ_SETTINGS, lambda w, seed: awq(w, 32, seed)),
+    "awq, groups of 128": (AWQ_SETTINGS, lambda w, seed: awq(w, 128, seed)),
+    "gptq, groups of 64": (gptq_settings(4, "gptq"), lambda w, seed: gptq(w, 4, 64, "gptq", False, seed)),
+    "gptq_v2, groups of 128": (gptq_settings(4, "gptq_v2"), lambda w, seed: gptq(w, 4, 128, "gptq_v2", False, seed)),
+    "gptq, 2 bits": (gptq_settings(2, "gptq"), lambda w, seed: gptq(w, 2, 32, "gptq", False, seed)),
+    "compressed-tensors": (GROUPS, lambda w, seed: compressed(w, seed, **GROUPS)),
+    "compressed-tensors, asymmetric": (GROUPS, lambda w, seed: compressed(w, seed, symmetric=False, **GROUPS)),
+    "compressed-tensors, channels": (GROUPS, lambda w, seed: compressed(w, seed, strategy="channel")),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_folders_own_four_bits_stay(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each matrix as its library has it in float32, but for scales and minima in float16; and so the logits."""
+    settings, make = FOLDERS[name]
+    if name.startswith("compressed"):
+        pytest.importorskip("compressed_tensors")
+        settings = settings_of("pack-quantized", scheme(num_bits=4, **settings))
+    exact: dict[str, np.ndarray] = {}
+
+    def pack(matrix: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        exact[matrix], parts = make(weight, len(exact))
+        return parts
+
+    folder = quantised(tmp_path / "m", settings, pack, **WIDE)
+    engine = Engine.from_pretrained(folder, backend="cpu", exit_head="none")
+    assert engine.backend.dtype == "int4"
+    checkpoint = Checkpoint(folder)
+    monkeypatch.setattr(type(checkpoint.tensors), "_rows", None)  # nothing decodes a matrix
+    packed = {
+        key: _native.testing.packed(matrix, "int4")
+        for key, matrix in packable(checkpoint, "int4").items()
+        if key in exact
+    }
+    assert packed.keys() == exact.keys()
+    for key, values in exact.items():
+        steps = checkpoint.quantised(key).scale.repeat(values.shape[1] // checkpoint.quantised(key).scale.shape[1], 1)
+        assert (np.abs(packed[key] - values) <= steps * 2**-6).all()  # a float16 of 15 steps at most, twice
+
+    plain = load_file(write_model(tmp_path / "plain", tiny_model(**WIDE), **WIDE) / "model.safetensors")
+    logits = []
+    for weights in (exact, packed):
+        save_file(
+            {**plain, **{key: torch.from_numpy(each) for key, each in weights.items()}},
+            tmp_path / "plain/model.safetensors",
+        )
+        exactly = Engine.from_pretrained(tmp_path / "plain", backend="cpu", exit_head="none", dtype="float32")
+        logits.append(exactly.backend.logits(list(range(40)), 40))
+    assert np.abs(logits[0] - logits[1]).max() <= 1e-2 * np.abs(logits[0]).max()  # these weights are large
+    found = engine.backend.logits(list(range(40)), 40)
+    assert ((found - logits[0]) ** 2).mean() / (logits[0] ** 2).mean() < 1e-2  # activations and the LM head of 8 bits
+
+
+@pytest.mark.parametrize(("act_order", "dtype"), [("all", "int8"), ("down", "int4")])
+def test_four_bits_in_an_order_of_their_own_become_int8(
+    act_order: str, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def pack(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
+        return gptq(weight, 4, 32, "gptq", act_order == "all" or act_order in name, seed=1)[1]
+
+    folder = quantised(tmp_path / "m", gptq_settings(4, "gptq"), pack, **WIDE)
+    with caplog.at_level("INFO"):
+        backend = Engine.from_pretrained(folder, backend="cpu", exit_head="none").backend
+    assert backend.dtype == dtype
+    [line] = [record.getMessage() for record in caplog.records if "act-order" in record.getMessage()]
+    assert f"{14 if act_order == 'all' else 2} of 14 four-bit matrices" in line
+    exact = Engine.from_pretrained(folder, backend="cpu", exit_head="none", dtype="float32").backend
+    found, expected = (each.logits(list(range(40)), 40) for each in (backend, exact))
+    assert ((found - expected) ** 2).mean() / (expected**2).mean() < 1e-2
 
 
 def test_fp8_in_blocks(tmp_path: Path) -> None:

@@ -5,11 +5,11 @@ from xml.etree import ElementTree
 import pytest
 
 from ppsd_rt.arguments import real_number, whole_number
-from ppsd_rt.bench.plot import Chart, Line, Panel, drawn
-from ppsd_rt.bench.report import Column, Report
 from ppsd_rt.cli.common import table
 from ppsd_rt.cli.notes import note, printed
 from ppsd_rt.errors import UsageError
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel, drawn
+from ppsd_rt.lab.bench.report import Column, Report
 from ppsd_rt.printable import printable, quoted, shortened
 
 NASTY = "a\nb\x1b[31m\0\x9b\u2028\u202e\udc80é"

@@ -134,6 +134,7 @@ def _backend_believes(gpu: VirtualGpu) -> None:
     def start(self: Any, checkpoint: Any, dtype: str, *args: Any, **options: Any) -> None:
         started(self, checkpoint, "bfloat16" if dtype == "auto" else dtype, *args, **options)
         self._eager = errors.switch("PPSD_CUDA_EAGER")
+        gpu.forget()  # its weights may be where an earlier engine's kernels have written
 
     backend.Recorder = Recorder
     backend.CudaBackend.__init__ = start

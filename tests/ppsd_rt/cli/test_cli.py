@@ -21,11 +21,12 @@ from support import EOS, slow, tiny_head, tiny_model, write_model
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError
 from ppsd_rt.cli import common, generate, info
 from ppsd_rt.cli import main as cli
-from ppsd_rt.cli.check import SAMPLINGS, SCHEDULES
+from ppsd_rt.cli.commands import COMMANDS
 from ppsd_rt.cli.drafts import show_drafts
-from ppsd_rt.cli.parser import COMMANDS, parse
+from ppsd_rt.cli.parser import parse
 from ppsd_rt.cli.ranks import rank_options
 from ppsd_rt.generation import Committed, Generation
+from ppsd_rt.lab.cli.check import SAMPLINGS, SCHEDULES
 from ppsd_rt.models.checkpoint import Checkpoint
 
 REASON = re.compile(r"^\d+ tokens?, (finished|cut by -n|cut by the context) \| ")
@@ -106,7 +107,7 @@ from ppsd_rt.cli import main
 assert main.main(sys.argv[1:]) == 0
 slow = {"torch", "transformers", "gguf", "sentencepiece", "rich", "huggingface_hub", "prompt_toolkit"}
 print(*sorted(slow & set(sys.modules)))
-import ppsd_rt.cli.heads, ppsd_rt.cli.simulate
+import ppsd_rt.lab.cli.heads, ppsd_rt.lab.cli.simulate
 assert "matplotlib" not in sys.modules  # until a plot is asked for
 """
     command = [sys.executable, "-c", code, "hello", "--model", folder, "--backend", "cpu", "-n", "3"]

@@ -10,7 +10,8 @@ from support import write_model
 
 from ppsd_rt import Engine, UsageError
 from ppsd_rt.cli import main as cli
-from ppsd_rt.cli.parser import COMMANDS, SHELLS, parse
+from ppsd_rt.cli.commands import COMMANDS
+from ppsd_rt.cli.parser import SHELLS, parse
 from ppsd_rt.models import local
 from ppsd_rt.models.cache import kept_gguf
 from ppsd_rt.models.resolve import resolve_model

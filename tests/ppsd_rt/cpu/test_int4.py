@@ -93,7 +93,7 @@ def test_from_the_file_to_the_logits(tmp_path, kind):
     convert_gguf(path, tmp_path / "folder")
     exact = load(tmp_path / "folder", "float32").backend.logits(IDS, len(IDS))
     weights = checkpoints.read_file(tmp_path / "folder" / "model.safetensors")
-    for name, tensor in packable(checkpoint).items():
+    for name, tensor in packable(checkpoint, "int4").items():
         if isinstance(tensor, _native.Blocks) and name != "model.embed_tokens.weight":
             weights[name] = _native.testing.packed(tensor, "int4")
     checkpoints.save(tmp_path / "folder" / "model.safetensors", weights, {})

@@ -245,7 +245,7 @@ def test_auto_gives_the_plain_answer(folder, cache, monkeypatch, which, params):
         for _ in range(3):
             completion = engine.generate(ids, params, schedule, RunOptions(oracle=oracle)).run()
             assert completion.ids == plain.ids
-        measured = engine.backend._planned.measured()
+        measured = engine.backend._planners.used.measured()
         assert completion.statistics.tokens == 200
         if which == "overlap is best" and acceptance == 0.9:
             assert measured["overlap"].rounds > 0
@@ -334,7 +334,7 @@ def test_sampled_answers_are_learned_from_apart(folder, cache):
     planned = []
     for params in (FREE, replace(FREE, temperature=1.0), FREE, replace(FREE, temperature=0.5)):
         engine.generate("hello", params, "auto").run()
-        planned.append(engine.backend._planned)
+        planned.append(engine.backend._planners.used)
     assert planned[0] is planned[2] is not planned[1]
     assert planned[1] is planned[3]
 

@@ -1,12 +1,14 @@
 """gloo, used as links.py relies on it: two threads with a process group each, in one process."""
 
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch.distributed as dist
 
-from ppsd_rt.ranks.links import Receiver, Sender
+from ppsd_rt.ranks.links import LinkLost, Receiver, Sender
+from ppsd_rt.ranks.stage import _explain
 
 
 @pytest.fixture
@@ -65,3 +67,27 @@ def test_a_handler_that_refuses_ends_the_receiver(groups):
     sender.send([8])
     done.wait()
     assert lost == [(0, "not that")]
+
+
+def test_what_gloo_cannot_send_is_a_lost_link():
+    class Group:
+        def send(self, *_):
+            raise RuntimeError("whatever it says")
+
+    sender = Sender(Group(), 1, 7, 8)
+    with pytest.raises(LinkLost):
+        sender.send([8])
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"), [(LinkLost("whatever it says"), True), (RuntimeError("no Connection, says gloo"), False)]
+)
+def test_a_rank_tells_a_lost_link_from_its_own_failure(error, lost):
+    told = []
+    control = SimpleNamespace(
+        world=SimpleNamespace(rank=1),
+        fail=lambda line: told.append("own"),
+        lost=lambda rank, error: told.append("lost"),
+    )
+    _explain(control, 2, error)
+    assert told == ["lost" if lost else "own"]

@@ -40,7 +40,7 @@ def test_auto_gives_the_plain_answer(engine, params, draft):
     for _ in range(2):
         answer = engine.generate("Hello", params, "auto").run()
         assert answer.ids == plain.ids
-    measured = engine.backend._planned.measured()
+    measured = engine.backend._planners.used.measured()
     assert measured["plain"].rounds > 0
     assert (measured["turns"].rounds > 0) == (draft < 1)
     assert sum(kind.tokens for kind in measured.values()) <= 2 * 120

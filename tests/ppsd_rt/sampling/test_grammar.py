@@ -22,6 +22,7 @@ from ppsd_rt import (
     SamplingParams,
     UsageError,
 )
+from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.pipeline.rounds import Limits
 from ppsd_rt.pipeline.schedule import AUTO, parse_schedule
 from ppsd_rt.sampling.grammar import Grammars, TokenMask, words
@@ -315,7 +316,7 @@ def test_a_grammar_that_gives_up_ends_the_answer_in_one_line(plain, monkeypatch)
     """The error comes from the thread of the answer."""
 
     def gives_up(self, *_):
-        raise PpsdError("the grammar gives up: too many states")
+        raise GrammarFailed("the grammar gives up: too many states")
 
     monkeypatch.setattr(TokenMask, "fill", gives_up)
     with pytest.raises(PpsdError, match="^the grammar gives up: too many states$"):

@@ -8,7 +8,9 @@ from serve_support import NAME, USER, serving
 from support import tiny_model, write_model
 
 from ppsd_rt import Engine
+from ppsd_rt.errors import ContextFull, GrammarFailed, PpsdError, UsageError
 from ppsd_rt.pipeline.schedule import PLAIN
+from ppsd_rt.serve.errors import from_engine
 
 WEATHER = {"type": "function", "function": {"name": "weather"}}
 PICTURE = {"type": "image_url", "image_url": {"url": "data:,"}}
@@ -185,3 +187,12 @@ def test_logits_that_are_no_numbers_are_the_servers_failure(tmp_path, options):
             reply = served.post(max_tokens=4, stream=stream, **options)
             assert reply.status_code == 500
             assert "output is not a number" in reply.json()["error"]["message"]
+
+
+def test_the_code_is_of_the_error_and_not_of_its_words():
+    """A prompt may be quoted in it."""
+    said = "it has a context of 64 tokens: the grammar gives up"
+    assert from_engine(UsageError(said)).code == "invalid_value"
+    assert from_engine(ContextFull("too long")).code == "context_length_exceeded"
+    assert from_engine(GrammarFailed("too many states")).status_code == 400
+    assert from_engine(PpsdError(said)).status_code == 500

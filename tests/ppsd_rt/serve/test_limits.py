@@ -10,7 +10,8 @@ import openai
 import pytest
 from serve_support import HANG, USER, serving
 
-from ppsd_rt import Grammar, PpsdError
+from ppsd_rt import Grammar
+from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.sampling.grammar import TokenMask
 
 BODY = {"messages": USER, "max_tokens": 24, "temperature": 0}
@@ -258,8 +259,8 @@ def test_a_grammar_that_gives_up_in_the_answer_is_the_requests_fault(served, mon
     """Clients try a 500 again."""
 
     def gives_up(*_):
-        raise PpsdError("the grammar gives up: too many states")
+        raise GrammarFailed("too many states")
 
     monkeypatch.setattr(TokenMask, "fill", gives_up)
     reply = served.post(response_format={"type": "json_object"})
-    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_value")
+    assert (reply.status_code, reply.json()["error"]["code"]) == (400, "grammar_failed")

@@ -1,0 +1,149 @@
+"""The table of commands: the one place that knows where each is, those of `ppsd_rt.lab` included.
+
+Places are names that are imported when a command is used. The product imports nothing of `ppsd_rt.lab` otherwise.
+"""
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .prompts import NamedPrompt
+
+
+def _find(place: str) -> Any:
+    """place: `module:name`, the module within `ppsd_rt`."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(f"..{module}", __package__), name)
+
+
+@dataclass(frozen=True)
+class Command:
+    """option_place: of a function that gives a parser its options. run_place: of `run(args) -> exit status | None`."""
+
+    summary: str
+    examples: tuple[str, str]
+    option_place: str
+    run_place: str
+
+    def options(self) -> Callable[[Any], None]:
+        return _find(self.option_place)
+
+    def load(self) -> Callable[[argparse.Namespace], int | None]:
+        return _find(self.run_place)
+
+
+COMMANDS = {
+    "generate": Command(
+        "answer a prompt (the default command)",
+        ('ppsd-run "Why is the sky blue?"', 'cat notes.txt | ppsd-run "Summarise these notes."'),
+        "cli.parser:generate_options",
+        "cli.generate:run",
+    ),
+    "watch": Command(
+        "show slowly how an answer is drafted and verified",
+        ('ppsd-run watch "Why is the sky blue?"', 'ppsd-run watch --svg sky.svg "Why is the sky blue?"'),
+        "lab.cli.options:watch_options",
+        "lab.cli.watch:run",
+    ),
+    "serve": Command(
+        "answer over HTTP, as OpenAI's API does",
+        ("ppsd-run serve --port 8000", "ppsd-run serve -m model.gguf --host 0.0.0.0 --api-key secret"),
+        "cli.parser:serve_options",
+        "cli.serve:run",
+    ),
+    "list": Command(
+        "list the models that are here: in the cache folder and in the hub's cache",
+        ("ppsd-run list", "ppsd-run list --json"),
+        "cli.parser:list_options",
+        "cli.models:run",
+    ),
+    "rm": Command(
+        "remove a model that is here",
+        ("ppsd-run rm smollm2-135m", "ppsd-run rm org/name --yes"),
+        "cli.parser:rm_options",
+        "cli.remove:run",
+    ),
+    "pull": Command(
+        "fetch a model into the cache",
+        ("ppsd-run pull", "ppsd-run pull HuggingFaceTB/SmolLM2-360M-Instruct"),
+        "cli.parser:pull_options",
+        "cli.pull:run",
+    ),
+    "convert": Command(
+        "turn a GGUF file into a model folder",
+        ("ppsd-run convert model.gguf model/", "ppsd-run convert --dtype bfloat16 model.gguf model/"),
+        "cli.parser:convert_options",
+        "cli.convert:run",
+    ),
+    "distill": Command(
+        "train an exit head on text that the model writes itself",
+        (
+            "ppsd-run distill -m my-model/ --out head.safetensors",
+            "ppsd-run distill -m my-model/ --kind ngram --out table.safetensors",
+        ),
+        "cli.parser:distill_options",
+        "cli.distill:run",
+    ),
+    "check": Command(
+        "prove that speculation changes no token",
+        ("ppsd-run check --schedules eesd/elastic", "ppsd-run check --tokens 100000"),
+        "lab.cli.options:check_options",
+        "lab.cli.check:run",
+    ),
+    "bench": Command(
+        "measure kernels or whole answers",
+        (
+            "ppsd-run bench generate -p 64 -n 128 --schedule eesd",
+            "ppsd-run bench kernels -t 1,2 --rows 1,4,8 --dtype int8",
+        ),
+        "lab.cli.bench_options:bench_options",
+        "lab.cli.bench:run",
+    ),
+    "simulate": Command(
+        "predict a pipeline's speed from the costs of its stages",
+        (
+            "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8",
+            "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8 --link-ms 0,1 --plot speed.svg",
+        ),
+        "lab.cli.simulate_options:simulate_options",
+        "lab.cli.simulate:run",
+    ),
+    "eval": Command(
+        "measure what a number format costs in quality",
+        ("ppsd-run eval --dtype bfloat16,int8", "ppsd-run eval --text mine.txt --dtype int8,int4"),
+        "lab.cli.bench_options:eval_options",
+        "lab.cli.eval:run",
+    ),
+    "heads": Command(
+        "compare exit heads: acceptance, cost, predicted speed",
+        ("ppsd-run heads auto norm:10", "ppsd-run heads auto head-3.safetensors --plot heads.svg"),
+        "lab.cli.bench_options:heads_options",
+        "lab.cli.heads:run",
+    ),
+    "calibrate": Command(
+        "measure again what the auto schedule works with",
+        ("ppsd-run calibrate", "ppsd-run calibrate -m model.gguf --threads 4"),
+        "cli.parser:info_options",
+        "cli.calibrate:run",
+    ),
+    "cache": Command(
+        "list or empty the cache folder",
+        ("ppsd-run cache", "ppsd-run cache --clean calibration"),
+        "cli.cache_options:cache_options",
+        "cli.cache:run",
+    ),
+    "info": Command(
+        "show model, exit head, formats and machine",
+        ("ppsd-run info", "ppsd-run info -m model.gguf --json"),
+        "cli.parser:info_options",
+        "cli.info:run",
+    ),
+}
+
+
+def prompt_reader() -> "Callable[[str | None], list[NamedPrompt]]":
+    """Reads a file of prompts; None: the development prompts."""
+    return _find("lab.cli.prompt_files:read_prompts")

@@ -1,0 +1,1 @@
+"""Tools of whoever works on the runtime: measuring, proving, simulating, showing. The product imports none of it."""

@@ -1,0 +1,293 @@
+"""The Triton kernels on a GPU: each over all layers of a model, captured, with a cold cache; and what torch takes.
+
+Also whole passes: `pass` (all layers and the LM head over so many rows), `draft_step` and `plain_step` as decoding
+launches them. The share is of the bandwidth of a large copy in the same run.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...cuda.launches import decoder_layer
+from ...cuda.stages import DeviceStages
+from ...cuda.weights import QUANTISED, DeviceWeights, weight_bytes
+from ...errors import UsageError
+from ...sampling.params import SamplingParams
+from ...triton_kernels.attention import attention
+from ...triton_kernels.heads import heads
+from ...triton_kernels.linear import Weight, linear
+from ...triton_kernels.qkv import qkv
+from ...triton_kernels.state import KNOWN, ROWS, START, WORDS
+from ...triton_kernels.swiglu import swiglu
+from .device_clock import DeviceClock, Work
+from .report import Column, Report
+from .spread import Spread, take_turns
+
+KERNELS = (
+    "qkv", "attention", "output", "gate_up", "down", "lm_head", "exit_head", "pass", "draft_step", "plain_step"
+)  # fmt: skip
+
+COLUMNS = (
+    Column("kernel", "kernel"),
+    Column("dtype", "dtype"),
+    Column("rows", "rows"),
+    Column("context", "context"),
+    Column("microseconds", "us", 1),
+    Column("gigabytes_per_second", "GB/s", 0),
+    Column("bandwidth_share", "of copy", 0, percent=True),
+    Column("torch_graph_microseconds", "torch graph us", 1),
+    Column("torch_eager_microseconds", "torch eager us", 1),
+    Column("ratio", "x torch graph", 2),
+)
+
+
+@dataclass
+class Case:
+    """`launch` does `count` of the kernel's work; figures are of one."""
+
+    kernel: str
+    rows: int
+    context: int
+    bytes: int
+    count: int
+    launch: Work
+    before: Work = lambda: None
+    theirs: Work | None = None  # the same work by torch, launched eagerly
+    theirs_captured: Work | None = None
+    seconds: list[float] = field(default_factory=list)
+    graph_seconds: list[float] = field(default_factory=list)
+    eager_seconds: list[float] = field(default_factory=list)
+
+
+class DeviceBench:
+    """Cases over one set of weights, with `context` rows in the KV cache."""
+
+    def __init__(self, weights: DeviceWeights, context: int, clock: DeviceClock, *, pdl: bool) -> None:
+        self.weights, self.context, self.clock = weights, context, clock
+        self.stages = DeviceStages(weights, context + 64, pdl=pdl)
+        generator = torch.Generator(weights.device).manual_seed(1)
+        b = self.stages.buffers
+        for cache in (*b.keys, *b.values):
+            cache.normal_(generator=generator)
+        self.prompt = [1 + i % 97 for i in range(context)]
+        b.exit_hidden.normal_(generator=generator)
+
+    def cases(self, kernels: Sequence[str], rows: Sequence[int]) -> Iterator[Case]:
+        for name in kernels:
+            if name not in KERNELS:
+                raise UsageError(f"kernel {name!r} is unknown; kernels are {', '.join(KERNELS)}")
+            if name in ("exit_head", "draft_step") and self.weights.head is None:
+                continue
+            for count in (1,) if name in ("draft_step", "plain_step") else rows:
+                yield self._case(name, count)
+
+    def _case(self, name: str, rows: int) -> Case:
+        clock, weights = self.clock, self.weights
+        if name in ("draft_step", "plain_step"):
+            return self._step(name)
+        words = torch.zeros(WORDS, dtype=torch.int32, device=weights.device)
+        words[ROWS], words[START], words[KNOWN] = rows, self.context - rows, self.context - rows
+        work, bytes, count, theirs = getattr(self, f"_{name}")(words, rows)
+        case = Case(name, rows, self.context, bytes, count, clock.capture(work))
+        if theirs is not None and weights.format not in QUANTISED:
+            case.theirs, case.theirs_captured = theirs, clock.capture(theirs)
+        return case
+
+    def _step(self, name: str) -> Case:
+        """As decoding launches it, always at the same place: the words are put back before each run."""
+        stages, weights = self.stages, self.weights
+        stages.prompt_rows = self.context - 1  # as if a prompt pass had made what stands in the cache
+        stages.begin(self.prompt, SamplingParams(), self.context, most=15, lookahead=15)
+        b = stages.buffers
+        kept = [(words, words.clone()) for words in (b.state, b.early, b.head, b.late)]
+
+        def before() -> None:
+            for words, values in kept:
+                words.copy_(values)
+
+        drafting = name == "draft_step"
+        launch = self.clock.capture(stages.draft_step if drafting else stages.plain_step)
+        bytes = weights.draft_bytes if drafting else weights.bytes
+        layers = weights.exit_layer + len(weights.head.layers) if drafting and weights.head else len(weights.layers)
+        return Case(name, 1, self.context, bytes + layers * self._cache_bytes(), 1, launch, before)
+
+    def _cache_bytes(self) -> int:
+        """Of one layer."""
+        config = self.weights.config
+        return 2 * self.context * config.num_key_value_heads * config.head_dim * self.weights.dtype.itemsize
+
+    # Each gives its work over all layers, the bytes of one layer, how many layers, and torch's work.
+
+    def _linear(self, matrices: Sequence[Weight], rows: int, work: Work) -> tuple[Work, int, int, Work]:
+        x = torch.randn(rows, matrices[0].inputs, device=self.weights.device).to(self.weights.dtype)
+
+        def theirs() -> None:
+            for matrix in matrices:
+                F.linear(x, matrix.values)
+
+        return work, weight_bytes(matrices[0]), len(matrices), theirs
+
+    def _qkv(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
+        b, stages, layers = self.stages.buffers, self.stages, self.weights.layers
+        work = stages._late[0]
+
+        def ours() -> None:
+            for layer, keys, values in zip(layers, b.keys, b.values, strict=False):
+                qkv(
+                    work.x, layer.norm, 1e-5, layer.qkv, layer.qkv_bias, b.cosines, b.sines, work.queries, keys, values,
+                    words, kv=layer.kv, norms=layer.norms, rotary=layer.attention.rotary, pdl=stages.pdl,
+                )  # fmt: skip
+
+        launch, bytes, count, theirs = self._linear([layer.qkv for layer in layers], rows, ours)
+        return launch, bytes + weight_bytes(layers[0].kv), count, theirs
+
+    def _attention(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
+        b, stages, count = self.stages.buffers, self.stages, len(self.weights.layers)
+        work, context = stages._late[0], self.context
+
+        def ours() -> None:
+            for layer, keys, values in zip(self.weights.layers, b.keys[:count], b.values[:count], strict=True):
+                out, window = work.mixed.view_as(work.queries), layer.attention.window
+                attention(work.queries, keys, values, work.partials, out, words, window=window, pdl=stages.pdl)
+
+        q = torch.randn(1, work.queries.shape[1], rows, work.queries.shape[2], device=self.weights.device)
+        q = q.to(self.weights.dtype)
+        mask = torch.ones(rows, context, dtype=torch.bool, device=q.device).tril(context - rows)
+
+        def theirs() -> None:
+            for keys, values in zip(b.keys[:count], b.values[:count], strict=True):
+                k, v = keys[None, :, :context], values[None, :, :context]
+                F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+        return ours, self._cache_bytes(), count, theirs
+
+    def _output(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
+        work, layers = self.stages._late[0], self.weights.layers
+        return self._adding([layer.out for layer in layers], work.mixed, words, rows)
+
+    def _down(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
+        work, layers = self.stages._late[0], self.weights.layers
+        return self._adding([layer.down for layer in layers if layer.down], work.inner, words, rows)
+
+    def _adding(
+        self, matrices: list[Weight], x: Tensor, words: Tensor, rows: int
+    ) -> tuple[Work, int, int, Work]:  # fmt: skip
+        work, pdl = self.stages._late[0], self.stages.pdl
+
+        def ours() -> None:
+            for matrix in matrices:
+                linear(x, matrix, work.x, words, residual=work.x, partial=work.sums, pdl=pdl)
+
+        return self._linear(matrices, rows, ours)
+
+    def _gate_up(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
+        work, layers, pdl = self.stages._late[0], self.weights.layers, self.stages.pdl
+
+        def ours() -> None:
+            for layer in layers:
+                assert layer.gate_up is not None
+                assert layer.post_norm is not None
+                swiglu(work.x, layer.post_norm, 1e-5, layer.gate_up, work.inner, words, pdl=pdl)
+
+        return self._linear([layer.gate_up for layer in layers if layer.gate_up], rows, ours)
+
+    def _lm_head(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
+        ours: Callable[[], None] = lambda: self.stages._lm_head(words, None)  # noqa: E731
+        return self._linear([self.weights.lm_head], rows, ours)
+
+    def _exit_head(self, words: Tensor, rows: int) -> tuple[Work, int, int, Work]:
+        b, work, head, pdl = self.stages.buffers, self.stages._draft, self.weights.head, self.stages.pdl
+        assert head is not None
+
+        def ours() -> None:
+            assert work.scratch is not None
+            heads(
+                work.x, head.norm, 1e-5, head.lm_head, b.sampling, work.scratch, work.choices, work.chances, words,
+                draft_ids=head.draft_ids, text=b.text, first_seen=b.first_seen, pdl=pdl,
+            )  # fmt: skip
+
+        return self._linear([head.lm_head], rows, ours)
+
+    def _pass(self, words: Tensor, rows: int) -> tuple[Work, int, int, None]:
+        """All layers and the LM head; the embedding's rows stand there already."""
+        stages, weights = self.stages, self.weights
+
+        def ours() -> None:
+            b, work, x = stages.buffers, stages._late[-1], stages.buffers.exit_hidden
+            for number, layer in enumerate(weights.layers):
+                x = decoder_layer(weights, layer, number, x, work.x, words, work, b, pdl=stages.pdl)
+            assert b.sampling is not None
+            stages._lm_head(words, None)
+
+        return ours, weights.bytes + len(weights.layers) * self._cache_bytes(), 1, None
+
+
+def measure_device_kernels(
+    weights: DeviceWeights,
+    kernels: Sequence[str],
+    rows: Sequence[int],
+    contexts: Sequence[int],
+    repeats: int,
+    facts: dict[str, Any],
+    *,
+    pdl: bool | None = None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Report, bool]:
+    """The report, and whether it is whole (Ctrl-C ends the run, not the report). pdl: None, where the device has it."""
+    clock = DeviceClock(weights.device)
+    if pdl is None:
+        pdl = clock.on_gpu and torch.cuda.get_device_capability(weights.device) >= (9, 0)
+    cases = [
+        case
+        for context in contexts
+        for case in DeviceBench(weights, context, clock, pdl=pdl).cases(kernels or KERNELS, rows)
+    ]
+    copy: list[float] = []
+
+    def measure(case: Case | None) -> None:
+        if case is None:
+            copy.append(clock.copy_bandwidth())
+            return
+        case.seconds.append(clock.seconds(case.launch, case.before) / case.count)
+        if case.theirs is not None and case.theirs_captured is not None:
+            case.graph_seconds.append(clock.seconds(case.theirs_captured) / case.count)
+            case.eager_seconds.append(clock.seconds(case.theirs) / case.count)
+
+    whole = take_turns([None, *cases], repeats, measure, advance)
+    rows_of = [_row(case, weights, Spread(tuple(copy))) for case in cases if case.seconds]
+    summary = {
+        "copy_gigabytes_per_second": Spread(tuple(copy)).median / 1e9 if copy else None,
+        "dependent_launches": pdl,
+        "repeats": repeats,
+        "interrupted": not whole,
+        "results": [
+            {key: value.median if isinstance(value, Spread) else value for key, value in row.items()} for row in rows_of
+        ],
+    }
+    return Report("kernels on the device", COLUMNS, rows_of, {**facts, **clock.facts()}, summary), whole
+
+
+def _row(case: Case, weights: DeviceWeights, copy: Spread) -> dict[str, Any]:
+    seconds = Spread(tuple(case.seconds))
+    rate = case.bytes / seconds.median
+    row: dict[str, Any] = {
+        "kernel": case.kernel,
+        "dtype": weights.format,
+        "rows": case.rows,
+        "context": case.context,
+        "microseconds": seconds.map(lambda s: 1e6 * s),
+        "bytes": case.bytes,
+        "count": case.count,
+        "gigabytes_per_second": rate / 1e9,
+        "bandwidth_share": rate / copy.median,
+    }
+    if case.graph_seconds:
+        graph = Spread(tuple(case.graph_seconds))
+        row["torch_graph_microseconds"] = graph.map(lambda s: 1e6 * s)
+        row["torch_eager_microseconds"] = Spread(tuple(case.eager_seconds)).map(lambda s: 1e6 * s)
+        row["ratio"] = graph.over(seconds)
+    return row

@@ -1,0 +1,184 @@
+"""`ppsd-run check --tokens N`: a campaign of random cases, resumable after every case."""
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from ... import _native
+from ...cli.common import as_chat, load_engine, load_one_process, print_json, table
+from ...cli.notes import complain, note
+from ...cli.progress import progress_bar
+from ...cpu.answers import MOST_ANSWERS
+from ...cpu.backend import CpuBackend
+from ...cpu.formats import KV_FORMATS, kv_format
+from ...cpu.name import cpu_name
+from ...engine import Engine
+from ...errors import UsageError
+from ...models.cache import cache_dir
+from ..campaign.draw import Case, Material, draw_case
+from ..campaign.run import Outcome, Pair, load_pair, run_case
+from ..campaign.state import State, build_id
+from ..texts import evaluation_text
+from .bench import interrupted, run_facts
+from .prompt_files import read_prompts
+
+NOTES = 50  # of a campaign, where no progress bar can be shown
+_FORMATS = {"int8": 10.0, "int4": 10.0, "bfloat16": 2.0, "float32": 1.5}
+_THREADS = {1: 2.0, 2: 7.0, 3: 1.0}
+_STAGES = {1: 2.0, 2: 1.0, 3: 1.0}
+
+
+def run_campaign(args: argparse.Namespace) -> int:
+    _check(args)
+    engine = load_engine(args)
+    own = args.engine is None and isinstance(engine.backend, CpuBackend)  # every case has its own engines
+    material = _material(args, engine, own)
+    given = None if own else Pair(engine, load_one_process(args))
+    if args.case is not None:
+        return _one_case(args, material, given)
+    campaign = {
+        "campaign": 1,
+        "seed": args.seed,
+        "model": engine.checkpoint.hash,
+        "build": build_id(),
+        "cpu": cpu_name(),
+        "options": {name: getattr(args, name) for name in ("exit_head", "dtype", "kv_dtype", "threads", "raw")},
+        "isas": list(material.isas),
+        "grammars": material.grammars,
+        "engine": "drawn" if own else {"backend": engine.backend.name, **_layers(engine)},
+        "prompts": args.prompts or "",
+        "stages": args.stages,
+    }
+    del engine  # its memory is for those of the cases
+    state = State(_state_path(args, campaign), campaign)
+    whole = True
+    with progress_bar("checking") as advance:
+        try:
+            _go_on(args, material, given, state, advance)
+        except KeyboardInterrupt:
+            if not state.outcomes:
+                raise
+            whole = False
+    status = _report(args, campaign, state, whole)
+    return status if whole else interrupted()
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name, least in (("tokens", 1), ("case", 0), ("seed", 0)):
+        if (value := getattr(args, name)) is not None and value < least:
+            raise UsageError(f"--{name} must be at least {least}, not {value}")
+    for name in ("limit", "schedules", "sampling"):
+        if getattr(args, name) is not None:
+            raise UsageError(f"a campaign draws its own cases: leave --{name} out")
+
+
+def _layers(engine: Engine) -> dict[str, Any]:
+    return {name: value for name, value in engine.backend.facts().items() if name in ("ranks", "layers")}
+
+
+def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
+    config, backend = engine.config, engine.backend
+    isas = [os.environ["PPSD_ISA"]] if os.environ.get("PPSD_ISA") else _native.usable_isas()
+    kv_formats = [name for name in KV_FORMATS if name != "int8" or kv_format("int8", config.head_dim) == "int8"]
+    texts = [prompt.prompt for prompt in read_prompts(args.prompts)]
+    forms = [engine.encode(text) for text in texts]
+    if not args.raw:
+        forms += [engine.encode(as_chat(engine, text, raw=False)) for text in texts]
+    return Material(
+        questions=tuple(map(tuple, forms)),
+        text=tuple(engine.tokenizer.encode(evaluation_text())),
+        vocabulary=config.vocab_size,
+        context=config.max_position_embeddings,
+        layers=config.num_hidden_layers,
+        isas={isa: 1.0 if place else 12.0 for place, isa in enumerate(isas)},
+        dtypes=_FORMATS if args.dtype == "auto" else {args.dtype: 1.0},
+        kv_dtypes=dict.fromkeys(["auto", *kv_formats] if args.kv_dtype == "auto" else [args.kv_dtype], 1.0),
+        threads={args.threads: 1.0} if args.threads else _THREADS,
+        stages=_STAGES if args.stages == 1 else {args.stages: 1.0},
+        head=args.exit_head,
+        exit_layer=engine.head.exit_layer if engine.head else None,
+        engine=own,
+        most_at_once=MOST_ANSWERS if own else 1,
+        row_bytes=4 * (config.kv_values + config.hidden_size + 2 * config.head_dim),
+        copies=backend.copies,
+        siblings=backend.siblings,
+        oracles=backend.name != "torch",
+        extras=bool(backend.extras),
+        grammars="grammar" in backend.extras and find_spec("llguidance") is not None,
+    )
+
+
+def _state_path(args: argparse.Namespace, campaign: dict[str, Any]) -> Path:
+    """In the cache the name has all that the campaign is, so that another build begins its own."""
+    if args.state is not None:
+        return Path(args.state)
+    what = hashlib.sha256(json.dumps({**campaign, "build": ""}).encode()).hexdigest()[:8]
+    folder, stem = cache_dir() / "check", f"seed-{args.seed}-{what}-"
+    path: Path = folder / f"{stem}{campaign['build']}.jsonl"
+    others = [other for other in folder.glob(f"{stem}*.jsonl") if other != path]
+    if others and not path.exists():
+        note(f"another build has begun this campaign ({others[0]}); this one begins anew")
+    return path
+
+
+def _go_on(
+    args: argparse.Namespace, material: Material, given: Pair | None, state: State, advance: Callable[[int, int], None]
+) -> None:
+    if state.outcomes:
+        note(f"going on after case {state.next - 1}: {state.tokens:,} of {args.tokens:,} tokens")
+    advance(state.tokens, args.tokens)
+    while state.tokens < args.tokens:
+        before = state.tokens
+        case = draw_case(material, args.seed, state.next)
+        state.add(_run(args, case, given))
+        advance(state.tokens, args.tokens)
+        if state.tokens * NOTES // args.tokens > before * NOTES // args.tokens:
+            total = state.total()
+            note(
+                f"{state.tokens:,} of {args.tokens:,} tokens, {total['cases']} cases, {len(total['differences'])} "
+                f"differences, {state.tokens / total['seconds']:.0f} tokens/s"
+            )
+
+
+def _run(args: argparse.Namespace, case: Case, given: Pair | None) -> Outcome:
+    if given is None:
+        assert case.setup is not None
+        given = load_pair(args.model, case.setup)
+    return run_case(case, given, lambda text: complain(f"DIFFERENT {text}"))
+
+
+def _one_case(args: argparse.Namespace, material: Material, given: Pair | None) -> int:
+    case = draw_case(material, args.seed, args.case)
+    outcome = _run(args, case, given)
+    if args.json:
+        print_json({**asdict(outcome), "setup": asdict(case.setup) if case.setup else None})
+    else:
+        setup = ", ".join(f"{key} {value}" for key, value in asdict(case.setup).items()) if case.setup else "as given"
+        print(f"case {case.number} of seed {args.seed}: {len(case.texts)} texts; {setup}")
+        print(_verdict(outcome.answers, outcome.tokens, len(outcome.differences)))
+    return 1 if outcome.differences else 0
+
+
+def _report(args: argparse.Namespace, campaign: dict[str, Any], state: State, whole: bool) -> int:
+    total = state.total()
+    if args.json:
+        print_json({**run_facts("check", args.model), **campaign, "interrupted": not whole, **total})
+    else:
+        rows = [
+            [dimension if place == 0 else "", value, *(f"{count:,}" for count in counts.values())]
+            for dimension, values in total["by"].items()
+            for place, (value, counts) in enumerate(values.items())
+        ]
+        table("", ["", "", "answers", "tokens", "differences"], rows)
+        print(_verdict(total["answers"], total["tokens"], len(total["differences"])))
+    return 1 if total["differences"] else 0
+
+
+def _verdict(answers: int, tokens: int, differences: int) -> str:
+    return f"{differences} differences from plain decoding in {answers:,} answers, {tokens:,} tokens"

@@ -1,0 +1,99 @@
+"""Options of `ppsd-run simulate`."""
+
+import argparse
+
+from ...cli.values import at_most, named, positive, probability, whole, zero_or
+from .bench_options import format_option, list_of
+
+SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic")
+
+MOST_STAGES = 256
+MOST_LAYERS = 128  # best cuts of so many take seconds to find
+MOST_TOKENS = 1_000_000
+MOST_PASSES = 2_000_000  # tokens times stages of one case: some seconds, and some GB for the timeline
+
+
+milliseconds = zero_or(1e-6, 1e9)
+
+
+def each(text: str) -> list[float]:
+    """Numbers that each stand for one thing; doubles stay."""
+    return list(map(milliseconds, text.split(",")))
+
+
+def each_count(text: str) -> list[int]:
+    return list(map(whole, text.split(",")))
+
+
+def simulate_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("what to simulate (lists: every combination)")
+    group.add_argument(
+        "--stages",
+        type=list_of(at_most(MOST_STAGES)),
+        metavar="N,N,...",
+        help="devices in the pipeline, the first of them drafts [4]",
+    )
+    group.add_argument(
+        "--acceptance", type=list_of(probability), default=[0.8], metavar="P,P,...", help="of a draft token [0.8]"
+    )
+    group.add_argument(
+        "--second", type=probability, default=0.0, metavar="P", help="of its sibling, where the draft is wrong [0]"
+    )
+    group.add_argument(
+        "--link-ms", type=list_of(milliseconds), default=[0.0], metavar="T,T,...", help="delay of every link [0]"
+    )
+    group.add_argument(
+        "--schedule",
+        action="append",
+        metavar="NAME",
+        help=f"as for generating, without auto; may be given several times [{', '.join(SCHEDULES)}]",
+    )
+    group.add_argument(
+        "-n", "--tokens", type=at_most(MOST_TOKENS), default=2000, metavar="N", help="to decode in each case"
+    )
+    group.add_argument("--seed", type=whole, default=0, metavar="S", help="of which drafts are right [0]")
+    group = parser.add_argument_group("costs of the stages (milliseconds for one row)")
+    group.add_argument("--token-ms", type=milliseconds, metavar="T", help="a plain token through the whole model [20]")
+    group.add_argument("--stage-ms", type=each, metavar="T,T,...", help="each stage instead, the draft stage first")
+    group.add_argument(
+        "--layers", type=at_most(MOST_LAYERS), metavar="L", help="cut L equal layers into stages, as is best"
+    )
+    group.add_argument("--layer-ms", type=each, metavar="T,T,...", help="the same with each layer's time")
+    group.add_argument("--split", type=each_count, metavar="A,B,...", help="layers in each stage, instead of --stages")
+    group.add_argument(
+        "--exit-layer",
+        type=whole,
+        metavar="E",
+        help="where stage 1 ends; 0: it is the exit head alone [where the split is best]",
+    )
+    group.add_argument(
+        "--lm-head-ms", type=milliseconds, metavar="T", help="with layers: LM head, ends the last stage [0]"
+    )
+    group.add_argument("--head-ms", type=milliseconds, metavar="T", help="exit head, each time a draft is drawn [0]")
+    group.add_argument(
+        "--row-share",
+        type=zero_or(1e-9, 1000.0),
+        metavar="X",
+        help="every further row of a pass adds this share of the first: 0 where reading the weights is all [0]",
+    )
+    group.add_argument("--bandwidth", type=zero_or(1e-6, 1e9), metavar="GBIT", help="of a link, Gbit/s [without limit]")
+    group.add_argument(
+        "--row-bytes", type=at_most(10**12), metavar="N", help="of a hidden state [the measured model's, 4 a value]"
+    )
+    group = parser.add_argument_group("measured costs: every stage is a machine like this one")
+    group.add_argument("--measured", action="store_true", help="calibrate the model's layers and heads here (cpu)")
+    group.add_argument("-m", "--model", type=named, default="smollm2-135m", metavar="NAME", help="as for generating")
+    group.add_argument("--exit-head", type=named, default="auto", metavar="HEAD", help="as for generating")
+    group.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, int8 or int4")
+    group.add_argument("--threads", type=positive, metavar="N", help="CPU threads [one for each core]")
+    group = parser.add_argument_group("output")
+    format_option(group)
+    group.add_argument(
+        "--columns", type=whole, default=100, metavar="N", help="of the timeline that goes with -o table; 0: none"
+    )
+    group.add_argument(
+        "--trace", type=named, metavar="FILE", help="timelines of the first combination, for ui.perfetto.dev"
+    )
+    group.add_argument(
+        "--plot", type=named, metavar="FILE", help="a chart of the speed-ups, .svg or .png; dashed: closed forms"
+    )

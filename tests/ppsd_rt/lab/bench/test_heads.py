@@ -1,0 +1,111 @@
+"""`ppsd-run heads`: what it says of a head is what the engine does with it; the plot's lines are the planner's."""
+
+import json
+import os
+
+import pytest
+from support import loud_head, write_model
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt.cli.main import main
+from ppsd_rt.cli.prompts import NamedPrompt
+from ppsd_rt.lab.bench.heads import HeadMeasure, _needed, measure_head, speeds_chart
+from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.models.checkpoint import Checkpoint
+
+COSTS = Costs(StageCosts(0.1, 0.2, tuple(1.0 + 0.1 * rows for rows in range(16))), None)  # a plain step: 1.1
+
+
+def measure_of(survival):
+    return HeadMeasure("a", "layer", 2, 64, "int8", 0.5, 0.4, [], {}, survival, COSTS)
+
+
+def test_speed_is_tokens_over_seconds_at_the_best_length():
+    measure = measure_of([0.8, 0.6, 0.1])
+    # 1: 1.8 tokens in 0.2 + 0.1 + 1.1; 2: 2.4 in 0.4 + 0.1 + 1.2; 3: 2.5 in 0.6 + 0.1 + 1.3
+    assert measure.length == 2
+    assert measure.per_pass == pytest.approx(2.4)
+    assert measure.speed == pytest.approx(2.4 * 1.1 / 1.7)
+    assert measure.draft_cost == pytest.approx(0.2 / 1.1)
+    assert COSTS.turns.round(3) == pytest.approx(2.0)
+
+
+def test_lines_of_equal_speed():
+    needed = _needed(COSTS, 0.2 / 1.1, 1.5)
+    speeds = [
+        sum(needed**place for place in range(length + 1)) * 1.1 / COSTS.turns.round(length) for length in range(1, 16)
+    ]
+    assert max(speeds) == pytest.approx(1.5, rel=1e-6)
+    assert _needed(COSTS, 5.0, 1.5) is None  # no acceptance makes up for such a price
+    [panel] = speeds_chart([measure_of([0.8])]).panels
+    assert [(line.name, line.dashed) for line in panel.lines][1::3] == [("1.5 times plain", True), ("a", False)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("heads") / "model")
+
+
+def test_figures_are_those_of_the_answers(folder, tmp_path):
+    path = tmp_path / "loud.safetensors"
+    loud_head(Checkpoint(folder).hash).save(path)
+    engine = Engine.from_pretrained(folder, exit_head=path, backend="cpu", dtype="float32", threads=1)
+    prompts = [NamedPrompt("1", "abc", "x"), NamedPrompt("2", "hello", "y")]
+    seen, schedule = [], "eesd:length=3,stop_rule=fixed"
+    measure, whole = measure_head(engine, "loud", prompts, 40, 3, seen.append)
+    assert whole
+    accepted = judged = 0
+    for prompt in prompts:
+        messages = [{"role": "user", "content": prompt.prompt}]
+        answer = engine.generate(messages, SamplingParams(max_tokens=40), schedule).run().statistics
+        accepted, judged = accepted + answer.accepted, judged + answer.judged
+    assert measure.acceptance == accepted / judged
+    assert set(measure.by_family) == {"x", "y"}
+    assert len(measure.survival) == 3
+    assert measure.survival == sorted(measure.survival, reverse=True)
+    assert seen == [0, 1]
+
+
+def test_an_interruption_leaves_what_was_measured(folder, tmp_path, capsys, interrupt):
+    options = ["--model", str(folder), "--dtype", "float32", "--threads", "1", "--limit", "2", "-n", "8"]
+    command = ["heads", "norm:2", "norm:3", "norm:1", *options, "-o", "json"]
+    prompts = len(first_of_each_family(read_prompts(None), 2))
+    interrupt(Engine, "generate", after=2 * prompts + 3)  # each prompt greedily and warm; in the second of norm:3
+    assert main(command) == 130
+    out, err = capsys.readouterr()
+    last = json.loads(out.splitlines()[-1])
+    assert last["interrupted"]
+    assert [result["name"] for result in last["results"]] == ["norm:2", "norm:3"]
+    assert "interrupted" in err.splitlines()[-1]
+    interrupt(Engine, "generate", after=0)
+    assert main(command) == 130
+    assert capsys.readouterr().out == ""
+
+
+def test_a_plot_that_cannot_be_written_is_told_first_and_loses_nothing(folder, tmp_path, capsys, interrupt):
+    options = ["--model", str(folder), "--dtype", "float32", "--threads", "1", "--limit", "1", "-n", "4", "-o", "json"]
+    if os.path.exists("/dev/full"):
+        full = tmp_path / "full.svg"
+        full.symlink_to("/dev/full")
+        assert main(["heads", "norm:2", *options, "--plot", str(full)]) == 1
+        out, err = capsys.readouterr()
+        assert json.loads(out.splitlines()[-1])["best"] == "norm:2"
+        assert err == f"ppsd-run: cannot write the plot to {full}: No space left on device\n"
+    interrupt(Engine, "generate", after=0)  # it must not come to that
+    assert main(["heads", "norm:2", *options, "--plot", "/nowhere/x.svg"]) == 2
+    assert "/nowhere/x.svg" in capsys.readouterr().err
+
+
+def test_command(folder, tmp_path, capsys):
+    loud_head(Checkpoint(folder).hash).save(tmp_path / "loud.safetensors")
+    plot = tmp_path / "plot.svg"
+    options = ["--model", str(folder), "--dtype", "float32", "--threads", "1", "--limit", "1", "-n", "12"]
+    heads = [str(tmp_path / "loud.safetensors"), "norm:3"]
+    assert main(["heads", *heads, *options, "--plot", str(plot), "-o", "json"]) == 0
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [result["kind"] for result in last["results"]] == ["feedback", "norm"]
+    assert last["best"] in ("loud", "norm:3")
+    assert "<svg" in plot.read_text()
+    assert main(["heads", "none", *options]) == 2
+    assert "no exit head" in capsys.readouterr().err

@@ -1,0 +1,106 @@
+"""Charts: what they show, how lines differ, and what is refused before any work."""
+
+import sys
+
+import pytest
+
+from ppsd_rt.errors import PpsdError, UsageError
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel, PlotFile, _figure, drawn
+
+POINTS = [(0, 1), (1, 2.5), (0.5, 2)]
+
+
+def chart_of(*lines, **options):
+    return Chart("title", "delay (ms)", "speed", [Panel("panel", lines)], **options)
+
+
+@pytest.mark.parametrize("format", ["svg", "png"])
+def test_the_same_chart_gives_the_same_bytes(format, monkeypatch):
+    chart = chart_of(Line("a", POINTS), Line("b", POINTS[:1]))
+    first = drawn(chart, format)
+    assert first.startswith({"svg": b"<?xml", "png": b"\x89PNG"}[format])
+    assert b"date>" not in first
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "1")  # the date that matplotlib would write
+    assert drawn(chart, format) == first
+    assert drawn(chart_of(Line("a", POINTS)), format) != first
+
+
+def test_a_user_s_own_style_changes_nothing():
+    import matplotlib
+
+    chart = chart_of(Line("a", POINTS))
+    first = drawn(chart, "svg")
+    with matplotlib.rc_context({"lines.linewidth": 9, "axes.facecolor": "red", "font.size": 30}):
+        assert drawn(chart, "svg") == first
+
+
+def test_no_two_lines_look_alike():
+    names = [f"line {i}" for i in range(90)]
+    lines = [Line(name, POINTS, dashed) for name in names for dashed in (True, False)]
+    figure = _figure(chart_of(*lines, dashed="closed form"))
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [*names, "closed form"]
+    handles = legend.legend_handles
+    assert len({handle.get_color() for handle in handles}) == 91
+    for some in (handles[i : i + 10] for i in range(80)):
+        assert len({handle.get_marker() for handle in some}) == 10
+    drawn_lines = figure.axes[0].get_lines()
+    results = [line for line in drawn_lines if line.get_marker() != "None"]
+    assert [line.get_color() for line in results] == [handle.get_color() for handle in handles[:-1]]
+    assert [line.get_color() for line in drawn_lines if line not in results] == [line.get_color() for line in results]
+    assert list(results[0].get_xdata()) == [0, 0.5, 1]
+
+
+def test_a_line_has_one_look_in_every_panel():
+    panels = [Panel("one", [Line("a", POINTS), Line("b", POINTS)]), Panel("two", [Line("b", POINTS)])]
+    figure = _figure(Chart("title", "x", "y", [*panels, panels[0]], 2))
+    (_, b), (alone,) = (axes.get_lines() for axes in figure.axes[:2])
+    assert (b.get_color(), b.get_marker()) == (alone.get_color(), alone.get_marker())
+    assert len(figure.axes) == 3  # no empty fourth one
+    assert len({(axes.get_xlim(), axes.get_ylim()) for axes in figure.axes}) == 1
+    assert [axes.get_ylabel() for axes in figure.axes] == ["y", "", "y"]
+    assert {axes.get_xlabel() for axes in figure.axes} == {"x"}
+
+
+def test_categories_and_ranges():
+    line = Line("2 threads", [(350, 1), (180, 0)], ranges=[(340, 400), (170, 184)])
+    figure = _figure(chart_of(line, categories=["plain", "auto"]))
+    [axes] = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["plain", "auto"]
+    spans = [[tuple(point) for point in segment] for segment in axes.collections[0].get_segments()]
+    assert spans == [[(170, 0), (184, 0)], [(340, 1), (400, 1)]]
+    assert axes.get_xlim() == (0, pytest.approx(420))
+    assert axes.get_lines()[0].get_linestyle() == "None"
+
+
+@pytest.mark.parametrize("points", [[(1, 1)], [(0, 0)], [(1, 1), (1.0000000000000002, 2)], [(1e-6, 1e300), (1e9, 2)]])
+@pytest.mark.filterwarnings("error")
+def test_names_and_numbers_of_every_kind(points):
+    """A name is text: no formula, nothing hidden, no warning of letters that the font lacks."""
+    chart = drawn(chart_of(Line("_$\\frac$中", points)), "svg").decode()
+    assert ">_$\\frac$中<" in chart
+    drawn(chart_of(Line("_$\\frac$中", points)), "png")
+
+
+@pytest.mark.parametrize("name", ["plot", "plot.pdf", "plot.svg.gz", ".svg"])
+def test_other_endings_are_refused(tmp_path, name):
+    with pytest.raises(UsageError, match="must end in .svg or .png"):
+        PlotFile(str(tmp_path / name))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_matplotlib_the_command_is_named_at_once(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(PpsdError) as error:
+        PlotFile(str(tmp_path / "plot.svg"))
+    assert str(error.value) == 'a plot needs matplotlib: pip install "ppsd-rt[plot]"'
+
+
+def test_the_ending_decides(tmp_path):
+    for name, start in (("a.SVG", b"<?xml"), ("a.png", b"\x89PNG")):
+        path = tmp_path / name
+        path.write_text("old")
+        plot = PlotFile(str(path))
+        assert path.read_text() == "old"
+        plot.finish(chart_of(Line("a", POINTS)))
+        assert path.read_bytes().startswith(start)

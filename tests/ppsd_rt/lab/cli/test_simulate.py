@@ -1,0 +1,342 @@
+"""`ppsd-run simulate`: what it sweeps, prints, draws and refuses."""
+
+import json
+import os
+import re
+import shlex
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from support import tiny_head, tiny_model, write_model
+
+from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt.cli import main as cli
+from ppsd_rt.lab.bench.timeline import column_seconds, draw
+from ppsd_rt.lab.cli import simulate as simulate_command
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.pipeline.schedule import MAX_ROWS
+from ppsd_rt.planning.stage_costs import measured
+
+
+def texts_of(path):
+    """Of an SVG file."""
+    return [element.text for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+
+
+def sweep_of(stages, accepted, links):
+    """So many values of each."""
+    values = {"--stages": range(2, stages + 2), "--acceptance": range(accepted), "--link-ms": range(links)}
+    scale = {"--acceptance": 0.1}
+    return [
+        word
+        for option, numbers in values.items()
+        for word in (option, ",".join(str(scale.get(option, 1) * number) for number in numbers))
+    ]
+
+
+@pytest.fixture
+def run(capsys):
+    """-> (status, standard output, standard error)."""
+
+    def run(*args):
+        status = cli.main(["simulate", *map(str, args)])
+        captured = capsys.readouterr()
+        return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def rows(run):
+    """-> (rows, the last line's object) of a run that works."""
+
+    def rows(*args):
+        status, out, err = run(*args, "-o", "json")
+        assert (status, err) == (0, "")
+        result = json.loads(out.splitlines()[-1])
+        return result["rows"], result
+
+    return rows
+
+
+def test_sweeps_multiply(rows):
+    swept, result = rows(
+        "--stages",
+        "2,3,4",
+        "--acceptance",
+        "0.5,0.9",
+        "--link-ms",
+        "0,1",
+        "--schedule",
+        "ppsd",
+        "--schedule",
+        "elastic",
+    )
+    cells = [(row["stages"], row["acceptance"], row["link_ms"], row["schedule"]) for row in swept]
+    assert len(set(cells)) == len(cells) == 3 * 2 * 2 * 2
+    assert len(result["fastest"]) == 3 * 2 * 2
+    for best in result["fastest"]:
+        cell = [row for row in swept if all(row[key] == best[key] for key in ("stages", "acceptance", "link_ms"))]
+        assert best["speedup"] == max(row["speedup"] for row in cell)
+
+
+def test_figures_of_equal_stages(rows):
+    """20 ms a token; alpha 1: ppsd is n times as fast, and eesd commits 5 tokens per 5 drafts and one pass."""
+    swept, _ = rows("--stages", 4, "--acceptance", "1", "--tokens", 4000)
+    found = {row["schedule"].partition(":")[0]: row for row in swept}
+    assert list(found) == ["plain", "eesd", "ppsd", "elastic"]
+    assert found["plain"]["tokens_per_second"] == pytest.approx(50)
+    assert found["plain"]["stall"] == pytest.approx(0.75)
+    assert found["ppsd"]["tokens_per_second"] == pytest.approx(200, rel=0.01)
+    assert found["ppsd"]["speedup"] == pytest.approx(found["ppsd"]["closed_form"], rel=0.01)
+    assert found["eesd"]["tokens_per_second"] == pytest.approx(5 / 0.04, rel=0.01)
+    assert found["elastic"]["closed_form"] is None
+
+
+def test_costs_of_stages_and_links(rows):
+    [row], result = rows(
+        *("--stage-ms", "1,2,3", "--link-ms", "0.5", "--head-ms", 9, "--schedule", "plain"),
+        *("--bandwidth", "0.008", "--row-bytes", 1000),
+    )
+    assert row["tokens_per_second"] == pytest.approx(1000 / (6 + 3 * 0.5 + 2 * 1))
+    assert result["pipelines"][0]["stage_ms"] == pytest.approx([1, 2, 3])
+    assert result["pipelines"][0]["link_ms_per_row"] == pytest.approx(1)
+
+
+def test_further_rows_cost_their_share(rows):
+    """A round of one draft: 2 ms for it, 2 ms for its row, 2 ms * 1.5 for both rows; two tokens."""
+    schedule = ("--schedule", "eesd:length=1,stop_rule=fixed", "--acceptance", 1)
+    [row], _ = rows("--stage-ms", "2,2", "--row-share", 0.5, *schedule, "--tokens", 1000)
+    assert row["tokens_per_second"] == pytest.approx(2 / 0.007, rel=0.01)
+
+
+def test_layers_are_cut_as_is_best(rows):
+    layers = ("--layers", 10, "--token-ms", 14, "--lm-head-ms", 4)
+    _, result = rows("--stages", "2,4", *layers)
+    assert [pipeline["split"] for pipeline in result["pipelines"]] == [[7, 3], [3, 3, 3, 1]]
+    assert result["pipelines"][1]["stage_ms"] == pytest.approx([3, 3, 3, 5])
+    _, result = rows("--stages", 3, *layers, "--exit-layer", 2)
+    assert result["pipelines"][0]["split"] == [2, 6, 2]
+    for cut in (("--split", "0,7,3"), ("--stages", 3, "--exit-layer", 0)):
+        _, result = rows(*cut, *layers, "--head-ms", 1)
+        [pipeline] = result["pipelines"]
+        assert (pipeline["split"], pipeline["exit_head_ms"]) == ([0, 7, 3], pytest.approx(1))
+        assert pipeline["stage_ms"] == pytest.approx([0, 7, 7])
+    _, result = rows("--split", "1,8,1", *layers)
+    assert result["pipelines"][0]["stage_ms"] == pytest.approx([1, 8, 5])
+    _, result = rows("--stages", 2, "--layer-ms", "5,1,1,1", "--head-ms", 1)
+    assert result["pipelines"][0] == {
+        "stages": 2,
+        "split": [1, 3],
+        "stage_ms": pytest.approx([5, 3]),
+        "exit_head_ms": pytest.approx(1),
+        "link_ms_per_row": 0,
+    }
+
+
+@pytest.mark.parametrize("output", ["table", "md", "json", "jsonl"])
+def test_json_is_printed_on_request_or_into_a_file(run, output, tmp_path):
+    status, out, _ = run("-n", 50, "-o", output, "--save", tmp_path / "result.json")
+    assert status == 0
+    assert ('"measurement"' in out) == ("json" in output)
+    last = json.loads(out.splitlines()[-1] if "json" in output else (tmp_path / "result.json").read_text())
+    assert last["measurement"] == "simulate"
+    assert last["fastest"][0]["stages"] == 4
+    if output == "md":
+        assert out.splitlines()[0].startswith("| stages | link ms | acceptance | schedule |")
+
+
+def test_the_timeline_of_plain_decoding(run):
+    _, out, _ = run("--stages", 3, "--schedule", "plain", "-n", 9, "--columns", 20)
+    lines = out.splitlines()
+    at = lines.index("plain: 50.0 tokens/s")
+    assert lines[at + 1 : at + 5] == [
+        "draft    |1==      1==      1=",
+        "verify 1 |   1==      1==",
+        "verify 2 |      1==      1==",
+        "tokens   |         1        1",
+    ]
+    assert "draft    |" not in run("-n", 9, "--columns", 0)[1]
+
+
+def test_the_picture_in_the_documentation_is_what_the_tool_draws(capsys):
+    page = (Path(__file__).parents[4] / "docs" / "guide" / "pipeline.md").read_text(encoding="utf-8")
+    command = re.search(r"^ppsd-run (simulate .* --columns .*)$", page, re.MULTILINE)[1]
+    picture = re.search(r"```text\n(plain: .*?)```", page, re.DOTALL)[1]
+    assert cli.main(shlex.split(command)) == 0
+    assert picture in capsys.readouterr().out
+
+
+def test_the_timeline_shows_rows_drops_and_rejections():
+    spans = [
+        ("draft", 0, 1, 0.0, 3e6),
+        ("dropped draft", 0, 2, 3e6, 8e6),
+        ("draft", 0, 2, 8e6, 12e6),
+        ("verify", 1, 12, 3e6, 8e6),
+    ]
+    assert column_seconds(spans) == 1.0
+    assert draw(spans, [(8.0, 2, True)], 1.0, 14, 2) == [
+        "draft    |1==2xxxx2===",
+        "verify 1 |   c====",
+        "tokens   |        2!",
+    ]
+
+
+def test_the_trace_holds_the_first_combination(run, tmp_path):
+    path = tmp_path / "trace.json"
+    assert run("--stages", "3,4", "--acceptance", "0.5,0.8", "-n", 40, "--trace", path)[0] == 0
+    events = json.loads(path.read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic"]
+    assert {event["tid"] for event in events} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("sweep", "panels", "axis"),
+    [
+        (("--acceptance", "0.1,0.5,0.9", "--stages", "2,4", "--link-ms", "0,1"), 4, "acceptance"),
+        (("--acceptance", "0.5", "--stages", "2,3,4"), 1, "stages"),
+        (("--acceptance", "0.5", "--link-ms", "0,1,2,3", "--stages", "2,3"), 2, "link delay (ms)"),
+        ((), 1, "acceptance"),
+    ],
+)
+def test_the_plot_has_a_panel_for_every_combination(run, tmp_path, sweep, panels, axis):
+    path = tmp_path / "plot.svg"
+    status, _, err = run(*sweep, "-n", 50, "--plot", path)
+    assert (status, err) == (0, f"plot: {path}\n")
+    texts = texts_of(path)
+    assert texts.count(axis) == panels
+    assert [texts.count(name) for name in ("plain", "ppsd", "elastic", "closed form")] == [1] * 4
+
+
+def test_times_of_every_size_fit_in_a_timeline(run):
+    """Each of the last stage's passes takes 1e15 columns."""
+    status, out, err = run("--stage-ms", "1e-6,1e9", "-n", 10, "--columns", 30)
+    assert (status, err) == (0, "")
+    [plain, *_] = [line for line in out.splitlines() if line.startswith("verify 1 |")]
+    assert plain[len("verify 1 |") :].strip().rstrip("=") == "1"
+    assert len(plain) == len("verify 1 |") + 30
+
+
+def test_an_interruption_leaves_what_was_simulated(run, tmp_path, interrupt):
+    interrupt(simulate_command, "simulate", after=3)
+    path = tmp_path / "plot.svg"
+    status, out, err = run("--acceptance", "0.5,0.9", "--stages", "2,3", "-n", 50, "-o", "json", "--plot", path)
+    assert status == 130
+    result = json.loads(out.splitlines()[-1])
+    assert [row["schedule"].partition(":")[0] for row in result["rows"]] == ["plain", "eesd", "ppsd"]
+    assert result["interrupted"]
+    assert "interrupted" in err.splitlines()[-1]
+    assert "plain" in texts_of(path)
+    interrupt(simulate_command, "simulate", after=0)
+    assert run("-n", 50)[:2] == (130, "")
+
+
+def test_a_plot_that_cannot_be_written_is_told_first_and_loses_nothing(run, tmp_path, interrupt):
+    interrupt(simulate_command, "simulate", after=0)  # it must not come to that
+    assert run("--plot", "/nowhere/at/all.svg")[0] == 2
+    interrupt(simulate_command, "simulate", after=100)
+    if os.path.exists("/dev/full"):
+        full = tmp_path / "full.svg"
+        full.symlink_to("/dev/full")
+        status, out, err = run("--plot", full, "-n", 50, "-o", "json")
+        assert (status, err) == (1, f"ppsd-run: cannot write the plot to {full}: No space left on device\n")
+        assert len(json.loads(out)["rows"]) == 4
+
+
+def test_measured_costs_of_a_layer_and_of_the_heads():
+    """4 layers, exit after 1: a row through it 2 ms, its head 0.5 ms; a pass of 3 layers and LM head 8 + n ms."""
+    stages = StageCosts(0.002, 0.0025, tuple((8 + n) / 1e3 for n in range(1, MAX_ROWS + 1)))
+    model = measured(Costs(stages, None), 1, 4)
+    assert model.layers.layers == (0.002,) * 4
+    assert model.layers.head == pytest.approx(0.0005)
+    assert model.layers.lm_head == pytest.approx(0.003)
+    assert model.growth[3] == pytest.approx(12 / 9)
+    split = model.cut(3)
+    assert split.sizes == (1, 2, 1)
+    costs = model.costs(split, 0.0, 0.0)
+    assert [costs.row_step, *(stage[0] for stage in costs.stages)] == pytest.approx([0.002, 0.004, 0.005])
+    assert sum(stage[3] for stage in costs.stages) == pytest.approx(0.012)
+
+
+def test_measured_costs_never_become_negative():
+    """Early layers that were slow while they were timed: the LM head is not less than nothing."""
+    embedded = measured(Costs(StageCosts(0.001, 0.002, (0.006,) * MAX_ROWS), None), 0, 4)
+    assert embedded.layers.layers == pytest.approx((0.0015,) * 4)
+    assert (embedded.layers.head, embedded.layers.lm_head, embedded.cut(3).sizes) == (0.001, 0, (0, 2, 2))
+    stages = StageCosts(0.004, 0.003, (0.006,) * MAX_ROWS)
+    model = measured(Costs(stages, None), 1, 4)
+    assert (model.layers.head, model.layers.lm_head) == (0, 0)
+    assert model.layers.plain == pytest.approx(0.010)
+
+
+def test_a_measured_model(rows, run, tmp_path, monkeypatch):
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path / "cache"))
+    folder = write_model(tmp_path / "model")
+    tiny_head(tiny_model(), hash=Checkpoint(folder).hash).save(tmp_path / "head.safetensors")
+    model = ("--measured", "--model", folder, "--threads", 1)
+    swept, result = rows(*model, "--exit-head", tmp_path / "head.safetensors", "--stages", "2,3", "--bandwidth", 1)
+    assert len(swept) == 2 * 4
+    layers = Checkpoint(folder).config.num_hidden_layers
+    assert len(result["model_ms"]["layers"]) == layers
+    assert len({pipeline["split"][0] for pipeline in result["pipelines"]}) == 1  # the head's layer
+    assert result["pipelines"][0]["link_ms_per_row"] == pytest.approx(
+        4 * Checkpoint(folder).config.hidden_size * 8 / 1e9 * 1e3
+    )
+    status, out, err = run(*model, "--exit-head", "none")
+    assert (status, out) == (1, "")
+    assert "no exit head to measure" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("--stages", "1"), "at least one verification stage"),
+        (("--stages", "0"), "--stages"),
+        (("--stages", "x"), "--stages"),
+        (("--acceptance", "1.5"), "probability"),
+        (("--acceptance", ""), "probability"),
+        (("--link-ms", "-1"), "neither 0 nor a number"),
+        (("--link-ms", "nan"), "neither 0 nor a number"),
+        (("--token-ms", "inf"), "neither 0 nor a number"),
+        (("--token-ms", "1e-320"), "neither 0 nor a number"),
+        (("--stage-ms", "1e308,1e308"), "neither 0 nor a number"),
+        (("--row-share", "1e308"), "neither 0 nor a number"),
+        (("--tokens", "99999999999"), "is more than"),
+        (("--tokens", "900000"), "too many"),
+        (("--stages", "1000000"), "is more than"),
+        (("--stage-ms", ",".join(["1"] * 300)), "300 stages"),
+        (("--layers", "100000"), "is more than"),
+        (("--layer-ms", ",".join(["1"] * 300)), "at most 128 layers"),
+        (("--token-ms", "0"), "costs of nothing"),
+        (("--stage-ms", "1"), "at least one verification stage"),
+        (("--stage-ms", "1,2", "--stages", "2"), "do not go together"),
+        (("--schedule", "auto"), "auto"),
+        (("--schedule", "fast"), "unknown"),
+        (("--tokens", "0"), "--tokens"),
+        (("--seed", "-1"), "--seed"),
+        (("--columns", "-1"), "--columns"),
+        (("--bandwidth", "0", "--row-bytes", "4"), "--bandwidth"),
+        (("--bandwidth", "1"), "--row-bytes"),
+        (("--layers", "3", "--stages", "4"), "3 layers can be cut"),
+        (("--layers", "3", "--layer-ms", "1,2"), "do not go together"),
+        (("--layers", "4", "--lm-head-ms", "21"), "--lm-head-ms"),
+        (("--layers", "4", "--split", "1,1"), "not a split of 4 layers"),
+        (("--layers", "4", "--split", "2,2", "--stages", "2"), "do not go together"),
+        (("--layers", "4", "--split", "2,2", "--exit-layer", "1"), "stage 1 has 1"),
+        (("--layers", "4", "--exit-layer", "4", "--stages", "2"), "exit layer 4"),
+        (("--split", "2,2"), "goes with --layers"),
+        (("--lm-head-ms", "2"), "goes with --layers"),
+        (("--measured", "--token-ms", "2"), "do not go together"),
+        (("--trace", "/nowhere/at/all"), "cannot write the trace"),
+        (("--plot", "/nowhere/at/all.svg"), "cannot write the plot"),
+        (("--plot", "speed.pdf"), "must end in .svg or .png"),
+        (("--plot", "a.svg", *sweep_of(5, 9, 8)), "a plot of 40 panels"),
+    ],
+)
+def test_bad_values_are_one_line_and_status_2(run, args, words):
+    status, out, err = run(*args, "-n", 10) if "--tokens" not in args else run(*args)
+    assert (status, out, len(err.splitlines())) == (2, "", 1)
+    assert err.startswith("ppsd-run: ")
+    assert words in err
