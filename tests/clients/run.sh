@@ -23,7 +23,8 @@ if [ ! -d "$model" ]; then
   found=$("$python" -c 'from ppsd_rt.models.resolve import resolve_model; print(resolve_model("smollm2-135m"))')
   case $found in *.gguf) "$run" convert "$found" "$model" ;; *) ln -s "$found" "$model" ;; esac
 fi
-"$run" serve --model "$model" --model-name smollm2-135m --port 0 --dtype float32 2>"$work/serve.log" &
+: >"$work/serve.log"  # or the address of the last one may be found there
+"$run" serve --model "$model" --model-name smollm2-135m --port 0 --dtype float32 2>>"$work/serve.log" &
 server=$!
 trap 'kill $server; wait $server' EXIT
 until grep -q 'http://' "$work/serve.log"; do kill -0 $server; sleep 0.2; done
