@@ -82,7 +82,7 @@ def by_program(command, **variables):
     with tempfile.TemporaryDirectory(dir=NODE) as home:
         for name, text in variables.pop("files").items():
             Path(home, name).write_text(text)
-        names = ("HOME", "CODEX_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+        names = ("HOME", "PWD", "CODEX_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
         ran = subprocess.run(
             [NODE / "node_modules" / ".bin" / command[0], *command[1:]],
             cwd=home,
