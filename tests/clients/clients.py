@@ -1,4 +1,4 @@
-"""Real clients against a server, each in its default mode: python clients.py URL MODEL FOLDER [NAME ...].
+"""Real clients against a server, each in its default mode: python clients.py URL MODEL FOLDER [NAME ...] [-NAME ...].
 
 FOLDER: of the model, for clients that need its tokenizer or compare with transformers. Prints a line for each client;
 the exit status is 1 where one fails. `make clients` makes the environment, starts the server and runs this.
@@ -285,7 +285,8 @@ CLIENTS = {
 
 def main() -> int:
     failed = []
-    for name in sys.argv[4:] or CLIENTS:
+    asked = [name for name in sys.argv[4:] if not name.startswith("-")]
+    for name in asked or [name for name in CLIENTS if f"-{name}" not in sys.argv[4:]]:
         try:
             CLIENTS[name]()
         except Exception:

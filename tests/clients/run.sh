@@ -1,5 +1,5 @@
 #!/bin/sh
-# Real clients against a server with the default model. usage: run.sh PPSD-RUN [CLIENT ...]
+# Real clients against a server with the default model. usage: run.sh PPSD-RUN [CLIENT ...] [-CLIENT ...]
 # Exit status 75: they cannot be installed here.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
