@@ -303,7 +303,9 @@ def test_a_folders_own_four_bits_stay(name: str, tmp_path: Path, monkeypatch: py
     }
     assert packed.keys() == exact.keys()
     for key, values in exact.items():
-        steps = checkpoint.quantised(key).scale.repeat(values.shape[1] // checkpoint.quantised(key).scale.shape[1], 1)
+        uniform = checkpoint.quantised(key)
+        assert uniform is not None
+        steps = uniform.scale.repeat(uniform.group, 1)
         assert (np.abs(packed[key] - values) <= steps * 2**-6).all()  # a float16 of 15 steps at most, twice
 
     plain = load_file(write_model(tmp_path / "plain", tiny_model(**WIDE), **WIDE) / "model.safetensors")
