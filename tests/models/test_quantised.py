@@ -303,7 +303,9 @@ def test_a_folders_own_four_bits_stay(name: str, tmp_path: Path, monkeypatch: py
     }
     assert packed.keys() == exact.keys()
     for key, values in exact.items():
-        steps = checkpoint.quantised(key).scale.repeat(values.shape[1] // checkpoint.quantised(key).scale.shape[1], 1)
+        uniform = checkpoint.quantised(key)
+        assert uniform is not None
+        steps = uniform.scale.repeat(uniform.group, 1)
         assert (np.abs(packed[key] - values) <= steps * 2**-6).all()  # a float16 of 15 steps at most, twice
 
     plain = load_file(write_model(tmp_path / "plain", tiny_model(**WIDE), **WIDE) / "model.safetensors")
@@ -320,19 +322,23 @@ def test_a_folders_own_four_bits_stay(name: str, tmp_path: Path, monkeypatch: py
     assert ((found - logits[0]) ** 2).mean() / (logits[0] ** 2).mean() < 1e-2  # activations and the LM head of 8 bits
 
 
-@pytest.mark.parametrize(("act_order", "dtype"), [("all", "int8"), ("down", "int4")])
-def test_four_bits_in_an_order_of_their_own_become_int8(
-    act_order: str, dtype: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("act_order", "group", "dtype", "count"), [("_", 32, "int8", 14), ("down", 32, "int4", 2), (" ", 16, "int8", 14)]
+)
+def test_four_bits_that_int4_cannot_hold_become_int8(
+    act_order: str, group: int, dtype: str, count: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """act_order: in what matrices, by a part of their names."""
+
     def pack(name: str, weight: torch.Tensor) -> dict[str, torch.Tensor]:
-        return gptq(weight, 4, 32, "gptq", act_order == "all" or act_order in name, seed=1)[1]
+        return gptq(weight, 4, group, "gptq", act_order in name, seed=1)[1]
 
     folder = quantised(tmp_path / "m", gptq_settings(4, "gptq"), pack, **WIDE)
     with caplog.at_level("INFO"):
         backend = Engine.from_pretrained(folder, backend="cpu", exit_head="none").backend
     assert backend.dtype == dtype
     [line] = [record.getMessage() for record in caplog.records if "act-order" in record.getMessage()]
-    assert f"{14 if act_order == 'all' else 2} of 14 four-bit matrices" in line
+    assert f"{count} of 14 four-bit matrices" in line
     exact = Engine.from_pretrained(folder, backend="cpu", exit_head="none", dtype="float32").backend
     found, expected = (each.logits(list(range(40)), 40) for each in (backend, exact))
     assert ((found - expected) ** 2).mean() / (expected**2).mean() < 1e-2
