@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from .. import _native
 from ..backend import Cancellation, Oracle, RunOptions, common_prefix, one_at_a_time
-from ..errors import PpsdError, UsageError
+from ..errors import GrammarFailed, PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule
@@ -189,7 +189,7 @@ class RanksBackend:
                 yield event
                 one_at_a_time(whole or self._active is active, cancellation)
             if grammar and not whole and (wrong := self._grammar_says.pop(grammar[0], "")):
-                raise PpsdError(wrong)
+                raise GrammarFailed(wrong)
             one_at_a_time(whole or self._active is active, cancellation)
         finally:
             self._end(active)
