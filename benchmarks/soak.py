@@ -145,13 +145,17 @@ def _texts(events: list[dict[str, Any]]) -> list[str]:
 
 
 async def fill(url: str, patience: float) -> None:
-    """The cache of grammars that were compiled."""
+    """The cache of compiled grammars, each as large as using it makes it."""
     async with httpx2.AsyncClient(base_url=url, timeout=patience) as client:
-        for number in range(FILL):
+
+        async def use(number: int) -> None:
             held = {"type": "regex", "regex": f"[a-z ]{{1,{2 + number % 59}}}{number}"}
             message = {"role": "user", "content": "Hi"}
-            body = {"messages": [message], "max_tokens": 1, "response_format": held}
+            body = {"messages": [message], "max_tokens": 40, "seed": number, "response_format": held}
             (await client.post("/v1/chat/completions", json=body)).raise_for_status()
+
+        for begin in range(0, FILL, 30):
+            await asyncio.gather(*(use(number) for number in range(begin, min(begin + 30, FILL))))
 
 
 async def soak(url: str, pid: int, prompts: list[str], args: argparse.Namespace, found: Found) -> None:

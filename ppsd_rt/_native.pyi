@@ -19,6 +19,9 @@ def best_cores(system: str = "/sys/devices") -> int: ...
 
 PASS_ROWS: int
 
+class MaskFailed(RuntimeError):
+    """A grammar gives up."""
+
 class NoThread(RuntimeError):
     """The system starts no more threads."""
 
@@ -615,6 +618,9 @@ class RankStation:
     def post(self, message: npt.NDArray[np.int32]) -> None: ...
     def announce(self, epoch: int, sent: int, spared: int = -1) -> None: ...
     def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int: ...
+    def use_masks(self, masks: Callable[[int], TokenMask | None]) -> None:
+        """masks(number): a new mask of that grammar, or None. Before it works."""
+
     def close(self) -> None: ...
     def busy_seconds(self) -> float: ...
     def counts(self) -> StationCounts: ...
@@ -668,6 +674,7 @@ class RankDrafter:
         report_drafts: bool = ...,
         oracle: Oracle | None = ...,
         trace: bool = ...,
+        grammar: tuple[int, TokenMask] | None = ...,  # its number, and a mask for drafts
     ) -> Remote: ...
 
 class Drafter(RankDrafter):

@@ -19,6 +19,7 @@ from .generation import Generation, Prompt
 from .many import Generations
 from .models import random_weights
 from .models.checkpoint import Checkpoint
+from .models.config import LlamaConfig
 from .models.head_file import HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
@@ -33,14 +34,19 @@ from .stages import Stages
 from .turns import Turn, Turns
 
 
+def with_end(config: LlamaConfig, tokenizer: Tokenizer) -> LlamaConfig:
+    """With the tokenizer's end-of-sequence id, where the files of the model name none."""
+    if not config.eos_token_ids and (end := tokenizer.eos_id) is not None and end < config.vocab_size:
+        return replace(config, eos_token_ids=(end,))
+    return config
+
+
 class Engine:
     """`Engine.from_pretrained("smollm2-135m").generate("Once upon a time").run().text`"""
 
     def __init__(self, checkpoint: Checkpoint, tokenizer: Tokenizer, backend: Backend, name: str) -> None:
         self.checkpoint, self.tokenizer, self.backend, self.name = checkpoint, tokenizer, backend, name
-        self.config = checkpoint.config
-        if not self.config.eos_token_ids and (end := tokenizer.eos_id) is not None and end < self.config.vocab_size:
-            self.config = replace(self.config, eos_token_ids=(end,))  # the files of the model name none
+        self.config = with_end(checkpoint.config, tokenizer)
         self._grammars: Grammars | None = None
         self._one_grammar = Lock()
         self._turns = Turns(backend.concurrency)

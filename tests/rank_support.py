@@ -54,16 +54,18 @@ class Pipeline:
         for station in self.stations:
             station.announce(epoch, _native.wire_clock(), spared)
 
-    def start(self, prompt, params, schedule, keep=0, end=None, oracle=None, trace=False):
+    def start(self, prompt, params, schedule, keep=0, end=None, oracle=None, trace=False, grammar=None):
+        """grammar: its number, and a mask for drafts."""
         limits = Limits(end or len(prompt) + (params.max_tokens or 256), frozenset(params.stop_token_ids))
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
         taken = params.for_backend(prompt)  # as an engine hands them on
-        self.answer = self.drafter.start(prompt, keep, taken, schedule, limits, self.epoch, oracle=oracle, trace=trace)
+        told = {"oracle": oracle, "trace": trace, "grammar": grammar}
+        self.answer = self.drafter.start(prompt, keep, taken, schedule, limits, self.epoch, **told)
         return self.answer
 
-    def run(self, prompt, params, schedule, keep=0, oracle=None, trace=False):
-        answer = self.start(prompt, params, schedule, keep, oracle=oracle, trace=trace)
+    def run(self, prompt, params, schedule, keep=0, oracle=None, trace=False, grammar=None):
+        answer = self.start(prompt, params, schedule, keep, oracle=oracle, trace=trace, grammar=grammar)
         drafting = threading.Thread(target=self._draft, args=(answer,))
         drafting.start()
         rounds = []

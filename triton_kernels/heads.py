@@ -79,6 +79,7 @@ def heads_kernel(
     filtered = wanted(sampling)
     if STORE or filtered:
         tl.store(logits + cell, y, mask=live[:, None] & here[None, :])
+    flaw = tl.where(live[:, None], y - y, 0.0)  # NaN where a logit is NaN or infinite, and so is their sum then
     y = tl.where(live[:, None], y, float("-inf"))
     ids = tl.load(draft_ids + outputs, mask=live, other=0) if DRAFT else outputs
     position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
@@ -110,7 +111,7 @@ def heads_kernel(
     tl.store(indices + place, index, mask=here)
     tl.store(chosen + place, tl.max(tl.where(outputs[:, None] == index[None, :], y, float("-inf")), axis=0), mask=here)
     tl.store(tops + place, top, mask=here)
-    tl.store(totals + place, tl.sum(tl.exp(y - top[None, :]), axis=0), mask=here)
+    tl.store(totals + place, tl.sum(tl.exp(y - top[None, :]) + flaw, axis=0), mask=here)
     if SECOND:
         place += _MAX_ROWS * programs
         score = tl.where(outputs[:, None] == index[None, :], float("-inf"), score)
@@ -148,7 +149,10 @@ def choose_kernel(
     PROGRAMS: tl.constexpr, OUTPUTS: tl.constexpr, BLOCK: tl.constexpr, BATCH: tl.constexpr,
     DRAFT: tl.constexpr, SIBLINGS: tl.constexpr, SECOND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Grid (16): the best of all programs, and the sum of all exponentials, BATCH programs at a time, in order."""
+    """Grid (16): the best of all programs, and the sum of all exponentials, BATCH programs at a time, in order.
+
+    -1, of confidence 0, where a logit is NaN or infinite.
+    """
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
@@ -175,8 +179,10 @@ def choose_kernel(
             higher = tl.maximum(top, tl.max(tile_top, axis=0))
             total = total * tl.exp(top - higher) + tl.sum(tile_total * tl.exp(tile_top - higher), axis=0)
             top = higher
+        sound = total == total
+        index = tl.where(sound, index, 0)
         second, its_second = -1, float("-inf")
-        if wanted(sampling):
+        if wanted(sampling) & sound:
             line = row * OUTPUTS
             position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
             index, second = filtered_choice(
@@ -190,12 +196,13 @@ def choose_kernel(
         elif SECOND:
             second, its_second = runner_up(scores, indices, chosen, row, index, PROGRAMS, BATCH)
         if SECOND:
-            there = second >= 0
+            there = (second >= 0) & sound
             known = tl.load(draft_ids + second, mask=there, other=0) if DRAFT else tl.where(there, second, 0)
             tl.store(seconds + row, known)
             tl.store(second_chances + row, tl.where(there, tl.exp(its_second - top) / total, 0.0))
-        tl.store(choices + row, tl.load(draft_ids + index) if DRAFT else index)
-        tl.store(confidences + row, tl.exp(its - top) / total)
+        token = tl.load(draft_ids + index) if DRAFT else index
+        tl.store(choices + row, tl.where(sound, token, -1))
+        tl.store(confidences + row, tl.where(sound, tl.exp(its - top) / total, 0.0))
 
 
 class Scratch:
@@ -219,6 +226,7 @@ def heads(
     siblings: Tensor | None = None, seconds: tuple[Tensor, Tensor] | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """choices [16] int32 and confidences [16] float32 of the first state[ROWS] rows; logits [16, outputs] where given.
+    A choice is -1 where a logit of its row is NaN or infinite.
 
     draft_ids: int32 [outputs]. text [capacity] and first_seen [vocabulary], int32, where the repetition penalty may be
     other than 1. siblings: int32 [SIBLING_WORDS], where rows may be siblings'. seconds: second choices [16] and their

@@ -1,7 +1,8 @@
 """Draft, verification and verdict, on the device: which rows a pass takes, what is committed, where the next one is.
 
     text [capacity] int32: at positions up to START the committed tokens, after them the draft tokens, up to DRAFTED
-    choices [16] int32: the model's own token for position START + r + 1, of each row r of the pass
+    choices [16] int32: the model's own token for position START + r + 1, of each row r of the pass;
+        -1: its logits are no numbers
 
     accepted  = draft tokens at START + 1.. that equal the choices, up to the first that does not
     committed = accepted + 1 where the pass saw a disagreement (corrected) or no draft token was left (bonus),
@@ -139,7 +140,8 @@ def verdict_kernel(
         token = tl.load(text + start + of_text + row, mask=row < beside, other=-1, volatile=True)
         second = tl.max(tl.where(at[None, :] == position[:, None], token[None, :], -1), axis=1)  # of each draft token
         its = tl.max(tl.where(at == start + 1 + accepted, of_text + row, -1), axis=0)  # the row of the rejected one's
-        rescued = rejected & (tl.sum((second == choice).to(tl.int32) * (row == accepted).to(tl.int32), axis=0) > 0)
+        same = (second == choice) & (choice >= 0)
+        rescued = rejected & (tl.sum(same.to(tl.int32) * (row == accepted).to(tl.int32), axis=0) > 0)
         after = tl.sum(tl.where(row == its, choice, 0), axis=0)
         choice = tl.where(rescued & (row == accepted + 1), after, choice)
         committed += rescued.to(tl.int32)
@@ -147,6 +149,8 @@ def verdict_kernel(
         tl.store(siblings + _ADOPTED_AT, start + 1 + accepted)
         if rescued:  # the exit head has seen another token there
             tl.store(head + _START, tl.minimum(tl.load(head + _START), start + 1 + accepted))
+    said = choice
+    choice = tl.maximum(choice, 0)  # passes that are under way read its embedding, before the host ends the answer
     if valid:
         end = start + committed
         tl.store(text + position, choice, mask=row < committed)
@@ -178,7 +182,7 @@ def verdict_kernel(
     tl.store(record + _OF_COPIED, tl.sum((copies > 0).to(tl.int32), axis=0))
     tl.store(record + _OF_SIBLINGS, beside)
     tl.store(record + _OF_RESCUED, rescued)
-    tl.store(record + _IDS + row, choice)
+    tl.store(record + _IDS + row, said)
     tl.store(record + _DRAFTS + row, draft)
     tl.store(record + _CONFIDENCES + row, confidence.to(tl.int32, bitcast=True))
     tl.store(record + _COPIES + row, copies)
@@ -295,7 +299,7 @@ def drafted_kernel(
     heads_end = tl.load(head + _START) + rows
     epoch = tl.load(early + _EPOCH)
     last = tl.maximum(rows - 1, 0)
-    token, chance = tl.load(choices + last), tl.load(chances + last)
+    token, chance = tl.maximum(tl.load(choices + last), 0), tl.load(chances + last)  # no number: a wrong draft
     second_chance = tl.load(its_chances + last) if SECOND else 0.0
     if end < tl.load(state + _ORACLE_END):
         acceptance = tl.load(state + _ORACLE).to(tl.float32, bitcast=True)

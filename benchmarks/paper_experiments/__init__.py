@@ -2,18 +2,26 @@
 
 from .branches import BRANCHES
 from .clock import CLOCK
+from .denominators import DENOMINATORS
+from .engines import ENGINES
 from .exits import EXITS_AND_LENGTHS
 from .experiment import Claim, Experiment
 from .heads import HEADS
 from .lengths import LENGTHS
 from .lossless import LOSSLESS
 from .real_ranks import RANKS
+from .rivals import RIVAL_RULES
 from .siblings import SIBLINGS
 from .stages import STAGES
+from .thompson import THOMPSON
+from .ticks import TICKS
 from .trees import TREES
 from .waste import WASTE
 
 # The shortest first.
-EXPERIMENTS = (LOSSLESS, WASTE, BRANCHES, SIBLINGS, TREES, LENGTHS, EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS)
+EXPERIMENTS = (
+    *(LOSSLESS, ENGINES, TICKS, WASTE, BRANCHES, SIBLINGS, TREES, LENGTHS, THOMPSON, RIVAL_RULES, DENOMINATORS),
+    *(EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS),
+)
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment"]

@@ -28,6 +28,13 @@ def recorded(temperature: float, prompts: int) -> Text:
     return texts_of(engine(), asked, TOKENS, temperature)
 
 
+@cache
+def recorded_answers(temperature: float, prompts: int) -> list[Text]:
+    """The same, each answer a text."""
+    asked = [engine().encode([{"role": "user", "content": p.prompt}]) for p in read_prompts(None)[:prompts]]
+    return [texts_of(engine(), [prompt], TOKENS, temperature) for prompt in asked]
+
+
 def texts_of(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, temperature: float = 0.0) -> Text:
     """Was a draft right, and how sure was the head? Of nearly every position of the answers: rounds of 15 drafts have
     each judged up to the first wrong one, which the next round begins after."""

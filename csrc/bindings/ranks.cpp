@@ -49,8 +49,11 @@ py::object ask(const Cancelled& cancelled) {   // for as long as the call takes
   return cancelled ? py::cpp_function([&cancelled] { return cancelled(); }) : py::object(py::none());
 }
 
-void begin_stage(const py::object& stage, int keep, const Settings& settings) {
-  stage.attr("begin")(keep, settings.end, settings.prompt, sampling_params_of(settings.sampling));
+// mask: of its grammar, for this side; only stages of answers that have one are told of it.
+void begin_stage(const py::object& stage, int keep, const Settings& settings, const TokenMask* mask) {
+  py::dict named;
+  if (mask != nullptr) named["mask"] = object_of(*mask);
+  stage.attr("begin")(keep, settings.end, settings.prompt, sampling_params_of(settings.sampling), **named);
 }
 
 // Of a step or a chunk: only stages that run siblings are asked to.
@@ -73,7 +76,7 @@ class PythonVerifyStage final : public VerifyStage {
   void begin(int keep, const Settings& settings) {
     const py::gil_scoped_acquire lock;
     logprobs_ = settings.sampling.logprobs >= 0;
-    begin_stage(stage_, keep, settings);
+    begin_stage(stage_, keep, settings, settings.sampling.mask.get());
   }
   bool run(Chunk* chunk, const Cancelled& cancelled) override {
     const py::gil_scoped_acquire lock;
@@ -120,7 +123,7 @@ class PythonDraftStage final : public DraftStage {
   void begin(int keep, const Settings& settings, const Oracle& oracle) {
     heard_.reset();
     oracle_ = oracle;
-    begin_stage(stage_, keep, settings);
+    begin_stage(stage_, keep, settings, settings.sampling.draft_mask.get());
   }
   int length() const { return stage_.attr("length").cast<int>(); }
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override {
@@ -232,6 +235,9 @@ void bind_ranks(py::module_& m) {
              rank.station().announce(epoch, sent, spared);
            }, py::arg("epoch"), py::arg("sent"), py::arg("spared") = -1, py::call_guard<py::gil_scoped_release>())
       .def("work", &station_work, py::arg("out"), py::arg("milliseconds"))
+      .def("use_masks", [](RankStation& rank, py::object masks) {
+             rank.use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
+           }, py::arg("masks"), "masks(number): a new mask of that grammar, or None. Before it works.")
       .def("close", [](RankStation& rank) { rank.station().close(); })
       .def("busy_seconds", [](RankStation& rank) { return rank.station().busy_seconds(); })
       .def("counts", [](RankStation& rank) { return rank.station().counts(); })
@@ -257,18 +263,19 @@ void bind_ranks(py::module_& m) {
       .def("length", &RankDrafter::length)
       .def(
           "start",
-          [](RankDrafter& drafter, const std::vector<int>& prompt, int keep, const Sampling& sampling,
+          [](RankDrafter& drafter, const std::vector<int>& prompt, int keep, Sampling sampling,
              const Steering& steering, const Limits& limits, uint64_t epoch, bool report_drafts,
-             const std::optional<Oracle>& oracle, bool trace) {
+             const std::optional<Oracle>& oracle, bool trace, const std::optional<std::pair<int, py::object>>& grammar) {
+            if (grammar) sampling.draft_mask = token_mask_of(grammar->second);
             const auto* schedule = std::get_if<Schedule>(&steering);
             return PyRemote{drafter.start(prompt, keep, sampling, schedule ? *schedule : Schedule(),
                                           schedule ? nullptr : std::get<std::shared_ptr<Planner>>(steering), limits, epoch,
-                                          report_drafts, oracle.value_or(Oracle()), trace),
+                                          report_drafts, oracle.value_or(Oracle()), trace, grammar ? grammar->first : 0),
                             drafter.hidden()};
           },
           py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("keep"), py::arg("sampling"), py::arg("schedule"),
           py::arg("limits"), py::arg("epoch"), py::arg("report_drafts") = false, py::arg("oracle") = py::none(),
-          py::arg("trace") = false);
+          py::arg("trace") = false, py::arg("grammar") = py::none());
 
   py::class_<CpuDrafter, RankDrafter>(m, "Drafter",
       "Layers before the exit, and the exit head, on the C++ kernels, as the draft stage of the ranks.")

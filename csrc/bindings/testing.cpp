@@ -240,7 +240,7 @@ void bind_testing(py::module_& m) {
         for (int kind = 0; kind < 4; ++kind)
           for (const auto& [rows, seconds] : seen[kind]) kinds[kind]->observe(rows, seconds);
         const Allotment given = allot(times, acceptance, others, writing, left, most);
-        return py::make_tuple(given.drafts, given.tokens_per_second, given.row_seconds, given.draft_seconds);
+        return py::make_tuple(given.drafts, given.tokens_per_second, given.row_seconds, given.draft_seconds, given.copies);
       },
       py::arg("seen"), py::arg("draft_share"), py::arg("acceptance"), py::arg("others"), py::arg("writing"),
       py::arg("left"), py::arg("most"), py::arg("margin") = 1.0);

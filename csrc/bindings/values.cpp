@@ -89,9 +89,10 @@ class PyTokenMask final : public TokenMask {
     try {
       mask_.attr("fill")(start, ids, rows, reinterpret_cast<uintptr_t>(bits));
     } catch (const py::error_already_set& error) {   // which lives no longer than the lock
-      throw std::runtime_error(py::str(error.value()).cast<std::string>());
+      throw MaskFailed(py::str(error.value()).cast<std::string>());
     }
   }
+  const py::object& object() const { return mask_; }
 
  private:
   py::object mask_;
@@ -163,6 +164,14 @@ bool read(py::handle from, Oracle* to) {
 bool in_callback() { return callbacks > 0; }
 
 std::shared_ptr<TokenMask> token_mask_of(py::object mask) { return std::make_shared<PyTokenMask>(std::move(mask)); }
+
+py::object object_of(const TokenMask& mask) { return dynamic_cast<const PyTokenMask&>(mask).object(); }
+
+std::shared_ptr<TokenMask> token_mask_from(const py::object& masks, int grammar) {
+  const Callback callback;
+  py::object mask = masks(grammar);
+  return mask.is_none() ? nullptr : token_mask_of(std::move(mask));
+}
 
 py::object sampling_params_of(const Sampling& s) {
   using py::literals::operator""_a;

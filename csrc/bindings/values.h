@@ -19,6 +19,9 @@ bool read(pybind11::handle from, Oracle* to);
 
 // Of a Python object with `fill(start, ids, rows, address of the bits)`, see ppsd_rt/sampling/grammar.py.
 std::shared_ptr<TokenMask> token_mask_of(pybind11::object mask);
+pybind11::object object_of(const TokenMask& mask);   // the other way round, with the interpreter lock
+// What `masks(grammar)` gives, which may be None; from a thread that decodes.
+std::shared_ptr<TokenMask> token_mask_from(const pybind11::object& masks, int grammar);
 bool in_callback();   // is this a thread that decodes, and asks Python for a mask?
 pybind11::object sampling_params_of(const Sampling& sampling);
 pybind11::object schedule_of(const Schedule& schedule);   // of the survival rule, as planners choose it

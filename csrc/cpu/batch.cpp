@@ -1,7 +1,6 @@
 #include "batch.h"
 
 #include <algorithm>
-#include <limits>
 #include <stdexcept>
 
 #include "half.h"
@@ -16,25 +15,18 @@ const std::vector<int> kWholeVocabulary;
 CpuBatch::CpuBatch(std::shared_ptr<const CpuModel> model, int threads, int texts, int capacity,
                    const std::vector<int>& keep)
     : model_(std::move(model)),
-      texts_(texts),
       capacity_(capacity),
       keep_(keep),
       team_(threads, {}),   // not pinned: other processes may sample beside this one
       rope_(make_rope(model_->rotary, capacity)),
       x_(size_t(texts) * model_->shape.hidden_size),
-      head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads),
-      positions_(texts),
-      chosen_for_(texts),
-      choices_(texts),
-      best_(threads),
-      strange_(threads) {
+      head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads) {
   if (texts < 1 || texts > kPassRows) throw std::runtime_error("a pass takes 1 to " + std::to_string(kPassRows) + " texts");
   const int layers = model_->shape.num_layers;
   int first = 0;
   const auto stack_up_to = [&](int last) {
-    stacks_.emplace_back(*model_->kernels, model_->shape, model_->format, model_->kv,
-                         pointers(model_->layers, first, last), threads, texts);
-    stacks_.back().reserve(capacity);
+    stacks_.emplace_back(*model_->kernels, model_->shape, model_->format, model_->kv, pointers(model_->layers, first, last),
+                         threads, stacks_.empty() ? 0 : stacks_.back().end());
     first = last;
   };
   for (int layer : keep) {
@@ -42,45 +34,43 @@ CpuBatch::CpuBatch(std::shared_ptr<const CpuModel> model, int threads, int texts
     stack_up_to(layer);
   }
   stack_up_to(layers);
+  for (int text = 0; text < texts; ++text) {
+    texts_.emplace_back(stacks_.back().end());
+    texts_.back().hold(capacity, capacity);
+  }
 }
 
 void CpuBatch::step(const BatchRow* rows, int* chosen, uint16_t* kept) {
-  const int hidden = model_->shape.hidden_size;
-  for (int text = 0; text < texts_; ++text) {
+  std::vector<Segment> segments;
+  std::vector<int> positions;
+  std::vector<RowChoice> choices;
+  for (int text = 0; text < texts(); ++text) {
     const BatchRow& row = rows[text];
     if (row.position < 0 || row.position >= capacity_) throw std::runtime_error("a text is longer than the batch holds");
     if (row.id < 0 || row.id >= model_->shape.vocab_size) throw std::runtime_error("a token id is outside the vocabulary");
-    embed(model_->embedding, row.id, x_.data() + size_t(text) * hidden);
-    positions_[text] = row.position;
-    chosen_for_[text] = row.position + 1;
-    choices_[text] = {row.inverse_temperature, row.seed};
+    embed(model_->embedding, row.id, x_.data() + size_t(text) * model_->shape.hidden_size);
+    segments.push_back({1, row.position, texts_[text].pointers(), texts_[text].size()});
+    positions.push_back(row.position + 1);
+    choices.push_back({row.inverse_temperature, row.seed});
   }
-  for (LayerStack& stack : stacks_) stack.begin_pass(positions_.data());
-  head_.begin_pass(texts_);
-  for (auto& best : best_) best.assign(texts_, {-std::numeric_limits<float>::infinity(), std::numeric_limits<int>::max()});
-  for (auto& strange : strange_) strange.assign(texts_, 0);
+  for (LayerStack& stack : stacks_) stack.begin_pass(segments);
+  head_.begin_pass(x_.data(), positions, choices);
   team_.run([&](int member) {
     for (size_t i = 0; i < stacks_.size(); ++i) {
       stacks_[i].pass(team_, member, rope_.data(), x_.data());
       // The next stack does not write to x before member 0 has come to its barriers.
       if (member == 0 && i < keep_.size()) keep(int(i), kept);
     }
-    head_.pass_side_by_side(team_, member, x_.data(), chosen_for_.data(), choices_.data(), best_[member].data(),
-                            strange_[member].data());
+    head_.pass(team_, member);
   });
-  for (const auto& strange : strange_)
-    if (std::find(strange.begin(), strange.end(), 1) != strange.end()) throw std::runtime_error(kNoNumber);
-  for (int text = 0; text < texts_; ++text) {
-    Candidate best = best_[0][text];
-    for (const auto& others : best_)
-      if (others[text] < best) best = others[text];
-    chosen[text] = best.id;
-  }
+  const std::vector<int>& next = head_.chosen();
+  if (std::find(next.begin(), next.end(), Sampler::kNone) != next.end()) throw std::runtime_error(kNoNumber);
+  std::copy(next.begin(), next.end(), chosen);
 }
 
 void CpuBatch::keep(int kind, uint16_t* kept) const {
   const size_t hidden = size_t(model_->shape.hidden_size);
-  for (size_t text = 0; text < size_t(texts_); ++text)
+  for (size_t text = 0; text < size_t(texts()); ++text)
     for (size_t i = 0; i < hidden; ++i)
       kept[(text * keep_.size() + size_t(kind)) * hidden + i] = float_to_bf16(x_[text * hidden + i]);
 }

@@ -22,7 +22,7 @@ class CpuBatch {
   // Texts of at most `capacity` tokens; `keep`: the layers, in order, whose output is handed out; 0: the embedding.
   CpuBatch(std::shared_ptr<const CpuModel> model, int threads, int texts, int capacity, const std::vector<int>& keep);
 
-  int texts() const { return texts_; }
+  int texts() const { return int(texts_.size()); }
   int capacity() const { return capacity_; }
   int kept() const { return int(keep_.size()); }
   int hidden_size() const { return model_->shape.hidden_size; }
@@ -35,16 +35,13 @@ class CpuBatch {
   void keep(int kind, uint16_t* kept) const;
 
   const std::shared_ptr<const CpuModel> model_;
-  const int texts_, capacity_;
+  const int capacity_;
   const std::vector<int> keep_;
   Team team_;
   std::vector<float> rope_, x_;          // x: [texts][hidden]
   std::deque<LayerStack> stacks_;        // cut at the kept layers
-  HeadStack head_;
-  std::vector<int> positions_, chosen_for_;
-  std::vector<RowChoice> choices_;
-  std::vector<std::vector<Candidate>> best_;   // of each member [texts]
-  std::vector<std::vector<uint8_t>> strange_;  // likewise
+  std::deque<OwnBlocks> texts_;          // the KV cache of each
+  Head head_;
 };
 
 }  // namespace ppsd

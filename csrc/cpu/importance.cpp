@@ -36,10 +36,11 @@ void measure_importance(const Kernels& kernels, const ModelShape& shape, const s
       uint8_t* free = memory.as<>();
       const PackedLayer packed = packer.layer(layers[number], &free);
       LayerStack stack(kernels, shape, Format::kInt8, Stored::kBf16, {&packed}, threads);
-      stack.reserve(rows);
+      OwnBlocks blocks(stack.end());
+      blocks.hold(rows, rows);
       stack.observe(out);
       for (int start = 0; start < rows; start += kPassRows) {
-        stack.begin_pass(start, std::min(kPassRows, rows - start));
+        stack.begin_pass({{std::min(kPassRows, rows - start), start, blocks.pointers(), blocks.size()}});
         team.run([&](int member) { stack.pass(team, member, rope.data(), x.data() + size_t(start) * hidden); });
       }
       const int begins[] = {at.qkv, at.o, at.gate_up, at.down, at.width};

@@ -72,8 +72,6 @@ ReadAhead after_attention(const PackedLayer& layer, const Team& team, int member
   return ahead;
 }
 
-constexpr int kFirstRows = 1024;   // of a cache that grows
-
 }  // namespace
 
 Piece next_piece(int start, int left, const std::vector<Sibling>& siblings) {
@@ -107,8 +105,8 @@ std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt) {
 }
 
 LayerStack::LayerStack(const Kernels& kernels, const ModelShape& shape, Format format, Stored kv,
-                       std::vector<const PackedLayer*> layers, int members, int texts)
-    : kernels_(kernels), shape_(shape), format_(format), kv_(kv), layers_(std::move(layers)), texts_(texts) {
+                       std::vector<const PackedLayer*> layers, int members, size_t offset)
+    : kernels_(kernels), shape_(shape), format_(format), kv_(kv), layers_(std::move(layers)), offset_(offset) {
   queries_.resize(size_t(kPassRows) * shape.q_outputs());
   mixed_.resize(queries_.size());
   const int widest = std::max(shape.hidden_size, shape.q_outputs());
@@ -116,123 +114,50 @@ LayerStack::LayerStack(const Kernels& kernels, const ModelShape& shape, Format f
     inputs_.emplace_back(Activations::bytes(kernels, format, kPassRows, widest));
   mlp_ = Memory(Activations::bytes(kernels, format, kPassRows, shape.intermediate_size));
   for (size_t i = 0; i < layers_.size() * kPhases; ++i) shares_.emplace_back(members);
-  if (texts == 1 && !layers_.empty())
+  caches_.assign(size_t(members), std::vector<KvCache>(kPassRows));
+  if (!layers_.empty())
     sibling_memory_ = Memory(2 * layers_.size() * Siblings::bytes(kv, shape.num_kv_heads, shape.head_dim));
 }
 
-void LayerStack::reserve(int capacity) {
-  if (capacity <= capacity_ || layers_.empty()) return;
-  capacity = (capacity + kSpan - 1) / kSpan * kSpan;
-  const size_t one = KvCache::bytes(kv_, shape_.num_kv_heads, shape_.head_dim, capacity);
-  const size_t count = layers_.size() * size_t(texts_);
-  Memory memory(2 * one * count);
-  std::vector<KvCache> caches;
-  for (size_t i = 0; i < count; ++i) {
-    KvCache cache{kv_, shape_.num_kv_heads, shape_.head_dim, capacity, memory.as<>() + 2 * one * i, nullptr};
-    cache.values = cache.keys + one;
-    // Both are ordered by head and then by position (keys: by panels of positions), so a head's rows stay together.
-    const size_t old_head = KvCache::bytes(kv_, 1, shape_.head_dim, capacity_);
-    const size_t new_head = KvCache::bytes(kv_, 1, shape_.head_dim, capacity);
-    for (int head = 0; capacity_ > 0 && head < shape_.num_kv_heads; ++head) {
-      std::memcpy(cache.keys + head * new_head, caches_[i].keys + head * old_head, old_head);
-      std::memcpy(cache.values + head * new_head, caches_[i].values + head * old_head, old_head);
-    }
-    caches.push_back(cache);
-  }
-  kv_memory_ = std::move(memory);
-  caches_ = std::move(caches);
-  capacity_ = capacity;
-}
-
-void LayerStack::hold(int rows, int most) {
-  rows = std::min(rows, most);
-  if (rows > capacity_) reserve(std::max(rows, std::min(most, std::max(2 * capacity_, kFirstRows))));
-}
-
-size_t LayerStack::keep_in_blocks(size_t offset) {
-  block_offset_ = offset;
-  row_caches_.assign(inputs_.size(), std::vector<KvCache>(kPassRows));
-  return offset + 2 * layers_.size() * KvCache::bytes(kv_, shape_.num_kv_heads, shape_.head_dim, kSpan);
+size_t LayerStack::end() const {
+  return offset_ + 2 * layers_.size() * KvCache::bytes(kv_, shape_.num_kv_heads, shape_.head_dim, kSpan);
 }
 
 KvCache LayerStack::in_blocks(size_t layer, uint8_t* const* blocks) const {
   const size_t one = KvCache::bytes(kv_, shape_.num_kv_heads, shape_.head_dim, kSpan);
   KvCache cache{kv_, shape_.num_kv_heads, shape_.head_dim, kSpan, nullptr, nullptr};
   cache.blocks = blocks;
-  cache.keys_at = block_offset_ + 2 * layer * one;
+  cache.keys_at = offset_ + 2 * layer * one;
   cache.values_at = cache.keys_at + one;
   return cache;
 }
 
-void LayerStack::copy_to_blocks(const LayerStack& other, int rows, uint8_t* const* blocks) const {
-  const size_t span_bytes = KvCache::bytes(kv_, 1, shape_.head_dim, kSpan);   // of a head
-  for (size_t layer = 0; layer < layers_.size(); ++layer)
-    for (int span = 0; span * kSpan < rows; ++span) {
-      const KvCache from = caches_[layer].of_span(span), to = other.in_blocks(layer, blocks).of_span(span);
-      const size_t head_bytes = KvCache::bytes(kv_, 1, shape_.head_dim, from.capacity);
-      for (int head = 0; head < shape_.num_kv_heads; ++head) {
-        std::memcpy(to.keys + head * span_bytes, from.keys + head * head_bytes, span_bytes);
-        std::memcpy(to.values + head * span_bytes, from.values + head * head_bytes, span_bytes);
-      }
-    }
-}
-
-void LayerStack::begin_pass(const std::vector<Segment>& segments) {
+void LayerStack::begin_pass(const std::vector<Segment>& segments, const std::vector<Sibling>& siblings) {
   segments_ = segments;
   segment_rows_.clear();
   segment_units_.clear();
   row_positions_.clear();
+  sibling_positions_.clear();
   int units = 0;
   for (const Segment& segment : segments) {
-    check_bound(size_t(segment.start + segment.rows), size_t(segment.spans) * kSpan, "positions of a text");
+    if (!layers_.empty()) check_bound(size_t(segment.start + segment.rows), size_t(segment.spans) * kSpan, "positions of a text");
     for (int row = 0; row < segment.rows; ++row) row_positions_.push_back(segment.start + row);
     const KvCache shape{kv_, shape_.num_kv_heads, shape_.head_dim, kSpan, nullptr, nullptr};
-    units += AttendPhase{nullptr, &shape, segment.rows, segment.start, shape_.num_heads, nullptr}.units();
+    const int all = segment.rows + int(siblings.size());
+    units += AttendPhase{nullptr, &shape, all, segment.start, shape_.num_heads, nullptr}.units();
     segment_rows_.push_back(int(row_positions_.size()));
     segment_units_.push_back(units);
   }
-  begin_pass(0, int(row_positions_.size()), row_positions_.data());
-}
-
-// Units [begin, end) of the attention of all segments.
-void LayerStack::attend_segments(size_t layer, int begin, int end, ReadAhead* ahead) {
-  size_t i = size_t(std::upper_bound(segment_units_.begin(), segment_units_.end(), begin) - segment_units_.begin());
-  for (; begin < end; ++i) {
-    const Segment& segment = segments_[i];
-    const int first_unit = i > 0 ? segment_units_[i - 1] : 0, first_row = i > 0 ? segment_rows_[i - 1] : 0;
-    const size_t at = size_t(first_row) * shape_.q_outputs();
-    const KvCache cache = in_blocks(layer, segment.blocks);
-    const AttendPhase attend{queries_.data() + at, &cache,  segment.rows, segment.start,                   shape_.num_heads,
-                             mixed_.data() + at,   nullptr, ahead,        layers_[layer]->attention.window};
-    const int last = std::min(end, segment_units_[i]);
-    kernels_.attend(attend, begin - first_unit, last - first_unit);
-    begin = last;
-  }
-}
-
-void LayerStack::observe(float* squares) {
-  squares_ = squares;
-  std::fill_n(squares, layers_.size() * size_t(InputOffsets(shape_).width), 0.0f);
-}
-
-void LayerStack::fill() {
-  if (capacity_ > 0) std::memset(kv_memory_.as<>(), 0x3C, kv_memory_.bytes());   // 0.0115 in any format
-}
-
-void LayerStack::begin_pass(int start, int rows, const int* positions) {
-  check_bound(size_t(rows), kPassRows, "rows");
+  rows_ = int(row_positions_.size() + siblings.size());
+  check_bound(size_t(rows_), kPassRows, "rows");
   for (Shares& shares : shares_) shares.reset();
   cancelled_.store(false, std::memory_order_relaxed);
-  start_ = start, rows_ = rows, positions_ = positions;
-  sibling_positions_.clear();
+  if (!siblings.empty()) order_siblings(siblings);
 }
 
-void LayerStack::begin_pass(const int* positions) { begin_pass(0, texts_, positions); }
-
-void LayerStack::begin_pass(int start, int rows, const std::vector<Sibling>& siblings) {
-  begin_pass(start, rows + int(siblings.size()), nullptr);
-  if (!layers_.empty()) check_bound(size_t(start + rows), size_t(capacity_), "positions");
-  if (siblings.empty()) return;
+void LayerStack::order_siblings(const std::vector<Sibling>& siblings) {
+  if (segments_.size() != 1) throw std::logic_error("siblings are of rows of one text");
+  const int start = segments_.front().start, rows = segments_.front().rows;
   order_.resize(size_t(rows_));
   std::iota(order_.begin(), order_.end(), 0);
   int least = start;
@@ -246,34 +171,60 @@ void LayerStack::begin_pass(int start, int rows, const std::vector<Sibling>& sib
   std::stable_sort(order_.begin(), order_.end(), [&](int a, int b) { return position(a) < position(b); });
 }
 
+// Units [begin, end) of the attention of all segments.
+void LayerStack::attend_segments(size_t layer, int begin, int end, const Siblings* siblings, ReadAhead* ahead) {
+  size_t i = size_t(std::upper_bound(segment_units_.begin(), segment_units_.end(), begin) - segment_units_.begin());
+  for (; begin < end; ++i) {
+    const Segment& segment = segments_[i];
+    const int first_unit = i > 0 ? segment_units_[i - 1] : 0, first_row = i > 0 ? segment_rows_[i - 1] : 0;
+    const int rows = segment.rows + (siblings ? siblings->rows : 0);
+    const size_t at = size_t(first_row) * shape_.q_outputs();
+    const KvCache cache = in_blocks(layer, segment.blocks);
+    const AttendPhase attend{queries_.data() + at, &cache,   rows,  segment.start,                   shape_.num_heads,
+                             mixed_.data() + at,   siblings, ahead, layers_[layer]->attention.window};
+    const int last = std::min(end, segment_units_[i]);
+    kernels_.attend(attend, begin - first_unit, last - first_unit);
+    begin = last;
+  }
+}
+
+void LayerStack::observe(float* squares) {
+  squares_ = squares;
+  std::fill_n(squares, layers_.size() * size_t(InputOffsets(shape_).width), 0.0f);
+}
+
 Siblings LayerStack::siblings_of(size_t layer) const {
   const size_t one = Siblings::bytes(kv_, shape_.num_kv_heads, shape_.head_dim);
   uint8_t* keys = sibling_memory_.as<>() + 2 * layer * one;
   return {int(sibling_positions_.size()), sibling_positions_.data(), order_.data(), kv_, keys, keys + one};
 }
 
-void LayerStack::adopt(int position) {
+void LayerStack::adopt(int position, uint8_t* const* blocks) {
   const size_t width = kv_ == Stored::kFp32 ? 4 : 2, row = Siblings::bytes(kv_, 1, shape_.head_dim) / kSiblings;
   for (size_t layer = 0; layer < layers_.size(); ++layer) {
     const Siblings from = siblings_of(layer);
-    const KvCache& to = caches_[layer];
+    const KvCache to = in_blocks(layer, blocks).of_span(position / kSpan);
+    const int place = position % kSpan;
     for (int head = 0; head < to.kv_heads; ++head) {
       const size_t slot = (size_t(position % kSiblings) * to.kv_heads + head) * row;
       if (kv_ == Stored::kInt8) {
-        adopt_bytes(to, head, position, from.keys + slot, from.values + slot, kernels_.weight_offset);
+        adopt_bytes(to, head, place, from.keys + slot, from.values + slot, kernels_.weight_offset);
         continue;
       }
-      const size_t at = size_t(head) * to.capacity + position;   // keys: channel by channel of the panel that it is in
+      const size_t at = size_t(head) * to.capacity + place;   // keys: channel by channel of the panel that it is in
       std::memcpy(to.values + at * row, from.values + slot, row);
-      uint8_t* key = to.keys + at / kPanel * kPanel * row + position % kPanel * width;
+      uint8_t* key = to.keys + at / kPanel * kPanel * row + place % kPanel * width;
       for (int c = 0; c < to.head_dim; ++c) std::memcpy(key + c * kPanel * width, from.keys + slot + c * width, width);
     }
   }
 }
 
 bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const Cancelled& cancelled) {
-  const int rows = rows_, start = start_;
-  const int* positions = positions_;
+  const int rows = rows_;
+  // Rows of one text have one cache, and their positions follow from the first one.
+  const bool one = segments_.size() == 1;
+  const int start = one ? segments_.front().start : 0;
+  const int* positions = one ? nullptr : row_positions_.data();
   uint8_t* memory = inputs_[member].as<>();
   const int hidden = shape_.hidden_size;
   int phase = 0;
@@ -286,12 +237,11 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
   const InputOffsets inputs(shape_);
   for (size_t number = 0; number < layers_.size(); ++number) {
     const PackedLayer& layer = *layers_[number];
-    const KvCache* cache = segments_.empty() ? &caches_[number * texts_] : row_caches_[member].data();
-    if (!segments_.empty())
-      for (size_t i = 0, row = 0; i < segments_.size(); ++i) {
-        const KvCache in = in_blocks(number, segments_[i].blocks);
-        for (int r = 0; r < segments_[i].rows; ++r) row_caches_[member][row++] = in;
-      }
+    KvCache* cache = caches_[member].data();
+    for (size_t i = 0, row = 0; i < segments_.size(); ++i) {
+      const KvCache in = in_blocks(number, segments_[i].blocks);
+      for (int r = 0; r < (one ? 1 : segments_[i].rows); ++r) cache[row++] = in;
+    }
 
     const auto observe = [&](const Activations& in, int offset) {
       if (squares_ != nullptr && member == 0) add_squares(in, squares_ + number * inputs.width + offset);
@@ -311,24 +261,8 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
                        queries_.data(), cache, positions, siblings, then(in, out), layer.norms(shape_.rms_norm_eps)};
     share(layer.qkv.panels(), in.together, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
-    if (positions == nullptr) {
-      ReadAhead ahead = after_attention(layer, team, member);
-      const AttendPhase attend{queries_.data(), cache,    rows,   start,                 shape_.num_heads,
-                               mixed_.data(),   siblings, &ahead, layer.attention.window};
-      share(attend.units(), 1, [&](int begin, int end) { kernels_.attend(attend, begin, end); });
-    } else if (!segments_.empty()) {
-      ReadAhead ahead = after_attention(layer, team, member);
-      share(segment_units_.back(), 1, [&](int begin, int end) { attend_segments(number, begin, end, &ahead); });
-    } else {
-      share(rows, 1, [&](int begin, int end) {
-        for (int r = begin; r < end; ++r) {
-          const size_t at = size_t(r) * shape_.q_outputs();
-          const AttendPhase attend{queries_.data() + at, cache + r, 1,       positions[r],          shape_.num_heads,
-                                   mixed_.data() + at,   nullptr,   nullptr, layer.attention.window};
-          kernels_.attend(attend, 0, attend.units());
-        }
-      });
-    }
+    ReadAhead ahead = after_attention(layer, team, member);
+    share(segment_units_.back(), 1, [&](int begin, int end) { attend_segments(number, begin, end, siblings, &ahead); });
 
     kernels_.convert(mixed_.data(), rows, heads);
     observe(heads, inputs.o);
@@ -373,47 +307,6 @@ void FeedbackStack::pass(Team& team, int member, const float* states, int distan
   kernels_.normalize(states, rows_, feedback_.norm.data(), eps_, input);
   const AddPhase phase{&matrix, nullptr, &input, rows_, x};
   team.share(shares_, member, matrix.panels(), kTogether, [&](int begin, int end) { kernels_.add(phase, begin, end); });
-  team.barrier();
-}
-
-HeadStack::HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head,
-                     const std::vector<int>& draft_ids, int members)
-    : kernels_(kernels), head_(head), draft_ids_(draft_ids), eps_(shape.rms_norm_eps), shares_(members) {
-  for (int member = 0; member < members; ++member)
-    inputs_.emplace_back(Activations::bytes(kernels, head.lm_head.format, kPassRows, shape.hidden_size));
-}
-
-void HeadStack::begin_pass(int rows) {
-  check_bound(size_t(rows), kPassRows, "rows of the head");
-  shares_.reset();
-  rows_ = rows;
-}
-
-void HeadStack::pass(Team& team, int member, const float* x, const Sampler& sampler) {
-  run(team, member, x, sampler.phase(member, draft_ids(), outputs()));
-}
-
-void HeadStack::pass_side_by_side(Team& team, int member, const float* x, const int* positions, const RowChoice* each,
-                                  Candidate* best, uint8_t* strange) {
-  LogitsPhase phase{};
-  phase.positions = positions;
-  phase.each = each;
-  phase.choice = Choice::kBest;
-  phase.draft_ids = draft_ids();
-  phase.best = best;
-  phase.strange = strange;
-  run(team, member, x, phase);
-}
-
-void HeadStack::run(Team& team, int member, const float* x, LogitsPhase phase) {
-  const Matrix& matrix = head_.lm_head;
-  const Activations input = Activations::at(kernels_, inputs_[member].as<>(), matrix.format, rows_, matrix.inputs);
-  kernels_.normalize(x, rows_, head_.norm.data(), eps_, input);
-  phase.weights = &matrix;
-  phase.input = &input;
-  phase.rows = rows_;
-  team.share(shares_, member, matrix.panels(), kTogether,
-             [&](int begin, int end) { kernels_.logits(phase, begin, end); });
   team.barrier();
 }
 

@@ -15,8 +15,8 @@ namespace ppsd {
 // lengths matter; each later row is rotated as the last one of a text of its own, as it is when it is decoded.
 std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt = 0);
 
-// Of a pass over several texts: consecutive rows of one of them, at positions [start, start + rows); `blocks`: where its cache
-// lies, span by span, see KvCache; `spans`: how many there are.
+// Of a pass: consecutive rows of a text, at positions [start, start + rows); `blocks`: where its cache lies, span by span, see
+// KvCache; `spans`: how many there are.
 struct Segment {
   int rows = 0, start = 0;
   uint8_t* const* blocks = nullptr;
@@ -34,39 +34,28 @@ Piece next_piece(int start, int left, const std::vector<Sibling>& siblings);
 
 class LayerStack {
  public:
-  // `texts`: how many have a cache of their own here. One: a pass takes consecutive rows of it. Several: a row of each.
+  // The caches of texts lie in blocks of kSpan positions; in each of them this stack's bytes are [offset, end()).
   LayerStack(const Kernels& kernels, const ModelShape& shape, Format format, Stored kv,
-             std::vector<const PackedLayer*> layers, int members, int texts = 1);
+             std::vector<const PackedLayer*> layers, int members, size_t offset = 0);
 
-  void reserve(int capacity);   // rows of cache for each text; what it holds stays
-  // The same for at least min(rows, most), growing by doubling up to `most`: an answer that may become long and does not
-  // costs neither memory nor the time to clear it.
-  void hold(int rows, int most);
-  // Instead of reserve: the caches of any number of texts lie in blocks of kSpan positions. In each of them this stack's
-  // bytes begin at `offset`; where they end is returned.
-  size_t keep_in_blocks(size_t offset);
-  // Rows [0, rows) of the one text's cache, into the blocks of another stack of these layers.
-  void copy_to_blocks(const LayerStack& other, int rows, uint8_t* const* blocks) const;
+  size_t end() const;
   void followed_by(const Matrix* matrix) { next_ = matrix; }   // is read after the last layer
   // From now on member 0 adds up the squares of what goes into the matrices, in [layers][InputOffsets::width], 0 at first.
   void observe(float* squares);
-  void fill();                  // the cache, with made-up numbers: to measure what is read from memory that is really there
-  int capacity() const { return capacity_; }
   int size() const { return int(layers_.size()); }
 
-  // Which rows a pass has; by one thread, before the members begin. Throws std::logic_error where there is no room for them.
-  // Of one text the rows [start, start + rows), and after them in x their siblings, by position.
-  void begin_pass(int start, int rows, const std::vector<Sibling>& siblings = {});
-  void begin_pass(const int* positions);   // or of every text the row at this position
-  void begin_pass(const std::vector<Segment>& segments);   // or of texts in blocks; kept until the pass ends
+  // Which rows a pass has, kept until it ends; by one thread, before the members begin. Throws std::logic_error where there is
+  // no room for them. siblings: of the rows of an only segment, by position; in x they come after these.
+  void begin_pass(const std::vector<Segment>& segments, const std::vector<Sibling>& siblings = {});
   // By every member: x [rows][hidden] in place. False: cancelled on the way.
   bool pass(Team& team, int member, const float* rope, float* x, const Cancelled& cancelled = nullptr);
-  void adopt(int position);   // of the two rows at a position, the sibling's now is the text's
+  // Of the two rows at a position of this text, the sibling's now is the text's.
+  void adopt(int position, uint8_t* const* blocks);
 
  private:
-  void begin_pass(int start, int rows, const int* positions);
   KvCache in_blocks(size_t layer, uint8_t* const* blocks) const;
-  void attend_segments(size_t layer, int begin, int end, ReadAhead* ahead);
+  void order_siblings(const std::vector<Sibling>& siblings);
+  void attend_segments(size_t layer, int begin, int end, const Siblings* siblings, ReadAhead* ahead);
   Siblings siblings_of(size_t layer) const;
 
   const Kernels& kernels_;
@@ -74,21 +63,16 @@ class LayerStack {
   const Format format_;
   const Stored kv_;
   const std::vector<const PackedLayer*> layers_;
-  const int texts_;
+  const size_t offset_;
   const Matrix* next_ = nullptr;
   float* squares_ = nullptr;   // null, but in measure_importance
-  int capacity_ = 0;
-  Memory kv_memory_;
-  std::vector<KvCache> caches_;                  // [layers][texts]
   Memory sibling_memory_;                        // [layers], keys and values
-  int start_ = 0, rows_ = 0;                     // of the pass; rows_: siblings included
-  const int* positions_ = nullptr;               // or of each row its own
+  int rows_ = 0;                                 // of the pass, siblings included
   std::vector<int> sibling_positions_, order_;   // of the pass: see Siblings
-  size_t block_offset_ = 0;
   std::vector<Segment> segments_;                // of the pass
   std::vector<int> segment_rows_, segment_units_;   // up to and including each: rows, and units of attention
   std::vector<int> row_positions_;               // [rows of the segments]
-  std::vector<std::vector<KvCache>> row_caches_; // of each member [kPassRows]: of the layer at hand
+  std::vector<std::vector<KvCache>> caches_;     // of each member [kPassRows]: those of the rows, in the layer at hand
   std::vector<float> queries_, mixed_;           // [kPassRows][heads][head_dim]
   std::vector<Memory> inputs_;                   // of each member: the rows as the next matrix wants them
   Memory mlp_;                                   // of all: the MLP's inner activations
@@ -113,33 +97,6 @@ class FeedbackStack {
   const PackedFeedback& feedback_;
   const float eps_;
   const int most_rows_;
-  int rows_ = 0;                 // of the pass
-  std::vector<Memory> inputs_;   // of each member
-  Shares shares_;
-};
-
-class HeadStack {
- public:
-  HeadStack(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,
-            int members);
-
-  void begin_pass(int rows);   // throws std::logic_error where there is no room for them
-  // By every member: the LM head on the rows x [rows][hidden] that the sampler has been told of.
-  void pass(Team& team, int member, const float* x, const Sampler& sampler);
-  // The same, for rows that choose the tokens for these positions each in its own way, by the best score: `best` and
-  // `strange` are the member's, as of LogitsPhase.
-  void pass_side_by_side(Team& team, int member, const float* x, const int* positions, const RowChoice* each, Candidate* best,
-                         uint8_t* strange);
-  const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
-  int outputs() const { return head_.lm_head.outputs; }
-
- private:
-  void run(Team& team, int member, const float* x, LogitsPhase phase);
-
-  const Kernels& kernels_;
-  const PackedHead& head_;
-  const std::vector<int>& draft_ids_;
-  const float eps_;
   int rows_ = 0;                 // of the pass
   std::vector<Memory> inputs_;   // of each member
   Shares shares_;

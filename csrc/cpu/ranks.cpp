@@ -16,8 +16,8 @@ double since(Clock::time_point begin) { return std::chrono::duration<double>(Clo
 
 }  // namespace
 
-// Words: 0 end, 1-4 floats, 5 top_k, 6-7 seed, 8 prompt, 9-10 floats, 11 logprobs, 12 min_tokens, 13 biases, 14 stop ids; and
-// then the biases, an id and a float each, and the stop ids.
+// Words: 0 end, 1-4 floats, 5 top_k, 6-7 seed, 8 prompt, 9-10 floats, 11 logprobs, 12 min_tokens, 13 biases, 14 stop ids,
+// 15 grammar; and then the biases, an id and a float each, and the stop ids.
 std::vector<int32_t> words_of(const Settings& settings) {
   const Sampling& s = settings.sampling;
   const float floats[] = {s.temperature, s.top_p, s.min_p, s.repetition_penalty};
@@ -34,6 +34,7 @@ std::vector<int32_t> words_of(const Settings& settings) {
   words[13] = int32_t(s.logit_bias.size());
   const size_t stops = s.min_tokens > 0 ? s.stop_ids.size() : 0;
   words[14] = int32_t(stops);
+  words[15] = settings.grammar;
   for (const auto& [id, bias] : s.logit_bias) {
     words.push_back(id);
     words.emplace_back();
@@ -50,6 +51,7 @@ Settings settings_of(const std::vector<int32_t>& words) {
   Settings settings;
   settings.end = words[0];
   settings.prompt = words[kPromptWord];
+  settings.grammar = words[15];
   Sampling& s = settings.sampling;
   s.temperature = floats[0], s.top_p = floats[1], s.min_p = floats[2], s.repetition_penalty = floats[3];
   s.top_k = words[5];
@@ -73,9 +75,13 @@ Settings settings_of(const std::vector<int32_t>& words) {
 }
 
 void RankStation::wait_for_rows(VerifyStage* stage, bool last, Begin begin, double delay) {
-  const auto begin_with = [begin = std::move(begin)](int keep, int end, const std::vector<int32_t>& words) {
+  const auto begin_with = [this, last, begin = std::move(begin)](int keep, int end, const std::vector<int32_t>& words) {
     Settings settings = settings_of(words);
     settings.end = end;   // that rows are held to; the word beside it may say something else on a damaged wire
+    if (last && settings.grammar != 0) {
+      if (!masks_) throw std::runtime_error("this rank knows no grammars");
+      settings.sampling.mask = masks_(settings.grammar);
+    }
     begin(keep, settings);
   };
   station_ = std::make_unique<Station>(stage, hidden_, last, kPassRows, begin_with, delay);
@@ -84,9 +90,9 @@ void RankStation::wait_for_rows(VerifyStage* stage, bool last, Begin begin, doub
 std::unique_ptr<Remote> RankDrafter::start(const std::vector<int>& prompt, int keep, const Sampling& sampling,
                                            const Schedule& schedule, std::shared_ptr<Planner> planner, const Limits& limits,
                                            uint64_t epoch, bool report_drafts, const Oracle& oracle,
-                                           bool trace) {
+                                           bool trace, int grammar) {
   if (keep > length()) throw std::runtime_error("there are not so many rows to keep");
-  Settings settings{limits.end, int(prompt.size()), sampling};
+  Settings settings{limits.end, int(prompt.size()), grammar, sampling};
   settings.sampling.answer = settings.prompt;
   settings.sampling.stop_ids = limits.stop_ids;
   begin(keep, settings, oracle);

@@ -15,6 +15,7 @@ namespace ppsd {
 struct Settings {
   int end = 0;      // positions that the answer may have
   int prompt = 0;   // tokens of its prompt
+  int grammar = 0;  // the number of its grammar, which the last rank has been told of; 0: it has none
   Sampling sampling;
 };
 std::vector<int32_t> words_of(const Settings& settings);
@@ -26,6 +27,9 @@ class RankStation {
   virtual ~RankStation() = default;
   Station& station() { return *station_; }
   int hidden() const { return hidden_; }
+  // Of the grammar with this number; null where another one has come since, and the answer is void.
+  using Masks = std::function<std::shared_ptr<TokenMask>(int grammar)>;
+  void use(Masks masks) { masks_ = std::move(masks); }   // of the last rank, before it works
 
  protected:
   // Makes the stage ready for an answer that keeps so many rows.
@@ -36,6 +40,7 @@ class RankStation {
 
  private:
   const int hidden_;
+  Masks masks_;
   std::unique_ptr<Station> station_;
 };
 
@@ -47,10 +52,10 @@ class RankDrafter {
   virtual int length() const = 0;       // rows that an answer may keep
   int hidden() const { return hidden_; }
 
-  // planner: chooses the schedule, or null.
+  // planner: chooses the schedule, or null. grammar: its number; sampling has its mask for drafts.
   std::unique_ptr<Remote> start(const std::vector<int>& prompt, int keep, const Sampling& sampling, const Schedule& schedule,
                                 std::shared_ptr<Planner> planner, const Limits& limits, uint64_t epoch, bool report_drafts,
-                                const Oracle& oracle, bool trace);
+                                const Oracle& oracle, bool trace, int grammar = 0);
 
  protected:
   // hears: its head is of a kind that draws on verified rows

@@ -18,9 +18,6 @@
 
 namespace ppsd {
 
-// What is said where a logit is NaN or infinite.
-constexpr char kNoNumber[] = "the model's output is not a number: its weights are damaged, or overflow in this format";
-
 struct Sampling {
   float temperature = 0.0f;
   int top_k = 0;

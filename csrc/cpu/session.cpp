@@ -5,7 +5,6 @@
 namespace ppsd {
 namespace {
 
-constexpr size_t kAhead = 64;   // events that may wait for the consumer before the work waits for it
 // The consumer is woken no more often: where it shares the cores with the work, each time costs the work 50 us, or 280
 // where the weights have pushed all of Python out of the caches meanwhile. No reader sees the difference.
 constexpr std::chrono::milliseconds kNews{25};
@@ -13,7 +12,7 @@ constexpr std::chrono::milliseconds kNews{25};
 }  // namespace
 
 Session::Session(CpuEngine* engine, Request request, Trace* trace)
-    : engine_(engine), request_(std::move(request)), trace_(trace), text_(request_.prompt), thread_([this] { work(); }) {}
+    : engine_(engine), request_(std::move(request)), trace_(trace), events_(kNews), text_(request_.prompt), thread_([this] { work(); }) {}
 
 Session::~Session() { end(); }
 
@@ -21,29 +20,6 @@ void Session::end() {
   cancel();
   const std::lock_guard<std::mutex> lock(ending_);
   thread_.join();
-}
-
-Session::Status Session::next(int milliseconds, Event* event, double* seconds) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  if (!wait(&lock, milliseconds)) return Status::kWaiting;
-  if (events_.empty()) {
-    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    return Status::kEnded;
-  }
-  *event = std::move(events_.front().event);
-  *seconds = events_.front().seconds;
-  events_.pop_front();
-  changed_.notify_all();
-  return Status::kEvent;
-}
-
-bool Session::wait(std::unique_lock<std::mutex>* lock, int milliseconds) {
-  return changed_.wait_for(*lock, std::chrono::milliseconds(milliseconds), [this] { return !events_.empty() || over_; });
-}
-
-bool Session::ready(int milliseconds) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  return wait(&lock, milliseconds);
 }
 
 std::pair<int, int> Session::prompt_rows() const {
@@ -56,7 +32,7 @@ void Session::cancel() {
   cancelled_.store(true);
   const std::lock_guard<std::mutex> lock(mutex_);
   if (carrier_ != nullptr) carrier_->cancel();
-  changed_.notify_all();
+  events_.let_go();
 }
 
 std::vector<int> Session::text() {
@@ -71,6 +47,7 @@ double Session::seconds() {
 
 void Session::work() {
   std::vector<int> tokens = request_.prompt;
+  std::exception_ptr failure;
   try {
     if (request_.planner) request_.planner->begin(int(tokens.size()));
     const auto schedule = [this] { return request_.planner ? request_.planner->schedule() : request_.schedule; };
@@ -78,13 +55,11 @@ void Session::work() {
     while (play(schedule(), &tokens, first)) first = false;
     tokens.resize(size_t(held_) + 1);   // an answer that shares more has to run those rows again
   } catch (...) {
-    failure_ = std::current_exception();
+    failure = std::current_exception();
     tokens.clear();   // nobody knows what the stages' rows are now
   }
   engine_->remember(std::move(tokens));
-  const std::lock_guard<std::mutex> lock(mutex_);
-  over_ = true;
-  changed_.notify_all();
+  events_.finish(failure);
 }
 
 // What the planner makes of a round: another schedule for this carrier, or the end of it (false).
@@ -140,17 +115,13 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
       // What another carrier begins with is a round like any other.
       if (Round* round = std::get_if<Round>(&*event)) round->prompt = round->prompt && first;
       const Clock::time_point done = Clock::now();
-      std::unique_lock<std::mutex> lock(mutex_);
+      events_.wait_for_room();
+      const std::lock_guard<std::mutex> lock(mutex_);
       seconds_ = std::chrono::duration<double>(done - begun_ - waited_).count();
-      changed_.wait(lock, [this] { return events_.size() < kAhead || cancelled_.load(); });
       if (const Round* round = std::get_if<Round>(&*event))
         text_.insert(text_.end(), round->committed.begin(), round->committed.end());
-      events_.push_back({std::move(*event), seconds_});
-      const Clock::time_point now = Clock::now();
-      waited_ += now - done;
-      if (now - woken_ < kNews && events_.size() < kAhead / 2) continue;
-      woken_ = now;
-      changed_.notify_all();
+      events_.put(std::move(*event), seconds_);
+      waited_ += Clock::now() - done;
     }
   } catch (...) {
     release();

@@ -30,6 +30,12 @@ void embed(const Tensor& table, int id, float* row) {
 
 namespace {
 
+// Rows of one sampler; throws what its grammar does.
+void begin_choice(Head* head, const std::vector<Head::Row>& rows, bool store) {
+  head->begin_pass(rows, store);
+  if (const auto failure = head->failure(rows.front().sampler)) std::rethrow_exception(failure);
+}
+
 // The positions that the rows of a chunk choose tokens for, from `first` on, and then its siblings.
 std::vector<int> chosen_by(const Chunk& chunk, int first) {
   std::vector<int> positions;
@@ -46,13 +52,14 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
     : model_(model),
       early_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, 0, model.exit_layer), members),
       late_(*model.kernels, model.shape, model.format, model.kv,
-            pointers(model.exit_layers, 0, int(model.exit_layers.size())), members),
+            pointers(model.exit_layers, 0, int(model.exit_layers.size())), members, early_.end()),
+      blocks_(late_.end()),
       feedback_(*model.kernels, model.shape, model.exit_feedback, members),
       sampler_(*model.kernels, model.shape.vocab_size, members),
       sibling_exits_(size_t(kSiblings) * model.shape.hidden_size),
       x_(size_t(kPassRows) * model.shape.hidden_size) {
   if (model.drafts())
-    head_ = std::make_unique<HeadStack>(*model.kernels, model.shape, model.exit_head, model.draft_ids, members);
+    head_ = std::make_unique<Head>(*model.kernels, model.shape, model.exit_head, model.draft_ids, members);
   late_.followed_by(&model.exit_head.lm_head);
   early_.followed_by(model.exit_layers.empty() ? &model.exit_head.lm_head : &model.exit_layers.front().qkv);
 }
@@ -98,8 +105,8 @@ bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& c
 bool CpuDraftStage::run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled) {
   const int start = length_, rows = piece.rows, siblings = int(piece.siblings.size());
   const size_t hidden = size_t(model_.shape.hidden_size);
-  early_.hold(start + rows + kSiblings, most_);
-  early_.begin_pass(start, rows, piece.siblings);
+  blocks_.hold(start + rows, most_);
+  early_.begin_pass({segment(start, rows)}, piece.siblings);
   const auto x = [&](int row) { return x_.data() + size_t(row) * hidden; };
   for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x(r));
   for (int i = 0; i < siblings; ++i) embed(model_.embedding, piece.siblings[i].id, x(rows + i));
@@ -125,23 +132,21 @@ bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& c
   const int distance = feedback != nullptr ? length_ - 1 - feedback->position : 0;
   const bool heard = distance >= 1 && distance <= feedback_.most_distance();
   head_length_ = std::min<int>(head_length_, length_ - 1);
-  late_.hold(length_, most_);
   bool done = true;
   while (head_length_ < length_) {
     const int behind = std::min(kPassRows, length_ - head_length_), first = head_length_;
     const bool last = first + behind == length_;
     std::memcpy(x_.data(), exits + size_t(first) * hidden, size_t(behind) * hidden * 4);
-    late_.begin_pass(first, behind);
+    late_.begin_pass({segment(first, behind)});
     feedback_.begin_pass();
-    head_->begin_pass(1);
-    sampler_.begin_rows({length_}, head_->outputs(), true);
     float* newest = x_.data() + size_t(behind - 1) * hidden;
+    if (last) begin_choice(head_.get(), {{newest, &sampler_, length_}}, true);
     team_->run([&](int member) {
       if (last && heard) feedback_.pass(*team_, member, feedback->hidden.data(), distance, newest);
       if (!late_.pass(*team_, member, rope_, x_.data(), cancelled)) {
         if (member == 0) done = false;
       } else if (last) {
-        head_->pass(*team_, member, newest, sampler_);
+        head_->pass(*team_, member);
       }
     });
     if (!done) return false;
@@ -156,7 +161,7 @@ bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& c
 void CpuDraftStage::choose(Draft* draft, double sibling_bar) {
   const int* ids = head_->draft_ids();
   const int outputs = head_->outputs();
-  draft->token = sampler_.choose(0, 0, length_, ids, outputs);
+  draft->token = head_->chosen().front();
   if (draft->token == Sampler::kNone) {   // of no number: a draft like any other that is wrong
     *draft = {ids ? ids[0] : 0, 0.0};
     return;
@@ -186,7 +191,7 @@ void CpuDraftStage::export_hidden(Chunk* chunk) {
 
 void CpuDraftStage::adopt(const Sibling& sibling) {
   const size_t hidden = size_t(model_.shape.hidden_size);
-  early_.adopt(sibling.position);
+  early_.adopt(sibling.position, blocks_.pointers());
   std::memcpy(exit_hidden_.as<float>() + hidden * sibling.position, sibling_exit(sibling.position), hidden * 4);
   sampler_.know(sibling.position, &sibling.id, 1);
   length_ = sibling.position + 1;
@@ -198,10 +203,11 @@ void CpuDraftStage::adopt(const Sibling& sibling) {
 CpuVerifyStage::CpuVerifyStage(const CpuModel& model, int first, int last, int members)
     : model_(model),
       layers_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), members),
+      blocks_(layers_.end()),
       x_(size_t(kPassRows) * model.shape.hidden_size) {
   static const std::vector<int> all;
   if (last == model.shape.num_layers) {
-    head_ = std::make_unique<HeadStack>(*model.kernels, model.shape, model.head, all, members);
+    head_ = std::make_unique<Head>(*model.kernels, model.shape, model.head, all, members);
     layers_.followed_by(&model.head.lm_head);
     sampler_ = std::make_unique<Sampler>(*model.kernels, model.shape.vocab_size, members);
   }
@@ -228,8 +234,8 @@ bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
   for (int left = chunk->rows(); left > 0;) {
     const Piece piece = next_piece(length_, left, chunk->siblings);
     const size_t rows = size_t(piece.rows), siblings = piece.siblings.size();
-    layers_.hold(length_ + piece.rows + kSiblings, most_);
-    layers_.begin_pass(length_, piece.rows, piece.siblings);
+    blocks_.hold(length_ + piece.rows, most_);
+    layers_.begin_pass({{piece.rows, length_, blocks_.pointers(), blocks_.size()}}, piece.siblings);
     std::memcpy(x_.data(), text, rows * row_bytes);
     std::memcpy(x_.data() + rows * hidden, beside, siblings * row_bytes);
     bool finished = true;
@@ -248,7 +254,7 @@ bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
 }
 
 void CpuVerifyStage::adopt(const Sibling& sibling) {
-  layers_.adopt(sibling.position);
+  layers_.adopt(sibling.position, blocks_.pointers());
   if (sampler_) sampler_->know(sibling.position, &sibling.id, 1);
   length_ = sibling.position + 1;
 }
@@ -259,18 +265,11 @@ std::vector<int> CpuVerifyStage::choose(const Chunk& chunk, int last) {
 }
 
 std::vector<int> CpuVerifyStage::choose_rows(const float* x, const std::vector<int>& positions, bool store) {
-  const int rows = int(positions.size());
-  std::vector<int> chosen(positions.size());
-  head_->begin_pass(rows);
-  sampler_->begin_rows(positions, head_->outputs(), store);
-  Shares shares(team_->size());
-  team_->run([&](int member) {
-    head_->pass(*team_, member, x, *sampler_);
-    team_->share(shares, member, rows, 1, [&](int begin, int end) {
-      for (int r = begin; r < end; ++r)
-        chosen[r] = sampler_->choose(member, r, positions[r], nullptr, head_->outputs());
-    });
-  });
+  std::vector<Head::Row> rows;
+  for (size_t r = 0; r < positions.size(); ++r) rows.push_back({x + r * size_t(model_.shape.hidden_size), sampler_.get(), positions[r]});
+  begin_choice(head_.get(), rows, store);
+  team_->run([&](int member) { head_->pass(*team_, member); });
+  const std::vector<int>& chosen = head_->chosen();
   if (std::find(chosen.begin(), chosen.end(), Sampler::kNone) != chosen.end())
     throw std::runtime_error(kNoNumber);
   return chosen;

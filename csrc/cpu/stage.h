@@ -5,7 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "heads.h"
 #include "layers.h"
+#include "own_blocks.h"
 
 namespace ppsd {
 
@@ -52,11 +54,7 @@ class CpuDraftStage final : public DraftStage {
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);   // a new answer that shares the first `kept` rows
   void set_oracle(const Oracle& oracle) { oracle_ = oracle; }
-  // Rows [0, rows) of the caches, into the blocks of other stacks of the same layers.
-  void copy_to_blocks(const LayerStack& early, const LayerStack& late, int rows, uint8_t* const* blocks) const {
-    early_.copy_to_blocks(early, rows, blocks);
-    late_.copy_to_blocks(late, rows, blocks);
-  }
+  const OwnBlocks& blocks() const { return blocks_; }
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
   void export_hidden(Chunk* chunk) override;
@@ -66,6 +64,7 @@ class CpuDraftStage final : public DraftStage {
   bool run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled);
   bool draw(const DraftStep& step, Draft* draft, const Cancelled& cancelled);
   void choose(Draft* draft, double sibling_bar);
+  Segment segment(int start, int rows) const { return {rows, start, blocks_.pointers(), blocks_.size()}; }
   float* sibling_exit(int position) { return sibling_exits_.data() + size_t(position % kSiblings) * model_.shape.hidden_size; }
 
   const CpuModel& model_;
@@ -73,8 +72,9 @@ class CpuDraftStage final : public DraftStage {
   const float* rope_ = nullptr;
   int most_ = 0;                         // rows that are reserved; the caches grow up to them
   LayerStack early_, late_;              // layers [0, E), and the exit head's own
+  OwnBlocks blocks_;                     // of both
   FeedbackStack feedback_;
-  std::unique_ptr<HeadStack> head_;
+  std::unique_ptr<Head> head_;
   Sampler sampler_;
   std::atomic<int> length_{0};           // rows that have passed the early layers; others may look at it any time
   int head_length_ = 0;                  // and the exit head's own
@@ -97,12 +97,10 @@ class CpuVerifyStage final : public VerifyStage {
   // To time what comes after rows that nobody has computed.
   void pretend(int length) { length_ = length; }
   void fill() {
-    layers_.reserve(most_);
-    layers_.fill();
+    blocks_.hold(most_, most_);
+    blocks_.fill();
   }
-  void copy_to_blocks(const LayerStack& other, int rows, uint8_t* const* blocks) const {
-    layers_.copy_to_blocks(other, rows, blocks);
-  }
+  const OwnBlocks& blocks() const { return blocks_; }
 
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;
@@ -121,7 +119,8 @@ class CpuVerifyStage final : public VerifyStage {
   const float* rope_ = nullptr;
   int most_ = 0;                         // as of the draft stage
   LayerStack layers_;
-  std::unique_ptr<HeadStack> head_;
+  OwnBlocks blocks_;
+  std::unique_ptr<Head> head_;
   std::unique_ptr<Sampler> sampler_;
   std::atomic<int> length_{0};           // others may look at it any time
   std::vector<float> x_;                 // [kPassRows][hidden]

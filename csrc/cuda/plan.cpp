@@ -4,32 +4,19 @@
 #include <stdexcept>
 #include <string>
 
-#include "../pipeline/copies.h"
-
 namespace ppsd::cuda {
 
 Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, WholeRounds whole,
            std::shared_ptr<Successors> successors)
     : schedule_(schedule),
-      limits_(limits),
-      controller_(Controller::make(schedule.stop_rule, seed)),
-      seed_(seed),
       stages_(stages),
       whole_(whole),
-      successors_(std::move(successors)) {}
+      text_(schedule.stop_rule, limits, seed, std::move(successors)) {}
 
 Round Plan::begin(const std::vector<int>& prompt, int keep, int first) {
-  tokens_ = prompt;
-  tokens_.push_back(first);
-  finished_ = ended();
-  counted_ = keep + int(keep > 0);   // an earlier answer has counted what it left
-  learn_tokens();
+  Round round = text_.begin(prompt, keep, first, schedule_);
+  finished_ = text_.ended();
   look();
-  Round round;
-  round.position = int(prompt.size());
-  round.rows = int(prompt.size()) - keep;
-  round.committed = {first};
-  round.prompt = true;
   return round;
 }
 
@@ -48,7 +35,7 @@ Step Plan::pass(int64_t after_draft, int rows) {
   flights_.push_back(rows);
   // It begins after what the passes in flight will have committed, of which each takes up to kMaxRows rows.
   // With overlap it begins after the others' first stages (their stream sees to it), not after their verdicts.
-  const int first = int(tokens_.size()) - 1;
+  const int first = text_.size() - 1;
   const int64_t before = passes_++ - 1;
   return {Step::Kind::kVerify, after_draft, schedule_.overlap ? -1 : before, first, kMaxRows * passes_in_flight(), 0, siblings_};
 }
@@ -58,7 +45,7 @@ Step Plan::pass(int64_t after_draft, int rows) {
 Step Plan::next_in_turns() {
   // Every pass in flight commits a token at least.
   const int in_flight = passes_in_flight();
-  const int left = limits_.end - int(tokens_.size()) - in_flight;
+  const int left = text_.end() - text_.size() - in_flight;
   if (left <= 0) return {};
   const bool by_confidence = needs_confidence() && schedule_.lookahead > 0;
   const bool changes = needs_confidence() || schedule_.copies();
@@ -92,7 +79,7 @@ Step Plan::next_in_turns() {
     if (!told) return {};
     ++drafts_;
     const Step step = draft(Step::Kind::kDraft);
-    if (!by_confidence) asked_ = launched_, stopped_ = controller_->stop(0.0);
+    if (!by_confidence) asked_ = launched_, stopped_ = text_.controller().stop(0.0);
     return step;
   }
   if (by_confidence && in_flight >= ahead) return {};
@@ -112,7 +99,7 @@ Step Plan::next_in_turns() {
 Step Plan::next_overlapped(int64_t drafts_done) {
   if (std::exchange(look_again_, false)) standing_.clear(), copy();
   const int64_t standing = launched_ - base_ - taken_;   // draft tokens beyond the committed text, once all have run
-  const int most = std::max(1, std::min(schedule_.lookahead, limits_.end - 1 - int(tokens_.size())));
+  const int most = std::max(1, std::min(schedule_.lookahead, text_.end() - 1 - text_.size()));
   int64_t held = 0;   // rows that passes in flight may hold; they hold one at least, or are void
   for (int rows : flights_) held += rows;
   if (passes_in_flight() < stages_) {
@@ -125,7 +112,7 @@ Step Plan::next_overlapped(int64_t drafts_done) {
   const bool needed = flights_.empty() && standing <= 0;
   if ((needed || (!stopped_ && standing < most)) && launched_ - drafts_done < kDraftsAhead) {
     const Step step = draft(Step::Kind::kDraft);
-    if (!needs_confidence()) asked_ = launched_, stopped_ = controller_->stop(0.0);
+    if (!needs_confidence()) asked_ = launched_, stopped_ = text_.controller().stop(0.0);
     return step;
   }
   return {};
@@ -143,17 +130,17 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
     if (schedule_.overlap && !void_already) base_ = std::min(drafts_done + 1, launched_), taken_ = 0;
     return std::nullopt;
   }
-  if (record.position != int(tokens_.size()))
+  if (record.position != text_.size())
     throw std::runtime_error("the GPU's verdict is for position " + std::to_string(record.position) + ", but the text has " +
-                             std::to_string(tokens_.size()) + " tokens");
+                             std::to_string(text_.size()) + " tokens");
   Round round;
   round.epoch = uint64_t(record.epoch);
   round.position = record.position;
   round.rows = record.rows;
   for (int token : record.committed) {
-    tokens_.push_back(token);
+    if (token < 0) throw std::runtime_error(kNoNumber);
     round.committed.push_back(token);
-    if ((finished_ = ended())) break;
+    if ((finished_ = text_.append(token))) break;
   }
   const int count = int(round.committed.size());
   round.judged.assign(record.judged.begin(), record.judged.begin() + std::min(count, int(record.judged.size())));
@@ -161,13 +148,8 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   round.copied = record.copied;
   round.siblings = record.siblings;
   round.rescued = record.rescued && count == int(record.committed.size());   // else it ends with the sibling
-  std::vector<Judged> judged;
-  for (int i = 0; i < int(round.judged.size()); ++i)
-    if (round.judged[i].copied == 0) judged.push_back({round.judged[i].confidence, i < round.accepted});
-  controller_->observe(judged);
-  if (schedule_.copies()) lookup_.observe(round.judged, round.accepted);
-  if (schedule_.recycle) successors_->observe(round.judged, round.accepted);
-  learn_tokens();
+  text_.observe(round, schedule_);
+  text_.learn(schedule_);
   look();
   const bool rejected = record.accepted < int(record.judged.size());
   if (schedule_.overlap) {
@@ -190,41 +172,17 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   return round;
 }
 
-bool Plan::is_stop(int token) const {
-  return std::find(limits_.stop_ids.begin(), limits_.stop_ids.end(), token) != limits_.stop_ids.end();
-}
-
-bool Plan::ended() const { return is_stop(tokens_.back()) || int(tokens_.size()) >= limits_.end; }
-
 // -- copies ------------------------------------------------------------------------------------------------------------
-
-void Plan::learn_tokens() {
-  if (schedule_.lookup > 0) lookup_.learn(tokens_, schedule_.lookup);
-  if (schedule_.recycle && !successors_) successors_ = std::make_shared<Successors>();
-  if (!schedule_.recycle) return;
-  successors_->learn(tokens_, counted_);
-  counted_ = int(tokens_.size());
-}
-
-// What the text goes on with if it repeats itself, the drafts that stand included: as Scheduler::to_copy says it.
-std::optional<Draft> Plan::to_copy() const {
-  const int committed = int(tokens_.size()), known = committed + int(standing_.size());
-  const int most = std::min(std::max(schedule_.lookahead, schedule_.max_chunk), kMaxChunk);
-  const bool room = known < limits_.end - 1 && int(standing_.size()) < most;
-  if (!schedule_.copies() || !room || (!standing_.empty() && is_stop(standing_.back().token))) return std::nullopt;
-  const auto at = [&](int position) { return position < committed ? tokens_[position] : standing_[position - committed].token; };
-  return next_copy(schedule_, *controller_, lookup_, successors_.get(), at, known, stopped_);
-}
 
 // After what stands; the device is told of all of it, or that there is nothing any more.
 void Plan::copy() {
   bool any = false;
   for (; const auto draft = to_copy(); any = true) {
     standing_.push_back(*draft);
-    const bool stops = controller_->stop_copying(draft->confidence);
+    const bool stops = text_.controller().stop_copying(draft->confidence);
     if (!schedule_.overlap) stopped_ = stopped_ || stops;
   }
-  if (any) offer_ = Offer{int(tokens_.size()), standing_, std::min(std::max(schedule_.lookahead, schedule_.max_chunk), kMaxChunk)};
+  if (any) offer_ = Offer{text_.size(), standing_, most_standing()};
   else if (offering_) offer_ = Offer{};
   offering_ = any;
 }
@@ -254,10 +212,10 @@ int64_t Plan::wants_confidence() const {
 void Plan::drafted(const std::optional<Draft>& draft, int position) {
   asked_ = wants_confidence() + 1;
   if (!draft) return;
-  stopped_ = controller_->stop(draft->confidence);
+  stopped_ = text_.controller().stop(draft->confidence);
   if (schedule_.overlap || !schedule_.copies()) return;
   // A draft that agrees with a copy which stands there is as good as that; else nothing is known of what comes after it.
-  const int place = position - int(tokens_.size());
+  const int place = position - text_.size();
   if (place < 0 || place > int(standing_.size())) return;
   if (place < int(standing_.size()) && standing_[size_t(place)].token == draft->token) return;
   standing_.resize(size_t(place));
@@ -265,31 +223,21 @@ void Plan::drafted(const std::optional<Draft>& draft, int position) {
   copy();
 }
 
-void Plan::change_rule(const StopRule& to) {
-  const StopRule& from = schedule_.stop_rule;
-  const bool same = from.kind == to.kind && from.discount == to.discount && from.bins == to.bins && from.weight == to.weight;
-  if (!same) controller_ = Controller::make(to, seed_);
-  controller_->set_thresholds(to);
-}
-
 void Plan::set_schedule(const Schedule& schedule) {
   pending_.reset();
-  if (schedule.overlap != schedule_.overlap) {
-    pending_ = schedule;
-    return;
-  }
-  change_rule(schedule.stop_rule);
+  if (schedule.overlap != schedule_.overlap) pending_ = schedule;
+  else adopt(schedule);
+}
+
+void Plan::adopt(const Schedule& schedule) {
+  text_.change_rule(schedule_.stop_rule, schedule.stop_rule);
   schedule_ = schedule;
-  learn_tokens();
+  text_.learn(schedule_);
   look();
 }
 
 void Plan::adopt_pending() {
-  change_rule(pending_->stop_rule);
-  schedule_ = *pending_;
-  pending_.reset();
-  learn_tokens();
-  look();
+  adopt(*std::exchange(pending_, std::nullopt));
   base_ = asked_ = launched_, taken_ = 0;
   restarted_ = true, stopped_ = siblings_ = false;
 }

@@ -31,7 +31,7 @@
 #include <utility>
 #include <vector>
 
-#include "../pipeline/lookup.h"
+#include "../pipeline/committed_text.h"
 #include "../pipeline/protocol.h"
 #include "../pipeline/schedule.h"
 #include "../pipeline/successors.h"
@@ -101,7 +101,7 @@ class Plan {
   int passes_in_flight() const { return int(flights_.size()); }
   int64_t drafts_launched() const { return launched_; }   // a whole round counts as one
   int64_t passes_launched() const { return passes_; }
-  const std::vector<int>& tokens() const { return tokens_; }
+  const std::vector<int>& tokens() const { return text_.tokens(); }
   const Schedule& schedule() const { return pending_ ? *pending_ : schedule_; }   // the one set last
   bool overlapping() const { return schedule_.overlap; }                          // the one at work
 
@@ -111,23 +111,18 @@ class Plan {
   Step draft(Step::Kind kind);
   Step pass(int64_t after_draft, int rows);
   bool needs_confidence() const;
-  void change_rule(const StopRule& to);
+  void adopt(const Schedule& schedule);
   void adopt_pending();
-  bool is_stop(int token) const;
-  bool ended() const;
-  void learn_tokens();
-  std::optional<Draft> to_copy() const;
+  int most_standing() const { return std::min(std::max(schedule_.lookahead, schedule_.max_chunk), kMaxChunk); }
+  std::optional<Draft> to_copy() const { return text_.next_copy(schedule_, standing_, most_standing(), stopped_); }
   void copy();
   void look();
 
   Schedule schedule_;
   std::optional<Schedule> pending_;        // overlap goes on or off when nothing is in flight
-  const Limits limits_;
-  std::unique_ptr<Controller> controller_;
-  const uint64_t seed_;
   const int stages_;
   const WholeRounds whole_;
-  std::vector<int> tokens_;
+  CommittedText text_;
   bool finished_ = false;
   int64_t launched_ = 0, passes_ = 0;      // draft launches, rows among them; passes
   std::deque<int> flights_;                // of each pass in flight: the most rows of this epoch that it may hold
@@ -138,9 +133,6 @@ class Plan {
   bool open_ = false, row_queued_ = false, siblings_ = false;
   int drafts_ = 0;                         // its draft steps so far
 
-  Lookup lookup_;
-  std::shared_ptr<Successors> successors_;
-  int counted_ = 0;                        // of the text's tokens, in successors_
   std::vector<Draft> standing_;            // beyond the committed text: copies that were offered, and what the head told
   std::optional<Offer> offer_;             // not taken yet
   bool offering_ = false;                  // the last one had drafts

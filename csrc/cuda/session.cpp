@@ -4,11 +4,6 @@
 #include <utility>
 
 namespace ppsd::cuda {
-namespace {
-
-constexpr size_t kAhead = 64;   // events that may wait for the consumer before the work waits for it
-
-}  // namespace
 
 Schedule allowed(Schedule schedule, bool in_turns) {
   if (in_turns && schedule.overlap) {
@@ -40,31 +35,14 @@ GraphSession::GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphReq
 GraphSession::~GraphSession() { end(); }
 
 void GraphSession::cancel() {
-  cancelled_.store(true);
   carrier_.cancel();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  changed_.notify_all();
+  events_.let_go();
 }
 
 void GraphSession::end() {
   cancel();
   const std::lock_guard<std::mutex> lock(ending_);
   thread_.join();
-}
-
-GraphSession::Status GraphSession::next(int milliseconds, Event* event, double* seconds) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto ready = [this] { return !events_.empty() || over_; };
-  if (!changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), ready)) return Status::kWaiting;
-  if (events_.empty()) {
-    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-    return Status::kEnded;
-  }
-  *event = std::move(events_.front().first);
-  *seconds = events_.front().second;
-  events_.pop_front();
-  changed_.notify_all();
-  return Status::kEvent;
 }
 
 void GraphSession::work() {
@@ -74,18 +52,14 @@ void GraphSession::work() {
     while (auto event = carrier_.next()) {
       const Clock::time_point done = Clock::now();
       const double seconds = std::chrono::duration<double>(done - begun_ - waited_).count();
-      std::unique_lock<std::mutex> lock(mutex_);
-      changed_.wait(lock, [this] { return events_.size() < kAhead || cancelled_.load(); });
-      events_.emplace_back(std::move(*event), seconds);
+      events_.wait_for_room();
+      events_.put(std::move(*event), seconds);
       waited_ += Clock::now() - done;
-      changed_.notify_all();
     }
   } catch (...) {
-    failure_ = std::current_exception();
+    events_.finish(std::current_exception());
   }
-  const std::lock_guard<std::mutex> lock(mutex_);
-  over_ = true;
-  changed_.notify_all();
+  events_.finish();
 }
 
 bool GraphSession::committed(const Round& round, Plan* plan) {

@@ -1,11 +1,10 @@
 // One answer on a GPU: a thread that queues launches and collects verdicts, and a queue of what has been committed.
 #pragma once
 
-#include <condition_variable>
-#include <exception>
 #include <memory>
 #include <mutex>
 
+#include "../pipeline/event_queue.h"
 #include "../pipeline/planner.h"
 #include "../pipeline/thread.h"
 #include "carrier.h"
@@ -35,10 +34,8 @@ class GraphSession {
   GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphRequest request, Trace* trace);
   ~GraphSession();   // ends the answer where it is
 
-  enum class Status { kEvent, kEnded, kWaiting };
-  // The next event, waiting for at most `milliseconds`. Throws, after the last event, what went wrong.
-  // seconds: of work, from the beginning to this event.
-  Status next(int milliseconds, Event* event, double* seconds);
+  using Status = EventQueue::Status;
+  Status next(int milliseconds, Event* event, double* seconds) { return events_.next(milliseconds, event, seconds); }
   void cancel();   // from any thread: the answer ends soon
   void end();      // cancels, and returns when nothing runs any more
 
@@ -51,15 +48,10 @@ class GraphSession {
   const std::shared_ptr<Lanes> lanes_;
   const GraphRequest request_;
   GraphCarrier carrier_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::pair<Event, double>> events_;
+  EventQueue events_;
   const Clock::time_point begun_ = Clock::now();
   Clock::duration waited_{};          // for a consumer that is slower than the work
   Clock::time_point last_round_ = begun_;
-  bool over_ = false;
-  std::atomic<bool> cancelled_{false};
-  std::exception_ptr failure_;
   std::mutex ending_;
   Thread thread_;
 };

@@ -12,6 +12,9 @@
 
 namespace ppsd {
 
+// What is said where a logit is NaN or infinite.
+constexpr char kNoNumber[] = "the model's output is not a number: its weights are damaged, or overflow in this format";
+
 struct Limits {
   int end = 0;                 // the committed text ends before this position (token budget or context)
   std::vector<int> stop_ids;   // or at one of these

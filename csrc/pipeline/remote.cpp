@@ -160,6 +160,7 @@ bool Remote::land(const int32_t* message, size_t words) {
     const double seconds = std::chrono::duration<double>(now - std::exchange(committed_, now)).count();
     replanning_.after(*round, seconds, &scheduler_);
     report_locked(*std::move(round));
+    if (scheduler_.finished()) events_.finish();
   }
   const bool rolled_back = epoch() != before;
   wake_.notify_one();
@@ -170,19 +171,7 @@ bool Remote::land(const int32_t* message, size_t words) {
 
 void Remote::report_locked(Event event) {
   mark(trace_.get(), kDraftTrack, event);   // where verdicts land
-  events_.push_back({std::move(event), std::chrono::duration<double>(Clock::now() - began_).count()});
-  happened_.notify_one();
-}
-
-Remote::Status Remote::next(int milliseconds, Event* event, double* seconds) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto ready = [this] { return !events_.empty() || over(); };
-  if (!happened_.wait_for(lock, std::chrono::milliseconds(milliseconds), ready)) return Status::kWaiting;
-  if (events_.empty()) return Status::kEnded;
-  *event = std::move(events_.front().event);
-  *seconds = events_.front().seconds;
-  events_.pop_front();
-  return Status::kEvent;
+  events_.put(std::move(event), std::chrono::duration<double>(Clock::now() - began_).count());
 }
 
 void Remote::cancel() {
@@ -190,7 +179,7 @@ void Remote::cancel() {
   stop_.store(true);
   if (!scheduler_.finished()) scheduler_.cancel();
   wake_.notify_all();
-  happened_.notify_all();
+  events_.finish();
 }
 
 Remote::Counts Remote::counts() const {

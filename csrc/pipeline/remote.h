@@ -9,7 +9,7 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "carrier.h"
+#include "event_queue.h"
 #include "replanning.h"
 #include "wire.h"
 
@@ -38,8 +38,8 @@ class Remote {
   uint64_t epoch() const { return first_epoch_ + scheduler_.epoch(); }
   int spared() const { return scheduler_.spared(); }
 
-  enum class Status { kEvent, kEnded, kWaiting };
-  Status next(int milliseconds, Event* event, double* seconds);   // seconds: since begin()
+  using Status = EventQueue::Status;
+  Status next(int milliseconds, Event* event, double* seconds) { return events_.next(milliseconds, event, seconds); }
   void cancel();
   const std::vector<int>& tokens() const { return scheduler_.tokens(); }   // when it has ended
   int rows() const { return scheduler_.rows(); }                   // likewise: of these, those whose rows every rank holds
@@ -52,10 +52,6 @@ class Remote {
 
  private:
   using Clock = std::chrono::steady_clock;
-  struct Stamped {
-    Event event;
-    double seconds;
-  };
 
   bool over() const { return stop_ || scheduler_.finished(); }
   void report_locked(Event event);
@@ -70,8 +66,8 @@ class Remote {
   Replanning replanning_;
   const std::unique_ptr<Trace> trace_;
   mutable std::mutex mutex_;
-  std::condition_variable wake_, happened_;
-  std::deque<Stamped> events_;
+  std::condition_variable wake_;
+  EventQueue events_;   // seconds: since begin()
   std::vector<int> prompt_;
   std::vector<int32_t> settings_;
   int keep_ = 0, sent_ = -1;                 // rows of the prompt that have been sent; -1: not even the beginning

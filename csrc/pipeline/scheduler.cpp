@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "copies.h"
-
 namespace ppsd {
 namespace {
 
@@ -23,24 +21,16 @@ Verdict of_the_sibling(const Verdict& verdict) {
 }  // namespace
 
 Scheduler::Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed)
-    : schedule_(schedule), limits_(limits), controller_(Controller::make(schedule.stop_rule, seed)), seed_(seed) {}
+    : schedule_(schedule), text_(schedule.stop_rule, limits, seed) {}
 
 Round Scheduler::begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden,
                        std::vector<Logprobs> logprobs) {
-  tokens_ = prompt;
-  tokens_.push_back(first);
+  Round round = text_.begin(prompt, keep, first, schedule_);
   drafted_rows_ = launched_ = int(prompt.size());
-  finished_ = ended();
+  finished_ = text_.ended();
   learn(int(prompt.size()) - 1, std::move(hidden));
-  counted_ = keep + int(keep > 0);   // an earlier answer has counted what it left
-  learn_tokens();
-  Round round;
   round.epoch = epoch();
-  round.position = int(prompt.size());
-  round.rows = int(prompt.size()) - keep;
-  round.committed = {first};
   round.logprobs = std::move(logprobs);
-  round.prompt = true;
   return round;
 }
 
@@ -52,27 +42,23 @@ bool Scheduler::may_step() const {
 
 // Is there a row to run, or a draft token to draw? (The last position before the end needs neither.)
 bool Scheduler::has_step() const {
-  const bool row_waits = drafted_rows_ < std::min(known(), limits_.end - 1);
+  const bool row_waits = drafted_rows_ < std::min(known(), text_.end() - 1);
   return row_waits || may_draft() || to_copy();
 }
 
 bool Scheduler::may_draft() const {
-  const bool in_range = known() < limits_.end - 1;
+  const bool in_range = known() < text_.end() - 1;
   return in_range && !stopped_ && !drafted_end() && int(drafts_.size()) < schedule_.lookahead;
 }
 
 // What the text goes on with if it repeats itself, where drafting may go on.
 std::optional<Draft> Scheduler::to_copy() const {
-  const int most = std::max(schedule_.lookahead, schedule_.max_chunk);
-  const bool room = known() < limits_.end - 1 && int(drafts_.size()) < most;
-  if (!schedule_.copies() || !room || drafted_end()) return std::nullopt;
-  const auto at = [this](int position) { return token_at(position); };
-  return next_copy(schedule_, *controller_, lookup_, successors_.get(), at, known(), stopped_);
+  return text_.next_copy(schedule_, drafts_, std::max(schedule_.lookahead, schedule_.max_chunk), stopped_);
 }
 
 int Scheduler::copy() {
   int copied = 0;
-  for (; const auto draft = to_copy(); ++copied) add(*draft, controller_->stop_copying(draft->confidence));
+  for (; const auto draft = to_copy(); ++copied) add(*draft, text_.controller().stop_copying(draft->confidence));
   return copied;
 }
 
@@ -89,7 +75,7 @@ double Scheduler::alive() const {
 }
 
 int Scheduler::sibling_at(int position) const {
-  const int place = position - int(tokens_.size());
+  const int place = position - text_.size();
   return place < 0 || place >= int(drafts_.size()) ? -1 : drafts_[place].sibling;
 }
 
@@ -117,8 +103,8 @@ bool Scheduler::stepped(const DraftStep& step, const Draft* draft) {
   if (draft != nullptr && drafted_rows_ == known()) {
     Draft kept = *draft;
     const bool worth_it = takes_siblings() && alive() * kept.sibling_confidence >= schedule_.siblings;
-    if (!worth_it || is_stop(kept.sibling)) kept.sibling = -1;   // (after a stop there is nothing to know)
-    add(kept, controller_->stop(kept.confidence));
+    if (!worth_it || text_.is_stop(kept.sibling)) kept.sibling = -1;   // (after a stop there is nothing to know)
+    add(kept, text_.controller().stop(kept.confidence));
   }
   return true;
 }
@@ -148,7 +134,7 @@ Chunk Scheduler::launch() {
     chunk.ids.push_back(token_at(row));
     if (sibling_at(row) < 0) continue;
     if (rows + int(chunk.siblings.size()) < kMaxRows) chunk.siblings.push_back({row, sibling_at(row)});
-    else drafts_[row - int(tokens_.size())].sibling = -1;   // there is no room for it
+    else drafts_[row - text_.size()].sibling = -1;   // there is no room for it
   }
   launched_ += rows;
   restarted_ = false;
@@ -181,7 +167,7 @@ Round Scheduler::commit(const Verdict& verdict) {
   round.siblings = int(verdict.siblings.size());
   round.copied = int(std::count_if(drafts_.begin(), drafts_.end(), [](const Draft& draft) { return draft.copied > 0; }));
   const auto take = [&](int row) {
-    tokens_.push_back(verdict.true_ids[row]);
+    finished_ = text_.append(verdict.true_ids[row]);
     round.committed.push_back(verdict.true_ids[row]);
     if (!verdict.logprobs.empty()) round.logprobs.push_back(verdict.logprobs[row]);
   };
@@ -195,7 +181,6 @@ Round Scheduler::commit(const Verdict& verdict) {
       drafts_.pop_front();
       round.accepted += foreseen;
     }
-    finished_ = ended();
     if (!foreseen || finished_) break;
   }
   const bool rejected = round.accepted < int(round.judged.size());
@@ -203,24 +188,16 @@ Round Scheduler::commit(const Verdict& verdict) {
   const bool spares = rejected && !finished_ && !sibling && on_its_way(round.judged.back());
   if (sibling || spares) {
     round.rescued = true;
-    adopted_.push_back({int(tokens_.size()) - 1, tokens_.back()});
+    adopted_.push_back({text_.size() - 1, text_.tokens().back()});
   }
-  if (sibling) {
-    take(*sibling);
-    finished_ = ended();
-  }
+  if (sibling) take(*sibling);
   if (!round.committed.empty()) {   // a pass without rows commits nothing
     const size_t width = verdict.hidden.size() / verdict.true_ids.size();
     const size_t row = sibling ? size_t(*sibling) : round.committed.size() - 1;
-    learn(int(tokens_.size()) - 2, {verdict.hidden.begin() + width * row, verdict.hidden.begin() + width * (row + 1)});
+    learn(text_.size() - 2, {verdict.hidden.begin() + width * row, verdict.hidden.begin() + width * (row + 1)});
   }
-  std::vector<Judged> judged;
-  for (int i = 0; i < int(round.judged.size()); ++i)
-    if (round.judged[i].copied == 0) judged.push_back({round.judged[i].confidence, i < round.accepted});
-  controller_->observe(judged);
-  if (schedule_.copies()) lookup_.observe(round.judged, round.accepted);
-  if (schedule_.recycle) successors_->observe(round.judged, round.accepted);
-  learn_tokens();
+  text_.observe(round, schedule_);
+  text_.learn(schedule_);
   stopped_ = false;
   if (rejected || finished_) {
     round.dropped = int(drafts_.size());
@@ -235,32 +212,24 @@ Round Scheduler::commit(const Verdict& verdict) {
 std::optional<int> Scheduler::right_sibling(const Verdict& verdict) const {
   for (int i = 0; i < int(verdict.siblings.size()); ++i) {
     const Sibling& sibling = verdict.siblings[i];
-    if (sibling.position == int(tokens_.size()) - 1 && sibling.id == tokens_.back()) return verdict.rows() + i;
+    if (sibling.position == text_.size() - 1 && sibling.id == text_.tokens().back()) return verdict.rows() + i;
   }
   return std::nullopt;
 }
 
 // Is the token that was committed last the sibling of a draft whose rows are under way?
 bool Scheduler::on_its_way(const Draft& rejected) const {
-  return rejected.sibling == tokens_.back() && launched_ >= int(tokens_.size());
+  return rejected.sibling == text_.tokens().back() && launched_ >= text_.size();
 }
 
 void Scheduler::learn(int position, std::vector<float> hidden) {
   if (!hidden.empty()) feedback_ = std::make_shared<const Feedback>(Feedback{position, std::move(hidden)});
 }
 
-void Scheduler::learn_tokens() {
-  if (schedule_.lookup > 0) lookup_.learn(tokens_, schedule_.lookup);
-  if (schedule_.recycle && !successors_) successors_ = std::make_shared<Successors>();
-  if (!schedule_.recycle) return;
-  successors_->learn(tokens_, counted_);
-  counted_ = int(tokens_.size());
-}
-
 // Only the rows before the last committed token are good, and that one's too if it is spared: it goes on as a sibling. A
 // new epoch begins.
 void Scheduler::roll_back(bool spares) {
-  const int last = int(tokens_.size()) - 1, good = last + int(spares);
+  const int last = text_.size() - 1, good = last + int(spares);
   drafts_.clear();
   drafted_rows_ = std::min(drafted_rows_, good);
   launched_ = drafted_rows_;
@@ -271,30 +240,15 @@ void Scheduler::roll_back(bool spares) {
 
 void Scheduler::cancel() {
   finished_ = true;
-  if (!tokens_.empty()) roll_back();
+  if (!text_.tokens().empty()) roll_back();
 }
 
 void Scheduler::set_schedule(const Schedule& schedule) {
-  const StopRule &from = schedule_.stop_rule, &to = schedule.stop_rule;
-  const bool same_rule = from.kind == to.kind && from.discount == to.discount && from.bins == to.bins &&
-                         from.weight == to.weight;
-  if (!same_rule) controller_ = Controller::make(to, seed_);
-  controller_->set_thresholds(to);
+  text_.change_rule(schedule_.stop_rule, schedule.stop_rule);
   schedule_ = schedule;
-  learn_tokens();
+  text_.learn(schedule_);
 }
 
-int Scheduler::token_at(int position) const {
-  const int committed = int(tokens_.size());
-  return position < committed ? tokens_[position] : drafts_[position - committed].token;
-}
-
-bool Scheduler::drafted_end() const { return !drafts_.empty() && is_stop(drafts_.back().token); }
-
-bool Scheduler::is_stop(int token) const {
-  return std::find(limits_.stop_ids.begin(), limits_.stop_ids.end(), token) != limits_.stop_ids.end();
-}
-
-bool Scheduler::ended() const { return is_stop(tokens_.back()) || int(tokens_.size()) >= limits_.end; }
+bool Scheduler::drafted_end() const { return !drafts_.empty() && text_.is_stop(drafts_.back().token); }
 
 }  // namespace ppsd

@@ -10,11 +10,10 @@
 #include <memory>
 #include <optional>
 
+#include "committed_text.h"
 #include "epoch.h"
-#include "lookup.h"
 #include "protocol.h"
 #include "schedule.h"
-#include "successors.h"
 
 namespace ppsd {
 
@@ -23,7 +22,7 @@ class Scheduler {
   Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed);
 
   // What usually follows, of all answers; before begin. Without it, a schedule that recycles begins to count by itself.
-  void recycle(std::shared_ptr<Successors> successors) { successors_ = std::move(successors); }
+  void recycle(std::shared_ptr<Successors> successors) { text_.recycle(std::move(successors)); }
 
   // The prompt has passed all layers, its rows from `keep` on just now; its last row is `hidden` and gave `first`.
   Round begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden = {},
@@ -44,21 +43,21 @@ class Scheduler {
   void set_schedule(const Schedule& schedule); // from now on; drafts that stand stay
 
   bool finished() const { return finished_; }
-  bool in_flight() const { return launched_ >= int(tokens_.size()); }   // rows whose verdict is yet to come
+  bool in_flight() const { return launched_ >= text_.size(); }   // rows whose verdict is yet to come
   uint64_t epoch() const { return epoch_.now(); }
   bool is_void(const Chunk& chunk) const { return epoch_.is_void(chunk.epoch, chunk.start); }
   bool is_void(const Verdict& verdict) const { return epoch_.is_void(verdict.epoch, verdict.start); }
   int spared() const { return epoch_.spared(); }   // see Epoch
-  const std::vector<int>& tokens() const { return tokens_; }
+  const std::vector<int>& tokens() const { return text_.tokens(); }
   // Of these, those whose rows every stage is sure to hold once nothing is under way any more.
-  int rows() const { return adopted_.empty() ? std::max(int(tokens_.size()) - 1, 0) : adopted_.front().position; }
+  int rows() const { return adopted_.empty() ? std::max(text_.size() - 1, 0) : adopted_.front().position; }
   int sibling_at(int position) const;          // its id, where the draft for that position has one; else -1
   int drafts_pending() const { return int(drafts_.size()); }
   const Schedule& schedule() const { return schedule_; }
 
  private:
-  int known() const { return int(tokens_.size() + drafts_.size()); }
-  int token_at(int position) const;
+  int known() const { return text_.size() + int(drafts_.size()); }
+  int token_at(int position) const { return text_.token_at(drafts_, position); }
   bool has_step() const;
   bool may_draft() const;
   std::optional<Draft> to_copy() const;
@@ -69,24 +68,15 @@ class Scheduler {
   Round commit(const Verdict& verdict);
   std::optional<int> right_sibling(const Verdict& verdict) const;
   bool on_its_way(const Draft& rejected) const;
-  bool committed_row_waits() const { return launched_ == int(tokens_.size()) - 1; }
-  bool is_stop(int token) const;
+  bool committed_row_waits() const { return launched_ == text_.size() - 1; }
   bool drafted_end() const;
-  bool ended() const;
   void roll_back(bool spares = false);
   void learn(int position, std::vector<float> hidden);
-  void learn_tokens();
 
   Schedule schedule_;
-  Limits limits_;
-  std::unique_ptr<Controller> controller_;
-  uint64_t seed_;
-  std::vector<int> tokens_;
+  CommittedText text_;
   std::deque<Draft> drafts_;
   std::shared_ptr<const Feedback> feedback_;
-  Lookup lookup_;
-  std::shared_ptr<Successors> successors_;
-  int counted_ = 0;        // of the text's tokens, in successors_
   // The siblings that are the text's rows now, until a verdict on rows after them: all stages have been told then. The
   // newest one is told with the next step, and with the next rows to be verified.
   std::deque<Sibling> adopted_;

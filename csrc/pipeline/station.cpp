@@ -146,10 +146,12 @@ int Station::work(int32_t* out, int milliseconds) {
     }
     if (closed_.load()) return -1;
   }
-  busy_since_.store(wire_clock());
-  const int written = taken.front().header.kind == int32_t(Wire::kBegin) ? begin(taken.front(), out) : pass(std::move(taken), out);
-  busy_since_.store(0);
-  return written;
+  struct Busy {   // also while an exception, as of a grammar that gives up, passes by
+    explicit Busy(std::atomic<int64_t>* since) : since_(since) { since_->store(wire_clock()); }
+    ~Busy() { since_->store(0); }
+    std::atomic<int64_t>* since_;
+  } busy(&busy_since_);
+  return taken.front().header.kind == int32_t(Wire::kBegin) ? begin(taken.front(), out) : pass(std::move(taken), out);
 }
 
 int Station::begin(const Message& message, int32_t* out) {

@@ -25,7 +25,7 @@ Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, i
     std::vector<int> drafts(size_t(answers), 0);
     std::vector<double> alive(size_t(answers), 1.0);
     double tokens = answers + writing, seconds = plain;
-    int rows = own, candidates = answers;
+    int rows = own, candidates = answers, first = 0;
     for (int level = 0; level < most && candidates > 0; ++level) {
       double gain = 0.0, best = 0.0, best_gain = 0.0, best_cost = 0.0;
       int take = 0;
@@ -46,12 +46,16 @@ Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, i
       tokens += best_gain;
       seconds += best_cost;
       rows += take;
+      if (level == 0) first = take;
       candidates = take;
     }
     out.drafts = drafts;
     out.tokens_per_second = worth = tokens / seconds;
-    out.row_seconds = times.margin * (times.verify(rows + 1) - times.verify(rows));
-    out.draft_seconds = out.row_seconds + times.margin * times.draw(answers) / answers;
+    const int last = std::max(rows, own + 1);   // one draft, if there is none
+    out.row_seconds = times.margin * (times.verify(last) - times.verify(own)) / (last - own);
+    const int drawing = std::max(first, 1);   // who share the step
+    out.copies = out.row_seconds * worth < times.margin;   // even a sure one must pay; what passes took is known by then
+    out.draft_seconds = out.row_seconds + times.margin * times.draw(drawing) / drawing;
   }
   return out;
 }

@@ -16,6 +16,7 @@ struct Allotment {
   double tokens_per_second = 0.0;   // that the round is expected to give: what a second is worth
   double row_seconds = 0.0;         // of one row more in the verification pass
   double draft_seconds = 0.0;       // of one draft more, its row included
+  bool copies = false;              // does one row more cost less than the token that a copy may bring?
 };
 
 // acceptance: of each answer that may have drafts. others: rows of the pass besides, of which `writing` are answers' own.

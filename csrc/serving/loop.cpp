@@ -147,7 +147,6 @@ LoopCounts Loop::counts() {
 }
 
 void Loop::learn(CpuEngine& engine) {
-  if (engine.verify().size() != 1) return;   // the stages do not have the layers that a pass here has
   std::vector<int> text = engine.tokens();
   text.push_back(0);
   const int rows = engine.shared_rows(text) / kSpan * kSpan;
@@ -358,7 +357,7 @@ void Loop::plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int
     Schedule schedule;
     schedule.lookahead = schedule.first_chunk = drafts ? answer->drafts : 0;
     int copies = 0;
-    if (answer->request.schedule.copies() && answer->earned() > 0.0 && allotment_.tokens_per_second > 0.0)
+    if (answer->request.schedule.copies() && answer->earned() > 0.0 && allotment_.copies)
       copies = std::min({kCopies, left / copying--, kMaxChunk - schedule.lookahead});
     left -= copies;
     schedule.max_chunk = schedule.lookahead + copies;
@@ -509,7 +508,7 @@ void Loop::verify(const std::vector<Part>& parts) {
   }
   timed(&times_.late, rows, [&] { passes_.late(segments, x_.data()); });
 
-  std::vector<SharedHead::Row> choosing;
+  std::vector<Head::Row> choosing;
   const auto chooses = [](const Part& part) {   // how many of its rows, the last ones
     const bool first = part.prompt && !part.answer->begun && part.start + part.rows == part.answer->rows_wanted();
     return first ? 1 : part.prompt ? 0 : part.rows;

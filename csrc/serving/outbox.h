@@ -1,15 +1,9 @@
 // What the loop has made of one answer, on its way to whoever asked for it.
 #pragma once
 
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <exception>
 #include <memory>
-#include <mutex>
 
-#include "../pipeline/carrier.h"
+#include "../pipeline/event_queue.h"
 
 namespace ppsd {
 
@@ -36,40 +30,40 @@ class Bell {
 class Outbox {
  public:
   // bell: the loop's. seconds: of work before this.
-  Outbox(std::shared_ptr<Bell> bell, double seconds) : bell_(std::move(bell)), before_(seconds) {}
+  Outbox(std::shared_ptr<Bell> bell, double seconds)
+      : bell_(std::move(bell)), before_(seconds), events_(Clock::duration::max(), [bell = bell_] { bell->ring(); }) {}
 
   // -- for the consumer; the names are those of Session --
-  enum class Status { kEvent, kEnded, kWaiting };
-  Status next(int milliseconds, Event* event, double* seconds);
-  void cancel();
-  void end();   // cancels, and returns when the loop does not work on the answer any more
+  using Status = EventQueue::Status;
+  Status next(int milliseconds, Event* event, double* seconds) { return events_.next(milliseconds, event, seconds); }
+  void cancel() {
+    cancelled_.store(true);
+    bell_->ring();
+  }
+  void end() {   // cancels, and returns when the loop does not work on the answer any more
+    cancel();
+    events_.wait_for_end();
+  }
 
   // -- for the loop --
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
-  bool full() const { return waiting_.load(std::memory_order_relaxed) >= kAhead; }   // the consumer is slow: work waits
-  void begin();   // time counts from the first call on
-  void put(Event event);   // the first is told at once, others with `tell`
-  void tell();
-  void finish(std::exception_ptr failure = nullptr);
+  bool full() const { return events_.full(); }   // the consumer is slow: work waits
+  void begin() {   // time counts from the first call on
+    if (begun_ == Clock::time_point{}) begun_ = Clock::now();
+  }
+  void put(Event event) {   // the first is told at once, others with `tell`
+    events_.put(std::move(event), before_ + std::chrono::duration<double>(Clock::now() - begun_).count());
+  }
+  void tell() { events_.tell(); }
+  void finish(std::exception_ptr failure = nullptr) { events_.finish(failure); }
 
  private:
-  static constexpr int kAhead = 64;
-  using Clock = std::chrono::steady_clock;
-  struct Stamped {
-    Event event;
-    double seconds;
-  };
+  using Clock = EventQueue::Clock;
 
   const std::shared_ptr<Bell> bell_;
   const double before_;
   std::atomic<bool> cancelled_{false};
-  std::atomic<int> waiting_{0};   // events
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Stamped> events_;
-  bool over_ = false;
-  std::exception_ptr failure_;
-  bool told_ = false;
+  EventQueue events_;
   Clock::time_point begun_{};
 };
 

@@ -1,6 +1,7 @@
 #include "pass_times.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace ppsd {
 namespace {
@@ -9,6 +10,9 @@ constexpr double kFades = 0.98;        // what a pass weighs after each further 
 constexpr double kDisturbed = 1.5;     // times what was expected: more is somebody else's doing, and counts as this much
 constexpr double kTrusted = 3.0;       // passes, after which that is known
 constexpr double kFixedRows = 5.0;     // the guess: reading the weights takes as long as so many rows
+constexpr double kPace = 0.3;          // how much of what a pass took too long is the pace of all,
+constexpr double kRecent = 0.15;       // and how much is of its number of rows,
+constexpr double kRemembered = 200.0;  // half of which is forgotten after so many passes
 constexpr double kGuessSpread = 0.05;  // and it counts as passes whose rows differ by this share of them
 
 }  // namespace
@@ -27,8 +31,31 @@ void PassTime::observe(int rows, double seconds) {
   const double guess = mean / (mean_rows + kFixedRows), spread = kGuessSpread * mean_rows * kGuessSpread * mean_rows;
   each_ = std::clamp((together + spread * guess) / (variance + spread), 0.0, mean / mean_rows);
   at_none_ = mean - each_ * mean_rows;
+  Seen& seen = seen_[size_t(std::min(rows, kPassRows))];
+  const double ratio = seconds / (pace_ * line(rows));
+  if (seen.pass == 0) {
+    seen.ratio = ratio;
+  } else {
+    pace_ *= std::pow(ratio / seen.ratio, kPace);
+    seen.ratio *= std::pow(ratio / seen.ratio, kRecent);
+  }
+  seen.pass = ++passes_;
 }
 
-double PassTime::operator()(int rows) const { return at_none_ + each_ * rows; }
+// By what passes with so many rows took, or with fewer, if there was none.
+double PassTime::corrected(int rows) const {
+  int like = std::clamp(rows, 1, kPassRows);
+  while (like > 1 && seen_[size_t(like)].pass == 0) --like;
+  const Seen& seen = seen_[size_t(like)];
+  const double trust = seen.pass == 0 ? 0.0 : std::exp2(-double(passes_ - seen.pass) / kRemembered);
+  return pace_ * line(rows) * (1.0 + trust * (seen.ratio - 1.0));
+}
+
+double PassTime::operator()(int rows) const {
+  double most = corrected(rows);
+  for (int fewer = 1; fewer < std::min(rows, kPassRows); ++fewer)
+    if (seen_[size_t(fewer)].pass != 0) most = std::max(most, corrected(fewer));
+  return most;
+}
 
 }  // namespace ppsd

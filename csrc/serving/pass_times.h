@@ -1,12 +1,17 @@
 // What passes take, by how many rows they have: measured as they are made.
 #pragma once
 
+#include <array>
+#include <cstdint>
+
 #include "../cpu/kernels.h"
 
 namespace ppsd {
 
 // Seconds of one kind of pass: so much for reading the weights, and so much for each row. A line through the passes that
 // were made, older ones counting less. Where they all had about as many rows, a guess says how the time is to be divided.
+// Kernels take some rows together, so that the first of a group may cost what four do: passes with so many rows that were
+// made lately correct the line there, and no pass of more rows is expected to take less.
 class PassTime {
  public:
   void observe(int rows, double seconds);
@@ -14,6 +19,16 @@ class PassTime {
   bool known() const { return weight_ > 0.0; }
 
  private:
+  struct Seen {
+    double ratio = 1.0;   // seconds over the line's
+    int64_t pass = 0;     // the last one with so many rows; 0: there was none
+  };
+  double line(int rows) const { return at_none_ + each_ * rows; }
+  double corrected(int rows) const;
+
+  std::array<Seen, kPassRows + 1> seen_{};
+  double pace_ = 1.0;                                                                   // of late, over the line's
+  int64_t passes_ = 0;
   double weight_ = 0.0, rows_ = 0.0, squares_ = 0.0, seconds_ = 0.0, products_ = 0.0;   // sums over passes
   double at_none_ = 0.0, each_ = 0.0;                                                   // the line
 };

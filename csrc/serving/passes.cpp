@@ -18,15 +18,14 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, int threads)
       early_(*model_->kernels, model_->shape, model_->format, model_->kv, pointers(model_->layers, 0, model_->exit_layer),
              threads),
       exit_(*model_->kernels, model_->shape, model_->format, model_->kv,
-            pointers(model_->exit_layers, 0, int(model_->exit_layers.size())), threads),
+            pointers(model_->exit_layers, 0, int(model_->exit_layers.size())), threads, early_.end()),
       late_(*model_->kernels, model_->shape, model_->format, model_->kv,
-            pointers(model_->layers, model_->exit_layer, model_->shape.num_layers), threads),
+            pointers(model_->layers, model_->exit_layer, model_->shape.num_layers), threads, exit_.end()),
       feedback_(*model_->kernels, model_->shape, model_->exit_feedback, threads, kPassRows),
       head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads) {
   if (model_->drafts())
-    exit_head_ = std::make_unique<SharedHead>(*model_->kernels, model_->shape, model_->exit_head, model_->draft_ids, threads);
+    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->exit_head, model_->draft_ids, threads);
   late_.followed_by(&model_->head.lm_head);
-  block_bytes_ = late_.keep_in_blocks(exit_.keep_in_blocks(early_.keep_in_blocks(0)));
   const size_t floats = size_t(kPassRows) * model_->shape.hidden_size;
   exits_.resize(floats);
   drawn_from_.resize(floats);
@@ -54,8 +53,16 @@ void Passes::reserve(int rows) {
 }
 
 void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {
-  engine.draft().copy_to_blocks(early_, exit_, rows, blocks);
-  engine.verify().front()->copy_to_blocks(late_, rows, blocks);
+  size_t offset = 0;   // the stages hold, one after the other, what a block here does
+  const auto copy = [&](const OwnBlocks& from) { from.copy_to(blocks, std::exchange(offset, offset + from.bytes()), rows); };
+  copy(engine.draft().blocks());
+  for (const auto& stage : engine.verify()) copy(stage->blocks());
+}
+
+const std::vector<int>& Passes::choose(Head* head, const std::vector<Head::Row>& rows, bool store) {
+  head->begin_pass(rows, store);
+  team_->run([&](int member) { head->pass(*team_, member); });
+  return head->chosen();
 }
 
 int Passes::distance(const Draw& draw) const {
@@ -85,9 +92,9 @@ void Passes::early(const std::vector<Segment>& segments, float* x, std::vector<D
     for (size_t i = 0; i < order.size(); ++i) std::memcpy(from(i), exits_.data() + order[i]->row * hidden, row_bytes);
   }
   if (order.empty()) return;
-  std::vector<SharedHead::Row> rows;
+  std::vector<Head::Row> rows;
   for (size_t i = 0; i < order.size(); ++i) rows.push_back({from(i), order[i]->sampler, order[i]->position});
-  const std::vector<int> chosen = exit_head_->choose(*team_, rows, true);
+  const std::vector<int> chosen = choose(exit_head_.get(), rows, true);
   const int* ids = exit_head_->draft_ids();
   for (size_t i = 0; i < order.size(); ++i) {
     Draft& draft = order[i]->draft;

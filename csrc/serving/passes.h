@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "../cpu/stage.h"
-#include "heads.h"
 
 namespace ppsd {
 
@@ -19,7 +18,7 @@ class Passes {
   const CpuModel& model() const { return *model_; }
   Team& team() { return *team_; }
   int members() const { return team_->size(); }
-  size_t block_bytes() const { return block_bytes_; }
+  size_t block_bytes() const { return late_.end(); }
   bool hears() const { return feedback_.most_distance() > 0; }   // the exit head draws on verified rows too
   double draft_share() const;   // of the weights that all layers and the LM head read, those that a draft step reads
   void reserve(int rows);   // the longest text
@@ -36,10 +35,11 @@ class Passes {
   // Layers [0, E) on x [rows][hidden], in place; then the exit head.
   void early(const std::vector<Segment>& segments, float* x, std::vector<Draw>* draws);
   void late(const std::vector<Segment>& segments, float* x);   // layers [E, L), in place
-  std::vector<int> choose(const std::vector<SharedHead::Row>& rows) { return head_.choose(*team_, rows, false); }
+  std::vector<int> choose(const std::vector<Head::Row>& rows) { return choose(&head_, rows, false); }
   std::exception_ptr failure(const Sampler* sampler) const { return head_.failure(sampler); }
 
  private:
+  const std::vector<int>& choose(Head* head, const std::vector<Head::Row>& rows, bool store);
   int distance(const Draw& draw) const;
   void feed(std::vector<Draw*>& draws);
 
@@ -47,9 +47,8 @@ class Passes {
   const std::unique_ptr<Team> team_;
   LayerStack early_, exit_, late_;
   FeedbackStack feedback_;
-  SharedHead head_;
-  std::unique_ptr<SharedHead> exit_head_;
-  size_t block_bytes_ = 0;
+  Head head_;
+  std::unique_ptr<Head> exit_head_;
   std::vector<float> rope_;
   int capacity_ = 0;
   std::vector<float> exits_, drawn_from_, states_;   // [kPassRows][hidden]

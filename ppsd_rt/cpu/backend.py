@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from .. import _native
 from ..backend import Cancellation, Oracle, RunOptions, check_ids
-from ..errors import PpsdError, UsageError
+from ..errors import GrammarFailed, PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile, HeadInfo
@@ -209,6 +209,8 @@ class CpuBackend:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
         except _native.NoThread as error:
             raise PpsdError(f"cannot decode with {self._threads} threads: {error}") from None
+        except _native.MaskFailed as error:
+            raise GrammarFailed(str(error)) from None
         except RuntimeError as error:  # of a stage
             raise PpsdError(str(error)) from None
         finally:

@@ -19,6 +19,7 @@ from triton.errors import TritonError
 
 from .. import _native
 from ..backend import (
+    NO_NUMBER,
     Cancellation,
     Oracle,
     RunOptions,
@@ -177,6 +178,8 @@ class CudaBackend:
             raise PpsdError(self._lost) from None
         except (RuntimeError, TritonError) as error:  # of torch, whose next call would fail as well; of the compiler
             lines = str(error).strip().splitlines() or [type(error).__name__]
+            if lines[0] == NO_NUMBER:
+                raise PpsdError(NO_NUMBER) from None
             raise PpsdError(f"the GPU, or what was compiled for it, failed: {lines[0]}") from None
         finally:
             if answer is not None:
@@ -298,6 +301,8 @@ class CudaBackend:
         record = stages.ring[sequence % len(stages.ring)].tolist()
         if record[RECORD_SEQUENCE] != sequence or record[RECORD_COMMITTED] != 1:
             raise PpsdError("the prompt's verdict has not come from the device")
+        if record[RECORD_IDS] < 0:
+            raise PpsdError(NO_NUMBER)
         arguments: dict[str, Any] = {
             "schedule": planner if planner is not None else schedule,
             "limits": limits,

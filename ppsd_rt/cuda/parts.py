@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from triton.errors import TritonError
 
+from ..backend import NO_NUMBER
 from ..errors import PpsdError
 from ..sampling.params import SamplingParams
 from ..triton_kernels.heads import sampling_words
@@ -188,6 +189,8 @@ class VerifyPart(Part):
                 self._launch(0)
                 done.append(self.work.x[:rows].to("cpu", copy=True))
                 self._chosen = self.work.choices[:rows].tolist() if self.chooses else []
+                if -1 in self._chosen:
+                    raise PpsdError(NO_NUMBER)
                 self._length = first + rows
         return torch.cat(done).numpy()
 
@@ -252,7 +255,7 @@ class DraftPart(Part):
                     last = self._set_head(self._length + rows, end)
                 self._launch(_AND_DRAFT if draw else _ROWS_ONLY)
                 self._length += rows
-            return (int(self.work.choices[last]), float(self.work.chances[last])) if draw else (0, 0.0)
+            return (max(int(self.work.choices[last]), 0), float(self.work.chances[last])) if draw else (0, 0.0)
 
     def exported(self, start: int, count: int) -> Rows:
         with self._on_device():

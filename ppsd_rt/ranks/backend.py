@@ -20,10 +20,12 @@ from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule
 from ..planning.planner import explain
 from ..planning.planner_pool import PlannerPool, kind_of
+from ..sampling.grammar import GIVES_UP, Grammar
 from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import Span
-from .control import Control, Kind, Words, numbers_of, words_of
+from .control import Control, Kind, Words, numbers_of, text_of, words_of
 from .costs import displacer, rank_costs, side_by_side, time_drafts
+from .grammars import pack_grammar
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
 from .slices import RankDrafter, Slices
@@ -70,6 +72,8 @@ class RanksBackend:
         self._ending = RLock()  # the thread that iterates may end an answer while another one begins the next
         self._steps = 0, 0.0  # of one row and a draft: how many, and their seconds
         self._costs: _native.Costs | None = None
+        self._grammar = 0  # the number of the newest
+        self._grammar_says: dict[int, str] = {}  # by number: what is wrong, if anything is
         self._answers: Queue[tuple[_native.Remote, Event]] = Queue()
         self._replies: Queue[tuple[int, list[float]]] = Queue()
         self._pongs: Queue[tuple[int, int, int, int]] = Queue()  # rank, the question's number, answered, heard
@@ -81,6 +85,7 @@ class RanksBackend:
             control.on(kind, lambda rank, value, message: self._replies.put((rank, numbers_of(message))))
         control.on(Kind.PONG, self._ponged)
         control.on(Kind.SPANS, self._told_spans)
+        control.on(Kind.GRAMMAR, lambda rank, number, message: self._grammar_said(number, text_of(message)))
 
     def open(self) -> None:
         """Returns when all ranks are ready."""
@@ -107,8 +112,8 @@ class RanksBackend:
 
     @property
     def extras(self) -> frozenset[str]:
-        """The last rank has the sampler: no grammar goes there, and CUDA's has none of these."""
-        return EXTRAS - {"grammar"} if self._slices.extras else frozenset()
+        """The last rank has the sampler, and CUDA's has none of these."""
+        return EXTRAS if self._slices.extras else frozenset()
 
     @property
     def dtype(self) -> str:
@@ -143,6 +148,9 @@ class RanksBackend:
         self._control.check()
         oracle = options.oracle
         steering = self._plan(schedule, oracle, params) if isinstance(schedule, Auto) else schedule
+        grammar = None
+        if params.grammar and options.masks:
+            grammar = self._tell(params.grammar), options.masks()
         known = common_prefix(self._tokens, prompt)
         keep = max(min(known, len(self._tokens) - 1, len(prompt) - 1, self._drafter.length()), 0)
         try:
@@ -156,6 +164,7 @@ class RanksBackend:
                 report_drafts=options.report_drafts,
                 oracle=oracle,
                 trace=options.trace,
+                grammar=grammar,
             )
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
@@ -179,6 +188,8 @@ class RanksBackend:
                     whole = limits.reached_by(event)
                 yield event
                 one_at_a_time(whole or self._active is active, cancellation)
+            if grammar and not whole and (wrong := self._grammar_says.pop(grammar[0], "")):
+                raise PpsdError(wrong)
             one_at_a_time(whole or self._active is active, cancellation)
         finally:
             self._end(active)
@@ -289,6 +300,24 @@ class RanksBackend:
                 return self._pongs.get(timeout=0.5)
             self._control.check()
 
+    # -- grammars ------------------------------------------------------------------------------------------------------
+
+    def _tell(self, grammar: Grammar) -> int:
+        """Its number, once the last rank has compiled it. PpsdError where that rank cannot."""
+        self._grammar += 1
+        for words in pack_grammar(grammar):
+            self._control.tell(self._control.world.last, Kind.GRAMMAR, self._grammar, words=words)
+        self._wait(lambda: self._grammar in self._grammar_says, _PATIENCE, "to compile a grammar")
+        if wrong := self._grammar_says.pop(self._grammar):
+            raise PpsdError(f"rank {self._control.world.last}: {wrong}")
+        return self._grammar
+
+    def _grammar_said(self, number: int, wrong: str) -> None:
+        if number == self._grammar:
+            self._grammar_says[number] = wrong
+            if wrong and self._active is not None:  # it gives up in the middle of the answer
+                self._active[0].cancel()
+
     # -- the timeline --------------------------------------------------------------------------------------------------
 
     def _clock_of(self, rank: int) -> ClockOffset:
@@ -351,11 +380,13 @@ class RanksBackend:
                     if written < 0:
                         break
                     self._sender.send(lengths(out, written, self._hidden))
-            except PpsdError as error:  # of its own stage
-                self._control.fail(f"rank 0: {error}")
             except Exception as error:
-                self._control.lost(1, error)
-                self._control.fail(f"rank 0: {error}")
+                if str(error).startswith(GIVES_UP):
+                    self._grammar_said(self._grammar, str(error))
+                else:
+                    if not isinstance(error, PpsdError):  # not of its own stage
+                        self._control.lost(1, error)
+                    self._control.fail(f"rank 0: {error}")
             done.set()
 
     def _verdict(self, message: Words) -> None:

@@ -52,6 +52,7 @@ class Kind(IntEnum):
     FAIL = 11  # text: the line that every rank ends with
     TRACE = 12  # what did the answer's passes take, and when?
     SPANS = 13  # value: messages that follow; payload: see timeline.py
+    GRAMMAR = 14  # of an answer to come, and what the last rank says of it: see grammars.py
 
 
 Handler = Callable[[int, int, Words], None]  # (rank, value, message)

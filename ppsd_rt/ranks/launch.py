@@ -3,6 +3,7 @@
 import hashlib
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +18,7 @@ from ..models.resolve import resolve_model
 from .clock import CLOCK, Clock
 from .connect import connect
 from .control import GRACE, Control
+from .grammars import grammars_of
 from .handshake import exchange
 from .links import CONTROL
 from .meeting import Meeting, first_line, open_store
@@ -92,7 +94,7 @@ def _play(
     hidden, vocabulary = checkpoint.config.hidden_size, checkpoint.config.vocab_size
     if not control.world.drafts:
         station.append(slices.station(checkpoint, first, last, options.link_delay))
-        serve(groups, control, station[0], hidden, slices.bytes)
+        serve(groups, control, station[0], hidden, slices.bytes, partial(grammars_of, checkpoint))
         return None
 
     from ..engine import Engine

@@ -27,7 +27,10 @@ class Held(Protocol):
     def length(self) -> int: ...
 
     def begin(self, keep: int, end: int, prompt: int, params: SamplingParams) -> None:
-        """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt` tokens."""
+        """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt` tokens.
+
+        A stage whose sampler does grammars gets `mask=`, a TokenMask for itself, where the answer has one.
+        """
 
 
 class Verify(Held, Protocol):

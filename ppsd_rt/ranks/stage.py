@@ -2,11 +2,15 @@
 
 import signal
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from .. import _native
+from ..errors import PpsdError
+from ..sampling.grammar import Grammars
 from .control import PAYLOAD_WORDS, Control, Kind, Words, words_of
 from .costs import displacer, time_passes
+from .grammars import ToldGrammars
 from .links import ROWS, VERDICTS, LinkLost, Receiver, Sender
 from .report import report_of
 from .slices import RankStation
@@ -16,8 +20,18 @@ from .timeline import pack_spans
 DEPTH = 24  # receives posted in advance: more than a window of drafts
 
 
-def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden: int, packed_bytes: int) -> None:
-    """Raises PpsdError when the pipeline ends otherwise than by rank 0's word."""
+def serve(
+    groups: dict[int, Any],
+    control: Control,
+    station: RankStation,
+    hidden: int,
+    packed_bytes: int,
+    grammars: Callable[[], Grammars] | None = None,
+) -> None:
+    """grammars: makes those of the model, once they are needed; None: answers have none.
+
+    Raises PpsdError when the pipeline ends otherwise than by rank 0's word.
+    """
     world, questions, traces = control.world, deque[tuple[int, int]](), deque[int]()
     rank, last = world.rank, world.rank == world.last
     words = _native.wire_words(hidden)
@@ -50,6 +64,9 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
     control.on(Kind.MEASURE, lambda peer, beside, message: questions.append((peer, beside)))
     control.on(Kind.EPOCH, announce)
     control.on(Kind.REPORT, report)
+    told = ToldGrammars(control, grammars) if last and grammars else None
+    if told:
+        station.use_masks(told.mask)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # rank 0 decides whether an answer or the whole run is to end
     signal.signal(signal.SIGTERM, lambda *_: control.told_to_end())
 
@@ -66,7 +83,12 @@ def serve(groups: dict[int, Any], control: Control, station: RankStation, hidden
     try:
         while not control.failed.is_set():
             out = sender.buffers()
-            written = station.work(out, 50)
+            try:
+                written = station.work(out, 50)
+            except (RuntimeError, PpsdError) as error:
+                if told is None or not told.gives_up(error):
+                    raise
+                continue
             if written > 0:
                 sender.send(lengths(out, written, hidden))
             elif questions:

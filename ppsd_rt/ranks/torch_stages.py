@@ -17,6 +17,7 @@ from ..pipeline.rounds import Logprob
 from ..reference.backend import pick_device, pick_dtype
 from ..reference.sampler import Sampler, confidence
 from ..reference.stage import DraftStage, Stage, VerifyStage, Void
+from ..sampling.grammar import TokenMask
 from ..sampling.params import SamplingParams
 from .python_stages import Cancelled, PythonDrafter, PythonStation, Rows
 
@@ -57,12 +58,13 @@ class _Held:
     def length(self) -> int:
         return self._rows.length
 
-    def begin(self, keep: int, end: int, prompt: int, params: SamplingParams) -> None:
-        """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt`."""
+    def begin(self, keep: int, end: int, prompt: int, params: SamplingParams, mask: TokenMask | None = None) -> None:
+        """An answer of at most `end` rows, of which `keep` are there already; its prompt has `prompt`. mask: of its
+        grammar."""
         self._rows.reserve(end)
         self._rows.rollback(keep)
         del self._ids[keep:]
-        self._sampler = Sampler(params, prompt, stop_ids=params.stop_token_ids)
+        self._sampler = Sampler(params, prompt, mask, params.stop_token_ids)
 
     def _go_on(self, start: int, ids: Sequence[int]) -> None:
         self._rows.rollback(start)

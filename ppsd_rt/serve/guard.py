@@ -20,7 +20,7 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        request = Request(scope)
+        request = Request(scope := _as_json(scope))
         try:
             self._check_key(request)
             body = _Body(receive, self._settings)
@@ -43,6 +43,15 @@ class Guard:
         if kind.lower() != "bearer" or not hmac.compare_digest(given.strip().encode("latin-1"), key.encode()):
             message = "a wrong API key, or none: send the header Authorization: Bearer KEY"
             raise ApiError(401, message, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def _as_json(scope: Scope) -> Scope:
+    """Ollama takes a body for JSON whatever its type, as its documentation sends it by curl. Not from another site's
+    page, which could send it without asking for leave then: browsers name their origin."""
+    headers = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    if not scope["path"].startswith("/api/") or any(name == b"origin" for name, _ in headers):
+        return scope
+    return {**scope, "headers": [*headers, (b"content-type", b"application/json")]}
 
 
 class Head:

@@ -95,7 +95,7 @@ def test_the_page_gets_the_tables_and_keeps_the_rest(papers, tmp_path):
 
 
 def test_an_unknown_experiment_is_one_line(papers):
-    with pytest.raises(SystemExit, match="'waist' is no experiment; there are lossless, waste"):
+    with pytest.raises(SystemExit, match="'waist' is no experiment; there are lossless, engines"):
         papers.main(["--only", "waste,waist"])
 
 
@@ -222,3 +222,97 @@ def test_rows_of_a_pass_with_second_choices(load):
     module = load("paper_experiments.trees")
     assert [module.rows(policy, 3) for policy in module.POLICIES] == [4, 7, 8, 9]
     assert [module.rows(policy, 1) for policy in module.POLICIES] == [2, 3, 3, 3]
+
+
+# -- rules of others, and costs a tick ---------------------------------------------------------------------------------
+
+
+def test_a_constant_of_time_a_tick_is_found_again(load, monkeypatch):
+    """Cells that the simulator made with 1.5 ms a tick give 1.5 ms, and no error at other numbers of stages."""
+    module = load("paper_experiments.ticks")
+    tokens, chance = 100, 0.6
+
+    def cell(model, stages):
+        theory = stages / (chance + (1 - chance) * stages) / (1 + stages / module.LAYERS)
+        assert module.acceptance(theory, stages) == pytest.approx(chance)
+        return theory, module.predicted(model, stages, chance, 1.5, tokens)
+
+    made = {(model, 0): {n: cell(model, n) for n in (4, 8, 16)} for model in ("4B", "9B")}
+    monkeypatch.setattr(module, "CELLS", made)
+    found = module.measured(0, tokens)
+    assert found["constant_ms"] == found["of_all_ms"] == pytest.approx(1.5)
+    for each in found["cells"]:
+        assert each["predicted"] == pytest.approx(each["wall"])
+    table = module.table_of({"T = 0": found})
+    assert table.count("+0.0% (fitted)") == 2
+    assert table.count("| T = 0 |") == 6
+
+
+def test_drafting_after_the_verdict_gains_what_its_tokens_say(load):
+    module = load("paper_experiments.engines")
+    assert module.after_the_verdict(4, 0.0, 0.0, 0.0, 1) < 1  # never right: the draft and its row are lost
+    free = module.after_the_verdict(4, 1.0, 1e6, 0.0, 3)  # links cost all: a round of 4 tokens is as long as a token
+    assert free == pytest.approx(4, rel=0.01)
+    assert module.best(4, 0.9, 1.0, 0.0)[0] > module.best(4, 0.3, 1.0, 0.0)[0]
+
+
+def drafts_of(rule, rounds):
+    """How far it drafts, where each round's drafts are right up to so many."""
+    lengths = []
+    for right in rounds:
+        most, drafts = rule.begin(), 0
+        while drafts < most:
+            drafts += 1
+            if rule.stop(0.5):
+                break
+        verdict = [(0.5, True)] * min(right, drafts) + [(0.5, False)] * (right < drafts)
+        rule.ended(verdict, drafts)
+        lengths.append(drafts)
+    return lengths
+
+
+def test_rules_of_others(load):
+    module, costs = load("paper_experiments.rivals"), load("made_up_costs").one_machine(0.1, 0.035)
+    assert drafts_of(module.Heuristic(), [5, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0]) == [5, 7, 9, 8, 7, 6, 5, 4, 3, 2, 1]
+    goodput = drafts_of(module.Goodput(costs), [0] * 60)
+    assert goodput[0] > 1 and goodput[-1] == 1
+    arms = drafts_of(module.LengthsAsArms(), [1] * 400)  # one is right: drafting more brings no more
+    assert arms[:6] == [1, 2, 3, 4, 6, 8]
+    assert drafts_of(module.LengthsAsArms(), [8] * 400)[-200:].count(8) > 100
+    assert drafts_of(module.AnyWrong(0.7), [0]) == [3]  # 0.55 ** 2 is just above 0.3
+    survival = drafts_of(module.SurvivalByThroughput(costs), [0] * 50)
+    assert survival[-1] == 1 <= survival[0]
+    assert module.best_length([0.9, 0.9, 0.9], [1.0, 1.0, 1.0]) == 3
+    assert module.best_length([0.9, 0.1, 0.1], [1.0, 2.0, 3.0]) == 1
+    assert module.ucb([1, 0, 3], [1.0, 0.0, 0.0]) == 1
+
+
+def test_the_reconstruction_that_ships_is_one_of_the_family(load):
+    thompson, texts = load("paper_experiments.thompson"), load("paper_experiments.lengths_replay")
+    assert thompson.OURS in thompson.VARIANTS
+    assert len(set(thompson.VARIANTS)) == 384
+    costs = load("made_up_costs").one_machine(0.1, 0.035)
+    answers = [texts.made_up(1000, 0.7, 1.0, seed=seed) for seed in range(4)]
+    family, ships = (
+        thompson.speed(thompson.replays(answers, costs, make), costs)
+        for make in (lambda seed: thompson.Thompson(thompson.OURS, seed), lambda seed: texts.Rule("beta", seed, 6))
+    )
+    assert family == pytest.approx(ships, rel=0.03)  # other draws, the same rule
+    found = thompson.measured([texts.made_up(40, 0.7, 1.0)], 1)
+    assert found["best_fixed"] > 1
+    table = thompson.table({"T = 0": found}).splitlines()
+    assert len(table) == 2 + 6
+    assert "chance θ, discount 0.98, cap 6, each answer anew" in table[5]
+
+
+def test_acceptance_by_each_denominator(load, monkeypatch):
+    """The bigram model of the tests: whatever the schedule, drafted >= judged >= accepted, and eesd verifies all."""
+    module = load("paper_experiments.denominators")
+    found = {
+        "eesd:length=2,stop_rule=fixed": {"accepted": 30, "judged": 40, "verified": 60, "drafted": 60, "tokens": 60}
+        | {"by_place": [[20, 30], [10, 10]]},
+        "ppsd": {"accepted": 30, "judged": 45, "verified": 32, "drafted": 300, "tokens": 46, "by_place": [[30, 45]]},
+    }
+    rows = module.table(found).splitlines()[2:]
+    assert rows[0] == "| `eesd:length=2,stop_rule=fixed` | 0.50 | 0.50 | 0.75 | 1.00 | 0.67 1.00 |"
+    assert rows[1] == "| `ppsd` | 0.10 | 0.94 | 0.67 | 0.15 | 0.67 |"

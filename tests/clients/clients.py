@@ -1,4 +1,4 @@
-"""Real clients against a server, each in its default mode: python clients.py URL MODEL FOLDER [NAME ...].
+"""Real clients against a server, each in its default mode: python clients.py URL MODEL FOLDER [NAME ...] [-NAME ...].
 
 FOLDER: of the model, for clients that need its tokenizer or compare with transformers. Prints a line for each client;
 the exit status is 1 where one fails. `make clients` makes the environment, starts the server and runs this.
@@ -14,6 +14,7 @@ from pathlib import Path
 
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 HERE = Path(__file__).parent
+NODE = HERE.parents[1] / "build" / "clients" / "node"
 URL, MODEL, FOLDER = sys.argv[1:4]
 KEY = {"base_url": f"{URL}/v1", "api_key": "none"}
 ASKED = [{"role": "user", "content": "What is the weather in Rome?"}]
@@ -62,11 +63,75 @@ def openai_responses():
     assert client.responses.create(input=[*ASKED, call, result], **asked).output
 
 
+def by_node(name):
+    script = NODE / name
+    script.write_text((HERE / name).read_text())  # beside the packages
+    subprocess.run(["node", script, URL, MODEL], check=True, cwd=NODE, timeout=300)
+
+
 def openai_npm():
-    node = HERE.parents[1] / "build" / "clients" / "node"
-    script = node / "run_tools.mjs"
-    script.write_text((HERE / "run_tools.mjs").read_text())
-    subprocess.run(["node", script, URL, MODEL], check=True, cwd=node, timeout=120)
+    by_node("run_tools.mjs")
+
+
+def vercel():
+    by_node("vercel.mjs")
+
+
+def by_program(command, **variables):
+    """Standard output of a program of npm's, in a home of its own."""
+    with tempfile.TemporaryDirectory(dir=NODE) as home:
+        for name, text in variables.pop("files").items():
+            Path(home, name).write_text(text)
+        names = ("HOME", "PWD", "CODEX_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")
+        ran = subprocess.run(
+            [NODE / "node_modules" / ".bin" / command[0], *command[1:]],
+            cwd=home,
+            env=os.environ | dict.fromkeys(names, home) | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=600,
+        )
+    return ran.stdout
+
+
+def codex():
+    provider = f'name = "local"\nbase_url = "{URL}/v1"\nwire_api = "responses"\nrequest_max_retries = 0\n'
+    config = f'model = "{MODEL}"\nmodel_provider = "local"\ncheck_for_update_on_startup = false\n'
+    config += f"[analytics]\nenabled = false\n[model_providers.local]\n{provider}stream_max_retries = 0\n"
+    command = ["codex", "exec", "--skip-git-repo-check", "--sandbox", "read-only", "Say hello."]
+    assert by_program(command, files={"config.toml": config}).strip()
+
+
+def opencode():
+    model = {"name": MODEL, "limit": {"context": 8192, "output": 32}}
+    local = {"npm": "@ai-sdk/openai-compatible", "options": {"baseURL": f"{URL}/v1"}, "models": {MODEL: model}}
+    named = dict.fromkeys(("model", "small_model"), f"local/{MODEL}")
+    config = {**named, "autoupdate": False, "share": "disabled", "provider": {"local": local}}
+    off = dict.fromkeys(("AUTOUPDATE", "MODELS_FETCH", "LSP_DOWNLOAD"), "1")
+    off = {f"OPENCODE_DISABLE_{name}": value for name, value in off.items()}
+    assert by_program(["opencode", "run", "Say hello."], files={"opencode.json": json.dumps(config)}, **off).strip()
+
+
+def openai_agents():
+    from agents import Agent, ModelSettings, Runner, function_tool, set_default_openai_client, set_tracing_disabled
+    from openai import AsyncOpenAI
+
+    asked = []
+
+    @function_tool
+    def weather(city: str) -> str:
+        """The weather of a city."""
+        asked.append(city)
+        return "sunny"
+
+    set_default_openai_client(AsyncOpenAI(**KEY), use_for_tracing=False)
+    set_tracing_disabled(True)
+    settings = ModelSettings(max_tokens=60, temperature=0, tool_choice="required", parallel_tool_calls=False)
+    agent = Agent(name="weather", instructions="Answer.", model=MODEL, tools=[weather], model_settings=settings)
+    assert Runner.run_sync(agent, "What is the weather in Rome?", max_turns=4).final_output
+    assert asked
 
 
 def anthropic():
@@ -202,6 +267,10 @@ CLIENTS = {
         openai_chat,
         openai_responses,
         openai_npm,
+        openai_agents,
+        vercel,
+        codex,
+        opencode,
         anthropic,
         ollama,
         litellm,
@@ -216,7 +285,8 @@ CLIENTS = {
 
 def main() -> int:
     failed = []
-    for name in sys.argv[4:] or CLIENTS:
+    asked = [name for name in sys.argv[4:] if not name.startswith("-")]
+    for name in asked or [name for name in CLIENTS if f"-{name}" not in sys.argv[4:]]:
         try:
             CLIENTS[name]()
         except Exception:

@@ -192,3 +192,26 @@ def test_embedding():
         for part in (x, rounded):
             assert torch.equal(part[:rows], embedding_twin(text, table, start, rows))
             assert part[rows:].isnan().all()
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0}, {"temperature": 1.0, "top_k": 5, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize("draft", [False, True], ids=["whole", "draft"])
+def test_logits_that_are_no_numbers_choose_nothing(options, draft):
+    """All of a row, or one: NaN, or infinite of either sign. Other rows choose as ever."""
+    norm, weight = head_of(96, 64)
+    draft_ids = torch.arange(96, dtype=torch.int32, device=DEVICE) * 3 + 1 if draft else None
+    sampling, x = sampling_words(SamplingParams(seed=SEED, **options), DEVICE), make(4, 64, seed=3)
+    sound = run(x, norm, weight, 4, 20, sampling, draft_ids=draft_ids)
+    assert (sound[0] >= 0).all()
+    strange = x.clone()
+    strange[1] = torch.nan
+    choices, confidences = run(strange, norm, weight, 4, 20, sampling, draft_ids=draft_ids)
+    assert (choices[1], confidences[1]) == (-1, 0)
+    others = [0, 2, 3]
+    assert choices[others].tolist() == sound[0][others].tolist()
+    assert confidences[others].tolist() == sound[1][others].tolist()
+    table = 0.3 * make(96, 64, seed=1)
+    table[7] = 3e38
+    choices, confidences = run(x, norm, in_format(table, "fp32"), 4, 20, sampling, draft_ids=draft_ids)
+    assert choices.tolist() == [-1] * 4
+    assert confidences.tolist() == [0] * 4

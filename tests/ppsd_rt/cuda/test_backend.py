@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 import kernel_support  # noqa: F401  (how the interpreter adds up)
 import numpy as np
-from support import loud_head, slow, write_model
+from support import loud_head, slow, tiny_model, write_model
 
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
@@ -226,6 +226,44 @@ def test_logits_are_plain_decodings(folder, engine):
     ours, theirs = (e.backend.logits(PROMPT, 3) for e in (engine, reference))
     assert ours.shape == theirs.shape == (3, reference.config.vocab_size)
     assert np.abs(ours - theirs).max() < 1e-4 * np.abs(theirs).max()
+
+
+NO_NUMBER = "^the model's output is not a number"
+
+
+@pytest.mark.parametrize("overflows", ["all", slow("one")])
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, slow(SAMPLED), SamplingParams(max_tokens=6, temperature=1.0, top_k=5, top_p=0.9, seed=1)],
+    ids=["greedy", "sampled", "filters"],
+)
+def test_logits_that_are_no_numbers_end_the_answer(tmp_path, overflows, params):
+    """All of them are NaN, or that of one id is infinite, of either sign."""
+    model = tiny_model(tie_word_embeddings=False, **SMALL)
+    if overflows == "all":
+        model.model.layers[2].mlp.down_proj.weight.data.fill_(3e38)
+    else:
+        model.lm_head.weight.data[7] = 3e38
+    broken = engine_of(write_model(tmp_path / "model", model, tie_word_embeddings=False, **SMALL))
+    for prompt in ([1, 2, 3], [9, 8]):
+        with pytest.raises(PpsdError, match=NO_NUMBER):
+            broken.generate(prompt, params, "eesd:length=2,stop_rule=fixed").run()
+
+
+@pytest.mark.parametrize("schedule", ["plain", "eesd:length=3,stop_rule=fixed", "elastic"])
+def test_and_where_they_come_in_the_middle_of_an_answer(tmp_path, plain, schedule):
+    """With siblings, and where passes are under way. The answers after it are as ever."""
+    second = plain[GREEDY][1]
+    broken = engine_of(write_model(tmp_path / "model", **SMALL))
+    embedding = broken.backend._weights.embedding
+    kept = embedding[second].clone()
+    embedding[second] = torch.nan
+    answer, ids = broken.generate(PROMPT, GREEDY, schedule), []
+    with pytest.raises(PpsdError, match=NO_NUMBER):
+        ids.extend(token.id for token in answer)
+    assert ids in (list(plain[GREEDY][:2]), list(plain[GREEDY][:1]), [])
+    embedding[second] = kept
+    assert broken.generate(PROMPT, GREEDY, schedule).run().ids == plain[GREEDY]
 
 
 def test_what_it_says_of_itself(engine):

@@ -219,6 +219,14 @@ def test_a_chat_as_ollamas_clients_ask(served, roomy):
     assert json.loads(served.http.post("/api/chat", json=held).json()["message"]["content"]) in ARGUMENTS
 
 
+def test_a_body_without_a_type_as_ollamas_documentation_sends_it(served):
+    body = json.dumps({"messages": USER, "stream": False, "options": {"num_predict": 2}})
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert served.http.post("/api/chat", content=body, headers=form).json()["done"]
+    assert served.http.post("/api/chat", content=body, headers={**form, "origin": "http://a"}).status_code == 400
+    assert served.http.post("/v1/chat/completions", content=body, headers=form).status_code == 400
+
+
 def test_what_ollamas_clients_are_told(served):
     assert served.http.get("/api/tags").json()["models"][0]["name"] == NAME
     assert served.http.post("/api/show", json={"model": NAME}).json()["model_info"]["llama.context_length"] == 4096

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <stdexcept>
 
-#include "../cpu/bounds.h"
+#include "bounds.h"
 
 namespace ppsd {
 namespace {
@@ -15,7 +15,7 @@ size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
-SharedHead::SharedHead(const Kernels& kernels, const ModelShape& shape, const PackedHead& head,
+Head::Head(const Kernels& kernels, const ModelShape& shape, const PackedHead& head,
                        const std::vector<int>& draft_ids, int members)
     : kernels_(kernels),
       head_(head),
@@ -32,37 +32,24 @@ SharedHead::SharedHead(const Kernels& kernels, const ModelShape& shape, const Pa
   for (int member = 0; member < members; ++member) inputs_.emplace_back(bytes(kPassRows) + kPassRows * bytes(1));
 }
 
-void SharedHead::group(const std::vector<Row>& rows, bool store) {
-  check_bound(rows.size(), kPassRows, "rows of the head");
+void Head::begin_rows(size_t rows) {
+  check_bound(rows, kPassRows, "rows of the head");
   groups_.clear();
   order_.clear();
   choices_.clear();
-  for (int r = 0; r < int(rows.size()); ++r)
-    if (const auto choice = store ? std::nullopt : rows[r].sampler->alike(rows[r].position)) {
-      order_.push_back(r);
-      choices_.push_back(*choice);
-    }
-  for (auto& best : best_) best.assign(order_.size(), kNoCandidate);
-  for (auto& strange : strange_) strange.assign(order_.size(), 0);
-  if (!order_.empty()) groups_.push_back({0, int(order_.size()), nullptr, 0});
-  for (int r = 0; r < int(rows.size()); ++r) {
-    if (!store && rows[r].sampler->alike(rows[r].position)) continue;
-    if (groups_.empty() || groups_.back().sampler != rows[r].sampler)
-      groups_.push_back({int(order_.size()), 0, rows[r].sampler, 0});
-    order_.push_back(r);
-    ++groups_.back().rows;
-  }
   positions_.clear();
-  const size_t hidden = size_t(head_.lm_head.inputs);
-  for (size_t i = 0; i < order_.size(); ++i) {
-    std::memcpy(x_.data() + i * hidden, rows[order_[i]].x, hidden * sizeof(float));
-    positions_.push_back(rows[order_[i]].position);
-  }
   failures_.clear();
-  size_t memory = 0;
+  chosen_.assign(rows, Sampler::kNone);
+  panels_.reset();
+}
+
+void Head::begin_pass(const std::vector<Row>& rows, bool store) {
+  begin_rows(rows.size());
+  group(rows, store);
+  for (auto& best : best_) best.assign(choices_.size(), kNoCandidate);
+  for (auto& strange : strange_) strange.assign(choices_.size(), 0);
+  place(rows);
   for (auto group = groups_.begin(); group != groups_.end();) {
-    group->memory = memory;
-    memory += aligned(Activations::bytes(kernels_, head_.lm_head.format, group->rows, int(hidden)));
     const auto first = positions_.begin() + group->first;
     try {
       if (group->sampler != nullptr) group->sampler->begin_rows({first, first + group->rows}, outputs(), store);
@@ -74,42 +61,80 @@ void SharedHead::group(const std::vector<Row>& rows, bool store) {
   }
 }
 
-std::exception_ptr SharedHead::failure(const Sampler* sampler) const {
+void Head::begin_pass(const float* x, const std::vector<int>& positions, const std::vector<RowChoice>& choices) {
+  begin_rows(positions.size());
+  positions_ = positions;
+  choices_ = choices;
+  for (int r = 0; r < int(positions.size()); ++r) order_.push_back(r);
+  for (auto& best : best_) best.assign(choices_.size(), kNoCandidate);
+  for (auto& strange : strange_) strange.assign(choices_.size(), 0);
+  groups_.push_back({0, int(positions.size()), nullptr, 0, x});
+}
+
+// Rows that are alike first, then those of each other sampler.
+void Head::group(const std::vector<Row>& rows, bool store) {
+  for (int r = 0; r < int(rows.size()); ++r)
+    if (const auto choice = store ? std::nullopt : rows[r].sampler->alike(rows[r].position)) {
+      order_.push_back(r);
+      choices_.push_back(*choice);
+    }
+  if (!order_.empty()) groups_.push_back({0, int(order_.size()), nullptr, 0, nullptr});
+  for (int r = 0; r < int(rows.size()); ++r) {
+    if (!store && rows[r].sampler->alike(rows[r].position)) continue;
+    if (groups_.empty() || groups_.back().sampler != rows[r].sampler)
+      groups_.push_back({int(order_.size()), 0, rows[r].sampler, 0, nullptr});
+    order_.push_back(r);
+    ++groups_.back().rows;
+  }
+  for (int r : order_) positions_.push_back(rows[r].position);
+}
+
+// Where the rows of each group are, and its activations.
+void Head::place(const std::vector<Row>& rows) {
+  const size_t hidden = size_t(head_.lm_head.inputs);
+  size_t memory = 0;
+  for (Group& group : groups_) {
+    group.memory = memory;
+    memory += aligned(Activations::bytes(kernels_, head_.lm_head.format, group.rows, int(hidden)));
+    const float* first = rows[order_[group.first]].x;
+    bool together = true;
+    for (int r = 0; r < group.rows; ++r) together = together && rows[order_[group.first + r]].x == first + size_t(r) * hidden;
+    group.x = together ? first : x_.data() + size_t(group.first) * hidden;
+    for (int r = 0; !together && r < group.rows; ++r)
+      std::memcpy(x_.data() + size_t(group.first + r) * hidden, rows[order_[group.first + r]].x, hidden * sizeof(float));
+  }
+}
+
+std::exception_ptr Head::failure(const Sampler* sampler) const {
   for (const auto& [failed, failure] : failures_)
     if (failed == sampler) return failure;
   return nullptr;
 }
 
-std::vector<int> SharedHead::choose(Team& team, const std::vector<Row>& rows, bool store) {
-  group(rows, store);
-  std::vector<int> chosen(rows.size(), Sampler::kNone);
-  panels_.reset();
-  team.run([&](int member) { work(team, member, &chosen); });
+const std::vector<int>& Head::chosen() {
   for (const Group& group : groups_)
-    for (int i = group.first; group.sampler == nullptr && i < group.rows; ++i) {
+    for (int i = group.first; group.sampler == nullptr && i < group.first + group.rows; ++i) {
       Candidate best = kNoCandidate;
       for (const auto& bests : best_) best = std::min(best, bests[i]);
       const bool strange = std::any_of(strange_.begin(), strange_.end(), [i](const auto& of) { return of[size_t(i)] != 0; });
-      chosen[order_[i]] = strange ? Sampler::kNone : best.id;
+      chosen_[order_[i]] = strange ? Sampler::kNone : best.id;
     }
-  return chosen;
+  return chosen_;
 }
 
-void SharedHead::work(Team& team, int member, std::vector<int>* chosen) {
+void Head::pass(Team& team, int member) {
   const Matrix& matrix = head_.lm_head;
-  const size_t hidden = size_t(matrix.inputs);
   std::vector<Activations> inputs;
   auto& phases = phases_[member];
   phases.clear();
   for (const Group& group : groups_) {
     uint8_t* memory = inputs_[member].as<>() + group.memory;
     inputs.push_back(Activations::at(kernels_, memory, matrix.format, group.rows, matrix.inputs));
-    kernels_.normalize(x_.data() + hidden * group.first, group.rows, head_.norm.data(), eps_, inputs.back());
+    kernels_.normalize(group.x, group.rows, head_.norm.data(), eps_, inputs.back());
     LogitsPhase phase{};
     if (group.sampler != nullptr) {
       phase = group.sampler->phase(member, draft_ids(), outputs());
     } else {
-      phase.rows = group.rows;
       phase.positions = positions_.data();
       phase.each = choices_.data();
       phase.choice = Choice::kBest;
@@ -117,6 +142,7 @@ void SharedHead::work(Team& team, int member, std::vector<int>* chosen) {
       phase.best = best_[member].data();
       phase.strange = strange_[member].data();
     }
+    phase.rows = group.rows;
     phases.push_back(phase);
   }
   for (size_t i = 0; i < phases.size(); ++i) {
@@ -124,7 +150,7 @@ void SharedHead::work(Team& team, int member, std::vector<int>* chosen) {
     phases[i].input = &inputs[i];
   }
   const int step = phases.size() == 1 ? matrix.panels() : kPanelsInTurn;
-  team.share(panels_, member, matrix.panels(), 2, [&](int begin, int end) {
+  team.share(panels_, member, matrix.panels(), kTogether, [&](int begin, int end) {
     for (; begin < end; begin += step)
       for (const LogitsPhase& phase : phases) kernels_.logits(phase, begin, std::min(begin + step, end));
   });
@@ -133,7 +159,7 @@ void SharedHead::work(Team& team, int member, std::vector<int>* chosen) {
     if (group.sampler == nullptr) continue;
     for (int r = 0; r < group.rows; ++r)
       if ((group.first + r) % team.active() == member)
-        (*chosen)[order_[group.first + r]] =
+        chosen_[order_[group.first + r]] =
             group.sampler->choose(member, r, positions_[group.first + r], draft_ids(), outputs());
   }
 }

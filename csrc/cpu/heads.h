@@ -1,18 +1,19 @@
-// An LM head or an exit head on rows of several texts, each of which chooses its tokens in its own way.
+// An LM head or an exit head on rows of texts, each of which chooses its tokens in its own way.
 #pragma once
 
 #include <exception>
 #include <utility>
 #include <vector>
 
-#include "../cpu/layers.h"
+#include "model.h"
+#include "sampler.h"
 
 namespace ppsd {
 
-class SharedHead {
+class Head {
  public:
-  SharedHead(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,
-             int members);
+  // draft_ids: the ids of the head's outputs, or empty: the whole vocabulary.
+  Head(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids, int members);
 
   // A row of the text that the sampler knows, which chooses the token for `position`.
   struct Row {
@@ -20,9 +21,14 @@ class SharedHead {
     Sampler* sampler;
     int position;
   };
-  // The rows' tokens (Sampler::kNone: as of Sampler::choose, or a grammar failed); rows of one sampler lie together. store:
-  // the samplers keep the logits, of the first of their rows as row 0.
-  std::vector<int> choose(Team& team, const std::vector<Row>& rows, bool store);
+  // By one thread, before the members begin. Rows of one sampler lie together. store: the samplers keep the logits, of the
+  // first of their rows as row 0. What `x` holds is read by `pass` if the rows follow one another there, and here if not.
+  void begin_pass(const std::vector<Row>& rows, bool store);
+  // Rows x [rows][hidden] that choose the best, with noise, each with a temperature and a seed of its own.
+  void begin_pass(const float* x, const std::vector<int>& positions, const std::vector<RowChoice>& choices);
+  void pass(Team& team, int member);   // by every member
+  // The rows' tokens (Sampler::kNone: as of Sampler::choose, or a grammar failed).
+  const std::vector<int>& chosen();
   std::exception_ptr failure(const Sampler* sampler) const;   // of its grammar, the last time; or null
   const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
   int outputs() const { return head_.lm_head.outputs; }
@@ -33,9 +39,11 @@ class SharedHead {
     int first = 0, rows = 0;
     Sampler* sampler = nullptr;   // null: of several
     size_t memory = 0;            // where its activations begin
+    const float* x = nullptr;     // [rows][hidden]
   };
+  void begin_rows(size_t rows);
   void group(const std::vector<Row>& rows, bool store);
-  void work(Team& team, int member, std::vector<int>* chosen);
+  void place(const std::vector<Row>& rows);
 
   const Kernels& kernels_;
   const PackedHead& head_;
@@ -47,6 +55,7 @@ class SharedHead {
   std::vector<float> x_;                       // [rows][hidden] in this order, as are the others
   std::vector<int> positions_;
   std::vector<RowChoice> choices_;
+  std::vector<int> chosen_;
   std::vector<Memory> inputs_;                 // of each member
   std::vector<std::vector<LogitsPhase>> phases_;   // of each member [groups]
   std::vector<std::vector<Candidate>> best_;   // of each member [rows]

@@ -1,0 +1,65 @@
+// The text of one answer, and what is learned from it: when to stop drafting, what can be copied, what usually follows.
+// The scheduler and the launch plan of csrc/cuda have one each.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lookup.h"
+#include "protocol.h"
+#include "schedule.h"
+#include "successors.h"
+
+namespace ppsd {
+
+class CommittedText {
+ public:
+  // successors: of all answers; without them a schedule that recycles begins to count by itself.
+  CommittedText(const StopRule& rule, const Limits& limits, uint64_t seed, std::shared_ptr<Successors> successors = nullptr);
+  void recycle(std::shared_ptr<Successors> successors) { successors_ = std::move(successors); }   // before begin
+
+  // keep: rows of the prompt that an earlier answer left, which has counted their tokens.
+  Round begin(const std::vector<int>& prompt, int keep, int first, const Schedule& schedule);
+  bool append(int token);   // true: the answer ends here
+  // After tokens were appended, or with another schedule.
+  void learn(const Schedule& schedule);
+  // What a verdict said of drafts.
+  void observe(const Round& round, const Schedule& schedule);
+  void change_rule(const StopRule& from, const StopRule& to);
+
+  const std::vector<int>& tokens() const { return tokens_; }
+  int size() const { return int(tokens_.size()); }
+  int end() const { return limits_.end; }   // positions that there may be
+  bool is_stop(int token) const;
+  bool ended() const { return is_stop(tokens_.back()) || size() >= limits_.end; }
+  Controller& controller() { return *controller_; }
+
+  template <class Drafts>
+  int token_at(const Drafts& drafts, int position) const {
+    return position < size() ? tokens_[position] : drafts[size_t(position - size())].token;
+  }
+  // What costs no draft step after these drafts: a copy, or what usually follows, if the exit head would not do better.
+  // most: drafts that there may be. stopped: the stop rule has ended drafting.
+  template <class Drafts>
+  std::optional<Draft> next_copy(const Schedule& schedule, const Drafts& drafts, int most, bool stopped) const {
+    const int known = size() + int(drafts.size());
+    const bool room = known < limits_.end - 1 && int(drafts.size()) < most;
+    if (!schedule.copies() || !room || (!drafts.empty() && is_stop(drafts.back().token))) return std::nullopt;
+    return choose_copy(schedule, [&](int position) { return token_at(drafts, position); }, known, stopped);
+  }
+
+ private:
+  std::optional<Draft> choose_copy(const Schedule& schedule, const Lookup::TokenAt& at, int known, bool stopped) const;
+
+  const Limits limits_;
+  const uint64_t seed_;
+  std::vector<int> tokens_;
+  std::unique_ptr<Controller> controller_;
+  Lookup lookup_;
+  std::shared_ptr<Successors> successors_;
+  int counted_ = 0;   // of the text's tokens, in successors_
+};
+
+}  // namespace ppsd

@@ -1,0 +1,60 @@
+// What has been made of an answer, on its way from the thread that works to whoever asked for it.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <mutex>
+
+#include "carrier.h"
+
+namespace ppsd {
+
+class EventQueue {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr int kAhead = 64;   // events that may wait for the consumer before the work waits for it
+
+  // quiet: the consumer is woken no more often, but for half of kAhead. room: called by the consumer's thread when the queue
+  // is not full any more.
+  explicit EventQueue(Clock::duration quiet = {}, std::function<void()> room = {})
+      : quiet_(quiet), room_(std::move(room)) {}
+
+  // -- the consumer --
+  enum class Status { kEvent, kEnded, kWaiting };
+  // The next event, waiting for at most `milliseconds`. Throws, after the last one, what went wrong.
+  // seconds: of work, from the beginning to this event.
+  Status next(int milliseconds, Event* event, double* seconds);
+  bool ready(int milliseconds);   // is there something for `next`?
+  void wait_for_end();
+  void let_go();                  // of a producer that waits for room, for good
+
+  // -- the producer --
+  void put(Event event, double seconds);
+  void tell();                    // wakes the consumer, if there is something
+  bool full() const { return waiting_.load(std::memory_order_relaxed) >= kAhead; }
+  void wait_for_room();
+  void finish(std::exception_ptr failure = nullptr);   // no event follows; the first call counts
+
+ private:
+  struct Stamped {
+    Event event;
+    double seconds;
+  };
+  bool wait(std::unique_lock<std::mutex>* lock, int milliseconds);
+
+  const Clock::duration quiet_;
+  const std::function<void()> room_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Stamped> events_;
+  std::atomic<int> waiting_{0};   // events
+  Clock::time_point told_{};
+  bool over_ = false, let_go_ = false;
+  std::exception_ptr failure_;
+};
+
+}  // namespace ppsd

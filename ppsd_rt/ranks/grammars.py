@@ -1,0 +1,84 @@
+"""Grammars over ranks: rank 0 tells the last one, which chooses the tokens, what the answer to come keeps to.
+
+Rank 0 compiles the grammar for its drafts, and sends its text over the control link, in messages that are full but for
+the last one; their value is the grammar's number. The last rank compiles it too, and answers with the same number and
+no text, or with what is wrong. It does so once more, in the middle of the answer, should the grammar give up. Only then
+does the answer begin: its Begin message has the number (csrc/cpu/ranks.cpp).
+"""
+
+import json
+from collections.abc import Callable
+from threading import Thread
+
+import numpy as np
+
+from ..errors import PpsdError
+from ..models.checkpoint import Checkpoint
+from ..models.tokenizer import load_tokenizer
+from ..sampling.grammar import GIVES_UP, Grammar, Grammars, Masks, TokenMask
+from .control import PAYLOAD_WORDS, Control, Kind, Words, words_of
+from .threads import start
+
+
+def pack_grammar(grammar: Grammar) -> list[Words]:
+    """Payloads: all are full but the last, which may be empty."""
+    raw = json.dumps([grammar.kind, grammar.text]).encode()
+    words = np.frombuffer(raw + b" " * (-len(raw) % 4), np.int32)
+    return [words[first : first + PAYLOAD_WORDS] for first in range(0, len(words) + 1, PAYLOAD_WORDS)]
+
+
+def unpack_grammar(payloads: list[Words]) -> Grammar:
+    kind, text = json.loads(np.concatenate(payloads).tobytes())
+    return Grammar(kind, text)
+
+
+def grammars_of(checkpoint: Checkpoint) -> Grammars:
+    """As the engine of rank 0 makes them. PpsdError without llguidance."""
+    from ..engine import with_end
+
+    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
+    config = with_end(checkpoint.config, tokenizer)
+    return Grammars(tokenizer, config.vocab_size, sorted(config.eos_token_ids))
+
+
+class ToldGrammars:
+    """Of the last rank: the newest grammar that it has been told of. make: for the first one."""
+
+    def __init__(self, control: Control, make: Callable[[], Grammars]) -> None:
+        self._control, self._make = control, make
+        self._grammars: Grammars | None = None
+        self._parts: list[Words] = []
+        self._newest: tuple[int, Masks] | None = None
+        control.on(Kind.GRAMMAR, self._told)
+
+    def mask(self, number: int) -> TokenMask | None:
+        """For an answer that begins; None: rank 0 has told of another one since, so that the answer is void."""
+        newest = self._newest
+        return newest[1]() if newest is not None and newest[0] == number else None
+
+    def gives_up(self, error: Exception) -> bool:
+        """Is it the grammar that has failed? Then rank 0 ends the answer, and no other."""
+        gives_up = str(error).startswith(GIVES_UP) and self._newest is not None
+        if gives_up and self._newest is not None:
+            self._control.tell(0, Kind.GRAMMAR, self._newest[0], text=str(error))
+        return gives_up
+
+    def _told(self, rank: int, number: int, message: Words) -> None:
+        self._parts.append(words_of(message))
+        if len(self._parts[-1]) < PAYLOAD_WORDS:
+            parts, self._parts = self._parts, []
+            # It takes up to seconds, in which this rank hears signs of life.
+            start(Thread(target=self._compile, args=(number, parts), name="grammar", daemon=True))
+
+    def _compile(self, number: int, parts: list[Words]) -> None:
+        wrong = ""
+        try:
+            if self._grammars is None:
+                self._grammars = self._make()
+            self._newest = number, self._grammars.masks(unpack_grammar(parts))
+        except PpsdError as error:
+            wrong = str(error)
+        except Exception as error:
+            self._control.fail(f"rank {self._control.world.rank} cannot compile a grammar: {error}")
+            return
+        self._control.tell(0, Kind.GRAMMAR, number, text=wrong)

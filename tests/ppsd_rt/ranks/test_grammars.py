@@ -1,0 +1,236 @@
+"""Grammars over ranks: the answers of one process, and what is said where a rank cannot compile one, or it gives up."""
+
+import json
+import re
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rank_support import Pipeline, ids_of
+from support import EOS, VOCAB, slow, write_model
+
+from ppsd_rt import Engine, Grammar, PpsdError, SamplingParams
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.ranks import grammars
+from ppsd_rt.ranks.backend import RanksBackend
+from ppsd_rt.ranks.control import PAYLOAD_WORDS, Kind
+from ppsd_rt.sampling.grammar import GIVES_UP
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string", "maxLength": 8}, "ages": {"type": "array", "items": {"type": "integer"}}},
+    "required": ["name", "ages"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "regex": Grammar.regex("([a-f]{2,5} ){3,12}[xyz]+!"),
+    "schema": Grammar.json_schema(SCHEMA),
+    "lark": Grammar.lark('start: line{4,9}\nline: ("ab" | "ba")+ ";" /[0-9]/'),
+}
+SAMPLINGS = {
+    "greedy": {},
+    "sampled": {"temperature": 1.2, "top_k": 40, "frequency_penalty": 0.3, "seed": 3},
+}
+SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic:lookup=1", "eesd:length=4,lookup=1")
+PROMPT = "once upon a time once upon a time"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("grammars") / "model", num_hidden_layers=6)
+
+
+@pytest.fixture(scope="module", params=["cpu", slow("torch")])
+def engine(folder, request):
+    dtype = "int8" if request.param == "cpu" else "float32"
+    return Engine.from_pretrained(folder, exit_head="norm:2", backend=request.param, dtype=dtype, threads=1)
+
+
+@pytest.fixture
+def pipeline(folder, engine):
+    made = []
+
+    def make(sizes, **options):
+        made.append(Pipeline(folder, sizes, backend=engine.backend.name, format=engine.backend.dtype, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("name", GRAMMARS)
+@pytest.mark.parametrize("sizes", [(2, 4), slow((2, 2, 2))], ids=str)
+def test_answers_are_those_of_one_process(engine, pipeline, sizes, name, sampling):
+    params = SamplingParams(max_tokens=60, grammar=GRAMMARS[name], **SAMPLINGS[sampling])
+    expected = engine.generate(PROMPT, params, "plain").run()
+    free = SamplingParams(max_tokens=60, **SAMPLINGS[sampling])
+    assert engine.generate(PROMPT, free, "plain").run().ids != expected.ids, "the grammar says nothing here"
+    masks, prompt, stages = engine.compile(GRAMMARS[name]), engine.encode(PROMPT), pipeline(sizes)
+    stages.stations[-1].use_masks(lambda number: masks() if number == 7 else None)
+    params = SamplingParams(max_tokens=60, stop_token_ids=(EOS,), **SAMPLINGS[sampling])  # the stop that an engine adds
+    kept = judged = 0
+    for schedule in SCHEDULES:
+        rounds = stages.run(prompt, params, schedule, grammar=(7, masks()))
+        assert ids_of(rounds)[: len(expected.ids)] == expected.ids, schedule
+        kept += sum(round.accepted for round in rounds)
+        judged += sum(len(round.judged) for round in rounds)
+    assert 0 < kept < judged, "drafts are kept, and rejected"
+
+
+def test_the_last_rank_holds_to_it_whatever_is_drafted(engine, pipeline):
+    """Drafts that know no grammar: the rank that chooses rejects what it forbids, and the answer is the same."""
+    grammar = GRAMMARS["regex"]
+    expected = engine.generate(PROMPT, SamplingParams(max_tokens=40, grammar=grammar), "plain").run().ids
+    masks, stages = engine.compile(grammar), pipeline((2, 4))
+    stages.stations[-1].use_masks(lambda number: masks())
+    everything = engine.compile(Grammar.regex("(?s:.)*"))
+    params = SamplingParams(max_tokens=40, stop_token_ids=(EOS,))
+    for schedule in SCHEDULES[1:]:
+        rounds = stages.run(engine.encode(PROMPT), params, schedule, grammar=(1, everything()))
+        assert ids_of(rounds)[: len(expected)] == expected, schedule
+
+
+def test_an_answer_with_a_grammar_wants_a_rank_that_knows_grammars(engine, pipeline):
+    stages, masks = pipeline((2, 4)), engine.compile(GRAMMARS["regex"])
+    with pytest.raises(AssertionError, match="knows no grammars"):
+        stages.run(engine.encode(PROMPT), SamplingParams(max_tokens=4), "plain", grammar=(1, masks()))
+
+
+def test_a_station_goes_on_after_a_grammar_that_gave_up(engine, pipeline):
+    class GivesUp:
+        def fill(self, *_):
+            raise PpsdError(f"{GIVES_UP}: enough")
+
+        allowed = fill
+
+    grammar, prompt = GRAMMARS["regex"], engine.encode(PROMPT)
+    masks, stages = engine.compile(grammar), pipeline((2, 4), serves=False)
+    station, out = stages.stations[-1], stages.buffers()
+    station.use_masks(lambda number: GivesUp() if number == 1 else masks())
+
+    def first_token(number, keep):
+        stages.start(prompt, SamplingParams(max_tokens=1), "plain", keep, grammar=(number, masks()))
+        assert stages.draft_once(stages.answer) >= 2  # the beginning, and rows
+        assert station.work(out, 50) == 0  # it begins
+        assert station.work(out, 50) == 1
+        stages.land(out[0])
+        return stages.answer.next(50).committed
+
+    with pytest.raises((RuntimeError, PpsdError), match=GIVES_UP):
+        first_token(1, 0)
+    assert station.busy_seconds() == 0
+    stages.answer.cancel()
+    stages.epoch = stages.answer.epoch + 1
+    expected = engine.generate(PROMPT, SamplingParams(max_tokens=1, grammar=grammar), "plain").run().ids
+    assert first_token(2, len(prompt) - 1) == expected
+
+
+# -- what rank 0 and the last rank tell each other ---------------------------------------------------------------------
+
+
+class Controls:
+    """Two ends of a control link that hands messages on at once, and what went over it."""
+
+    def __init__(self, make):
+        self.said, self.failed = [], []
+        self.last = self._end(0)
+        self.told = grammars.ToldGrammars(self.last, make)
+        self.first = self._end(1)
+        self.backend = object.__new__(RanksBackend)
+        self.backend._control, self.backend._grammar, self.backend._grammar_says = self.first, 0, {}
+        self.backend._active = None
+        self.first.on(Kind.GRAMMAR, lambda rank, number, text: self.backend._grammar_said(number, text))
+
+    def _end(self, peer):
+        handlers = {}
+
+        def tell(to, kind, value=0, text="", words=None):
+            assert to == peer
+            other = self.last if peer else self.first
+            self.said.append((to, value, text if words is None else len(words)))
+            other.handlers[kind](1 - peer, value, text if words is None else words)
+
+        return SimpleNamespace(
+            handlers=handlers, on=handlers.__setitem__, tell=tell, fail=self.failed.append, check=lambda: None,
+            world=SimpleNamespace(last=1, rank=1 - peer), failed=SimpleNamespace(wait=threading.Event().wait),
+        )  # fmt: skip
+
+
+@pytest.fixture
+def controls(folder, monkeypatch):
+    monkeypatch.setattr(grammars, "words_of", lambda message: message)
+    return Controls(lambda: grammars.grammars_of(Checkpoint(folder)))
+
+
+@pytest.mark.parametrize("length", [1, 2 * 4 * PAYLOAD_WORDS - 12, 1000, 100_000])
+def test_texts_of_any_length_arrive(length):
+    grammar = Grammar("lark", "é" + "x" * (length - 1))
+    parts = grammars.pack_grammar(grammar)
+    assert all(len(words) == PAYLOAD_WORDS for words in parts[:-1])
+    assert len(parts[-1]) < PAYLOAD_WORDS, "the last one says that it is"
+    assert grammars.unpack_grammar(parts) == grammar
+
+
+def test_a_text_may_fill_its_messages():
+    fills = [length for length in range(300, 600) if not len(grammars.pack_grammar(Grammar.regex("x" * length))[-1])]
+    assert len(fills) == 4  # words of four characters
+    assert grammars.unpack_grammar(grammars.pack_grammar(Grammar.regex("x" * fills[0]))).text == "x" * fills[0]
+
+
+def test_an_answer_begins_when_the_last_rank_has_compiled(folder, controls):
+    number = controls.backend._tell(GRAMMARS["schema"])
+    assert controls.said[-1] == (0, number, "")
+    allowed = np.flatnonzero(controls.told.mask(number).allowed(0, []))
+    tokenizer = grammars.load_tokenizer(folder, VOCAB)
+    assert {tokenizer.token_bytes(id)[:1] for id in allowed} == {b"{"}
+    assert controls.told.mask(number + 1) is None
+    again = controls.backend._tell(GRAMMARS["regex"])
+    assert again != number
+    assert controls.told.mask(number) is None, "the answer that asks for it is void"
+
+
+def test_what_the_last_rank_cannot_compile_is_said_there(controls, monkeypatch):
+    def refuses(checkpoint):
+        raise PpsdError("a grammar needs llguidance")
+
+    controls.told._make = lambda: refuses(None)
+    with pytest.raises(PpsdError, match="rank 1: a grammar needs llguidance"):
+        controls.backend._tell(GRAMMARS["regex"])
+
+
+def test_a_grammar_that_gives_up_ends_the_answer_alone(controls):
+    number = controls.backend._tell(GRAMMARS["regex"])
+    cancelled = []
+    controls.backend._active = SimpleNamespace(cancel=lambda: cancelled.append(True)), None
+    assert not controls.told.gives_up(RuntimeError("a message is malformed"))
+    assert controls.told.gives_up(RuntimeError(f"{GIVES_UP}: enough"))
+    assert cancelled == [True]
+    assert controls.backend._grammar_says == {number: f"{GIVES_UP}: enough"}
+    assert not controls.failed, "the ranks go on"
+    controls.backend._grammar_said(number - 1, "of an answer before")
+    assert len(cancelled) == 1
+
+
+# -- processes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_the_command_over_two_ranks(folder, backend):
+    machine = ["--backend", backend, "--device", "cpu", "--dtype", "int8" if backend == "cpu" else "float32"]
+    command = ["-m", "ppsd_rt", "-m", str(folder), "--exit-head", "norm:2", "--raw", *machine, "--json", "-n", "60"]
+    command += ["--grammar", "regex=([a-f]{2,5} ){3,12}[xyz]+!", "--temperature", "1.1", "--seed", "5", PROMPT]
+    ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    texts = []
+    for launcher, schedule in (([], "plain"), (ranks, "elastic"), (ranks, "auto")):
+        run = [sys.executable, *launcher, *command, "--schedule", schedule]
+        done = subprocess.run(run, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        texts.append(json.loads(done.stdout)["text"])
+    assert len(set(texts)) == 1
+    assert re.fullmatch(r"([a-f]{2,5} ){3,12}[xyz]+!", texts[0])
