@@ -75,6 +75,7 @@ clean:
 # all of it compiled again. To run, the kernels of this machine are enough; tests need all, and a module of their own.
 BUILD   := import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(wildcard csrc/*.* csrc/*/*.* csrc/*/*/*.*)
+EXTRAS  := .[all,dev]
 # Of what pip says, the files that take long to come are shown.
 install = { $(BIN)/pip --disable-pip-version-check install --constraint constraints.txt $(1) || echo failed; } | awk '/ Downloading .*\([0-9.]+ [MG]B\)$$/ {print; fflush()} /^Installing/ {print "  installing"; fflush()} /^failed$$/ {exit 1}'
 
@@ -106,6 +107,6 @@ $(VENV)/development: $(VENV)/packages $(SOURCES)
 	@echo "installing what tests need; PyPI's torch for Linux brings 3 GB of GPU libraries, of which no test needs any."
 	@echo "For the CPU build of torch, 0.2 GB, name its index in PIP_EXTRA_INDEX_URL: docs/guide/install.md has the line."
 	@PPSD_KERNELS=all PPSD_TESTING=ON $(BIN)/python setup.py -q build_ext --inplace
-	@export PPSD_KERNELS=all PPSD_TESTING=ON; $(call install,--no-build-isolation --editable ".[all,dev]")
+	@export PPSD_KERNELS=all PPSD_TESTING=ON; $(call install,--no-build-isolation --editable "$(EXTRAS)")
 	@$(BIN)/python setup.py --quiet link_types
 	@touch $(VENV)/runtime $(VENV)/quick $@
