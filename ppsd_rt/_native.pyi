@@ -715,7 +715,8 @@ class testing:
         left: int,
         most: int,
         margin: float = ...,
-    ) -> tuple[list[int], float, float, float]: ...
+        reading: int = ...,
+    ) -> tuple[list[int], float, float, float, bool]: ...
     @staticmethod
     def let_threads_start(count: int) -> None:
         """So many more threads of the extension start, and then none; below 0: as many as are wanted."""

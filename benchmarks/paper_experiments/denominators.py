@@ -7,8 +7,8 @@ compared, up to the first wrong one of each round. A draft that is dropped with 
 from typing import Any
 
 from ppsd_rt import SamplingParams
-from ppsd_rt.bench.plot import Chart, Line, Panel
-from ppsd_rt.cli.common import read_prompts
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel
+from ppsd_rt.lab.cli.prompt_files import read_prompts
 
 from .experiment import Claim, Experiment, Found, Parts, markdown
 from .recorded import TOKENS, engine

@@ -8,7 +8,7 @@ from typing import Any
 
 from made_up_costs import equal_costs
 
-from ppsd_rt.bench.plot import Chart, Line, Panel
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel
 from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.planning.simulate import simulate
 

@@ -11,7 +11,7 @@ from itertools import product
 from typing import Any
 
 from ppsd_rt._native import StageCosts
-from ppsd_rt.bench.plot import Chart, Line, Panel
+from ppsd_rt.lab.bench.plot import Chart, Line, Panel
 from ppsd_rt.pipeline.schedule import MAX_CHUNK
 from ppsd_rt.sampling.noise import Stream
 

@@ -10,7 +10,8 @@ constexpr int kRefinements = 3;   // of what a second is worth, which depends on
 
 }  // namespace
 
-Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, int others, int writing, int left, int most) {
+Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, int others, int writing, int left, int most,
+                int reading) {
   const int answers = int(acceptance.size()), own = answers + others;
   Allotment out;
   out.drafts.assign(size_t(answers), 0);
@@ -20,7 +21,9 @@ Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, i
   std::iota(order.begin(), order.end(), 0);
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return acceptance[a] > acceptance[b]; });
 
-  double worth = (answers + writing) / plain;
+  const int all = answers + writing + reading;
+  const double least = reading > 0 ? all / (times.early(all) + times.verify(all)) : 0.0;
+  double worth = std::max((answers + writing) / plain, least);
   for (int turn = 0; turn < kRefinements; ++turn) {
     std::vector<int> drafts(size_t(answers), 0);
     std::vector<double> alive(size_t(answers), 1.0);
@@ -50,7 +53,7 @@ Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, i
       candidates = take;
     }
     out.drafts = drafts;
-    out.tokens_per_second = worth = tokens / seconds;
+    out.tokens_per_second = worth = std::max(tokens / seconds, least);
     const int last = std::max(rows, own + 1);   // one draft, if there is none
     out.row_seconds = times.margin * (times.verify(last) - times.verify(own)) / (last - own);
     const int drawing = std::max(first, 1);   // who share the step

@@ -19,8 +19,12 @@ struct Allotment {
   bool copies = false;              // does one row more cost less than the token that a copy may bring?
 };
 
+// While prompts are read, a draft delays the answers that wait for theirs as well: a second is worth no less than what all
+// of them give once they write.
+//
 // acceptance: of each answer that may have drafts. others: rows of the pass besides, of which `writing` are answers' own.
-// left: rows that drafts may have in all; most: of one answer.
-Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, int others, int writing, int left, int most);
+// left: rows that drafts may have in all; most: of one answer. reading: answers whose prompts have rows in the pass.
+Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, int others, int writing, int left, int most,
+                int reading = 0);
 
 }  // namespace ppsd

@@ -184,7 +184,7 @@ bool Loop::step() {
   int prompt_rows = 0;
   if (writers == 0) prompt_rows = kPassRows;
   else if (writers < int(all.size())) prompt_rows = std::min(std::max(limits_.prompt_rows, 2 * writers), kPassRows - writers);
-  plan_drafts(writing, prompt_rows, kPassRows - writers - prompt_rows);
+  plan_drafts(writing, prompt_rows, int(all.size()) - writers, kPassRows - writers - prompt_rows);
   writing.clear();
   for (Answer* answer : all) {
     if (!answer->running) continue;   // it has made room for another one
@@ -325,7 +325,7 @@ void Loop::set_drafts(Answer& answer, const Schedule& schedule) {
 }
 
 // Which drafts each answer has. Those with a schedule get what it says, as long as rows are left; the others what pays.
-void Loop::plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int left) {
+void Loop::plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int reading, int left) {
   std::vector<Answer*> automatic;
   std::vector<double> acceptance;
   const double pooled = (kHope * kHopeWeight + accepted_) / (kHopeWeight + judged_);
@@ -349,7 +349,7 @@ void Loop::plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int
     left -= answer->drafts;
     others += answer->drafts;
   }
-  allotment_ = allot(times_, acceptance, others, committed, left, kMaxChunk);
+  allotment_ = allot(times_, acceptance, others, committed, left, kMaxChunk, reading);
   for (size_t i = 0; i < automatic.size(); ++i) left -= automatic[i]->drafts = allotment_.drafts[i];
   for (Answer* answer : writing) {
     if (!answer->automatic) continue;

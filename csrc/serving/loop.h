@@ -63,7 +63,7 @@ class Loop {
   void put_back(Answer& answer);
   Answer* victim(const Answer& other);
   bool make_room(Answer& answer, int rows);
-  void plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int left);
+  void plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int reading, int left);
   void set_drafts(Answer& answer, const Schedule& schedule);
   void draft(const std::vector<Answer*>& writing);
   void next_step(Answer& answer, std::vector<Answer*>* drawing);
