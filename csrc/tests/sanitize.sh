@@ -8,7 +8,7 @@ seconds=${1:-20}
 seed=${2:-1}
 wanted=${*:3}
 status=0
-export TSAN_OPTIONS="halt_on_error=1 ${TSAN_OPTIONS:-}"
+export TSAN_OPTIONS="halt_on_error=1 ${TSAN_OPTIONS:-}" UBSAN_OPTIONS="print_stacktrace=1 ${UBSAN_OPTIONS:-}"
 for sanitizers in ${wanted:-thread address,undefined}; do
   folder=build/sanitize-${sanitizers/,/-}
   mkdir -p "$folder"
