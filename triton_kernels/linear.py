@@ -51,7 +51,7 @@ ENOUGH = 96  # programs for a GPU
 # RUNS. Quantised weights take registers again on their way to the matrix instruction, int8 twice and int4 four times
 # as many. A crowded kernel has other uses for its registers.
 WHOLE_BYTES, AHEAD_BYTES = 64 * 1024, {8: 40 * 1024, 16: 24 * 1024, 32: 8 * 1024}
-CROWDED = {"int8": 2 / 3, "int4": 1 / 2, "fp8": 1 / 3}  # of these bytes; Triton 3.7.1 spills in fp8 with more
+CROWDED = {"int8": 2 / 3, "int4": 1 / 2}  # of these bytes
 _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)
 _MAX_ROWS = tl.constexpr(MAX_ROWS)
 _GROUP = tl.constexpr(int4.GROUP)
@@ -89,18 +89,18 @@ class Tiling(NamedTuple):
 
 @triton.jit
 def program_outputs(BLOCK: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr):
-    """Which of a program's outputs stand where in a tile of weights: [1, 8, warps, N / 8, 1]."""
+    """Which of a program's outputs stand where in a tile of weights: [N / 8, warps, 8, 1, 1]."""
     GROUPS: tl.constexpr = BLOCK // PARTS // 8
-    part = (tl.arange(0, SLICES * PARTS) % PARTS)[None, None, :, None, None]
-    group = tl.arange(0, GROUPS)[None, None, None, :, None]
-    return (part * GROUPS + group) * 8 + tl.arange(0, 8)[None, :, None, None, None]
+    part = (tl.arange(0, SLICES * PARTS) % PARTS)[None, :, None, None, None]
+    group = tl.arange(0, GROUPS)[:, None, None, None, None]
+    return (part * GROUPS + group) * 8 + tl.arange(0, 8)[None, None, :, None, None]
 
 
 @triton.jit
 def thread_inputs(first, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, PIECE: tl.constexpr):
-    """The first of a thread's inputs in a tile: [4, 1, warps, 1, 1]. PIECE: how many stand one after the other."""
-    slice = (tl.arange(0, SLICES * PARTS) // PARTS)[None, None, :, None, None]
-    return first + slice * (4 * RUN) + tl.arange(0, 4)[:, None, None, None, None] * PIECE
+    """The first of a thread's inputs in a tile: [1, warps, 1, 4, 1]. PIECE: how many stand one after the other."""
+    slice = (tl.arange(0, SLICES * PARTS) // PARTS)[None, :, None, None, None]
+    return first + slice * (4 * RUN) + tl.arange(0, 4)[None, None, None, :, None] * PIECE
 
 
 @triton.jit
@@ -129,7 +129,7 @@ def in_order(values, RUN: tl.constexpr, TOGETHER: tl.constexpr):
 
 @triton.jit
 def of_block(w, scales, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
-    """Of a tile that has parts of four blocks (int4) the words and scales of one of them, [4, 8, warps, N / 8, 1]."""
+    """Of a tile that has parts of four blocks (int4) the words and scales of one of them, [N / 8, warps, 8, 4, 1]."""
     if FORMAT == "int4":
         # Sums of one element each, and no tl.split: from 3.7 on that gives its results to other threads.
         word, pair = tl.arange(0, 4)[None, None, None, None, :], tl.arange(0, 2)[None, None, None, None, :]
@@ -142,10 +142,10 @@ def of_block(w, scales, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
 
 @triton.jit
 def scaled(sums, scales):
-    """Sums [warps, N, 16] times scales [4, 8, warps, N / 8, 1]: who has rows of an output has loaded its scale."""
+    """Sums [warps, N, 16] times scales [N / 8, warps, 8, 4, 1]: who has rows of an output has loaded its scale."""
     WARPS: tl.constexpr = sums.shape[0]
     N: tl.constexpr = sums.shape[1]
-    factors = scales.to(tl.float32).permute(2, 3, 1, 4, 0)[:, :, :, :, :, None]
+    factors = scales.to(tl.float32).permute(1, 0, 2, 4, 3)[:, :, :, :, :, None]
     return (sums.reshape(WARPS, N // 8, 8, 2, 4, 2) * factors).reshape(WARPS, N, _MAX_ROWS)
 
 
@@ -154,11 +154,11 @@ def weight_tile(
     words, scales, live, ks, end, step,
     STEPS: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """Weights from where the pointers say, int32 [4, 8, warps, N / 8, WORDS], and their scales.
+    """Weights from where the pointers say, int32 [N / 8, warps, 8, 4, WORDS], and their scales.
 
-    Four threads with RUN inputs each, times eight with an output each, are a warp. The compiler gives threads the axes
-    in this order, those with consecutive elements first. Words, because from step to step it would carry each weight
-    in a register of its own.
+    Four threads with RUN inputs each, times eight with an output each, are a warp. From Triton 3.7 on the compiler
+    gives threads the last axes, after those with consecutive elements. Words, because from step to step it would carry
+    each weight in a register of its own.
     """
     here = live & (step < STEPS if EVEN else ks < end)
     w = tl.load(words + tl.arange(0, WORDS), mask=here, other=0, eviction_policy="evict_first")
@@ -171,22 +171,22 @@ def weight_tile(
 @triton.jit
 def left_operand(w, scales, RUN: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr):
     """A tile of weights, RUN of each thread -> [warps, N, 4 * RUN]; of int4 their levels."""
-    WARPS: tl.constexpr = w.shape[2]
-    N: tl.constexpr = w.shape[3] * 8
+    WARPS: tl.constexpr = w.shape[1]
+    N: tl.constexpr = w.shape[0] * 8
     if FORMAT == "int4":
-        values = int4.levels_of(w, DOT).permute(2, 3, 1, 0, 4, 5, 6, 7)
+        values = int4.levels_of(w, DOT).permute(1, 0, 2, 3, 4, 5, 6, 7)
     elif FORMAT == "int8":
         even, odd = tl.join(w << 24, w << 8), tl.join(w << 16, w)  # the sign is that of the highest bit
-        values = (tl.join(even, odd) >> 24).to(tl.float32)  # [4, 8, warps, N / 8, WORDS, 2, 2]
-        values = (values * scales.to(tl.float32)[:, :, :, :, :, None, None]).to(DOT).permute(2, 3, 1, 0, 4, 5, 6)
+        values = (tl.join(even, odd) >> 24).to(tl.float32)  # [N / 8, warps, 8, 4, WORDS, 2, 2]
+        values = (values * scales.to(tl.float32)[:, :, :, :, :, None, None]).to(DOT).permute(1, 0, 2, 3, 4, 5, 6)
     elif FORMAT == "fp8":
-        bytes = tl.join(tl.join(w, w >> 16), tl.join(w >> 8, w >> 24)).to(tl.int8)  # [4, 8, warps, N / 8, WORDS, 2, 2]
-        values = bytes.to(tl.float8e4nv, bitcast=True).to(DOT).permute(2, 3, 1, 0, 4, 5, 6)
+        bytes = tl.join(tl.join(w, w >> 16), tl.join(w >> 8, w >> 24)).to(tl.int8)  # [N / 8, warps, 8, 4, WORDS, 2, 2]
+        values = bytes.to(tl.float8e4nv, bitcast=True).to(DOT).permute(1, 0, 2, 3, 4, 5, 6)
     elif w.shape[4] < RUN:
         halves = tl.join(w.to(tl.int16), (w >> 16).to(tl.int16))
-        values = halves.to(tl.bfloat16, bitcast=True).permute(2, 3, 1, 0, 4, 5)
+        values = halves.to(tl.bfloat16, bitcast=True).permute(1, 0, 2, 3, 4, 5)
     else:
-        values = w.to(tl.float32, bitcast=True).permute(2, 3, 1, 0, 4)
+        values = w.to(tl.float32, bitcast=True).permute(1, 0, 2, 3, 4)
     return in_order(values.reshape(WARPS, N, 4 * RUN), RUN, 4)
 
 
@@ -232,7 +232,7 @@ def product(
     """STEPS steps of weights times the rows at x -> [BLOCK, 16]. `tiles`, `words`, `scales`: of `first_tiles`."""
     WARPS: tl.constexpr = SLICES * PARTS
     STEP: tl.constexpr = SLICES * 4 * RUN
-    N: tl.constexpr = words.shape[3] * 8
+    N: tl.constexpr = words.shape[0] * 8
     WORDS: tl.constexpr = tiles[0][0].shape[4]
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     BLOCKS: tl.constexpr = 4 if FORMAT == "int4" else 1  # of inputs that a thread has some of
@@ -241,12 +241,12 @@ def product(
     SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32
     SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
     ks, last = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
-    inputs = thread_inputs(first, PARTS, SLICES, RUN, PIECE)[:, :, :, :, :, None]
-    inputs += (tl.arange(0, PIECE // VECTOR) * VECTOR)[None, None, None, None, :, None]
+    inputs = thread_inputs(first, PARTS, SLICES, RUN, PIECE)[None, :, :, :, :, :]
+    inputs += (tl.arange(0, PIECE // VECTOR) * VECTOR)[:, None, None, None, None, None]
     element = tl.arange(0, VECTOR)[None, None, None, None, None, :]
-    eight = tl.arange(0, 8)[None, :, None, None, None, None]
-    row = eight + tl.arange(0, 2)[None, None, None, :, None, None] * 8
-    cells = x + (row * INPUTS + inputs)  # [4, 8, warps, 2, RUN / VECTOR, 1]
+    eight = tl.arange(0, 8)[None, None, None, :, None, None]
+    row = eight + tl.arange(0, 2)[None, :, None, None, None, None] * 8
+    cells = x + (row * INPUTS + inputs)  # [PIECE / VECTOR, 2, warps, 8, 4, 1]
     gains = norm + (inputs + eight * 0) if NORM else cells  # the same for all rows: a thread loads what it needs
     sums = tl.zeros([WARPS, N, _MAX_ROWS], tl.float32)
     squares = tl.zeros([WARPS, _MAX_ROWS, _MAX_ROWS], tl.float32)
@@ -267,12 +267,12 @@ def product(
                     inside = inputs >= 0
                 values = tl.load(cells + (at + element), mask=(row < rows) & inside, other=0).to(DOT)
                 if NORM:
-                    columns = values.permute(2, 3, 1, 0, 4, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
+                    columns = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
                     columns = in_order(columns, PIECE, 2)
                     squares = tl.dot(columns, columns.permute(0, 2, 1), squares, input_precision="ieee")
                     gain = tl.load(gains + (at + element), mask=inside & (eight < 8), other=0)
                     values = (values.to(tl.float32) * gain.to(tl.float32)).to(DOT)
-                columns = values.permute(2, 3, 1, 0, 4, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
+                columns = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
                 columns = in_order(columns, PIECE, 4).permute(0, 2, 1)
                 if FORMAT == "int4":
                     sums += scaled(tl.dot(w, columns, input_precision="ieee"), scale)
