@@ -130,6 +130,9 @@ EXPORT int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
     launch.parameters.push_back(value);
   }
   launch.ranges.swap(extents);
+  for (Range& range : launch.ranges)
+    for (size_t i = 0; i < kernel.parameters.size(); ++i)
+      range.parameters |= uint64_t(kernel.parameters[i].second && launch.parameters[i] == range.begin) << i;
   if (capturing != nullptr) {
     capturing->push_back(std::move(launch));
     return 0;
