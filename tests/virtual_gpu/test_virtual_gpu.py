@@ -76,6 +76,20 @@ def test_a_mutation_is_caught(gpu, name):
 
 
 @pytest.mark.slow
+def test_what_a_kernel_acquires_the_next_one_of_its_stream_sees():
+    library = build()
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(library.parent / "triton")}
+
+    def wrong(*arguments):
+        command = [sys.executable, "-P", Path(__file__).parent / "ordered.py", library, *arguments]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300).stdout
+
+    assert wrong() == ""
+    assert "reader, line" in wrong("relaxed")
+
+
+@pytest.mark.slow
 def test_the_first_minutes_on_a_gpu_pass_on_the_virtual_one(tmp_path):
     # And the values that it compares a real one with are still those of the kernels.
     library = build()
