@@ -13,12 +13,16 @@ from typing import Any
 
 import torch
 
+# The repetition penalty of a draft looks at these while a verdict may be writing them. A draft token is a guess: what
+# it sees changes how often it is right, and no answer. The model's own tokens have no such liberty.
+UNORDERED = {("heads_kernel", "text"), ("heads_kernel", "first_seen")}
+
 
 class VirtualGpu:
     def __init__(self, library: Path, sm: int) -> None:
-        self.sm = sm
+        self.sm, self.drafting = sm, False
         self.driver = driver = ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
-        driver.virtual_gpu_argument.argtypes = [ctypes.c_uint64, ctypes.c_uint64]
+        driver.virtual_gpu_argument.argtypes = [ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int]
         driver.virtual_gpu_end_capture.restype = ctypes.c_void_p
         driver.virtual_gpu_set.argtypes = [ctypes.c_uint64, ctypes.c_int, ctypes.c_int]
         for count in (driver.virtual_gpu_instructions, driver.virtual_gpu_races):
@@ -100,10 +104,12 @@ def install(library: Path, sm: int, mutate: Callable[[str], str] = str) -> Virtu
         return None
 
     def run(kernel: JITFunction[Any], *args: Any, grid: Any, warmup: bool, **named: Any) -> Any:
-        for value in (*args, *named.values()):
+        for name, value in (*zip(kernel.arg_names, args, strict=False), *named.items()):
             if isinstance(value, torch.Tensor):
+                unordered = gpu.drafting and (kernel.__name__, name) in UNORDERED
                 extent = sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True)) + 1
-                gpu.driver.virtual_gpu_argument(value.data_ptr(), extent * value.itemsize if value.numel() else 0)
+                size = extent * value.itemsize if value.numel() else 0
+                gpu.driver.virtual_gpu_argument(value.data_ptr(), size, unordered)
         return launched(kernel, *args, grid=grid, warmup=warmup, **named)
 
     launched = JITFunction.run
@@ -120,7 +126,7 @@ def install(library: Path, sm: int, mutate: Callable[[str], str] = str) -> Virtu
 
 def _backend_believes(gpu: VirtualGpu) -> None:
     """The cuda backend takes the CPU for a GPU whose launches can be captured."""
-    from ppsd_rt.cuda import backend, errors, graphs
+    from ppsd_rt.cuda import backend, errors, graphs, stages
 
     class Recorder(graphs.Recorder):
         def warm_up(self, steps: list[tuple[Callable[[], None], torch.device]]) -> None:
@@ -136,6 +142,14 @@ def _backend_believes(gpu: VirtualGpu) -> None:
         self._eager = errors.switch("PPSD_CUDA_EAGER")
         gpu.forget()  # its weights may be where an earlier engine's kernels have written
 
+    def exit_head(*args: Any, **options: Any) -> None:
+        gpu.drafting = True
+        try:
+            drafted(*args, **options)
+        finally:
+            gpu.drafting = False
+
+    drafted, stages.exit_head = stages.exit_head, exit_head
     backend.Recorder = Recorder
     backend.CudaBackend.__init__ = start
     errors.pick_device = lambda name: torch.device("cpu")

@@ -61,13 +61,9 @@ def test_other_ways_to_launch_give_the_same_tokens(gpu):
         assert [answer["ids"] for answer in answers] == [answer["ids"] for answer in captured]
 
 
-def marks(name):
-    if name == "a mask less, reading":
-        return [pytest.mark.slow, pytest.mark.xfail(reason="a gap of the virtual GPU: this read is not found out")]
-    return [] if name in QUICK else [pytest.mark.slow]
-
-
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in MUTATIONS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in MUTATIONS]
+)
 def test_a_mutation_is_caught(gpu, name):
     mutation = MUTATIONS[name]
     format = "bfloat16" if name in QUICK else "int8"
@@ -77,6 +73,20 @@ def test_a_mutation_is_caught(gpu, name):
     if not result["fault"]:
         plain = right(gpu(**{**job, "schedules": []}), 1)[0]["ids"]
         assert any(answer["ids"] != plain for answer in result["answers"])
+
+
+@pytest.mark.slow
+def test_what_a_kernel_acquires_the_next_one_of_its_stream_sees():
+    library = build()
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(library.parent / "triton")}
+
+    def wrong(*arguments):
+        command = [sys.executable, "-P", Path(__file__).parent / "ordered.py", library, *arguments]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True, timeout=300).stdout
+
+    assert wrong() == ""
+    assert "reader, line" in wrong("relaxed")
 
 
 @pytest.mark.slow

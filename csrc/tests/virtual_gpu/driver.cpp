@@ -130,6 +130,9 @@ EXPORT int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
     launch.parameters.push_back(value);
   }
   launch.ranges.swap(extents);
+  for (Range& range : launch.ranges)
+    for (size_t i = 0; i < kernel.parameters.size(); ++i)
+      range.parameters |= uint64_t(kernel.parameters[i].second && launch.parameters[i] == range.begin) << i;
   if (capturing != nullptr) {
     capturing->push_back(std::move(launch));
     return 0;
@@ -143,8 +146,8 @@ EXPORT int cuLaunchKernelEx(const LaunchConfig* config, void* function, void** p
 // -- levers --------------------------------------------------------------------------------------------------------------
 
 // An argument of this thread's next launch.
-EXPORT void virtual_gpu_argument(uint64_t begin, uint64_t bytes) {
-  extents.push_back({begin, begin + bytes});
+EXPORT void virtual_gpu_argument(uint64_t begin, uint64_t bytes, int unordered) {
+  extents.push_back({begin, begin + bytes, 0, unordered != 0});
   virtual_gpu::machine().learn(extents.back());
 }
 EXPORT void virtual_gpu_begin_capture() {

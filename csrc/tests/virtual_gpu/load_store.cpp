@@ -40,21 +40,19 @@ void write(uint64_t at, int size, uint64_t value) {
 
 // -- global memory -----------------------------------------------------------------------------------------------------
 
-bool inside(const std::vector<Range>& ranges, uint64_t begin, uint64_t end) {
-  for (const Range& range : ranges)
-    if (begin >= range.begin && end <= range.end) return true;
-  return false;
-}
-
-void check_bounds(Warp& w, uint64_t at, int bytes) {
+void check_bounds(Warp& w, const Instruction& i, uint64_t at, int bytes) {
   if (at % uint64_t(bytes)) w.fail("is not aligned to " + std::to_string(bytes) + " bytes");
-  if (inside(w.cta->grid->ranges, at, at + uint64_t(bytes))) return;
-  if (w.cta->grid->kernel->indirect && inside(w.cta->machine->known_ranges(), at, at + uint64_t(bytes))) return;
-  // Of the nearest argument before.
-  int64_t off = INT64_MAX;
+  const auto mine = [&](const Range& range) { return i.origins == 0 || (range.parameters & i.origins) != 0; };
+  const auto holds = [&](const Range& range) { return at >= range.begin && at + uint64_t(bytes) <= range.end; };
   for (const Range& range : w.cta->grid->ranges)
-    if (at >= range.begin) off = std::min(off, int64_t(at - range.end));
-  w.fail("is out of bounds, " + std::to_string(off) + " bytes behind an argument's end");
+    if (holds(range) && mine(range)) return;
+  if (i.origins == 0 && w.cta->grid->kernel->indirect)
+    for (const Range& range : w.cta->machine->known_ranges())
+      if (holds(range)) return;
+  int64_t off = INT64_MAX;   // of the nearest argument before
+  for (const Range& range : w.cta->grid->ranges)
+    if (at >= range.begin && mine(range)) off = std::min(off, int64_t(at - range.end));
+  w.fail("is out of bounds, " + (off == INT64_MAX ? "before its argument" : std::to_string(off) + " bytes behind an argument's end"));
 }
 
 uint32_t thread_of(const Warp& w, int lane) { return uint32_t(w.number * kLanes + lane); }
@@ -78,7 +76,7 @@ uint64_t weakly(Warp& w, uint64_t at, int size, int lane, uint64_t now) {
   if (its == nullptr) return now;
   if (!w.waited) w.fail("reads before the wait what a kernel has written");
   if (sees(w, *its, thread_of(w, lane))) return now;
-  machine.race(w);
+  machine.race(w, at);
   if (!machine.chance(2)) return now;
   const uint32_t before = its->before >> (8 * (at % 4));
   return size == 4 ? before : before & ((1u << (8 * size)) - 1);
@@ -90,7 +88,7 @@ void load_global(Warp& w, const Instruction& i) {
   for (int l = 0; l < kLanes; ++l) {
     if (!(w.active >> l & 1)) continue;
     const uint64_t at = address(w, i.from[0], l);
-    check_bounds(w, at, bytes);
+    check_bounds(w, i, at, bytes);
     uint64_t values[8];
     for (int n = 0; n < i.count; ++n) {
       const uint64_t its = at + uint64_t(n * i.size);
@@ -148,7 +146,7 @@ void store_global(Warp& w, const Instruction& i) {
   const int bytes = i.size * i.count;
   for (int l = 0; l < kLanes; ++l) {   // all lanes release what was before any of them stores
     if (!(w.active >> l & 1)) continue;
-    check_bounds(w, address(w, i.from[0], l), bytes);
+    check_bounds(w, i, address(w, i.from[0], l), bytes);
     if (i.option == kReleases) release(w, address(w, i.from[0], l), l), __atomic_thread_fence(__ATOMIC_RELEASE);
   }
   for (int l = 0; l < kLanes; ++l) {
@@ -167,7 +165,7 @@ void atomic(Warp& w, const Instruction& i) {
     const int l = (first + n) % kLanes;
     if (!(w.active >> l & 1)) continue;
     const uint64_t at = address(w, i.from[0], l);
-    check_bounds(w, at, i.size);
+    check_bounds(w, i, at, i.size);
     if (!w.waited) w.fail("stores before it has waited for the kernel ahead");
     auto* memory = reinterpret_cast<uint32_t*>(at);
     const uint32_t value = uint32_t(value_of(w, i.from[1], l));
@@ -231,7 +229,7 @@ void copy(Warp& w, const Instruction& i) {
     const int bytes = i.from.size() > 3 ? int(value_of(w, i.from[3], l)) : whole;
     const uint32_t to = uint32_t(address(w, i.from[0], l));
     const uint64_t from = address(w, i.from[1], l);
-    if (bytes > 0) check_bounds(w, from, whole);
+    if (bytes > 0) check_bounds(w, i, from, whole);
     std::memset(shared(w, to, whole, true), 0xFF, size_t(whole));
     w.copies.push_back({from, to, bytes, whole, l, w.copies_committed});
   }

@@ -10,6 +10,7 @@ namespace {
 constexpr uint64_t kPatience = 50'000'000;   // instructions of warps in which some CTA ends
 constexpr int kMostCtas = 8;                 // at the same time
 thread_local Order stream_known;             // what the next chain of this thread's stream sees
+thread_local std::vector<Seen> stream_seen;
 
 }  // namespace
 
@@ -20,6 +21,7 @@ struct Machine::Chain {
   std::deque<std::unique_ptr<Grid>> grids;        // that have begun and not ended, in order
   std::vector<std::unique_ptr<Cta>> ctas;         // likewise, in any
   Order known;
+  std::vector<Seen> seen;   // of CTAs that may not have ended
   uint64_t last_end = 0;
 };
 
@@ -48,11 +50,10 @@ void Machine::forget() {
   ranges_.clear(), record.clear();
 }
 
-void Machine::race(const Warp& warp) {
+void Machine::race(const Warp& warp, uint64_t at) {
   const Instruction& its = warp.cta->grid->kernel->code[size_t(warp.at)];
-  // The penalty of a draft looks at text, and at where ids stood first, while a verdict may be writing: whatever it sees, a
-  // draft is only a guess. Where the model's own token depends on it, another value is another answer.
-  if (warp.cta->grid->kernel->name == "heads_kernel") return;
+  for (const Range& range : warp.cta->grid->ranges)
+    if (range.unordered && at >= range.begin && at < range.end) return;
   if (races++ == 0) {
     first_race = warp.cta->grid->kernel->name + ", line " + std::to_string(its.line) + ": " + its.text + " is not ordered after what it reads was written";
   }
@@ -83,12 +84,13 @@ void Machine::run(const std::vector<Launch>& launches) {
   random_ = &chain.random;
   chain.known = stream_known;
   chain.known.merge(idle_);
+  merge(chain.seen, stream_seen, chain.known);
   chain.last_end = instructions;
   const auto end = [&] {
     for (auto& cta : chain.ctas) spare_.push_back(std::move(cta));
     spare_streams_.push_back(chain.stream);
     if (spare_streams_.size() == kStreams - 1) idle_ = ended_;
-    stream_known = chain.known;
+    stream_known = chain.known, stream_seen = chain.seen;
     give_turn();
   };
   try {
@@ -136,7 +138,7 @@ void Machine::begin_grid(Chain& chain, const Launch& launch) {
   grid->id = uint32_t(chain.stream) << 28 | ++numbers_[chain.stream];
   grid->dependent = launch.dependent;
   grid->ahead = chain.grids.empty() ? nullptr : chain.grids.back().get();
-  grid->known = chain.known;
+  grid->known = chain.known, grid->seen = chain.seen;
   grid->order.resize(launch.size[0] * launch.size[1] * launch.size[2]);
   for (size_t i = 0; i < grid->order.size(); ++i) grid->order[i] = int(i);
   if (adversary) std::shuffle(grid->order.begin(), grid->order.end(), chain.random);
@@ -155,7 +157,7 @@ void Machine::begin_cta(Chain& chain, Grid& grid) {
   cta->place[2] = uint32_t(number) / grid.size[0] / grid.size[1];
   cta->epoch = 1, cta->store_epoch = 0, cta->shared_epoch = ++shared_epochs_;
   cta->left = warps, cta->arrived = cta->triggers = 0;
-  cta->known = grid.known, cta->seen.clear();
+  cta->known = grid.known, cta->seen = grid.seen;
   cta->shared.begin(grid.shared);
   const size_t words = size_t(kernel.units) * kLanes;
   cta->registers.assign(words * size_t(warps), 0x7FC0DEADu);   // what no instruction has written
@@ -198,9 +200,13 @@ void Machine::turn_of(Chain& chain, Warp& w) {
   Cta& cta = *w.cta;
   Grid& grid = *cta.grid;
   const Instruction* code = grid.kernel->code.data();
+  const auto see_what_is_ahead = [&] {
+    cta.known.merge(chain.known);
+    merge(cta.seen, chain.seen, cta.known);
+  };
   if (w.waiting) {   // the grid ahead has ended
     w.waiting = false, w.waited = true;
-    cta.known.merge(chain.known);
+    see_what_is_ahead();
   }
   // Groups at the same instruction are one.
   const auto meet = [&] {
@@ -274,14 +280,17 @@ void Machine::turn_of(Chain& chain, Warp& w) {
         if (!w.groups.empty()) break;
         if (!w.copies.empty() || !w.products.empty()) w.fail("ends with something under way that it has not waited for");
         if (cta.arrived) w.fail("ends while other warps wait at a barrier");
+        merge(grid.seen_after, w.acquired, cta.known);
         if (--cta.left == 0) {
           chain.last_end = instructions;
           if (cta.triggers < int(cta.warps.size())) ++grid.triggered;
           grid.after.merge(cta.known);
+          merge(grid.seen_after, cta.seen, grid.after);
           if (++grid.ended == grid.ctas()) {
             if (chain.grids.front().get() != &grid) w.fail("ends before the kernel ahead has");
             chain.known.merge(grid.after);
             chain.known.grids[chain.stream] = number_of(grid.id);
+            merge(chain.seen, grid.seen_after, chain.known);
             ended_.merge(chain.known);
           }
           const auto mine = std::find_if(chain.ctas.begin(), chain.ctas.end(), [&](const auto& each) { return each.get() == &cta; });
@@ -323,7 +332,7 @@ void Machine::turn_of(Chain& chain, Warp& w) {
       } else if (its.flow == Flow::kWait) {
         if (!w.waited) {
           w.waiting = grid.ahead != nullptr;
-          if (!w.waiting) w.waited = true, cta.known.merge(chain.known);
+          if (!w.waiting) w.waited = true, see_what_is_ahead();
         }
       } else {
         if (!w.waited) w.fail("lets dependents begin before it has waited");

@@ -255,6 +255,32 @@ struct Parser {
     }
   }
 
+  // Each access to global memory may touch what the parameters that its address is computed from point to. An address
+  // that has been in memory, shared or global, comes from nowhere.
+  void trace() {
+    if (kernel.parameters.size() > 64) throw Fault(kernel.name + ": more parameters than the machine tells apart");
+    std::vector<uint64_t> origins(registers.size());
+    const auto holds = [](const Operand& o) { return o.kind == Operand::kRegister && !o.constant && o.bits == 64; };
+    const auto of = [&](const Operand& o) {
+      return o.kind == Operand::kParameter ? uint64_t(kernel.parameters[size_t(o.place)].second) << o.place : holds(o) ? origins[size_t(o.place)] : 0;
+    };
+    for (bool changed = true; changed;) {
+      changed = false;
+      for (const Instruction& its : kernel.code) {
+        if (its.to.size() != 1 || !holds(its.to[0]) || (its.name[0] == "ld" && its.name[1] != "param")) continue;
+        uint64_t& mine = origins[size_t(its.to[0].place)];
+        const uint64_t before = mine;
+        for (const Operand& o : its.from) mine |= of(o);
+        changed |= mine != before;
+      }
+    }
+    for (Instruction& its : kernel.code) {
+      const std::string& name = its.name[0];
+      if (name == "ld" || name == "st" || name == "atom" || name == "red") its.origins = of(its.from[0]);
+      if (name == "cp" && its.from.size() > 2) its.origins = of(its.from[1]);
+    }
+  }
+
   // Where each register is live, as one range of instructions; registers whose ranges do not meet share a place.
   void allocate() {
     const int count = int(kernel.code.size()), words = int(registers.size() + 63) / 64;
@@ -348,6 +374,7 @@ Kernel parse(const std::string& text) {
   last.name = {"ret"}, last.text = "ret";
   kernel.code.push_back(last);
   for (const auto& [at, name] : parser.branches) kernel.code[size_t(kernel.code[at].from[0].place)].label = true;
+  parser.trace();
   parser.allocate();
   for (Instruction& its : kernel.code) bind(its);
   return std::move(kernel);

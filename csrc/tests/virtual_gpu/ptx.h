@@ -54,6 +54,7 @@ struct Instruction {
   std::vector<std::string> name;   // parts between dots
   std::string text;
   int line = 0;                    // of the source that Triton was given
+  uint64_t origins = 0;            // of an access to global memory: parameters that its address comes from, bits; 0: unknown
 };
 
 struct Kernel {

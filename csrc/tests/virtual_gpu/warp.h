@@ -22,6 +22,7 @@ struct Grid {
   Grid* ahead = nullptr;          // while that is so
   Order known;                    // what all its CTAs see from the beginning, if not `dependent`
   Order after;                    // what whoever comes after it sees
+  std::vector<Seen> seen, seen_after;   // likewise of CTAs that have not ended: what was acquired of them
   int shared = 0;                 // bytes of each CTA
 
   int begun = 0, ended = 0, triggered = 0;   // CTAs
