@@ -3,8 +3,8 @@
 The last line is one JSON object: answers, tokens, differences (answers other than plain decoding's, and faults), seeds,
 mutations, caught. Exit status 1 where an answer differs or a mutation is missed.
 
---save FILE keeps what each job and mutation gave, as JSON; a later call with the same file and as many seeds goes on from
-there. Delete it when a kernel has changed.
+--save FILE keeps what each job and mutation gave, as JSON; a later call with the same file and as many seeds goes on
+from there. Delete it when a kernel has changed.
 """
 
 import argparse
