@@ -223,7 +223,7 @@ def test_a_grammar_that_gives_up_ends_the_answer_alone(controls):
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_the_command_over_two_ranks(folder, backend):
     machine = ["--backend", backend, "--device", "cpu", "--dtype", "int8" if backend == "cpu" else "float32"]
-    command = ["-m", "ppsd_rt", "-m", str(folder), "--exit-head", "norm:2", "--raw", *machine, "--json", "-n", "60"]
+    command = ["-m", "ppsd_rt", "-m", str(folder), "--exit-head", "norm:2", "--raw", *machine, "--json", "-n", "120"]
     command += ["--grammar", "regex=([a-f]{2,5} ){3,12}[xyz]+!", "--temperature", "1.1", "--seed", "5", PROMPT]
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     texts = []
