@@ -143,13 +143,16 @@ def qkv(
     crowded = norms is not None or kv is not None
     how = launch(other, tiling_of(other, cut.block), x, pdl, crowded)
     of_kv = {f"KV_{name}": how[name] for name in ("STEPS", "AHEAD", "RUN", "EVEN", "FORMAT")}
+    # Or the assembler spills some registers to make room for one more program. int8 and fp8 spill with this limit.
+    tight = (norms is not None or x.dtype == torch.float32) and weight.format in ("plain", "int4")
+    limit = {"maxnreg": 255} if tight else {}
     qkv_kernel[(outputs // cut.block,)](
         x, norm, eps, weight.values, weight.scales, *(kv or (None, None))[:2], bias, query_norm, key_norm,
         cosines, sines, queries, keys, values, state, siblings, keys.shape[1],
         HEADS=heads, KV_HEADS=keys.shape[0], HEAD_DIM=head_dim, INPUTS=weight.inputs, KV=kv is not None,
         BIAS=bias is not None, NORMS=norms is not None, ROTARY=rotary,
         X_AT=at_positions(x), SIBLINGS=siblings is not None, DOT=dot_type(weight), PDL=pdl,
-        **of_kv, **launch(weight, cut, x, pdl, crowded),
+        **of_kv, **launch(weight, cut, x, pdl, crowded), **limit,
     )  # fmt: skip
 
 
