@@ -19,10 +19,7 @@ from .thompson import TEMPERATURES, best_fixed, replays, speed
 
 
 class Fixed:
-    """Drafts a number that is settled when the round begins."""
-
-    def begin(self) -> int:
-        raise NotImplementedError
+    """Drafts a number that `begin` settles."""
 
     def stop(self, confidence: float) -> bool:
         return False

@@ -201,7 +201,6 @@ py::array_t<float> packed(const py::object& rows, const std::string& format) {
   return out;
 }
 
-// A share of every layer; arrays are [rows][hidden], `part` is written.
 }  // namespace
 
 void bind_testing(py::module_& m) {

@@ -15,8 +15,8 @@ size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
-Head::Head(const Kernels& kernels, const ModelShape& shape, const PackedHead& head,
-                       const std::vector<int>& draft_ids, int members)
+Head::Head(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,
+           int members)
     : kernels_(kernels),
       head_(head),
       draft_ids_(draft_ids),

@@ -12,7 +12,12 @@ constexpr std::chrono::milliseconds kNews{25};
 }  // namespace
 
 Session::Session(CpuEngine* engine, Request request, Trace* trace)
-    : engine_(engine), request_(std::move(request)), trace_(trace), events_(kNews), text_(request_.prompt), thread_([this] { work(); }) {}
+    : engine_(engine),
+      request_(std::move(request)),
+      trace_(trace),
+      events_(kNews),
+      text_(request_.prompt),
+      thread_([this] { work(); }) {}
 
 Session::~Session() { end(); }
 

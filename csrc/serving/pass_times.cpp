@@ -9,11 +9,11 @@ namespace {
 constexpr double kFades = 0.98;        // what a pass weighs after each further one
 constexpr double kDisturbed = 1.5;     // times what was expected: more is somebody else's doing, and counts as this much
 constexpr double kTrusted = 3.0;       // passes, after which that is known
-constexpr double kFixedRows = 5.0;     // the guess: reading the weights takes as long as so many rows
+constexpr double kFixedRows = 5.0;     // the guess: reading the weights takes as long as so many rows,
+constexpr double kGuessSpread = 0.05;  // and it counts as passes whose rows differ by this share of them
 constexpr double kPace = 0.3;          // how much of what a pass took too long is the pace of all,
 constexpr double kRecent = 0.15;       // and how much is of its number of rows,
 constexpr double kRemembered = 200.0;  // half of which is forgotten after so many passes
-constexpr double kGuessSpread = 0.05;  // and it counts as passes whose rows differ by this share of them
 
 }  // namespace
 
@@ -40,22 +40,23 @@ void PassTime::observe(int rows, double seconds) {
     seen.ratio *= std::pow(ratio / seen.ratio, kRecent);
   }
   seen.pass = ++passes_;
-}
-
-// By what passes with so many rows took, or with fewer, if there was none.
-double PassTime::corrected(int rows) const {
-  int like = std::clamp(rows, 1, kPassRows);
-  while (like > 1 && seen_[size_t(like)].pass == 0) --like;
-  const Seen& seen = seen_[size_t(like)];
-  const double trust = seen.pass == 0 ? 0.0 : std::exp2(-double(passes_ - seen.pass) / kRemembered);
-  return pace_ * line(rows) * (1.0 + trust * (seen.ratio - 1.0));
+  expect();
 }
 
 double PassTime::operator()(int rows) const {
-  double most = corrected(rows);
-  for (int fewer = 1; fewer < std::min(rows, kPassRows); ++fewer)
-    if (seen_[size_t(fewer)].pass != 0) most = std::max(most, corrected(fewer));
-  return most;
+  const int most = std::min(rows, kPassRows);
+  return expected_[size_t(most)] + (rows - most) * pace_ * each_;
+}
+
+// By what passes with so many rows took, or with fewer, if there was none. `allot` asks hundreds of times in a round.
+void PassTime::expect() {
+  double factor = 1.0, least = 0.0;
+  for (int rows = 1; rows <= kPassRows; ++rows) {
+    const Seen& seen = seen_[size_t(rows)];
+    if (seen.pass != 0) factor = 1.0 + std::exp2(-double(passes_ - seen.pass) / kRemembered) * (seen.ratio - 1.0);
+    expected_[size_t(rows)] = std::max(pace_ * line(rows) * factor, least);
+    if (seen.pass != 0) least = expected_[size_t(rows)];
+  }
 }
 
 }  // namespace ppsd

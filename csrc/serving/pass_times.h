@@ -24,10 +24,11 @@ class PassTime {
     int64_t pass = 0;     // the last one with so many rows; 0: there was none
   };
   double line(int rows) const { return at_none_ + each_ * rows; }
-  double corrected(int rows) const;
+  void expect();
 
   std::array<Seen, kPassRows + 1> seen_{};
-  double pace_ = 1.0;                                                                   // of late, over the line's
+  std::array<double, kPassRows + 1> expected_{};   // by rows
+  double pace_ = 1.0;   // of the last passes, over the line's
   int64_t passes_ = 0;
   double weight_ = 0.0, rows_ = 0.0, squares_ = 0.0, seconds_ = 0.0, products_ = 0.0;   // sums over passes
   double at_none_ = 0.0, each_ = 0.0;                                                   // the line

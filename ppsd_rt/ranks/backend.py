@@ -20,12 +20,12 @@ from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule
 from ..planning.planner import explain
 from ..planning.planner_pool import PlannerPool, kind_of
-from ..sampling.grammar import GIVES_UP, Grammar
+from ..sampling.grammar import Grammar
 from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import Span
 from .control import Control, Kind, Words, numbers_of, text_of, words_of
 from .costs import displacer, rank_costs, side_by_side, time_drafts
-from .grammars import pack_grammar
+from .grammars import GIVES_UP, pack_grammar
 from .links import ROWS, VERDICTS, Receiver, Sender
 from .report import report_of
 from .slices import RankDrafter, Slices
@@ -381,7 +381,7 @@ class RanksBackend:
                         break
                     self._sender.send(lengths(out, written, self._hidden))
             except Exception as error:
-                if str(error).startswith(GIVES_UP):
+                if isinstance(error, GIVES_UP):
                     self._grammar_said(self._grammar, str(error))
                 else:
                     if not isinstance(error, PpsdError):  # not of its own stage

@@ -12,10 +12,11 @@ from threading import Thread
 
 import numpy as np
 
-from ..errors import PpsdError
+from .. import _native
+from ..errors import GrammarFailed, PpsdError
 from ..models.checkpoint import Checkpoint
 from ..models.tokenizer import load_tokenizer
-from ..sampling.grammar import GIVES_UP, Grammar, Grammars, Masks, TokenMask
+from ..sampling.grammar import Grammar, Grammars, Masks, TokenMask
 from .control import PAYLOAD_WORDS, Control, Kind, Words, words_of
 from .threads import start
 
@@ -36,9 +37,12 @@ def grammars_of(checkpoint: Checkpoint) -> Grammars:
     """As the engine of rank 0 makes them. PpsdError without llguidance."""
     from ..engine import with_end
 
-    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
+    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size, checkpoint.gguf)
     config = with_end(checkpoint.config, tokenizer)
     return Grammars(tokenizer, config.vocab_size, sorted(config.eos_token_ids))
+
+
+GIVES_UP = (_native.MaskFailed, GrammarFailed)  # as C++ stages say it, and as those in Python do
 
 
 class ToldGrammars:
@@ -58,10 +62,10 @@ class ToldGrammars:
 
     def gives_up(self, error: Exception) -> bool:
         """Is it the grammar that has failed? Then rank 0 ends the answer, and no other."""
-        gives_up = str(error).startswith(GIVES_UP) and self._newest is not None
-        if gives_up and self._newest is not None:
-            self._control.tell(0, Kind.GRAMMAR, self._newest[0], text=str(error))
-        return gives_up
+        if not isinstance(error, GIVES_UP) or self._newest is None:
+            return False
+        self._control.tell(0, Kind.GRAMMAR, self._newest[0], text=str(error))
+        return True
 
     def _told(self, rank: int, number: int, message: Words) -> None:
         self._parts.append(words_of(message))

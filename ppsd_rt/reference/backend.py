@@ -110,7 +110,6 @@ class TorchBackend:
         self._tokens: list[int] = []  # what the stages' rows were computed from
         self._active: Pipeline | None = None
         self._costs: Costs | None = None
-        # by whether tokens are sampled, lookup, siblings, recycle
         self._planners = PlannerPool()
         self._timeline: Timeline | None = None
 

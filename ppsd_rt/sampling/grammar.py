@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from ..models.tokenizer import Tokenizer
 
-GIVES_UP = "the grammar gives up"  # how the error begins that comes in the middle of an answer
 _MOST_TEXT = 1 << 20  # characters
 _MOST_KEPT = 256 << 20  # bytes that compiled grammars may take, and
 _MOST_SEEN = 256  # how many of them, and of those that were refused
@@ -159,7 +158,7 @@ class TokenMask:
             else:
                 ctypes.memset(to, 0xFF, self._words * 4)
         if self._matcher.is_error():
-            raise GrammarFailed(f"{GIVES_UP}: {_in_one_line(self._matcher.get_error())}")
+            raise GrammarFailed(f"the grammar gives up: {_in_one_line(self._matcher.get_error())}")
 
     def _read_on(self, ids: Sequence[int]) -> None:
         before = next((place for place, id in enumerate(ids) if id in self._ends), len(ids))

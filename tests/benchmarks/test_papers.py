@@ -6,7 +6,10 @@ from argparse import Namespace
 from pathlib import Path
 
 import pytest
+from support import write_model
 
+from ppsd_rt import Engine
+from ppsd_rt.cli.prompts import NamedPrompt
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, parse_schedule
 from ppsd_rt.planning.closed_forms import draft_then_verify
 from ppsd_rt.planning.simulate import equal_stages, simulate
@@ -305,8 +308,38 @@ def test_the_reconstruction_that_ships_is_one_of_the_family(load):
     assert "chance θ, discount 0.98, cap 6, each answer anew" in table[5]
 
 
-def test_acceptance_by_each_denominator(load, monkeypatch):
-    """The bigram model of the tests: whatever the schedule, drafted >= judged >= accepted, and eesd verifies all."""
+def test_campaigns_of_one_seed_count_once(load):
+    module = load("paper_experiments.lossless")
+
+    def campaign(seed, answers, tokens, differences=0):
+        numbers = {"seed": seed, "answers": answers, "tokens": tokens, "differences": differences}
+        return {"file": f"{seed}-{tokens}.json", "cpu": "a processor", **numbers}
+
+    kept = [campaign(1, 10, 400), campaign(1, 30, 1200), campaign(2, 20, 800)]
+    *_, total, bound = module.table({"campaigns": kept}).splitlines()
+    assert total == "| **the longest of each seed** |  | 1, 2 | 50 | 2,000 | 0 |"
+    assert bound == "| at 95 % confidence, fewer than |  |  | 6.0e-02 | 1.5e-03 |  |"
+    different = module.table({"campaigns": [*kept, campaign(3, 1, 40, differences=1)]})
+    assert different.endswith("| 1, 2, 3 | 51 | 2,040 | 1 |"), "the rule of three is for none"
+
+
+@pytest.mark.parametrize("schedule", ["eesd:length=3,stop_rule=fixed", "ppsd"])
+def test_every_draft_is_counted_where_it_belongs(load, monkeypatch, tmp_path, schedule):
+    module = load("paper_experiments.denominators")
+    engine = Engine.from_pretrained(write_model(tmp_path / "model"), backend="cpu", exit_head="norm:1", threads=1)
+    monkeypatch.setattr(module, "engine", lambda: engine)
+    monkeypatch.setattr(module, "read_prompts", lambda path: [NamedPrompt(n, "Hello", "chat") for n in range(3)])
+    counts = module.measured(schedule, 2)
+    assert 0 <= counts["accepted"] <= counts["judged"] <= counts["drafted"]
+    assert sum(judged for _, judged in counts["by_place"]) == counts["judged"]
+    assert sum(right for right, _ in counts["by_place"]) == counts["accepted"]
+    if schedule == "ppsd":
+        assert counts["accepted"] <= counts["verified"] < counts["drafted"]
+    else:
+        assert counts["verified"] == counts["drafted"]
+
+
+def test_acceptance_by_each_denominator(load):
     module = load("paper_experiments.denominators")
     found = {
         "eesd:length=2,stop_rule=fixed": {"accepted": 30, "judged": 40, "verified": 60, "drafted": 60, "tokens": 60}

@@ -9,33 +9,23 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from grammar_support import GRAMMARS, PROMPT
 from rank_support import Pipeline, ids_of
 from support import EOS, VOCAB, slow, write_model
 
 from ppsd_rt import Engine, Grammar, PpsdError, SamplingParams
+from ppsd_rt._native import MaskFailed
+from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks import grammars
 from ppsd_rt.ranks.backend import RanksBackend
 from ppsd_rt.ranks.control import PAYLOAD_WORDS, Kind
-from ppsd_rt.sampling.grammar import GIVES_UP
 
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "ages": {"type": "array", "items": {"type": "integer"}}},
-    "required": ["name", "ages"],
-    "additionalProperties": False,
-}
-GRAMMARS = {
-    "regex": Grammar.regex("([a-f]{2,5} ){3,12}[xyz]+!"),
-    "schema": Grammar.json_schema(SCHEMA),
-    "lark": Grammar.lark('start: line{4,9}\nline: ("ab" | "ba")+ ";" /[0-9]/'),
-}
 SAMPLINGS = {
     "greedy": {},
     "sampled": {"temperature": 1.2, "top_k": 40, "frequency_penalty": 0.3, "seed": 3},
 }
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic:lookup=1", "eesd:length=4,lookup=1")
-PROMPT = "once upon a time once upon a time"
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +94,7 @@ def test_an_answer_with_a_grammar_wants_a_rank_that_knows_grammars(engine, pipel
 def test_a_station_goes_on_after_a_grammar_that_gave_up(engine, pipeline):
     class GivesUp:
         def fill(self, *_):
-            raise PpsdError(f"{GIVES_UP}: enough")
+            raise GrammarFailed("enough")
 
         allowed = fill
 
@@ -121,7 +111,7 @@ def test_a_station_goes_on_after_a_grammar_that_gave_up(engine, pipeline):
         stages.land(out[0])
         return stages.answer.next(50).committed
 
-    with pytest.raises((RuntimeError, PpsdError), match=GIVES_UP):
+    with pytest.raises(grammars.GIVES_UP, match="enough"):
         first_token(1, 0)
     assert station.busy_seconds() == 0
     stages.answer.cancel()
@@ -208,9 +198,9 @@ def test_a_grammar_that_gives_up_ends_the_answer_alone(controls):
     cancelled = []
     controls.backend._active = SimpleNamespace(cancel=lambda: cancelled.append(True)), None
     assert not controls.told.gives_up(RuntimeError("a message is malformed"))
-    assert controls.told.gives_up(RuntimeError(f"{GIVES_UP}: enough"))
+    assert controls.told.gives_up(MaskFailed("enough"))
     assert cancelled == [True]
-    assert controls.backend._grammar_says == {number: f"{GIVES_UP}: enough"}
+    assert controls.backend._grammar_says == {number: "enough"}
     assert not controls.failed, "the ranks go on"
     controls.backend._grammar_said(number - 1, "of an answer before")
     assert len(cancelled) == 1

@@ -10,6 +10,7 @@ from threading import Event
 
 import numpy as np
 import pytest
+from grammar_support import GRAMMARS, PROMPT, SCHEMA
 from support import EOS, VOCAB, slow, write_model
 
 from ppsd_rt import (
@@ -35,24 +36,12 @@ SCHEDULES = {
     "ppsd": "ppsd:lookahead=3",
     "auto": AUTO,
 }
-SCHEMA = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 8}, "ages": {"type": "array", "items": {"type": "integer"}}},
-    "required": ["name", "ages"],
-    "additionalProperties": False,
-}
-GRAMMARS = {
-    "regex": Grammar.regex("([a-f]{2,5} ){3,12}[xyz]+!"),
-    "schema": Grammar.json_schema(SCHEMA),
-    "object": Grammar.json(),
-    "lark": Grammar.lark('start: line{4,9}\nline: ("ab" | "ba")+ ";" /[0-9]/'),
-}
+GRAMMARS = {**GRAMMARS, "object": Grammar.json()}
 SAMPLINGS = {
     "greedy": {},
     "warm": {"temperature": 1.3, "seed": 2},
     "filters": {"temperature": 1.2, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "frequency_penalty": 0.3, "seed": 3},
 }
-PROMPT = "once upon a time once upon a time"
 
 
 @pytest.fixture(scope="module")
