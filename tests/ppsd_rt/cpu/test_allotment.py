@@ -67,9 +67,10 @@ def test_nearly_the_best_of_all(row, acceptance):
 
 def test_a_margin_makes_drafts_dearer():
     seen, acceptance = times(row=0.1), [0.8] * 3
-    (free, _, row, draft), (held, _, dear_row, dear_draft) = (allot(seen, acceptance, margin=m) for m in (1.0, 2.0))
+    free, held = (allot(seen, acceptance, margin=m)[0] for m in (1.0, 2.0))
     assert 0 < sum(held) < sum(free)
-    assert (dear_row, dear_draft) == pytest.approx((2 * row, 2 * draft), rel=0.01)  # of other numbers of drafts
+    (*_, row, draft), (*_, dear_row, dear_draft) = (allot(seen, acceptance, left=1, margin=m) for m in (1.0, 2.0))
+    assert (dear_row, dear_draft) == pytest.approx((2 * row, 2 * draft))
 
 
 def test_bounds():
