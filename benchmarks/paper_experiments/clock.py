@@ -15,7 +15,7 @@ from .experiment import Claim, Experiment, Found, Parts, markdown
 WAYS = {
     **{f"{length} drafts": f"eesd:length={length},stop_rule=fixed" for length in (1, 2, 4, 6, 8)},
     "confidence .4": "eesd:stop_rule=confidence",
-    "Beta-TS, as in EESD": "eesd:stop_rule=beta",
+    "Beta-TS, reconstructed": "eesd:stop_rule=beta",
     "calibrated TS": "eesd:stop_rule=calibrated",
     "survival .3": "eesd:stop_rule=survival",
     "paying .2: `eesd`": "eesd",
@@ -26,7 +26,7 @@ WAYS = {
     "all of it: `auto`": "auto",
 }
 UNTRAINED = {"untrained exit after 3 layers, 2 drafts": "eesd:length=2,stop_rule=fixed"}
-IN_FAMILIES = ("Beta-TS, as in EESD", "paying .2: `eesd`", "copies and successors: `recycle`", "all of it: `auto`")
+IN_FAMILIES = ("Beta-TS, reconstructed", "paying .2: `eesd`", "copies and successors: `recycle`", "all of it: `auto`")
 
 
 def parts(quick: bool) -> Parts:

@@ -175,7 +175,7 @@ def paying(costs: StageCosts) -> str:
 
 RULES: dict[str, Callable[[StageCosts, int], Drafting]] = {
     "confidence .4": lambda costs, seed: Rule("confidence=0.4", seed),
-    "Beta-TS, 6 at most": lambda costs, seed: Rule("beta", seed, 6),  # EESD as published
+    "Beta-TS, 6 at most": lambda costs, seed: Rule("beta", seed, 6),  # EESD, reconstructed
     "Beta-TS": lambda costs, seed: Rule("beta", seed),
     "calibrated TS": lambda costs, seed: Rule("calibrated", seed),
     "length bandit": lambda costs, seed: LengthBandit(costs, seed),

@@ -44,7 +44,7 @@ std::vector<Schedule> overlapped_schedules(bool ranks) {
     schedule.overlap = true;
     return schedule;
   };
-  // `elastic`; over ranks also with other first chunks, and PPSD as published (ppsd_rt/pipeline/schedule.py).
+  // `elastic`; over ranks also with other first chunks, and PPSD (ppsd_rt/pipeline/schedule.py).
   if (!ranks) return {overlapped(2, 8)};
   return {overlapped(0, 8), overlapped(0, 1), overlapped(1, 8), overlapped(2, 8), overlapped(4, 8)};
 }

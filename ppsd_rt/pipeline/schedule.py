@@ -122,7 +122,7 @@ _NAMED = {
     "plain": PLAIN,
     # EESD: draft, then verify. Its Thompson sampling is `eesd:stop_rule=beta`; this rule is faster (docs/papers.md).
     "eesd": Schedule(first_chunk=6, max_chunk=6, lookahead=6, overlap=False, stop_rule=Paying()),
-    # PPSD as published: every token goes on to verification by itself while the next is drafted.
+    # PPSD: every token goes on to verification by itself while the next is drafted.
     "ppsd": Schedule(first_chunk=0, max_chunk=1, lookahead=MAX_CHUNK, overlap=True),
     # Ours: drafting never waits, and a free verification stage takes all that is pending.
     "elastic": Schedule(first_chunk=2, max_chunk=8, lookahead=MAX_CHUNK, overlap=True),
