@@ -31,6 +31,11 @@ OPERATORS = "|&;<>()"
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
 
+@every_page
+def test_no_merge_is_left_half_done(page):
+    assert not re.search(r"^(<{7}|={7}|>{7})( |$)", page.read_text(encoding="utf-8"), re.MULTILINE)
+
+
 def simple_commands(page):
     """The words of each command of the shell blocks, cut at pipes and the like; a redirection is a piece of its own."""
     for block in SHELL.findall(page.read_text(encoding="utf-8")):
