@@ -28,7 +28,11 @@ int verify_team_size(int threads, int stages, int stage) {
 double bytes_of_rows(const CpuModel& model, int rows) {
   const ModelShape& shape = model.shape;
   const double layers = double(model.layers.size() + model.exit_layers.size());
-  const double kv = 2.0 * double(KvCache::bytes(model.kv, shape.num_kv_heads, shape.head_dim, 1)) * layers;
+  double kv = 2.0 * double(KvCache::bytes(model.kv, shape.num_kv_heads, shape.head_dim, 1)) * layers;
+  if (model.eagle) {
+    const ModelShape& own = model.eagle->shape;
+    kv += 2.0 * double(KvCache::bytes(model.kv, own.num_kv_heads, own.head_dim, 1)) * own.num_layers;
+  }
   return double(rows) * (kv + 4.0 * shape.hidden_size + 8.0 * shape.head_dim);
 }
 
@@ -63,6 +67,9 @@ CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, int threads, std::ve
     verify_teams_.push_back(std::make_unique<Team>(size, slice(cores, core, size)));
     core += size;
   }
+  if (!model_->eagle) return;
+  if (stages != 1) throw std::runtime_error("an EAGLE-3 head reads what one verification stage leaves: leave --stages away");
+  verify_.front()->tell(&draft_);
 }
 
 std::string CpuEngine::pin_problem() const {
@@ -84,6 +91,7 @@ int CpuEngine::shared_rows(const std::vector<int>& prompt) const {
   if (rotated_as(int(prompt.size())) != rotated_as_) return 0;
   rows = std::min({rows, int(tokens_.size()) - 1, int(prompt.size()) - 1, draft_.length()});
   for (const auto& stage : verify_) rows = std::min(rows, stage->length());
+  if (const EagleText* text = draft_.text()) rows = std::min(rows, text->shared_rows(int(differ.first - tokens_.begin())));
   return std::max(rows, 0);
 }
 

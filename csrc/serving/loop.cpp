@@ -106,6 +106,7 @@ struct Loop::Answer {
   double accepted = 0.0, judged = 0.0;   // drafts of the exit head, older ones counting less
   double balance = 0.0;       // plain tokens that drafts have earned, more than they cost
   DraftStep step;             // in hand
+  EagleText eagle;            // what an EAGLE-3 head knows of it
   std::vector<float> exits;   // [rows][hidden] of drafted rows that are not verified
 };
 
@@ -149,7 +150,9 @@ LoopCounts Loop::counts() {
 void Loop::learn(CpuEngine& engine) {
   std::vector<int> text = engine.tokens();
   text.push_back(0);
-  const int rows = engine.shared_rows(text) / kSpan * kSpan;
+  int rows = engine.shared_rows(text);
+  if (const EagleText* eagle = engine.draft().text()) rows = std::min(rows, eagle->sure());
+  rows = rows / kSpan * kSpan;
   BlockTable table(&blocks_);
   if (rows > blocks_.available() * kSpan || !table.reserve(rows)) return;
   passes_.copy(engine, rows, table.pointers());
@@ -407,6 +410,7 @@ bool Loop::embed_rows(Answer& answer, int start, const std::vector<int>& ids, st
   try {
     for (size_t r = 0; r < ids.size(); ++r) embed(model().embedding, ids[r], early_x_.data() + (early_rows_ + r) * hidden);
     answer.tell(answer.drafting, start, ids.data(), int(ids.size()));
+    if (model().eagle) answer.eagle.know(start, ids.data(), int(ids.size()));
   } catch (const std::runtime_error&) {
     fail(answer, std::current_exception());
     return false;
@@ -430,7 +434,8 @@ void Loop::draft(const std::vector<Answer*>& writing) {
       const DraftStep& step = answer->step;
       if (!embed_rows(*answer, step.start, step.ids, &segments)) continue;
       const int position = step.start + int(step.ids.size());
-      draws.push_back({early_rows_ - 1, position, step.feedback.get(), &answer->drafting, {}});
+      draws.push_back({early_rows_ - 1, position, step.feedback.get(), &answer->drafting, {}, &answer->eagle,
+                       answer->table.pointers(), answer->table.size()});
       drawn.push_back(answer);
     }
     if (drawn.empty()) return;
@@ -507,6 +512,7 @@ void Loop::verify(const std::vector<Part>& parts) {
     rows += part.rows;
   }
   timed(&times_.late, rows, [&] { passes_.late(segments, x_.data()); });
+  if (model().eagle) tell_eagle(parts);
 
   std::vector<Head::Row> choosing;
   const auto chooses = [](const Part& part) {   // how many of its rows, the last ones
@@ -536,6 +542,30 @@ void Loop::verify(const std::vector<Part>& parts) {
   }
 }
 
+// What the rows of the pass are at the taps of an EAGLE-3 head, which reads them when it drafts.
+void Loop::tell_eagle(const std::vector<Part>& parts) {
+  int row = 0;
+  for (const Part& part : parts) {
+    Answer& answer = *part.answer;
+    if (answer.eagle.pending() + part.rows > kPassRows) read_taps(answer);
+    answer.eagle.verified(part.start, part.rows, passes_.tapped(row), passes_.tap_width());
+    row += part.rows;
+  }
+}
+
+void Loop::read_taps(Answer& answer) { passes_.catch_up(&answer.eagle, answer.table.pointers(), answer.table.size()); }
+
+// The rows of an answer from `start` on are verified. Before a block of them can be another text's too, those of the head in
+// it are computed.
+void Loop::keep(Answer& answer, int start) {
+  if (model().eagle && answer.rows / kSpan > start / kSpan) {
+    const std::vector<int>& text = answer.text();
+    answer.eagle.know(start, text.data() + start, int(text.size()) - start);
+    read_taps(answer);
+  }
+  answer.table.keep(answer.text(), answer.rows);
+}
+
 std::exception_ptr Loop::failure_of(const Answer& answer) const {
   if (const auto failure = passes_.failure(&answer.verifying)) return failure;
   return std::make_exception_ptr(std::runtime_error(kNoNumber));
@@ -554,14 +584,14 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden) {
   learn(answer, *round);
   answer.out->put(std::move(*round));
   answer.rows = answer.rows_wanted();
-  answer.table.keep(answer.text(), answer.rows);
+  keep(answer, part.start);
 }
 
 // Rows of a text that is read, for the first time or again.
 void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden) {
   Answer& answer = *part.answer;
   answer.rows += part.rows;
-  answer.table.keep(answer.text(), answer.rows);
+  keep(answer, part.start);
   if (answer.begun || answer.rows < answer.rows_wanted()) return;
   std::vector<float> last;
   if (passes_.hears()) last.assign(hidden, hidden + model().shape.hidden_size);

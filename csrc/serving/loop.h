@@ -70,6 +70,9 @@ class Loop {
   bool embed_rows(Answer& answer, int start, const std::vector<int>& ids, std::vector<Segment>* segments);
   std::vector<Part> gather(const std::vector<Answer*>& writing, const std::vector<Part>& prompts);
   void verify(const std::vector<Part>& parts);
+  void tell_eagle(const std::vector<Part>& parts);
+  void read_taps(Answer& answer);
+  void keep(Answer& answer, int start);
   void learn(Answer& answer, const Round& round);
   void commit(const Part& part, const int* chosen, const float* hidden);
   void prompt_done(const Part& part, const int* chosen, const float* hidden);

@@ -19,12 +19,17 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, int threads)
              threads),
       exit_(*model_->kernels, model_->shape, model_->format, model_->kv,
             pointers(model_->exit_layers, 0, int(model_->exit_layers.size())), threads, early_.end()),
+      eagle_(model_->eagle ? std::make_unique<EagleStack>(*model_->kernels, *model_->eagle, model_->format, model_->kv, threads,
+                                                          exit_.end())
+                           : nullptr),
       late_(*model_->kernels, model_->shape, model_->format, model_->kv,
-            pointers(model_->layers, model_->exit_layer, model_->shape.num_layers), threads, exit_.end()),
+            pointers(model_->layers, model_->exit_layer, model_->shape.num_layers), threads,
+            eagle_ ? eagle_->end() : exit_.end()),
       feedback_(*model_->kernels, model_->shape, model_->exit_feedback, threads, kPassRows),
       head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads) {
   if (model_->drafts())
-    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->exit_head, model_->draft_ids, threads);
+    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), model_->draft_ids, threads);
+  if (eagle_) late_.tap(model_->eagle->taps);
   late_.followed_by(&model_->head.lm_head);
   const size_t floats = size_t(kPassRows) * model_->shape.hidden_size;
   exits_.resize(floats);
@@ -42,7 +47,8 @@ double Passes::draft_share() const {
     if (i < model_->exit_layer) early += bytes(model_->layers[i]);
   }
   for (const PackedLayer& layer : model_->exit_layers) early += bytes(layer);
-  if (model_->drafts()) early += model_->exit_head.lm_head.bytes();
+  if (model_->eagle) early += model_->eagle->bytes();
+  else if (model_->drafts()) early += model_->exit_head.lm_head.bytes();
   return double(early) / double(all);
 }
 
@@ -50,6 +56,7 @@ void Passes::reserve(int rows) {
   if (rows <= capacity_) return;
   capacity_ = std::max(rows, 2 * capacity_);
   rope_ = make_rope(model_->rotary, capacity_);
+  if (eagle_) eagle_->reserve(capacity_);
 }
 
 void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {
@@ -92,6 +99,12 @@ void Passes::early(const std::vector<Segment>& segments, float* x, std::vector<D
     for (size_t i = 0; i < order.size(); ++i) std::memcpy(from(i), exits_.data() + order[i]->row * hidden, row_bytes);
   }
   if (order.empty()) return;
+  if (eagle_) {
+    std::vector<EagleStack::Work> works;
+    for (const Draw* draw : order) works.push_back({draw->text, draw->blocks, draw->spans, draw->position - 1});
+    eagle_->advance(*team_, works);
+    for (size_t i = 0; i < order.size(); ++i) std::memcpy(from(i), order[i]->text->output(), row_bytes);
+  }
   std::vector<Head::Row> rows;
   for (size_t i = 0; i < order.size(); ++i) rows.push_back({from(i), order[i]->sampler, order[i]->position});
   const std::vector<int> chosen = choose(exit_head_.get(), rows, true);

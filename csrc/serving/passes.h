@@ -31,10 +31,17 @@ class Passes {
     const Feedback* feedback;   // or null
     Sampler* sampler;
     Draft draft;                // what comes of it
+    EagleText* text = nullptr;  // of an EAGLE-3 head, and where its cache lies
+    uint8_t* const* blocks = nullptr;
+    int spans = 0;
   };
   // Layers [0, E) on x [rows][hidden], in place; then the exit head.
   void early(const std::vector<Segment>& segments, float* x, std::vector<Draw>* draws);
   void late(const std::vector<Segment>& segments, float* x);   // layers [E, L), in place
+  // Of an EAGLE-3 head: what the rows of the last late pass are at its taps, from row `row` on; and how many numbers each has.
+  const float* tapped(int row) const { return late_.tapped() + size_t(row) * tap_width(); }
+  size_t tap_width() const { return eagle_ ? eagle_->tap_width() : 0; }
+  void catch_up(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
   std::vector<int> choose(const std::vector<Head::Row>& rows) { return choose(&head_, rows, false); }
   std::exception_ptr failure(const Sampler* sampler) const { return head_.failure(sampler); }
 
@@ -45,7 +52,9 @@ class Passes {
 
   const std::shared_ptr<const CpuModel> model_;
   const std::unique_ptr<Team> team_;
-  LayerStack early_, exit_, late_;
+  LayerStack early_, exit_;
+  std::unique_ptr<EagleStack> eagle_;   // or null
+  LayerStack late_;
   FeedbackStack feedback_;
   Head head_;
   std::unique_ptr<Head> exit_head_;

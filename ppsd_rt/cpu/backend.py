@@ -16,7 +16,8 @@ from ..backend import Cancellation, Oracle, RunOptions, check_ids
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
-from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
+from ..models.eagle3 import Eagle3File
+from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule, copying
@@ -29,7 +30,7 @@ from .default_threads import default_threads
 from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .memory import kv_memory_of
-from .packing import pack_model
+from .packing import pack_eagle3, pack_model
 
 LONE_SHARE = 0.25  # of the memory for KV caches, that an answer in a session may have before it goes on in the loop
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
@@ -128,14 +129,16 @@ class CpuBackend:
         return self._head
 
     def use_head(self, file: HeadFile | None) -> None:
-        refuse_eagle3(file.info if file else None, "on the cpu backend yet")
         cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
         self._answers.forget_loop()
         model = self._base
         if file is not None:
             draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
             with one_line("pack the exit head", self._threads):
-                model = model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, self._threads)
+                if isinstance(file, Eagle3File):
+                    model = pack_eagle3(model, file, self._kv_dtype, self._threads)
+                else:
+                    model = model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, self._threads)
         with one_line("make an engine", self._threads):
             self._made: _native.Engine | None = _native.Engine(model, self._threads, cuts)
         self._head = file.info if file else None
