@@ -89,7 +89,8 @@ class Eagle3File(HeadFile):
         check_shapes(tensors, head_shapes(eagle, draft), str(folder))
         if order is not None:
             tensors["lm_head.weight"] = tensors["lm_head.weight"][order]
-        info = HeadInfo(EAGLE3, 0, model.name, model.hash, {"folder": folder.name, "taps": list(eagle.taps)})
+        recipe = {"folder": folder.name, "taps": list(eagle.taps)}
+        info = HeadInfo(EAGLE3, 0, model.name, model.hash, recipe, intermediate_size=eagle.layer.intermediate_size)
         return cls(info, tensors, ids, eagle=eagle)
 
 

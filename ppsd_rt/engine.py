@@ -69,8 +69,9 @@ class Engine:
     ) -> "Engine":
         """Load a model by any of the names that `models.resolve` knows.
 
-        exit_head: a head's file; `auto`, the head that ships for this model, if one does; `none`; or `norm:E`, the
-        model's own norm and LM head after layer E (`norm:E:V`: of which it draws the first V ids only).
+        exit_head: a head's file; an EAGLE-3 head's folder or hub name; `auto`, the head that ships for this model, if
+        one does; `none`; or `norm:E`, the model's own norm and LM head after layer E (`norm:E:V`: of which it draws the
+        first V ids only).
         stages: how many stages the verification layers are cut into (or at which layers), for PPSD on many cores.
         device: also `cuda:0,cuda:1`: some layers on each; `stages` then says how many (1: as is best, as measured).
         kv_dtype: what the cpu backend keeps keys and values as: float32, bfloat16 or int8 (auto: as the weights are, of

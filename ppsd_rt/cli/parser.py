@@ -84,8 +84,8 @@ def model_options(parser: Parser) -> None:
         type=named,
         default="auto",
         metavar="HEAD",
-        help="a head's file; auto: the one that ships for this model; norm:E: the model's own norm and LM head "
-        "after layer E; none",
+        help="a head's file; the folder or hub name of an EAGLE-3 head; auto: the one that ships for this model; "
+        "norm:E: the model's own norm and LM head after layer E; none",
     )
     group = parser.add_argument_group("machine")
     group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")

@@ -1,4 +1,4 @@
-"""The C++ twin of an EAGLE-3 head: it drafts what torch drafts, and no draft changes an answer, alone or among others."""
+"""An EAGLE-3 head in C++: it drafts what torch drafts, and no draft changes an answer, alone or among others."""
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def drafts_of(engine, prompt, params, schedule):
 
 
 def test_it_drafts_what_torch_drafts(folder, head):
-    """In float32: after a prompt of several passes, its own drafts, copies, siblings, and an answer that shares rows."""
+    """In float32: after a prompt of several passes, its own drafts, copies, siblings; and where rows are shared."""
     engines = [load(folder, head, backend) for backend in ("torch", "cpu")]
     params = SamplingParams(max_tokens=80, ignore_eos=True)
     for prompt in ("ab" * 75, "ab" * 75 + "c", "ab" * 70, "x"):
