@@ -2,11 +2,11 @@
 
     python benchmarks/gpu_smoke.py --out results/smoke.json
 
-Each step is compared with torch, or with the step before and with what the virtual GPU computed (gpu_golden.json). One
-that fails is repeated with CUDA_LAUNCH_BLOCKING, for the kernel's name, and under memcheck; then with the switches that avoid parts of the
-machinery, and the first of these under which it passes is set for all that comes later: `smoke.env` beside the output,
-for gpu_check.sh. The output is written after every step; its last line is printed too. --virtual LIBRARY: on a virtual
-GPU (tests/virtual_gpu). --write: writes gpu_golden.json.
+Each step is compared with torch, or with the step before and with what the virtual GPU computed (gpu_golden.json).
+One that fails is repeated with CUDA_LAUNCH_BLOCKING, for the kernel's name, and under memcheck; then with the switches
+that avoid parts of the machinery, and the first of these under which it passes is set for all that comes later:
+`smoke.env` beside the output, for gpu_check.sh. The output is written after every step; its last line is printed too.
+--virtual LIBRARY: on a virtual GPU (tests/virtual_gpu). --write: writes gpu_golden.json.
 """
 
 import argparse
