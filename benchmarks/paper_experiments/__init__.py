@@ -4,6 +4,7 @@ from .branches import BRANCHES
 from .clock import CLOCK
 from .denominators import DENOMINATORS
 from .devices import DEVICES
+from .eesd_head import EESD_HEAD
 from .engines import ENGINES
 from .exits import EXITS_AND_LENGTHS
 from .experiment import Claim, Experiment
@@ -24,22 +25,8 @@ from .waste import WASTE
 
 # The shortest first.
 EXPERIMENTS = (
-    *(
-        LOSSLESS,
-        ENGINES,
-        TICKS,
-        WASTE,
-        DEVICES,
-        BRANCHES,
-        SIBLINGS,
-        TREES,
-        LENGTHS,
-        THOMPSON,
-        RIVAL_RULES,
-        DENOMINATORS,
-    ),
-    *(SENSITIVITY, VANILLA, PROMPTS),
-    *(EXITS_AND_LENGTHS, CLOCK, STAGES, RANKS, HEADS),
-)
+    LOSSLESS, ENGINES, TICKS, WASTE, DEVICES, BRANCHES, SIBLINGS, TREES, LENGTHS, THOMPSON, RIVAL_RULES, DENOMINATORS,
+    VANILLA, SENSITIVITY, PROMPTS, EXITS_AND_LENGTHS, CLOCK, STAGES, EESD_HEAD, RANKS, HEADS,
+)  # fmt: skip
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment"]
