@@ -85,10 +85,10 @@ void CpuEngine::judge_by(const std::function<Team::Pass(int)>& told) {
   for (auto& team : verify_teams_) team->judge_by(told);
 }
 
-int CpuEngine::shared_rows(const std::vector<int>& prompt) const {
+int CpuEngine::shared_rows(const std::vector<int>& prompt, int own) const {
   const auto differ = std::mismatch(tokens_.begin(), tokens_.end(), prompt.begin(), prompt.end());
   int rows = int(differ.first - tokens_.begin());
-  if (rotated_as(int(prompt.size())) != rotated_as_) return 0;
+  if (rotated_as(int(prompt.size()) - own) != rotated_as_) return 0;
   rows = std::min({rows, int(tokens_.size()) - 1, int(prompt.size()) - 1, draft_.length()});
   for (const auto& stage : verify_) rows = std::min(rows, stage->length());
   if (const EagleText* text = draft_.text()) rows = std::min(rows, text->shared_rows(int(differ.first - tokens_.begin())));
@@ -117,7 +117,7 @@ int CpuEngine::rotated_as(int length) const {
   return rotary.by_length() && length > rotary.original ? length : 0;
 }
 
-Stages CpuEngine::begin(const Request& request, int keep) { return begin(request, keep, int(request.prompt.size())); }
+Stages CpuEngine::begin(const Request& request, int keep) { return begin(request, keep, int(request.prompt.size()) - request.limits.own); }
 
 Stages CpuEngine::begin(const Request& request, int keep, int length) {
   if (const int as = rotated_as(length); as != rotated_as_) {
@@ -126,7 +126,7 @@ Stages CpuEngine::begin(const Request& request, int keep, int length) {
   }
   reserve(request.limits.end);
   Sampling sampling = request.sampling;
-  sampling.answer = int(request.prompt.size());
+  sampling.answer = int(request.prompt.size()) - request.limits.own;
   sampling.stop_ids = request.limits.stop_ids;
   draft_.begin(sampling, keep);
   draft_.set_oracle(request.oracle);

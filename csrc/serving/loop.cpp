@@ -63,7 +63,7 @@ struct Loop::Answer {
         drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
         verifying(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()) {
     Sampling sampling = request.sampling;
-    sampling.answer = int(request.prompt.size()) - committed;
+    sampling.answer = int(request.prompt.size()) - committed - request.limits.own;
     sampling.stop_ids = request.limits.stop_ids;
     verifying.begin(sampling, 0);
     sampling.logprobs = -1;   // of drafts nobody asks

@@ -10,7 +10,7 @@ from .. import __version__
 from ..errors import UsageError
 from ..printable import quoted
 from .commands import COMMANDS
-from .serve_options import server_options
+from .serve_options import front_options, server_options
 from .values import at_most, length, named, number, setting, whole
 
 
@@ -225,6 +225,11 @@ def generate_options(parser: Parser) -> None:
 def serve_options(parser: Parser) -> None:
     server_options(parser)
     schedule_options(parser)
+    model_options(parser)
+
+
+def engine_options(parser: Parser) -> None:
+    front_options(parser)
     model_options(parser)
 
 

@@ -152,11 +152,11 @@ class TorchBackend:
                 planner = self._plan(schedule, params)
                 planner.begin(len(prompt))
                 schedule = planner.schedule()
-            self._keep_common(prompt)
+            self._keep_common(prompt, own=limits.own)
             self._reserve(limits.end)
             self._timeline = Timeline() if options.trace else None
             mask, ticks = options.masks() if options.masks else None, self._ticks(schedule)
-            sampler = Sampler(params, len(prompt), mask, limits.stop_ids)
+            sampler = Sampler(params, len(prompt) - limits.own, mask, limits.stop_ids)
             pipeline = Pipeline(
                 self._draft, self._verify, schedule, sampler, limits, ticks, self._timeline, self._successors
             )
@@ -232,10 +232,10 @@ class TorchBackend:
             self._costs = measure(self._draft, self._verify, context)
         return self._planners.planner(kind_of(schedule, params), self._costs, self._head.info)
 
-    def _keep_common(self, prompt: Sequence[int], last: int = 1) -> None:
+    def _keep_common(self, prompt: Sequence[int], last: int = 1, own: int = 0) -> None:
         """Roll back to the rows that `prompt` shares with the stages; the `last` ones are always run again."""
-        self._draft.begin_text(len(prompt))
-        self._verify.begin_text(len(prompt))
+        self._draft.begin_text(len(prompt) - own)
+        self._verify.begin_text(len(prompt) - own)
         keep = min(common_prefix(self._tokens, prompt), len(prompt) - last)
         self._draft.rollback(keep)
         self._verify.rollback(keep)
