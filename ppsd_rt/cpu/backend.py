@@ -174,6 +174,8 @@ class CpuBackend:
             "automatic": automatic,
             "limits": limits,
             "report_drafts": options.report_drafts,
+            "oracle": options.oracle,
+            "trace": options.trace,
         }
 
         def masks() -> tuple[Any, Any] | None:  # a text of its own: one for drafts, one for verification
@@ -192,6 +194,10 @@ class CpuBackend:
                 successors=self._successors,
             )
 
+        def planner(alone: bool) -> _native.Planner | None:
+            measured = alone or self._costs is not None
+            return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
+
         if not self._alone and limits.end * self._row_bytes > self._kv_memory * (1 - LONE_SHARE):
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
         answer = Answer(prompt, limits, cancellation, request, masks)
@@ -200,8 +206,9 @@ class CpuBackend:
         if not self._alone:
             alone = replace(limits, end=min(limits.end, int(self._kv_memory * LONE_SHARE / self._row_bytes) - 64))
         try:
-            fits = self._alone or alone.end > len(prompt)
-            self._answers.begin(answer, lambda: self._engine, session if fits else None)
+            overlaps = isinstance(schedule, Schedule) and schedule.overlap and alone.end > len(prompt)
+            by_itself = session if self._alone or overlaps else None
+            self._answers.begin(answer, lambda: self._engine, by_itself, planner)
             if options.prompt_progress:
                 _tell_of_prompt(answer, options.prompt_progress)
             yield from self._answers.events(answer, lambda: self._engine)
@@ -271,10 +278,10 @@ class CpuBackend:
 
     def costs(self, again: bool = False) -> _native.Costs:
         """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
-        self._answers.end_all()
         if self._head is None:
             raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
         if self._costs is None or again:
+            self._answers.end_all()
             dtypes = self._dtype, self._kv_dtype
             path = costs_path(
                 self._checkpoint.hash, self._head, self._draft_vocabulary, dtypes, self._threads, self._model.isa
@@ -300,7 +307,11 @@ class CpuBackend:
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
         assert self._head is not None
-        return self._planners.planner(kind_of(schedule, params, oracle), self.costs(), self._head)
+        return self._planners.planner(kind_of(schedule, params, oracle), self._in_turns(), self._head)
+
+    def _in_turns(self) -> _native.Costs:
+        """`auto` lets stages take turns here: the loop has one team for all of them."""
+        return _native.Costs(self.costs().turns)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -322,13 +333,11 @@ class CpuBackend:
 
 
 def _tell_of_prompt(answer: Answer, tell: Callable[[int, int], None]) -> None:
-    """Until the first event of the answer is there; of one that begins among others, that it is done."""
-    session = answer.stream
-    if not isinstance(session, _native.Session):
-        return tell(len(answer.prompt), len(answer.prompt))
+    """Until the first event of the answer is there."""
+    stream = answer.stream
     try:
-        while not session.ready(50):
-            tell(*session.prompt_rows())
+        while not stream.ready(50):
+            tell(*stream.prompt_rows())
     finally:
-        total = session.prompt_rows()[1]
+        total = stream.prompt_rows()[1]
         tell(total, total)
