@@ -232,6 +232,7 @@ void Loop::sweep(Answers* answers) {
     if (answer.begun && answer.scheduler.finished()) answer.over = true;
     if (answer.over || answer.out->cancelled()) {
       answer.out->finish();
+      leave(answer);
       at = answers->erase(at);
     } else {
       ++at;
@@ -267,14 +268,15 @@ void Loop::let_in() {
 // make it leave again at once.
 bool Loop::admit(Answer& answer) {
   const int wanted = answer.rows_wanted();
-  answer.shared = answer.table.share(answer.text(), wanted - int(!answer.begun));
-  answer.go_on_from(answer.shared);
+  const int most = wanted - int(!answer.begun);
+  answer.table.share(answer.text(), most);
   const int blocks = wanted / kSpan + 1 - answer.table.size();
   if (!running_.empty() && blocks_.available() < blocks + int(running_.size())) {
     answer.table.drop();
-    answer.go_on_from(0);
     return false;
   }
+  answer.shared = answer.table.copy_rest(answer.text(), most);
+  answer.go_on_from(answer.shared);
   counts_.shared_rows += answer.shared;
   passes_.reserve(answer.request.limits.end);
   answer.running = true;
@@ -312,8 +314,17 @@ bool Loop::make_room(Answer& answer, int rows) {
 
 void Loop::fail(Answer& answer, std::exception_ptr failure) {
   answer.over = true;
+  answer.go_on_from(0);
   answer.table.wipe();   // NaNs must not reach the next owner
   answer.out->finish(failure);
+}
+
+// Its rows stay for texts that begin like its own.
+void Loop::leave(Answer& answer) {
+  if (!answer.running || answer.rows == 0) return;
+  cut(answer);   // a pass may have been cancelled
+  catch_up(answer);
+  answer.table.leave(answer.text(), answer.rows);
 }
 
 // -- a round -----------------------------------------------------------------------------------------------------------
@@ -553,15 +564,24 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden)
 
 // The rows [0, answer.rows) are verified: whole blocks of them can be shared, once the exit head's layers have seen them.
 void Loop::keep(Answer& answer) {
-  answer.exits.cut(answer.rows);
-  answer.headed = passes_.lags() ? std::min(answer.headed, answer.rows) : answer.rows;
-  if (answer.rows / kSpan > answer.headed / kSpan) {
-    passes_.catch_up({answer.rows - answer.headed, answer.headed, answer.table.pointers(), answer.table.size()},
-                     answer.exits.at(answer.headed));
-    answer.headed = answer.rows;
-  }
+  cut(answer);
+  if (answer.rows / kSpan > answer.headed / kSpan) catch_up(answer);
   answer.exits.forget(answer.headed);
   answer.table.keep(answer.text(), answer.rows);
+}
+
+// What is known of rows that are not verified is void.
+void Loop::cut(Answer& answer) {
+  answer.exits.cut(answer.rows);
+  answer.headed = passes_.lags() ? std::min(answer.headed, answer.rows) : answer.rows;
+}
+
+// All its rows through the exit head's own layers.
+void Loop::catch_up(Answer& answer) {
+  if (answer.headed == answer.rows) return;
+  passes_.catch_up({answer.rows - answer.headed, answer.headed, answer.table.pointers(), answer.table.size()},
+                   answer.exits.at(answer.headed));
+  answer.headed = answer.rows;
 }
 
 // Those of a pass that one answer has to itself; the others have none.

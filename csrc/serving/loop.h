@@ -76,6 +76,9 @@ class Loop {
   void commit(const Part& part, const int* chosen, const float* hidden);
   void prompt_done(const Part& part, const int* chosen, const float* hidden);
   void keep(Answer& answer);
+  void cut(Answer& answer);
+  void catch_up(Answer& answer);
+  void leave(Answer& answer);
   std::exception_ptr failure_of(const Answer& answer) const;
   void fail(Answer& answer, std::exception_ptr failure);
   void notify_consumers();
