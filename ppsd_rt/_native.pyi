@@ -185,8 +185,8 @@ class Loop:
     ) -> LoopAnswer:
         """Queue an answer; the prompt's last `committed` tokens are its own already, and took `seconds`.
 
-        automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this one while it
-        runs alone. masks: as of Engine.start.
+        automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this one while
+        it runs alone. masks: as of Engine.start.
         MemoryError: the text may become longer than all blocks.
         """
 

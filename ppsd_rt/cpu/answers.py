@@ -50,8 +50,8 @@ class Answer:
 
 
 class Answers:
-    """Where answers are decoded: in the loop. One alone whose schedule overlaps has a session of the engine, with a thread
-    for each stage; when another one comes, both go on in the loop, which keeps what the session has computed.
+    """Where answers are decoded: in the loop. One alone whose schedule overlaps has a session of the engine, with a
+    thread for each stage; when another one comes, both go on in the loop, which keeps what the session has computed.
     """
 
     def __init__(self, make_loop: Callable[[], _native.Loop]) -> None:
@@ -73,19 +73,20 @@ class Answers:
         self,
         answer: Answer,
         engine: Callable[[], _native.Engine],
-        session: Callable[[], _native.Session] | None,
+        session: Callable[[], _native.Session | None],
         planner: Callable[[bool], _native.Planner | None],
     ) -> None:
-        """session: begins one for this answer; None: it is for the loop, whoever else is there.
+        """session: begins one for this answer, if its stages are to overlap.
 
         planner: gives the one of `auto`; told whether nothing else is decoded now, so that it may measure.
         """
         self._leave_dropped()
         with self.lock:
             alone = self._lone is None and not self._many
-            if session is not None and alone:
-                self._lone, self.last = answer, session()
-                answer.use(self.last)
+            if alone and (by_itself := session()) is not None:
+                self._lone = answer
+                self.last = by_itself
+                answer.use(by_itself)
                 return
             self._move_lone(engine)
             steering = planner(alone)

@@ -181,11 +181,14 @@ class CpuBackend:
         def masks() -> tuple[Any, Any] | None:  # a text of its own: one for drafts, one for verification
             return (options.masks(), options.masks()) if options.masks else None
 
-        def session() -> _native.Session:
+        def session() -> _native.Session | None:
+            steering = self._overlapping(schedule, options.oracle, params)
+            if steering is None or alone.end <= len(prompt):
+                return None
             return self._engine.start(
                 list(prompt),
                 params,
-                self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) else schedule,
+                steering,
                 alone,
                 report_drafts=options.report_drafts,
                 oracle=options.oracle,
@@ -206,9 +209,7 @@ class CpuBackend:
         if not self._alone:
             alone = replace(limits, end=min(limits.end, int(self._kv_memory * LONE_SHARE / self._row_bytes) - 64))
         try:
-            overlaps = isinstance(schedule, Schedule) and schedule.overlap and alone.end > len(prompt)
-            by_itself = session if self._alone or overlaps else None
-            self._answers.begin(answer, lambda: self._engine, by_itself, planner)
+            self._answers.begin(answer, lambda: self._engine, session, planner)
             if options.prompt_progress:
                 _tell_of_prompt(answer, options.prompt_progress)
             yield from self._answers.events(answer, lambda: self._engine)
@@ -306,12 +307,28 @@ class CpuBackend:
         return explain(self._planners.used, self.costs()) if self._planners.used else ""
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
+        """Of the loop, in which stages take turns."""
         assert self._head is not None
-        return self._planners.planner(kind_of(schedule, params, oracle), self._in_turns(), self._head)
+        costs = _native.Costs(self.costs().turns)
+        return self._planners.planner(kind_of(schedule, params, oracle), costs, self._head)
 
-    def _in_turns(self) -> _native.Costs:
-        """`auto` lets stages take turns here: the loop has one team for all of them."""
-        return _native.Costs(self.costs().turns)
+    def _overlapping(
+        self, schedule: Schedule | Auto, oracle: Oracle | None, params: SamplingParams
+    ) -> Schedule | _native.Planner | None:
+        """What steers an answer alone that is to have a session: its stages overlap, or `auto` expects that this pays.
+
+        So has every answer of a model whose rotations depend on the length of a text.
+        """
+        if isinstance(schedule, Schedule):
+            return schedule if schedule.overlap or self._alone else None
+        assert self._head is not None
+        costs = self.costs()
+        if costs.overlapped is None and not self._alone:
+            return None
+        planner = self._planners.planner(replace(kind_of(schedule, params, oracle), overlaps=True), costs, self._head)
+        speeds = {p.mode == "overlap": p.tokens_per_second for p in sorted(planner.predictions(), key=_speed)}
+        pays = speeds.get(True, 0.0) > _native.Tuning().worth_switching * speeds[False]
+        return planner if pays or self._alone else None
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -330,6 +347,10 @@ class CpuBackend:
         self._made = None
         self._planners = PlannerPool()
         self.know(self._counted)  # anew: a thread that is not here may have been in it
+
+
+def _speed(prediction: _native.Prediction) -> float:
+    return prediction.tokens_per_second
 
 
 def _tell_of_prompt(answer: Answer, tell: Callable[[int, int], None]) -> None:
