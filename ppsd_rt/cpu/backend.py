@@ -230,7 +230,7 @@ class CpuBackend:
 
     def _make_loop(self) -> _native.Loop:
         bytes_of_loop = int(self._kv_memory * (1 - LONE_SHARE))
-        what = f"hold {bytes_of_loop / 1e6:.0f} MB of KV caches for several answers"
+        what = f"hold {bytes_of_loop / 1e6:.0f} MB of KV caches"
         with one_line(what, self._threads, mend="give a smaller --kv-memory"):
             return _native.Loop(self._model, self._threads, bytes_of_loop, MOST_ANSWERS, PROMPT_ROWS)
 
