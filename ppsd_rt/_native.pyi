@@ -119,6 +119,18 @@ class Model:
         draft_ids: Sequence[int],
         threads: int,
     ) -> Model: ...
+    def with_eagle3(
+        self,
+        *,
+        shape: ModelShape,
+        rotary: Rotary,
+        taps: Sequence[int],
+        norm_before_residual: bool,
+        norm_output: bool,
+        tensors: Mapping[str, npt.NDArray[Any]],
+        draft_ids: Sequence[int],
+        threads: int,
+    ) -> Model: ...
     @property
     def packed_bytes(self) -> int: ...
     @property
@@ -299,6 +311,7 @@ class Tuning:
     probing: float
     last_probe: int
     plain_probe: int
+    drift: float
     allowance: float
     allowed_ahead: int
     carried: float

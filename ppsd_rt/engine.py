@@ -20,7 +20,7 @@ from .many import Generations
 from .models import random_weights
 from .models.checkpoint import Checkpoint
 from .models.config import LlamaConfig
-from .models.head_file import HeadInfo
+from .models.head_file import EAGLE3, HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .models.unicode import check_unicode
@@ -69,8 +69,9 @@ class Engine:
     ) -> "Engine":
         """Load a model by any of the names that `models.resolve` knows.
 
-        exit_head: a head's file; `auto`, the head that ships for this model, if one does; `none`; or `norm:E`, the
-        model's own norm and LM head after layer E (`norm:E:V`: of which it draws the first V ids only).
+        exit_head: a head's file; an EAGLE-3 head's folder or hub name; `auto`, the head that ships for this model, if
+        one does; `none`; or `norm:E`, the model's own norm and LM head after layer E (`norm:E:V`: of which it draws the
+        first V ids only).
         stages: how many stages the verification layers are cut into (or at which layers), for PPSD on many cores.
         device: also `cuda:0,cuda:1`: some layers on each; `stages` then says how many (1: as is best, as measured).
         kv_dtype: what the cpu backend keeps keys and values as: float32, bfloat16 or int8 (auto: as the weights are, of
@@ -219,6 +220,11 @@ class Engine:
             raise PpsdError(
                 f"schedule {describe(schedule)} drafts, but {self.name} has no exit head: give --exit-head FILE or "
                 "--exit-head norm:LAYER, train one with `ppsd-run distill`, or use --schedule plain"
+            )
+        if isinstance(schedule, Schedule) and schedule.overlap and self.head is not None and self.head.kind == EAGLE3:
+            raise UsageError(
+                f"schedule {describe(schedule)} drafts while it verifies, and an EAGLE-3 head reads what verification "
+                "leaves: use auto or eesd"
             )
         answer = Generation(
             self.backend, self.config, self.tokenizer, self._turns, self.encode(prompt), params, schedule, options

@@ -54,18 +54,19 @@ class Pipeline:
         for station in self.stations:
             station.announce(epoch, _native.wire_clock(), spared)
 
-    def start(self, prompt, params, schedule, keep=0, end=None, oracle=None, trace=False, grammar=None):
-        """grammar: its number, and a mask for drafts."""
-        limits = Limits(end or len(prompt) + (params.max_tokens or 256), frozenset(params.stop_token_ids))
+    def start(self, prompt, params, schedule, keep=0, end=None, oracle=None, trace=False, grammar=None, begun=()):
+        """grammar: its number, and a mask for drafts. begun: ids that the answer has already."""
+        end = end or len(prompt) + (params.max_tokens or 256)
+        limits = Limits(end, frozenset(params.stop_token_ids), len(begun))
         if isinstance(schedule, str):
             schedule = parse_schedule(schedule)
         taken = params.for_backend(prompt)  # as an engine hands them on
         told = {"oracle": oracle, "trace": trace, "grammar": grammar}
-        self.answer = self.drafter.start(prompt, keep, taken, schedule, limits, self.epoch, **told)
+        self.answer = self.drafter.start([*prompt, *begun], keep, taken, schedule, limits, self.epoch, **told)
         return self.answer
 
-    def run(self, prompt, params, schedule, keep=0, oracle=None, trace=False, grammar=None):
-        answer = self.start(prompt, params, schedule, keep, oracle=oracle, trace=trace, grammar=grammar)
+    def run(self, prompt, params, schedule, keep=0, oracle=None, trace=False, grammar=None, begun=()):
+        answer = self.start(prompt, params, schedule, keep, oracle=oracle, trace=trace, grammar=grammar, begun=begun)
         drafting = threading.Thread(target=self._draft, args=(answer,))
         drafting.start()
         rounds = []

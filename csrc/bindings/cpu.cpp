@@ -103,6 +103,23 @@ PyModel make_with_exit_head(const PyModel& base, int exit_layer, const py::dict&
   return model;
 }
 
+PyModel make_with_eagle3(const PyModel& base, const ModelShape& shape, const Rotary& rotary, const std::vector<int>& taps,
+                         bool norm_before_residual, bool norm_output, const py::dict& arrays,
+                         const std::vector<int>& draft_ids, int threads) {
+  const NamedTensors tensors = tensors_of(arrays);
+  PyModel model{nullptr, base.arrays.attr("copy")()};
+  model.arrays[py::str("the exit head's")] = arrays;   // of which its embedding is read
+  Eagle eagle;
+  eagle.shape = shape;
+  eagle.rotary = rotary;
+  eagle.taps = taps;
+  eagle.norm_before_residual = norm_before_residual;
+  eagle.norm_output = norm_output;
+  const py::gil_scoped_release release;
+  model.model = with_eagle3(*base.model, std::move(eagle), tensors, draft_ids, threads);
+  return model;
+}
+
 using PySession = PyAnswer<Session>;
 
 // One step of all texts: -> chosen [texts], kept [texts, kinds, hidden] bfloat16 bits.
@@ -236,6 +253,9 @@ void bind_cpu(py::module_& m) {
            py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true,
            py::arg("importance") = py::none())
       .def("with_exit_head", &make_with_exit_head, py::arg("exit_layer"), py::arg("tensors"), py::arg("draft_ids"),
+           py::arg("threads"))
+      .def("with_eagle3", &make_with_eagle3, py::kw_only(), py::arg("shape"), py::arg("rotary"), py::arg("taps"),
+           py::arg("norm_before_residual"), py::arg("norm_output"), py::arg("tensors"), py::arg("draft_ids"),
            py::arg("threads"))
       .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })
       .def_property_readonly("isa", [](const PyModel& model) { return std::string(model.model->kernels->name); });

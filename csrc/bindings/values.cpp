@@ -149,6 +149,7 @@ bool read(py::handle from, Limits* to) {
   to->stop_ids.clear();
   for (const py::handle id : from.attr("stop_ids")) to->stop_ids.push_back(id.cast<int>());
   std::sort(to->stop_ids.begin(), to->stop_ids.end());
+  to->own = from.attr("own").cast<int>();
   return true;
 }
 

@@ -21,6 +21,7 @@ constexpr int kDeepRows[] = {1, 4, 16};
 constexpr int kRows[] = {1, 2, 3, 4, 6, 8, 12, 16};   // those between are interpolated
 constexpr int kManyRows[] = {24, 32, 48, 64};     // of passes over many answers
 constexpr int kMoreDrafts = 3;                    // of a round, after the first one
+constexpr int kVerified = 3;                      // rows of a pass that an EAGLE-3 head reads before it drafts
 constexpr int kPlainSteps = 3;                    // one after the other
 // Repeats of every kind, and the most of them where a model is small enough for the time: of rounds, of passes over many
 // answers, of those after a longer text.
@@ -78,6 +79,10 @@ class EngineBench : public Bench {
     step.ids = {ids_[kContext]};
     step.feedback = feedback_;
     Draft draft;
+    if (EagleText* text = engine_->draft().text()) {
+      text->know(kContext, step.ids.data(), 1);
+      text->expect_again(std::exchange(verified_, 0), engine_->model().eagle->tap_width());
+    }
     const auto begin = Clock::now();
     stages_.draft->step(step, draw ? &draft : nullptr, nullptr);
     return since(begin);
@@ -89,6 +94,7 @@ class EngineBench : public Bench {
     const auto begin = Clock::now();
     for (VerifyStage* stage : stages_.verify) stage->run(&chunk, nullptr);
     stages_.verify.back()->choose(chunk, rows);
+    verified_ = kVerified;
     return since(begin);
   }
   bool short_handed() override { return engine_->shared_team().active() < engine_->shared_team().size(); }
@@ -103,6 +109,7 @@ class EngineBench : public Bench {
   Stages stages_;
   std::vector<int> ids_;
   std::shared_ptr<const Feedback> feedback_;   // `feedback` heads pay for it
+  int verified_ = 0;   // rows since the last draft
   std::array<Chunk, RowTable::kMost + 1> chunks_;   // by the number of rows
 };
 
@@ -230,9 +237,10 @@ Costs calibrate(Bench* bench, int threads, bool overlap, double step_share) {
 Costs calibrate(CpuEngine* engine) {
   const CpuModel& model = engine->model();
   if (!model.drafts()) throw std::runtime_error("there is nothing to calibrate without an exit head");
-  const bool overlap = engine->threads() > 1 && engine->verify().size() == 1;
+  const bool overlap = engine->threads() > 1 && engine->verify().size() == 1 && !model.eagle;
   const double late = model.shape.num_layers - model.exit_layer;
-  const double step_share = double(model.exit_layer + int(model.exit_layers.size())) / late;
+  const int own = model.eagle ? int(model.eagle->layers.size()) : int(model.exit_layers.size());
+  const double step_share = double(model.exit_layer + own) / late;
   return std::async(std::launch::async, [&] {   // on a thread of its own: it gets pinned, and the caller's must not be
     EngineBench bench(engine);
     return calibrate(&bench, engine->threads(), overlap, step_share);

@@ -21,16 +21,18 @@ Tensor tensor_of(const NamedTensors& tensors, const std::string& name, int64_t r
 }
 
 // layer: whose way of attending it has. inner: the width of its MLP; 0: it has none
-LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, const ModelShape& s, int layer, int64_t inner) {
+// width: what queries, keys and values read
+LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, const ModelShape& s, int layer, int64_t inner,
+                      int64_t width) {
   LayerTensors t;
   t.attention = s.attention_of(layer);
   const auto get = [&](const std::string& name, int64_t rows, int64_t columns, bool required) {
     return tensor_of(tensors, prefix + name, rows, columns, required);
   };
   t.input_norm = get("input_layernorm.weight", s.hidden_size, 1, true);
-  t.q = get("self_attn.q_proj.weight", s.q_outputs(), s.hidden_size, true);
-  t.k = get("self_attn.k_proj.weight", s.kv_outputs(), s.hidden_size, true);
-  t.v = get("self_attn.v_proj.weight", s.kv_outputs(), s.hidden_size, true);
+  t.q = get("self_attn.q_proj.weight", s.q_outputs(), width, true);
+  t.k = get("self_attn.k_proj.weight", s.kv_outputs(), width, true);
+  t.v = get("self_attn.v_proj.weight", s.kv_outputs(), width, true);
   t.o = get("self_attn.o_proj.weight", s.hidden_size, s.q_outputs(), true);
   t.q_bias = get("self_attn.q_proj.bias", s.q_outputs(), 1, false);
   t.k_bias = get("self_attn.k_proj.bias", s.kv_outputs(), 1, t.q_bias.present());
@@ -50,6 +52,10 @@ LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, co
     t.down_bias = get("mlp.down_proj.bias", s.hidden_size, 1, t.gate_bias.present());
   }
   return t;
+}
+
+LayerTensors layer_of(const NamedTensors& tensors, const std::string& prefix, const ModelShape& s, int layer, int64_t inner) {
+  return layer_of(tensors, prefix, s, layer, inner, s.hidden_size);
 }
 
 std::vector<LayerTensors> layers_of(const NamedTensors& tensors, const ModelShape& shape, int first, int last) {
@@ -176,6 +182,51 @@ std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_la
   model->exit_head.lm_head = model->draft_ids.empty()
                                  ? model->head.lm_head
                                  : packer.draft_head(model->lm_head, model->draft_ids, &memory);
+  return model;
+}
+
+std::shared_ptr<const CpuModel> with_eagle3(const CpuModel& base, Eagle eagle, const NamedTensors& tensors,
+                                            std::vector<int> draft_ids, int threads) {
+  const ModelShape& shape = eagle.shape;
+  check(shape, base.kv);
+  if (shape.hidden_size != base.shape.hidden_size) throw std::runtime_error("the exit head has another hidden size");
+  auto model = std::make_shared<CpuModel>(base);
+  model->exit_layer = 0;
+  model->draft_ids = std::move(draft_ids);
+  const int64_t hidden = shape.hidden_size, taps = int64_t(eagle.taps.size());
+  std::vector<LayerTensors> layers;
+  for (int i = 0; i < shape.num_layers; ++i)
+    layers.push_back(layer_of(tensors, "layers." + std::to_string(i) + ".", shape, i, shape.intermediate_size,
+                              i == 0 ? 2 * hidden : hidden));
+  const Tensor fc = tensor_of(tensors, "fc.weight", hidden, taps * hidden);
+  const int64_t outputs = model->draft_ids.empty() ? shape.vocab_size : int64_t(model->draft_ids.size());
+  const Tensor lm_head = tensor_of(tensors, "lm_head.weight", outputs, hidden);
+  const auto vector = [&](const std::string& name, int64_t rows, bool required) {
+    const Tensor tensor = tensor_of(tensors, name, rows, 1, required);
+    return tensor.present() ? named("the exit head's " + name, [&] { return Packer::vector(tensor); }) : std::vector<float>();
+  };
+  eagle.embedding = tensor_of(tensors, "embed_tokens.weight", shape.vocab_size, hidden, false);
+  if (!eagle.embedding.present()) eagle.embedding = base.embedding;
+  std::vector<float> row(static_cast<size_t>(hidden));
+  for (int id = 0; id < shape.vocab_size && eagle.embedding.data != base.embedding.data; ++id) embed(eagle.embedding, id, row.data());
+  eagle.input_norm = vector("input_norm.weight", taps * hidden, false);
+  eagle.fc_bias = vector("fc.bias", hidden, false);
+  for (int64_t tap = 0; has(tensors, "fc_norm.0.weight") && tap < taps; ++tap)
+    eagle.fc_norms.push_back(vector("fc_norm." + std::to_string(tap) + ".weight", hidden, true));
+  eagle.embedding_norm = vector("layers.0.input_layernorm.weight", hidden, true);
+  eagle.feature_norm = vector("layers.0.hidden_norm.weight", hidden, true);
+  eagle.head.norm = vector("norm.weight", hidden, true);
+
+  Team team(threads, {});
+  const Packer packer(*model->kernels, model->format, shape, &team);
+  size_t bytes = packer.matrix_bytes(int(hidden), int(taps * hidden)) + packer.matrix_bytes(int(outputs), int(hidden));
+  for (const LayerTensors& own : layers) bytes += packer.layer_bytes(own);
+  uint8_t* memory = allocate(bytes, model.get());
+  eagle.fc = named("the exit head's fc", [&] { return packer.matrix(fc, &memory); });
+  for (const LayerTensors& own : layers)
+    eagle.layers.push_back(named("the exit head's layers", [&] { return packer.layer(own, &memory); }));
+  eagle.head.lm_head = named("the exit head's LM head", [&] { return packer.matrix(lm_head, &memory); });
+  model->eagle = std::make_shared<const Eagle>(std::move(eagle));
   return model;
 }
 

@@ -40,4 +40,9 @@ std::shared_ptr<const CpuModel> pack_model(const Kernels& kernels, const ModelSh
 std::shared_ptr<const CpuModel> with_exit_head(const CpuModel& base, int exit_layer, const NamedTensors& tensors,
                                                std::vector<int> draft_ids, int threads);
 
+// The same with an EAGLE-3 head. eagle: its shape, rotation, taps and flags; the rest comes from the tensors, of which the
+// embedding is read where it lies.
+std::shared_ptr<const CpuModel> with_eagle3(const CpuModel& base, Eagle eagle, const NamedTensors& tensors,
+                                            std::vector<int> draft_ids, int threads);
+
 }  // namespace ppsd

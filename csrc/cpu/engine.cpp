@@ -28,7 +28,11 @@ int verify_team_size(int threads, int stages, int stage) {
 double bytes_of_rows(const CpuModel& model, int rows) {
   const ModelShape& shape = model.shape;
   const double layers = double(model.layers.size() + model.exit_layers.size());
-  const double kv = 2.0 * double(KvCache::bytes(model.kv, shape.num_kv_heads, shape.head_dim, 1)) * layers;
+  double kv = 2.0 * double(KvCache::bytes(model.kv, shape.num_kv_heads, shape.head_dim, 1)) * layers;
+  if (model.eagle) {
+    const ModelShape& own = model.eagle->shape;
+    kv += 2.0 * double(KvCache::bytes(model.kv, own.num_kv_heads, own.head_dim, 1)) * own.num_layers;
+  }
   return double(rows) * (kv + 4.0 * shape.hidden_size + 8.0 * shape.head_dim);
 }
 
@@ -63,6 +67,9 @@ CpuEngine::CpuEngine(std::shared_ptr<const CpuModel> model, int threads, std::ve
     verify_teams_.push_back(std::make_unique<Team>(size, slice(cores, core, size)));
     core += size;
   }
+  if (!model_->eagle) return;
+  if (stages != 1) throw std::runtime_error("an EAGLE-3 head reads what one verification stage leaves: leave --stages away");
+  verify_.front()->tell(&draft_);
 }
 
 std::string CpuEngine::pin_problem() const {
@@ -78,12 +85,13 @@ void CpuEngine::judge_by(const std::function<Team::Pass(int)>& told) {
   for (auto& team : verify_teams_) team->judge_by(told);
 }
 
-int CpuEngine::shared_rows(const std::vector<int>& prompt) const {
+int CpuEngine::shared_rows(const std::vector<int>& prompt, int own) const {
   const auto differ = std::mismatch(tokens_.begin(), tokens_.end(), prompt.begin(), prompt.end());
   int rows = int(differ.first - tokens_.begin());
-  if (rotated_as(int(prompt.size())) != rotated_as_) return 0;
+  if (rotated_as(int(prompt.size()) - own) != rotated_as_) return 0;
   rows = std::min({rows, int(tokens_.size()) - 1, int(prompt.size()) - 1, draft_.length()});
   for (const auto& stage : verify_) rows = std::min(rows, stage->length());
+  if (const EagleText* text = draft_.text()) rows = std::min(rows, text->shared_rows(int(differ.first - tokens_.begin())));
   return std::max(rows, 0);
 }
 
@@ -109,7 +117,7 @@ int CpuEngine::rotated_as(int length) const {
   return rotary.by_length() && length > rotary.original ? length : 0;
 }
 
-Stages CpuEngine::begin(const Request& request, int keep) { return begin(request, keep, int(request.prompt.size())); }
+Stages CpuEngine::begin(const Request& request, int keep) { return begin(request, keep, int(request.prompt.size()) - request.limits.own); }
 
 Stages CpuEngine::begin(const Request& request, int keep, int length) {
   if (const int as = rotated_as(length); as != rotated_as_) {
@@ -118,7 +126,7 @@ Stages CpuEngine::begin(const Request& request, int keep, int length) {
   }
   reserve(request.limits.end);
   Sampling sampling = request.sampling;
-  sampling.answer = int(request.prompt.size());
+  sampling.answer = int(request.prompt.size()) - request.limits.own;
   sampling.stop_ids = request.limits.stop_ids;
   draft_.begin(sampling, keep);
   draft_.set_oracle(request.oracle);

@@ -45,7 +45,7 @@ class CpuEngine {
   std::string pin_problem() const;   // one line about a thread that could not be pinned, or nothing
 
   // How many rows of `prompt` need not be run again; rows of an earlier answer's text stay where they are.
-  int shared_rows(const std::vector<int>& prompt) const;
+  int shared_rows(const std::vector<int>& prompt, int own = 0) const;
   // The logits after each of the `last` rows at the end of a text: [last][vocabulary].
   std::vector<float> logits(const std::vector<int>& ids, int last);
   // Of every id of a text but the first, by what stands before it, at temperature 1; and the `top` best there.

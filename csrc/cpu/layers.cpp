@@ -188,6 +188,24 @@ void LayerStack::attend_segments(size_t layer, int begin, int end, const Sibling
   }
 }
 
+void LayerStack::read_wide(const float* wide) {
+  wide_ = wide;
+  const int inputs = layers_.front()->qkv.inputs;
+  for (Memory& memory : inputs_) memory = Memory(Activations::bytes(kernels_, format_, kPassRows, std::max(inputs, shape_.q_outputs())));
+}
+
+void LayerStack::tap(std::vector<int> layers) {
+  taps_ = std::move(layers);
+  tapped_.resize(size_t(kPassRows) * taps_.size() * size_t(shape_.hidden_size));
+}
+
+void LayerStack::keep_taps(size_t layer, const float* x) {
+  const size_t hidden = size_t(shape_.hidden_size), count = taps_.size();
+  for (size_t tap = 0; tap < count; ++tap)
+    for (size_t row = 0; taps_[tap] == int(layer) && row < size_t(rows_); ++row)
+      std::memcpy(tapped_.data() + (row * count + tap) * hidden, x + row * hidden, hidden * sizeof(float));
+}
+
 void LayerStack::observe(float* squares) {
   squares_ = squares;
   std::fill_n(squares, layers_.size() * size_t(InputOffsets(shape_).width), 0.0f);
@@ -247,8 +265,12 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
       if (squares_ != nullptr && member == 0) add_squares(in, squares_ + number * inputs.width + offset);
     };
 
-    kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, narrow);
-    observe(narrow, inputs.qkv);
+    if (member == 0) keep_taps(number, x);   // x changes after two barriers
+    const bool wide = number == 0 && wide_ != nullptr;
+    const Activations first = wide ? Activations::at(kernels_, memory, format_, rows, layer.qkv.inputs) : narrow;
+    if (wide) kernels_.convert(wide_, rows, first);
+    else kernels_.normalize(x, rows, layer.input_norm.data(), shape_.rms_norm_eps, first);
+    observe(first, inputs.qkv);
     const bool last = number + 1 == layers_.size();
     const auto qkv_of = [&](const PackedLayer& of) { return Shared{&of.qkv, of.qkv_together(shape_.head_dim)}; };
     const Shared in = qkv_of(layer), out{&layer.o}, up{&layer.gate_up, kSwigluPanels}, down_to{&layer.down},
@@ -257,7 +279,7 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
 
     const Siblings kept = sibling_positions_.empty() ? Siblings{} : siblings_of(number);
     const Siblings* siblings = kept.rows > 0 ? &kept : nullptr;
-    const QkvPhase qkv{&layer.qkv, layer.bias(layer.qkv_bias), &narrow, rows, start, shape_.num_heads, layer.attention.rotary ? rope : nullptr,
+    const QkvPhase qkv{&layer.qkv, layer.bias(layer.qkv_bias), &first, rows, start, shape_.num_heads, layer.attention.rotary ? rope : nullptr,
                        queries_.data(), cache, positions, siblings, then(in, out), layer.norms(shape_.rms_norm_eps)};
     share(layer.qkv.panels(), in.together, [&](int begin, int end) { kernels_.qkv(qkv, begin, end); });
 
@@ -285,6 +307,7 @@ bool LayerStack::pass(Team& team, int member, const float* rope, float* x, const
       if (cancelled_.load(std::memory_order_relaxed)) return false;
     }
   }
+  if (member == 0) keep_taps(layers_.size(), x);
   return true;
 }
 

@@ -42,6 +42,11 @@ class LayerStack {
   void followed_by(const Matrix* matrix) { next_ = matrix; }   // is read after the last layer
   // From now on member 0 adds up the squares of what goes into the matrices, in [layers][InputOffsets::width], 0 at first.
   void observe(float* squares);
+  // The first layer's queries, keys and values read `wide` [kPassRows][inputs] as it is, and no norm of x.
+  void read_wide(const float* wide);
+  // A pass keeps what its rows are after so many of these layers, in tapped().
+  void tap(std::vector<int> layers);
+  const float* tapped() const { return tapped_.data(); }   // [rows][taps][hidden]
   int size() const { return int(layers_.size()); }
 
   // Which rows a pass has, kept until it ends; by one thread, before the members begin. Throws std::logic_error where there is
@@ -57,6 +62,7 @@ class LayerStack {
   void order_siblings(const std::vector<Sibling>& siblings);
   void attend_segments(size_t layer, int begin, int end, const Siblings* siblings, ReadAhead* ahead);
   Siblings siblings_of(size_t layer) const;
+  void keep_taps(size_t layer, const float* x);
 
   const Kernels& kernels_;
   const ModelShape shape_;
@@ -66,6 +72,9 @@ class LayerStack {
   const size_t offset_;
   const Matrix* next_ = nullptr;
   float* squares_ = nullptr;   // null, but in measure_importance
+  const float* wide_ = nullptr;
+  std::vector<int> taps_;
+  std::vector<float> tapped_;
   Memory sibling_memory_;                        // [layers], keys and values
   int rows_ = 0;                                 // of the pass, siblings included
   std::vector<int> sibling_positions_, order_;   // of the pass: see Siblings

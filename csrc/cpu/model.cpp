@@ -108,7 +108,7 @@ Matrix Packer::lm_head_matrix(const Tensor& tensor) const {
 }
 
 Matrix Packer::qkv_matrix(const LayerTensors& t) const {
-  Matrix matrix{format_, shape_.q_outputs() + 2 * shape_.kv_outputs(), shape_.hidden_size};
+  Matrix matrix{format_, shape_.q_outputs() + 2 * shape_.kv_outputs(), int(t.q.columns)};
   if (format_ != Format::kInt4) return matrix;
   matrix.wide_from = 0;   // from the first of them that is int8
   for (const auto& [tensor, delicate] : {std::pair(&t.q, false), std::pair(&t.k, true), std::pair(&t.v, true)}) {

@@ -92,7 +92,7 @@ std::unique_ptr<Remote> RankDrafter::start(const std::vector<int>& prompt, int k
                                            uint64_t epoch, bool report_drafts, const Oracle& oracle,
                                            bool trace, int grammar) {
   if (keep > length()) throw std::runtime_error("there are not so many rows to keep");
-  Settings settings{limits.end, int(prompt.size()), grammar, sampling};
+  Settings settings{limits.end, int(prompt.size()) - limits.own, grammar, sampling};
   settings.sampling.answer = settings.prompt;
   settings.sampling.stop_ids = limits.stop_ids;
   begin(keep, settings, oracle);

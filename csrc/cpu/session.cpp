@@ -85,7 +85,7 @@ bool Session::play(const Schedule& schedule, std::vector<int>* tokens, bool firs
   switching_ = false;
   AfterRound after_round;
   if (request_.planner) after_round = [this](const Round& round, Scheduler* s) { return replan(round, s); };
-  const int keep = first ? engine_->shared_rows(*tokens) : held_;
+  const int keep = first ? engine_->shared_rows(*tokens, request_.limits.own) : held_;
   const Stages stages = engine_->begin(request_, keep);
   if (first) kept_ = keep;
   std::unique_ptr<Carrier> carrier;

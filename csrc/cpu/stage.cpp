@@ -53,13 +53,15 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
       early_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, 0, model.exit_layer), members),
       late_(*model.kernels, model.shape, model.format, model.kv,
             pointers(model.exit_layers, 0, int(model.exit_layers.size())), members, early_.end()),
-      blocks_(late_.end()),
+      eagle_(model.eagle ? std::make_unique<EagleStack>(*model.kernels, *model.eagle, model.format, model.kv, members, late_.end())
+                         : nullptr),
+      blocks_(eagle_ ? eagle_->end() : late_.end()),
       feedback_(*model.kernels, model.shape, model.exit_feedback, members),
       sampler_(*model.kernels, model.shape.vocab_size, members),
       sibling_exits_(size_t(kSiblings) * model.shape.hidden_size),
       x_(size_t(kPassRows) * model.shape.hidden_size) {
   if (model.drafts())
-    head_ = std::make_unique<Head>(*model.kernels, model.shape, model.exit_head, model.draft_ids, members);
+    head_ = std::make_unique<Head>(*model.kernels, model.shape, model.drafting_head(), model.draft_ids, members);
   late_.followed_by(&model.exit_head.lm_head);
   early_.followed_by(model.exit_layers.empty() ? &model.exit_head.lm_head : &model.exit_layers.front().qkv);
 }
@@ -67,6 +69,7 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
 void CpuDraftStage::reserve(int capacity, const float* rope) {
   rope_ = rope;
   most_ = capacity;
+  if (eagle_) eagle_->reserve(capacity);
   const size_t bytes = size_t(capacity) * model_.shape.hidden_size * 4;
   if (bytes <= exit_hidden_.bytes()) return;
   Memory grown(bytes);
@@ -90,6 +93,7 @@ bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& c
   const int count = int(step.ids.size());
   check_bound((size_t(step.start) + count) * model_.shape.hidden_size * 4, exit_hidden_.bytes(), "bytes of exit states");
   sampler_.know(step.start, step.ids.data(), count);
+  if (eagle_ && count > 0) text_.know(step.start, step.ids.data(), count);
   size_t siblings = 0;
   for (int done = 0; done < count;) {
     const Piece piece = next_piece(step.start + done, count - done, step.siblings);
@@ -124,6 +128,14 @@ bool CpuDraftStage::run_rows(const int* ids, const Piece& piece, const Cancelled
 
 // The exit head on the last row.
 bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
+  if (eagle_) {
+    eagle_->advance(*team_, {{&text_, blocks_.pointers(), blocks_.size(), length_ - 1}});
+    begin_choice(head_.get(), {{text_.output(), &sampler_, length_}}, true);
+    team_->run([&](int member) { head_->pass(*team_, member); });
+    choose(draft, step.sibling_bar);
+    *draft = foreseen(oracle_, *draft, length_, model_.shape.vocab_size);
+    return true;
+  }
   const int hidden = model_.shape.hidden_size;
   const Feedback* feedback = step.feedback.get();
   const float* exits = exit_hidden_.as<float>();
@@ -194,6 +206,7 @@ void CpuDraftStage::adopt(const Sibling& sibling) {
   early_.adopt(sibling.position, blocks_.pointers());
   std::memcpy(exit_hidden_.as<float>() + hidden * sibling.position, sibling_exit(sibling.position), hidden * 4);
   sampler_.know(sibling.position, &sibling.id, 1);
+  if (eagle_) text_.adopt(sibling.position, sibling.id);
   length_ = sibling.position + 1;
   head_length_ = std::min(head_length_, sibling.position);
 }
@@ -211,6 +224,11 @@ CpuVerifyStage::CpuVerifyStage(const CpuModel& model, int first, int last, int m
     layers_.followed_by(&model.head.lm_head);
     sampler_ = std::make_unique<Sampler>(*model.kernels, model.shape.vocab_size, members);
   }
+}
+
+void CpuVerifyStage::tell(CpuDraftStage* draft) {
+  told_ = draft;
+  layers_.tap(model_.eagle->taps);
 }
 
 void CpuVerifyStage::reserve(int capacity, const float* rope) {
@@ -243,6 +261,13 @@ bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
       if (!layers_.pass(*team_, member, rope_, x_.data(), cancelled) && member == 0) finished = false;
     });
     if (!finished) return false;
+    if (told_ != nullptr) {
+      const size_t width = model_.eagle->tap_width();
+      EagleText* told = told_->text();
+      if (told->pending() + piece.rows > kPassRows) told_->catch_up();
+      told->verified(length_, piece.rows, layers_.tapped(), width);
+      for (size_t i = 0; i < siblings; ++i) told->beside(piece.siblings[i].position, layers_.tapped() + (rows + i) * width, width);
+    }
     std::memcpy(text, x_.data(), rows * row_bytes);
     std::memcpy(beside, x_.data() + rows * hidden, siblings * row_bytes);
     text += rows * hidden, beside += siblings * hidden;

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "eagle.h"
 #include "heads.h"
 #include "layers.h"
 #include "own_blocks.h"
@@ -26,11 +27,13 @@ struct CpuModel {
   std::vector<PackedLayer> exit_layers;
   PackedFeedback exit_feedback;
   PackedHead exit_head;                // its matrix may be `head`'s
+  std::shared_ptr<const Eagle> eagle;  // or this, which reads what all layers make of the text
   std::vector<int> draft_ids;          // or empty: the whole vocabulary
   std::vector<std::shared_ptr<const Memory>> memory;   // what the matrices lie in; models with other heads share it
   size_t packed_bytes = 0;
 
-  bool drafts() const { return !exit_head.norm.empty(); }
+  const PackedHead& drafting_head() const { return eagle ? eagle->head : exit_head; }
+  bool drafts() const { return !drafting_head().norm.empty(); }
 };
 
 std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last);
@@ -59,6 +62,11 @@ class CpuDraftStage final : public DraftStage {
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
   void export_hidden(Chunk* chunk) override;
 
+  // Of an EAGLE-3 head, which reads taps: what verification tells it, in the turn of that stage.
+  EagleText* text() { return eagle_ ? &text_ : nullptr; }
+  const EagleText* text() const { return eagle_ ? &text_ : nullptr; }
+  void catch_up() { eagle_->catch_up(*team_, &text_, blocks_.pointers(), blocks_.size()); }
+
  private:
   void adopt(const Sibling& sibling);
   bool run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled);
@@ -72,7 +80,9 @@ class CpuDraftStage final : public DraftStage {
   const float* rope_ = nullptr;
   int most_ = 0;                         // rows that are reserved; the caches grow up to them
   LayerStack early_, late_;              // layers [0, E), and the exit head's own
-  OwnBlocks blocks_;                     // of both
+  std::unique_ptr<EagleStack> eagle_;    // or null
+  EagleText text_;
+  OwnBlocks blocks_;                     // of all
   FeedbackStack feedback_;
   std::unique_ptr<Head> head_;
   Sampler sampler_;
@@ -90,6 +100,7 @@ class CpuVerifyStage final : public VerifyStage {
   CpuVerifyStage(const CpuModel& model, int first, int last, int members);
 
   void use(Team* team) { team_ = team; }
+  void tell(CpuDraftStage* draft);       // all layers are this stage's: the draft stage reads what they leave at the taps
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
   int layers() const { return layers_.size(); }
@@ -119,6 +130,7 @@ class CpuVerifyStage final : public VerifyStage {
   const float* rope_ = nullptr;
   int most_ = 0;                         // as of the draft stage
   LayerStack layers_;
+  CpuDraftStage* told_ = nullptr;        // or null
   OwnBlocks blocks_;
   std::unique_ptr<Head> head_;
   std::unique_ptr<Sampler> sampler_;

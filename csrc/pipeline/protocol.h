@@ -18,6 +18,7 @@ constexpr char kNoNumber[] = "the model's output is not a number: its weights ar
 struct Limits {
   int end = 0;                 // the committed text ends before this position (token budget or context)
   std::vector<int> stop_ids;   // or at one of these
+  int own = 0;                 // of the text that decoding begins with, so many last tokens are the answer's already
 };
 
 // The newest row that has passed all layers, as the last one left it: what exit heads of the kind `feedback` draw on.

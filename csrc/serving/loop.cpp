@@ -34,7 +34,7 @@ struct Loop::Answer {
         drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
         verifying(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()) {
     Sampling sampling = request.sampling;
-    sampling.answer = int(request.prompt.size()) - committed;
+    sampling.answer = int(request.prompt.size()) - committed - request.limits.own;
     sampling.stop_ids = request.limits.stop_ids;
     verifying.begin(sampling, 0);
     sampling.logprobs = -1;   // of drafts nobody asks
@@ -79,6 +79,7 @@ struct Loop::Answer {
   Scheduler scheduler;
   BlockTable table;
   ExitRows exits;
+  EagleText eagle;            // what an EAGLE-3 head knows of it
   Sampler drafting, verifying;
   Drafting drafts;
   uint64_t arrival = 0;
@@ -137,7 +138,9 @@ LoopCounts Loop::counts() {
 void Loop::import_prefix(CpuEngine& engine) {
   std::vector<int> text = engine.tokens();
   text.push_back(0);
-  const int rows = engine.shared_rows(text) / kSpan * kSpan;
+  int rows = engine.shared_rows(text);
+  if (const EagleText* eagle = engine.draft().text()) rows = std::min(rows, eagle->sure());
+  rows = rows / kSpan * kSpan;
   BlockTable table(&blocks_);
   if (rows > blocks_.available() * kSpan || !table.reserve(rows)) return;
   passes_.copy(engine, rows, table.pointers());
@@ -324,6 +327,10 @@ void Loop::leave(Answer& answer) {
   if (!answer.running || answer.rows == 0) return;
   cut(answer);   // a pass may have been cancelled
   catch_up(answer);
+  if (model().eagle) {
+    answer.eagle.know(answer.rows, answer.text().data() + answer.rows, int(answer.text().size()) - answer.rows);
+    read_taps(answer);
+  }
   answer.table.leave(answer.text(), answer.rows);
 }
 
@@ -364,6 +371,7 @@ bool Loop::embed_rows(const Part& part, const int* ids, std::vector<Part>* parts
     for (int r = 0; r < part.rows; ++r, x += hidden) embed(model().embedding, ids[r], x);
     for (const Sibling& sibling : part.siblings) embed(model().embedding, sibling.id, x), x += hidden;
     part.answer->feed_sampler(part.answer->drafting, part.start, ids, part.rows);
+    if (model().eagle) part.answer->eagle.know(part.start, ids, part.rows);
   } catch (const std::runtime_error&) {
     fail(*part.answer, std::current_exception());
     return false;
@@ -426,7 +434,8 @@ bool Loop::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws
     Answer& answer = *part.answer;
     const int end = answer.exits.end(), first = passes_.lags() ? std::min(answer.headed, end - 1) : end - 1;
     const Segment rows{end - first, first, answer.table.pointers(), answer.table.size()};
-    draws->push_back({rows, answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, answer.step.sibling_bar, {}});
+    draws->push_back({rows, answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, answer.step.sibling_bar,
+                      &answer.eagle, {}});
   }
   if (!passes_.draw(draws, cancelled_)) return false;
   for (const Part& part : parts) part.answer->headed = part.answer->exits.end();
@@ -500,6 +509,7 @@ void Loop::verify(const std::vector<Part>& parts) {
   const Clock::time_point begun = Clock::now();
   const Passes::Chosen chosen = passes_.verify(segments, x_.data(), siblings_of(parts), choosing, cancelled_);
   if (!chosen.done) return;
+  if (model().eagle) tell_eagle(parts);
   policy_.times.late.observe(rows, chosen.late);
   if (!choosing.empty()) policy_.times.choose.observe(int(choosing.size()), chosen.choose);
 
@@ -518,6 +528,20 @@ void Loop::verify(const std::vector<Part>& parts) {
     x += size_t(part.all_rows()) * hidden;
   }
 }
+
+// What the rows of the pass are at the taps of an EAGLE-3 head, which reads them when it drafts.
+void Loop::tell_eagle(const std::vector<Part>& parts) {
+  int row = 0;
+  for (const Part& part : parts) {
+    Answer& answer = *part.answer;
+    if (answer.eagle.pending() + part.rows > kPassRows) read_taps(answer);
+    answer.eagle.verified(part.start, part.rows, passes_.tapped(row), passes_.tap_width());
+    row += part.rows;
+    for (const Sibling& sibling : part.siblings) answer.eagle.beside(sibling.position, passes_.tapped(row++), passes_.tap_width());
+  }
+}
+
+void Loop::read_taps(Answer& answer) { passes_.read_taps(&answer.eagle, answer.table.pointers(), answer.table.size()); }
 
 std::exception_ptr Loop::failure_of(const Answer& answer) const {
   if (const auto failure = passes_.failure(&answer.verifying)) return failure;
@@ -542,10 +566,11 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden) {
     const int position = answer.rows - 1;   // the newest committed token is what the sibling's row gave
     passes_.adopt(position, answer.table.pointers());
     answer.exits.adopt(position);
+    if (model().eagle) answer.eagle.adopt(position, answer.text()[size_t(position)]);
     answer.headed = std::min(answer.headed, position);
   }
   answer.put(std::move(*round));
-  keep(answer);
+  keep(answer, part.start);
 }
 
 // Rows of a text that is read, for the first time or again.
@@ -553,7 +578,7 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden)
   Answer& answer = *part.answer;
   answer.rows += part.rows;
   answer.out->read(answer.rows);
-  keep(answer);
+  keep(answer, part.start);
   if (answer.begun || answer.rows < answer.rows_wanted()) return;
   std::vector<float> last;
   if (passes_.uses_feedback()) last.assign(hidden, hidden + model().shape.hidden_size);
@@ -562,10 +587,16 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden)
                                     answer.verifying.take_logprobs()));
 }
 
-// The rows [0, answer.rows) are verified: whole blocks of them can be shared, once the exit head's layers have seen them.
-void Loop::keep(Answer& answer) {
+// The rows [0, answer.rows) are verified, those from `start` on just now: whole blocks of them can be shared, once the
+// head's layers have seen them.
+void Loop::keep(Answer& answer, int start) {
   cut(answer);
   if (answer.rows / kSpan > answer.headed / kSpan) catch_up(answer);
+  if (model().eagle && answer.rows / kSpan > start / kSpan) {
+    const std::vector<int>& text = answer.text();
+    answer.eagle.know(start, text.data() + start, int(text.size()) - start);
+    read_taps(answer);
+  }
   answer.exits.forget(answer.headed);
   answer.table.keep(answer.text(), answer.rows);
 }

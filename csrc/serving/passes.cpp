@@ -21,12 +21,17 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, int threads)
              threads),
       exit_(*model_->kernels, model_->shape, model_->format, model_->kv,
             pointers(model_->exit_layers, 0, int(model_->exit_layers.size())), threads, early_.end()),
+      eagle_(model_->eagle ? std::make_unique<EagleStack>(*model_->kernels, *model_->eagle, model_->format, model_->kv, threads,
+                                                          exit_.end())
+                           : nullptr),
       late_(*model_->kernels, model_->shape, model_->format, model_->kv,
-            pointers(model_->layers, model_->exit_layer, model_->shape.num_layers), threads, exit_.end()),
+            pointers(model_->layers, model_->exit_layer, model_->shape.num_layers), threads,
+            eagle_ ? eagle_->end() : exit_.end()),
       feedback_(*model_->kernels, model_->shape, model_->exit_feedback, threads, kPassRows),
       head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads) {
   if (model_->drafts())
-    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->exit_head, model_->draft_ids, threads);
+    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), model_->draft_ids, threads);
+  if (eagle_) late_.tap(model_->eagle->taps);
   late_.followed_by(&model_->head.lm_head);
   exit_.followed_by(&model_->exit_head.lm_head);
   early_.followed_by(lags() ? &model_->exit_layers.front().qkv : &model_->exit_head.lm_head);
@@ -46,7 +51,8 @@ double Passes::draft_share() const {
     if (i < model_->exit_layer) early += bytes(model_->layers[i]);
   }
   for (const PackedLayer& layer : model_->exit_layers) early += bytes(layer);
-  if (model_->drafts()) early += model_->exit_head.lm_head.bytes();
+  if (model_->eagle) early += model_->eagle->bytes();
+  else if (model_->drafts()) early += model_->exit_head.lm_head.bytes();
   return double(early) / double(all);
 }
 
@@ -54,6 +60,7 @@ void Passes::reserve(int rows) {
   if (rows <= capacity_) return;
   capacity_ = std::max(rows, 2 * capacity_);
   rope_ = make_rope(model_->rotary, capacity_);
+  if (eagle_) eagle_->reserve(capacity_);
 }
 
 void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {
@@ -118,7 +125,9 @@ bool Passes::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
   std::stable_sort(order.begin(), order.end(), [&](const Draw* a, const Draw* b) { return distance(*a) < distance(*b); });
   const bool alike = distance(*order.front()) == distance(*order.back());
   const bool together = order.size() == 1 || rows == int(order.size());
-  const bool done = alike && together ? draw_at_once(order, cancelled) : draw_in_parts(order, cancelled);
+  const bool done = eagle_              ? draw_by_eagle(order)
+                    : alike && together ? draw_at_once(order, cancelled)
+                                        : draw_in_parts(order, cancelled);
   if (!done) return false;
   const std::vector<int> chosen = exit_head_->chosen();
   for (size_t i = 0; i < order.size(); ++i) take(order[i], chosen[i]);
@@ -183,11 +192,28 @@ bool Passes::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& can
       std::memcpy(from(i), x - hidden, row_bytes);
     }
   }
+  ask_head(draws);
+  return true;
+}
+
+bool Passes::draw_by_eagle(const std::vector<Draw*>& draws) {
+  const size_t hidden = size_t(model_->shape.hidden_size);
+  std::vector<EagleStack::Work> works;
+  for (const Draw* draw : draws) works.push_back({draw->text, draw->rows.blocks, draw->rows.spans, draw->position() - 1});
+  eagle_->advance(*team_, works);
+  for (size_t i = 0; i < draws.size(); ++i)
+    std::memcpy(drawn_from_.data() + i * hidden, draws[i]->text->output(), hidden * sizeof(float));
+  ask_head(draws);
+  return true;
+}
+
+// On the rows in drawn_from_.
+void Passes::ask_head(const std::vector<Draw*>& draws) {
   std::vector<Head::Row> rows;
-  for (size_t i = 0; i < draws.size(); ++i) rows.push_back({from(i), draws[i]->sampler, draws[i]->position()});
+  const float* x = drawn_from_.data();
+  for (const Draw* draw : draws) rows.push_back({x, draw->sampler, draw->position()}), x += model_->shape.hidden_size;
   exit_head_->begin_pass(rows, true);
   team_->run([&](int member) { exit_head_->pass(*team_, member); });
-  return true;
 }
 
 // From the logits of its row: a draft token, and a second choice if it may be as probable as the bar.

@@ -37,6 +37,7 @@ class Passes {
     const Feedback* feedback;   // or null
     Sampler* sampler;
     double sibling_bar;         // above 0: the second choice too, if it can be as probable
+    EagleText* text;            // of an EAGLE-3 head
     Draft draft;                // what comes of it
     int position() const { return rows.start + rows.rows; }
   };
@@ -52,6 +53,10 @@ class Passes {
   };
   Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                 const std::vector<Head::Row>& rows, const Cancelled& cancelled = nullptr);
+  // Of an EAGLE-3 head: what the rows of the last verification are at its taps, from row `row` on; and how many numbers each has.
+  const float* tapped(int row) const { return late_.tapped() + size_t(row) * tap_width(); }
+  size_t tap_width() const { return eagle_ ? eagle_->tap_width() : 0; }
+  void read_taps(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
   std::exception_ptr failure(const Sampler* sampler) const { return head_.failure(sampler); }
 
   void adopt(int position, uint8_t* const* blocks);   // of the two rows there, the sibling's now is the text's
@@ -60,12 +65,16 @@ class Passes {
   int distance(const Draw& draw) const;
   bool pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled);
   bool draw_at_once(const std::vector<Draw*>& draws, const Cancelled& cancelled);
+  bool draw_by_eagle(const std::vector<Draw*>& draws);
   bool draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& cancelled);
+  void ask_head(const std::vector<Draw*>& draws);
   void take(Draw* draw, int chosen) const;
 
   const std::shared_ptr<const CpuModel> model_;
   const std::unique_ptr<Team> team_;
-  LayerStack early_, exit_, late_;
+  LayerStack early_, exit_;
+  std::unique_ptr<EagleStack> eagle_;   // or null
+  LayerStack late_;
   FeedbackStack feedback_;
   Head head_;
   std::unique_ptr<Head> exit_head_;

@@ -54,6 +54,12 @@ COMMANDS = {
         "cli.parser:serve_options",
         "cli.serve:run",
     ),
+    "engine": Command(
+        "decode for a server that is another process and outlives this one",
+        ("ppsd-run engine --front 127.0.0.1:7000", "ppsd-run engine --front HOST:7000 -m model.gguf --engine-timeout 30"),
+        "cli.parser:engine_options",
+        "cli.engine:run",
+    ),
     "list": Command(
         "list the models that are here: in the cache folder and in the hub's cache",
         ("ppsd-run list", "ppsd-run list --json"),

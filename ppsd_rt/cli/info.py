@@ -40,7 +40,9 @@ def _summary(info: dict[str, Any]) -> Iterator[str]:
     else:
         right = head.get("acceptance", {}).get("held_out_greedy")
         known = "" if right is None else f", right for {right:.0%} of held-out greedy tokens"
-        yield f"exit head  {head['kind']} after layer {head['exit_layer']}{known}"
+        taps = ", ".join(map(str, head["recipe"].get("taps", [])))
+        place = f", reads the hidden states after layers {taps}" if taps else f" after layer {head['exit_layer']}"
+        yield f"exit head  {head['kind']}{place}{known}"
     on = "" if backend["device"] == backend["name"] else f" on {backend['device']}"
     threads, answers = counted(backend["threads"], "thread"), counted(backend["answers_at_once"], "answer")
     yield f"backend    {backend['name']}{on}, {backend['dtype']}, {threads}, {answers} at once"

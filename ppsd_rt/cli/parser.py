@@ -10,7 +10,7 @@ from .. import __version__
 from ..errors import UsageError
 from ..printable import quoted
 from .commands import COMMANDS
-from .serve_options import server_options
+from .serve_options import front_options, server_options
 from .values import at_most, length, named, number, setting, whole
 
 
@@ -84,8 +84,8 @@ def model_options(parser: Parser) -> None:
         type=named,
         default="auto",
         metavar="HEAD",
-        help="a head's file; auto: the one that ships for this model; norm:E: the model's own norm and LM head "
-        "after layer E; none",
+        help="a head's file; the folder or hub name of an EAGLE-3 head; auto: the one that ships for this model; "
+        "norm:E: the model's own norm and LM head after layer E; none",
     )
     group = parser.add_argument_group("machine")
     group.add_argument("--backend", default="auto", help="auto, cpu (C++), cuda (Triton, captured) or torch")
@@ -225,6 +225,11 @@ def generate_options(parser: Parser) -> None:
 def serve_options(parser: Parser) -> None:
     server_options(parser)
     schedule_options(parser)
+    model_options(parser)
+
+
+def engine_options(parser: Parser) -> None:
+    front_options(parser)
     model_options(parser)
 
 

@@ -7,7 +7,7 @@ from ..printable import quoted
 from ..ranks.options import RankOptions
 from ..ranks.world import World
 
-OVER_RANKS = ("generate", "watch", "serve", "check", "info")
+OVER_RANKS = ("generate", "watch", "serve", "engine", "check", "info")
 DEVICES = {"cpu": ("auto", "cpu"), "torch": ("auto", "cpu", "cuda"), "cuda": ("auto", "cpu", "cuda")}
 SILENCES = (0.5, 3600.0)  # seconds; a sign of life comes every quarter of a second
 

@@ -2,12 +2,16 @@
 
 import argparse
 import os
+import signal
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
-from ..errors import UsageError
+from ..errors import PpsdError, UsageError
 from ..extras import need
 from ..pipeline.schedule import parse_schedule
 from .common import load_engine
+from .front import open_front
 from .notes import note
 
 
@@ -21,8 +25,20 @@ def run(args: argparse.Namespace) -> int:
     key = args.api_key or os.environ.get("PPSD_API_KEY") or None
     if not 0 <= args.port < 2**16:
         raise UsageError(f"--port must be from 0 to 65535, not {args.port}")
-    with listen(args.host, args.port) as listener:  # before the model is loaded, which takes longer
-        engine = load_engine(args)
+    failure: list[str] = []
+
+    def end(line: str) -> None:  # in another thread
+        failure.append(line)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with ExitStack() as stack:
+        listener = stack.enter_context(listen(args.host, args.port))  # before the model is loaded, which takes longer
+        here: Callable[[], bool] = lambda: True  # noqa: E731
+        if args.restarts is None and args.engines is None:
+            engine = load_engine(args)
+        else:
+            engine, engines = stack.enter_context(open_front(args, end))
+            here = lambda: engines.here  # noqa: E731
         engine.name = args.model_name or Path(engine.name).name  # clients need not know where it is
         settings = Settings(
             api_key=key,
@@ -37,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             origins=tuple(args.cors),
             timeout=args.timeout,
             grace=args.grace,
+            here=here,
         )
         allow_connections()
         host, port = listener.getsockname()[:2]
@@ -45,4 +62,6 @@ def run(args: argparse.Namespace) -> int:
         if engine.backend.concurrency == 1:
             note(f"--backend {engine.backend.name} answers one request at a time: others wait in the queue")
         serve(engine, settings, listener)
+    if failure:
+        raise PpsdError(failure[0])
     return 0

@@ -2,7 +2,7 @@
 
 import argparse
 
-from .values import at_most, named, positive, seconds, whole
+from .values import address, at_most, named, positive, seconds, whole
 
 
 def server_options(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +27,14 @@ def server_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="special tokens in messages are text, so that a user cannot end a turn [they are tokens]",
     )
+    group = parser.add_argument_group("an engine that may be lost (answers go on with the same tokens)")
+    group.add_argument(
+        "--restarts", type=whole, metavar="N", help="decode in a child process, started again up to N times"
+    )
+    group.add_argument(
+        "--engines", type=address, metavar="[HOST:]PORT", help="others start engines, which come here: ppsd-run engine"
+    )
+    _silence(group)
     group = parser.add_argument_group("limits")
     group.add_argument(
         "--queue", type=at_most(10**6), metavar="N", help="answers that may wait [by memory, at least 256]"
@@ -40,4 +48,20 @@ def server_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--timeout", type=seconds, default=600.0, metavar="S", help="seconds for a request")
     group.add_argument(
         "--grace", type=seconds, default=10.0, metavar="S", help="seconds that answers have to end in after SIGTERM"
+    )
+
+
+def front_options(parser: argparse.ArgumentParser) -> None:
+    """Of `ppsd-run engine`."""
+    group = parser.add_argument_group("server")
+    group.add_argument(
+        "--front", type=address, required=True, metavar="HOST:PORT", help="where `ppsd-run serve --engines` listens"
+    )
+    group.add_argument("--once", action="store_true", help="end with the server [it may come back]")
+    _silence(group)
+
+
+def _silence(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--engine-timeout", type=seconds, default=10.0, metavar="S", help="an engine or a server silent so long is lost"
     )

@@ -81,6 +81,14 @@ def seconds(text: str) -> float:
     return value
 
 
+def address(text: str) -> tuple[str, int]:
+    """HOST:PORT; of a port alone the host is 127.0.0.1."""
+    host, _, port = text.rpartition(":")
+    if not (port.isascii() and port.isdecimal() and len(port) <= 5 and int(port) < 2**16):
+        raise ArgumentTypeError(f"{quoted(text)} is not HOST:PORT, such as 127.0.0.1:7000")
+    return host.strip("[]") or "127.0.0.1", int(port)
+
+
 def setting(text: str) -> tuple[str, Any]:
     """NAME=JSON; what is no JSON is a string."""
     name, equals, value = text.partition("=")

@@ -16,6 +16,7 @@ from ..backend import Cancellation, Oracle, RunOptions, check_ids
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
+from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
@@ -29,7 +30,7 @@ from .default_threads import default_threads
 from .failures import one_line
 from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .memory import kv_memory_of
-from .packing import pack_model
+from .packing import pack_eagle3, pack_model
 
 LONE_SHARE = 0.25  # of the memory for KV caches, that an answer in a session may have before it goes on in the loop
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
@@ -134,7 +135,10 @@ class CpuBackend:
         if file is not None:
             draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
             with one_line("pack the exit head", self._threads):
-                model = model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, self._threads)
+                if isinstance(file, Eagle3File):
+                    model = pack_eagle3(model, file, self._kv_dtype, self._threads)
+                else:
+                    model = model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, self._threads)
         with one_line("make an engine", self._threads):
             self._made: _native.Engine | None = _native.Engine(model, self._threads, cuts)
         self._head = file.info if file else None

@@ -68,11 +68,16 @@ def refuses(config: LlamaConfig) -> str | None:
     return None
 
 
+def fits_int8(head_dim: int) -> bool:
+    """Can keys and values be kept as int8?"""
+    return head_dim % 32 == 0 and head_dim <= 256
+
+
 def kv_format(dtype: str, head_dim: int, wanted: str = "auto") -> str:
     """What keys and values are kept as beside weights of `dtype`."""
     if wanted not in ("auto", *KV_FORMATS):
         raise UsageError(f"kv_dtype {quoted(wanted)} is unknown; dtypes are auto, {', '.join(KV_FORMATS)}")
-    fits = head_dim % 32 == 0 and head_dim <= 256
+    fits = fits_int8(head_dim)
     if wanted == "int8" and not fits:
         raise UsageError(f"an int8 KV cache needs a head_dim that is a multiple of 32 up to 256, not {head_dim}")
     if wanted != "auto":

@@ -5,10 +5,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Limits:
-    """Where the committed text ends: at a stop id, or before position `end` (token budget or context)."""
+    """Where the committed text ends: at a stop id, or before position `end` (token budget or context).
+
+    own: of the text that decoding begins with, so many last tokens are the answer's already. It goes on with the tokens
+    that it would have had: penalties, min_tokens and grammar count from where the answer began.
+    """
 
     end: int
     stop_ids: frozenset[int] = frozenset()
+    own: int = 0
 
     def reached_by(self, round: "Round") -> bool:
         """Is this the last round?"""

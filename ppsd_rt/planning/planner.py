@@ -119,7 +119,8 @@ def costs_path(
     build = Path(_native.__file__).stat()
     machine = [platform.node(), cpu_name(), _native.usable_cores(), isa]
     what = [build.st_size, build.st_mtime_ns, *machine, model_hash, *dtypes, threads]
-    key = json.dumps([*what, head.kind, head.exit_layer, draft_vocabulary])
+    sizes = head.intermediate_size, head.feedback_rank, draft_vocabulary
+    key = json.dumps([*what, head.kind, head.exit_layer, *sizes])
     return cache_dir() / "calibration" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
 
 

@@ -106,6 +106,11 @@ class RanksBackend:
         return str(self._slices.facts().get("device", "cpu"))
 
     @property
+    def failure(self) -> str | None:
+        """The line that all ranks end with; None: all is well."""
+        return self._control.failure
+
+    @property
     def siblings(self) -> bool:
         """All ranks are of one kind (handshake.py); torch's and CUDA's run rows of the text alone."""
         return self._slices.siblings

@@ -8,15 +8,23 @@ class Admission:
     """waiting, running: answers without and with a first token. last_wait: seconds until the newest first token."""
 
     def __init__(self, settings: Settings) -> None:
-        self._most = settings.queue
+        self._most, self._here = settings.queue, settings.here
         self.waiting = self.running = 0
         self.last_wait = 0.0
         self.stopping = False
+
+    @property
+    def away(self) -> bool:
+        """Is there no engine now? Answers that have come in wait for the next one; others do not come in."""
+        return not self._here()
 
     def enter(self, count: int) -> "Places":
         """A place for each of so many answers. ApiError where there is none."""
         if self.stopping:
             raise ApiError(503, "the server is stopping", "stopping", headers={"Retry-After": "5"})
+        if self.away:
+            message = "the engine is lost, and another one is on its way; try again in 5 s"
+            raise ApiError(503, message, "no_engine", headers={"Retry-After": "5"})
         if count > self._most:
             message = f"the request asks for {count} answers; this server takes {self._most} at a time"
             raise ApiError(400, message, "too_many_answers")

@@ -132,12 +132,12 @@ def make_paths(service: Service) -> FastAPI:
     async def health() -> Response:
         admission = service.admission
         said = Health(
-            status="stopping" if admission.stopping else "ok",
+            status="stopping" if admission.stopping else "no engine" if admission.away else "ok",
             model=service.engine.name,
             waiting=admission.waiting,
             running=admission.running,
         )
-        return JSONResponse(said.model_dump(), 503 if admission.stopping else 200)
+        return JSONResponse(said.model_dump(), 200 if said.status == "ok" else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:

@@ -107,7 +107,7 @@ class DetokenizeReply(BaseModel):
 
 
 class Health(BaseModel):
-    status: Literal["ok", "stopping"]
+    status: Literal["ok", "stopping", "no engine"]
     model: str
     waiting: int
     running: int

@@ -17,7 +17,8 @@ class Settings:
     queue: answers that may wait for their first token. timeout: seconds for a request, from its first byte to its last.
     grace: seconds that running answers have after SIGTERM. keep_alive: seconds that an idle connection stays open.
     strict: unknown fields are refused. plain_contents: special tokens in the contents of messages are text. origins:
-    of other sites' pages that may ask; `*` is all. clock, now, sleep, log: for the tests to replace.
+    of other sites' pages that may ask; `*` is all. here: is there an engine now? clock, now, sleep,
+    log: for the tests to replace.
     """
 
     api_key: str | None = None
@@ -32,6 +33,7 @@ class Settings:
     strict: bool = False
     plain_contents: bool = False
     origins: tuple[str, ...] = ()
+    here: Callable[[], bool] = lambda: True
     clock: Callable[[], float] = time.perf_counter
     now: Callable[[], float] = time.time
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep

@@ -46,8 +46,9 @@ class Material:
     questions, text: as ids. isas to stages: what a `Setup` is drawn from, by weight. head: an exit head, `auto` for
     any; exit_layer: after which it drafts, of `auto` the shipped one; None: there is none. engine: False where the
     engine is given (ranks, backends other than cpu). most_at_once: answers that an engine decodes side by side.
-    row_bytes: of a KV cache, for a token in the widest format. copies, siblings, oracles: what it can draft. extras:
-    does it know `SamplingParams.extras`? grammars: is llguidance there, which grammars need?
+    row_bytes: of a KV cache, for a token in the widest format. copies, siblings, oracles: what it can draft. overlaps:
+    may it draft while it verifies? extras: does it know `SamplingParams.extras`? grammars: is llguidance there, which
+    grammars need?
     """
 
     questions: tuple[tuple[int, ...], ...]
@@ -67,6 +68,7 @@ class Material:
     row_bytes: int = 0
     copies: bool = True
     siblings: bool = True
+    overlaps: bool = True
     oracles: bool = True
     extras: bool = True
     grammars: bool = True
@@ -166,7 +168,7 @@ def _setup(rng: Random, material: Material) -> Setup:
         exit_head=head,
         threads=_weighted(rng, material.threads),
         reference_threads=_weighted(rng, material.threads),
-        stages=min(_weighted(rng, material.stages), material.layers - (exit_layer or 0)),
+        stages=min(_weighted(rng, material.stages), material.layers - (exit_layer or 0) if material.overlaps else 1),
     )
 
 
@@ -257,7 +259,7 @@ def _with_extras(params: SamplingParams, material: Material) -> SamplingParams:
 
 
 def _answer(rng: Random, material: Material, drafts: bool, text: int) -> Answer:
-    kind, schedule = draw_schedule(rng, drafts, material.copies, material.siblings)
+    kind, schedule = draw_schedule(rng, drafts, material.copies, material.siblings, material.overlaps)
     oracle = material.oracles and schedule.drafts and rng.random() < 0.75
     high = 1 - rng.random() / 8  # mostly: a long draft that is thrown away costs more than plain decoding
     return Answer(
@@ -271,11 +273,13 @@ def _answer(rng: Random, material: Material, drafts: bool, text: int) -> Answer:
     )
 
 
-def draw_schedule(rng: Random, drafts: bool, copies: bool, siblings: bool) -> tuple[str, Schedule | Auto]:
+def draw_schedule(
+    rng: Random, drafts: bool, copies: bool, siblings: bool, overlaps: bool = True
+) -> tuple[str, Schedule | Auto]:
     """Its kind and itself: any that the documentation allows and the parts that there are can run."""
     kinds = {"plain": 1.0, "lookup": 2.0 * copies}
     if drafts:
-        kinds |= {"eesd": 7.0, "ppsd": 2.0, "elastic": 4.0, "auto": 3.0}
+        kinds |= {"eesd": 7.0, "ppsd": 2.0 * overlaps, "elastic": 4.0 * overlaps, "auto": 3.0}
     kind = _weighted(rng, kinds)
     lookup = rng.choice((0, 0, 0, 1, 2, LOOKUP, MOST_LOOKUP)) if copies else 0
     recycle = copies and rng.random() < 0.4
@@ -287,7 +291,7 @@ def draw_schedule(rng: Random, drafts: bool, copies: bool, siblings: bool) -> tu
     if kind == "lookup":
         least = 0 if recycle else 1
         lookup = rng.randint(least, MOST_LOOKUP)
-        return kind, Schedule(0, chunk, 0, rng.random() < 0.3, _stop_rule(rng), lookup, recycle=recycle)
+        return kind, Schedule(0, chunk, 0, rng.random() < 0.3 * overlaps, _stop_rule(rng), lookup, recycle=recycle)
     others = rng.choice((0.0, 10 ** rng.uniform(-9, -0.01))) if siblings else 0.0
     if kind == "ppsd":
         ahead = _lookahead(rng, 1)

@@ -21,6 +21,7 @@ from ...cpu.name import cpu_name
 from ...engine import Engine
 from ...errors import UsageError
 from ...models.cache import cache_dir
+from ...models.head_file import EAGLE3
 from ..campaign.draw import Case, Material, draw_case
 from ..campaign.run import Outcome, Pair, load_pair, run_case
 from ..campaign.state import State, build_id
@@ -108,6 +109,7 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
         row_bytes=4 * (config.kv_values + config.hidden_size + 2 * config.head_dim),
         copies=backend.copies,
         siblings=backend.siblings,
+        overlaps=engine.head is None or engine.head.kind != EAGLE3,
         oracles=backend.name != "torch",
         extras=bool(backend.extras),
         grammars="grammar" in backend.extras and find_spec("llguidance") is not None,

@@ -13,6 +13,7 @@ from ...cli.notes import complain
 from ...cli.prompts import NamedPrompt
 from ...engine import Engine
 from ...errors import PpsdError, UsageError
+from ...models.head_file import EAGLE3
 from ...pipeline.schedule import PLAIN, Auto, Schedule, parse_schedule
 from ...printable import printable, quoted
 from ...sampling.params import SamplingParams
@@ -132,6 +133,7 @@ def _fits(engine: Engine, schedule: Schedule | Auto) -> bool:
     if isinstance(schedule, Auto):
         return engine.head is not None or engine.backend.copies
     able = (engine.backend.copies or not schedule.copies) and (engine.backend.siblings or not schedule.siblings)
+    able = able and not (schedule.overlap and engine.head is not None and engine.head.kind == EAGLE3)
     return able and (engine.head is not None or not schedule.drafts)
 
 

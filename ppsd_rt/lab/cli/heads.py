@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
             def tick(prompt: int, done: int = done) -> None:
                 advance(done + prompt, len(engines) * len(prompts))
 
-            measure, whole = measure_head(engine, Path(name).stem, prompts, args.max_tokens, args.length, tick)
+            measure, whole = measure_head(engine, _short(name), prompts, args.max_tokens, args.length, tick)
             measures += [measure] if measure else []
             if not whole:
                 break
@@ -46,6 +46,11 @@ def run(args: argparse.Namespace) -> int:
     if plot:
         plot.finish(speeds_chart(measures))
     return 0 if whole else interrupted()
+
+
+def _short(name: str) -> str:
+    """Of a file, a folder or a hub name, what is last in it."""
+    return Path(name).name.removesuffix(".safetensors")
 
 
 def _engine(args: argparse.Namespace, name: str) -> Engine:

@@ -1,0 +1,105 @@
+// Drafting with an EAGLE-3 head: its weights, what it knows of a text, and its passes. models/eagle3.py tells of its tensors.
+//
+// Row i of the head has the token at position i + 1 and the feature of position i; it foresees the token at i + 2. The feature
+// is made of the hidden states at the taps, once the row at position i is verified; until then it is the output of row i - 1.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+#include "layers.h"
+
+namespace ppsd {
+
+struct Eagle {
+  ModelShape shape;                    // of the head's own layers
+  Rotary rotary;
+  std::vector<int> taps;               // after so many layers of the model
+  bool norm_before_residual = false, norm_output = false;
+  std::vector<float> input_norm;       // [taps * hidden]: one norm of all taps, or empty
+  std::vector<std::vector<float>> fc_norms;   // [hidden]: one of each, or none
+  Matrix fc;                           // [hidden, taps * hidden]
+  std::vector<float> fc_bias;          // or empty
+  Tensor embedding;                    // the head's own, or the model's
+  std::vector<float> embedding_norm, feature_norm;
+  std::vector<PackedLayer> layers;     // queries, keys and values of the first one read embedding and feature
+  PackedHead head;
+
+  size_t tap_width() const { return taps.size() * size_t(shape.hidden_size); }
+  size_t bytes() const;                // that a draft reads
+};
+
+// What the head knows of one text: tokens, taps of verified rows that it has not read, and its newest outputs.
+class EagleText {
+ public:
+  // Tokens at [start, start + count); later ones are void, and so is what came of tokens that are others now.
+  void know(int start, const int* ids, int count);
+  // Rows at positions [start, start + rows) are verified: taps [rows][width]. Rows before, that the head has not seen, are
+  // another text's with the same beginning: so are the head's.
+  void verified(int start, int rows, const float* taps, size_t width);
+  void beside(int position, const float* taps, size_t width);   // of a sibling's row
+  void adopt(int position, int id);                  // it is the text's
+  // For measurements: the newest row is to be drafted from once more, after so many verified ones.
+  void expect_again(int rows, size_t width);
+
+  int pending() const { return std::max(end_ - sure_, 0); }   // verified rows that the head has not read
+  // Of a text whose first `common` tokens are these: how many of its rows need not be verified again for the head.
+  int shared_rows(int common) const;
+  int sure() const { return sure_; }                 // head rows that have read verified features
+  int rows() const { return rows_; }                 // and all
+  int readable() const { return std::min(end_, int(ids_.size()) - 1); }   // rows whose feature and token are here
+  const float* output() const { return outputs_.empty() ? nullptr : outputs_.back().data(); }   // of the newest row
+
+ private:
+  friend class EagleStack;
+  void cut(int length);                              // only so many tokens are the text's
+  void drop(int rows);                               // head rows from `rows` on are void
+  const float* taps(int position, size_t width) const { return taps_.data() + size_t(position - first_) * width; }
+  void read(int rows, const float* output, size_t hidden, bool sure);
+
+  std::vector<int> ids_;
+  int sure_ = 0, rows_ = 0;
+  int first_ = 0, end_ = 0;                          // of the positions whose taps are here; first_ <= sure_
+  std::vector<float> taps_;
+  std::vector<std::vector<float>> outputs_;          // of the newest rows
+  std::array<std::vector<float>, kSiblings> siblings_;   // taps, by position modulo kSiblings
+};
+
+class EagleStack {
+ public:
+  // The caches of texts lie in blocks, as those of a LayerStack do: this head's bytes are [offset, end()).
+  EagleStack(const Kernels& kernels, const Eagle& eagle, Format format, Stored kv, int members, size_t offset);
+
+  size_t end() const { return layers_.end(); }
+  size_t tap_width() const { return eagle_.tap_width(); }
+  void reserve(int rows);               // the longest text
+
+  struct Work {
+    EagleText* text;
+    uint8_t* const* blocks;
+    int spans;
+    int rows;                            // that its head is to have
+  };
+  // Verified features first, many rows in a pass; then the head's own outputs, a row of each text at a time.
+  void advance(Team& team, const std::vector<Work>& works);
+  // The same for one text, as far as verified features lead.
+  void catch_up(Team& team, EagleText* text, uint8_t* const* blocks, int spans);
+
+ private:
+  void make_features(Team& team, int rows);
+  void pass(Team& team, const std::vector<Segment>& segments, const std::vector<int>& ids);
+
+  const Kernels& kernels_;
+  const Eagle& eagle_;
+  LayerStack layers_;
+  std::vector<float> rope_;
+  int capacity_ = 0;
+  std::vector<float> raw_;               // [kPassRows][taps * hidden]
+  std::vector<float> x_;                 // [kPassRows][hidden]: features, then outputs
+  std::vector<float> wide_;              // [kPassRows][2 * hidden]
+  std::vector<Memory> inputs_;           // of each member
+  Shares shares_;
+};
+
+}  // namespace ppsd

@@ -1,0 +1,69 @@
+"""`ppsd-run serve --restarts` and `--engines`: an engine whose weights are in other processes."""
+
+import argparse
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from ..engine import Engine, open_model
+from ..errors import UsageError
+from .common import set_template
+from .notes import note
+
+if TYPE_CHECKING:
+    from ..front.engines import Engines
+
+# Of the options of `serve`, those that a child is given.
+_OPTIONS = ("model", "exit_head", "backend", "device", "dtype", "kv_dtype", "kv_memory", "threads", "stages")
+
+
+@contextmanager
+def open_front(args: argparse.Namespace, given_up: Callable[[str], None]) -> "Iterator[tuple[Engine, Engines]]":
+    """Once the first engine has come. given_up: called with a line when no engine will come any more."""
+    from ..front.backend import FrontBackend
+    from ..front.child import Child
+    from ..front.engines import Engines
+    from ..serve.run import listen
+
+    if args.restarts is not None and args.engines is not None:
+        raise UsageError("--restarts starts an engine, with --engines others do: give one of the two")
+    if getattr(args, "engine", None) is not None:
+        raise UsageError(
+            "over ranks start `ppsd-run serve --engines PORT` by itself, and the ranks with engine --front"
+        )
+    host, port = args.engines or ("127.0.0.1", 0)
+    own = args.restarts is not None
+    key = secrets.token_hex(16) if own else os.environ.get("PPSD_ENGINE_KEY", "")
+    checkpoint, tokenizer = open_model(args.model, args.backend)
+    child: Child | None = None
+    engine: Engine | None = None
+
+    def end(line: str) -> None:
+        engines.fail(line)
+        if engine is not None:  # else who waits for the first one hears of it
+            given_up(line)
+
+    with listen(host, port) as listener:
+        engines = Engines(listener, key, args.engine_timeout, lambda: child.kill() if child else None)
+        try:
+            host, port = listener.getsockname()[:2]
+            if own:
+                options = [f"--{name.replace('_', '-')}={_text(getattr(args, name))}" for name in _OPTIONS]
+                options = [option for option in options if not option.endswith("=None")]
+                call = ["--front", f"{host}:{port}", "--once", "--engine-timeout", str(args.engine_timeout)]
+                child = Child(["engine", *call, *options], {"PPSD_ENGINE_KEY": key}, args.restarts, end)
+            else:
+                note(f"engines come to {host}:{port}: ppsd-run engine --front {host}:{port}")
+            backend = FrontBackend(engines.first(), engines)
+            engine = set_template(Engine(checkpoint, tokenizer, backend, args.model), args)
+            yield engine, engines
+        finally:
+            engines.close()
+            if child is not None:
+                child.close()
+
+
+def _text(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)

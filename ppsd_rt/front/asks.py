@@ -1,0 +1,82 @@
+"""What a front asks of an engine in another process, and what it must know of that engine."""
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from .. import __version__
+from ..backend import Cancellation, kv_dtype_of
+from ..engine import Engine
+from ..models.head_file import HeadInfo
+from ..pipeline.rounds import Drafted, Limits, Logprob, Round
+from ..pipeline.schedule import Auto, Schedule
+from ..sampling.params import SamplingParams
+
+
+class Lost(Exception):
+    """The engine is gone, or as good as gone: what it was asked for has to be asked again."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """An answer, or the rest of one: `Backend.rounds` has the meaning of each. params: as a backend takes them."""
+
+    prompt: list[int]
+    params: SamplingParams
+    schedule: Schedule | Auto
+    limits: Limits
+    report_drafts: bool = False
+
+
+@dataclass(frozen=True)
+class Facts:
+    """bits: what decides the bits of an answer. Engines that differ in it cannot continue each other's answers.
+
+    The others are attributes of the engine's backend.
+    """
+
+    bits: str
+    name: str
+    concurrency: int
+    longest: int
+    device: str
+    dtype: str
+    threads: int
+    copies: bool
+    siblings: bool
+    extras: list[str]
+    head: HeadInfo | None
+    facts: dict[str, object] = field(default_factory=dict)
+
+
+def facts_of(engine: Engine) -> Facts:
+    backend, facts = engine.backend, engine.backend.facts()
+    bits = (__version__, engine.checkpoint.hash, backend.device, backend.dtype, kv_dtype_of(backend), facts.get("isa"))
+    return Facts(
+        " ".join(map(str, bits)),
+        backend.name,
+        backend.concurrency,
+        backend.longest,
+        backend.device,
+        backend.dtype,
+        backend.threads,
+        backend.copies,
+        backend.siblings,
+        sorted(backend.extras),
+        backend.head,
+        facts,
+    )
+
+
+class Place(Protocol):
+    """Room for one answer on an engine. Both methods raise Lost when the engine is, and what the engine raises."""
+
+    def events(self, ask: Ask, cancellation: Cancellation) -> Generator[Round | Drafted, None, None]: ...
+    def logprobs(self, ids: list[int], top: int) -> list[Logprob]: ...
+    def leave(self) -> None:
+        """Others may have it."""
+
+
+class Places(Protocol):
+    def take(self, prompt: list[int], cancellation: Cancellation) -> Place | None:
+        """Waits until an engine has room. None: it was cancelled meanwhile. PpsdError: no engine will come any more."""

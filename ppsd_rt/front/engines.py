@@ -1,0 +1,229 @@
+"""The engines of a front: who has come, who has room, who is lost."""
+
+import logging
+import socket
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import closing, suppress
+from queue import SimpleQueue
+from threading import Condition, Thread
+from typing import Any
+
+from ..backend import Cancellation
+from ..errors import PpsdError
+from ..pipeline.rounds import Drafted, Logprob, Round
+from ..ranks.threads import start
+from .asks import Ask, Facts, Lost
+from .wire import EVENTS, Line, Message, error_of, facts_from, logprob_of
+from .work import same_key
+
+_LOG = logging.getLogger(__name__)
+
+
+class _Cancelled:
+    """In an inbox: the answer's consumer wants no more."""
+
+
+class Connected:
+    """One engine. silent: its process may still be there."""
+
+    def __init__(self, line: Line, facts: Facts, where: str) -> None:
+        self.line, self.facts, self.where, self.running = line, facts, where, 0
+        self._inboxes: dict[int, SimpleQueue[Any]] = {}
+        self._lost: Lost | None = None
+        self._number = 0
+
+    def read(self) -> Lost:
+        """Hands out what it says, until it is lost."""
+        try:
+            while True:
+                message = self.line.read()
+                inbox = self._inboxes.get(message["answer"])
+                if inbox is not None:  # else nobody waits for it any more
+                    inbox.put(message)
+        except (Lost, KeyError) as error:
+            self.line.close()
+            self._lost = lost = error if isinstance(error, Lost) else Lost("it sent what is no message")
+            for inbox in list(self._inboxes.values()):
+                inbox.put(lost)
+            return lost
+
+    def ask(self, kind: str, cancellation: Cancellation, **fields: object) -> Generator[Message, None, None]:
+        """What comes of it, up to and without `end`."""
+        self._number += 1
+        number, inbox = self._number, SimpleQueue[Any]()
+        self._inboxes[number] = inbox
+        cancellation.tells(lambda: inbox.put(_Cancelled))
+        ended = False
+        try:
+            if self._lost is not None:
+                raise Lost(*self._lost.args)
+            self.line.send(kind, answer=number, **fields)
+            while True:
+                message = inbox.get()
+                if message is _Cancelled:
+                    return
+                if isinstance(message, Lost):
+                    raise Lost(*message.args)
+                ended = message["kind"] in ("end", "failed")
+                if message["kind"] == "failed":
+                    raise error_of(message)
+                if ended:
+                    return
+                yield message
+        finally:
+            del self._inboxes[number]
+            if not ended:
+                with suppress(Lost):
+                    self.line.send("cancel", answer=number)
+
+
+class Room:
+    """A place on an engine, see `Place`."""
+
+    def __init__(self, engines: "Engines", engine: Connected) -> None:
+        self._engines, self._engine = engines, engine
+
+    def events(self, ask: Ask, cancellation: Cancellation) -> Generator[Round | Drafted, None, None]:
+        with closing(self._engine.ask("begin", cancellation, ask=ask)) as messages:
+            for message in messages:
+                yield EVENTS[message["kind"]](message["event"])
+
+    def logprobs(self, ids: list[int], top: int) -> list[Logprob]:
+        with closing(self._engine.ask("logprobs", Cancellation(), ids=ids, top=top)) as messages:
+            message = next(messages)
+        return [logprob_of(one) for one in message["logprobs"]]
+
+    def leave(self) -> None:
+        self._engines.give(self._engine)
+
+
+class Engines:
+    """Engines come to `listener` with the key. silence: seconds after which one is lost that says nothing."""
+
+    def __init__(
+        self, listener: socket.socket, key: str, silence: float, on_silence: Callable[[], None] = lambda: None
+    ) -> None:
+        """on_silence: called when an engine is lost that may not know it."""
+        self._listener, self._key, self._silence, self._on_silence = listener, key, silence, on_silence
+        self._changed = Condition()
+        self._engines: list[Connected] = []
+        self._waiting: deque[object] = deque()
+        self._facts: Facts | None = None  # of the first; later ones must give the same bits
+        self._failure: str | None = None
+        self.lost = 0  # how many were
+        start(Thread(target=self._accept, name="engines", daemon=True))
+
+    @property
+    def here(self) -> bool:
+        """Is there one?"""
+        return bool(self._engines)
+
+    def first(self) -> Facts:
+        """Once an engine has come. PpsdError: none will."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._facts is not None or self._failure is not None)
+        if self._failure is not None:
+            raise PpsdError(self._failure)
+        assert self._facts is not None
+        return self._facts
+
+    def take(self, prompt: list[int], cancellation: Cancellation) -> Room | None:
+        ticket = object()
+        cancellation.tells(self._wake)
+        with self._changed:
+            self._waiting.append(ticket)
+            try:
+                self._changed.wait_for(
+                    lambda: cancellation.asked or self._failure or (self._waiting[0] is ticket and self._free())
+                )
+                if cancellation.asked:
+                    return None
+                if self._failure is not None:
+                    raise PpsdError(self._failure)
+                engine = self._free()
+                assert engine is not None
+                engine.running += 1
+                return Room(self, engine)
+            finally:
+                self._waiting.remove(ticket)
+                self._changed.notify_all()
+
+    def give(self, engine: Connected) -> None:
+        with self._changed:
+            engine.running -= 1
+            self._changed.notify_all()
+
+    def fail(self, line: str) -> None:
+        """No engine will come any more: answers that wait end with this line."""
+        with self._changed:
+            self._failure = line
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        self.fail("the server is stopping")
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
+        self._listener.close()
+        for engine in list(self._engines):
+            engine.line.close()
+
+    def _free(self) -> Connected | None:
+        """The one that does least."""
+        free = [engine for engine in self._engines if engine.running < engine.facts.concurrency]
+        return min(free, key=lambda engine: engine.running / engine.facts.concurrency, default=None)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:  # it is closed
+                return
+            where = f"{address[0]}:{address[1]}"
+            start(Thread(target=self._serve, args=(connection, where), name=f"engine {where}", daemon=True))
+
+    def _serve(self, connection: socket.socket, where: str) -> None:
+        line = Line(connection, self._silence)
+        engine = None
+        try:
+            engine = self._let_in(line, where)
+        except (Lost, KeyError, TypeError) as error:
+            _LOG.warning("what has come from %s is no engine: %s", where, error)
+        if engine is None:
+            return line.close()
+        line.live()
+        lost = engine.read()
+        with self._changed:
+            self._engines.remove(engine)
+            self.lost += 1
+        if self._failure is None:
+            _LOG.warning("the engine at %s is lost: %s", where, lost)
+        if line.silent:
+            self._on_silence()
+        return None
+
+    def _let_in(self, line: Line, where: str) -> Connected | None:
+        hello = line.read()
+        if hello["kind"] != "hello" or not same_key(hello["key"], self._key):
+            _LOG.warning("an engine at %s brings another key: set PPSD_ENGINE_KEY to the same on both sides", where)
+            return None
+        engine = Connected(line, facts_from(hello["facts"]), where)
+        with self._changed:
+            first = self._facts or engine.facts
+            if first.bits != engine.facts.bits:
+                _LOG.warning(
+                    "the engine at %s gives other bits (%s) than the first one did (%s)",
+                    where,
+                    engine.facts.bits,
+                    first.bits,
+                )
+                return None
+            self._facts = first
+            self._engines.append(engine)
+            self._changed.notify_all()
+        _LOG.info("an engine has come from %s: %s %s", where, engine.facts.name, engine.facts.dtype)
+        return engine

@@ -1,0 +1,122 @@
+"""An EAGLE-3 head in C++: it drafts what torch drafts, and no draft changes an answer, alone or among others."""
+
+import numpy as np
+import pytest
+from eagle_support import CASES, tensors_of, write_eagle3
+from safetensors.numpy import save_file
+from support import slow, write_model
+
+from ppsd_rt.backend import RunOptions
+from ppsd_rt.engine import Engine
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.pipeline.rounds import Drafted
+from ppsd_rt.sampling.grammar import Grammar
+from ppsd_rt.sampling.params import SamplingParams
+
+HEADS = [slow(case) if case in ("safeailab, all ids", "speculators, llama") else case for case in CASES]
+PROMPT = "The quick brown fox"
+SCHEDULES = (
+    "eesd",
+    "eesd:stop_rule=fixed,length=6",
+    "eesd:stop_rule=beta",
+    "eesd:length=12,recycle=on,lookup=2,stop_rule=survival",
+    "eesd:stop_rule=fixed,siblings=0.005",
+    "auto",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("eagle") / "model")
+
+
+@pytest.fixture(scope="module", params=HEADS)
+def head(request, tmp_path_factory):
+    return write_eagle3(tmp_path_factory.mktemp("eagle") / "head", request.param)
+
+
+def load(folder, head, backend="cpu", dtype="float32", **options):
+    return Engine.from_pretrained(folder, exit_head=head, backend=backend, dtype=dtype, threads=2, **options)
+
+
+def drafts_of(engine, prompt, params, schedule):
+    events = engine.generate(prompt, params, schedule, RunOptions(report_drafts=True)).events()
+    return [(event.position, event.token) for event in events if isinstance(event, Drafted)]
+
+
+def test_it_drafts_what_torch_drafts(folder, head):
+    """In float32: after a prompt of several passes, its own drafts, copies, siblings; and where rows are shared."""
+    engines = [load(folder, head, backend) for backend in ("torch", "cpu")]
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    for prompt in ("ab" * 75, "ab" * 75 + "c", "x"):
+        for schedule in ("eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed,siblings=0.005"):
+            expected, found = (drafts_of(engine, prompt, params, schedule) for engine in engines)
+            assert found == expected, (prompt, schedule)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_every_schedule_gives_the_plain_answer(folder, head, dtype, temperature):
+    engine = load(folder, head, dtype=dtype, kv_dtype="bfloat16")
+    params = SamplingParams(max_tokens=60, temperature=temperature, seed=3, ignore_eos=True)
+    plain = engine.generate(PROMPT, params, "plain").run()
+    for schedule in SCHEDULES:
+        answer = engine.generate(PROMPT, params, schedule).run()
+        assert answer.ids == plain.ids, schedule
+        if "fixed" in schedule:
+            assert answer.statistics.judged > 0
+
+
+def test_many_at_once(folder, head):
+    """Prompts that begin alike share blocks; answers of several lengths and schedules, with a grammar among them."""
+    engine = load(folder, head)
+    beginning = "In the beginning was the word. " * 5
+    prompts = [beginning + str(i) * (i % 4 + 1) for i in range(10)] + ["x", "y" * 130]
+    params = SamplingParams(max_tokens=90, temperature=0.7, seed=1, ignore_eos=True)
+    alone = [engine.generate(prompt, params, "plain").run().ids for prompt in prompts]
+    for schedule in ("eesd:stop_rule=fixed,length=4", "auto"):
+        assert [each.ids for each in engine.generate_many(prompts, params, schedule).run()] == alone
+    grammar = SamplingParams(max_tokens=20, grammar=Grammar("regex", "[a-z ]{30}"))
+    expected = engine.generate(PROMPT, grammar, "plain").run().ids
+    together = engine.generate_many([PROMPT] * 3, grammar, "eesd:stop_rule=fixed").run()
+    assert [each.ids for each in together] == [expected] * 3
+
+
+def test_drafts_among_others_are_those_alone(folder, head):
+    """In float32, of prompts that share nothing."""
+    engine = load(folder, head)
+    params = SamplingParams(max_tokens=70, ignore_eos=True)
+    schedule = "eesd:stop_rule=fixed,length=4"
+    prompts = ["a" * 30, "b" * 70, "c" * 130, "d"]
+    alone = [drafts_of(engine, prompt, params, schedule) for prompt in prompts]
+    options = RunOptions(report_drafts=True)
+    answers = [engine.generate(prompt, params, schedule, options) for prompt in prompts]
+    running = [(answer.events(), []) for answer in answers]
+    for events, _ in running:  # the second one makes the loop begin, and the first one goes over to it
+        next(events)
+    for events, drafts in running:
+        drafts += [(event.position, event.token) for event in events if isinstance(event, Drafted)]
+    for (_, found), expected in zip(running[1:], alone[1:], strict=True):
+        assert found == expected[-len(found) :] and len(found) > 20
+
+
+@pytest.mark.parametrize("name", ["fc.weight", "midlayer.mlp.up_proj.weight", "norm.weight", "lm_head.weight"])
+def test_a_weight_that_is_not_finite(folder, tmp_path, name):
+    head, tensors = write_eagle3(tmp_path / "head"), tensors_of("safeailab")
+    tensors[name].reshape(-1)[7] = np.nan
+    save_file(tensors, head / "model.safetensors")
+    with pytest.raises(PpsdError, match="the exit head.*NaN or infinite"):
+        load(folder, head)
+
+
+def test_an_embedding_that_is_not_finite(folder, tmp_path):
+    head, tensors = write_eagle3(tmp_path / "head", "safeailab, all ids"), tensors_of("safeailab, all ids")
+    tensors["embed_tokens.weight"][100, 3] = np.inf
+    save_file(tensors, head / "model.safetensors")
+    with pytest.raises(PpsdError, match="embedding of token 100 is NaN or infinite"):
+        load(folder, head)
+
+
+def test_what_the_kernels_do_not_take_is_refused_in_one_line(folder, head):
+    with pytest.raises(PpsdError, match="leave --stages away"):
+        load(folder, head, stages=2)
