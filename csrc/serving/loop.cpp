@@ -79,6 +79,7 @@ struct Loop::Answer {
   Scheduler scheduler;
   BlockTable table;
   ExitRows exits;
+  EagleText eagle;            // what an EAGLE-3 head knows of it
   Sampler drafting, verifying;
   Drafting drafts;
   uint64_t arrival = 0;
@@ -88,7 +89,6 @@ struct Loop::Answer {
   int headed = 0;             // rows that have passed the exit head's own layers
   int most = 0;               // drafts that the round at hand may have
   DraftStep step;             // in hand
-  EagleText eagle;            // what an EAGLE-3 head knows of it
 };
 
 // Rows of an answer in a pass, at positions [start, start + rows), and the siblings beside them.
@@ -329,7 +329,10 @@ void Loop::leave(Answer& answer) {
   if (!answer.running || answer.rows == 0) return;
   cut(answer);   // a pass may have been cancelled
   catch_up(answer);
-  if (model().eagle) read_taps(answer, answer.rows);
+  if (model().eagle) {
+    answer.eagle.know(answer.rows, answer.text().data() + answer.rows, int(answer.text().size()) - answer.rows);
+    read_taps(answer);
+  }
   answer.table.leave(answer.text(), answer.rows);
 }
 
@@ -433,8 +436,8 @@ bool Loop::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws
     Answer& answer = *part.answer;
     const int end = answer.exits.end(), first = passes_.lags() ? std::min(answer.headed, end - 1) : end - 1;
     const Segment rows{end - first, first, answer.table.pointers(), answer.table.size()};
-    draws->push_back({rows, answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, answer.step.sibling_bar, {},
-                      &answer.eagle});
+    draws->push_back({rows, answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, answer.step.sibling_bar,
+                      &answer.eagle, {}});
   }
   if (!passes_.draw(draws, cancelled_)) return false;
   for (const Part& part : parts) part.answer->headed = part.answer->exits.end();
@@ -533,21 +536,14 @@ void Loop::tell_eagle(const std::vector<Part>& parts) {
   int row = 0;
   for (const Part& part : parts) {
     Answer& answer = *part.answer;
-    if (answer.eagle.pending() + part.rows > kPassRows)
-      passes_.catch_up(&answer.eagle, answer.table.pointers(), answer.table.size());
+    if (answer.eagle.pending() + part.rows > kPassRows) read_taps(answer);
     answer.eagle.verified(part.start, part.rows, passes_.tapped(row), passes_.tap_width());
     row += part.rows;
-    for (const Sibling& sibling : part.siblings)
-      answer.eagle.beside(sibling.position, passes_.tapped(row++), passes_.tap_width());
+    for (const Sibling& sibling : part.siblings) answer.eagle.beside(sibling.position, passes_.tapped(row++), passes_.tap_width());
   }
 }
 
-// Tokens from `start` on are the text's, and verified but for the newest one: the head reads what it has been told of them.
-void Loop::read_taps(Answer& answer, int start) {
-  const std::vector<int>& text = answer.text();
-  answer.eagle.know(start, text.data() + start, int(text.size()) - start);
-  passes_.catch_up(&answer.eagle, answer.table.pointers(), answer.table.size());
-}
+void Loop::read_taps(Answer& answer) { passes_.read_taps(&answer.eagle, answer.table.pointers(), answer.table.size()); }
 
 std::exception_ptr Loop::failure_of(const Answer& answer) const {
   if (const auto failure = passes_.failure(&answer.verifying)) return failure;
@@ -572,8 +568,8 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden) {
     const int position = answer.rows - 1;   // the newest committed token is what the sibling's row gave
     passes_.adopt(position, answer.table.pointers());
     answer.exits.adopt(position);
-    answer.headed = std::min(answer.headed, position);
     if (model().eagle) answer.eagle.adopt(position, answer.text()[size_t(position)]);
+    answer.headed = std::min(answer.headed, position);
   }
   answer.put(std::move(*round));
   keep(answer, part.start);
@@ -593,12 +589,16 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden)
                                     answer.verifying.take_logprobs()));
 }
 
-// The rows [0, answer.rows) are verified, those from `start` on just now. Whole blocks of them can be shared, once the exit
+// The rows [0, answer.rows) are verified, those from `start` on just now: whole blocks of them can be shared, once the
 // head's layers have seen them.
 void Loop::keep(Answer& answer, int start) {
   cut(answer);
   if (answer.rows / kSpan > answer.headed / kSpan) catch_up(answer);
-  if (model().eagle && answer.rows / kSpan > start / kSpan) read_taps(answer, start);
+  if (model().eagle && answer.rows / kSpan > start / kSpan) {
+    const std::vector<int>& text = answer.text();
+    answer.eagle.know(start, text.data() + start, int(text.size()) - start);
+    read_taps(answer);
+  }
   answer.exits.forget(answer.headed);
   answer.table.keep(answer.text(), answer.rows);
 }

@@ -74,7 +74,7 @@ class Loop {
   bool gather(const std::vector<Answer*>& writing, const std::vector<Part>& prompts, std::vector<Part>* parts);
   void verify(const std::vector<Part>& parts);
   void tell_eagle(const std::vector<Part>& parts);
-  void read_taps(Answer& answer, int start);
+  void read_taps(Answer& answer);
   void commit(const Part& part, const int* chosen, const float* hidden);
   void prompt_done(const Part& part, const int* chosen, const float* hidden);
   void keep(Answer& answer, int start);

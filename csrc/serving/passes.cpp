@@ -123,10 +123,11 @@ bool Passes::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
   std::vector<Draw*> order;   // by distance, so that rows that one matrix is for lie together
   for (Draw& draw : *draws) order.push_back(&draw);
   std::stable_sort(order.begin(), order.end(), [&](const Draw* a, const Draw* b) { return distance(*a) < distance(*b); });
-  if (eagle_) return draw_with_eagle(order);
   const bool alike = distance(*order.front()) == distance(*order.back());
   const bool together = order.size() == 1 || rows == int(order.size());
-  const bool done = alike && together ? draw_at_once(order, cancelled) : draw_in_parts(order, cancelled);
+  const bool done = eagle_              ? draw_by_eagle(order)
+                    : alike && together ? draw_at_once(order, cancelled)
+                                        : draw_in_parts(order, cancelled);
   if (!done) return false;
   const std::vector<int> chosen = exit_head_->chosen();
   for (size_t i = 0; i < order.size(); ++i) take(order[i], chosen[i]);
@@ -161,19 +162,6 @@ bool Passes::draw_at_once(const std::vector<Draw*>& draws, const Cancelled& canc
   return done;
 }
 
-bool Passes::draw_with_eagle(const std::vector<Draw*>& draws) {
-  std::vector<EagleStack::Work> works;
-  for (const Draw* draw : draws) works.push_back({draw->text, draw->rows.blocks, draw->rows.spans, draw->position() - 1});
-  eagle_->advance(*team_, works);
-  std::vector<Head::Row> rows;
-  for (const Draw* draw : draws) rows.push_back({draw->text->output(), draw->sampler, draw->position()});
-  exit_head_->begin_pass(rows, true);
-  team_->run([&](int member) { exit_head_->pass(*team_, member); });
-  const std::vector<int> chosen = exit_head_->chosen();
-  for (size_t i = 0; i < draws.size(); ++i) take(draws[i], chosen[i]);
-  return true;
-}
-
 bool Passes::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& cancelled) {
   const size_t hidden = size_t(model_->shape.hidden_size), row_bytes = hidden * sizeof(float);
   const auto from = [&](size_t i) { return drawn_from_.data() + i * hidden; };
@@ -204,11 +192,28 @@ bool Passes::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& can
       std::memcpy(from(i), x - hidden, row_bytes);
     }
   }
+  ask_head(draws);
+  return true;
+}
+
+bool Passes::draw_by_eagle(const std::vector<Draw*>& draws) {
+  const size_t hidden = size_t(model_->shape.hidden_size);
+  std::vector<EagleStack::Work> works;
+  for (const Draw* draw : draws) works.push_back({draw->text, draw->rows.blocks, draw->rows.spans, draw->position() - 1});
+  eagle_->advance(*team_, works);
+  for (size_t i = 0; i < draws.size(); ++i)
+    std::memcpy(drawn_from_.data() + i * hidden, draws[i]->text->output(), hidden * sizeof(float));
+  ask_head(draws);
+  return true;
+}
+
+// On the rows in drawn_from_.
+void Passes::ask_head(const std::vector<Draw*>& draws) {
   std::vector<Head::Row> rows;
-  for (size_t i = 0; i < draws.size(); ++i) rows.push_back({from(i), draws[i]->sampler, draws[i]->position()});
+  const float* x = drawn_from_.data();
+  for (const Draw* draw : draws) rows.push_back({x, draw->sampler, draw->position()}), x += model_->shape.hidden_size;
   exit_head_->begin_pass(rows, true);
   team_->run([&](int member) { exit_head_->pass(*team_, member); });
-  return true;
 }
 
 // From the logits of its row: a draft token, and a second choice if it may be as probable as the bar.

@@ -37,8 +37,8 @@ class Passes {
     const Feedback* feedback;   // or null
     Sampler* sampler;
     double sibling_bar;         // above 0: the second choice too, if it can be as probable
+    EagleText* text;            // of an EAGLE-3 head
     Draft draft;                // what comes of it
-    EagleText* text = nullptr;  // of an EAGLE-3 head
     int position() const { return rows.start + rows.rows; }
   };
   // Of several texts at once. False: cancelled on the way.
@@ -53,10 +53,10 @@ class Passes {
   };
   Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                 const std::vector<Head::Row>& rows, const Cancelled& cancelled = nullptr);
-  // Of an EAGLE-3 head: what the rows of the last pass are at its taps, from row `row` on; and how many numbers each has.
+  // Of an EAGLE-3 head: what the rows of the last verification are at its taps, from row `row` on; and how many numbers each has.
   const float* tapped(int row) const { return late_.tapped() + size_t(row) * tap_width(); }
   size_t tap_width() const { return eagle_ ? eagle_->tap_width() : 0; }
-  void catch_up(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
+  void read_taps(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
   std::exception_ptr failure(const Sampler* sampler) const { return head_.failure(sampler); }
 
   void adopt(int position, uint8_t* const* blocks);   // of the two rows there, the sibling's now is the text's
@@ -64,9 +64,10 @@ class Passes {
  private:
   int distance(const Draw& draw) const;
   bool pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled);
-  bool draw_with_eagle(const std::vector<Draw*>& draws);
   bool draw_at_once(const std::vector<Draw*>& draws, const Cancelled& cancelled);
+  bool draw_by_eagle(const std::vector<Draw*>& draws);
   bool draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& cancelled);
+  void ask_head(const std::vector<Draw*>& draws);
   void take(Draw* draw, int chosen) const;
 
   const std::shared_ptr<const CpuModel> model_;
