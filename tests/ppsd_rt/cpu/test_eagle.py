@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from eagle_support import CASES, tensors_of, write_eagle3
+from eagle_support import CASES, tensors_of, write_eagle3, write_knowing
 from safetensors.numpy import save_file
-from support import slow, write_model
+from support import slow, tiny_model, write_model
 
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.engine import Engine
@@ -52,6 +52,27 @@ def test_it_drafts_what_torch_drafts(folder, head):
         for schedule in ("eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed,siblings=0.005"):
             expected, found = (drafts_of(engine, prompt, params, schedule) for engine in engines)
             assert found == expected, (prompt, schedule)
+
+
+def test_a_head_that_is_often_right(tmp_path):
+    """Rounds of which the model keeps some drafts: the head goes on from what verification left of them, as torch's."""
+    settings = {"tie_word_embeddings": False}
+    model = tiny_model(**settings)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter *= 0.02
+    folder = write_model(tmp_path / "model", model, **settings)
+    head = write_knowing(tmp_path / "head", model.model.norm.weight.numpy(), model.lm_head.weight.numpy())
+    engines = [load(folder, head, backend) for backend in ("torch", "cpu")]
+    params = SamplingParams(max_tokens=100, temperature=0.8, seed=5, ignore_eos=True)
+    for schedule in ("eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed,siblings=0.005"):
+        expected, found = (drafts_of(engine, PROMPT, params, schedule) for engine in engines)
+        assert found == expected, schedule
+    statistics = engines[1].generate(PROMPT, params, "eesd:stop_rule=fixed,length=5").run().statistics
+    assert 0.3 < statistics.acceptance < 0.95 and len(statistics.accepted_histogram) > 3
+    plain = engines[1].generate(PROMPT, params, "plain").run()
+    for schedule in SCHEDULES:
+        assert engines[1].generate(PROMPT, params, schedule).run().ids == plain.ids, schedule
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "int4"])
