@@ -293,12 +293,18 @@ def play(
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads."""
+    """Of all its threads; those that decode, for a server has others too, which try out grammars."""
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
             found += map(int, task.read_text().split())
-    return found
+    return [child for child in found if _decodes(child)]
+
+
+def _decodes(pid: int) -> bool:
+    with suppress(OSError):
+        return b"\0engine\0" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False
 
 
 def run(*command: object) -> None:
