@@ -30,7 +30,7 @@ from ray.serve.config import RequestRouterConfig  # noqa: E402
 from ray.serve.exceptions import RayServeException, RequestCancelledError  # noqa: E402
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica  # noqa: E402
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy  # noqa: E402
-from starlette.types import Receive, Scope, Send  # noqa: E402
+from starlette.types import ASGIApp, Receive, Scope, Send  # noqa: E402
 
 from .backend import Cancellation, RunOptions  # noqa: E402
 from .engine import Engine, open_model  # noqa: E402
@@ -173,7 +173,6 @@ def _open(options: Options) -> Engine:
     )
 
 
-@ray.remote
 class Rank:
     """A rank other than 0; it ends with the replica that has started it."""
 
@@ -187,10 +186,10 @@ class Rank:
 def _open_pipeline(options: Options) -> Engine:
     """The other ranks get the other bundles of this replica's placement group."""
     group = ray.util.get_current_placement_group()
-    others = []
+    others, actor = [], ray.remote(Rank)
     for bundle in range(1, options.ranks):
         place = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle)
-        others.append(Rank.options(num_cpus=options.cpus, num_gpus=options.gpus, scheduling_strategy=place).remote())
+        others.append(actor.options(num_cpus=options.cpus, num_gpus=options.gpus, scheduling_strategy=place).remote())
     nodes = [str(ray.get_runtime_context().get_node_id()), *ray.get([rank.node.remote() for rank in others])]
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
@@ -263,6 +262,8 @@ class _Places:
 
 class _Front:
     """The server's routes as an ASGI application, made when Ray starts it."""
+
+    _app: ASGIApp
 
     def __init__(self, options: Options) -> None:
         self._options = options

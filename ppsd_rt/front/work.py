@@ -101,7 +101,8 @@ class _Calls:
     def end_all(self) -> None:
         for cancellation, thread in list(self._running.values()):
             cancellation.ask()
-            thread.join()
+            if not getattr(self._engine.backend, "failure", None):  # else it may wait for a rank that reads no more
+                thread.join()
 
     def _run(
         self,

@@ -184,7 +184,7 @@ class Cluster:
 
     def run(self, requests: Sequence[Request], most: int, shape: Shape | None = None) -> None:
         """Until `most` requests have been answered. shape: of those that users ask next."""
-        self._shape, self._left = shape, most - len(requests)
+        self._shape = shape
         self._rng = Random(self._seed + 1)
         for request in requests:
             self._at(request.arrival, lambda now, request=request: self._arrive(request))  # type: ignore[misc]
@@ -299,8 +299,7 @@ class Cluster:
         answered.ended = self.now
         self.answered.append(answered)
         request = answered.request
-        if request.think is not None and self._shape is not None and self._left > 0:
-            self._left -= 1
+        if request.think is not None and self._shape is not None:
             number = len(self.answered) + len(self._queue) + 10**6
             again = self.now + self._rng.expovariate(1 / request.think)
             later = self._shape.request(number, again, self._rng, request.think)

@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from support import write_model
@@ -47,7 +48,8 @@ def cluster():
     made.add_node(num_cpus=2)
     made.add_node(num_cpus=2)
     ray.init(address=made.address, log_to_driver=False)
-    serve.start(proxy_location="HeadOnly")
+    with suppress(TimeoutError):  # after a minute; deploying waits on
+        serve.start(proxy_location="HeadOnly")
     yield made
     serve.shutdown()
     ray.shutdown()
