@@ -2,8 +2,8 @@
 # Proves or disproves on one GPU what is claimed of the CUDA backend, in calls of at most ten minutes (LIMIT seconds):
 #
 #     OUT=results benchmarks/gpu_check.sh smoke    the first minutes: kernels, graphs and answers, simplest first
-#     OUT=results benchmarks/gpu_check.sh speed    builds; answers and kernels, and a table of targets
-#     OUT=results benchmarks/gpu_check.sh proof    tests on the GPU, compute-sanitizer, ranks
+#     OUT=results benchmarks/gpu_check.sh speed    builds; answers, kernels and their tests, and a table of targets
+#     OUT=results benchmarks/gpu_check.sh proof    tests of captured graphs, compute-sanitizer, ranks, an idle GPU
 #     OUT=results benchmarks/gpu_check.sh more     larger shapes and more comparisons, where there is time for them
 #
 # Each writes $OUT/gpu.json and $OUT/gpu.txt (the table) after every part, and $OUT/log.txt; a later call adds to an
@@ -87,6 +87,8 @@ schedules="--schedule auto --schedule eesd:length=3,stop_rule=fixed --schedule e
 oracle="--oracle 0.6,0.8,0.9"
 kernels="$run bench kernels --device cuda --rows 1,16 --output json"
 small="-m random:smollm2-135m --exit-head norm:6:8192"
+# Tests of one file go to several processes: each compiles what it launches.
+pytest="$python -P -m pytest -q -p no:cacheprovider --dist worksteal"
 sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
 
 # Kernels are compiled for all shapes at once, on all cores; the parts that are measured find them in the cache.
@@ -128,30 +130,28 @@ speed)
     part warm 80 bash -c warm
     part answers-135m 70 $generate $small $oracle $schedules
     part kernels-135m 35 $kernels $small -r 7
+    part tests-kernels 70 $pytest -n 8 tests/triton_kernels/test_on_gpu.py
     part answers-8b 80 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
     part answers-1b 50 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
     part kernels-8b 35 $kernels -r 5 -m random:llama-3.1-8b
     part kernels-1b 30 $kernels -r 5 -m random:llama-3.2-1b
     part kernels-8b-4k 20 $kernels -r 5 -m random:llama-3.1-8b --context 4096 --kernels attention
     part kernels-8b-8k 20 $kernels -r 5 -m random:llama-3.1-8b --context 8192 --kernels attention
-    part baseline-1b 50 $python benchmarks/gpu_baseline.py -m random:llama-3.2-1b
     if [ -n "${MODEL:-}" ]; then
         part answers-default 60 $run bench generate --backend cuda --device cuda -m "$MODEL" --prompts --limit 2 -n 128 -r 3 \
             --schedule auto --schedule eesd --schedule elastic --output json
     fi
     ;;
 proof)
-    # Tests of one file go to several processes: each compiles what it launches.
-    pytest="$python -P -m pytest -q -p no:cacheprovider --dist worksteal"
     part tests-captured 110 $pytest -n 3 tests/ppsd_rt/cuda/test_on_gpu.py
-    part tests-kernels 70 $pytest -n 8 tests/triton_kernels/test_on_gpu.py
     part compiled 40 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4
     part memcheck 60 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4
+    part racecheck 50 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2 --formats int4
     part ranks 50 bash -c ranks
     part idle-135m 30 $python benchmarks/gpu_idle.py $small
     part answers-8b-far 60 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000,8000 -r 1 \
         --schedule elastic --schedule eesd:length=5,stop_rule=fixed
-    part racecheck 50 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2 --formats int4
+    part baseline-1b 50 $python benchmarks/gpu_baseline.py -m random:llama-3.2-1b
     ;;
 more)
     # What a format saves, and the bandwidth of its kernels.

@@ -2,16 +2,17 @@
 
     python benchmarks/gpu_smoke.py --out results/smoke.json
 
-Each step is compared with torch, or with the step before and with what the virtual GPU computed (gpu_golden.json). One
-that fails is repeated with CUDA_LAUNCH_BLOCKING, for the kernel's name; then with the switches that avoid parts of the
-machinery, and the first of these under which it passes is set for all that comes later: `smoke.env` beside the output,
-for gpu_check.sh. The output is written after every step; its last line is printed too. --virtual LIBRARY: on a virtual
-GPU (tests/virtual_gpu). --write: writes gpu_golden.json.
+Each step is compared with torch, or with the step before and with what the virtual GPU computed (gpu_golden.json).
+One that fails is repeated with CUDA_LAUNCH_BLOCKING, for the kernel's name, and under memcheck; then with the switches
+that avoid parts of the machinery, and the first of these under which it passes is set for all that comes later:
+`smoke.env` beside the output, for gpu_check.sh. The output is written after every step; its last line is printed too.
+--virtual LIBRARY: on a virtual GPU (tests/virtual_gpu). --write: writes gpu_golden.json.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -186,6 +187,22 @@ def attempt(name: str, options: argparse.Namespace, variables: dict[str, str]) -
     return None, (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
 
 
+def memcheck(name: str, options: argparse.Namespace, variables: dict[str, str]) -> str:
+    """The step under compute-sanitizer -> its first finding; "" where it finds nothing or is not installed."""
+    sanitizer = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if options.virtual or not Path(sanitizer).exists():
+        return ""
+    command = [sanitizer, "--tool", "memcheck", "--report-api-errors", "no", "--error-exitcode", "9"]
+    command += [sys.executable, "-P", __file__, "--step", name, "--sm", str(options.sm)]
+    environment = {**os.environ, **variables}
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * STEPS[name][0])
+    except subprocess.TimeoutExpired:
+        return f"no end after {2 * STEPS[name][0]} s"
+    told = [line for line in done.stdout.splitlines() if line.startswith("========= ") and "SANITIZER" not in line]
+    return " ".join(told[:3]) if done.returncode == 9 else ""
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="gpu_smoke", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", default="build/gpu-results/smoke.json")
@@ -210,6 +227,8 @@ def main() -> int:
                 "failed": why,
                 "blocking": attempt(name, options, {**simple, **chosen, "CUDA_LAUNCH_BLOCKING": "1"})[1],
             }
+            if finding := memcheck(name, options, {**simple, **chosen}):
+                told["memcheck"] = finding
             results["failed"] += 1
             for switch in () if name == "versions" else SWITCHES:
                 found, _ = attempt(name, options, {**simple, **chosen, switch: "1"})

@@ -160,7 +160,7 @@ def figures(tuning: Tuning, seeds: int) -> Figures:
 
 def half_and_double(name: str, value: float) -> tuple[float, float]:
     """Shares stay shares: double the distance from 1 where a factor or a share is near it."""
-    if name in ("worth_switching", "held_up"):
+    if name in ("worth_switching", "held_up", "drift"):
         return 1 + (value - 1) / 2, 1 + 2 * (value - 1)
     return (value // 2, 2 * value) if isinstance(value, int) else (value / 2, 2 * value)
 

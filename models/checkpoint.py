@@ -71,7 +71,7 @@ class Checkpoint:
             self.tensors, self.blocks, self._opened, self.gguf = opened, opened.blocks(), opened, opened.model
             self.stored_as = sorted(opened.kinds)
             return
-        raw, stored = read_json_object(folder / "config.json"), _read_folder(folder)
+        raw, stored = read_json_object(folder / "config.json"), _with_prefix(read_folder(folder))
         scheme = read_scheme(raw, str(folder / "config.json"))
         self.config = _heads(LlamaConfig.from_folder(folder), stored)
         shapes = model_shapes(self.config)
@@ -160,11 +160,11 @@ def _bf16_bits(values: Array) -> npt.NDArray[np.uint16]:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
 
 
-def _read_folder(folder: Path) -> dict[str, Stored]:
+def read_folder(folder: Path) -> dict[str, Stored]:
     """Everything in `model.safetensors` or, where there is none, in the shards that its index names."""
     index = folder / INDEX_FILE
     if (folder / SINGLE_FILE).exists():
-        return _with_prefix(_read_stored(folder / SINGLE_FILE))
+        return _read_stored(folder / SINGLE_FILE)
     if not index.exists():
         raise PpsdError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}: fetch or convert the weights")
 
@@ -184,7 +184,7 @@ def _read_folder(folder: Path) -> dict[str, Stored]:
     for name, shard in weight_map.items():
         if name not in tensors:
             raise PpsdError(f"{index} says that {name} is in {shard}, but it is not there")
-    return _with_prefix(tensors)
+    return tensors
 
 
 def _may_lack(name: str, tensors: Mapping[str, Array]) -> bool:

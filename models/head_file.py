@@ -20,6 +20,7 @@ FORMAT = "ppsd-exit-head-1"
 LAYERS = {"norm": 0, "adapter": 1, "layer": 1, "two-layer": 2, "feedback": 1}  # of the body
 KINDS = tuple(LAYERS)
 NGRAM = "ngram"  # no head at all: what usually follows in the model's own text
+EAGLE3 = "eagle3"  # others train these: eagle3.py
 DISTANCES = 6  # rows after the newest verified one to which its last hidden state is of use
 BLOCK = 32  # weights of a row of an int8 matrix that share a scale, as in the CPU's int8 format
 SCALES = ".scales"  # after the matrix's name: float16 [rows, columns / BLOCK]
@@ -137,6 +138,12 @@ class HeadFile:
             raise PpsdError(f"a draft vocabulary of {vocabulary} ids is out of range: this model has {most}")
         draft_ids = None if vocabulary is None else check_draft_ids(range(vocabulary), model.config)
         return cls(info, {"norm.weight": model.tensors["model.norm.weight"]}, draft_ids)
+
+
+def refuse_eagle3(info: HeadInfo | None, where: str) -> None:
+    """Raises PpsdError for a head of that kind, which `where` cannot draft with."""
+    if info is not None and info.kind == EAGLE3:
+        raise PpsdError(f"an EAGLE-3 head does not draft {where}: use one process and --backend torch")
 
 
 def body_config(info: HeadInfo, config: LlamaConfig) -> LlamaConfig:

@@ -17,16 +17,18 @@ from urllib.parse import urlsplit
 
 from ..errors import PpsdError
 from ..extras import need
+from .eagle3 import TORCH_FILE
 from .files import one_line
 
 _FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+_OF_HEADS = ["config.json", "*.safetensors*", TORCH_FILE]
 _DOUBLES = ["*/*", "consolidated*"]  # the same weights once more, in other formats or under other names
 _LARGE = 1 << 20  # bytes; smaller files are left to the package
 _LOG = logging.getLogger(__name__)
 
 
-def hub_model(name: str, offline: bool) -> Path:
-    """The folder of the model `name`, with the files that this runtime uses and no others.
+def hub_model(name: str, offline: bool, *, head: bool = False) -> Path:
+    """The folder of the model `name`, with the files that this runtime uses and no others. head: it is an exit head.
 
     Raises PpsdError: no such model, a gated one, one without safetensors, no network, no room.
     """
@@ -34,11 +36,12 @@ def hub_model(name: str, offline: bool) -> Path:
     import huggingface_hub
     from huggingface_hub import errors
 
+    wanted: dict[str, Any] = {"allow_patterns": _OF_HEADS if head else _FILES, "ignore_patterns": _DOUBLES}
     try:
         with _no_bars_of_the_package():
             if not offline:
-                _fetch_large(name)
-            return Path(huggingface_hub.snapshot_download(name, **_WANTED, local_files_only=offline))
+                _fetch_large(name, wanted)
+            return Path(huggingface_hub.snapshot_download(name, **wanted, local_files_only=offline))
     except errors.GatedRepoError:
         raise PpsdError(f"{name} is gated: accept its terms on the hub, then log in with `hf auth login`") from None
     except errors.RepositoryNotFoundError:
@@ -53,20 +56,17 @@ def hub_model(name: str, offline: bool) -> Path:
         raise PpsdError(f"{name} could not be fetched from the hub: {reason}; what came is kept, try again") from None
 
 
-_WANTED: dict[str, Any] = {"allow_patterns": _FILES, "ignore_patterns": _DOUBLES}
-
-
-def _fetch_large(name: str) -> None:
-    """All large files that the cache lacks, one after the other, under one progress bar."""
+def _fetch_large(name: str, wanted: dict[str, Any]) -> None:
+    """All large files that the cache lacks, one after the other, under one progress bar. wanted: patterns."""
     import huggingface_hub
     from huggingface_hub import errors
 
     try:
-        plan = huggingface_hub.snapshot_download(name, **_WANTED, dry_run=True)
+        plan = huggingface_hub.snapshot_download(name, **wanted, dry_run=True)
     except (errors.DryRunError, errors.LocalEntryNotFoundError):
         return  # out of reach: the cache may have it
     names = {file.filename for file in plan}
-    if "config.json" not in names or not any(file.endswith(".safetensors") for file in names):
+    if "config.json" not in names or not any(file.endswith((".safetensors", ".bin")) for file in names):
         raise PpsdError(f"{name} on the hub lacks config.json or *.safetensors: only such models can be loaded")
     missing = [file for file in plan if file.will_download and file.file_size >= _LARGE]
     if not missing:

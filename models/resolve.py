@@ -43,6 +43,14 @@ def resolve_model(name: str, *, offline: bool = False) -> Path:
     raise PpsdError(f"{name!r} is not a model: {_suggestion(name)}give {_FORMS}")
 
 
+def resolve_head(name: str) -> Path:
+    """An exit head's file or folder; `org/name` that is neither is fetched from the Hugging Face hub."""
+    path = Path(os.path.expanduser(name))
+    if not _HUB_NAME.fullmatch(name) or name.endswith(".safetensors") or path.exists():
+        return path
+    return hub_model(name, offline=False, head=True)
+
+
 def _model_folder(folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder

@@ -293,6 +293,7 @@ class Tuning:
     probing: float
     last_probe: int
     plain_probe: int
+    drift: float
     allowance: float
     allowed_ahead: int
     carried: float

@@ -20,7 +20,7 @@ from .many import Generations
 from .models import random_weights
 from .models.checkpoint import Checkpoint
 from .models.config import LlamaConfig
-from .models.head_file import HeadInfo
+from .models.head_file import EAGLE3, HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .models.unicode import check_unicode
@@ -219,6 +219,11 @@ class Engine:
             raise PpsdError(
                 f"schedule {describe(schedule)} drafts, but {self.name} has no exit head: give --exit-head FILE or "
                 "--exit-head norm:LAYER, train one with `ppsd-run distill`, or use --schedule plain"
+            )
+        if isinstance(schedule, Schedule) and schedule.overlap and self.head is not None and self.head.kind == EAGLE3:
+            raise UsageError(
+                f"schedule {describe(schedule)} drafts while it verifies, and an EAGLE-3 head reads what verification "
+                "leaves: use auto or eesd"
             )
         answer = Generation(
             self.backend, self.config, self.tokenizer, self._turns, self.encode(prompt), params, schedule, options

@@ -2,17 +2,18 @@
 
 import os
 import re
-from pathlib import Path
 
 from .errors import PpsdError, UsageError
 from .models.checkpoint import Checkpoint
+from .models.eagle3 import Eagle3File
 from .models.files import one_line, read_json_object
 from .models.head_file import HeadFile, find_shipped
+from .models.resolve import resolve_head
 
 
 def find_head(name: str, checkpoint: Checkpoint) -> HeadFile | None:
-    """A head's file; `auto`: the one that ships for this model, or the exit it was trained with, if there is one;
-    `norm:E`, `norm:E:V`; `none`.
+    """A head's file; the folder or the hub name of an EAGLE-3 head; `auto`: the one that ships for this model, or the
+    exit it was trained with, if there is one; `norm:E`, `norm:E:V`; `none`.
     """
     if name == "auto":
         path = find_shipped(checkpoint.hash)
@@ -25,8 +26,9 @@ def find_head(name: str, checkpoint: Checkpoint) -> HeadFile | None:
             raise UsageError(f"exit head {one_line(repr(name))} is not understood; write norm:LAYER, as in norm:6")
         return HeadFile.norm(int(words[1]), checkpoint, int(words[2]) if words[2] else None)
     if not name:
-        raise UsageError("the exit head's name is empty; write a file, auto, norm:LAYER or none")
-    return HeadFile.load(Path(name), checkpoint)
+        raise UsageError("the exit head's name is empty; write a file, a folder, auto, norm:LAYER or none")
+    path = resolve_head(name)
+    return Eagle3File.load_folder(path, checkpoint) if os.path.isdir(path) else HeadFile.load(path, checkpoint)
 
 
 def _trained_exit(checkpoint: Checkpoint) -> HeadFile | None:

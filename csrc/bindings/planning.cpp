@@ -238,6 +238,7 @@ void each_field(Field&& field) {
   field("probing", &Tuning::probing);
   field("last_probe", &Tuning::last_probe);
   field("plain_probe", &Tuning::plain_probe);
+  field("drift", &Tuning::drift);
   field("allowance", &Tuning::allowance);
   field("allowed_ahead", &Tuning::allowed_ahead);
   field("carried", &Tuning::carried);

@@ -234,6 +234,12 @@ void Planner::account(Mode mode, int tokens, double seconds) {
   credit_ += tokens + tuning_.allowance * (tokens - ahead) - bias_[int(mode)] * seconds / costs_.plain();
 }
 
+// Have drafting rounds become dearer or cheaper since the last plain round? Only another one tells whether all have.
+bool Planner::drifted() const {
+  const double since = recent_[int(Mode::kTurns)] / bias_[int(Mode::kTurns)] / recent_[int(Mode::kPlain)];
+  return std::max(since, 1.0 / since) > tuning_.drift;
+}
+
 // Can the account pay for a round of drafts that takes so long, and commits only what a plain one would?
 bool Planner::pays(double seconds, double credit) const { return seconds / costs_.plain() - 1.0 <= credit; }
 
@@ -300,8 +306,10 @@ void Planner::decide() {
   }
   rounds_in_mode_ = (best.mode == Mode::kOverlap) == overlapping ? rounds_in_mode_ + 1 : 0;
 
-  const int wait = best.mode != Mode::kPlain ? tuning_.plain_probe : verdicts_ < tuning_.acquainted ? 0 : probe_after_;
+  const int wait = best.mode != Mode::kPlain ? (drifted() ? tuning_.same_moment : tuning_.plain_probe)
+                   : verdicts_ < tuning_.acquainted ? 0 : probe_after_;
   probing_ = since_probe_++ >= wait && best.mode != Mode::kOverlap && most > 0;
+  if (probing_ && best.mode == Mode::kTurns && drifted()) compared_[int(Mode::kTurns)] = 0;   // what was compared is past
   if (probing_) best = best.mode == Mode::kPlain ? predict_turns(1, a) : plain;
   // Drafting goes on while the chance that all drafts so far and the next one are right is worth what the next one
   // costs at the speed that is expected: the marginal rule of renewal rewards.

@@ -81,6 +81,7 @@ class Planner {
   Prediction best_turns(double acceptance, int most) const;
   void correct(double ratio);
   void account(Prediction::Mode mode, int tokens, double seconds);
+  bool drifted() const;
   bool pays(double seconds, double credit) const;
   int affordable_drafts() const;
   bool affordable_overlap(int which) const;

@@ -16,7 +16,7 @@ from ..backend import Cancellation, Oracle, RunOptions, check_ids
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
-from ..models.head_file import HeadFile, HeadInfo
+from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule, copying
@@ -128,6 +128,7 @@ class CpuBackend:
         return self._head
 
     def use_head(self, file: HeadFile | None) -> None:
+        refuse_eagle3(file.info if file else None, "on the cpu backend yet")
         cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
         self._answers.forget_loop()
         model = self._base

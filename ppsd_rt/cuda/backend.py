@@ -31,7 +31,7 @@ from ..backend import (
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
-from ..models.head_file import HeadFile, HeadInfo
+from ..models.head_file import HeadFile, HeadInfo, refuse_eagle3
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import MAX_CHUNK, MAX_ROWS, Auto, Schedule
@@ -135,6 +135,7 @@ class CudaBackend:
             self._successors.know(successors)
 
     def use_head(self, file: HeadFile | None) -> None:
+        refuse_eagle3(file.info if file else None, "on the cuda backend")
         draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         placement = self._placement_for(file.info if file else None, draft_vocabulary)
         self._stage_cuts(file.info.exit_layer if file else 0, placement)

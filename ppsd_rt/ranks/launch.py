@@ -13,7 +13,7 @@ from ..errors import PpsdError
 from ..extras import need
 from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
-from ..models.head_file import HeadFile
+from ..models.head_file import HeadFile, refuse_eagle3
 from ..models.resolve import resolve_model
 from .clock import CLOCK, Clock
 from .connect import connect
@@ -135,6 +135,7 @@ def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | No
     slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
     found = find_head(options.exit_head, checkpoint)
     head = found if found is not None and found.drafts else None
+    refuse_eagle3(head.info if head else None, "over ranks")
     if options.sizes:
         check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
     return checkpoint, head, slices, threads

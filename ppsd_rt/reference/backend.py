@@ -12,6 +12,8 @@ from ..backend import Cancellation, RunOptions, check_ids, common_prefix, logpro
 from ..errors import PpsdError, UsageError
 from ..forks import NO_GPU_AFTER_FORK, hears_of_forks
 from ..models.checkpoint import Checkpoint
+from ..models.eagle3 import Eagle3File
+from ..models.eagle3_head import Eagle3Head
 from ..models.exit_head import ExitHead
 from ..models.head_file import HeadFile, HeadInfo
 from ..models.llama import LlamaForCausalLM
@@ -19,9 +21,10 @@ from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import MAX_ROWS, Auto, Schedule
 from ..planning.planner_pool import PlannerPool, kind_of
 from ..sampling.params import EXTRAS, SamplingParams
+from .eagle_stage import EagleDraftStage
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
-from .stage import DraftStage, VerifyStage
+from .stage import DraftStage, Taps, VerifyStage
 from .successors import Successors
 from .text_stages import TorchStages
 from .timeline import Timeline
@@ -91,7 +94,11 @@ class TorchBackend:
 
     def use_head(self, file: HeadFile | None) -> None:
         """Split the layers at the head's exit; without a head all of them verify."""
-        self._head = ExitHead.from_file(file, self.model) if file else None
+        self._head: ExitHead | Eagle3Head | None = None
+        if isinstance(file, Eagle3File):
+            self._head = Eagle3Head.from_file(file, self.model)
+        elif file:
+            self._head = ExitHead.from_file(file, self.model)
         self.know(None)
         self._make_stages()
 
@@ -102,6 +109,9 @@ class TorchBackend:
             self._successors.know(successors.tolist())
 
     def _new_stages(self) -> tuple[DraftStage, VerifyStage]:
+        if isinstance(self._head, Eagle3Head):
+            taps = Taps(self._head.eagle.taps, self.model.model.embed_tokens.weight)
+            return EagleDraftStage(self.model, self._head, taps), VerifyStage(self.model, 0, taps=taps)
         first = self._head.info.exit_layer if self._head else 0
         return DraftStage(self.model, self._head), VerifyStage(self.model, first)
 

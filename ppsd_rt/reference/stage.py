@@ -79,7 +79,7 @@ class Stage:
         self._keys = self._values = like.new_zeros(len(self.layers), config.num_key_value_heads, 0, config.head_dim)
         self._rope = Rope(config, 0)
         self._text = 0
-        self._siblings: dict[int, tuple[Tensor, Tensor]] = {}  # their keys and values, by position
+        self._siblings: dict[int, tuple[Tensor, ...]] = {}  # their keys and values, by position
         self._cancelled: Callable[[], bool] | None = None
 
     def reserve(self, capacity: int) -> None:
@@ -135,10 +135,10 @@ class Stage:
         self._put(position, self._siblings[position])
         self.length = position + 1
 
-    def _row(self, position: int) -> tuple[Tensor, Tensor]:
+    def _row(self, position: int) -> tuple[Tensor, ...]:
         return self._keys[:, :, position].clone(), self._values[:, :, position].clone()
 
-    def _put(self, position: int, row: tuple[Tensor, Tensor]) -> None:
+    def _put(self, position: int, row: tuple[Tensor, ...]) -> None:
         self._keys[:, :, position], self._values[:, :, position] = row
 
     def _through_layers(self, x: Tensor, block: Block) -> Tensor:
@@ -148,8 +148,13 @@ class Stage:
         for number, layer in enumerate(self.layers):
             if self._cancelled is not None and self._cancelled():
                 raise Void
+            self._tap(number, x, block)
             x = layer(x, self._attend(number, block, span, behind))
+        self._tap(len(self.layers), x, block)
         return x
+
+    def _tap(self, number: int, x: Tensor, block: Block) -> None:
+        """What the block [rows, hidden] is after `number` layers."""
 
     def _attend(self, number: int, block: Block, span: int, behind: Tensor) -> Attend:
         keys, values = self._keys[number], self._values[number]  # [kv heads, capacity, head_dim]
@@ -253,20 +258,59 @@ class DraftStage(Stage):
             self._verified = (-1, self._verified[1])
 
 
+class Taps:
+    """Hidden states of the verified rows [0, length) after some layers, for a head that reads them."""
+
+    def __init__(self, layers: Sequence[int], like: Tensor) -> None:
+        """layers: after how many of them. like: as of Stage, [..., hidden]."""
+        self.layers, self.length = tuple(layers), 0
+        self._states = like.new_zeros(0, len(layers), like.shape[-1])
+
+    def reserve(self, capacity: int) -> None:
+        if capacity > len(self._states):
+            grown = zeros(self._states, capacity, *self._states.shape[1:])
+            grown[: len(self._states)] = self._states
+            self._states = grown
+
+    def rows(self, start: int, end: int) -> Tensor:
+        """[end - start, taps * hidden]"""
+        return self._states[start:end].flatten(1)
+
+    def keep(self, layer: int, start: int, x: Tensor) -> None:
+        """The rows x [count, hidden] from position `start` on, after `layer` layers."""
+        for place in (place for place, tapped in enumerate(self.layers) if tapped == layer):
+            self._states[start : start + len(x), place] = x
+
+    def put(self, position: int, states: Tensor) -> None:
+        """Of one row, [taps, hidden]."""
+        self._states[position] = states
+
+    def row(self, position: int) -> Tensor:
+        return self._states[position].clone()
+
+
 class VerifyStage(Stage):
     """Layers [E, L), the final norm and the LM head; or some of these layers."""
 
     def __init__(
-        self, model: LlamaForCausalLM, first_layer: int, last_layer: int | None = None, like: Tensor | None = None
+        self,
+        model: LlamaForCausalLM,
+        first_layer: int,
+        last_layer: int | None = None,
+        like: Tensor | None = None,
+        taps: Taps | None = None,
     ) -> None:
+        """taps: kept for a head that reads them, where all layers are this stage's."""
         like = model.model.embed_tokens.weight if like is None else like
         super().__init__(model.model.layers[first_layer:last_layer], model.config, like)
-        self._model = model
+        self._model, self._taps = model, taps
         self._last = like.new_zeros(0, model.config.hidden_size)
 
     def logits(self, exit_hidden: Tensor, last: int) -> Tensor:
         """Verify rows exit_hidden [count, hidden] at positions [length, ..) -> logits of the `last` rows [last, V]."""
         x = self.run(exit_hidden)[-last:]
+        if self._taps is not None:
+            self._taps.length = self.length
         return self.choices(x, self.length - last)
 
     def sibling_logits(self, exit_hidden: Tensor, position: int) -> Tensor:
@@ -281,3 +325,25 @@ class VerifyStage(Stage):
     def last_hidden(self) -> Tensor:
         """[last, hidden]: the rows of the last `logits` or `sibling_logits`, after the last layer."""
         return self._last
+
+    def adopt(self, position: int) -> None:
+        super().adopt(position)
+        if self._taps is not None:
+            self._taps.length = self.length
+
+    def rollback(self, length: int) -> None:
+        super().rollback(length)
+        if self._taps is not None:
+            self._taps.length = min(self._taps.length, length)
+
+    def _tap(self, number: int, x: Tensor, block: Block) -> None:
+        if self._taps is not None:
+            self._taps.keep(number, block.low, x[block.slots])
+
+    def _row(self, position: int) -> tuple[Tensor, ...]:
+        return super()._row(position) + (() if self._taps is None else (self._taps.row(position),))
+
+    def _put(self, position: int, row: tuple[Tensor, ...]) -> None:
+        super()._put(position, row[:2])
+        if self._taps is not None:
+            self._taps.put(position, row[2])

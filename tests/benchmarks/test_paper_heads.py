@@ -12,9 +12,12 @@ from ppsd_rt.cli.prompts import NamedPrompt
 from ppsd_rt.cpu.backend import CpuBackend
 from ppsd_rt.distill.mix import mix_of
 from ppsd_rt.distill.samplers import NativeSampler
-from ppsd_rt.distill.shards import Plan, read_shard, shard_path, states_path, write_shards
+from ppsd_rt.distill.shards import Plan, Text, read_shard, shard_path, states_path, write_shards
+from ppsd_rt.distill.train import TrainSettings
 from ppsd_rt.errors import PpsdError
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.exit_head import ExitHead
+from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.models.llama import LlamaForCausalLM
 from ppsd_rt.models.rope import Rope
 from ppsd_rt.models.tokenizer import load_tokenizer
@@ -126,3 +129,29 @@ def test_heads_are_trained_once_and_judged(load, folder, tmp_path, monkeypatch):
     assert np.isfinite([head["acceptance"] for heads in list(found.values())[1:] for head in heads.values()]).all()
     assert len(module.table(found).splitlines()) == 2 + 8
     module.default_model.cache_clear()
+
+
+def test_an_lm_head_of_its_own_learns_by_the_gradient_of_the_loss(load, folder):
+    module = load("paper_experiments.eesd_head")
+    checkpoint = Checkpoint(folder)
+    model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    info = HeadInfo("layer", 1, checkpoint.name, checkpoint.hash)
+    heads = [ExitHead.from_model(model, info, [*range(2, 40)]) for _ in module.FORMS]
+    trainer = module.OwnHeads(model, heads, [Text(torch.arange(2, 30), 4, True)], TrainSettings(), 10)
+    torch.manual_seed(0)
+    hidden, teacher = torch.randn(2, 5, model.config.hidden_size).unbind()
+    with torch.no_grad():
+        trainer.changes[1].normal_(0, 0.1)
+    losses, _, _ = trainer._loss([hidden] * 3, teacher)
+
+    # The same by autograd, from the loss as Trainer writes it down.
+    p = (teacher @ trainer._lm_head.t()).softmax(-1)
+    rows = trainer._lm_head.detach() + trainer.changes[1]
+    log_q = (hidden @ rows.t()).log_softmax(-1)
+    top = torch.nn.functional.one_hot(p.argmax(-1), p.shape[-1])
+    loss = 0.5 * (p * (p.log() - log_q)).sum() - 0.5 * (top * log_q).sum()
+    (gradient,) = torch.autograd.grad(loss, trainer.changes[1])
+    assert losses[1] == pytest.approx(loss.item(), rel=1e-4)
+    torch.testing.assert_close(trainer._sums[1], gradient, rtol=1e-3, atol=1e-5)
+    assert losses[0] != losses[1]
+    assert not trainer._sums[0].any()  # the model's LM head does not learn

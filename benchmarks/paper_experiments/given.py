@@ -1,0 +1,12 @@
+"""Files that an experiment needs and nobody may ship with it: their places are in variables of the environment."""
+
+import os
+from pathlib import Path
+
+
+def given(variable: str, what: str) -> Path:
+    """SystemExit: one line that says what to set."""
+    place = os.environ.get(variable, "")
+    if not place or not Path(place).exists():
+        raise SystemExit(f"papers.py: set {variable} to {what}" + (f": {place} is not there" if place else ""))
+    return Path(place)

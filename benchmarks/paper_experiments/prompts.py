@@ -1,0 +1,117 @@
+"""The papers' own prompts: acceptance, tokens a pass and speed by benchmark, with intervals over the prompts.
+
+The files are not ours to ship: PAPERS_PROMPTS is a folder with some of FILES, a JSON object a line (`id`, `prompt`,
+`family`), as `ppsd-run --prompts` reads them. On the default model with the head that ships, in int8.
+"""
+
+import random
+from collections.abc import Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+from made_up_costs import equal_costs
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.pipeline.schedule import parse_schedule
+from ppsd_rt.planning.simulate import simulate
+
+from .experiment import Claim, Experiment, Found, Parts, markdown
+from .given import given
+
+FILES = {"SPD's 240": "spd_240.jsonl", "Spec-Bench's 480": "spec_bench_480.jsonl"}
+WAYS = {"Beta-TS": "eesd:stop_rule=beta", "paying": "eesd", "auto": "auto"}
+TEMPERATURES = (0.0, 1.0)
+LONGEST_PROMPT, STAGES, PLACES = 1500, 4, 6  # tokens; of the simulated pipeline; drafts a round
+DRAWS = 2000  # of the bootstrap
+
+
+def parts(quick: bool) -> Parts:
+    return {
+        f"{name}, T = {temperature:g}": partial(measured, file, temperature, quick)
+        for name, file in FILES.items()
+        for temperature in TEMPERATURES
+    }
+
+
+def measured(file: str, temperature: float, quick: bool) -> list[dict[str, Any]]:
+    """One row a prompt. Ways take turns, and each answer is compared with plain decoding's."""
+    path = given("PAPERS_PROMPTS", f"a folder with {' and '.join(FILES.values())}") / file
+    engine = Engine.from_pretrained("smollm2-135m", backend="cpu", dtype="int8")
+    rows = []
+    for prompt in first_of_each_family(read_prompts(str(path)), 5 if quick else None):
+        ids = engine.encode([{"role": "user", "content": prompt.prompt}])
+        if len(ids) > LONGEST_PROMPT:
+            continue
+        params = SamplingParams(max_tokens=96 if quick else 256, temperature=temperature, seed=1)
+        plain = engine.generate(ids, params, "plain").run()
+        row: dict[str, Any] = {"family": prompt.family, "prompt": len(ids), "tokens": len(plain.ids)}
+        for name, schedule in WAYS.items():
+            engine.forget()
+            made = engine.generate(ids, params, schedule).run()
+            speeds = plain.statistics.decode_tokens_per_second, made.statistics.decode_tokens_per_second
+            row[name] = {
+                "speed": speeds[1] / speeds[0] if None not in speeds else None,
+                "accepted": made.statistics.accepted,
+                "judged": made.statistics.judged,
+                "tokens_per_round": made.statistics.tokens_per_round,
+                "differs": made.ids != plain.ids,
+            }
+        rows.append(row | {"by_place": by_place(engine, ids, params)})
+    return rows
+
+
+def by_place(engine: Engine, ids: Sequence[int], params: SamplingParams) -> list[list[int]]:
+    """[right, judged] of drafts by their place in a round."""
+    counts = [[0, 0] for _ in range(PLACES)]
+    for event in engine.generate(ids, params, f"eesd:length={PLACES},stop_rule=fixed").events():
+        round = getattr(event, "round", None)
+        for place in range(len(round.judged) if round else 0):
+            counts[place][0] += place < round.accepted
+            counts[place][1] += 1
+    return counts
+
+
+def interval(values: Sequence[float]) -> str:
+    """The median and its 95 % interval, by drawing the prompts again."""
+    draw = random.Random(1)
+    drawn = sorted(median(draw.choices(values, k=len(values))) for _ in range(DRAWS))
+    return f"{median(values):.2f} ({drawn[DRAWS // 40]:.2f} to {drawn[-DRAWS // 40]:.2f})"
+
+
+def over_stages(rows: Sequence[dict[str, Any]]) -> float:
+    """`ppsd` over equal stages with the acceptance of these prompts, simulated."""
+    sums = [[sum(row["by_place"][place][i] for row in rows) for i in (0, 1)] for place in range(PLACES)]
+    acceptance = [right / judged for right, judged in sums if judged]
+    costs = equal_costs(STAGES, 160.0, 0.5, 0.02, 1.0)
+    return simulate(parse_schedule("ppsd"), costs, acceptance, 5000).tokens_per_second * costs.plain_step
+
+
+def table(found: Found) -> str:
+    rows = []
+    for part, every in found.items():
+        for family in (*dict.fromkeys(row["family"] for row in every), "all"):
+            of = [row for row in every if family in (row["family"], "all")]
+            judged = sum(row["paying"]["judged"] for row in of)
+            line = [part, family, str(len(of)), f"{sum(row['paying']['accepted'] for row in of) / judged:.2f}"]
+            line.append(f"{median(row['paying']['tokens_per_round'] for row in of):.2f}")
+            speeds = [[row[way]["speed"] for row in of if row[way]["speed"] is not None] for way in WAYS]
+            rows.append((*line, *map(interval, speeds), f"{over_stages(of):.2f}"))
+    differing = sum(row[way]["differs"] for every in found.values() for row in every for way in WAYS)
+    head = ("prompts, sampling", "family", "prompts", "acceptance", "tokens a pass")
+    ways = (f"`{schedule}`, times plain" for schedule in WAYS.values())
+    answers = sum(len(every) for every in found.values()) * len(WAYS)
+    after = f"\n\n{differing} of {answers:,} answers differ from plain decoding's."
+    return markdown((*head, *ways, f"`ppsd`, {STAGES} stages, simulated"), rows, left=2) + after
+
+
+PROMPTS = Experiment(
+    "prompts",
+    (
+        Claim("PPSD", "abstract", "2.01x to 3.81x on MT-Bench, HumanEval, GSM8K and others"),
+        Claim("EESD", "abstract", "faster than other ways to speculate, on Spec-Bench-like tasks"),
+    ),
+    parts,
+    table,
+)

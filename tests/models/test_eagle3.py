@@ -1,0 +1,214 @@
+"""EAGLE-3 heads of other people: what they draft, and what is refused. The reference: eagle3_golden.py."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from eagle_support import CASES, DRAFT, HIDDEN, VOCABULARY, config_of, contexts, draft_ids, embedding, tensors_of
+from eagle_support import write_eagle3 as write
+from safetensors.numpy import save_file
+from support import FAMILIES, tiny_model, write_model
+
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.find_head import find_head
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.eagle3 import Eagle3File
+from ppsd_rt.models.eagle3_head import Eagle3Head
+from ppsd_rt.reference.eagle_stage import EagleDraftStage
+from ppsd_rt.reference.stage import Taps
+
+GOLDEN = Path(__file__).parent / "golden" / "eagle3.npz"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The folder of a model whose embedding is the one that the reference had."""
+    made = tiny_model()
+    made.model.embed_tokens.weight.copy_(torch.from_numpy(embedding()))
+    return write_model(tmp_path_factory.mktemp("eagle3") / "model", made)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(model):
+    return Checkpoint(model)
+
+
+def stage_of(file, checkpoint):
+    """A draft stage on the head, and the taps that it reads."""
+    from ppsd_rt.models.llama import LlamaForCausalLM
+
+    made = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    taps = Taps(file.eagle.taps, made.model.embed_tokens.weight)
+    return EagleDraftStage(made, Eagle3Head.from_file(file, made), taps), taps
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("case", CASES)
+def test_chains_are_those_of_the_reference(case, checkpoint, tmp_path):
+    """Six tokens after each of forty contexts: the same ids, and logits within 1e-4."""
+    number = list(CASES).index(case)
+    with np.load(GOLDEN) as golden:
+        expected_ids, expected_logits = golden[f"ids{number}"], golden[f"logits{number}"]
+    file = find_head(str(write(tmp_path / "head", case)), checkpoint)
+    stage, taps = stage_of(file, checkpoint)
+    stage.reserve(64)
+    ids = draft_ids(case)
+    for (context, states), chain, logits in zip(contexts(case, 40), expected_ids, expected_logits, strict=True):
+        stage.rollback(0)
+        stage.run_tokens(context.tolist())
+        for position, row in enumerate(torch.from_numpy(states)):
+            taps.put(position, row.view(-1, HIDDEN))
+        taps.length = len(states)
+        drafted = []
+        for step in range(6):
+            found = stage.draft_logits()
+            torch.testing.assert_close(found, torch.from_numpy(logits[step]), atol=1e-4, rtol=0)
+            drafted.append(int(ids[int(found.argmax())]))
+            stage.run_tokens(drafted[-1:])
+        assert drafted == chain.tolist()
+
+
+@torch.inference_mode()
+def test_a_chain_goes_on_from_verified_features(checkpoint, tmp_path):
+    """After verdicts and roll-backs the head drafts as one that has seen nothing but the text as it is."""
+    file = find_head(str(write(tmp_path / "head")), checkpoint)
+    (stage, taps), (fresh, known) = stage_of(file, checkpoint), stage_of(file, checkpoint)
+    context, states = max(contexts("safeailab", 40), key=lambda each: len(each[0]))
+    rows = torch.from_numpy(states).view(len(states), -1, HIDDEN)
+    for each, kept in ((stage, taps), (fresh, known)):
+        each.reserve(64)
+        for position, row in enumerate(rows):
+            kept.put(position, row)
+    stage.run_tokens(context[:8].tolist())
+    taps.length = 7
+    for wrong in (3, 4, 5):  # drafts, of which the model keeps none
+        stage.draft_logits()
+        stage.run_tokens([wrong])
+    stage.rollback(8)
+    stage.run_tokens(context[8:12].tolist())
+    taps.length = 11
+    found = stage.draft_logits()
+    fresh.run_tokens(context[:12].tolist())
+    known.length = 11
+    assert torch.equal(found, fresh.draft_logits())
+    stage.run_tokens([9, 9])  # copies: the head has not been asked in between
+    fresh.run_tokens([9])
+    fresh.draft_logits()
+    fresh.run_tokens([9])
+    assert torch.equal(stage.draft_logits(), fresh.draft_logits())
+
+
+def test_where_the_taps_are(checkpoint, tmp_path):
+    """By SafeAILab's rule; by a list of inputs; by a list of outputs, as SGLang writes it."""
+    folder = write(tmp_path / "head")
+
+    def taps(**settings):
+        (folder / "config.json").write_text(json.dumps({**config_of("safeailab"), **settings}))
+        return find_head(str(folder), checkpoint).eagle.taps
+
+    assert taps() == (2, 2, 1)
+    assert taps(eagle_aux_hidden_state_layer_ids=[0, 2, 4]) == (0, 2, 4)
+    assert taps(eagle_config={"eagle_aux_hidden_state_layer_ids": [0, 1, 3]}) == (1, 2, 4)
+
+
+def test_ids_in_any_order(checkpoint, tmp_path):
+    """Draft ids are sorted, and the LM head's rows with them."""
+    folder, tensors = write(tmp_path / "head"), tensors_of("safeailab")
+    order = np.random.default_rng(0).permutation(DRAFT)
+    ids = draft_ids("safeailab")
+    tensors |= {"d2t": ids[order] - np.arange(DRAFT), "lm_head.weight": tensors["lm_head.weight"][order]}
+    save_file(tensors, folder / "model.safetensors")
+    file = find_head(str(folder), checkpoint)
+    assert (file.draft_ids == ids).all()
+    assert (file.tensors["lm_head.weight"] == tensors_of("safeailab")["lm_head.weight"]).all()
+
+
+def test_a_file_of_torch(checkpoint, tmp_path):
+    """SafeAILab's first heads were published so."""
+    folder = write(tmp_path / "head")
+    (folder / "model.safetensors").unlink()
+    state = {name: torch.from_numpy(tensor) for name, tensor in tensors_of("safeailab").items()}
+    state["lm_head.weight"] = state["lm_head.weight"].bfloat16()
+    torch.save(state, folder / "pytorch_model.bin")
+    file = Eagle3File.load_folder(folder, checkpoint)
+    assert (file.tensors["fc.weight"] == tensors_of("safeailab")["fc.weight"]).all()
+    (folder / "pytorch_model.bin").write_bytes((folder / "pytorch_model.bin").read_bytes()[:5000])
+    with pytest.raises(PpsdError, match="truncated or corrupt"):
+        Eagle3File.load_folder(folder, checkpoint)
+
+
+REFUSED = {
+    "hidden size": ({"hidden_size": 128}, {}, "the head's hidden size is 128, that of model is 64"),
+    "target's hidden size": ({"target_hidden_size": 128}, {}, "hidden size of its model is 128"),
+    "vocabulary": ({"vocab_size": 300}, {}, "the head's vocabulary is 300, that of model is 259"),
+    "another kind": ({"speculators_model_type": "dflash"}, {}, "type 'dflash' is not supported"),
+    "EAGLE-2": ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "EAGLE-2"),
+    "taps": ({"eagle_aux_hidden_state_layer_ids": [1, 2, 9]}, {}, "must be a list of layers of model, which has 4"),
+    "both norms": ({"fc_norm": True, "norm_before_fc": True}, {}, "exclude each other"),
+    "a flag": ({"norm_output": "yes"}, {}, "norm_output must be true or false, not 'yes'"),
+    "the size of the draft vocabulary": ({"draft_vocab_size": 40}, {}, "draft_vocab_size 40, the LM head has 48 rows"),
+    "the width of fc": ({}, {"fc.weight": np.zeros((64, 128), "f4")}, "tensor fc.weight has shape (64, 128)"),
+    "a tensor that is not there": ({}, {"midlayer.hidden_norm.weight": None}, "layers.0.hidden_norm.weight is missing"),
+    "no LM head": ({}, {"lm_head.weight": None}, "lm_head.weight"),
+    "one too many": ({}, {"odd.weight": np.zeros(3, "f4")}, "odd.weight is not part of"),
+    "no ids": ({}, {"d2t": None}, "tensor d2t is missing"),
+    "ids that are there twice": ({}, {"d2t": np.zeros(DRAFT, "i8") - np.arange(DRAFT)}, "d2t is damaged"),
+    "ids beyond": ({}, {"d2t": np.full(DRAFT, VOCABULARY, "i8")}, "d2t is damaged"),
+    "another number of ids": ({}, {"d2t": np.zeros(7, "i8")}, "d2t has 7 ids, the LM head 48 rows"),
+    "ids as floats": ({}, {"d2t": np.zeros(DRAFT, "f4")}, "d2t has dtype F32"),
+    "t2d of another vocabulary": ({}, {"t2d": np.zeros(300, bool)}, "t2d speaks of another vocabulary"),
+    "weights in int8": ({}, {"fc.weight": np.zeros((64, 192), "i1")}, "fc.weight has dtype I8"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_is_refused_in_one_line(name, checkpoint, tmp_path):
+    settings, changed, message = REFUSED[name]
+    folder, tensors = write(tmp_path / "head"), tensors_of("safeailab") | changed
+    (folder / "config.json").write_text(json.dumps({**config_of("safeailab"), **settings}))
+    save_file({name: each for name, each in tensors.items() if each is not None}, folder / "model.safetensors")
+    with pytest.raises(PpsdError) as refused:
+        find_head(str(folder), checkpoint)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_head_that_is_cut_short_or_not_there(checkpoint, tmp_path):
+    folder = write(tmp_path / "head")
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(PpsdError, match="truncated or corrupt"):
+        find_head(str(folder), checkpoint)
+    file.unlink()
+    with pytest.raises(PpsdError, match=r"has neither model\.safetensors nor"):
+        find_head(str(folder), checkpoint)
+    (folder / "config.json").unlink()
+    with pytest.raises(PpsdError, match=r"head has no config\.json"):
+        find_head(str(folder), checkpoint)
+
+
+def test_a_head_of_another_model_by_name(model, tmp_path):
+    """Where the hub's cache says what the model is called."""
+    folder = tmp_path / "models--someone--else" / "snapshots" / "0"
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(model)
+    head = write(tmp_path / "head", "speculators, llama")
+    with pytest.raises(PpsdError, match="was trained for someone/tiny, not for someone/else"):
+        find_head(str(head), Checkpoint(folder))
+    assert find_head(str(head), Checkpoint(model)).drafts
+
+
+def test_a_weight_that_is_not_finite(checkpoint, tmp_path):
+    folder, tensors = write(tmp_path / "head"), tensors_of("safeailab")
+    tensors["midlayer.mlp.up_proj.weight"][3, 5] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(PpsdError, match=r"layers\.0\.mlp\.up_proj\.weight has a NaN or an infinite weight"):
+        stage_of(find_head(str(folder), checkpoint), checkpoint)
+
+
+def test_a_head_for_a_model_of_another_family(tmp_path):
+    """The head's layer is of its own family: Llama's on a Qwen3 model, as SafeAILab trains them."""
+    settings = FAMILIES["qwen3"]
+    checkpoint = Checkpoint(write_model(tmp_path / "model", tiny_model(**settings), **settings))
+    assert find_head(str(write(tmp_path / "head")), checkpoint).eagle.layer.head_dim == 16
