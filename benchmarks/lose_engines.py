@@ -12,7 +12,8 @@ Faults: `kill` (SIGKILL) and `stop` (SIGSTOP) hit a random process that decodes.
 for longer than the time of silence. `disk` fills the disk of the logs and of the cache, and kills a process then; it
 has room again when an engine is back. `cut` and `disk` need root, and are left out without.
 
-The exit status is 1 if an answer is lost or differs. Requests that got 503 are counted, and sent again.
+A fault comes within two seconds after one to three answers have ended. Ctrl-C and SIGTERM end it early, with what there
+is by then. The exit status is 1 if an answer is lost or differs. Requests that got 503 are counted, and sent again.
 """
 
 import argparse
@@ -139,6 +140,12 @@ class Load:
         for thread in self._threads:
             thread.start()
 
+    def wait_for(self, count: int) -> None:
+        """So many more answers: an engine that never lives until a first token brings nothing forward."""
+        wanted, end = self._counts.answers + count, time.monotonic() + PATIENCE
+        while self._counts.answers < wanted and time.monotonic() < end:
+            time.sleep(0.02)
+
     def end(self) -> None:
         self._over.set()
         for thread in self._threads:
@@ -234,11 +241,11 @@ class Ranks(Setup):
         serve = [sys.executable, "-m", "ppsd_rt", "serve", "--port", self.port, "--engine-timeout", SILENCE]
         self.start(*serve, "--engines", engines, *model, log="serve.log")
         ranks = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--max-restarts", 10**6]
-        ranks += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--shutdown-timeout", 2]
+        ranks += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
         ranks += ["-m", "ppsd_rt", "engine", "--front", engines, "--engine-timeout", SILENCE, "--rank-timeout", SILENCE]
         self._agent = self.start(*inside, sys.executable, *ranks, *model, log="ranks.log")
 
-    kinds = property(lambda self: ["kill", "stop"] + ["cut", "disk"] * self.root)
+    kinds = property(lambda self: ["kill", "kill", "stop"] + ["cut", "disk"] * self.root)
 
     def decoding(self) -> list[int]:
         return children(self._agent.pid)
@@ -280,7 +287,8 @@ def play(
     load = Load(setup.port, bodies, clients, seed, counts)
     try:
         for number, kind in enumerate(kinds):
-            time.sleep(rng.uniform(0.1, 2.0))
+            load.wait_for(rng.randint(1, 3))
+            time.sleep(rng.uniform(0.0, 2.0))
             counts.in_flight += load.under_way
             inject(kind, setup, rng)
             counts.pauses.append(setup.wait())
@@ -288,6 +296,8 @@ def play(
             if kind == "disk":
                 setup.empty()
             print(f"{number + 1} of {len(kinds)}: {kind}, {counts.pauses[-1]:.1f} s", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        print("interrupted: what follows is as far as it came", file=sys.stderr)
     finally:
         load.end()
 
@@ -344,7 +354,7 @@ def main() -> int:
     parser.add_argument("--setups", default="process,ranks")
     args = parser.parse_args()
     model = ["-m", str(resolve_model(args.model)), "--exit-head", args.exit_head, "--threads", "1"]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is taken down
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all is taken down
     rng = random.Random(args.seed)
     names = args.setups.split(",")
     report: dict[str, Any] = {**run_facts("lose-engines", args.model), "silence": SILENCE, "clients": args.clients}

@@ -15,6 +15,6 @@ if [ "${3:-}" = serve ]; then
   python -m ppsd_rt serve -m "$model" --host 0.0.0.0 --engines 0.0.0.0:7000 &
   trap 'kill %1' EXIT
 fi
-torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 1000 --shutdown-timeout 2 \
+torchrun --nnodes 2 --nproc-per-node 1 --max-restarts 1000 \
   --rdzv-backend c10d --rdzv-id laptops --rdzv-endpoint "$host:29500" \
   -m ppsd_rt engine -m "$model" --front "$host:7000" --rank-timeout 10

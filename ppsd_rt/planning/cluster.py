@@ -4,7 +4,8 @@
     run([replica] * 4, poisson(rate=3.0, count=1000, shape=Shape(prompt=200, answer=150)))
 
 A replica is a pipeline of stages, each a worker of its own; of one stage it is a process. Its answers take part in the
-same passes. A stage that is free takes all rows that wait for it. What is assumed beside planning/simulate.py:
+same passes. A stage that is free takes what waits for it; over several stages at most its share of the answers, so that
+the others have work too. What is assumed beside planning/simulate.py:
 
 - a pass over n rows takes `1 + row_share * (n - 1)` times as long as one over one row, whatever they are;
 - K drafts are drawn in turns, before each pass, for all answers together;
@@ -244,8 +245,8 @@ class Cluster:
         waiting, replica = running.waiting[stage], running.replica
         if running.busy[stage] or not waiting:
             return
-        taken = list(waiting)
-        waiting.clear()
+        share = -(-replica.batch // len(replica.stages))
+        taken = [waiting.popleft() for _ in range(min(share, len(waiting)))]
         if stage == 0:
             room = PASS_ROWS
             for answer in taken:
