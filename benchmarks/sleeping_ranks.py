@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -169,7 +169,7 @@ class SleepingDraft(Stage):
 class _NoSlices:
     """What a backend asks of the weights that it does not have."""
 
-    dtype, kind, bytes, siblings = "none", "sleeping", 0, True
+    dtype, kind, bytes, siblings, extras = "none", "sleeping", 0, True, False
 
     def facts(self) -> dict[str, Any]:
         return {}
@@ -178,8 +178,8 @@ class _NoSlices:
 # -- a rank ------------------------------------------------------------------------------------------------------------
 
 
-def work(world: World, task: dict[str, Any]) -> None:
-    """As a rank: rank 0 prints the result after MEASURED."""
+def work(world: World, task: dict[str, Any], lead: Callable[..., None]) -> None:
+    """As a rank. lead: what rank 0 does with (groups, control, costs, task)."""
     from ppsd_rt.ranks.connect import connect
     from ppsd_rt.ranks.control import Control
     from ppsd_rt.ranks.launch import leave
@@ -197,7 +197,7 @@ def work(world: World, task: dict[str, Any]) -> None:
     meeting.close()
     try:
         if world.drafts:
-            print(MEASURED, json.dumps(answers(groups, control, costs, task)), flush=True)
+            lead(groups, control, costs, task)
         else:
             stage = SleepingVerify(costs.stages[world.rank - 1])
             serve(groups, control, PythonStation(stage, HIDDEN, world.rank == world.last, delay), HIDDEN, 0)
@@ -208,15 +208,21 @@ def work(world: World, task: dict[str, Any]) -> None:
     leave(None, 0)
 
 
-def answers(groups: dict[int, Any], control: Any, costs: StageCosts, task: dict[str, Any]) -> dict[str, Any]:
-    """Every schedule at every acceptance, in turns."""
+def open_backend(groups: dict[int, Any], control: Any, stage: SleepingDraft) -> Any:
+    """Of rank 0."""
     from ppsd_rt.ranks.backend import RanksBackend
 
-    stage, stages = SleepingDraft(costs), control.world.size
     drafter = PythonDrafter(stage, HIDDEN, VOCABULARY, True, False)
-    head = HeadInfo("norm", 1, "sleeping", "")
-    backend = RanksBackend(groups, control, drafter, _NoSlices(), head, (1,) * stages, VOCABULARY, HIDDEN, 1)
+    head, sizes = HeadInfo("norm", 1, "sleeping", ""), (1,) * control.world.size
+    backend = RanksBackend(groups, control, drafter, _NoSlices(), head, sizes, VOCABULARY, HIDDEN, 1)
     backend.open()
+    return backend
+
+
+def answers(groups: dict[int, Any], control: Any, costs: StageCosts, task: dict[str, Any]) -> None:
+    """Every schedule at every acceptance, in turns; the result is printed after MEASURED."""
+    stage = SleepingDraft(costs)
+    backend = open_backend(groups, control, stage)
     truth, rows = text_of(2 + task["tokens"]), []
     for repeat in range(task["repeats"]):
         for acceptance in task["acceptance"]:
@@ -250,7 +256,8 @@ def answers(groups: dict[int, Any], control: Any, costs: StageCosts, task: dict[
                 )
     link = backend.costs().turns.links[0] if task["measure"] else None
     backend.close()
-    return {"rows": rows, "measured_link_ms": None if link is None else 1000 * link}
+    result = {"rows": rows, "measured_link_ms": None if link is None else 1000 * link}
+    print(MEASURED, json.dumps(result), flush=True)
 
 
 # -- the driver --------------------------------------------------------------------------------------------------------
@@ -310,7 +317,7 @@ def main() -> int:
     if args.worker:
         world = find_world()
         assert world is not None
-        work(world, args.worker)
+        work(world, args.worker, answers)
     runs = []
     for stages in args.stages:
         for link_ms in args.link_ms:

@@ -58,7 +58,7 @@ inline bool on_main_thread() {
 // An answer: iterate with next(); waiting lets Python's signals through, so Ctrl-C works.
 template <class Answer>
 struct PyAnswer {
-  std::unique_ptr<Trace, NotAfterFork> trace;
+  std::shared_ptr<Trace> trace;
   std::shared_ptr<Answer> session;   // shared with a thread that waits in next() while another one closes
   double before = 0.0;   // seconds of the answer's work before the session began
   uint32_t made = forks();
@@ -99,6 +99,13 @@ struct PyAnswer {
     stop();
     if (here()) session = nullptr;
   }
+  bool ready(int milliseconds) const {
+    const std::shared_ptr<Answer> held = session;
+    if (!held || !here()) return true;   // next() says why
+    const pybind11::gil_scoped_release release;
+    return held->ready(milliseconds);
+  }
+  std::pair<int, int> prompt_rows() const { return session && here() ? session->prompt_rows() : std::make_pair(0, 0); }
   pybind11::list spans() const { return trace_spans(here() ? trace.get() : nullptr); }
 };
 

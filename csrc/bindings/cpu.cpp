@@ -122,17 +122,6 @@ PyModel make_with_eagle3(const PyModel& base, const ModelShape& shape, const Rot
 
 using PySession = PyAnswer<Session>;
 
-bool ready(const PySession& answer, int milliseconds) {
-  const std::shared_ptr<Session> held = answer.session;
-  if (!held || !answer.here()) return true;   // next() says why
-  const py::gil_scoped_release release;
-  return held->ready(milliseconds);
-}
-
-std::pair<int, int> prompt_rows(const PySession& answer) {
-  return answer.session && answer.here() ? answer.session->prompt_rows() : std::make_pair(0, 0);
-}
-
 // One step of all texts: -> chosen [texts], kept [texts, kinds, hidden] bfloat16 bits.
 template <class T>
 using Column = py::array_t<T, py::array::c_style>;
@@ -346,7 +335,7 @@ void bind_cpu(py::module_& m) {
             request.ticks = {ticks.first, ticks.second};
             if (oracle) request.oracle = *oracle;
             PySession session;
-            if (trace) session.trace.reset(new Trace);
+            if (trace) session.trace = std::make_shared<Trace>();
             session.session.reset(new Session(engine.engine.get(), std::move(request), session.trace.get()), WithoutLock());
             return session;
           },
@@ -365,8 +354,8 @@ void bind_cpu(py::module_& m) {
       .def("step", &batch_step, py::arg("ids"), py::arg("positions"), py::arg("inverse_temperatures"), py::arg("seeds"));
 
   bind_answer<Session>(m, "Session", "An answer in the making: iterates over its Drafted and Round events.")
-      .def("ready", &ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
-      .def("prompt_rows", &prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
+      .def("ready", &PySession::ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
+      .def("prompt_rows", &PySession::prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
       .def("stop", &PySession::stop, "Ends the work, as close; events that are there already can still be had.")
       .def_property_readonly("text", [](PySession& session) { return session.session->text(); })
       .def_property_readonly("seconds", [](PySession& session) { return session.session->seconds(); });

@@ -37,7 +37,8 @@ PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_an
 
 PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
              bool automatic, bool report_drafts, int committed, double seconds,
-             const std::optional<std::pair<py::object, py::object>>& masks, std::shared_ptr<Successors> successors) {
+             const std::optional<std::pair<py::object, py::object>>& masks, std::shared_ptr<Successors> successors,
+             std::shared_ptr<Planner> planner, const std::optional<Oracle>& oracle, bool trace) {
   if (prompt.empty() || committed < 0 || committed >= int(prompt.size()))
     throw std::invalid_argument("an answer begins with a prompt");
   Request request;
@@ -51,7 +52,10 @@ PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, co
   request.limits = limits;
   request.successors = std::move(successors);
   request.report_drafts = report_drafts;
+  request.planner = std::move(planner);
+  if (oracle) request.oracle = *oracle;
   PyOutbox answer;
+  if (trace) request.trace = answer.trace = std::make_shared<Trace>();
   const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, committed, seconds);
   // An answer that nobody holds ends; after a fork it is left alone, with the locks that others may have held.
   auto* held = new std::shared_ptr<Outbox>(out);
@@ -79,6 +83,8 @@ py::tuple take(PyOutbox& answer) {
 
 void bind_serving(py::module_& m) {
   bind_answer<Outbox>(m, "LoopAnswer", "One of many answers in the making: as Session.")
+      .def("ready", &PyOutbox::ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
+      .def("prompt_rows", &PyOutbox::prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
       .def("take", &take, "-> (events, over): what there is by now, without waiting.");
 
   py::class_<PyLoop>(m, "Loop", "Decodes many answers at once, their KV caches in blocks of 64 positions out of `kv_bytes`.")
@@ -86,16 +92,18 @@ void bind_serving(py::module_& m) {
            py::arg("prompt_rows"), py::arg("stepped") = false)
       .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
            py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false, py::arg("committed") = 0,
-           py::arg("seconds") = 0.0, py::arg("masks") = py::none(), py::arg("successors") = nullptr,
-           "Queue an answer. automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count. The prompt's last "
-           "`committed` tokens are its own already. MemoryError: it may become longer than all blocks.")
+           py::arg("seconds") = 0.0, py::arg("masks") = py::none(), py::arg("successors") = nullptr, py::arg("planner") = nullptr,
+           py::arg("oracle") = py::none(), py::arg("trace") = false,
+           "Queue an answer. automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this "
+           "one while it runs alone. The prompt's last `committed` tokens are its own already. MemoryError: it may become longer "
+           "than all blocks.")
       .def(
-          "learn",
+          "import_prefix",
           [](PyLoop& loop, PyEngine& engine) {
             Loop& made = loop.loop();
             const py::gil_scoped_release release;
-            if (loop.thread) loop.thread->learn(*engine.engine);
-            else made.learn(*engine.engine);
+            if (loop.thread) loop.thread->import_prefix(*engine.engine);
+            else made.import_prefix(*engine.engine);
           },
           py::arg("engine"), "Keep the rows of the engine's text for answers that begin like it; it has no session meanwhile.")
       .def(

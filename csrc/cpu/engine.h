@@ -28,6 +28,7 @@ struct Request {
   bool lock_step = false;   // even with overlap: the same rounds every time
   Ticks ticks;              // of the lock-step
   Oracle oracle;
+  std::shared_ptr<Trace> trace;   // of an answer of the loop; or null
 };
 
 // The threads that work on one pass together, each on a core of its own where there are enough. Throws NoThread.

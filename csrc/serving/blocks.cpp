@@ -2,11 +2,16 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
-
-#include "../cpu/kernels.h"
+#include <iterator>
 
 namespace ppsd {
+namespace {
+
+constexpr int kWorthCopying = 8;   // rows: to compute fewer takes no longer than to copy a block
+
+}  // namespace
 
 Blocks::Blocks(size_t block_bytes, int count) : bytes_(block_bytes), memory_(block_bytes * size_t(count)), states_(count) {
 #ifdef MADV_DONTFORK
@@ -53,13 +58,31 @@ std::optional<Blocks::Shared> Blocks::share(Content before, const int* ids) {
   return Shared{found->second, states_[found->second].content};
 }
 
-Blocks::Shared Blocks::keep(int block, Content before, const int* ids) {
-  if (const auto other = share(before, ids)) {
+std::pair<int, int> Blocks::like(Content before, const int* ids, int most) const {
+  const Key wanted{before, {ids, ids + most}};
+  std::pair<int, int> best{-1, 0};
+  const auto look = [&](std::map<Key, int>::const_iterator other) {
+    if (other->first.first != before) return;
+    const auto& theirs = other->first.second;
+    const auto differ = std::mismatch(wanted.second.begin(), wanted.second.end(), theirs.begin(), theirs.end());
+    const int same = int(differ.first - wanted.second.begin());
+    if (same > best.second) best = {other->second, same};
+  };
+  const auto after = index_.lower_bound(wanted);   // in the order of ids, those that begin alike are neighbours
+  if (after != index_.end()) look(after);
+  if (after != index_.begin()) look(std::prev(after));
+  return best;
+}
+
+Blocks::Shared Blocks::keep(int block, Content before, const int* ids, int count) {
+  const Key key{before, {ids, ids + count}};
+  if (const auto other = index_.find(key); other != index_.end()) {
+    hold(other->second);
     release(block);
-    return *other;
+    return {other->second, states_[other->second].content};
   }
   State& state = states_[block];
-  state.key = {before, {ids, ids + kSpan}};
+  state.key = key;
   state.content = ++last_content_;
   index_[state.key] = block;
   return {block, state.content};
@@ -81,6 +104,18 @@ int BlockTable::share(const std::vector<int>& ids, int most) {
   return kept_ * kSpan;
 }
 
+int BlockTable::copy_rest(const std::vector<int>& ids, int most) {
+  const int here = kept_ * kSpan;
+  const auto [block, rows] = blocks_->like(content_, ids.data() + here, std::clamp(most - here, 0, kSpan));
+  if (rows < kWorthCopying) return here;
+  const uint8_t* from = blocks_->at(block);
+  blocks_->hold(block);   // or it might be taken now
+  const bool room = reserve(here + rows);
+  if (room) std::memcpy(pointers_[size_t(kept_)], from, blocks_->block_bytes());
+  blocks_->release(block);
+  return room ? here + rows : here;
+}
+
 bool BlockTable::reserve(int rows) {
   while (size() * kSpan < rows) {
     const auto block = blocks_->take();
@@ -97,6 +132,13 @@ void BlockTable::keep(const std::vector<int>& ids, int rows) {
     pointers_[kept_] = blocks_->at(shared.block);
     content_ = shared.content;
   }
+}
+
+void BlockTable::leave(const std::vector<int>& ids, int rows) {
+  keep(ids, rows);
+  const int more = rows - kept_ * kSpan;
+  if (more >= kWorthCopying) held_[size_t(kept_)] = blocks_->keep(held_[size_t(kept_)], content_, ids.data() + kept_ * kSpan, more).block;
+  drop();
 }
 
 // The last ones first: of a text, what stands at its beginning is the last to be forgotten.

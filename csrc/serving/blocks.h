@@ -2,14 +2,17 @@
 //
 // A block whose positions are all verified rows is never written to again. It is known by its tokens and by what stands
 // before it, stays when nobody holds it any more, and is forgotten when its memory is needed: the least recently used first.
+// Where two texts part in the middle of a block, the later one copies it.
 #pragma once
 
 #include <cstdint>
 #include <list>
 #include <map>
 #include <optional>
+#include <utility>
 #include <vector>
 
+#include "../cpu/kernels.h"
 #include "../cpu/memory.h"
 
 namespace ppsd {
@@ -21,9 +24,11 @@ class Blocks {
   int count() const { return int(states_.size()); }
   int available() const { return int(unused_.size() + idle_.size()); }   // that nobody holds
   int known() const { return int(index_.size()); }                       // whose content later texts may share
+  size_t block_bytes() const { return bytes_; }
   uint8_t* at(int block) const { return memory_.as<>() + size_t(block) * bytes_; }
 
   std::optional<int> take();   // one to write to; nullopt: all are held
+  void hold(int block);     // too: whoever does releases it
   void release(int block);
   void wipe(int block);        // zeros: what it held must not be met again
 
@@ -34,8 +39,11 @@ class Blocks {
     Content content;
   };
   std::optional<Shared> share(Content before, const int* ids);   // holds it
-  // `block` holds this from now on. If another one does, that is held instead, and this one released.
-  Shared keep(int block, Content before, const int* ids);
+  // `block` holds this from now on. If another one does, that is held instead, and this one released. count: fewer than kSpan
+  // where the text ends: then nobody shares it, but later texts may copy it.
+  Shared keep(int block, Content before, const int* ids, int count = kSpan);
+  // The block that begins, after `before`, with the most of these ids, at most `most`; and how many. Nobody need hold it.
+  std::pair<int, int> like(Content before, const int* ids, int most) const;
 
  private:
   using Key = std::pair<Content, std::vector<int>>;
@@ -45,7 +53,6 @@ class Blocks {
     Key key;
     std::list<int>::iterator place;   // in idle_
   };
-  void hold(int block);
 
   const size_t bytes_;
   Memory memory_;
@@ -67,8 +74,11 @@ class BlockTable {
   // Takes whole blocks that hold the rows of `ids` after those that are here, up to row `most`. The table's rows must all be
   // in whole blocks that are kept. Returns how many rows are here then.
   int share(const std::vector<int>& ids, int most);
+  // Copies rows after those, of a block that goes on like the text for a while. Returns how many rows are here then.
+  int copy_rest(const std::vector<int>& ids, int most);
   bool reserve(int rows);   // false: there are not so many blocks; what could be had is here
   void keep(const std::vector<int>& ids, int rows);   // the rows [0, rows) of these ids are verified
+  void leave(const std::vector<int>& ids, int rows);  // the same, and it drops them: the last ones are for others to copy
   void drop();
   void wipe();              // drops them, and what is not shared is zeros
 

@@ -7,59 +7,30 @@
 #include <stdexcept>
 
 #include "../cpu/bounds.h"
+#include "../pipeline/oracle.h"
+#include "exit_rows.h"
 
 namespace ppsd {
 namespace {
 
-constexpr double kHope = 0.6, kHopeWeight = 4.0;   // acceptance before anything is known, and the verdicts that it counts as
-constexpr double kFades = 0.99;      // what verdicts weigh after each further one
-constexpr double kPooled = 8.0;      // verdicts that those of all answers count as, for one of them
-// A round with drafts takes longer than its passes say, and their rows are not there for prompts. Without a margin `auto`
-// had 1.02, 0.93, 0.95, 0.89 of plain batching with 4, 8, 16, 32 clients; with this one 0.99, 0.98, 0.99, 0.96
-// (benchmarks/results/2026-11-23-amd-epyc-load.json, and -before).
-constexpr double kMargin = 2.0;
-constexpr double kStake = 0.5;       // plain tokens that an answer's drafts may lose at once,
-constexpr double kMayLose = 0.02;    // and in all, of its tokens
 // Between two times at which consumers are woken: as in ../cpu/session.cpp, and more for each answer, for each takes Python's
 // time then, which the team waits for.
 constexpr std::chrono::microseconds kNews{25000}, kNewsOfEach{2500};
-constexpr int kCopies = 6;           // copied drafts of a round, at the most
-constexpr double kLeastChance = 0.1, kSureChance = 0.98;   // bounds of what a draft must promise
 
 using Clock = std::chrono::steady_clock;
 
-// Runs work(), a pass of so many rows.
-template <class Work>
-auto timed(PassTime* time, int rows, Work&& work) -> decltype(work()) {
-  struct Stop {
-    PassTime* time;
-    int rows;
-    Clock::time_point begun = Clock::now();
-    ~Stop() { time->observe(rows, std::chrono::duration<double>(Clock::now() - begun).count()); }
-  } stop{time, rows};
-  return work();
-}
-
-// Drafting waits for nobody here, so nothing overlaps; and siblings are for an answer that has a pass to itself.
-Schedule alone(Schedule schedule) {
-  schedule.overlap = false;
-  schedule.siblings = 0.0;
-  schedule.max_chunk = std::min(schedule.max_chunk, kMaxChunk);
-  schedule.lookahead = std::min(schedule.lookahead, schedule.max_chunk);
-  schedule.first_chunk = schedule.lookahead;
-  return schedule;
-}
+double seconds_since(Clock::time_point begun) { return std::chrono::duration<double>(Clock::now() - begun).count(); }
 
 }  // namespace
 
 struct Loop::Answer {
   Answer(Loop* loop, Request wanted, bool chosen, int said, double seconds)
       : request(std::move(wanted)),
-        automatic(chosen),
         committed(said),
-        out(std::make_shared<Outbox>(loop->bell_, seconds)),
-        scheduler(alone(request.schedule), request.limits, request.sampling.seed),
+        out(std::make_shared<Outbox>(loop->bell_, seconds, int(request.prompt.size()))),
+        scheduler(in_turn(request.schedule, true), request.limits, request.sampling.seed),
         table(&loop->blocks_),
+        exits(size_t(loop->model().shape.hidden_size)),
         drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
         verifying(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()) {
     Sampling sampling = request.sampling;
@@ -70,6 +41,9 @@ struct Loop::Answer {
     sampling.mask = sampling.draft_mask;
     drafting.begin(sampling, 0);
     scheduler.recycle(request.successors);
+    drafts.automatic = chosen;
+    drafts.asked = request.schedule;
+    drafts.planner = request.planner;
     if (committed == 0) return;
     const std::vector<int> before(request.prompt.begin(), request.prompt.end() - 1);
     scheduler.begin(before, 0, request.prompt.back());
@@ -77,55 +51,69 @@ struct Loop::Answer {
   }
 
   // The sampler learns the text's rows from `start` on, and before these what it has not seen: rows of another answer.
-  void tell(Sampler& sampler, int start, const int* ids, int count) const {
+  void feed_sampler(Sampler& sampler, int start, const int* ids, int count) const {
     const int known = sampler.known();
     if (known < start) sampler.know(known, text().data() + known, start - known);
     sampler.know(start, ids, count);
+  }
+
+  // Rows before this one are in the table, and have passed all layers.
+  void go_on_from(int row) {
+    rows = headed = row;
+    exits.restart(row);
+  }
+  void put(Event event) {
+    mark(request.trace.get(), kVerifyTrack, event);
+    out->put(std::move(event));
   }
 
   const std::vector<int>& text() const { return begun ? scheduler.tokens() : request.prompt; }
   // Rows of the text that must be there before it can go on: all but that of the newest token. A prompt's last row says what
   // the first token is.
   int rows_wanted() const { return int(text().size()) - int(begun); }
-  // Plain tokens that its drafts may still lose.
-  double earned() const { return balance + kStake + kMayLose * double(text().size() - request.prompt.size()); }
   bool writing() const { return begun && rows == rows_wanted(); }
 
   const Request request;
-  const bool automatic;   // the loop decides on drafts
   const int committed;
   const std::shared_ptr<Outbox> out;
   Scheduler scheduler;
   BlockTable table;
+  ExitRows exits;
+  EagleText eagle;            // what an EAGLE-3 head knows of it
   Sampler drafting, verifying;
+  Drafting drafts;
   uint64_t arrival = 0;
   bool begun = false;         // the scheduler has the prompt and a token
   bool over = false, running = false;
   int rows = 0, shared = 0;   // verified, in the table; and of these, at first, another text's
-  int drafts = 0;             // that the round at hand may have
-  double accepted = 0.0, judged = 0.0;   // drafts of the exit head, older ones counting less
-  double balance = 0.0;       // plain tokens that drafts have earned, more than they cost
+  int headed = 0;             // rows that have passed the exit head's own layers
+  int most = 0;               // drafts that the round at hand may have
   DraftStep step;             // in hand
-  EagleText eagle;            // what an EAGLE-3 head knows of it
-  std::vector<float> exits;   // [rows][hidden] of drafted rows that are not verified
 };
 
-// Rows of an answer in a pass, at positions [start, start + rows).
+// Rows of an answer in a pass, at positions [start, start + rows), and the siblings beside them.
 struct Loop::Part {
   Answer* answer;
   int start, rows;
   bool prompt;
+  std::vector<Sibling> siblings;
+
+  Segment segment() const { return {rows, start, answer->table.pointers(), answer->table.size()}; }
+  int all_rows() const { return rows + int(siblings.size()); }
+  int chooses() const {   // how many of its rows choose a token, the last ones; siblings come after them
+    const bool first = prompt && !answer->begun && start + rows == answer->rows_wanted();
+    return first ? 1 : prompt ? 0 : rows;
+  }
 };
 
 Loop::Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits)
     : passes_(std::move(model), threads),
       blocks_(passes_.block_bytes(), int(std::min(kv_bytes / passes_.block_bytes(), size_t(1) << 24))),
-      limits_(limits) {
+      limits_(limits),
+      policy_(passes_.model().drafts(), passes_.draft_share()) {
   const size_t floats = size_t(kPassRows) * this->model().shape.hidden_size;
   x_.resize(floats);
   early_x_.resize(floats);
-  times_.draft_share = passes_.draft_share();
-  times_.margin = kMargin;
 }
 
 Loop::~Loop() { end_all(nullptr); }
@@ -147,7 +135,7 @@ LoopCounts Loop::counts() {
   return shown_;
 }
 
-void Loop::learn(CpuEngine& engine) {
+void Loop::import_prefix(CpuEngine& engine) {
   std::vector<int> text = engine.tokens();
   text.push_back(0);
   int rows = engine.shared_rows(text);
@@ -176,51 +164,63 @@ bool Loop::step() {
   std::vector<Answer*> all, writing;
   std::vector<Part> prompts;
   for (auto& answer : running_) {
-    if (answer->out->full()) continue;
+    if (answer->out->full()) {
+      answer->out->pause();
+      continue;
+    }
+    answer->out->go_on();
     all.push_back(answer.get());
     if (answer->writing()) writing.push_back(answer.get());
   }
   if (all.empty()) return false;
   ++counts_.rounds;
+  if (all.size() == 1) cancelled_ = [out = all.front()->out.get()] { return out->cancelled(); };
+  else cancelled_ = nullptr;
 
   const int writers = int(writing.size());
   int prompt_rows = 0;
   if (writers == 0) prompt_rows = kPassRows;
   else if (writers < int(all.size())) prompt_rows = std::min(std::max(limits_.prompt_rows, 2 * writers), kPassRows - writers);
-  plan_drafts(writing, prompt_rows, int(all.size()) - writers, kPassRows - writers - prompt_rows);
+  plan(writing, prompt_rows, int(all.size()) - writers, kPassRows - writers - prompt_rows);
   writing.clear();
   for (Answer* answer : all) {
     if (!answer->running) continue;   // it has made room for another one
     if (answer->writing()) {
       const int size = int(answer->text().size());
-      if (!answer->table.reserve(size + answer->drafts)) {
+      if (!answer->table.reserve(size + answer->most)) {
         Schedule plain = answer->scheduler.schedule();
         plain.first_chunk = plain.max_chunk = plain.lookahead = plain.lookup = 0;
         plain.recycle = false;
-        set_drafts(*answer, plain);
+        set_schedule(*answer, plain);
       }
       if (make_room(*answer, size)) writing.push_back(answer);
       continue;
     }
     if (answer->rows % kSpan == 0)   // another text may have come further
-      answer->rows = answer->table.share(answer->text(), answer->rows_wanted() - int(!answer->begun));
+      if (const int rows = answer->table.share(answer->text(), answer->rows_wanted() - int(!answer->begun)); rows > answer->rows)
+        answer->go_on_from(rows);
     const int rows = std::min(prompt_rows, answer->rows_wanted() - answer->rows);
     if (rows == 0 || !make_room(*answer, answer->rows + rows)) continue;
-    prompts.push_back({answer, answer->rows, rows, true});
+    prompts.push_back({answer, answer->rows, rows, true, {}});
     prompt_rows -= rows;
   }
-  draft(writing);
-  verify(gather(writing, prompts));
+  play(writing, prompts);
   sweep(&running_);
-  tell();
+  notify_consumers();
   const std::lock_guard<std::mutex> lock(mutex_);
   shown_ = counts_;
   return true;
 }
 
-// All consumers together: each that wakes takes a core from a member of the team, for which the others wait.
-void Loop::tell() {
-  const auto now = std::chrono::steady_clock::now();
+// What this leaves undone was cancelled.
+void Loop::play(const std::vector<Answer*>& writing, const std::vector<Part>& prompts) {
+  std::vector<Part> parts;
+  if (draft(writing) && gather(writing, prompts, &parts)) verify(parts);
+}
+
+// All together: each consumer that wakes takes a core from a member of the team, for which the others wait.
+void Loop::notify_consumers() {
+  const auto now = Clock::now();
   if (now - told_ < kNews + (int(running_.size()) - 1) * kNewsOfEach) return;
   told_ = now;
   for (const Answers* answers : {&running_, &waiting_})
@@ -235,6 +235,7 @@ void Loop::sweep(Answers* answers) {
     if (answer.begun && answer.scheduler.finished()) answer.over = true;
     if (answer.over || answer.out->cancelled()) {
       answer.out->finish();
+      leave(answer);
       at = answers->erase(at);
     } else {
       ++at;
@@ -270,17 +271,21 @@ void Loop::let_in() {
 // make it leave again at once.
 bool Loop::admit(Answer& answer) {
   const int wanted = answer.rows_wanted();
-  answer.rows = answer.shared = answer.table.share(answer.text(), wanted - int(!answer.begun));
+  const int most = wanted - int(!answer.begun);
+  answer.table.share(answer.text(), most);
   const int blocks = wanted / kSpan + 1 - answer.table.size();
   if (!running_.empty() && blocks_.available() < blocks + int(running_.size())) {
     answer.table.drop();
-    answer.rows = 0;
     return false;
   }
+  answer.shared = answer.table.copy_rest(answer.text(), most);
+  // An EAGLE-3 head's last row there has read the other text's next token.
+  if (model().eagle && answer.shared % kSpan > 0) --answer.shared;
+  answer.go_on_from(answer.shared);
   counts_.shared_rows += answer.shared;
   passes_.reserve(answer.request.limits.end);
   answer.running = true;
-  answer.out->begin();
+  answer.out->begin(answer.shared);
   return true;
 }
 
@@ -288,7 +293,7 @@ bool Loop::admit(Answer& answer) {
 void Loop::put_back(Answer& answer) {
   ++counts_.preempted;
   answer.table.drop();
-  answer.rows = 0;
+  answer.go_on_from(0);
   answer.running = false;
   const auto here = std::find_if(running_.begin(), running_.end(), [&](const auto& a) { return a.get() == &answer; });
   const auto place = std::find_if(waiting_.begin(), waiting_.end(), [&](const auto& a) { return a->arrival > answer.arrival; });
@@ -314,84 +319,40 @@ bool Loop::make_room(Answer& answer, int rows) {
 
 void Loop::fail(Answer& answer, std::exception_ptr failure) {
   answer.over = true;
-  answer.table.wipe();   // a number that is none would go on to whoever has these blocks next
+  answer.go_on_from(0);
+  answer.table.wipe();   // NaNs must not reach the next owner
   answer.out->finish(failure);
+}
+
+// Its rows stay for texts that begin like its own.
+void Loop::leave(Answer& answer) {
+  if (!answer.running || answer.rows == 0) return;
+  cut(answer);   // a pass may have been cancelled
+  catch_up(answer);
+  if (model().eagle) {
+    answer.eagle.know(answer.rows, answer.text().data() + answer.rows, int(answer.text().size()) - answer.rows);
+    read_taps(answer);
+  }
+  answer.table.leave(answer.text(), answer.rows);
 }
 
 // -- a round -----------------------------------------------------------------------------------------------------------
 
 // Sets the schedule of the round, and how many drafts there may be.
-void Loop::set_drafts(Answer& answer, const Schedule& schedule) {
+void Loop::set_schedule(Answer& answer, const Schedule& schedule) {
   answer.scheduler.set_schedule(schedule);
   const int to_end = answer.request.limits.end - int(answer.text().size());
-  answer.drafts = std::max(std::min(schedule.max_chunk, to_end), 0);
+  answer.most = std::max(std::min(schedule.max_chunk, to_end), 0);
 }
 
-// Which drafts each answer has. Those with a schedule get what it says, as long as rows are left; the others what pays.
-void Loop::plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int reading, int left) {
-  std::vector<Answer*> automatic;
-  std::vector<double> acceptance;
-  const double pooled = (kHope * kHopeWeight + accepted_) / (kHopeWeight + judged_);
-  int others = prompt_rows, copying = 0, committed = 0;
+void Loop::plan(const std::vector<Answer*>& writing, int prompt_rows, int reading, int left) {
+  std::vector<Policy::Writer> writers;
   for (Answer* answer : writing) {
-    if (answer->automatic) copying += answer->request.schedule.copies();
-    if (answer->automatic && model().drafts() && answer->earned() > 0.0) {
-      automatic.push_back(answer);
-      acceptance.push_back((kPooled * pooled + answer->accepted) / (kPooled + answer->judged));
-      continue;
-    }
-    ++others;
-    ++committed;
-    if (answer->automatic) continue;
-    Schedule schedule = alone(answer->request.schedule);
-    schedule.max_chunk = std::min(schedule.max_chunk, left);
-    schedule.lookahead = std::min(schedule.lookahead, schedule.max_chunk);
-    schedule.first_chunk = schedule.lookahead;
-    if (schedule.max_chunk == 0) schedule.lookup = 0, schedule.recycle = false;
-    set_drafts(*answer, schedule);
-    left -= answer->drafts;
-    others += answer->drafts;
+    const int text = int(answer->text().size());
+    writers.push_back({&answer->drafts, text, text - int(answer->request.prompt.size()), {}});
   }
-  allotment_ = allot(times_, acceptance, others, committed, left, kMaxChunk, reading);
-  for (size_t i = 0; i < automatic.size(); ++i) left -= automatic[i]->drafts = allotment_.drafts[i];
-  for (Answer* answer : writing) {
-    if (!answer->automatic) continue;
-    const bool drafts = std::find(automatic.begin(), automatic.end(), answer) != automatic.end();
-    Schedule schedule;
-    schedule.lookahead = schedule.first_chunk = drafts ? answer->drafts : 0;
-    int copies = 0;
-    if (answer->request.schedule.copies() && answer->earned() > 0.0 && allotment_.copies)
-      copies = std::min({kCopies, left / copying--, kMaxChunk - schedule.lookahead});
-    left -= copies;
-    schedule.max_chunk = schedule.lookahead + copies;
-    if (copies > 0) {
-      schedule.lookup = answer->request.schedule.lookup;
-      schedule.recycle = answer->request.schedule.recycle;
-    }
-    const auto worth = [&](double seconds) {
-      return std::clamp(seconds * allotment_.tokens_per_second, kLeastChance, kSureChance);
-    };
-    schedule.stop_rule.kind = StopRule::Kind::kSurvival;
-    schedule.stop_rule.threshold = worth(allotment_.draft_seconds);
-    schedule.stop_rule.copy_threshold = worth(allotment_.row_seconds);
-    set_drafts(*answer, schedule);
-  }
-}
-
-// What the verdict says of drafts to come; and what those of the round have earned and cost.
-void Loop::learn(Answer& answer, const Round& round) {
-  for (int i = 0; i < int(round.judged.size()); ++i) {
-    if (round.judged[i].copied > 0) continue;
-    const double good = i < round.accepted ? 1.0 : 0.0;
-    for (auto [accepted, judged] : {std::pair{&accepted_, &judged_}, std::pair{&answer.accepted, &answer.judged}}) {
-      *accepted = kFades * *accepted + good;
-      *judged = kFades * *judged + 1.0;
-    }
-  }
-  const int drafts = int(round.judged.size()) + round.dropped, drawn = drafts - round.copied;
-  const double seconds = drawn * allotment_.draft_seconds + round.copied * allotment_.row_seconds;
-  answer.balance += round.accepted - seconds * allotment_.tokens_per_second;
-  answer.balance = std::min(answer.balance, kStake);   // what a good passage has earned, a bad one may not lose
+  policy_.plan(&writers, prompt_rows, reading, left);
+  for (size_t i = 0; i < writing.size(); ++i) set_schedule(*writing[i], writers[i].schedule);
 }
 
 // The answer's next draft step, if there is one. Steps that draw nothing stay in hand, for the pass that verifies.
@@ -399,77 +360,110 @@ void Loop::next_step(Answer& answer, std::vector<Answer*>* drawing) {
   if (answer.over || !answer.scheduler.may_step()) return;
   answer.step = answer.scheduler.next_step();
   if (answer.request.report_drafts)
-    for (const Drafted& copy : copied_for(answer.step)) answer.out->put(copy);
+    for (const Drafted& copy : copied_for(answer.step)) answer.put(copy);
   if (answer.step.draw) drawing->push_back(&answer);
 }
 
-// Into early_x_, as a segment of the pass; false: the answer has failed.
-bool Loop::embed_rows(Answer& answer, int start, const std::vector<int>& ids, std::vector<Segment>* segments) {
+// Rows into early_x_, as a part of the pass; false: the answer has failed.
+bool Loop::embed_rows(const Part& part, const int* ids, std::vector<Part>* parts) {
   const size_t hidden = size_t(model().shape.hidden_size);
-  check_bound(size_t(early_rows_) + ids.size(), kPassRows, "rows");
+  check_bound(size_t(early_rows_) + size_t(part.all_rows()), kPassRows, "rows");
+  float* x = early_x_.data() + size_t(early_rows_) * hidden;
   try {
-    for (size_t r = 0; r < ids.size(); ++r) embed(model().embedding, ids[r], early_x_.data() + (early_rows_ + r) * hidden);
-    answer.tell(answer.drafting, start, ids.data(), int(ids.size()));
-    if (model().eagle) answer.eagle.know(start, ids.data(), int(ids.size()));
+    for (int r = 0; r < part.rows; ++r, x += hidden) embed(model().embedding, ids[r], x);
+    for (const Sibling& sibling : part.siblings) embed(model().embedding, sibling.id, x), x += hidden;
+    part.answer->feed_sampler(part.answer->drafting, part.start, ids, part.rows);
+    if (model().eagle) part.answer->eagle.know(part.start, ids, part.rows);
   } catch (const std::runtime_error&) {
-    fail(answer, std::current_exception());
+    fail(*part.answer, std::current_exception());
     return false;
   }
-  segments->push_back({int(ids.size()), start, answer.table.pointers(), answer.table.size()});
-  early_rows_ += int(ids.size());
+  parts->push_back(part);
+  early_rows_ += part.all_rows();
   return true;
 }
 
-// Draft tokens of all answers, the first of each in one pass, then the second, and so on.
-void Loop::draft(const std::vector<Answer*>& writing) {
+// The rows in early_x_ through the early layers; the answers keep what comes of them.
+bool Loop::run_early(const std::vector<Part>& parts) {
   const size_t hidden = size_t(model().shape.hidden_size);
+  std::vector<Segment> segments;
+  for (const Part& part : parts) segments.push_back(part.segment());
+  if (!passes_.early(segments, early_x_.data(), siblings_of(parts), cancelled_)) return false;
+  const float* x = early_x_.data();
+  for (const Part& part : parts) {
+    part.answer->exits.add(x, part.rows);
+    x += size_t(part.rows) * hidden;
+    for (const Sibling& sibling : part.siblings) part.answer->exits.add_sibling(sibling.position, x), x += hidden;
+  }
+  return true;
+}
+
+// Draft tokens of all answers, the first of each in one pass, then the second, and so on. False: cancelled.
+bool Loop::draft(const std::vector<Answer*>& writing) {
   std::vector<Answer*> drawing;
   for (Answer* answer : writing) next_step(*answer, &drawing);
   while (!drawing.empty()) {
     early_rows_ = 0;
-    std::vector<Segment> segments;
-    std::vector<Passes::Draw> draws;
-    std::vector<Answer*> drawn, more;
+    std::vector<Part> parts;
     for (Answer* answer : drawing) {
       const DraftStep& step = answer->step;
-      if (!embed_rows(*answer, step.start, step.ids, &segments)) continue;
-      const int position = step.start + int(step.ids.size());
-      draws.push_back({early_rows_ - 1, position, step.feedback.get(), &answer->drafting, {}, &answer->eagle,
-                       answer->table.pointers(), answer->table.size()});
-      drawn.push_back(answer);
+      embed_rows({answer, step.start, int(step.ids.size()), false, step.siblings}, step.ids.data(), &parts);
     }
-    if (drawn.empty()) return;
-    timed(&times_.draft, early_rows_, [&] { passes_.early(segments, early_x_.data(), &draws); });
-    for (size_t i = 0; i < drawn.size(); ++i) {
-      Answer& answer = *drawn[i];
-      const DraftStep step = std::move(answer.step);
-      answer.step = {};
-      const float* rows = early_x_.data() + (size_t(draws[i].row) + 1 - step.ids.size()) * hidden;
-      answer.exits.insert(answer.exits.end(), rows, rows + step.ids.size() * hidden);
-      answer.scheduler.stepped(step, &draws[i].draft);
-      if (answer.request.report_drafts) answer.out->put(Drafted{draws[i].position, draws[i].draft.token});
+    if (parts.empty()) return true;
+    const Clock::time_point begun = Clock::now();
+    std::vector<Passes::Draw> draws;
+    if (!run_early(parts) || !draw(parts, &draws)) return false;
+    policy_.times.draft.observe(early_rows_, seconds_since(begun));
+    std::vector<Answer*> more;
+    for (size_t i = 0; i < parts.size(); ++i) {
+      Answer& answer = *parts[i].answer;
+      const DraftStep step = std::exchange(answer.step, {});
+      const int position = draws[i].position();
+      const Draft draft = foreseen(answer.request.oracle, draws[i].draft, position, model().shape.vocab_size);
+      span(parts[i], "draft", kDraftTrack, begun);
+      answer.scheduler.stepped(step, &draft);
+      if (answer.request.report_drafts) answer.put(Drafted{position, draft.token});
       next_step(answer, &more);
     }
     drawing = std::move(more);
   }
+  return true;
 }
 
-// What is left to do before verification: rows that nothing is drawn from, and those of prompts. Into x_: all rows to verify.
-std::vector<Loop::Part> Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& prompts) {
+// From the last row of each part, whose answer has the step in hand.
+bool Loop::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws) {
+  for (const Part& part : parts) {
+    Answer& answer = *part.answer;
+    const int end = answer.exits.end(), first = passes_.lags() ? std::min(answer.headed, end - 1) : end - 1;
+    const Segment rows{end - first, first, answer.table.pointers(), answer.table.size()};
+    draws->push_back({rows, answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, answer.step.sibling_bar,
+                      &answer.eagle, {}});
+  }
+  if (!passes_.draw(draws, cancelled_)) return false;
+  for (const Part& part : parts) part.answer->headed = part.answer->exits.end();
+  return true;
+}
+
+// What is left to do before verification: rows that nothing is drawn from, and those of prompts. Into x_: all rows to
+// verify. False: cancelled.
+bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& prompts, std::vector<Part>* parts) {
   const size_t hidden = size_t(model().shape.hidden_size);
   early_rows_ = 0;
-  std::vector<Segment> segments;
-  for (Answer* answer : writing)
-    if (!answer->over && !answer->step.ids.empty()) embed_rows(*answer, answer->step.start, answer->step.ids, &segments);
-  for (const Part& part : prompts) {
-    const auto first = part.answer->text().begin() + part.start;
-    embed_rows(*part.answer, part.start, {first, first + part.rows}, &segments);
+  std::vector<Part> early;
+  for (Answer* answer : writing) {
+    const DraftStep& step = answer->step;
+    if (!answer->over && !step.ids.empty())
+      embed_rows({answer, step.start, int(step.ids.size()), false, step.siblings}, step.ids.data(), &early);
   }
-  std::vector<Passes::Draw> none;
-  if (early_rows_ > 0) timed(&times_.early, early_rows_, [&] { passes_.early(segments, early_x_.data(), &none); });
+  for (const Part& part : prompts) embed_rows(part, part.answer->text().data() + part.start, &early);
+  if (!early.empty()) {
+    const Clock::time_point begun = Clock::now();
+    if (!run_early(early)) return false;
+    policy_.times.early.observe(early_rows_, seconds_since(begun));
+    for (const Part& part : early)
+      if (!part.prompt) span(part, "draft", kDraftTrack, begun);
+  }
 
-  std::vector<Part> parts;
-  const float* from = early_x_.data();
   float* to = x_.data();
   const auto move = [&](const float* rows, size_t count) {
     check_bound(size_t(to - x_.data()) / hidden + count, kPassRows, "rows");
@@ -477,28 +471,24 @@ std::vector<Loop::Part> Loop::gather(const std::vector<Answer*>& writing, const 
   };
   for (Answer* answer : writing) {
     if (answer->over) continue;
-    const size_t drafted = answer->exits.size() / hidden, rows = answer->step.ids.size();
-    move(answer->exits.data(), drafted);
-    move(from, rows);
-    from += rows * hidden;
-    answer->exits.clear();
-    if (rows > 0) answer->scheduler.stepped(answer->step, nullptr);
+    if (!answer->step.ids.empty()) answer->scheduler.stepped(answer->step, nullptr);
     answer->step = {};
     const Chunk chunk = answer->scheduler.launch();
-    if (chunk.ids.size() != drafted + rows) throw std::logic_error("a pass has other rows than were drafted");
-    answer->tell(answer->verifying, chunk.start, chunk.ids.data(), chunk.rows());
-    parts.push_back({answer, chunk.start, chunk.rows(), false});
+    if (chunk.start + chunk.rows() != answer->exits.end()) throw std::logic_error("a pass has other rows than were drafted");
+    move(answer->exits.at(chunk.start), size_t(chunk.rows()));
+    for (const Sibling& sibling : chunk.siblings) move(answer->exits.beside(sibling.position), 1);
+    answer->feed_sampler(answer->verifying, chunk.start, chunk.ids.data(), chunk.rows());
+    parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.siblings});
     counts_.draft_rows += chunk.rows() - 1;
   }
   for (const Part& part : prompts) {
     if (part.answer->over) continue;
-    move(from, size_t(part.rows));
-    from += size_t(part.rows) * hidden;
-    part.answer->tell(part.answer->verifying, part.start, part.answer->text().data() + part.start, part.rows);
-    parts.push_back(part);
+    move(part.answer->exits.at(part.start), size_t(part.rows));
+    part.answer->feed_sampler(part.answer->verifying, part.start, part.answer->text().data() + part.start, part.rows);
+    parts->push_back(part);
     counts_.prompt_rows += part.rows;
   }
-  return parts;
+  return true;
 }
 
 // The rows in x_ through the other layers, and what they choose.
@@ -506,39 +496,38 @@ void Loop::verify(const std::vector<Part>& parts) {
   if (parts.empty()) return;
   const size_t hidden = size_t(model().shape.hidden_size);
   std::vector<Segment> segments;
+  std::vector<Head::Row> choosing;
+  const float* x = x_.data();
   int rows = 0;
   for (const Part& part : parts) {
-    segments.push_back({part.rows, part.start, part.answer->table.pointers(), part.answer->table.size()});
-    rows += part.rows;
-  }
-  timed(&times_.late, rows, [&] { passes_.late(segments, x_.data()); });
-  if (model().eagle) tell_eagle(parts);
-
-  std::vector<Head::Row> choosing;
-  const auto chooses = [](const Part& part) {   // how many of its rows, the last ones
-    const bool first = part.prompt && !part.answer->begun && part.start + part.rows == part.answer->rows_wanted();
-    return first ? 1 : part.prompt ? 0 : part.rows;
-  };
-  const float* x = x_.data();
-  for (const Part& part : parts) {
-    for (int r = part.rows - chooses(part); r < part.rows; ++r)
+    segments.push_back(part.segment());
+    const int chooses = part.chooses();
+    for (int r = part.rows - chooses; r < part.rows; ++r)
       choosing.push_back({x + size_t(r) * hidden, &part.answer->verifying, part.start + r + 1});
     x += size_t(part.rows) * hidden;
+    for (const Sibling& sibling : part.siblings) choosing.push_back({x, &part.answer->verifying, sibling.position + 1}), x += hidden;
+    rows += part.all_rows();
   }
-  std::vector<int> chosen;
-  if (!choosing.empty()) chosen = timed(&times_.choose, int(choosing.size()), [&] { return passes_.choose(choosing); });
-  const int* next = chosen.data();
+  const Clock::time_point begun = Clock::now();
+  const Passes::Chosen chosen = passes_.verify(segments, x_.data(), siblings_of(parts), choosing, cancelled_);
+  if (!chosen.done) return;
+  if (model().eagle) tell_eagle(parts);
+  policy_.times.late.observe(rows, chosen.late);
+  if (!choosing.empty()) policy_.times.choose.observe(int(choosing.size()), chosen.choose);
+
+  const int* next = chosen.ids.data();
   x = x_.data();
   for (const Part& part : parts) {
-    const int count = chooses(part);
-    const float* last = x + size_t(part.rows - count) * hidden;
+    const int chooses = part.chooses(), count = chooses + int(part.siblings.size());
+    const float* first = x + size_t(part.rows - chooses) * hidden;
     counts_.rows += part.rows;
+    span(part, part.prompt ? "prompt" : "verify", kVerifyTrack, begun);
     if (std::find(next, next + count, Sampler::kNone) != next + count)
       fail(*part.answer, failure_of(*part.answer));
-    else if (part.prompt) prompt_done(part, next, last);
-    else commit(part, next, last);
+    else if (part.prompt) prompt_done(part, next, first);
+    else commit(part, next, first);
     next += count;
-    x += size_t(part.rows) * hidden;
+    x += size_t(part.all_rows()) * hidden;
   }
 }
 
@@ -550,40 +539,39 @@ void Loop::tell_eagle(const std::vector<Part>& parts) {
     if (answer.eagle.pending() + part.rows > kPassRows) read_taps(answer);
     answer.eagle.verified(part.start, part.rows, passes_.tapped(row), passes_.tap_width());
     row += part.rows;
+    for (const Sibling& sibling : part.siblings) answer.eagle.beside(sibling.position, passes_.tapped(row++), passes_.tap_width());
   }
 }
 
-void Loop::read_taps(Answer& answer) { passes_.catch_up(&answer.eagle, answer.table.pointers(), answer.table.size()); }
-
-// The rows of an answer from `start` on are verified. Before a block of them can be another text's too, those of the head in
-// it are computed.
-void Loop::keep(Answer& answer, int start) {
-  if (model().eagle && answer.rows / kSpan > start / kSpan) {
-    const std::vector<int>& text = answer.text();
-    answer.eagle.know(start, text.data() + start, int(text.size()) - start);
-    read_taps(answer);
-  }
-  answer.table.keep(answer.text(), answer.rows);
-}
+void Loop::read_taps(Answer& answer) { passes_.read_taps(&answer.eagle, answer.table.pointers(), answer.table.size()); }
 
 std::exception_ptr Loop::failure_of(const Answer& answer) const {
   if (const auto failure = passes_.failure(&answer.verifying)) return failure;
   return std::make_exception_ptr(std::runtime_error(kNoNumber));
 }
 
+// chosen: after each row, and then after each sibling; hidden: likewise [all rows][hidden].
 void Loop::commit(const Part& part, const int* chosen, const float* hidden) {
   Answer& answer = *part.answer;
   Verdict verdict;
   verdict.epoch = answer.scheduler.epoch();
   verdict.start = part.start;
-  verdict.true_ids.assign(chosen, chosen + part.rows);
-  if (passes_.hears()) verdict.hidden.assign(hidden, hidden + size_t(part.rows) * model().shape.hidden_size);
+  verdict.true_ids.assign(chosen, chosen + part.all_rows());
+  verdict.siblings = part.siblings;
+  if (passes_.uses_feedback()) verdict.hidden.assign(hidden, hidden + size_t(part.all_rows()) * model().shape.hidden_size);
   verdict.logprobs = answer.verifying.take_logprobs();
   auto round = answer.scheduler.land(verdict);
   if (!round) throw std::logic_error("a verdict that nobody waits for");
-  learn(answer, *round);
-  answer.out->put(std::move(*round));
+  policy_.learn(&answer.drafts, *round);
   answer.rows = answer.rows_wanted();
+  if (round->rescued) {
+    const int position = answer.rows - 1;   // the newest committed token is what the sibling's row gave
+    passes_.adopt(position, answer.table.pointers());
+    answer.exits.adopt(position);
+    if (model().eagle) answer.eagle.adopt(position, answer.text()[size_t(position)]);
+    answer.headed = std::min(answer.headed, position);
+  }
+  answer.put(std::move(*round));
   keep(answer, part.start);
 }
 
@@ -591,13 +579,53 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden) {
 void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden) {
   Answer& answer = *part.answer;
   answer.rows += part.rows;
+  answer.out->read(answer.rows);
   keep(answer, part.start);
   if (answer.begun || answer.rows < answer.rows_wanted()) return;
   std::vector<float> last;
-  if (passes_.hears()) last.assign(hidden, hidden + model().shape.hidden_size);
-  answer.out->put(answer.scheduler.begin(answer.request.prompt, answer.shared, *chosen, std::move(last),
-                                        answer.verifying.take_logprobs()));
+  if (passes_.uses_feedback()) last.assign(hidden, hidden + model().shape.hidden_size);
   answer.begun = true;
+  answer.put(answer.scheduler.begin(answer.request.prompt, answer.shared, *chosen, std::move(last),
+                                    answer.verifying.take_logprobs()));
+}
+
+// The rows [0, answer.rows) are verified, those from `start` on just now: whole blocks of them can be shared, once the
+// head's layers have seen them.
+void Loop::keep(Answer& answer, int start) {
+  cut(answer);
+  if (answer.rows / kSpan > answer.headed / kSpan) catch_up(answer);
+  if (model().eagle && answer.rows / kSpan > start / kSpan) {
+    const std::vector<int>& text = answer.text();
+    answer.eagle.know(start, text.data() + start, int(text.size()) - start);
+    read_taps(answer);
+  }
+  answer.exits.forget(answer.headed);
+  answer.table.keep(answer.text(), answer.rows);
+}
+
+// What is known of rows that are not verified is void.
+void Loop::cut(Answer& answer) {
+  answer.exits.cut(answer.rows);
+  answer.headed = passes_.lags() ? std::min(answer.headed, answer.rows) : answer.rows;
+}
+
+// All its rows through the exit head's own layers.
+void Loop::catch_up(Answer& answer) {
+  if (answer.headed == answer.rows) return;
+  passes_.catch_up({answer.rows - answer.headed, answer.headed, answer.table.pointers(), answer.table.size()},
+                   answer.exits.at(answer.headed));
+  answer.headed = answer.rows;
+}
+
+// Those of a pass that one answer has to itself; the others have none.
+const std::vector<Sibling>& Loop::siblings_of(const std::vector<Part>& parts) {
+  static const std::vector<Sibling> none;
+  return parts.size() == 1 ? parts.front().siblings : none;
+}
+
+// In the answer's timeline, if it has one: from `begun` to now.
+void Loop::span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun) {
+  if (Trace* trace = part.answer->request.trace.get()) trace->add(name, track, part.all_rows(), begun, Clock::now());
 }
 
 }  // namespace ppsd

@@ -12,10 +12,10 @@
 #include <vector>
 
 #include "../cpu/engine.h"
-#include "allotment.h"
 #include "blocks.h"
 #include "outbox.h"
 #include "passes.h"
+#include "policy.h"
 
 namespace ppsd {
 
@@ -38,7 +38,7 @@ class Loop {
   int capacity() const { return blocks_.count() * kSpan; }   // the longest text
   const CpuModel& model() const { return passes_.model(); }
 
-  // From any thread. automatic: the loop decides on drafts, round by round; of the schedule, `lookup` counts.
+  // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
   // committed: how many of the prompt's last tokens are the answer's already; seconds: of work on them.
   // Throws std::bad_alloc where the text may become longer than all blocks.
   std::shared_ptr<Outbox> add(Request request, bool automatic = false, int committed = 0, double seconds = 0.0);
@@ -49,7 +49,7 @@ class Loop {
   // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
   bool step();
   // Rows of the text that an engine of this model has decoded, while nothing works on either: later texts share them.
-  void learn(CpuEngine& engine);
+  void import_prefix(CpuEngine& engine);
   void end_all(std::exception_ptr failure);
   void pin_caller() { passes_.team().pin_caller(); }
 
@@ -63,22 +63,29 @@ class Loop {
   void put_back(Answer& answer);
   Answer* victim(const Answer& other);
   bool make_room(Answer& answer, int rows);
-  void plan_drafts(const std::vector<Answer*>& writing, int prompt_rows, int reading, int left);
-  void set_drafts(Answer& answer, const Schedule& schedule);
-  void draft(const std::vector<Answer*>& writing);
+  void plan(const std::vector<Answer*>& writing, int prompt_rows, int reading, int left);
+  void set_schedule(Answer& answer, const Schedule& schedule);
+  void play(const std::vector<Answer*>& writing, const std::vector<Part>& prompts);
+  bool draft(const std::vector<Answer*>& writing);
   void next_step(Answer& answer, std::vector<Answer*>* drawing);
-  bool embed_rows(Answer& answer, int start, const std::vector<int>& ids, std::vector<Segment>* segments);
-  std::vector<Part> gather(const std::vector<Answer*>& writing, const std::vector<Part>& prompts);
+  bool embed_rows(const Part& part, const int* ids, std::vector<Part>* parts);
+  bool run_early(const std::vector<Part>& parts);
+  bool draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws);
+  bool gather(const std::vector<Answer*>& writing, const std::vector<Part>& prompts, std::vector<Part>* parts);
   void verify(const std::vector<Part>& parts);
   void tell_eagle(const std::vector<Part>& parts);
   void read_taps(Answer& answer);
-  void keep(Answer& answer, int start);
-  void learn(Answer& answer, const Round& round);
   void commit(const Part& part, const int* chosen, const float* hidden);
   void prompt_done(const Part& part, const int* chosen, const float* hidden);
+  void keep(Answer& answer, int start);
+  void cut(Answer& answer);
+  void catch_up(Answer& answer);
+  void leave(Answer& answer);
   std::exception_ptr failure_of(const Answer& answer) const;
   void fail(Answer& answer, std::exception_ptr failure);
-  void tell();
+  void notify_consumers();
+  static const std::vector<Sibling>& siblings_of(const std::vector<Part>& parts);
+  static void span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun);
   void sweep(Answers* answers);
 
   Passes passes_;
@@ -88,10 +95,9 @@ class Loop {
   int early_rows_ = 0;               // of early_x_, in use
   Answers waiting_, running_;        // both in order of arrival
   uint64_t arrivals_ = 0;
-  PassTimes times_;
-  Allotment allotment_;              // of the round
+  Policy policy_;
+  Cancelled cancelled_;              // of the round: where one answer has it to itself, and nobody wants that any more
   std::chrono::steady_clock::time_point told_{};   // when consumers were, last
-  double accepted_ = 0.0, judged_ = 0.0;   // drafts of exit heads, of all answers, older ones counting less
 
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
   std::mutex mutex_;

@@ -1,7 +1,9 @@
 // What the loop has made of one answer, on its way to whoever asked for it.
 #pragma once
 
+#include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "../pipeline/event_queue.h"
 
@@ -29,13 +31,19 @@ class Bell {
 
 class Outbox {
  public:
-  // bell: the loop's. seconds: of work before this.
-  Outbox(std::shared_ptr<Bell> bell, double seconds)
-      : bell_(std::move(bell)), before_(seconds), events_(Clock::duration::max(), [bell = bell_] { bell->ring(); }) {}
+  // bell: the loop's. seconds: of work before this. prompt: its rows.
+  Outbox(std::shared_ptr<Bell> bell, double seconds, int prompt)
+      : bell_(std::move(bell)), before_(seconds), prompt_(prompt), events_(Clock::duration::max(), [bell = bell_] { bell->ring(); }) {}
 
   // -- for the consumer; the names are those of Session --
   using Status = EventQueue::Status;
   Status next(int milliseconds, Event* event, double* seconds) { return events_.next(milliseconds, event, seconds); }
+  bool ready(int milliseconds) { return events_.ready(milliseconds); }
+  // Of the prompt: {rows that have passed the layers, rows that have to}, without those that earlier answers left.
+  std::pair<int, int> prompt_rows() const {
+    const int kept = kept_.load(), done = std::min(read_.load(), prompt_);
+    return {std::max(done - kept, 0), prompt_ - kept};
+  }
   void cancel() {
     cancelled_.store(true);
     bell_->ring();
@@ -48,8 +56,19 @@ class Outbox {
   // -- for the loop --
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
   bool full() const { return events_.full(); }   // the consumer is slow: work waits
-  void begin() {   // time counts from the first call on
-    if (begun_ == Clock::time_point{}) begun_ = Clock::now();
+  void begin(int kept) {   // time counts from the first call on
+    if (begun_ != Clock::time_point{}) return;
+    begun_ = Clock::now();
+    kept_.store(kept);
+    read_.store(kept);
+  }
+  void read(int rows) { read_.store(rows, std::memory_order_relaxed); }
+  // What the consumer does while the work waits for it neither counts nor helps.
+  void pause() {
+    if (paused_ == Clock::time_point{}) paused_ = Clock::now();
+  }
+  void go_on() {
+    if (paused_ != Clock::time_point{}) begun_ += Clock::now() - std::exchange(paused_, {});
   }
   void put(Event event) {   // the first is told at once, others with `tell`
     events_.put(std::move(event), before_ + std::chrono::duration<double>(Clock::now() - begun_).count());
@@ -62,9 +81,11 @@ class Outbox {
 
   const std::shared_ptr<Bell> bell_;
   const double before_;
+  const int prompt_;
   std::atomic<bool> cancelled_{false};
+  std::atomic<int> kept_{0}, read_{0};   // rows of the prompt
   EventQueue events_;
-  Clock::time_point begun_{};
+  Clock::time_point begun_{}, paused_{};
 };
 
 }  // namespace ppsd

@@ -1,7 +1,9 @@
 #include "passes.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <utility>
 
 #include "../cpu/engine.h"
 
@@ -31,6 +33,8 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, int threads)
     exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), model_->draft_ids, threads);
   if (eagle_) late_.tap(model_->eagle->taps);
   late_.followed_by(&model_->head.lm_head);
+  exit_.followed_by(&model_->drafting_head().lm_head);
+  early_.followed_by(lags() ? &model_->exit_layers.front().qkv : &model_->drafting_head().lm_head);
   const size_t floats = size_t(kPassRows) * model_->shape.hidden_size;
   exits_.resize(floats);
   drawn_from_.resize(floats);
@@ -66,77 +70,220 @@ void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {
   for (const auto& stage : engine.verify()) copy(stage->blocks());
 }
 
-const std::vector<int>& Passes::choose(Head* head, const std::vector<Head::Row>& rows, bool store) {
-  head->begin_pass(rows, store);
-  team_->run([&](int member) { head->pass(*team_, member); });
-  return head->chosen();
+// -- drafts ------------------------------------------------------------------------------------------------------------
+
+bool Passes::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
+                   const Cancelled& cancelled) {
+  if (early_.size() == 0) return true;
+  early_.begin_pass(segments, siblings);
+  bool done = true;
+  team_->run([&](int member) {
+    if (!early_.pass(*team_, member, rope_.data(), x, cancelled) && member == 0) done = false;
+  });
+  return done;
 }
 
 int Passes::distance(const Draw& draw) const {
-  const int away = draw.feedback != nullptr ? draw.position - 1 - draw.feedback->position : 0;
+  const int away = draw.feedback != nullptr ? draw.position() - 1 - draw.feedback->position : 0;
   return away >= 1 && away <= feedback_.most_distance() ? away : 0;
 }
 
-void Passes::early(const std::vector<Segment>& segments, float* x, std::vector<Draw>* draws) {
-  const size_t hidden = size_t(model_->shape.hidden_size), row_bytes = hidden * sizeof(float);
-  if (early_.size() > 0) {
-    early_.begin_pass(segments);
-    team_->run([&](int member) { early_.pass(*team_, member, rope_.data(), x); });
+bool Passes::pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled) {
+  exit_.begin_pass(segments);
+  bool done = true;
+  team_->run([&](int member) {
+    if (!exit_.pass(*team_, member, rope_.data(), exits_.data(), cancelled) && member == 0) done = false;
+  });
+  return done;
+}
+
+void Passes::catch_up(const Segment& rows, const float* states) {
+  const size_t hidden = size_t(model_->shape.hidden_size);
+  for (int done = 0; done < rows.rows; done += kPassRows) {
+    const int count = std::min(kPassRows, rows.rows - done);
+    std::memcpy(exits_.data(), states + size_t(done) * hidden, size_t(count) * hidden * sizeof(float));
+    pass_exit({{count, rows.start + done, rows.blocks, rows.spans}}, nullptr);
   }
+}
+
+bool Passes::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
+  const size_t hidden = size_t(model_->shape.hidden_size);
+  int rows = 0;
+  for (const Draw& draw : *draws) rows += draw.rows.rows;
+  const auto leave_last = [&](Draw& draw, int count) {   // and run `count` rows before it
+    if (lags()) catch_up({count, draw.rows.start, draw.rows.blocks, draw.rows.spans}, draw.states);
+    draw.states += size_t(count) * hidden;
+    draw.rows.start += count;
+    draw.rows.rows -= count;
+    rows -= count;
+  };
+  for (Draw& draw : *draws)
+    if (draw.rows.rows > 1 && (!lags() || rows > kPassRows)) leave_last(draw, draw.rows.rows - 1);
+
   std::vector<Draw*> order;   // by distance, so that rows that one matrix is for lie together
   for (Draw& draw : *draws) order.push_back(&draw);
   std::stable_sort(order.begin(), order.end(), [&](const Draw* a, const Draw* b) { return distance(*a) < distance(*b); });
-  const auto from = [&](size_t i) { return drawn_from_.data() + i * hidden; };
-  for (size_t i = 0; i < order.size(); ++i) std::memcpy(from(i), x + order[i]->row * hidden, row_bytes);
-  feed(order);
-  if (exit_.size() > 0) {   // every row passes the exit head's own layers, whether it draws or not
-    size_t rows = 0;
-    for (const Segment& segment : segments) rows += size_t(segment.rows);
-    std::memcpy(exits_.data(), x, rows * row_bytes);
-    for (size_t i = 0; i < order.size(); ++i) std::memcpy(exits_.data() + order[i]->row * hidden, from(i), row_bytes);
-    exit_.begin_pass(segments);
-    team_->run([&](int member) { exit_.pass(*team_, member, rope_.data(), exits_.data()); });
-    for (size_t i = 0; i < order.size(); ++i) std::memcpy(from(i), exits_.data() + order[i]->row * hidden, row_bytes);
-  }
-  if (order.empty()) return;
-  if (eagle_) {
-    std::vector<EagleStack::Work> works;
-    for (const Draw* draw : order) works.push_back({draw->text, draw->blocks, draw->spans, draw->position - 1});
-    eagle_->advance(*team_, works);
-    for (size_t i = 0; i < order.size(); ++i) std::memcpy(from(i), order[i]->text->output(), row_bytes);
-  }
-  std::vector<Head::Row> rows;
-  for (size_t i = 0; i < order.size(); ++i) rows.push_back({from(i), order[i]->sampler, order[i]->position});
-  const std::vector<int> chosen = choose(exit_head_.get(), rows, true);
-  const int* ids = exit_head_->draft_ids();
-  for (size_t i = 0; i < order.size(); ++i) {
-    Draft& draft = order[i]->draft;
-    draft = {ids ? ids[0] : 0, 0.0};   // of no number: a draft like any other that is wrong
-    if (chosen[i] == Sampler::kNone) continue;
-    draft.token = chosen[i];
-    draft.confidence = order[i]->sampler->confidence(0, draft.token, ids, exit_head_->outputs());
-  }
+  const bool alike = distance(*order.front()) == distance(*order.back());
+  const bool together = order.size() == 1 || rows == int(order.size());
+  const bool done = eagle_              ? draw_by_eagle(order)
+                    : alike && together ? draw_at_once(order, cancelled)
+                                        : draw_in_parts(order, cancelled);
+  if (!done) return false;
+  const std::vector<int> chosen = exit_head_->chosen();
+  for (size_t i = 0; i < order.size(); ++i) take(order[i], chosen[i]);
+  return true;
 }
 
-// Adds to the rows in drawn_from_ what the heads draw of verified rows; `draws` are in order of their distance.
-void Passes::feed(std::vector<Draw*>& draws) {
-  const size_t hidden = size_t(model_->shape.hidden_size);
-  for (size_t first = 0, last = 0; first < draws.size(); first = last) {
+// The last rows lie together, and one matrix is for all of them: feedback, layers and head in one go.
+bool Passes::draw_at_once(const std::vector<Draw*>& draws, const Cancelled& cancelled) {
+  const size_t hidden = size_t(model_->shape.hidden_size), row_bytes = hidden * sizeof(float);
+  const int away = distance(*draws.front());
+  std::vector<Segment> segments;
+  std::vector<Head::Row> rows;
+  float* x = exits_.data();
+  for (size_t i = 0; i < draws.size(); ++i) {
+    const Draw& draw = *draws[i];
+    std::memcpy(x, draw.states, size_t(draw.rows.rows) * row_bytes);
+    x += size_t(draw.rows.rows) * hidden;
+    if (away > 0) std::memcpy(states_.data() + i * hidden, draw.feedback->hidden.data(), row_bytes);
+    segments.push_back(draw.rows);
+    rows.push_back({x - hidden, draw.sampler, draw.position()});
+  }
+  float* last = x - draws.size() * hidden;
+  exit_.begin_pass(segments);
+  feedback_.begin_pass(int(draws.size()));
+  exit_head_->begin_pass(rows, true);
+  bool done = true;
+  team_->run([&](int member) {
+    if (away > 0) feedback_.pass(*team_, member, states_.data(), away, last);
+    if (exit_.pass(*team_, member, rope_.data(), exits_.data(), cancelled)) exit_head_->pass(*team_, member);
+    else if (member == 0) done = false;
+  });
+  return done;
+}
+
+bool Passes::draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& cancelled) {
+  const size_t hidden = size_t(model_->shape.hidden_size), row_bytes = hidden * sizeof(float);
+  const auto from = [&](size_t i) { return drawn_from_.data() + i * hidden; };
+  for (size_t i = 0; i < draws.size(); ++i)
+    std::memcpy(from(i), draws[i]->states + size_t(draws[i]->rows.rows - 1) * hidden, row_bytes);
+  for (size_t first = 0, last = 0; first < draws.size(); first = last) {   // what the heads draw of verified rows
     const int away = distance(*draws[first]);
     for (; last < draws.size() && distance(*draws[last]) == away; ++last)
-      if (away > 0)
-        std::memcpy(states_.data() + (last - first) * hidden, draws[last]->feedback->hidden.data(), hidden * sizeof(float));
+      if (away > 0) std::memcpy(states_.data() + (last - first) * hidden, draws[last]->feedback->hidden.data(), row_bytes);
     if (away == 0) continue;
     feedback_.begin_pass(int(last - first));
-    team_->run([&](int member) {
-      feedback_.pass(*team_, member, states_.data(), away, drawn_from_.data() + first * hidden);
-    });
+    team_->run([&](int member) { feedback_.pass(*team_, member, states_.data(), away, from(first)); });
   }
+  if (lags()) {
+    std::vector<Segment> segments;
+    float* x = exits_.data();
+    for (size_t i = 0; i < draws.size(); ++i) {
+      const size_t rows = size_t(draws[i]->rows.rows);
+      std::memcpy(x, draws[i]->states, rows * row_bytes);
+      x += rows * hidden;
+      std::memcpy(x - hidden, from(i), row_bytes);
+      segments.push_back(draws[i]->rows);
+    }
+    if (!pass_exit(segments, cancelled)) return false;
+    x = exits_.data();
+    for (size_t i = 0; i < draws.size(); ++i) {
+      x += size_t(draws[i]->rows.rows) * hidden;
+      std::memcpy(from(i), x - hidden, row_bytes);
+    }
+  }
+  ask_head(draws);
+  return true;
 }
 
-void Passes::late(const std::vector<Segment>& segments, float* x) {
-  late_.begin_pass(segments);
-  team_->run([&](int member) { late_.pass(*team_, member, rope_.data(), x); });
+bool Passes::draw_by_eagle(const std::vector<Draw*>& draws) {
+  const size_t hidden = size_t(model_->shape.hidden_size);
+  std::vector<EagleStack::Work> works;
+  for (const Draw* draw : draws) works.push_back({draw->text, draw->rows.blocks, draw->rows.spans, draw->position() - 1});
+  eagle_->advance(*team_, works);
+  for (size_t i = 0; i < draws.size(); ++i)
+    std::memcpy(drawn_from_.data() + i * hidden, draws[i]->text->output(), hidden * sizeof(float));
+  ask_head(draws);
+  return true;
+}
+
+// On the rows in drawn_from_.
+void Passes::ask_head(const std::vector<Draw*>& draws) {
+  std::vector<Head::Row> rows;
+  const float* x = drawn_from_.data();
+  for (const Draw* draw : draws) rows.push_back({x, draw->sampler, draw->position()}), x += model_->shape.hidden_size;
+  exit_head_->begin_pass(rows, true);
+  team_->run([&](int member) { exit_head_->pass(*team_, member); });
+}
+
+// From the logits of its row: a draft token, and a second choice if it may be as probable as the bar.
+void Passes::take(Draw* draw, int chosen) const {
+  const int* ids = exit_head_->draft_ids();
+  const int outputs = exit_head_->outputs();
+  Draft& draft = draw->draft;
+  draft = {ids ? ids[0] : 0, 0.0};   // all logits NaN, or nothing allowed: any id, which verification rejects
+  if (chosen == Sampler::kNone) return;
+  draft.token = chosen;
+  draft.confidence = draw->sampler->confidence(0, chosen, ids, outputs);
+  if (draw->sibling_bar <= 0.0 || 1.0 - draft.confidence < draw->sibling_bar || outputs < 2) return;
+  const int second = draw->sampler->choose_without(chosen, 0, 0, draw->position(), ids, outputs);
+  if (second == Sampler::kNone) return;
+  draft.sibling = second;
+  draft.sibling_confidence = draw->sampler->confidence(0, second, ids, outputs);
+}
+
+// -- verification ------------------------------------------------------------------------------------------------------
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Does the head find these rows where the layers leave them, so that it can follow in the same go?
+bool in_place(const std::vector<Head::Row>& rows, size_t hidden) {
+  if (rows.empty()) return false;
+  const bool alike = rows.front().sampler->alike(rows.front().position).has_value();
+  for (size_t r = 1; r < rows.size(); ++r) {
+    if (rows[r].x != rows.front().x + r * hidden || rows[r].sampler->alike(rows[r].position).has_value() != alike) return false;
+    if (!alike && rows[r].sampler != rows.front().sampler) return false;
+  }
+  return true;
+}
+
+double seconds(Clock::time_point from, Clock::time_point to) { return std::chrono::duration<double>(to - from).count(); }
+
+}  // namespace
+
+Passes::Chosen Passes::verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
+                              const std::vector<Head::Row>& rows, const Cancelled& cancelled) {
+  Chosen out;
+  const bool at_once = in_place(rows, size_t(model_->shape.hidden_size));
+  late_.begin_pass(segments, siblings);
+  if (at_once) head_.begin_pass(rows, false);
+  const Clock::time_point begun = Clock::now();
+  Clock::time_point chosen_from;
+  team_->run([&](int member) {
+    if (!late_.pass(*team_, member, rope_.data(), x, cancelled)) {
+      if (member == 0) out.done = false;
+      return;
+    }
+    if (member == 0) chosen_from = Clock::now();
+    if (at_once) head_.pass(*team_, member);
+  });
+  if (!out.done) return out;
+  if (!at_once && !rows.empty()) {
+    chosen_from = Clock::now();
+    head_.begin_pass(rows, false);
+    team_->run([&](int member) { head_.pass(*team_, member); });
+  }
+  if (!rows.empty()) out.ids = head_.chosen();
+  out.late = seconds(begun, chosen_from);
+  out.choose = seconds(chosen_from, Clock::now());
+  return out;
+}
+
+void Passes::adopt(int position, uint8_t* const* blocks) {
+  early_.adopt(position, blocks);
+  late_.adopt(position, blocks);
 }
 
 }  // namespace ppsd

@@ -19,36 +19,56 @@ class Passes {
   Team& team() { return *team_; }
   int members() const { return team_->size(); }
   size_t block_bytes() const { return late_.end(); }
-  bool hears() const { return feedback_.most_distance() > 0; }   // the exit head draws on verified rows too
+  bool uses_feedback() const { return feedback_.most_distance() > 0; }   // the exit head draws on verified rows too
+  bool lags() const { return exit_.size() > 0; }   // the exit head has layers of its own, see draw
   double draft_share() const;   // of the weights that all layers and the LM head read, those that a draft step reads
   void reserve(int rows);   // the longest text
   // What an engine of this model holds of its text, rows [0, rows), into blocks.
   void copy(CpuEngine& engine, int rows, uint8_t* const* blocks);
 
-  // A draft token to be drawn from row `row` of a pass, for `position`.
+  // Layers [0, E) on x [rows and siblings][hidden], in place. siblings: of an only segment. False: cancelled on the way.
+  bool early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings = {},
+             const Cancelled& cancelled = nullptr);
+
+  // A draft token, drawn from the last row of `rows`: those that have not passed the exit head's own layers.
   struct Draw {
-    int row, position;
+    Segment rows;
+    const float* states;        // [rows][hidden], after the early layers
     const Feedback* feedback;   // or null
     Sampler* sampler;
+    double sibling_bar;         // above 0: the second choice too, if it can be as probable
+    EagleText* text;            // of an EAGLE-3 head
     Draft draft;                // what comes of it
-    EagleText* text = nullptr;  // of an EAGLE-3 head, and where its cache lies
-    uint8_t* const* blocks = nullptr;
-    int spans = 0;
+    int position() const { return rows.start + rows.rows; }
   };
-  // Layers [0, E) on x [rows][hidden], in place; then the exit head.
-  void early(const std::vector<Segment>& segments, float* x, std::vector<Draw>* draws);
-  void late(const std::vector<Segment>& segments, float* x);   // layers [E, L), in place
-  // Of an EAGLE-3 head: what the rows of the last late pass are at its taps, from row `row` on; and how many numbers each has.
+  // Of several texts at once. False: cancelled on the way.
+  bool draw(std::vector<Draw>* draws, const Cancelled& cancelled = nullptr);
+  void catch_up(const Segment& rows, const float* states);   // through the exit head's own layers, for drafts to come
+
+  // Layers [E, L) on x [rows and siblings][hidden], in place, and the tokens that some of these rows choose.
+  struct Chosen {
+    bool done = true;               // false: cancelled on the way
+    double late = 0.0, choose = 0.0;   // seconds
+    std::vector<int> ids;
+  };
+  Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
+                const std::vector<Head::Row>& rows, const Cancelled& cancelled = nullptr);
+  // Of an EAGLE-3 head: what the rows of the last verification are at its taps, from row `row` on; and how many numbers each has.
   const float* tapped(int row) const { return late_.tapped() + size_t(row) * tap_width(); }
   size_t tap_width() const { return eagle_ ? eagle_->tap_width() : 0; }
-  void catch_up(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
-  std::vector<int> choose(const std::vector<Head::Row>& rows) { return choose(&head_, rows, false); }
+  void read_taps(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
   std::exception_ptr failure(const Sampler* sampler) const { return head_.failure(sampler); }
 
+  void adopt(int position, uint8_t* const* blocks);   // of the two rows there, the sibling's now is the text's
+
  private:
-  const std::vector<int>& choose(Head* head, const std::vector<Head::Row>& rows, bool store);
   int distance(const Draw& draw) const;
-  void feed(std::vector<Draw*>& draws);
+  bool pass_exit(const std::vector<Segment>& segments, const Cancelled& cancelled);
+  bool draw_at_once(const std::vector<Draw*>& draws, const Cancelled& cancelled);
+  bool draw_by_eagle(const std::vector<Draw*>& draws);
+  bool draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& cancelled);
+  void ask_head(const std::vector<Draw*>& draws);
+  void take(Draw* draw, int chosen) const;
 
   const std::shared_ptr<const CpuModel> model_;
   const std::unique_ptr<Team> team_;

@@ -10,9 +10,9 @@ LoopThread::~LoopThread() {
   thread_.join();
 }
 
-void LoopThread::learn(CpuEngine& engine) {
+void LoopThread::import_prefix(CpuEngine& engine) {
   const std::lock_guard<std::mutex> lock(round_);
-  loop_->learn(engine);
+  loop_->import_prefix(engine);
 }
 
 void LoopThread::work() {

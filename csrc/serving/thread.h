@@ -11,8 +11,8 @@ class LoopThread {
   ~LoopThread();                                     // ends all answers
 
   Loop& loop() { return *loop_; }
-  // Rows of the engine's text for answers to come, see Loop::learn: between two rounds. The engine is not at work meanwhile.
-  void learn(CpuEngine& engine);
+  // Rows of the engine's text for answers to come, see Loop::import_prefix: between two rounds. The engine is not at work meanwhile.
+  void import_prefix(CpuEngine& engine);
 
  private:
   void work();

@@ -56,7 +56,10 @@ COMMANDS = {
     ),
     "engine": Command(
         "decode for a server that is another process and outlives this one",
-        ("ppsd-run engine --front 127.0.0.1:7000", "ppsd-run engine --front HOST:7000 -m model.gguf --engine-timeout 30"),
+        (
+            "ppsd-run engine --front 127.0.0.1:7000",
+            "ppsd-run engine --front HOST:7000 -m model.gguf --engine-timeout 30",
+        ),
         "cli.parser:engine_options",
         "cli.engine:run",
     ),

@@ -1,4 +1,4 @@
-"""The answers of the cpu backend in the making: one alone in a session of its own, several in the loop."""
+"""The answers of the cpu backend in the making: all in one loop, but for one alone that drafts while it verifies."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -50,8 +50,8 @@ class Answer:
 
 
 class Answers:
-    """Where answers are decoded. One alone has a session of the engine, with all that speculation can do; when another
-    one comes, both go on in the loop, which keeps what the session has computed.
+    """Where answers are decoded: in the loop. One alone whose schedule overlaps has a session of the engine, with a
+    thread for each stage; when another one comes, both go on in the loop, which keeps what the session has computed.
     """
 
     def __init__(self, make_loop: Callable[[], _native.Loop]) -> None:
@@ -61,7 +61,7 @@ class Answers:
         self._lone: Answer | None = None
         self._many: set[Answer] = set()
         self._dropped: deque[Answer] = deque()  # where nobody could wait for their end
-        self.last: _native.Session | None = None  # for its timeline
+        self.last: _native.Session | _native.LoopAnswer | None = None  # for its timeline
 
     @property
     def loop(self) -> _native.Loop:
@@ -70,17 +70,28 @@ class Answers:
         return self._loop
 
     def begin(
-        self, answer: Answer, engine: Callable[[], _native.Engine], session: Callable[[], _native.Session] | None
+        self,
+        answer: Answer,
+        engine: Callable[[], _native.Engine],
+        session: Callable[[], _native.Session | None],
+        planner: Callable[[bool], _native.Planner | None],
     ) -> None:
-        """session: begins one for this answer; None: it is for the loop, whoever else is there."""
+        """session: begins one for this answer, if its stages are to overlap.
+
+        planner: gives the one of `auto`; told whether nothing else is decoded now, so that it may measure.
+        """
         self._leave_dropped()
         with self.lock:
-            if session is not None and self._lone is None and not self._many:
-                self._lone, self.last = answer, session()
-                answer.use(self.last)
+            alone = self._lone is None and not self._many
+            if alone and (by_itself := session()) is not None:
+                self._lone = answer
+                self.last = by_itself
+                answer.use(by_itself)
                 return
             self._move_lone(engine)
-            answer.use(self.loop.add(answer.prompt, masks=answer.masks(), **answer.request))
+            steering = planner(alone)
+            self.last = self.loop.add(answer.prompt, masks=answer.masks(), planner=steering, **answer.request)
+            answer.use(self.last)
             self._many.add(answer)
 
     def events(self, answer: Answer, engine: Callable[[], _native.Engine]) -> Iterator[Round | Drafted]:
@@ -162,7 +173,7 @@ class Answers:
         text = session.text
         if answer.cancellation.asked or answer.whole(text):
             return
-        loop.learn(engine())
+        loop.import_prefix(engine())
         committed = len(text) - len(answer.prompt)
         answer.use(loop.add(text, committed=committed, seconds=session.seconds, masks=answer.masks(), **answer.request))
         self._many.add(answer)

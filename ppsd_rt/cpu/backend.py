@@ -178,16 +178,21 @@ class CpuBackend:
             "automatic": automatic,
             "limits": limits,
             "report_drafts": options.report_drafts,
+            "oracle": options.oracle,
+            "trace": options.trace,
         }
 
         def masks() -> tuple[Any, Any] | None:  # a text of its own: one for drafts, one for verification
             return (options.masks(), options.masks()) if options.masks else None
 
-        def session() -> _native.Session:
+        def session() -> _native.Session | None:
+            steering = self._overlapping(schedule, options.oracle, params)
+            if steering is None or alone.end <= len(prompt):
+                return None
             return self._engine.start(
                 list(prompt),
                 params,
-                self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) else schedule,
+                steering,
                 alone,
                 report_drafts=options.report_drafts,
                 oracle=options.oracle,
@@ -195,6 +200,10 @@ class CpuBackend:
                 masks=masks(),
                 successors=self._successors,
             )
+
+        def planner(alone: bool) -> _native.Planner | None:
+            measured = alone or self._costs is not None
+            return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
 
         if not self._alone and limits.end * self._row_bytes > self._kv_memory * (1 - LONE_SHARE):
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
@@ -204,8 +213,7 @@ class CpuBackend:
         if not self._alone:
             alone = replace(limits, end=min(limits.end, int(self._kv_memory * LONE_SHARE / self._row_bytes) - 64))
         try:
-            fits = self._alone or alone.end > len(prompt)
-            self._answers.begin(answer, lambda: self._engine, session if fits else None)
+            self._answers.begin(answer, lambda: self._engine, session, planner)
             if options.prompt_progress:
                 _tell_of_prompt(answer, options.prompt_progress)
             yield from self._answers.events(answer, lambda: self._engine)
@@ -222,7 +230,7 @@ class CpuBackend:
 
     def _make_loop(self) -> _native.Loop:
         bytes_of_loop = int(self._kv_memory * (1 - LONE_SHARE))
-        what = f"hold {bytes_of_loop / 1e6:.0f} MB of KV caches for several answers"
+        what = f"hold {bytes_of_loop / 1e6:.0f} MB of KV caches"
         with one_line(what, self._threads, mend="give a smaller --kv-memory"):
             return _native.Loop(self._model, self._threads, bytes_of_loop, MOST_ANSWERS, PROMPT_ROWS)
 
@@ -275,10 +283,10 @@ class CpuBackend:
 
     def costs(self, again: bool = False) -> _native.Costs:
         """What draft steps and verification passes cost here; measured in the first runs, or `again`."""
-        self._answers.end_all()
         if self._head is None:
             raise PpsdError("there is nothing to calibrate without an exit head: give --exit-head")
         if self._costs is None or again:
+            self._answers.end_all()
             dtypes = self._dtype, self._kv_dtype
             path = costs_path(
                 self._checkpoint.hash, self._head, self._draft_vocabulary, dtypes, self._threads, self._model.isa
@@ -303,8 +311,28 @@ class CpuBackend:
         return explain(self._planners.used, self.costs()) if self._planners.used else ""
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
+        """Of the loop, in which stages take turns."""
         assert self._head is not None
-        return self._planners.planner(kind_of(schedule, params, oracle), self.costs(), self._head)
+        costs = _native.Costs(self.costs().turns)
+        return self._planners.planner(kind_of(schedule, params, oracle), costs, self._head)
+
+    def _overlapping(
+        self, schedule: Schedule | Auto, oracle: Oracle | None, params: SamplingParams
+    ) -> Schedule | _native.Planner | None:
+        """What steers an answer alone that is to have a session: its stages overlap, or `auto` expects that this pays.
+
+        So has every answer of a model whose rotations depend on the length of a text.
+        """
+        if isinstance(schedule, Schedule):
+            return schedule if schedule.overlap or self._alone else None
+        assert self._head is not None
+        costs = self.costs()
+        if costs.overlapped is None and not self._alone:
+            return None
+        planner = self._planners.planner(replace(kind_of(schedule, params, oracle), overlaps=True), costs, self._head)
+        speeds = {p.mode == "overlap": p.tokens_per_second for p in sorted(planner.predictions(), key=_speed)}
+        pays = speeds.get(True, 0.0) > _native.Tuning().worth_switching * speeds[False]
+        return planner if pays or self._alone else None
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -325,14 +353,16 @@ class CpuBackend:
         self.know(self._counted)  # anew: a thread that is not here may have been in it
 
 
+def _speed(prediction: _native.Prediction) -> float:
+    return prediction.tokens_per_second
+
+
 def _tell_of_prompt(answer: Answer, tell: Callable[[int, int], None]) -> None:
-    """Until the first event of the answer is there; of one that begins among others, that it is done."""
-    session = answer.stream
-    if not isinstance(session, _native.Session):
-        return tell(len(answer.prompt), len(answer.prompt))
+    """Until the first event of the answer is there."""
+    stream = answer.stream
     try:
-        while not session.ready(50):
-            tell(*session.prompt_rows())
+        while not stream.ready(50):
+            tell(*stream.prompt_rows())
     finally:
-        total = session.prompt_rows()[1]
+        total = stream.prompt_rows()[1]
         tell(total, total)

@@ -111,13 +111,12 @@ class Engines:
         self._waiting: deque[object] = deque()
         self._facts: Facts | None = None  # of the first; later ones must give the same bits
         self._failure: str | None = None
-        self.lost = 0  # how many were
         start(Thread(target=self._accept, name="engines", daemon=True))
 
     @property
     def here(self) -> bool:
         """Is there one?"""
-        return bool(self._engines)
+        return any(not engine.line.closed for engine in self._engines)
 
     def first(self) -> Facts:
         """Once an engine has come. PpsdError: none will."""
@@ -165,12 +164,14 @@ class Engines:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes who accepts
         self._listener.close()
-        for engine in list(self._engines):
-            engine.line.close()
+        with self._changed:
+            for engine in self._engines:
+                engine.line.close()
 
     def _free(self) -> Connected | None:
         """The one that does least."""
-        free = [engine for engine in self._engines if engine.running < engine.facts.concurrency]
+        here = [engine for engine in self._engines if not engine.line.closed]  # who reads it may not have noticed
+        free = [engine for engine in here if engine.running < engine.facts.concurrency]
         return min(free, key=lambda engine: engine.running / engine.facts.concurrency, default=None)
 
     def _wake(self) -> None:
@@ -199,7 +200,6 @@ class Engines:
         lost = engine.read()
         with self._changed:
             self._engines.remove(engine)
-            self.lost += 1
         if self._failure is None:
             _LOG.warning("the engine at %s is lost: %s", where, lost)
         if line.silent:
@@ -213,6 +213,8 @@ class Engines:
             return None
         engine = Connected(line, facts_from(hello["facts"]), where)
         with self._changed:
+            if self._failure is not None:
+                return None
             first = self._facts or engine.facts
             if first.bits != engine.facts.bits:
                 _LOG.warning(

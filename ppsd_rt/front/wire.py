@@ -66,6 +66,10 @@ class Line:
             if kind != "alive":
                 return message
 
+    @property
+    def closed(self) -> bool:
+        return self._closed.is_set()
+
     def close(self) -> None:
         self._closed.set()
         with suppress(OSError):

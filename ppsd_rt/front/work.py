@@ -29,7 +29,10 @@ def work(engine: Engine, front: tuple[str, int], key: str, silence: float, once:
     """
     facts = facts_of(engine)
     while True:
-        line = Line(_call(front, silence, engine), silence)
+        connection = _call(front, silence, engine, once)
+        if connection is None:
+            return
+        line = Line(connection, silence)
         over = Event()
         start(Thread(target=_watch_ranks, args=(engine, line, over), name="watch ranks", daemon=True))
         calls = _Calls(engine, line)
@@ -48,13 +51,16 @@ def work(engine: Engine, front: tuple[str, int], key: str, silence: float, once:
             calls.end_all()
 
 
-def _call(front: tuple[str, int], silence: float, engine: Engine) -> socket.socket:
+def _call(front: tuple[str, int], silence: float, engine: Engine, once: bool) -> socket.socket | None:
+    """None: nobody is there, and nobody is waited for."""
     told = False
     while True:
         _check_ranks(engine)
         try:
             return socket.create_connection(front, silence)
         except OSError as error:
+            if once:
+                return None
             if not told:
                 _LOG.info("waiting for a front at %s:%d: %s", *front, error.strerror or error)
             told = True
@@ -95,7 +101,8 @@ class _Calls:
     def end_all(self) -> None:
         for cancellation, thread in list(self._running.values()):
             cancellation.ask()
-            thread.join()
+            if not getattr(self._engine.backend, "failure", None):  # else it may wait for a rank that reads no more
+                thread.join()
 
     def _run(
         self,

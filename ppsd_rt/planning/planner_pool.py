@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class AnswerKind:
     """Answers of one kind teach one planner. Sampled ones are harder to foresee; what an oracle feigns stays apart.
 
-    oracle: its acceptance. lookup, recycle: of their schedules. siblings: may drafts have some?
+    oracle: its acceptance. lookup, recycle: of their schedules. siblings: may drafts have some? overlaps: may stages
+    work side by side, where others of the same backend take turns?
     """
 
     sampled: bool
@@ -24,6 +25,7 @@ class AnswerKind:
     lookup: int
     siblings: bool
     recycle: bool
+    overlaps: bool = False
 
 
 def kind_of(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 from statistics import median
-from threading import Event, RLock, Thread, current_thread
+from threading import Event, RLock, Thread, current_thread, main_thread
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
@@ -89,7 +89,8 @@ class RanksBackend:
 
     def open(self) -> None:
         """Returns when all ranks are ready."""
-        signal.signal(signal.SIGTERM, lambda *_: self._control.told_to_end())
+        if current_thread() is main_thread():  # which alone hears of signals
+            signal.signal(signal.SIGTERM, lambda *_: self._control.told_to_end())
         start(self._receiver)
         start(self._drafting)
         self._wait(lambda: len(self._control.ready) == self._control.world.last, _PATIENCE, "to load its slice")

@@ -97,6 +97,8 @@ class Control:
         for receiver in self._receivers:
             start(receiver)
         start(Thread(target=self._watch, name="watch", daemon=True))
+        for rank in self._senders:  # a thread each: a link may be full whose rank reads no more
+            start(Thread(target=self._live, args=(rank,), name=f"alive-{rank}", daemon=True))
 
     # -- sending -------------------------------------------------------------------------------------------------------
 
@@ -143,15 +145,18 @@ class Control:
                 return
             self._line = line
         if share:
-            told = []
-            for rank, sender in self._senders.items():
-                with suppress(RuntimeError):  # its connection is gone: nobody is left there to be told
-                    self.tell(rank, Kind.FAIL, text=line)
-                    told.append(sender)
-            for sender in told:
-                sender.flush(_LAST_WORDS)
+            telling = [Thread(target=self._tell_failure, args=(rank, line), daemon=True) for rank in self._senders]
+            for thread in telling:
+                start(thread)
+            for thread in telling:  # one that reads no more may have filled its link: then nothing leaves
+                thread.join(_LAST_WORDS)
         self.failure = line
         self.failed.set()
+
+    def _tell_failure(self, rank: int, line: str) -> None:
+        with suppress(RuntimeError):  # its connection is gone: nobody is left there to be told
+            self.tell(rank, Kind.FAIL, text=line)
+            self._senders[rank].flush(_LAST_WORDS)
 
     def fail_later(self, line: str, seconds: float = GRACE) -> None:
         """If nothing better is known by then."""
@@ -239,7 +244,14 @@ class Control:
             for rank, heard in self._heard.items():
                 if now - heard > self.silence:
                     self.fail(f"rank {rank} has been silent for {self.silence:g} s: it hangs, or its host is gone")
-            self.tell_all(Kind.BEAT, int(self._busy() * 1000))
+
+    def _live(self, rank: int) -> None:
+        while not self.failed.is_set() and not self.stopping.is_set():
+            self._clock.sleep(_BEAT)
+            try:
+                self.tell(rank, Kind.BEAT, int(self._busy() * 1000))
+            except RuntimeError as error:  # its connection
+                self.lost(rank, error)
 
 
 def text_of(message: Words) -> str:

@@ -6,6 +6,7 @@ failure stays in the store, and every rank that has come raises it.
 """
 
 import os
+import secrets
 import socket
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -22,6 +23,7 @@ WAIT = 60.0  # seconds for the others to come
 QUIET = 30.0  # seconds without a sign of life of a rank that has come
 _BEAT = 1.0  # seconds between signs of life
 _POLL = 0.02  # seconds between two looks
+_ATTEMPT = "ppsd/attempt"  # in the store: its newest name
 _FAILED = "ppsd/failed"  # in the store: the line with which every rank ends
 
 T = TypeVar("T")
@@ -29,7 +31,7 @@ T = TypeVar("T")
 
 def open_store(world: World, clock: Clock = CLOCK) -> Any:
     """torch's store. Raises PpsdError: nobody listens, another program does, or this rank is to listen and cannot."""
-    from torch.distributed import TCPStore
+    from torch.distributed import PrefixStore, TCPStore
 
     def store(listening: int | None = None) -> Any:
         return TCPStore(
@@ -50,9 +52,27 @@ def open_store(world: World, clock: Clock = CLOCK) -> Any:
         if clock.now() > end:
             raise PpsdError(f"{_place(world)} is no meeting point of ranks, another program listens there: {_OTHER}")
     try:
-        return opening.result()
+        opened = opening.result()
+        return PrefixStore(_attempt(opened, world, end, clock), opened) if world.hosted else opened
     except RuntimeError as error:  # of torch
         raise PpsdError(f"rank {world.rank} cannot meet the others at {_place(world)}: {first_line(error)}") from None
+
+
+def _attempt(store: Any, world: World, end: float, clock: Clock) -> str:
+    """What all keys of these ranks begin with. The store of torchrun's agent keeps those of ranks that it has started
+    before: rank 0 names every attempt anew, and another rank joins the one in which nobody has its seat.
+    """
+    if world.drafts:
+        store.set(_ATTEMPT, secrets.token_hex(8))
+        return str(store.get(_ATTEMPT).decode())
+    while True:
+        if store.check([_ATTEMPT]):
+            attempt = store.get(_ATTEMPT).decode()
+            if not store.add(f"{attempt}/{_seat(world.rank)}", 0) or clock.now() > end:
+                return str(attempt)
+        elif clock.now() > end:
+            raise PpsdError(f"rank 0 did not come to {_place(world)} within {WAIT:g} s")
+        clock.sleep(_POLL)
 
 
 _OTHER = "choose another port"

@@ -22,6 +22,7 @@ from ..bench.report import Column, Report
 from ..bench.timeline import LEGEND, column_seconds, draw
 from ..utilisation import utilisation
 from .bench import interrupted, print_report, result_file, run_facts
+from .cluster import run_cluster
 from .simulate_options import MOST_LAYERS, MOST_PASSES, MOST_STAGES, SCHEDULES
 
 _COLUMNS = (
@@ -68,6 +69,8 @@ class Case:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.cluster:
+        return run_cluster(args, _model(args))
     file = result_file(args)
     schedules = _schedules(args.schedule or SCHEDULES, args.second)
     if not 0 <= args.seed < 2**64:

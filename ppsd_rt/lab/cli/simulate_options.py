@@ -2,7 +2,7 @@
 
 import argparse
 
-from ...cli.values import at_most, named, positive, probability, whole, zero_or
+from ...cli.values import at_most, named, positive, probability, seconds, whole, zero_or
 from .bench_options import format_option, list_of
 
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic")
@@ -52,6 +52,33 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
         "-n", "--tokens", type=at_most(MOST_TOKENS), default=2000, metavar="N", help="to decode in each case"
     )
     group.add_argument("--seed", type=whole, default=0, metavar="S", help="of which drafts are right [0]")
+    group = parser.add_argument_group("requests at replicas of such pipelines (lists: every combination)")
+    group.add_argument("--cluster", action="store_true", help="simulate them; one stage is a process [one answer]")
+    count = list_of(at_most(10_000))
+    group.add_argument("--replicas", type=count, default=[1], metavar="N,N,...", help="of the pipeline [1]")
+    group.add_argument(
+        "--batch", type=count, default=[16], metavar="N,N,...", help="answers that share a replica's passes [16]"
+    )
+    group.add_argument(
+        "--drafts", type=list_of(whole), default=[0], metavar="K,K,...", help="before each pass; 0: plain decoding [0]"
+    )
+    group.add_argument("--users", type=count, metavar="N,N,...", help="who ask again when they have read the answer")
+    group.add_argument("--think", type=seconds, default=20.0, metavar="S", help="of a user between two requests")
+    group.add_argument(
+        "--rate", type=list_of(seconds), metavar="R,R,...", help="requests a second instead, at random (Poisson)"
+    )
+    group.add_argument("--burst", type=positive, default=1, metavar="N", help="of these so many come together")
+    group.add_argument("--prompt-tokens", type=positive, default=200, metavar="N", help="of a prompt, on average")
+    group.add_argument("--answer-tokens", type=positive, default=150, metavar="N", help="of an answer, on average")
+    group.add_argument(
+        "--shared-tokens", type=whole, default=0, metavar="N", help="of the prompt, a beginning that others have [0]"
+    )
+    group.add_argument("--prefixes", type=positive, default=1, metavar="N", help="how many such beginnings there are")
+    group.add_argument(
+        "--prefix-room", type=positive, default=64, metavar="N", help="beginnings whose KV cache a replica keeps"
+    )
+    group.add_argument("--by-prefix", action="store_true", help="requests that begin alike go to one replica")
+    group.add_argument("--requests", type=at_most(10**6), default=1000, metavar="N", help="to simulate in each case")
     group = parser.add_argument_group("costs of the stages (milliseconds for one row)")
     group.add_argument("--token-ms", type=milliseconds, metavar="T", help="a plain token through the whole model [20]")
     group.add_argument("--stage-ms", type=each, metavar="T,T,...", help="each stage instead, the draft stage first")

@@ -11,6 +11,8 @@ from ppsd_rt import Engine, PpsdError, RunOptions, SamplingParams, _native
 from ppsd_rt.cli import generate, progress, prompt_bar
 from ppsd_rt.cli.parser import parse
 from ppsd_rt.cli.prompt_bar import DELAY, PromptBar
+from ppsd_rt.pipeline.rounds import Limits
+from ppsd_rt.pipeline.schedule import parse_schedule
 
 ROWS = _native.PASS_ROWS
 ENDS = 7  # an id with which the work ends, as its embedding is read
@@ -27,21 +29,17 @@ def engine(tmp_path_factory):
     return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="float32", threads=1)
 
 
-def test_rows_count_by_the_layers_that_they_have_passed(engine, monkeypatch):
-    """The work ends in the third pass of the early layers: two passes through half of the layers are done."""
-    sessions, start = [], _native.Engine.start
-
-    def kept(*args, **options):
-        sessions.append(start(*args, **options))
-        while not sessions[0].ready(1000):
-            pass
-        sessions.append(sessions[0].prompt_rows())
-        return sessions[0]
-
-    monkeypatch.setattr(_native.Engine, "start", kept)
-    with pytest.raises(PpsdError, match=f"embedding of token {ENDS} is NaN"):
-        engine.generate(LONG, PARAMS, "plain").run()
-    assert sessions[1] == (ROWS, len(LONG))
+def test_rows_count_pass_by_pass(engine):
+    """The work ends in the third pass: the rows of two are done."""
+    loop = _native.Loop(engine.backend._model, 1, 1 << 22, 4, 16, stepped=True)
+    answer = loop.add(LONG, PARAMS.for_backend(LONG), parse_schedule("plain"), Limits(len(LONG) + 2))
+    done = []
+    for _ in range(3):
+        done.append(answer.prompt_rows())
+        assert loop.step()
+    assert done == [(rows, len(LONG)) for rows in (0, ROWS, 2 * ROWS)]
+    with pytest.raises(RuntimeError, match=f"embedding of token {ENDS} is NaN"):
+        next(answer)
 
 
 @pytest.mark.parametrize(("schedule", "begin"), [("plain", 10), ("elastic", 110)])

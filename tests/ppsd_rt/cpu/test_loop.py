@@ -7,6 +7,7 @@ import torch
 from support import loud_head, tiny_head, tiny_model, write_model
 
 from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt.backend import Oracle
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import Auto, copying, parse_schedule
@@ -53,6 +54,7 @@ class Request:
         self.prompt, self.params, self.schedule = prompt, params, schedule
         self.arrives, self.leaves = arrives, leaves
         self.ids, self.logprobs, self.judged, self.answer, self.over = [], [], [], None, False
+        self.rescued = self.siblings = 0
 
     @property
     def end(self):
@@ -78,6 +80,8 @@ class Request:
                 self.ids += event.committed
                 self.logprobs += event.logprobs
                 self.judged.append([draft.token for draft in event.judged])
+                self.rescued += event.rescued
+                self.siblings += event.siblings
 
     def alone(self, engine):
         completion = engine.generate(self.prompt, self.params, "plain").run()
@@ -197,6 +201,77 @@ def test_beginnings_are_shared_and_nothing_else(engine):
         shared.append(loop.counts["shared_rows"] - before)
     check(engine, requests)
     assert shared == [0, 0, 0, 128, 192]
+
+
+def test_a_text_that_parts_within_a_block_copies_it(engine):
+    """The next turn of a conversation computes its new rows alone; fewer than eight rows are computed again."""
+    generator = random.Random(6)
+    said = [generator.randrange(5, 250) for _ in range(90)]
+    loop = loop_of(engine)
+    first = Request([*said, 7], sampled(generator, max_tokens=10))
+    play(loop, engine, [first])
+    text = first.prompt + first.ids
+    turns = [[*text, 8, 9], [*said[:80], 9], [*said[:70], 11], [*said[:64], 3, 3]]
+    shared = []
+    for prompt in turns:
+        before = loop.counts["shared_rows"]
+        request = Request(prompt, sampled(generator, max_tokens=30))
+        play(loop, engine, [request])
+        check(engine, [request])
+        shared.append(loop.counts["shared_rows"] - before)
+    assert shared == [len(text) - 1, 80, 64, 64]  # the newest token of an answer has no row
+
+
+def test_timelines_and_oracles_in_company(engine):
+    """Each draft is what its answer's oracle says, and each timeline has its own passes."""
+    generator = random.Random(9)
+    requests = [
+        Request([generator.randrange(5, 250) for _ in range(30)], SamplingParams(max_tokens=40, ignore_eos=True), name)
+        for name in ("eesd:length=3,stop_rule=fixed", "eesd:length=1,stop_rule=fixed", "plain")
+    ]
+    loop = loop_of(engine)
+    for request in requests:
+        truth = (*request.prompt, *engine.generate(request.prompt, request.params, "plain").run().ids)
+        request.add_to(loop, engine, oracle=Oracle(truth, acceptance=1.0), trace=True)
+    while loop.step():
+        for request in requests:
+            request.take()
+    check(engine, requests)
+    for request in requests:
+        names = [name for name, *_ in request.answer.spans()]
+        assert names.count("verify") == len(request.judged) - 1  # but for the prompt's round
+        judged = [id for drafts in request.judged for id in drafts]
+        assert all(len(drafts) == len(request.judged[1]) for drafts in request.judged[1:-2])
+        assert set(judged) <= set(request.ids)
+
+
+@pytest.mark.parametrize("lookup", ["", ",lookup=2"])
+def test_siblings_of_an_answer_alone_and_none_in_company(engine, lookup):
+    """A rescued round commits what the sibling's row gave; when company comes, decoding goes on without siblings."""
+    schedule = f"eesd:length=4,stop_rule=fixed,siblings=0.001{lookup}"
+    generator = random.Random(4)
+    prompt = [generator.randrange(5, 250) for _ in range(40)]
+    alone, company = (Request(prompt, SamplingParams(max_tokens=300, ignore_eos=True), schedule) for _ in range(2))
+    truth = (*prompt, *engine.generate(prompt, alone.params, "plain").run().ids)
+    oracle = Oracle(truth, acceptance=0.5, second=0.8, seed=3)
+    loop = loop_of(engine)
+    alone.add_to(loop, engine, oracle=oracle)
+    while len(alone.ids) < 200:
+        assert loop.step()
+        alone.take()
+    assert alone.rescued > 20
+    company.add_to(loop, engine)
+    while not company.ids:
+        assert loop.step()
+        alone.take(), company.take()
+    before = alone.siblings
+    while len(alone.ids) < 250:
+        assert loop.step()
+        alone.take(), company.take()
+    assert alone.siblings == before
+    while loop.step():
+        alone.take(), company.take()
+    check(engine, [alone, company])
 
 
 def test_a_small_cache(engine):

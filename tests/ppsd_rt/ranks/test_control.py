@@ -72,6 +72,27 @@ def test_a_silent_rank_is_named_to_all(rank):
     assert told == {1: here.failure, 2: here.failure}
 
 
+def test_a_rank_that_reads_no_more_is_named_although_its_link_is_full(rank, monkeypatch):
+    """What is sent to it never leaves, so whoever sends waits: but not who watches."""
+    monkeypatch.setattr(control, "_LAST_WORDS", 0.01)
+    here, group = rank()
+    send, stuck = group.send, threading.Event()
+
+    def full(tensors, peer, tag):
+        if peer == 1:
+            stuck.set()
+            threading.Event().wait()
+        return send(tensors, peer, tag)
+
+    group.send = full
+    threading.Thread(target=here.tell, args=(1, Kind.PING), daemon=True).start()
+    assert stuck.wait(60)  # a guard
+    here._clock.then = lambda: hear(here, 2, Kind.BEAT)
+    here._watch()
+    assert here.failure == f"rank 1 has been silent for {SILENCE:g} s: it hangs, or its host is gone"
+    assert [peer for peer, message in group.sent if message[1] == Kind.FAIL] == [2]
+
+
 def test_signs_of_life_keep_all_going(rank):
     here, group = rank()
 
@@ -84,6 +105,10 @@ def test_signs_of_life_keep_all_going(rank):
     here._clock.then = live
     here._watch()
     assert here.failure is None
+    for peer in (1, 2):
+        here._clock.time = 0.0
+        here.stopping.clear()
+        here._live(peer)
     beats = [peer for peer, message in group.sent if message[1] == Kind.BEAT]
     assert beats.count(1) == beats.count(2) > 100 * SILENCE
 

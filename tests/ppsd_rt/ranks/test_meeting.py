@@ -206,6 +206,23 @@ def test_another_program_where_the_ranks_meet():
     assert "is no meeting point of ranks, another program listens there" in str(caught.value)
 
 
+def test_ranks_that_are_started_again_meet_anew():
+    """The agent's store keeps what the ranks before have left in it, and one may come before rank 0 has."""
+    store = HashStore()
+    first = meeting._attempt(store, world(0, 2), WAIT, Slept())
+    assert meeting._attempt(store, world(1, 2), WAIT, Slept()) == first
+    store.add(f"{first}/ppsd/here/1", 1)  # rank 1 has sat down there
+    clock = Slept()
+    clock.then = lambda: named or named.append(meeting._attempt(store, world(0, 2), WAIT, Slept()))
+    named = []
+    assert meeting._attempt(store, world(1, 2), WAIT, clock) == named[0] != first
+
+
+def test_an_attempt_that_rank_0_never_names():
+    with pytest.raises(PpsdError, match="rank 0 did not come to"):
+        meeting._attempt(HashStore(), world(1, 2), WAIT, Slept())
+
+
 # -- the whole start ---------------------------------------------------------------------------------------------------
 
 

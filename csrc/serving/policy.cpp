@@ -1,0 +1,131 @@
+#include "policy.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace ppsd {
+
+using Clock = std::chrono::steady_clock;
+
+Schedule in_turn(Schedule schedule, bool siblings) {
+  schedule.overlap = false;
+  if (!siblings) schedule.siblings = 0.0;
+  schedule.max_chunk = std::min(schedule.max_chunk, kMaxChunk);
+  schedule.lookahead = std::min(schedule.lookahead, schedule.max_chunk);
+  schedule.first_chunk = schedule.lookahead;
+  return schedule;
+}
+
+Policy::Policy(bool drafts, double draft_share) : drafts_(drafts) {
+  times.draft_share = draft_share;
+  times.margin = tuning_.margin;
+}
+
+void Policy::plan(std::vector<Writer>* writers, int prompt_rows, int reading, int left) {
+  if (writers->size() == 1 && reading == 0) {
+    Writer& only = writers->front();
+    if (steer(&only)) return;
+    if (!only.drafting->automatic) {
+      only.schedule = in_turn(only.drafting->asked, true);
+      return;
+    }
+  }
+  std::vector<Writer*> drawing;
+  std::vector<double> acceptance;
+  const double pooled = (tuning_.prior_acceptance * tuning_.prior_weight + accepted_) / (tuning_.prior_weight + judged_);
+  int others = prompt_rows, copying = 0, committed = 0;
+  for (Writer& writer : *writers) {
+    Drafting& drafting = *writer.drafting;
+    drafting.steered = false;
+    if (drafting.automatic) copying += drafting.asked.copies();
+    if (drafting.automatic && drafts_ && earned(writer) > 0.0) {
+      drawing.push_back(&writer);
+      acceptance.push_back((tuning_.pooled * pooled + drafting.accepted) / (tuning_.pooled + drafting.judged));
+      continue;
+    }
+    ++others;
+    ++committed;
+    if (drafting.automatic) continue;
+    keep_schedule(&writer, left);
+    left -= writer.schedule.max_chunk;
+    others += writer.schedule.max_chunk;
+  }
+  allotment_ = allot(times, acceptance, others, committed, left, kMaxChunk, reading);
+  for (int drafts : allotment_.drafts) left -= drafts;
+  for (Writer& writer : *writers) {
+    const Drafting& drafting = *writer.drafting;
+    if (!drafting.automatic) continue;
+    const auto found = std::find(drawing.begin(), drawing.end(), &writer);
+    const int drafts = found == drawing.end() ? 0 : allotment_.drafts[size_t(found - drawing.begin())];
+    int copies = 0;
+    if (drafting.asked.copies() && earned(writer) > 0.0 && allotment_.copies) {
+      copies = std::min({tuning_.copies, left / copying, kMaxChunk - drafts});
+      --copying;
+    }
+    left -= copies;
+    give(&writer, drafts, copies);
+  }
+}
+
+// By its planner, if it has one.
+bool Policy::steer(Writer* writer) {
+  Drafting& drafting = *writer->drafting;
+  if (!drafting.planner) return false;
+  if (!std::exchange(drafting.steered, true)) {
+    drafting.planner->begin(writer->text);
+    drafting.since = Clock::now();
+  }
+  writer->schedule = in_turn(drafting.planner->schedule(), true);
+  return true;
+}
+
+// Plain tokens that its drafts may still lose.
+double Policy::earned(const Writer& writer) const {
+  return writer.drafting->balance + tuning_.overdraft + tuning_.loss_share * writer.written;
+}
+
+void Policy::keep_schedule(Writer* writer, int left) const {
+  Schedule& schedule = writer->schedule = in_turn(writer->drafting->asked, false);
+  schedule.max_chunk = std::min(schedule.max_chunk, left);
+  schedule.lookahead = schedule.first_chunk = std::min(schedule.lookahead, schedule.max_chunk);
+  if (schedule.max_chunk == 0) schedule.lookup = 0, schedule.recycle = false;
+}
+
+void Policy::give(Writer* writer, int drafts, int copies) const {
+  Schedule& schedule = writer->schedule = {};
+  schedule.lookahead = schedule.first_chunk = drafts;
+  schedule.max_chunk = drafts + copies;
+  if (copies > 0) {
+    schedule.lookup = writer->drafting->asked.lookup;
+    schedule.recycle = writer->drafting->asked.recycle;
+  }
+  const auto worth = [&](double seconds) {
+    return std::clamp(seconds * allotment_.tokens_per_second, tuning_.least_chance, tuning_.sure_chance);
+  };
+  schedule.stop_rule.kind = StopRule::Kind::kSurvival;
+  schedule.stop_rule.threshold = worth(allotment_.draft_seconds);
+  schedule.stop_rule.copy_threshold = worth(allotment_.row_seconds);
+}
+
+void Policy::learn(Drafting* drafting, const Round& round) {
+  for (int i = 0; i < int(round.judged.size()); ++i) {
+    if (round.judged[i].copied > 0) continue;
+    const double good = i < round.accepted ? 1.0 : 0.0;
+    for (auto [accepted, judged] : {std::pair{&accepted_, &judged_}, std::pair{&drafting->accepted, &drafting->judged}}) {
+      *accepted = tuning_.fades * *accepted + good;
+      *judged = tuning_.fades * *judged + 1.0;
+    }
+  }
+  if (drafting->steered) {
+    const Clock::time_point now = Clock::now();
+    drafting->planner->after(round, std::chrono::duration<double>(now - drafting->since).count());
+    drafting->since = now;
+    return;
+  }
+  const int drafts = int(round.judged.size()) + round.dropped, drawn = drafts - round.copied;
+  const double seconds = drawn * allotment_.draft_seconds + round.copied * allotment_.row_seconds;
+  drafting->balance += round.accepted - seconds * allotment_.tokens_per_second;
+  drafting->balance = std::min(drafting->balance, tuning_.overdraft);   // so that credit does not accumulate
+}
+
+}  // namespace ppsd

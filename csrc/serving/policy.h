@@ -1,0 +1,75 @@
+// Which answers draft how many tokens in a round, which of these are copied, and whether they have siblings.
+//
+// A schedule that the caller names is kept as far as there are rows. An answer of `auto` that runs alone is steered by its
+// Planner, which knows what stages cost here; among others it gets what `allot` gives it, by what passes have taken lately.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "../pipeline/planner.h"
+#include "allotment.h"
+
+namespace ppsd {
+
+// All numbers of drafts under load that were tuned, and not derived.
+struct LoadTuning {
+  double prior_acceptance = 0.6, prior_weight = 4.0;   // before anything is known, and the verdicts that it counts as
+  double fades = 0.99;       // what verdicts weigh after each further one
+  double pooled = 8.0;       // verdicts that those of all answers count as, for one of them
+  // A round with drafts takes longer than its passes say, and their rows are not there for prompts. Without a margin `auto`
+  // had 1.02, 0.93, 0.95, 0.89 of plain batching with 4, 8, 16, 32 clients; with this one 0.99, 0.98, 0.99, 0.96
+  // (benchmarks/results/2026-11-23-amd-epyc-load.json, and -before).
+  double margin = 2.0;
+  double overdraft = 0.5;    // plain tokens that an answer's drafts may lose at once,
+  double loss_share = 0.02;  // and in all, of its tokens
+  int copies = 6;            // copied drafts of a round, at the most
+  double least_chance = 0.1, sure_chance = 0.98;   // bounds of what a draft must promise
+};
+
+// What the policy knows of one answer.
+struct Drafting {
+  bool automatic = false;             // the policy decides on drafts: of `asked`, `lookup` and `recycle` count
+  Schedule asked;
+  std::shared_ptr<Planner> planner;   // of `auto`, for when it is alone; or null
+  double accepted = 0.0, judged = 0.0;   // drafts of the exit head, older ones counting less
+  double balance = 0.0;               // plain tokens that drafts have earned, more than they cost
+  bool steered = false;               // by its planner, in the round at hand
+  std::chrono::steady_clock::time_point since;   // the end of the round before, where it was steered
+};
+
+class Policy {
+ public:
+  // drafts: the model has an exit head. draft_share: see PassTimes.
+  Policy(bool drafts, double draft_share);
+
+  // An answer that gets a row of its own in the round.
+  struct Writer {
+    Drafting* drafting;
+    int text, written;   // tokens: of the text, and of these of the answer
+    Schedule schedule;   // of the round: what comes of it
+  };
+  // prompt_rows: of the pass. reading: answers whose prompts have them. left: rows that drafts may have in all.
+  void plan(std::vector<Writer>* writers, int prompt_rows, int reading, int left);
+  // What a verdict says of drafts to come, and what those of the round have earned and cost.
+  void learn(Drafting* drafting, const Round& round);
+
+  PassTimes times;   // the loop's own passes, as it measures them
+
+ private:
+  bool steer(Writer* writer);
+  double earned(const Writer& writer) const;
+  void keep_schedule(Writer* writer, int left) const;
+  void give(Writer* writer, int drafts, int copies) const;
+
+  const LoadTuning tuning_;
+  const bool drafts_;
+  Allotment allotment_;                    // of the round
+  double accepted_ = 0.0, judged_ = 0.0;   // drafts of exit heads, of all answers, older ones counting less
+};
+
+// A schedule for stages that take turns; siblings: it may have some, for the answer has a pass to itself.
+Schedule in_turn(Schedule schedule, bool siblings);
+
+}  // namespace ppsd

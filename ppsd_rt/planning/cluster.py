@@ -1,0 +1,337 @@
+"""Replicas in simulated time: requests arrive, wait for room, and are decoded together.
+
+    replica = Replica(stages=(0.02,), early=0.002, head=0.0005, row_share=0.02, batch=16)
+    run([replica] * 4, poisson(rate=3.0, count=1000, shape=Shape(prompt=200, answer=150)))
+
+A replica is a pipeline of stages, each a worker of its own; of one stage it is a process. Its answers take part in the
+same passes. A stage that is free takes what waits for it; over several stages at most its share of the answers, so that
+the others have work too. What is assumed beside planning/simulate.py:
+
+- a pass over n rows takes `1 + row_share * (n - 1)` times as long as one over one row, whatever they are;
+- K drafts are drawn in turns, before each pass, for all answers together;
+- a front gives each request to the replica with the most room, or where prompts begin alike to the same one;
+- a replica has the KV cache of its last `prefixes` different beginnings, and computes only what comes after them.
+
+One answer at a time over several stages (`batch` 1, as ranks are today) is decoded by the real scheduler, so that any
+schedule can be asked for.
+"""
+
+import heapq
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from ..pipeline.schedule import Schedule
+from .simulate import simulate
+from .stage_costs import costs_of_stages, growth
+
+PASS_ROWS = 64  # of a prompt in one pass
+
+
+@dataclass(frozen=True)
+class Replica:
+    """Seconds of one row. stages: each of them; early: of the first, the layers before the exit head; head: a draft.
+
+    drafts: before each pass; acceptance: of each, if those before it are right. link: a message to the next stage, and
+    the verdict back. schedule: of an answer that is alone over several stages, instead of `drafts`.
+    """
+
+    stages: tuple[float, ...]
+    early: float = 0.0
+    head: float = 0.0
+    row_share: float = 0.0
+    link: float = 0.0
+    batch: int = 1
+    drafts: int = 0
+    acceptance: float = 0.8
+    prefixes: int = 64
+    schedule: Schedule | None = None
+
+    def growth(self, rows: int) -> float:
+        return 1 + self.row_share * (rows - 1) if rows else 0.0
+
+    def first(self, answers: int, prompt_rows: int) -> float:
+        """Of the first stage: drafts for so many answers, and their rows with those of prompts."""
+        drafting = self.drafts * (self.early * self.growth(answers) + self.head) if answers else 0.0
+        rows = answers * (self.drafts + 1) + prompt_rows
+        early = self.early * self.growth(answers + prompt_rows)
+        return drafting + early + (self.stages[0] - self.early) * self.growth(rows)
+
+    def later(self, stage: int, answers: int, prompt_rows: int) -> float:
+        return self.stages[stage] * self.growth(answers * (self.drafts + 1) + prompt_rows)
+
+    def alone(self, prompt_rows: int, tokens: int, seed: int) -> list[tuple[float, int]]:
+        """Of one answer by its schedule: (seconds from its begin, tokens by then)."""
+        assert self.schedule is not None
+        links = len(self.stages) * self.link
+        passes = [min(PASS_ROWS, prompt_rows - done) for done in range(0, prompt_rows, PASS_ROWS)]
+        # A prompt's passes follow each other through the stages.
+        begun = sum(self.stages) * self.growth(passes[-1]) + links
+        begun += sum(max(self.stages) * self.growth(rows) for rows in passes[:-1])
+        found = [(begun, 1)]
+        if tokens > 1:
+            costs = costs_of_stages(self.stages, self.head, growth(self.row_share), self.link, 0.0)
+            for timed in simulate(self.schedule, costs, self.acceptance, tokens - 1, seed).rounds:
+                found.append((begun + timed.seconds, found[-1][1] + len(timed.round.committed)))
+        return found
+
+
+@dataclass(frozen=True)
+class Request:
+    """prompt, answer: tokens. prefix: which beginning it has, of `shared` tokens. user: asks again `think` after it."""
+
+    number: int
+    arrival: float
+    prompt: int
+    answer: int
+    prefix: int = 0
+    shared: int = 0
+    think: float | None = None
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Means of tokens; exact: all requests have just so many, else their lengths are geometric. prefixes: how many
+    beginnings of `shared` tokens there are."""
+
+    prompt: int = 1
+    answer: int = 100
+    exact: bool = False
+    prefixes: int = 1
+    shared: int = 0
+
+    def request(self, number: int, arrival: float, rng: Random, think: float | None = None) -> Request:
+        def length(mean: int) -> int:
+            return mean if self.exact else max(1, round(rng.expovariate(1 / mean)))
+
+        prompt = self.shared + length(max(1, self.prompt - self.shared))
+        return Request(number, arrival, prompt, length(self.answer), rng.randrange(self.prefixes), self.shared, think)
+
+
+def poisson(rate: float, count: int, shape: Shape, burst: int = 1, seed: int = 0) -> list[Request]:
+    """`rate` requests a second, so many of them together."""
+    rng, now, requests = Random(seed), 0.0, list[Request]()
+    while len(requests) < count:
+        now += rng.expovariate(rate / burst)
+        requests += [shape.request(len(requests) + place, now, rng) for place in range(burst)]
+    return requests[:count]
+
+
+def users(number: int, think: float, shape: Shape, seed: int = 0) -> list[Request]:
+    """The first request of each; `run` has them ask again."""
+    rng = Random(seed)
+    return [shape.request(user, rng.expovariate(1 / think), rng, think) for user in range(number)]
+
+
+@dataclass
+class Answered:
+    """Seconds. first: when its first token came."""
+
+    request: Request
+    begun: float = 0.0
+    first: float = 0.0
+    ended: float = 0.0
+    tokens: int = 0
+
+    @property
+    def wait(self) -> float:
+        return self.first - self.request.arrival
+
+    @property
+    def pace(self) -> float:
+        """Seconds a token, after the first."""
+        return (self.ended - self.first) / max(self.tokens - 1, 1)
+
+
+def accepted(rng: Random, drafts: int, acceptance: float) -> int:
+    """How many drafts of a round are right."""
+    return next((place for place in range(drafts) if rng.random() >= acceptance), drafts)
+
+
+@dataclass
+class _Answer:
+    answered: Answered
+    rng: Random
+    prompt_left: int  # rows
+    rows: int = 0  # of its prompt, under way
+
+
+@dataclass
+class _Running:
+    """A replica at work. waiting: answers that wait for each stage."""
+
+    replica: Replica
+    answers: int = 0
+    seconds: list[float] = field(default_factory=list)  # that each stage has worked
+    busy: list[bool] = field(default_factory=list)
+    waiting: list[deque[_Answer]] = field(default_factory=list)
+    known: "OrderedDict[int, None]" = field(default_factory=OrderedDict)  # beginnings
+
+
+class Cluster:
+    """by_prefix: requests that begin alike go to one replica while it has room."""
+
+    def __init__(self, replicas: Sequence[Replica], by_prefix: bool = False, seed: int = 0) -> None:
+        self._running = [
+            _Running(r, 0, [0.0] * len(r.stages), [False] * len(r.stages), [deque() for _ in r.stages])
+            for r in replicas
+        ]
+        self._by_prefix, self._seed = by_prefix, seed
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._order, self._queue = 0, deque[Request]()
+        self.answered: list[Answered] = []
+        self.now = 0.0
+
+    def run(self, requests: Sequence[Request], most: int, shape: Shape | None = None) -> None:
+        """Until `most` requests have been answered. shape: of those that users ask next."""
+        self._shape = shape
+        self._rng = Random(self._seed + 1)
+        for request in requests:
+            self._at(request.arrival, lambda now, request=request: self._arrive(request))  # type: ignore[misc]
+        while self._events and len(self.answered) < most:
+            self.now, _, happen = heapq.heappop(self._events)
+            happen(self.now)
+
+    def busy(self) -> float:
+        """The share of the time in which a stage works, of all stages."""
+        stages = [seconds for running in self._running for seconds in running.seconds]
+        return sum(stages) / (len(stages) * self.now)
+
+    def _at(self, when: float, happen: Callable[[float], None]) -> None:
+        self._order += 1
+        heapq.heappush(self._events, (when, self._order, happen))
+
+    def _arrive(self, request: Request) -> None:
+        self._queue.append(request)
+        self._let_in()
+
+    def _let_in(self) -> None:
+        while self._queue:
+            free = [running for running in self._running if running.answers < running.replica.batch]
+            if not free:
+                return
+            request = self._queue.popleft()
+            least = min(free, key=lambda running: running.answers / running.replica.batch)
+            wanted = self._running[hash((request.prefix, "prefix")) % len(self._running)] if self._by_prefix else least
+            self._begin(wanted if wanted in free else least, request)
+
+    def _begin(self, running: _Running, request: Request) -> None:
+        running.answers += 1
+        shared = request.shared if request.prefix in running.known else 0
+        running.known[request.prefix] = None
+        running.known.move_to_end(request.prefix)
+        if len(running.known) > running.replica.prefixes:
+            running.known.popitem(last=False)
+        answered = Answered(request, self.now)
+        rows = max(request.prompt - shared, 1)
+        if running.replica.schedule is not None:
+            return self._decode_alone(running, answered, rows)
+        answer = _Answer(answered, Random(self._seed + request.number), rows)
+        running.waiting[0].append(answer)
+        return self._work(running, 0)
+
+    def _decode_alone(self, running: _Running, answered: Answered, rows: int) -> None:
+        begun, request = self.now, answered.request
+        rounds = running.replica.alone(rows, request.answer, request.number)
+        answered.first, answered.tokens = begun + rounds[0][0], request.answer
+        # One answer is in one stage at a time, or in several; how busy each is, `simulate` without --cluster says.
+        for stage in range(len(running.seconds)):
+            running.seconds[stage] += rounds[-1][0]
+        self._at(begun + rounds[-1][0], lambda now: self._end(running, answered))
+
+    def _work(self, running: _Running, stage: int) -> None:
+        """Stage `stage` takes all that waits for it, if it is free."""
+        waiting, replica = running.waiting[stage], running.replica
+        if running.busy[stage] or not waiting:
+            return
+        share = -(-replica.batch // len(replica.stages))
+        taken = [waiting.popleft() for _ in range(min(share, len(waiting)))]
+        if stage == 0:
+            room = PASS_ROWS
+            for answer in taken:
+                answer.rows = min(answer.prompt_left, room)
+                room -= answer.rows
+            held = [answer for answer in taken if answer.prompt_left and not answer.rows]
+            waiting.extend(held)  # prompts for which this pass has no room
+            taken = [answer for answer in taken if answer.rows or not answer.prompt_left]
+        writing, rows = sum(not answer.rows for answer in taken), sum(answer.rows for answer in taken)
+        seconds = replica.first(writing, rows) if stage == 0 else replica.later(stage, writing, rows)
+        running.busy[stage] = True
+        running.seconds[stage] += seconds
+        self._at(self.now + seconds, lambda now: self._done(running, stage, taken))
+
+    def _done(self, running: _Running, stage: int, taken: list[_Answer]) -> None:
+        running.busy[stage] = False
+        last = stage == len(running.replica.stages) - 1
+        link = running.replica.link if len(running.replica.stages) > 1 else 0.0
+
+        def arrive(now: float) -> None:
+            if last:
+                return self._verdict(running, taken)
+            running.waiting[stage + 1].extend(taken)
+            return self._work(running, stage + 1)
+
+        if link:
+            self._at(self.now + link, arrive)
+        else:  # at once, so that what comes back takes part in this stage's next pass
+            arrive(self.now)
+        self._work(running, stage)
+
+    def _verdict(self, running: _Running, taken: list[_Answer]) -> None:
+        for answer in taken:
+            answered, request = answer.answered, answer.answered.request
+            if answer.rows:
+                answer.prompt_left -= answer.rows
+                answer.rows = 0
+                if answer.prompt_left == 0:
+                    answered.first, answered.tokens = self.now, 1
+            else:
+                right = accepted(answer.rng, running.replica.drafts, running.replica.acceptance)
+                answered.tokens = min(answered.tokens + 1 + right, request.answer)
+            if answer.prompt_left == 0 and answered.tokens == request.answer:
+                self._end(running, answered)
+            else:
+                running.waiting[0].append(answer)
+        self._work(running, 0)
+
+    def _end(self, running: _Running, answered: Answered) -> None:
+        running.answers -= 1
+        answered.ended = self.now
+        self.answered.append(answered)
+        request = answered.request
+        if request.think is not None and self._shape is not None:
+            number = len(self.answered) + len(self._queue) + 10**6
+            again = self.now + self._rng.expovariate(1 / request.think)
+            later = self._shape.request(number, again, self._rng, request.think)
+            self._at(again, lambda now: self._arrive(later))
+        self._let_in()
+
+
+def run(
+    replicas: Sequence[Replica],
+    requests: Sequence[Request],
+    most: int | None = None,
+    shape: Shape | None = None,
+    by_prefix: bool = False,
+    seed: int = 0,
+) -> Cluster:
+    cluster = Cluster(replicas, by_prefix, seed)
+    cluster.run(requests, len(requests) if most is None else most, shape)
+    return cluster
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+def combinations(axes: dict[str, Sequence[object]]) -> Iterator[dict[str, object]]:
+    """Every one of each."""
+    if not axes:
+        yield {}
+        return
+    (name, values), *others = axes.items()
+    for value in values:
+        for rest in combinations(dict(others)):
+            yield {name: value, **rest}

@@ -1,0 +1,184 @@
+"""Ray Serve on a cluster of several nodes in this machine: every answer is the undisturbed one, and none is lost."""
+
+import os
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+from support import write_model
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.extras import is_there
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not is_there("ray"), reason='Ray is not installed: pip install "ppsd-rt[ray]"'),
+]
+
+PATIENCE = 300.0  # seconds; a guard, no test is about how soon
+PROMPTS = ["Once upon a time", "A list of planets:", "Dear sir", "The lighthouse"]
+ASKED = {"max_tokens": 300, "temperature": 0.9, "seed": 3, "presence_penalty": 0.5, "extra_body": {"ignore_eos": True}}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("ray") / "model", num_hidden_layers=4, max_position_embeddings=512)
+
+
+@pytest.fixture(scope="module")
+def texts(folder):
+    engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="int8", threads=1)
+    given = {name: value for name, value in ASKED.items() if name != "extra_body"}
+    params = SamplingParams(**given, ignore_eos=True)
+    return {prompt: engine.generate(prompt, params, "plain").run().text for prompt in PROMPTS}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A head that decodes nothing, and nodes that do."""
+    # Before Ray is imported. On cores that are busy elsewhere, what Ray expects in 5 s takes a minute.
+    for name in ("PROXY_READY_CHECK_TIMEOUT_S", "PROXY_HEALTH_CHECK_TIMEOUT_S"):
+        os.environ[f"RAY_SERVE_{name}"] = str(PATIENCE)
+    import ray
+    from ray import serve
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    made.add_node(num_cpus=2)
+    made.add_node(num_cpus=2)
+    ray.init(address=made.address, log_to_driver=False)
+    with suppress(TimeoutError):  # after a minute; deploying waits on
+        serve.start(proxy_location="HeadOnly")
+    yield made
+    serve.shutdown()
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture
+def deploy(cluster, folder):
+    from ray import serve
+
+    from ppsd_rt import ray as ours
+
+    def run(**options):
+        base = {"model": str(folder), "model_name": "tiny", "exit_head": "norm:1", "dtype": "int8", "threads": 1}
+        serve.run(ours.app(ours.Options(**base, **options)))
+
+    return run
+
+
+class Load:
+    """Clients that ask until they are told to end."""
+
+    def __init__(self, texts, clients=6):
+        import openai
+
+        self._texts, self._over, self.wrong, self.answers = texts, threading.Event(), [], 0
+        self._client = openai.OpenAI(
+            base_url="http://127.0.0.1:8000/v1", api_key="none", max_retries=0, timeout=PATIENCE
+        )
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
+
+    def one(self, prompt):
+        chunks = self._client.completions.create(model="tiny", prompt=prompt, stream=True, **ASKED)
+        return "".join(choice.text for chunk in chunks for choice in chunk.choices)
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, number):
+        while not self._over.is_set():
+            prompt = PROMPTS[number % len(PROMPTS)]
+            number += 1
+            try:
+                found = self.one(prompt)
+            except Exception as error:
+                self.wrong.append(repr(error))
+                continue
+            self.answers += 1
+            if found != self._texts[prompt]:
+                self.wrong.append(f"{prompt}: {found}")
+
+
+def replicas():
+    """Of Engines, those that run: their ids and nodes."""
+    from ray import serve
+
+    details = serve.status().applications["default"].deployments["Engines"]
+    return details.replica_states.get("RUNNING", 0)
+
+
+def wait_for(condition):
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def engine_nodes():
+    import ray
+    from ray.util.state import list_actors
+
+    ray.nodes()
+    return [actor.node_id for actor in list_actors(filters=[("state", "=", "ALIVE")]) if "Engines" in actor.class_name]
+
+
+def test_it_answers_as_the_engine_does(deploy, texts):
+    deploy()
+    load = Load(texts)
+    assert {prompt: load.one(prompt) for prompt in PROMPTS} == texts
+
+
+def test_replicas_come_and_go_with_the_load(deploy, texts):
+    deploy(replicas=3, ongoing=1.0, delay=2.0)
+    with Load(texts) as load:
+        wait_for(lambda: replicas() == 3)
+    wait_for(lambda: replicas() == 1)
+    with load_again(texts) as again:
+        wait_for(lambda: again.answers > 6)
+    assert load.wrong == again.wrong == []
+    assert load.answers > 0
+
+
+def load_again(texts):
+    return Load(texts, clients=2)
+
+
+def test_a_rolling_update_loses_nothing(deploy, texts):
+    deploy(least=2, replicas=2)
+    with Load(texts) as load:
+        wait_for(lambda: load.answers > 10)
+        deploy(least=2, replicas=2, schedule="plain", grace=30.0)  # other options: every replica is replaced
+        answered = load.answers
+        wait_for(lambda: load.answers > answered + 10)
+    assert load.wrong == []
+
+
+def test_a_node_that_is_killed_takes_no_answer_with_it(deploy, cluster, texts):
+    deploy(least=3, replicas=3)
+    wait_for(lambda: replicas() == 3)
+    with Load(texts) as load:
+        wait_for(lambda: load.answers > 10)
+        victim = cluster.worker_nodes and max(cluster.worker_nodes, key=lambda node: engine_nodes().count(node.node_id))
+        assert victim.node_id in engine_nodes()
+        cluster.remove_node(victim, allow_graceful=False)
+        answered = load.answers
+        wait_for(lambda: load.answers > answered + 20)
+        cluster.add_node(num_cpus=2)
+        wait_for(lambda: replicas() == 3)
+    assert load.wrong == []
+
+
+def test_a_replica_that_is_a_pipeline(deploy, texts):
+    deploy(ranks=2)
+    load = Load(texts)
+    assert {prompt: load.one(prompt) for prompt in PROMPTS} == texts
