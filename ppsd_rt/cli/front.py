@@ -19,6 +19,16 @@ if TYPE_CHECKING:
 _OPTIONS = ("model", "exit_head", "backend", "device", "dtype", "kv_dtype", "kv_memory", "threads", "stages")
 
 
+def check_front(args: argparse.Namespace) -> None:
+    """UsageError for options that exclude each other; before anything is opened."""
+    if args.restarts is not None and args.engines is not None:
+        raise UsageError("--restarts starts an engine, with --engines others do: give one of the two")
+    if getattr(args, "engine", None) is not None:
+        raise UsageError(
+            "over ranks start `ppsd-run serve --engines PORT` by itself, and the ranks with engine --front"
+        )
+
+
 @contextmanager
 def open_front(args: argparse.Namespace, given_up: Callable[[str], None]) -> "Iterator[tuple[Engine, Engines]]":
     """Once the first engine has come. given_up: called with a line when no engine will come any more."""
@@ -27,12 +37,6 @@ def open_front(args: argparse.Namespace, given_up: Callable[[str], None]) -> "It
     from ..front.engines import Engines
     from ..serve.run import listen
 
-    if args.restarts is not None and args.engines is not None:
-        raise UsageError("--restarts starts an engine, with --engines others do: give one of the two")
-    if getattr(args, "engine", None) is not None:
-        raise UsageError(
-            "over ranks start `ppsd-run serve --engines PORT` by itself, and the ranks with engine --front"
-        )
     host, port = args.engines or ("127.0.0.1", 0)
     own = args.restarts is not None
     key = secrets.token_hex(16) if own else os.environ.get("PPSD_ENGINE_KEY", "")

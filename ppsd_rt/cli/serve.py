@@ -11,7 +11,7 @@ from ..errors import PpsdError, UsageError
 from ..extras import need
 from ..pipeline.schedule import parse_schedule
 from .common import load_engine
-from .front import open_front
+from .front import check_front, open_front
 from .notes import note
 
 
@@ -25,6 +25,8 @@ def run(args: argparse.Namespace) -> int:
     key = args.api_key or os.environ.get("PPSD_API_KEY") or None
     if not 0 <= args.port < 2**16:
         raise UsageError(f"--port must be from 0 to 65535, not {args.port}")
+    if front := args.restarts is not None or args.engines is not None:
+        check_front(args)
     failure: list[str] = []
 
     def end(line: str) -> None:  # in another thread
@@ -34,11 +36,11 @@ def run(args: argparse.Namespace) -> int:
     with ExitStack() as stack:
         listener = stack.enter_context(listen(args.host, args.port))  # before the model is loaded, which takes longer
         here: Callable[[], bool] = lambda: True  # noqa: E731
-        if args.restarts is None and args.engines is None:
-            engine = load_engine(args)
-        else:
+        if front:
             engine, engines = stack.enter_context(open_front(args, end))
             here = lambda: engines.here  # noqa: E731
+        else:
+            engine = load_engine(args)
         engine.name = args.model_name or Path(engine.name).name  # clients need not know where it is
         settings = Settings(
             api_key=key,
