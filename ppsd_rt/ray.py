@@ -12,7 +12,6 @@ import hashlib
 import os
 import socket
 import threading
-from collections import Counter
 from collections.abc import AsyncIterator, Generator
 from contextlib import closing
 from time import sleep
@@ -47,8 +46,8 @@ from .serve.service import Service  # noqa: E402
 from .serve.settings import Settings  # noqa: E402
 
 FIRST = 64  # ids of a prompt that decide where it goes: a block of the KV cache
-_AGAIN = 0.5  # seconds after a loss: Ray may not have noticed it yet
 _ENGINES = "Engines"
+_MODEL = ("model", "exit_head", "backend", "dtype", "kv_dtype", "threads")
 
 Event = Round | Drafted
 
@@ -162,15 +161,7 @@ class Engines:
 
 
 def _open(options: Options) -> Engine:
-    return Engine.from_pretrained(
-        options.model,
-        exit_head=options.exit_head,
-        backend=options.backend,
-        dtype=options.dtype,
-        threads=options.threads,
-        kv_dtype=options.kv_dtype,
-        kv_memory=options.kv_memory,
-    )
+    return Engine.from_pretrained(**options.model_dump(include={*_MODEL, "kv_memory"}))
 
 
 class Rank:
@@ -193,20 +184,11 @@ def _open_pipeline(options: Options) -> Engine:
     nodes = [str(ray.get_runtime_context().get_node_id()), *ray.get([rank.node.remote() for rank in others])]
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
-    host, on_node = ray.util.get_node_ip_address(), Counter(nodes)
-    told = RankOptions(
-        model=options.model,
-        exit_head=options.exit_head,
-        backend="cpu" if options.backend == "auto" else options.backend,
-        dtype=options.dtype,
-        kv_dtype=options.kv_dtype,
-        threads=options.threads,
-        schedule=options.schedule,
-    )
-    worlds = [
-        World(rank, options.ranks, nodes[:rank].count(node), on_node[node], host, port)
-        for rank, node in enumerate(nodes)
-    ]
+    host = ray.util.get_node_ip_address()
+    given = options.model_dump(include={*_MODEL, "schedule"})
+    told = RankOptions(**{**given, "backend": "cpu" if options.backend == "auto" else options.backend})
+    local = [(nodes[:rank].count(node), nodes.count(node)) for rank, node in enumerate(nodes)]
+    worlds = [World(rank, options.ranks, *place, host, port) for rank, place in enumerate(local)]
     for rank, world in zip(others, worlds[1:], strict=True):
         rank.serve.remote(world, told)
     engine = join(worlds[0], told)
@@ -216,7 +198,7 @@ def _open_pipeline(options: Options) -> Engine:
 
 
 class _Place:
-    """Ray's router finds the replica, when it is asked."""
+    """Wherever Ray's router finds a replica, when it is asked."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle
@@ -238,26 +220,20 @@ class _Place:
 
     def logprobs(self, ids: list[int], top: int) -> list[Logprob]:
         try:
-            told: list[Logprob] = self._handle.logprobs.remote(ids, top).result()
-            return told
+            return list(self._handle.logprobs.remote(ids, top).result())
         except (RayError, RayServeException) as error:
             raise _lost(error) from None
+
+    def take(self, prompt: list[int], cancellation: Cancellation) -> "_Place | None":
+        return None if cancellation.asked else self
 
     def leave(self) -> None:
         """Ray counts by itself."""
 
 
 def _lost(error: Exception) -> Lost:
-    sleep(_AGAIN)
+    sleep(0.5)  # Ray may not have noticed it yet
     return Lost(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-
-
-class _Places:
-    def __init__(self, handle: Any) -> None:
-        self._handle = handle
-
-    def take(self, prompt: list[int], cancellation: Cancellation) -> _Place | None:
-        return None if cancellation.asked else _Place(self._handle)
 
 
 class _Front:
@@ -284,14 +260,12 @@ class _Front:
         handle = serve.get_deployment_handle(_ENGINES)
         facts = await handle.facts.remote()
         checkpoint, tokenizer = await asyncio.to_thread(open_model, options.model, options.backend)
-        engine = Engine(
-            checkpoint, tokenizer, FrontBackend(facts, _Places(handle)), options.model_name or options.model
-        )
+        engine = Engine(checkpoint, tokenizer, FrontBackend(facts, _Place(handle)), options.model_name or options.model)
         return Service(engine, Settings(api_key=options.api_key, schedule=parse_schedule(options.schedule)))
 
 
 def app(options: Options) -> serve.Application:
-    """What `serve run` and a Serve config file name. PpsdError for a schedule that means nothing."""
+    """What `serve run` and a Serve config file name. UsageError for a schedule that means nothing."""
     parse_schedule(options.schedule)
     resources = {"CPU": options.cpus, "GPU": options.gpus}
     many = {"placement_group_bundles": [resources] * options.ranks, "placement_group_strategy": "PACK"}

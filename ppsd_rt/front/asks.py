@@ -51,7 +51,9 @@ class Facts:
 
 def facts_of(engine: Engine) -> Facts:
     backend, facts = engine.backend, engine.backend.facts()
-    bits = (__version__, engine.checkpoint.hash, backend.device, backend.dtype, kv_dtype_of(backend), facts.get("isa"))
+    kind = [facts.get(name) for name in ("isa", "gpu", "torch", "cpu_capability")]
+    device = backend.device.partition(":")[0]
+    bits = (__version__, engine.checkpoint.hash, device, backend.dtype, kv_dtype_of(backend), *kind)
     return Facts(
         " ".join(map(str, bits)),
         backend.name,

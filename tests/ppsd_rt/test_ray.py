@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not is_there("ray"), reason='Ray is not installed: pip install "ppsd-rt[ray]"'),
 ]
 
-PATIENCE = 300.0  # seconds; a guard, no test is about how soon
+PATIENCE = 900.0  # seconds; a guard, no test is about how soon
 PROMPTS = ["Once upon a time", "A list of planets:", "Dear sir", "The lighthouse"]
 ASKED = {"max_tokens": 300, "temperature": 0.9, "seed": 3, "presence_penalty": 0.5, "extra_body": {"ignore_eos": True}}
 
@@ -125,11 +125,11 @@ def wait_for(condition):
 
 
 def engine_nodes():
-    import ray
-    from ray.util.state import list_actors
+    """Of each replica of Engines; the state API of Ray would need its dashboard."""
+    from ray._private.state import actors
 
-    ray.nodes()
-    return [actor.node_id for actor in list_actors(filters=[("state", "=", "ALIVE")]) if "Engines" in actor.class_name]
+    alive = [actor for actor in actors().values() if actor["State"] == "ALIVE"]
+    return [actor["Address"]["NodeID"] for actor in alive if "Engines" in f"{actor['Name']} {actor['ActorClassName']}"]
 
 
 def test_it_answers_as_the_engine_does(deploy, texts):
@@ -143,14 +143,10 @@ def test_replicas_come_and_go_with_the_load(deploy, texts):
     with Load(texts) as load:
         wait_for(lambda: replicas() == 3)
     wait_for(lambda: replicas() == 1)
-    with load_again(texts) as again:
+    with Load(texts, clients=2) as again:
         wait_for(lambda: again.answers > 6)
     assert load.wrong == again.wrong == []
     assert load.answers > 0
-
-
-def load_again(texts):
-    return Load(texts, clients=2)
 
 
 def test_a_rolling_update_loses_nothing(deploy, texts):
@@ -168,7 +164,7 @@ def test_a_node_that_is_killed_takes_no_answer_with_it(deploy, cluster, texts):
     wait_for(lambda: replicas() == 3)
     with Load(texts) as load:
         wait_for(lambda: load.answers > 10)
-        victim = cluster.worker_nodes and max(cluster.worker_nodes, key=lambda node: engine_nodes().count(node.node_id))
+        victim = max(cluster.worker_nodes, key=lambda node: engine_nodes().count(node.node_id))
         assert victim.node_id in engine_nodes()
         cluster.remove_node(victim, allow_graceful=False)
         answered = load.answers
