@@ -130,7 +130,7 @@ speed)
     part warm 80 bash -c warm
     part answers-135m 70 $generate $small $oracle $schedules
     part kernels-135m 35 $kernels $small -r 7
-    part tests-kernels 70 $pytest -n 8 tests/triton_kernels/test_on_gpu.py
+    part tests-kernels 60 $pytest -n 8 tests/triton_kernels/test_on_gpu.py
     part answers-8b 80 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
     part answers-1b 50 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
     part kernels-8b 35 $kernels -r 5 -m random:llama-3.1-8b
