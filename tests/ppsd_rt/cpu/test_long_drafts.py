@@ -8,7 +8,6 @@ from ppsd_rt._native import PASS_ROWS
 from ppsd_rt.generation import Committed
 
 SEEDS = {  # so that there are such steps
-    "eesd:lookahead=256,lookup=1,siblings=0.000001,stop_rule=fixed": range(60),
     "elastic:lookahead=200,lookup=1,siblings=0.000001": range(20),
     "ppsd:lookahead=1024,lookup=1,recycle=on,siblings=0.000000001": range(20),
 }

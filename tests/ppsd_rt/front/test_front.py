@@ -122,8 +122,9 @@ def test_an_answer_goes_on_with_the_same_tokens(front, engine, cuts, schedule):
     undisturbed = engine.generate("Once upon a time", PARAMS, "plain").run()
     assert (answer.completion.ids, answer.completion.text) == (undisturbed.ids, undisturbed.text)
     assert [token.position for event in events for token in event.tokens] == list(range(16, 16 + 48))
-    assert front.cuts == []
-    assert len(front.connections) == len(cuts) + 1
+    if schedule != "auto":  # whose rounds depend on time: the answer may end before the last cut, or with it
+        assert front.cuts == []
+        assert len(front.connections) == len(cuts) + 1
     assert sum(event.round.prompt for event in events) <= 1
     seconds = [event.round.seconds for event in events]
     assert seconds == sorted(seconds)
