@@ -100,3 +100,18 @@ def test_the_first_minutes_on_a_gpu_pass_on_the_virtual_one(tmp_path):
     steps = json.loads(out.read_text())["steps"]
     for name in ("eager", "eager, dependents", "captured", "overlapped"):
         assert all(told == {"logits off": 0.0, "ids alike": True} for told in steps[name]["golden"].values())
+
+
+@pytest.mark.slow
+def test_the_default_models_first_tokens_are_those_of_its_twin():
+    """Four of them: each takes 28 million instructions of a warp."""
+    library = build()
+    program = Path(__file__).parent / "default_model.py"
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"TRITON_CACHE_DIR": str(library.parent / "triton"), "PPSD_CUDA_TIMEOUT": "3600"}
+    command = [sys.executable, program, library, "90", "4"]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["fault"] == ""
+    assert found["ids"] == found["best"]
+    assert found["text"].startswith(" Paris")
