@@ -711,13 +711,13 @@ class testing:
     """What only tests and benchmarks call: at run time a module, `ppsd_rt._native.testing`."""
 
     class Crowd:
-        """Passes of an engine's teams beside made-up other programs, counted by the members that worked."""
+        """Passes of teams beside made-up other programs, counted by the members that worked."""
 
         @property
         def worked(self) -> dict[int, int]: ...
 
     @staticmethod
-    def crowd(engine: Engine, seconds: float, lost: float, room: Sequence[int]) -> Crowd: ...
+    def crowd(engine: Engine | Loop, seconds: float, lost: float, room: Sequence[int]) -> Crowd: ...
     @staticmethod
     def roster(
         size: int, pinnable: bool, seconds: float, lost: float, room: Sequence[int]

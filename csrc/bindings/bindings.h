@@ -10,6 +10,7 @@
 #include "../cpu/engine.h"
 #include "../pipeline/planner.h"
 #include "../pipeline/thread.h"
+#include "../serving/thread.h"
 #include "values.h"
 
 namespace ppsd::bindings {
@@ -29,7 +30,6 @@ struct PyEngine {
   std::unique_ptr<CpuEngine, NotAfterFork> engine;
 };
 
-
 // Who chooses the schedule: the caller, or a planner round by round.
 using Steering = std::variant<Schedule, std::shared_ptr<Planner>>;
 
@@ -47,6 +47,19 @@ struct WithoutLock {
     std::optional<pybind11::gil_scoped_release> release;
     if (PyGILState_Check()) release.emplace();
     end(answer);
+  }
+};
+
+// A loop, in a thread of its own or stepped by hand.
+struct PyLoop {
+  PyModel model;
+  std::unique_ptr<LoopThread, WithoutLock> thread;   // or
+  std::unique_ptr<Loop, WithoutLock> stepped;
+  uint32_t made = forks();
+
+  Loop& loop() {
+    if (made != forks()) throw std::runtime_error("this loop was made before a fork: make another one in this process");
+    return thread ? thread->loop() : *stepped;
   }
 };
 

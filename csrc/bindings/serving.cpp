@@ -3,7 +3,6 @@
 
 #include <optional>
 
-#include "../serving/thread.h"
 #include "bindings.h"
 
 namespace py = pybind11;
@@ -13,18 +12,6 @@ using namespace ppsd::bindings;
 namespace {
 
 using PyOutbox = PyAnswer<Outbox>;
-
-struct PyLoop {
-  PyModel model;
-  std::unique_ptr<LoopThread, WithoutLock> thread;   // or
-  std::unique_ptr<Loop, WithoutLock> stepped;
-  uint32_t made = forks();
-
-  Loop& loop() {
-    if (made != forks()) throw std::runtime_error("this loop was made before a fork: make another one in this process");
-    return thread ? thread->loop() : *stepped;
-  }
-};
 
 PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_answers, int prompt_rows, bool stepped) {
   PyLoop made{model, nullptr, nullptr};

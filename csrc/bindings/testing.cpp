@@ -170,17 +170,18 @@ std::vector<std::pair<int, bool>> roster(int size, bool pinnable, double seconds
   return after;
 }
 
-// An engine's teams from now on find such passes, room[i] in turn and over again -> how often each number of members
-// has worked, counted as they go on.
+// The teams of an engine, or of a loop between answers, from now on find such passes, room[i] in turn and over again -> how
+// often each number of members has worked, counted as they go on.
 struct Crowd {
   std::mutex mutex;   // teams work at the same time
   size_t passes = 0;
   std::map<int, int> worked;
 };
 
-std::shared_ptr<Crowd> crowd(CpuEngine* engine, double seconds, double lost, const std::vector<int>& room) {
+template <class Judged>
+std::shared_ptr<Crowd> crowd(Judged* judged, double seconds, double lost, const std::vector<int>& room) {
   auto crowd = std::make_shared<Crowd>();
-  engine->judge_by([crowd, seconds, lost, room](int active) {
+  judged->judge_by([crowd, seconds, lost, room](int active) {
     const std::lock_guard<std::mutex> lock(crowd->mutex);
     ++crowd->worked[active];
     return crowded_pass(active, room[crowd->passes++ % room.size()], seconds, lost);
@@ -205,7 +206,7 @@ py::array_t<float> packed(const py::object& rows, const std::string& format) {
 
 void bind_testing(py::module_& m) {
   py::class_<Crowd, std::shared_ptr<Crowd>>(m, "Crowd",
-      "Passes of an engine's teams beside made-up other programs, counted by the members that worked.")
+      "Passes of teams beside made-up other programs, counted by the members that worked.")
       .def_property_readonly("worked", [](Crowd& crowd) {
         const std::lock_guard<std::mutex> lock(crowd.mutex);
         return crowd.worked;
@@ -214,6 +215,9 @@ void bind_testing(py::module_& m) {
   m.def("read_sampling", [](const Sampling& sampling) { return sampling_params_of(sampling); }, py::arg("sampling"));
   m.def("crowd", [](PyEngine& engine, double seconds, double lost, const std::vector<int>& room) {
     return crowd(engine.engine.get(), seconds, lost, room);
+  }, py::arg("engine"), py::arg("seconds"), py::arg("lost"), py::arg("room"));
+  m.def("crowd", [](PyLoop& loop, double seconds, double lost, const std::vector<int>& room) {
+    return crowd(&loop.loop(), seconds, lost, room);
   }, py::arg("engine"), py::arg("seconds"), py::arg("lost"), py::arg("room"));
   m.def("lock_step_events", &lock_step_events, py::arg("prompt"), py::arg("draw"), py::arg("truth"), py::arg("schedule"),
         py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("per_stage"));

@@ -52,6 +52,8 @@ class Loop {
   void import_prefix(CpuEngine& engine);
   void end_all(std::exception_ptr failure);
   void pin_caller() { passes_.team().pin_caller(); }
+  // For tests, between answers: see Team.
+  void judge_by(std::function<Team::Pass(int active)> told) { passes_.team().judge_by(std::move(told)); }
 
  private:
   struct Answer;
