@@ -20,6 +20,7 @@ import heapq
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from random import Random
 
 from ..pipeline.schedule import Schedule
@@ -169,6 +170,11 @@ class _Running:
     known: "OrderedDict[int, None]" = field(default_factory=OrderedDict)  # beginnings
 
 
+def _home(prefix: int, replicas: int) -> int:
+    """Which replica requests that begin so go to: by rendezvous hashing, as ppsd_rt/ray.py does."""
+    return max(range(replicas), key=lambda number: blake2b(f"{number} {prefix}".encode(), digest_size=8).digest())
+
+
 class Cluster:
     """by_prefix: requests that begin alike go to one replica while it has room."""
 
@@ -213,7 +219,7 @@ class Cluster:
                 return
             request = self._queue.popleft()
             least = min(free, key=lambda running: running.answers / running.replica.batch)
-            wanted = self._running[hash((request.prefix, "prefix")) % len(self._running)] if self._by_prefix else least
+            wanted = self._running[_home(request.prefix, len(self._running))] if self._by_prefix else least
             self._begin(wanted if wanted in free else least, request)
 
     def _begin(self, running: _Running, request: Request) -> None:

@@ -1,5 +1,6 @@
 """A front and engines in one process: connections are cut after so many rounds, and nobody who asked sees it."""
 
+import logging
 import socket
 import threading
 from contextlib import contextmanager
@@ -172,6 +173,7 @@ def test_probabilities_of_a_prompt(front, engine):
 
 
 def test_an_engine_with_another_key_or_other_bits_does_not_come_in(front, folder, caplog):
+    caplog.set_level(logging.WARNING, "ppsd_rt")  # a command line that ran in this process may have set another
     front.start()
     front.engines.first()
     other = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="int8", threads=1)

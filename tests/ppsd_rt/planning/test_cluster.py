@@ -51,10 +51,10 @@ def test_a_beginning_that_is_known_is_not_computed_again():
 
 
 def test_by_prefix_beginnings_stay_where_they_are_known():
-    """Six of them, and room for two on each of three replicas."""
-    shape = Shape(prompt=60, answer=5, exact=True, prefixes=6, shared=50)
+    """Twelve of them, and room for six on each of three replicas."""
+    shape = Shape(prompt=60, answer=5, exact=True, prefixes=12, shared=50)
     asked = poisson(0.01, 300, shape, seed=3)
-    replicas = [Replica((0.1,), row_share=1.0, batch=8, prefixes=2)] * 3
+    replicas = [Replica((0.1,), row_share=1.0, batch=8, prefixes=6)] * 3
     waits = [sum(answered.wait for answered in run(replicas, asked, by_prefix=way).answered) for way in (False, True)]
     assert waits[1] < 0.5 * waits[0]
 
