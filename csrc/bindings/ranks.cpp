@@ -23,10 +23,17 @@ int32_t* place_for(Words& out, int messages, int hidden) {
   return out.mutable_data();
 }
 
-int station_work(RankStation& rank, Words out, int milliseconds) {
+// pass_out: None where no loop sends passes. Of one that came, (0, words in pass_out), else (messages in out, 0).
+py::tuple station_work(RankStation& rank, Words out, int milliseconds, std::optional<Words> pass_out) {
   int32_t* place = place_for(out, rank.station().most_messages(), rank.hidden());
-  const py::gil_scoped_release release;
-  return rank.station().work(place, milliseconds);
+  if (pass_out && size_t(pass_out->size()) < most_pass_words(rank.hidden())) throw std::runtime_error("a pass does not fit");
+  int32_t* pass_place = pass_out ? pass_out->mutable_data() : nullptr;
+  Station::Done done;
+  {
+    const py::gil_scoped_release release;
+    done = rank.station().work(place, pass_place, milliseconds);
+  }
+  return py::make_tuple(done.messages, done.pass_words);
 }
 
 // -- stages in Python (ppsd_rt/ranks/python_stages.py says what they do) -------------------------------------------------
@@ -234,7 +241,16 @@ void bind_ranks(py::module_& m) {
       .def("announce", [](RankStation& rank, uint64_t epoch, int64_t sent, int spared) {
              rank.station().announce(epoch, sent, spared);
            }, py::arg("epoch"), py::arg("sent"), py::arg("spared") = -1, py::call_guard<py::gil_scoped_release>())
-      .def("work", &station_work, py::arg("out"), py::arg("milliseconds"))
+      .def("post_pass", [](RankStation& rank, const Words& message) {
+        rank.station().post_pass(message.data(), size_t(message.size()));
+      }, py::arg("message"))
+      .def("work", [](RankStation& rank, Words out, int milliseconds) {
+             return station_work(rank, std::move(out), milliseconds, std::nullopt)[0];
+           }, py::arg("out"), py::arg("milliseconds"))
+      .def("work_with_passes", [](RankStation& rank, Words out, Words pass_out, int milliseconds) {
+             return station_work(rank, std::move(out), milliseconds, std::move(pass_out));
+           }, py::arg("out"), py::arg("pass_out"), py::arg("milliseconds"),
+           "As `work`, where passes of a loop come too: (messages in out, words in pass_out); (0, 0): nothing came.")
       .def("use_masks", [](RankStation& rank, py::object masks) {
              rank.use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
            }, py::arg("masks"), "masks(number): a new mask of that grammar, or None. Before it works.")
@@ -246,11 +262,13 @@ void bind_ranks(py::module_& m) {
 
   py::class_<CpuStation, RankStation>(m, "Station",
       "Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks.")
-      .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay) {
-             return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, delay);
+      .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay,
+                       size_t kv_bytes) {
+             return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, delay, kv_bytes);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("first"), py::arg("last"), py::arg("cores"), py::arg("threads"),
-           py::arg("delay"))
+           py::arg("delay"), py::arg("kv_bytes") = 0)
+      .def_property_readonly("blocks", &CpuStation::blocks, "Of the loop's KV caches, that there is memory for.")
       .def("pin", &CpuStation::pin)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
@@ -283,6 +301,7 @@ void bind_ranks(py::module_& m) {
              return std::make_unique<CpuDrafter>(model.model, std::move(cores), threads);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("cores"), py::arg("threads"))
+      .def_property_readonly("block_bytes", &CpuDrafter::block_bytes, "Of the loop's KV cache, for 64 positions.")
       .def("time_step", &CpuDrafter::time_step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
   py::class_<PythonDrafter, RankDrafter>(m, "PythonDrafter",

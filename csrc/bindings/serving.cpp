@@ -1,4 +1,5 @@
 // Many answers at once: the loop, in a thread of its own or stepped by hand.
+#include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
 #include <optional>
@@ -22,10 +23,25 @@ PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_an
   return made;
 }
 
+// Of rank 0.
+PyLoop make_loop_over_ranks(const PyModel& model, std::vector<int> cores, int threads, int stages, int blocks, int most_answers,
+                            int prompt_rows) {
+  PyLoop made{model, nullptr, nullptr};
+  const py::gil_scoped_release release;
+  made.stepped.reset(new Loop(model.model, std::make_unique<Team>(threads, std::move(cores)), Loop::OverRanks{stages, blocks},
+                              LoopLimits{most_answers, prompt_rows}));
+  return made;
+}
+
+Chain& chain_of(PyLoop& loop) {
+  if (!loop.stepped) throw std::logic_error("this loop has no other ranks");
+  return loop.stepped->chain();
+}
+
 PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
              bool automatic, bool report_drafts, int committed, double seconds,
              const std::optional<std::pair<py::object, py::object>>& masks, std::shared_ptr<Successors> successors,
-             std::shared_ptr<Planner> planner, const std::optional<Oracle>& oracle, bool trace) {
+             std::shared_ptr<Planner> planner, const std::optional<Oracle>& oracle, bool trace, int grammar) {
   if (prompt.empty() || committed < 0 || committed >= int(prompt.size()))
     throw std::invalid_argument("an answer begins with a prompt");
   Request request;
@@ -43,7 +59,7 @@ PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, co
   if (oracle) request.oracle = *oracle;
   PyOutbox answer;
   if (trace) request.trace = answer.trace = std::make_shared<Trace>();
-  const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, committed, seconds);
+  const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, committed, seconds, grammar);
   // An answer that nobody holds ends; after a fork it is left alone, with the locks that others may have held.
   auto* held = new std::shared_ptr<Outbox>(out);
   answer.session = {out.get(), [held, made = forks()](Outbox*) {
@@ -69,6 +85,7 @@ py::tuple take(PyOutbox& answer) {
 }  // namespace
 
 void bind_serving(py::module_& m) {
+  m.def("pass_words", &most_pass_words, py::arg("hidden"), "Of the longest message between the loop and other ranks.");
   bind_answer<Outbox>(m, "LoopAnswer", "One of many answers in the making: as Session.")
       .def("ready", &PyOutbox::ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
       .def("prompt_rows", &PyOutbox::prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
@@ -80,9 +97,9 @@ void bind_serving(py::module_& m) {
       .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
            py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false, py::arg("committed") = 0,
            py::arg("seconds") = 0.0, py::arg("masks") = py::none(), py::arg("successors") = nullptr, py::arg("planner") = nullptr,
-           py::arg("oracle") = py::none(), py::arg("trace") = false,
+           py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("grammar") = 0,
            "Queue an answer. automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this "
-           "one while it runs alone. The prompt's last `committed` tokens are its own already. MemoryError: it may become longer "
+           "one while it runs alone. grammar: its number over ranks. The prompt's last `committed` tokens are its own already. MemoryError: it may become longer "
            "than all blocks.")
       .def(
           "import_prefix",
@@ -102,6 +119,38 @@ void bind_serving(py::module_& m) {
             return made.step();
           },
           "One round, where the loop has no thread: False if there is nothing to do.")
+      .def_static("over_ranks", &make_loop_over_ranks, py::arg("model"), py::arg("cores"), py::arg("threads"), py::arg("stages"),
+                  py::arg("blocks"), py::arg("most_answers"), py::arg("prompt_rows"),
+                  "Of rank 0, whose model has the layers before the exit; so many blocks every rank has memory for.")
+      .def(
+          "work",
+          [](PyLoop& loop, py::array_t<int32_t, py::array::c_style> out, int milliseconds) {
+            chain_of(loop);
+            Loop& made = loop.loop();
+            if (size_t(out.size()) < most_pass_words(made.model().shape.hidden_size)) throw std::runtime_error("a pass does not fit");
+            int32_t* place = out.mutable_data();
+            const py::gil_scoped_release release;
+            return made.work(place, milliseconds);
+          },
+          py::arg("out"), py::arg("milliseconds"), "Over ranks: words of a pass that is to leave, once there is one; 0: none so far.")
+      .def(
+          "land",
+          [](PyLoop& loop, const py::array_t<int32_t, py::array::c_style>& verdict) {
+            Chain& chain = chain_of(loop);
+            const int32_t* words = verdict.data();
+            const size_t count = size_t(verdict.size());
+            const py::gil_scoped_release release;
+            chain.land(words, count);
+          },
+          py::arg("verdict"), "Over ranks: what came back from the last one. From another thread than `work`.")
+      .def(
+          "fail",
+          [](PyLoop& loop, const std::string& line) {
+            Loop& made = loop.loop();
+            const py::gil_scoped_release release;
+            made.end_all(std::make_exception_ptr(std::runtime_error(line)));
+          },
+          py::arg("line"), "End all answers with this line; by the thread that calls `work`.")
       .def_property_readonly("capacity", [](PyLoop& loop) { return loop.loop().capacity(); }, "Tokens of the longest text.")
       .def_property_readonly("counts", [](PyLoop& loop) {
         const LoopCounts counts = loop.loop().counts();

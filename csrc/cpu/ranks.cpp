@@ -12,6 +12,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int kPromptWord = 8;   // of the settings
 
+// Of a stage with no layers a block has no bytes.
+int blocks_in(size_t kv_bytes, size_t block_bytes) {
+  return int(std::min(kv_bytes / std::max(block_bytes, size_t(1)), size_t(1) << 24));
+}
+
 double since(Clock::time_point begin) { return std::chrono::duration<double>(Clock::now() - begin).count(); }
 
 }  // namespace
@@ -109,19 +114,34 @@ const float* Rope::reserve(int capacity) {
 }
 
 CpuStation::CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads,
-                       double delay)
+                       double delay, size_t kv_bytes)
     : RankStation(model->shape.hidden_size),
       model_(std::move(model)),
       team_(threads, std::move(cores)),
       stage_(*model_, first, last, threads),
       rope_(*model_),
-      last_(last == model_->shape.num_layers) {
+      last_(last == model_->shape.num_layers),
+      blocks_(blocks_in(kv_bytes, stage_.stack().end())),
+      passes_(*model_, &stage_.stack(), stage_.head(), &team_, blocks_) {
   stage_.use(&team_);
   const auto begin = [this](int keep, const Settings& settings) {
     reserve(settings.end);
     stage_.begin(settings.sampling, keep);
   };
   wait_for_rows(&stage_, last_, begin, delay);
+  station().use([this](const std::vector<int32_t>& message, int32_t* out) { return pass(message, out); });
+}
+
+void CpuStation::use(Masks masks) {
+  passes_.use(masks);
+  RankStation::use(std::move(masks));
+}
+
+size_t CpuStation::pass(const std::vector<int32_t>& message, int32_t* out) {
+  Pass pass = read_pass(message.data(), message.size(), hidden());
+  PassVerdict verdict;
+  passes_.run(&pass, [this](int rows) { return reserve(rows); }, &verdict);
+  return last_ ? write_verdict(verdict, out) : write_pass(pass, out);
 }
 
 double CpuStation::time_pass(int rows, int context) {
@@ -133,9 +153,11 @@ double CpuStation::time_pass(int rows, int context) {
   return run(context, rows);
 }
 
-void CpuStation::reserve(int rows) {
+const float* CpuStation::reserve(int rows) {
   const int capacity = std::max(rows, rope_.capacity());
-  stage_.reserve(capacity, rope_.reserve(capacity));
+  const float* rope = rope_.reserve(capacity);
+  stage_.reserve(capacity, rope);
+  return rope;
 }
 
 double CpuStation::run(int start, int rows) {

@@ -7,6 +7,7 @@
 
 #include "../pipeline/remote.h"
 #include "../pipeline/station.h"
+#include "pass_stage.h"
 #include "stage.h"
 
 namespace ppsd {
@@ -29,7 +30,7 @@ class RankStation {
   int hidden() const { return hidden_; }
   // Of the grammar with this number; null where another one has come since, and the answer is void.
   using Masks = std::function<std::shared_ptr<TokenMask>(int grammar)>;
-  void use(Masks masks) { masks_ = std::move(masks); }   // of the last rank, before it works
+  virtual void use(Masks masks) { masks_ = std::move(masks); }   // of the last rank, before it works
 
  protected:
   // Makes the stage ready for an answer that keeps so many rows.
@@ -84,21 +85,29 @@ class Rope {
 // Layers [first, last) of a model.
 class CpuStation final : public RankStation {
  public:
-  CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads, double delay);
+  // kv_bytes: for the KV caches of the loop's answers.
+  CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads, double delay,
+             size_t kv_bytes);
 
+  int blocks() const { return blocks_; }   // that the loop's answers may have here
+  void use(Masks masks) override;
+  PassStage& passes() { return passes_; }
   void pin() { team_.pin_caller(); }
   // Seconds of a pass over so many rows after `context` others, the choice of tokens included. Not while it works.
   double time_pass(int rows, int context);
 
  private:
-  void reserve(int rows);
+  const float* reserve(int rows);
   double run(int start, int rows);
+  size_t pass(const std::vector<int32_t>& message, int32_t* out);
 
   const std::shared_ptr<const CpuModel> model_;
   Team team_;
   CpuVerifyStage stage_;
   Rope rope_;
   const bool last_;
+  const int blocks_;
+  PassStage passes_;
 };
 
 class CpuDrafter final : public RankDrafter {
@@ -107,6 +116,7 @@ class CpuDrafter final : public RankDrafter {
 
   void pin() override { team_.pin_caller(); }
   int length() const override { return stage_.length(); }
+  size_t block_bytes() const { return stage_.blocks().bytes(); }
   // Seconds of a row through the early layers after `context` others; draw: and of the exit head.
   double time_step(bool draw, int context);
 

@@ -104,6 +104,8 @@ class CpuVerifyStage final : public VerifyStage {
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
   int layers() const { return layers_.size(); }
+  LayerStack& stack() { return layers_; }     // for rows of other texts,
+  Head* head() { return head_.get(); }        // and for what they choose; null: not the last stage
   void begin(const Sampling& sampling, int kept);
   // To time what comes after rows that nobody has computed.
   void pretend(int length) { length_ = length; }

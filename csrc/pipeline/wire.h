@@ -24,7 +24,7 @@
 
 namespace ppsd {
 
-constexpr int kWireVersion = 7;
+constexpr int kWireVersion = 8;
 constexpr int32_t kWireMagic = 0x50535000 + kWireVersion;
 constexpr int kWireIds = 16, kWireRows = 32;                    // where these begin
 constexpr int kWireSettings = kWireRows - kWireIds;
@@ -32,7 +32,7 @@ constexpr int kMostLogprobs = 20;                               // the most prob
 constexpr int kWireLogprobs = 2 + 2 * kMostLogprobs;            // words of a token: its own, how many ids, these with theirs
 static_assert(kWireRows - kWireIds >= kMaxRows, "a pass fits into a message");
 
-enum class Wire : int32_t { kBegin = 1, kRows = 2, kVerdict = 3 };
+enum class Wire : int32_t { kBegin = 1, kRows = 2, kVerdict = 3, kPass = 4, kChosen = 5 };   // the last two: serving/pass.h
 // kWireWhole: not to be merged. kWireFeedback, of kBegin: verdicts are to carry the rows' hidden states home, for the exit
 // head; of kVerdict: it does. kWireTrace, of kBegin: every stage records a timeline. kWireLogprob, of kBegin: verdicts are to
 // tell log-probabilities; of kVerdict: it does.

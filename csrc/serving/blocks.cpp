@@ -49,7 +49,15 @@ void Blocks::release(int block) {
   else state.place = idle_.insert(idle_.end(), block);
 }
 
-void Blocks::wipe(int block) { std::memset(at(block), 0, bytes_); }
+void Blocks::wipe(int block) {
+  std::memset(at(block), 0, bytes_);
+  if (notes_) changes_.wiped.push_back(block);
+}
+
+void Blocks::copy(int from, int to) {
+  std::memcpy(at(to), at(from), bytes_);
+  if (notes_) changes_.copies.emplace_back(from, to);
+}
 
 std::optional<Blocks::Shared> Blocks::share(Content before, const int* ids) {
   const auto found = index_.find({before, {ids, ids + kSpan}});
@@ -108,10 +116,9 @@ int BlockTable::copy_rest(const std::vector<int>& ids, int most) {
   const int here = kept_ * kSpan;
   const auto [block, rows] = blocks_->like(content_, ids.data() + here, std::clamp(most - here, 0, kSpan));
   if (rows < kWorthCopying) return here;
-  const uint8_t* from = blocks_->at(block);
   blocks_->hold(block);   // or it might be taken now
   const bool room = reserve(here + rows);
-  if (room) std::memcpy(pointers_[size_t(kept_)], from, blocks_->block_bytes());
+  if (room) blocks_->copy(block, held_[size_t(kept_)]);
   blocks_->release(block);
   return room ? here + rows : here;
 }

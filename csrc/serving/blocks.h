@@ -31,6 +31,15 @@ class Blocks {
   void hold(int block);     // too: whoever does releases it
   void release(int block);
   void wipe(int block);        // zeros: what it held must not be met again
+  void copy(int from, int to);
+
+  // Where other ranks hold the same blocks of other layers: what they have to do too, since they were last told.
+  struct Changes {
+    std::vector<int> wiped;
+    std::vector<std::pair<int, int>> copies;   // {from, to}
+  };
+  void note_changes() { notes_ = true; }
+  Changes take_changes() { return std::exchange(changes_, {}); }
 
   // What a whole block holds: kSpan tokens after `before` (of the block before; 0: the text begins here). Never given twice.
   using Content = uint64_t;
@@ -61,6 +70,8 @@ class Blocks {
   std::list<int> idle_;   // held by nobody, content kept: the least recently used first
   std::map<Key, int> index_;
   Content last_content_ = 0;
+  bool notes_ = false;
+  Changes changes_;
 };
 
 // The blocks of one text.
@@ -83,6 +94,7 @@ class BlockTable {
   void wipe();              // drops them, and what is not shared is zeros
 
   uint8_t* const* pointers() const { return pointers_.data(); }
+  const std::vector<int>& numbers() const { return held_; }
   int size() const { return int(held_.size()); }
 
  private:

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "../cpu/bounds.h"
+#include "../cpu/ranks.h"
 #include "../pipeline/oracle.h"
 #include "exit_rows.h"
 
@@ -24,9 +25,10 @@ double seconds_since(Clock::time_point begun) { return std::chrono::duration<dou
 }  // namespace
 
 struct Loop::Answer {
-  Answer(Loop* loop, Request wanted, bool chosen, int said, double seconds)
+  Answer(Loop* loop, Request wanted, bool chosen, int said, double seconds, int told)
       : request(std::move(wanted)),
         committed(said),
+        grammar(told),
         out(std::make_shared<Outbox>(loop->bell_, seconds, int(request.prompt.size()))),
         scheduler(in_turn(request.schedule, true), request.limits, request.sampling.seed),
         table(&loop->blocks_),
@@ -37,6 +39,7 @@ struct Loop::Answer {
     sampling.answer = int(request.prompt.size()) - committed - request.limits.own;
     sampling.stop_ids = request.limits.stop_ids;
     verifying.begin(sampling, 0);
+    if (loop->chain_) settings = words_of({request.limits.end, sampling.answer, grammar, sampling});
     sampling.logprobs = -1;   // of drafts nobody asks
     sampling.mask = sampling.draft_mask;
     drafting.begin(sampling, 0);
@@ -74,7 +77,7 @@ struct Loop::Answer {
   bool writing() const { return begun && rows == rows_wanted(); }
 
   const Request request;
-  const int committed;
+  const int committed, grammar;
   const std::shared_ptr<Outbox> out;
   Scheduler scheduler;
   BlockTable table;
@@ -89,6 +92,12 @@ struct Loop::Answer {
   int headed = 0;             // rows that have passed the exit head's own layers
   int most = 0;               // drafts that the round at hand may have
   DraftStep step;             // in hand
+
+  // Over ranks:
+  std::vector<int32_t> settings;   // what they are told first
+  int number = 0;                  // 0: they have not heard of it
+  int told = 0;                    // tokens that the last rank's sampler knows
+  bool flying = false;             // rows of it are under way
 };
 
 // Rows of an answer in a pass, at positions [start, start + rows), and the siblings beside them.
@@ -97,6 +106,7 @@ struct Loop::Part {
   int start, rows;
   bool prompt;
   std::vector<Sibling> siblings;
+  std::vector<int> ids;   // of the rows, where other ranks are to hear of them
 
   Segment segment() const { return {rows, start, answer->table.pointers(), answer->table.size()}; }
   int all_rows() const { return rows + int(siblings.size()); }
@@ -106,21 +116,36 @@ struct Loop::Part {
   }
 };
 
+// A pass on its way over the ranks.
+struct Loop::Flight {
+  std::vector<Part> parts;
+  Clock::time_point begun;
+};
+
 Loop::Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits)
-    : passes_(std::move(model), threads),
+    : passes_(std::move(model), make_shared_team(threads)),
       blocks_(passes_.block_bytes(), int(std::min(kv_bytes / passes_.block_bytes(), size_t(1) << 24))),
       limits_(limits),
-      policy_(passes_.model().drafts(), passes_.draft_share()) {
-  const size_t floats = size_t(kPassRows) * this->model().shape.hidden_size;
-  x_.resize(floats);
-  early_x_.resize(floats);
+      x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
+      early_x_(x_.size()),
+      policy_(passes_.model().drafts(), passes_.draft_share()) {}
+
+Loop::Loop(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, OverRanks ranks, LoopLimits limits)
+    : passes_(std::move(model), std::move(team), false),
+      blocks_(passes_.block_bytes(), ranks.blocks),
+      limits_(limits),
+      x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
+      early_x_(x_.size()),
+      policy_(passes_.model().drafts(), passes_.draft_share(), false),
+      chain_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, bell_)) {
+  blocks_.note_changes();
 }
 
 Loop::~Loop() { end_all(nullptr); }
 
-std::shared_ptr<Outbox> Loop::add(Request request, bool automatic, int committed, double seconds) {
+std::shared_ptr<Outbox> Loop::add(Request request, bool automatic, int committed, double seconds, int grammar) {
   if (request.limits.end > capacity()) throw std::bad_alloc();
-  auto answer = std::make_unique<Answer>(this, std::move(request), automatic, committed, seconds);
+  auto answer = std::make_unique<Answer>(this, std::move(request), automatic, committed, seconds, grammar);
   const auto out = answer->out;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -152,34 +177,34 @@ void Loop::end_all(std::exception_ptr failure) {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.splice(waiting_.end(), arrived_);
   }
+  lost_ += int(flights_.size());
+  flights_.clear();
   for (Answers* answers : {&waiting_, &running_}) {
-    for (auto& answer : *answers) answer->out->finish(failure);
+    for (auto& answer : *answers) {
+      answer->out->finish(failure);
+      if (answer->number != 0) closed_.push_back(answer->number);
+    }
     answers->clear();
   }
 }
 
 // A round: rows for all that run, drafts side by side, and one pass that says what is committed.
 bool Loop::step() {
+  if (chain_) land_all();
   let_in();
   std::vector<Answer*> all, writing;
   std::vector<Part> prompts;
-  for (auto& answer : running_) {
-    if (answer->out->full()) {
-      answer->out->pause();
-      continue;
-    }
-    answer->out->go_on();
-    all.push_back(answer.get());
-    if (answer->writing()) writing.push_back(answer.get());
-  }
+  const bool others = choose_answers(&all);
   if (all.empty()) return false;
+  for (Answer* answer : all)
+    if (answer->writing()) writing.push_back(answer);
   ++counts_.rounds;
   if (all.size() == 1) cancelled_ = [out = all.front()->out.get()] { return out->cancelled(); };
   else cancelled_ = nullptr;
 
   const int writers = int(writing.size());
   int prompt_rows = 0;
-  if (writers == 0) prompt_rows = kPassRows;
+  if (writers == 0) prompt_rows = others ? limits_.prompt_rows : kPassRows;
   else if (writers < int(all.size())) prompt_rows = std::min(std::max(limits_.prompt_rows, 2 * writers), kPassRows - writers);
   plan(writing, prompt_rows, int(all.size()) - writers, kPassRows - writers - prompt_rows);
   writing.clear();
@@ -201,7 +226,7 @@ bool Loop::step() {
         answer->go_on_from(rows);
     const int rows = std::min(prompt_rows, answer->rows_wanted() - answer->rows);
     if (rows == 0 || !make_room(*answer, answer->rows + rows)) continue;
-    prompts.push_back({answer, answer->rows, rows, true, {}});
+    prompts.push_back({answer, answer->rows, rows, true, {}, {}});
     prompt_rows -= rows;
   }
   play(writing, prompts);
@@ -210,6 +235,26 @@ bool Loop::step() {
   const std::lock_guard<std::mutex> lock(mutex_);
   shown_ = counts_;
   return true;
+}
+
+// Those that have rows in the round; false: no others write. Over ranks each of the passes that are under way has its share.
+bool Loop::choose_answers(std::vector<Answer*>* all) {
+  const size_t share = chain_ ? (running_.size() + size_t(chain_->stages()) - 1) / size_t(chain_->stages()) : running_.size();
+  const bool room = !chain_ || chain_->room();
+  bool others = false;
+  for (auto& answer : running_) {
+    if (answer->flying) {
+      others = others || answer->writing();
+      continue;
+    }
+    if (answer->out->full()) {
+      answer->out->pause();
+      continue;
+    }
+    answer->out->go_on();
+    if (room && all->size() < share) all->push_back(answer.get());
+  }
+  return others;
 }
 
 // What this leaves undone was cancelled.
@@ -233,8 +278,9 @@ void Loop::sweep(Answers* answers) {
   for (auto at = answers->begin(); at != answers->end();) {
     Answer& answer = **at;
     if (answer.begun && answer.scheduler.finished()) answer.over = true;
-    if (answer.over || answer.out->cancelled()) {
+    if (!answer.flying && (answer.over || answer.out->cancelled())) {
       answer.out->finish();
+      if (answer.number != 0) closed_.push_back(answer.number);
       leave(answer);
       at = answers->erase(at);
     } else {
@@ -261,7 +307,7 @@ void Loop::let_in() {
       continue;
     }
     // Answers whose consumers are slow keep nobody waiting.
-    const auto slow = std::find_if(running_.begin(), running_.end(), [](const auto& a) { return a->out->full(); });
+    const auto slow = std::find_if(running_.begin(), running_.end(), [](const auto& a) { return a->out->full() && !a->flying; });
     if (slow == running_.end()) return;
     put_back(**slow);
   }
@@ -302,9 +348,12 @@ void Loop::put_back(Answer& answer) {
 
 // Who gives its blocks to `other`: one that waits for its consumer, or else the youngest; null: that is `other` itself.
 Loop::Answer* Loop::victim(const Answer& other) {
-  for (auto& answer : running_)
+  Answer* youngest = nullptr;
+  for (auto& answer : running_) {
+    if (answer->flying) continue;
     if (answer.get() != &other && answer->out->full()) return answer.get();
-  Answer* youngest = running_.back().get();
+    youngest = answer.get();
+  }
   return youngest == &other ? nullptr : youngest;
 }
 
@@ -407,7 +456,7 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
     std::vector<Part> parts;
     for (Answer* answer : drawing) {
       const DraftStep& step = answer->step;
-      embed_rows({answer, step.start, int(step.ids.size()), false, step.siblings}, step.ids.data(), &parts);
+      embed_rows({answer, step.start, int(step.ids.size()), false, step.siblings, {}}, step.ids.data(), &parts);
     }
     if (parts.empty()) return true;
     const Clock::time_point begun = Clock::now();
@@ -453,7 +502,7 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
   for (Answer* answer : writing) {
     const DraftStep& step = answer->step;
     if (!answer->over && !step.ids.empty())
-      embed_rows({answer, step.start, int(step.ids.size()), false, step.siblings}, step.ids.data(), &early);
+      embed_rows({answer, step.start, int(step.ids.size()), false, step.siblings, {}}, step.ids.data(), &early);
   }
   for (const Part& part : prompts) embed_rows(part, part.answer->text().data() + part.start, &early);
   if (!early.empty()) {
@@ -477,14 +526,15 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     if (chunk.start + chunk.rows() != answer->exits.end()) throw std::logic_error("a pass has other rows than were drafted");
     move(answer->exits.at(chunk.start), size_t(chunk.rows()));
     for (const Sibling& sibling : chunk.siblings) move(answer->exits.beside(sibling.position), 1);
-    answer->feed_sampler(answer->verifying, chunk.start, chunk.ids.data(), chunk.rows());
-    parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.siblings});
+    if (!chain_) answer->feed_sampler(answer->verifying, chunk.start, chunk.ids.data(), chunk.rows());
+    parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.siblings, chunk.ids});
     counts_.draft_rows += chunk.rows() - 1;
   }
   for (const Part& part : prompts) {
     if (part.answer->over) continue;
     move(part.answer->exits.at(part.start), size_t(part.rows));
-    part.answer->feed_sampler(part.answer->verifying, part.start, part.answer->text().data() + part.start, part.rows);
+    if (!chain_)
+      part.answer->feed_sampler(part.answer->verifying, part.start, part.answer->text().data() + part.start, part.rows);
     parts->push_back(part);
     counts_.prompt_rows += part.rows;
   }
@@ -494,6 +544,7 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
 // The rows in x_ through the other layers, and what they choose.
 void Loop::verify(const std::vector<Part>& parts) {
   if (parts.empty()) return;
+  if (chain_) return send(parts);
   const size_t hidden = size_t(model().shape.hidden_size);
   std::vector<Segment> segments;
   std::vector<Head::Row> choosing;
@@ -520,15 +571,22 @@ void Loop::verify(const std::vector<Part>& parts) {
   for (const Part& part : parts) {
     const int chooses = part.chooses(), count = chooses + int(part.siblings.size());
     const float* first = x + size_t(part.rows - chooses) * hidden;
-    counts_.rows += part.rows;
     span(part, part.prompt ? "prompt" : "verify", kVerifyTrack, begun);
-    if (std::find(next, next + count, Sampler::kNone) != next + count)
-      fail(*part.answer, failure_of(*part.answer));
-    else if (part.prompt) prompt_done(part, next, first);
-    else commit(part, next, first);
+    const bool failed = std::find(next, next + count, Sampler::kNone) != next + count;
+    conclude(part, next, first, failed ? failure_of(*part.answer) : nullptr, part.answer->verifying.take_logprobs());
     next += count;
     x += size_t(part.all_rows()) * hidden;
   }
+}
+
+// What a pass has made of a part. chosen: after each row that chooses, and then after each sibling; hidden: likewise
+// [chosen][hidden].
+void Loop::conclude(const Part& part, const int* chosen, const float* hidden, std::exception_ptr failure,
+                    std::vector<Logprobs> logprobs) {
+  counts_.rows += part.rows;
+  if (failure) fail(*part.answer, failure);
+  else if (part.prompt) prompt_done(part, chosen, hidden, std::move(logprobs));
+  else commit(part, chosen, hidden, std::move(logprobs));
 }
 
 // What the rows of the pass are at the taps of an EAGLE-3 head, which reads them when it drafts.
@@ -550,8 +608,7 @@ std::exception_ptr Loop::failure_of(const Answer& answer) const {
   return std::make_exception_ptr(std::runtime_error(kNoNumber));
 }
 
-// chosen: after each row, and then after each sibling; hidden: likewise [all rows][hidden].
-void Loop::commit(const Part& part, const int* chosen, const float* hidden) {
+void Loop::commit(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs) {
   Answer& answer = *part.answer;
   Verdict verdict;
   verdict.epoch = answer.scheduler.epoch();
@@ -559,7 +616,7 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden) {
   verdict.true_ids.assign(chosen, chosen + part.all_rows());
   verdict.siblings = part.siblings;
   if (passes_.uses_feedback()) verdict.hidden.assign(hidden, hidden + size_t(part.all_rows()) * model().shape.hidden_size);
-  verdict.logprobs = answer.verifying.take_logprobs();
+  verdict.logprobs = std::move(logprobs);
   auto round = answer.scheduler.land(verdict);
   if (!round) throw std::logic_error("a verdict that nobody waits for");
   policy_.learn(&answer.drafts, *round);
@@ -576,7 +633,7 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden) {
 }
 
 // Rows of a text that is read, for the first time or again.
-void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden) {
+void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs) {
   Answer& answer = *part.answer;
   answer.rows += part.rows;
   answer.out->read(answer.rows);
@@ -585,8 +642,7 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden)
   std::vector<float> last;
   if (passes_.uses_feedback()) last.assign(hidden, hidden + model().shape.hidden_size);
   answer.begun = true;
-  answer.put(answer.scheduler.begin(answer.request.prompt, answer.shared, *chosen, std::move(last),
-                                    answer.verifying.take_logprobs()));
+  answer.put(answer.scheduler.begin(answer.request.prompt, answer.shared, *chosen, std::move(last), std::move(logprobs)));
 }
 
 // The rows [0, answer.rows) are verified, those from `start` on just now: whole blocks of them can be shared, once the
@@ -626,6 +682,88 @@ const std::vector<Sibling>& Loop::siblings_of(const std::vector<Part>& parts) {
 // In the answer's timeline, if it has one: from `begun` to now.
 void Loop::span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun) {
   if (Trace* trace = part.answer->request.trace.get()) trace->add(name, track, part.all_rows(), begun, Clock::now());
+}
+
+// -- over ranks --------------------------------------------------------------------------------------------------------
+
+size_t Loop::work(int32_t* out, int milliseconds) {
+  if (!std::exchange(pinned_, true)) pin_caller();
+  try {
+    const bool stepped = step();
+    if (const size_t words = chain_->take(out)) return words;
+    if (!stepped) bell_->wait_for(milliseconds);
+  } catch (const std::bad_alloc&) {   // as in LoopThread; what is under way comes back to nobody
+    end_all(std::current_exception());
+  }
+  return 0;
+}
+
+// The rows in x_, to the next rank.
+void Loop::send(const std::vector<Part>& parts) {
+  Pass pass;
+  Blocks::Changes changes = blocks_.take_changes();
+  pass.wiped.assign(changes.wiped.begin(), changes.wiped.end());
+  pass.copies.assign(changes.copies.begin(), changes.copies.end());
+  pass.closed.assign(closed_.begin(), closed_.end());
+  closed_.clear();
+  pass.wants_hidden = passes_.uses_feedback();
+  for (const Part& part : parts) {
+    Answer& answer = *part.answer;
+    if (answer.number == 0) pass.opened.emplace_back(answer.number = ++numbers_, answer.settings);
+    const std::vector<int>& blocks = answer.table.numbers();
+    PassPart& sent = pass.parts.emplace_back();
+    sent = {answer.number, part.start, part.rows, part.chooses(), std::min(answer.told, part.start), {}, {}};
+    const int end = part.start + part.rows;
+    const auto text = answer.text().begin();
+    sent.ids.assign(text + sent.known, text + (part.prompt ? end : part.start));
+    sent.ids.insert(sent.ids.end(), part.ids.begin(), part.ids.end());   // of a prompt: none
+    sent.blocks.assign(blocks.begin(), blocks.begin() + (end + kSpan - 1) / kSpan);
+    answer.told = end;
+    answer.flying = true;
+  }
+  pass.hidden.assign(x_.begin(), x_.begin() + ptrdiff_t(size_t(pass.rows()) * size_t(model().shape.hidden_size)));
+  chain_->send(std::move(pass));
+  flights_.push_back({parts, Clock::now()});
+}
+
+void Loop::land_all() {
+  while (const auto verdict = chain_->landed()) {
+    if (lost_ > 0) --lost_;
+    else land(*verdict);
+  }
+  sweep(&running_);
+}
+
+void Loop::land(const PassVerdict& verdict) {
+  if (flights_.empty()) throw std::runtime_error("a verdict came that nobody waits for");
+  const Flight flight = std::move(flights_.front());
+  flights_.pop_front();
+  int rows = 0;
+  size_t chosen = 0;
+  for (const Part& part : flight.parts) rows += part.rows, chosen += size_t(part.chooses());
+  const size_t hidden = size_t(model().shape.hidden_size);
+  if (chosen != verdict.chosen.size() || (passes_.uses_feedback() && verdict.hidden.size() != chosen * hidden))
+    throw std::runtime_error("a verdict is on another pass than was sent");
+  policy_.times.late.observe(rows, seconds_since(flight.begun));
+  size_t next = 0;
+  for (size_t p = 0; p < flight.parts.size(); ++p) {
+    const Part& part = flight.parts[p];
+    const size_t count = size_t(part.chooses());
+    part.answer->flying = false;
+    span(part, part.prompt ? "prompt" : "verify", kVerifyTrack, flight.begun);
+    std::exception_ptr failure;
+    for (const auto& failed : verdict.failures) {
+      if (size_t(failed.part) != p) continue;
+      failure = failed.grammar ? std::make_exception_ptr(MaskFailed(failed.why))
+                               : std::make_exception_ptr(std::runtime_error(failed.why));
+    }
+    std::vector<Logprobs> logprobs;
+    if (part.answer->request.sampling.logprobs >= 0 && verdict.logprobs.size() == chosen)
+      logprobs.assign(verdict.logprobs.begin() + ptrdiff_t(next), verdict.logprobs.begin() + ptrdiff_t(next + count));
+    conclude(part, verdict.chosen.data() + next, verdict.hidden.data() + (passes_.uses_feedback() ? next * hidden : 0), failure,
+             std::move(logprobs));
+    next += count;
+  }
 }
 
 }  // namespace ppsd

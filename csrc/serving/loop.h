@@ -3,9 +3,13 @@
 // Every answer has a scheduler of its own and knows nothing of the others; what a round shares is the pass. The kernels are
 // row-invariant and blocks keep the spans of attention, so an answer's tokens do not depend on its company, on drafts, or
 // on whether it was interrupted and computed again. docs/design/many-at-once.md tells of it.
+//
+// Where the late layers are on other ranks (chain.h), a round sends its pass away and ends; the next one begins with other
+// answers, while the first are still under way. What a pass has chosen is committed when it comes back.
 #pragma once
 
 #include <chrono>
+#include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
@@ -13,6 +17,7 @@
 
 #include "../cpu/engine.h"
 #include "blocks.h"
+#include "chain.h"
 #include "outbox.h"
 #include "passes.h"
 #include "policy.h"
@@ -33,6 +38,11 @@ class Loop {
  public:
   // kv_bytes: for blocks. Throws NoThread, std::bad_alloc.
   Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits = {});
+  // Of rank 0, which has the early layers: blocks are as many as every rank has memory for. Nobody but `work` steps it.
+  struct OverRanks {
+    int stages, blocks;
+  };
+  Loop(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, OverRanks ranks, LoopLimits limits = {});
   ~Loop();
 
   int capacity() const { return blocks_.count() * kSpan; }   // the longest text
@@ -41,10 +51,17 @@ class Loop {
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
   // committed: how many of the prompt's last tokens are the answer's already; seconds: of work on them.
   // Throws std::bad_alloc where the text may become longer than all blocks.
-  std::shared_ptr<Outbox> add(Request request, bool automatic = false, int committed = 0, double seconds = 0.0);
+  // grammar: its number, over ranks, whose last one has been told of it; 0: there is none.
+  std::shared_ptr<Outbox> add(Request request, bool automatic = false, int committed = 0, double seconds = 0.0, int grammar = 0);
   LoopCounts counts();
   void wait() { bell_->wait(); }   // until there may be something to do
   void ring() { bell_->ring(); }
+
+  // Over ranks, by one thread: steps until a pass is ready to leave, for at most so long, and writes it into
+  // out[most_pass_words]. Its words; 0: there is none this time.
+  size_t work(int32_t* out, int milliseconds);
+  Chain& chain() { return *chain_; }   // whose `land` another thread calls
+  void dwell(std::function<void(int rows, bool draws)> dwells) { passes_.dwell(std::move(dwells)); }
 
   // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
   bool step();
@@ -60,6 +77,10 @@ class Loop {
   struct Part;
   using Answers = std::list<std::unique_ptr<Answer>>;
 
+  bool choose_answers(std::vector<Answer*>* all);
+  void land_all();
+  void land(const PassVerdict& verdict);
+  void send(const std::vector<Part>& parts);
   void let_in();
   bool admit(Answer& answer);
   void put_back(Answer& answer);
@@ -75,10 +96,12 @@ class Loop {
   bool draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws);
   bool gather(const std::vector<Answer*>& writing, const std::vector<Part>& prompts, std::vector<Part>* parts);
   void verify(const std::vector<Part>& parts);
+  void conclude(const Part& part, const int* chosen, const float* hidden, std::exception_ptr failure,
+                std::vector<Logprobs> logprobs);
   void tell_eagle(const std::vector<Part>& parts);
   void read_taps(Answer& answer);
-  void commit(const Part& part, const int* chosen, const float* hidden);
-  void prompt_done(const Part& part, const int* chosen, const float* hidden);
+  void commit(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);
+  void prompt_done(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);
   void keep(Answer& answer, int start);
   void cut(Answer& answer);
   void catch_up(Answer& answer);
@@ -102,6 +125,13 @@ class Loop {
   std::chrono::steady_clock::time_point told_{};   // when consumers were, last
 
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
+  const std::unique_ptr<Chain> chain_;             // null: the late layers are here
+  bool pinned_ = false;                            // the thread that calls `work`
+  struct Flight;
+  std::deque<Flight> flights_;                     // passes that have been sent and have not come back, in order
+  int lost_ = 0;                                   // of what is under way, the first so many passes, whose answers have been ended
+  int numbers_ = 0;                                // of answers, over ranks: the last one
+  std::vector<int> closed_;                        // answers that the other ranks have heard of, and that are over
   std::mutex mutex_;
   Answers arrived_;
   LoopCounts counts_, shown_;

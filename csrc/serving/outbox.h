@@ -17,6 +17,11 @@ class Bell {
     rung_ = true;
     changed_.notify_all();
   }
+  void wait_for(int milliseconds) {   // as `wait`, and no longer than that
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), [this] { return rung_; });
+    rung_ = false;
+  }
   void wait() {   // until it has been rung since the last time
     std::unique_lock<std::mutex> lock(mutex_);
     changed_.wait(lock, [this] { return rung_; });

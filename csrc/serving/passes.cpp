@@ -14,25 +14,27 @@ const std::vector<int> kWholeVocabulary;
 
 }  // namespace
 
-Passes::Passes(std::shared_ptr<const CpuModel> model, int threads)
+Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, bool late)
     : model_(std::move(model)),
-      team_(make_shared_team(threads)),
+      team_(std::move(team)),
       early_(*model_->kernels, model_->shape, model_->format, model_->kv, pointers(model_->layers, 0, model_->exit_layer),
-             threads),
+             members()),
       exit_(*model_->kernels, model_->shape, model_->format, model_->kv,
-            pointers(model_->exit_layers, 0, int(model_->exit_layers.size())), threads, early_.end()),
-      eagle_(model_->eagle ? std::make_unique<EagleStack>(*model_->kernels, *model_->eagle, model_->format, model_->kv, threads,
-                                                          exit_.end())
+            pointers(model_->exit_layers, 0, int(model_->exit_layers.size())), members(), early_.end()),
+      eagle_(model_->eagle ? std::make_unique<EagleStack>(*model_->kernels, *model_->eagle, model_->format, model_->kv,
+                                                          members(), exit_.end())
                            : nullptr),
       late_(*model_->kernels, model_->shape, model_->format, model_->kv,
-            pointers(model_->layers, model_->exit_layer, model_->shape.num_layers), threads,
+            pointers(model_->layers, model_->exit_layer, late ? model_->shape.num_layers : model_->exit_layer), members(),
             eagle_ ? eagle_->end() : exit_.end()),
-      feedback_(*model_->kernels, model_->shape, model_->exit_feedback, threads, kPassRows),
-      head_(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, threads) {
+      feedback_(*model_->kernels, model_->shape, model_->exit_feedback, members(), kPassRows) {
   if (model_->drafts())
-    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), model_->draft_ids, threads);
+    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), model_->draft_ids, members());
   if (eagle_) late_.tap(model_->eagle->taps);
-  late_.followed_by(&model_->head.lm_head);
+  if (late) {
+    head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, members());
+    late_.followed_by(&model_->head.lm_head);
+  }
   exit_.followed_by(&model_->drafting_head().lm_head);
   early_.followed_by(lags() ? &model_->exit_layers.front().qkv : &model_->drafting_head().lm_head);
   const size_t floats = size_t(kPassRows) * model_->shape.hidden_size;
@@ -42,18 +44,18 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, int threads)
 }
 
 double Passes::draft_share() const {
-  size_t early = 0, all = model_->head.lm_head.bytes();
+  size_t early = 0, late = head_ ? model_->head.lm_head.bytes() : 0;
   const auto bytes = [](const PackedLayer& layer) {
     return layer.qkv.bytes() + layer.o.bytes() + (layer.has_mlp() ? layer.gate_up.bytes() + layer.down.bytes() : 0);
   };
-  for (int i = 0; i < model_->shape.num_layers; ++i) {
-    all += bytes(model_->layers[i]);
-    if (i < model_->exit_layer) early += bytes(model_->layers[i]);
-  }
+  for (int i = 0; i < model_->exit_layer; ++i) early += bytes(model_->layers[i]);
+  for (int i = model_->exit_layer; head_ && i < model_->shape.num_layers; ++i) late += bytes(model_->layers[i]);
+  if (!head_) late = early * size_t(model_->shape.num_layers - model_->exit_layer) / size_t(std::max(model_->exit_layer, 1));
+  const size_t all = early + late;
   for (const PackedLayer& layer : model_->exit_layers) early += bytes(layer);
   if (model_->eagle) early += model_->eagle->bytes();
   else if (model_->drafts()) early += model_->exit_head.lm_head.bytes();
-  return double(early) / double(all);
+  return double(early) / double(std::max(all, size_t(1)));
 }
 
 void Passes::reserve(int rows) {
@@ -80,6 +82,11 @@ bool Passes::early(const std::vector<Segment>& segments, float* x, const std::ve
   team_->run([&](int member) {
     if (!early_.pass(*team_, member, rope_.data(), x, cancelled) && member == 0) done = false;
   });
+  if (dwells_) {
+    int rows = int(siblings.size());
+    for (const Segment& segment : segments) rows += segment.rows;
+    dwells_(rows, false);
+  }
   return done;
 }
 
@@ -129,6 +136,7 @@ bool Passes::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
                     : alike && together ? draw_at_once(order, cancelled)
                                         : draw_in_parts(order, cancelled);
   if (!done) return false;
+  if (dwells_) dwells_(int(order.size()), true);
   const std::vector<int> chosen = exit_head_->chosen();
   for (size_t i = 0; i < order.size(); ++i) take(order[i], chosen[i]);
   return true;
@@ -258,7 +266,7 @@ Passes::Chosen Passes::verify(const std::vector<Segment>& segments, float* x, co
   Chosen out;
   const bool at_once = in_place(rows, size_t(model_->shape.hidden_size));
   late_.begin_pass(segments, siblings);
-  if (at_once) head_.begin_pass(rows, false);
+  if (at_once) head_->begin_pass(rows, false);
   const Clock::time_point begun = Clock::now();
   Clock::time_point chosen_from;
   team_->run([&](int member) {
@@ -267,15 +275,15 @@ Passes::Chosen Passes::verify(const std::vector<Segment>& segments, float* x, co
       return;
     }
     if (member == 0) chosen_from = Clock::now();
-    if (at_once) head_.pass(*team_, member);
+    if (at_once) head_->pass(*team_, member);
   });
   if (!out.done) return out;
   if (!at_once && !rows.empty()) {
     chosen_from = Clock::now();
-    head_.begin_pass(rows, false);
-    team_->run([&](int member) { head_.pass(*team_, member); });
+    head_->begin_pass(rows, false);
+    team_->run([&](int member) { head_->pass(*team_, member); });
   }
-  if (!rows.empty()) out.ids = head_.chosen();
+  if (!rows.empty()) out.ids = head_->chosen();
   out.late = seconds(begun, chosen_from);
   out.choose = seconds(chosen_from, Clock::now());
   return out;

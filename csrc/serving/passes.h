@@ -1,6 +1,7 @@
 // Passes over the weights for rows of several texts, whose KV cache lies in blocks.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -12,8 +13,8 @@ class CpuEngine;
 
 class Passes {
  public:
-  // Throws NoThread.
-  Passes(std::shared_ptr<const CpuModel> model, int threads);
+  // late: its late layers are here, and not on other ranks.
+  Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, bool late = true);
 
   const CpuModel& model() const { return *model_; }
   Team& team() { return *team_; }
@@ -57,7 +58,10 @@ class Passes {
   const float* tapped(int row) const { return late_.tapped() + size_t(row) * tap_width(); }
   size_t tap_width() const { return eagle_ ? eagle_->tap_width() : 0; }
   void read_taps(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
-  std::exception_ptr failure(const Sampler* sampler) const { return head_.failure(sampler); }
+  std::exception_ptr failure(const Sampler* sampler) const { return head_->failure(sampler); }
+
+  // For benchmarks: what the early layers, or a draft of the head, take besides.
+  void dwell(std::function<void(int rows, bool draws)> dwells) { dwells_ = std::move(dwells); }
 
   void adopt(int position, uint8_t* const* blocks);   // of the two rows there, the sibling's now is the text's
 
@@ -76,10 +80,11 @@ class Passes {
   std::unique_ptr<EagleStack> eagle_;   // or null
   LayerStack late_;
   FeedbackStack feedback_;
-  Head head_;
+  std::unique_ptr<Head> head_;   // null: on another rank
   std::unique_ptr<Head> exit_head_;
   std::vector<float> rope_;
   int capacity_ = 0;
+  std::function<void(int, bool)> dwells_;
   std::vector<float> exits_, drawn_from_, states_;   // [kPassRows][hidden]
 };
 

@@ -16,7 +16,7 @@ Schedule in_turn(Schedule schedule, bool siblings) {
   return schedule;
 }
 
-Policy::Policy(bool drafts, double draft_share) : drafts_(drafts) {
+Policy::Policy(bool drafts, double draft_share, bool siblings) : drafts_(drafts), siblings_(siblings) {
   times.draft_share = draft_share;
   times.margin = tuning_.margin;
 }
@@ -26,7 +26,7 @@ void Policy::plan(std::vector<Writer>* writers, int prompt_rows, int reading, in
     Writer& only = writers->front();
     if (steer(&only)) return;
     if (!only.drafting->automatic) {
-      only.schedule = in_turn(only.drafting->asked, true);
+      only.schedule = in_turn(only.drafting->asked, siblings_);
       return;
     }
   }
@@ -53,7 +53,9 @@ void Policy::plan(std::vector<Writer>* writers, int prompt_rows, int reading, in
   allotment_ = allot(times, acceptance, others, committed, left, kMaxChunk, reading);
   for (int drafts : allotment_.drafts) left -= drafts;
   for (Writer& writer : *writers) {
-    const Drafting& drafting = *writer.drafting;
+    Drafting& drafting = *writer.drafting;
+    drafting.row_price = allotment_.row_seconds * allotment_.tokens_per_second;
+    drafting.draft_price = allotment_.draft_seconds * allotment_.tokens_per_second;
     if (!drafting.automatic) continue;
     const auto found = std::find(drawing.begin(), drawing.end(), &writer);
     const int drafts = found == drawing.end() ? 0 : allotment_.drafts[size_t(found - drawing.begin())];
@@ -75,7 +77,7 @@ bool Policy::steer(Writer* writer) {
     drafting.planner->begin(writer->text);
     drafting.since = Clock::now();
   }
-  writer->schedule = in_turn(drafting.planner->schedule(), true);
+  writer->schedule = in_turn(drafting.planner->schedule(), siblings_);
   return true;
 }
 
@@ -123,8 +125,7 @@ void Policy::learn(Drafting* drafting, const Round& round) {
     return;
   }
   const int drafts = int(round.judged.size()) + round.dropped, drawn = drafts - round.copied;
-  const double seconds = drawn * allotment_.draft_seconds + round.copied * allotment_.row_seconds;
-  drafting->balance += round.accepted - seconds * allotment_.tokens_per_second;
+  drafting->balance += round.accepted - drawn * drafting->draft_price - round.copied * drafting->row_price;
   drafting->balance = std::min(drafting->balance, tuning_.overdraft);   // so that credit does not accumulate
 }
 

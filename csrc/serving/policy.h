@@ -34,6 +34,7 @@ struct Drafting {
   Schedule asked;
   std::shared_ptr<Planner> planner;   // of `auto`, for when it is alone; or null
   double accepted = 0.0, judged = 0.0;   // drafts of the exit head, older ones counting less
+  double row_price = 0.0, draft_price = 0.0;   // of the round at hand: what a copy and what a draft cost, in plain tokens
   double balance = 0.0;               // plain tokens that drafts have earned, more than they cost
   bool steered = false;               // by its planner, in the round at hand
   std::chrono::steady_clock::time_point since;   // the end of the round before, where it was steered
@@ -41,8 +42,8 @@ struct Drafting {
 
 class Policy {
  public:
-  // drafts: the model has an exit head. draft_share: see PassTimes.
-  Policy(bool drafts, double draft_share);
+  // drafts: the model has an exit head. draft_share: see PassTimes. siblings: an answer alone may have some.
+  Policy(bool drafts, double draft_share, bool siblings = true);
 
   // An answer that gets a row of its own in the round.
   struct Writer {
@@ -64,7 +65,7 @@ class Policy {
   void give(Writer* writer, int drafts, int copies) const;
 
   const LoadTuning tuning_;
-  const bool drafts_;
+  const bool drafts_, siblings_;
   Allotment allotment_;                    // of the round
   double accepted_ = 0.0, judged_ = 0.0;   // drafts of exit heads, of all answers, older ones counting less
 };

@@ -1,0 +1,112 @@
+#include "pass_stage.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "ranks.h"
+
+namespace ppsd {
+
+PassStage::PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks)
+    : model_(model), layers_(layers), head_(head), team_(team), blocks_(size_t(std::max(blocks, 0))) {}
+
+// Memory for it comes with its first use.
+uint8_t* PassStage::block(int number) {
+  if (number < 0 || size_t(number) >= blocks_.size())
+    throw std::runtime_error("a pass names block " + std::to_string(number) + "; this stage has " + std::to_string(blocks_.size()));
+  Memory& memory = blocks_[size_t(number)];
+  if (memory.bytes() == 0 && layers_->end() > 0) memory = Memory(layers_->end());
+  return memory.as<>();
+}
+
+void PassStage::change(const Pass& pass) {
+  for (int number : pass.wiped) std::memset(block(number), 0, layers_->end());
+  for (const auto& [from, to] : pass.copies) std::memcpy(block(to), block(from), layers_->end());
+  for (int number : pass.closed) answers_.erase(number);
+  for (const auto& [number, words] : pass.opened) {
+    Settings settings = settings_of(words);
+    Answer& opened = answers_[number] = {settings.end, settings.sampling.logprobs >= 0, nullptr};
+    longest_ = std::max(longest_, settings.end);
+    if (head_ == nullptr) continue;
+    if (settings.grammar != 0) {
+      if (!masks_) throw std::runtime_error("this rank knows no grammars");
+      settings.sampling.mask = masks_(settings.grammar);
+    }
+    opened.sampler = std::make_unique<Sampler>(*model_.kernels, model_.shape.vocab_size, team_->size());
+    opened.sampler->begin(settings.sampling, 0);
+  }
+}
+
+PassStage::Answer& PassStage::answer(const PassPart& part) {
+  const auto found = answers_.find(part.answer);
+  if (found == answers_.end()) throw std::runtime_error("a pass has rows of an answer that has not begun");
+  const bool known = found->second.sampler == nullptr || found->second.sampler->known() >= part.known;
+  if (part.start + part.rows > found->second.end || !known)
+    throw std::runtime_error("a pass has rows that are not of its answer");
+  return found->second;
+}
+
+void PassStage::run(Pass* pass, const Reserve& reserve, PassVerdict* verdict) {
+  change(*pass);
+  std::vector<std::vector<uint8_t*>> tables;
+  std::vector<Segment> segments;
+  for (const PassPart& part : pass->parts) {
+    Answer& owner = answer(part);
+    if (owner.sampler) owner.sampler->know(part.known, part.ids.data(), int(part.ids.size()));
+    std::vector<uint8_t*>& table = tables.emplace_back();
+    for (int number : part.blocks) table.push_back(block(number));
+    segments.push_back({part.rows, part.start, table.data(), int(table.size())});
+  }
+  const float* rope = reserve(longest_);
+  layers_->begin_pass(segments);
+  team_->run([&](int member) { layers_->pass(*team_, member, rope, pass->hidden.data()); });
+  if (dwells_) dwells_(pass->rows());
+  if (head_ != nullptr) choose(*pass, verdict);
+}
+
+void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
+  const size_t hidden = size_t(model_.shape.hidden_size);
+  verdict->number = pass.number;
+  std::vector<Head::Row> rows;
+  const float* x = pass.hidden.data();
+  for (const PassPart& part : pass.parts) {
+    Sampler* sampler = answer(part).sampler.get();
+    for (int r = part.rows - part.chooses; r < part.rows; ++r)
+      rows.push_back({x + size_t(r) * hidden, sampler, part.start + r + 1});
+    x += size_t(part.rows) * hidden;
+  }
+  if (rows.empty()) return;
+  head_->begin_pass(rows, false);
+  team_->run([&](int member) { head_->pass(*team_, member); });
+  verdict->chosen = head_->chosen();
+  if (pass.wants_hidden)
+    for (const Head::Row& row : rows) verdict->hidden.insert(verdict->hidden.end(), row.x, row.x + hidden);
+  size_t first = 0;
+  for (size_t p = 0; p < pass.parts.size(); ++p) {
+    const PassPart& part = pass.parts[p];
+    const Answer& owner = answer(part);
+    const auto begin = verdict->chosen.begin() + ptrdiff_t(first), end = begin + part.chooses;
+    if (std::find(begin, end, Sampler::kNone) != end) {
+      PassVerdict::Failure failure{int32_t(p), false, kNoNumber};
+      try {
+        if (const auto why = head_->failure(owner.sampler.get())) std::rethrow_exception(why);
+      } catch (const MaskFailed& error) {
+        failure = {int32_t(p), true, error.what()};
+      } catch (const std::exception& error) {
+        failure.why = error.what();
+      }
+      verdict->failures.push_back(std::move(failure));
+    }
+    if (owner.logprobs) {
+      verdict->logprobs.resize(verdict->chosen.size());
+      std::vector<Logprobs> told = owner.sampler->take_logprobs();
+      told.resize(size_t(part.chooses));
+      std::move(told.begin(), told.end(), verdict->logprobs.begin() + ptrdiff_t(first));
+    }
+    first += size_t(part.chooses);
+  }
+}
+
+}  // namespace ppsd

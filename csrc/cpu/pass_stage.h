@@ -1,0 +1,52 @@
+// A slice of layers on another rank, for passes of the loop: see ../serving/pass.h.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "../serving/pass.h"
+#include "stage.h"
+
+namespace ppsd {
+
+class PassStage {
+ public:
+  using Masks = std::function<std::shared_ptr<TokenMask>(int grammar)>;
+
+  // blocks: as many as this rank has memory for. head: of the last rank, or null.
+  PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks);
+
+  void use(Masks masks) { masks_ = std::move(masks); }
+  // The rows through the layers, in place. verdict: what they choose, of the last rank. reserve: see below.
+  // Throws std::runtime_error for what rank 0 could not have meant.
+  using Reserve = std::function<const float*(int rows)>;   // the table of rotations for texts so long
+  void run(Pass* pass, const Reserve& reserve, PassVerdict* verdict);
+  // For benchmarks: what a pass of so many rows takes besides.
+  void dwell(std::function<void(int rows)> dwells) { dwells_ = std::move(dwells); }
+
+ private:
+  struct Answer {
+    int end = 0;
+    bool logprobs = false;
+    std::unique_ptr<Sampler> sampler;   // of the last rank
+  };
+
+  uint8_t* block(int number);
+  void change(const Pass& pass);
+  Answer& answer(const PassPart& part);
+  void choose(const Pass& pass, PassVerdict* verdict);
+
+  const CpuModel& model_;
+  LayerStack* const layers_;
+  Head* const head_;
+  Team* const team_;
+  std::vector<Memory> blocks_;
+  std::map<int, Answer> answers_;
+  int longest_ = 0;
+  Masks masks_;
+  std::function<void(int)> dwells_;
+};
+
+}  // namespace ppsd

@@ -1,0 +1,68 @@
+// The late layers on other ranks, seen from the loop: passes go out, verdicts come back in the same order.
+//
+// As many passes are under way as there are stages. Each has answers of its own, so no pass waits for what another one commits.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "outbox.h"
+#include "pass.h"
+
+namespace ppsd {
+
+class Chain {
+ public:
+  // stages: rank 0's too. bell: rings when a verdict has come.
+  Chain(int stages, int hidden, std::shared_ptr<Bell> bell) : stages_(stages), hidden_(hidden), bell_(std::move(bell)) {}
+
+  // -- for the loop --
+  int stages() const { return stages_; }
+  bool room() const { return flying_ < stages_; }
+  bool idle() const { return flying_ == 0; }
+  void send(Pass pass) {   // its number is given here
+    pass.number = ++sent_;
+    ++flying_;
+    out_.push_back(std::move(pass));
+  }
+  std::optional<PassVerdict> landed() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (in_.empty()) return std::nullopt;
+    PassVerdict verdict = std::move(in_.front());
+    in_.pop_front();
+    --flying_;
+    return verdict;
+  }
+  // A pass that is to leave, into out[most_pass_words]; 0: there is none.
+  size_t take(int32_t* out) {
+    if (out_.empty()) return 0;
+    const size_t words = write_pass(out_.front(), out);
+    out_.pop_front();
+    return words;
+  }
+
+  // -- from the thread that receives. Throws std::runtime_error for what does not follow the protocol. --
+  void land(const int32_t* message, size_t words) {
+    PassVerdict verdict = read_verdict(message, words, hidden_);
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (verdict.number != ++landed_) throw std::runtime_error("a verdict came out of turn");
+      in_.push_back(std::move(verdict));
+    }
+    bell_->ring();
+  }
+
+ private:
+  const int stages_, hidden_;
+  const std::shared_ptr<Bell> bell_;
+  int flying_ = 0;
+  uint64_t sent_ = 0, landed_ = 0;
+  std::deque<Pass> out_;
+  std::mutex mutex_;
+  std::deque<PassVerdict> in_;
+};
+
+}  // namespace ppsd

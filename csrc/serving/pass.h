@@ -1,0 +1,72 @@
+// A pass of the loop on its way over the ranks, and what comes back from the last one.
+//
+// Rank 0 decides everything: which answers have rows, and in which blocks their KV caches lie. A block has the same number on
+// every rank, so a pass brings the block tables along, and stages keep nothing of an answer but its sampler, which the last
+// one has. Passes arrive in the order in which they were sent, so that a block may be given away while rows of its former
+// owner are still under way: they are written before those of the next one.
+//
+// On the wire a pass is a WireHeader (pipeline/wire.h: epoch is the pass's number, count its rows, more the words of the
+// tables) and then the tables and the rows' hidden states.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "../cpu/kernels.h"
+#include "../pipeline/wire.h"
+
+namespace ppsd {
+
+// Consecutive rows of an answer, at positions [start, start + rows).
+struct PassPart {
+  int32_t answer = 0;          // its number
+  int32_t start = 0, rows = 0;
+  int32_t chooses = 0;         // how many of the rows choose a token, the last ones
+  int32_t known = 0;           // ids: of the text's positions [known, start + rows); the sampler knows those before
+  std::vector<int32_t> ids;
+  std::vector<int32_t> blocks;
+};
+
+struct Pass {
+  uint64_t number = 0;
+  std::vector<std::pair<int32_t, int32_t>> copies;   // of whole blocks, first of all: {from, to}
+  std::vector<int32_t> wiped;                        // blocks that become zeros, before that
+  // Answers that have rows from now on: {number, words_of(Settings), cpu/ranks.h}; and those that have none any more.
+  std::vector<std::pair<int32_t, std::vector<int32_t>>> opened;
+  std::vector<int32_t> closed;
+  std::vector<PassPart> parts;
+  bool wants_hidden = false;                         // the verdict is to carry hidden states home, for the exit head
+  std::vector<float> hidden;                         // [rows][hidden]: what the stage before made of them
+
+  int rows() const;
+};
+
+// What the rows of a pass that choose have chosen, part by part.
+struct PassVerdict {
+  struct Failure {
+    int32_t part = 0;
+    bool grammar = false;      // or else it is a number that is none
+    std::string why;
+  };
+  uint64_t number = 0;
+  std::vector<int32_t> chosen;
+  std::vector<Logprobs> logprobs;   // [chosen], of parts that ask for none empty; or none at all
+  std::vector<float> hidden;        // [chosen][hidden], where the exit head asks for it; or none
+  std::vector<Failure> failures;
+};
+
+// Room for any pass, and for any verdict on one. Block tables may have kPassTables words in all.
+constexpr size_t kPassTables = size_t(1) << 16;
+inline size_t most_pass_words(int hidden) { return kWireIds + kPassTables + size_t(kPassRows) * (size_t(hidden) + kWireLogprobs); }
+size_t table_words(const PassPart& part);   // of kPassTables
+
+// They write into out[most_pass_words(hidden)] and return how many words it has become.
+size_t write_pass(const Pass& pass, int32_t* out);
+size_t write_verdict(const PassVerdict& verdict, int32_t* out);
+// `words`: as many as the buffer has. Throw std::runtime_error for what does not follow the protocol.
+Pass read_pass(const int32_t* message, size_t words, int hidden);
+PassVerdict read_verdict(const int32_t* message, size_t words, int hidden);
+
+}  // namespace ppsd
