@@ -169,7 +169,7 @@ class SleepingDraft(Stage):
 class _NoSlices:
     """What a backend asks of the weights that it does not have."""
 
-    dtype, kind, bytes, siblings, extras = "none", "sleeping", 0, True, False
+    dtype, kind, bytes, siblings, extras, blocks, loop = "none", "sleeping", 0, True, False, 0, None
 
     def facts(self) -> dict[str, Any]:
         return {}

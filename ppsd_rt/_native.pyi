@@ -194,16 +194,37 @@ class Loop:
         planner: Planner | None = ...,
         oracle: Oracle | None = ...,
         trace: bool = ...,
+        grammar: int = ...,
     ) -> LoopAnswer:
         """Queue an answer; the prompt's last `committed` tokens are its own already, and took `seconds`.
 
         automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this one while
-        it runs alone. masks: as of Engine.start.
+        it runs alone. masks: as of Engine.start. grammar: its number, over ranks; 0: it has none.
         MemoryError: the text may become longer than all blocks.
         """
 
     def import_prefix(self, engine: Engine) -> None: ...
     def step(self) -> bool: ...
+    @staticmethod
+    def over_ranks(
+        model: Model,
+        cores: Sequence[int],
+        threads: int,
+        stages: int,
+        blocks: int,
+        most_answers: int,
+        prompt_rows: int,
+    ) -> Loop:
+        """Of rank 0, whose model has the layers before the exit; so many blocks every rank has memory for."""
+
+    def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
+        """Over ranks: words of a pass that is to leave, once there is one; 0: none so far."""
+
+    def land(self, verdict: npt.NDArray[np.int32]) -> None:
+        """Over ranks: what came back from the last one. From another thread than `work`."""
+
+    def fail(self, line: str) -> None:
+        """End all answers with this line; by the thread that calls `work`."""
     @property
     def capacity(self) -> int: ...
     @property
@@ -607,6 +628,7 @@ WIRE_MESSAGES: int
 WIRE_WORDS: int
 
 def wire_words(hidden: int) -> int: ...
+def pass_words(hidden: int) -> int: ...
 def wire_clock() -> int: ...
 def precise_waits() -> None: ...
 def sleep_until(clock: int) -> None: ...
@@ -637,6 +659,12 @@ class RankStation:
     def post(self, message: npt.NDArray[np.int32]) -> None: ...
     def announce(self, epoch: int, sent: int, spared: int = -1) -> None: ...
     def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int: ...
+    def post_pass(self, message: npt.NDArray[np.int32]) -> None: ...
+    def work_with_passes(
+        self, out: npt.NDArray[np.int32], pass_out: npt.NDArray[np.int32], milliseconds: int
+    ) -> tuple[int, int]:
+        """As `work`, where passes of a loop come too: (messages in out, words in pass_out); (0, 0): nothing came."""
+
     def use_masks(self, masks: Callable[[int], TokenMask | None]) -> None:
         """masks(number): a new mask of that grammar, or None. Before it works."""
 
@@ -649,8 +677,17 @@ class Station(RankStation):
     """Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks."""
 
     def __init__(
-        self, model: Model, first: int, last: int, cores: Sequence[int], threads: int, delay: float
+        self,
+        model: Model,
+        first: int,
+        last: int,
+        cores: Sequence[int],
+        threads: int,
+        delay: float,
+        kv_bytes: int = 0,
     ) -> None: ...
+    @property
+    def blocks(self) -> int: ...
     def pin(self) -> None: ...
     def time_pass(self, rows: int, context: int) -> float: ...
 
@@ -700,6 +737,8 @@ class Drafter(RankDrafter):
     """Layers before the exit, and the exit head, on the C++ kernels, as the draft stage of the ranks."""
 
     def __init__(self, model: Model, cores: Sequence[int], threads: int) -> None: ...
+    @property
+    def block_bytes(self) -> int: ...
     def time_step(self, draw: bool, context: int) -> float: ...
 
 class PythonDrafter(RankDrafter):

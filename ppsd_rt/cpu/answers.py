@@ -1,10 +1,10 @@
-"""The answers of the cpu backend in the making: all in one loop, but for one alone that drafts while it verifies."""
+"""The answers of a backend in the making: all in one loop, but for one alone that drafts while it verifies."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import RLock
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from .. import _native
 from ..backend import Cancellation, one_at_a_time
@@ -12,6 +12,23 @@ from ..pipeline.rounds import Drafted, Limits, Round
 
 MOST_ANSWERS = 48  # that the loop works on at once; below the 64 rows of a pass, so that prompts join
 PROMPT_ROWS = 16  # of a round, at the least
+
+
+class Lone(Protocol):
+    """An answer that has the stages to itself. text, seconds: of what is committed, once it has stopped."""
+
+    @property
+    def text(self) -> Sequence[int]: ...
+    @property
+    def seconds(self) -> float: ...
+    def __iter__(self) -> Iterator[Round | Drafted]: ...
+    def cancel(self) -> None: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
+    def spans(self) -> list[tuple[str, int, int, float, float]]: ...
+
+
+Stream: TypeAlias = Lone | _native.LoopAnswer
 
 
 class Answer:
@@ -30,15 +47,15 @@ class Answer:
     ) -> None:
         self.prompt, self.limits, self.cancellation = list(prompt), limits, cancellation
         self.request, self.masks = request, masks
-        self.streams: list[_native.Session | _native.LoopAnswer] = []  # its events are those of all, in this order
+        self.streams: list[Stream] = []  # its events are those of all, in this order
         self.ended = False  # by what needs the engine for itself
 
     @property
-    def stream(self) -> "_native.Session | _native.LoopAnswer":
+    def stream(self) -> Stream:
         """Where it is decoded now."""
         return self.streams[-1]
 
-    def use(self, stream: "_native.Session | _native.LoopAnswer") -> None:
+    def use(self, stream: Stream) -> None:
         """It goes on there; the events that its consumer has not had from the one before remain to be had first."""
         self.streams.append(stream)
         self.cancellation.tells(stream.cancel)
@@ -50,18 +67,19 @@ class Answer:
 
 
 class Answers:
-    """Where answers are decoded: in the loop. One alone whose schedule overlaps has a session of the engine, with a
-    thread for each stage; when another one comes, both go on in the loop, which keeps what the session has computed.
+    """Where answers are decoded: in the loop. One alone whose schedule overlaps has the stages to itself, a thread or a
+    rank for each; when another one comes, both go on in the loop.
     """
 
-    def __init__(self, make_loop: Callable[[], _native.Loop]) -> None:
-        self._make_loop = make_loop
+    def __init__(self, make_loop: Callable[[], _native.Loop], keep_rows: Callable[[_native.Loop], None]) -> None:
+        """keep_rows: gives the loop what a lone answer has computed, once that has stopped."""
+        self._make_loop, self._keep_rows = make_loop, keep_rows
         self.lock = RLock()
         self._loop: _native.Loop | None = None
         self._lone: Answer | None = None
         self._many: set[Answer] = set()
         self._dropped: deque[Answer] = deque()  # where nobody could wait for their end
-        self.last: _native.Session | _native.LoopAnswer | None = None  # for its timeline
+        self.last: Stream | None = None  # for its timeline
 
     @property
     def loop(self) -> _native.Loop:
@@ -72,8 +90,7 @@ class Answers:
     def begin(
         self,
         answer: Answer,
-        engine: Callable[[], _native.Engine],
-        session: Callable[[], _native.Session | None],
+        session: Callable[[], Lone | None],
         planner: Callable[[bool], _native.Planner | None],
     ) -> None:
         """session: begins one for this answer, if its stages are to overlap.
@@ -88,13 +105,13 @@ class Answers:
                 self.last = by_itself
                 answer.use(by_itself)
                 return
-            self._move_lone(engine)
+            self._move_lone()
             steering = planner(alone)
             self.last = self.loop.add(answer.prompt, masks=answer.masks(), planner=steering, **answer.request)
             answer.use(self.last)
             self._many.add(answer)
 
-    def events(self, answer: Answer, engine: Callable[[], _native.Engine]) -> Iterator[Round | Drafted]:
+    def events(self, answer: Answer) -> Iterator[Round | Drafted]:
         """Raises PpsdError if the answer is ended on the way, and what the extension raises."""
         whole, number = False, 0
         while stream := self._stream(answer, number):
@@ -107,10 +124,10 @@ class Answers:
             if not whole and not answer.ended and not answer.cancellation.asked:
                 with self.lock:  # its session had no memory for more
                     if self._lone is answer:
-                        self._move_lone(engine)
+                        self._move_lone()
         one_at_a_time(whole or not answer.ended, answer.cancellation)
 
-    def _stream(self, answer: Answer, number: int) -> "_native.Session | _native.LoopAnswer | None":
+    def _stream(self, answer: Answer, number: int) -> Stream | None:
         with self.lock:  # so that it has moved, if it is about to
             return answer.streams[number] if number < len(answer.streams) else None
 
@@ -159,7 +176,7 @@ class Answers:
         self._loop = self._lone = self.last = None
         self._many, self._dropped = set(), deque()
 
-    def _move_lone(self, engine: Callable[[], _native.Engine]) -> None:
+    def _move_lone(self) -> None:
         answer = self._lone
         if answer is None:
             return
@@ -168,12 +185,12 @@ class Answers:
             return
         self._lone = None
         session = answer.stream
-        assert isinstance(session, _native.Session)
+        assert not isinstance(session, _native.LoopAnswer)
         session.stop()
         text = session.text
         if answer.cancellation.asked or answer.whole(text):
             return
-        loop.import_prefix(engine())
+        self._keep_rows(loop)
         committed = len(text) - len(answer.prompt)
         answer.use(loop.add(text, committed=committed, seconds=session.seconds, masks=answer.masks(), **answer.request))
         self._many.add(answer)

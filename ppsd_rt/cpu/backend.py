@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakMethod, WeakSet
 
 import numpy as np
@@ -46,14 +46,18 @@ def _end_answers() -> None:
         backend._answers.end_all()
 
 
-def _weakly(method: Callable[[], _native.Loop]) -> Callable[[], _native.Loop]:
+_Args = ParamSpec("_Args")
+_Result = TypeVar("_Result")
+
+
+def _weakly(method: Callable[_Args, _Result]) -> Callable[_Args, _Result]:
     """The method, without keeping its object alive: so that dropping a backend frees its memory at once."""
     found = WeakMethod(method)
 
-    def call() -> _native.Loop:
+    def call(*args: _Args.args, **named: _Args.kwargs) -> _Result:
         living = found()
         assert living is not None  # it is what calls
-        return living()
+        return living(*args, **named)
 
     return call
 
@@ -103,7 +107,7 @@ class CpuBackend:
         self._alone = config.rope_scaling is not None and config.rope_scaling.by_length
         if self._alone:
             self.concurrency = 1
-        self._answers = Answers(_weakly(self._make_loop))
+        self._answers = Answers(_weakly(self._make_loop), _weakly(self._keep_rows))
         self.use_head(None)
         hears_of_forks(self)
         _living.add(self)
@@ -213,10 +217,10 @@ class CpuBackend:
         if not self._alone:
             alone = replace(limits, end=min(limits.end, int(self._kv_memory * LONE_SHARE / self._row_bytes) - 64))
         try:
-            self._answers.begin(answer, lambda: self._engine, session, planner)
+            self._answers.begin(answer, session, planner)
             if options.prompt_progress:
                 _tell_of_prompt(answer, options.prompt_progress)
-            yield from self._answers.events(answer, lambda: self._engine)
+            yield from self._answers.events(answer)
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
         except _native.NoThread as error:
@@ -233,6 +237,9 @@ class CpuBackend:
         what = f"hold {bytes_of_loop / 1e6:.0f} MB of KV caches"
         with one_line(what, self._threads, mend="give a smaller --kv-memory"):
             return _native.Loop(self._model, self._threads, bytes_of_loop, MOST_ANSWERS, PROMPT_ROWS)
+
+    def _keep_rows(self, loop: _native.Loop) -> None:
+        loop.import_prefix(self._engine)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._vocab_size)
@@ -262,7 +269,7 @@ class CpuBackend:
         """Another backend on the same packed weights, with threads and a KV cache of its own, without an exit head."""
         other = copy(self)
         other._threads, other._stages = threads, 1
-        other._answers = Answers(_weakly(other._make_loop))
+        other._answers = Answers(_weakly(other._make_loop), _weakly(other._keep_rows))
         other.use_head(None)
         hears_of_forks(other)
         _living.add(other)
@@ -360,6 +367,7 @@ def _speed(prediction: _native.Prediction) -> float:
 def _tell_of_prompt(answer: Answer, tell: Callable[[int, int], None]) -> None:
     """Until the first event of the answer is there."""
     stream = answer.stream
+    assert isinstance(stream, _native.Session | _native.LoopAnswer)
     try:
         while not stream.ready(50):
             tell(*stream.prompt_rows())

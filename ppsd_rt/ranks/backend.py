@@ -1,11 +1,15 @@
-"""The backend of rank 0: it drafts, owns the scheduler, and gives an engine the rounds that the other ranks verify."""
+"""The backend of rank 0: it drafts, owns the schedulers, and gives an engine the rounds that the other ranks verify.
+
+An answer that is alone has all ranks to itself (csrc/pipeline/remote.h), so that they draft and verify at once. When
+others come, all go on in the loop (csrc/serving/loop.h), whose passes are under way on all ranks at the same time.
+"""
 
 import signal
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 from statistics import median
-from threading import Event, RLock, Thread, current_thread, main_thread
+from threading import Event, Lock, RLock, Thread, current_thread, main_thread
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
@@ -13,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import Cancellation, Oracle, RunOptions, common_prefix, one_at_a_time
+from ..backend import Cancellation, Oracle, RunOptions, common_prefix
+from ..cpu.answers import MOST_ANSWERS, Answer, Answers
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
-from ..pipeline.schedule import Auto, Schedule
+from ..pipeline.schedule import Auto, Schedule, copying
 from ..planning.planner import explain
 from ..planning.planner_pool import PlannerPool, kind_of
 from ..sampling.grammar import Grammar
@@ -26,10 +31,10 @@ from ..trace import Span
 from .control import Control, Kind, Words, numbers_of, text_of, words_of
 from .costs import displacer, rank_costs, side_by_side, time_drafts
 from .grammars import GIVES_UP, pack_grammar
-from .links import ROWS, VERDICTS, Receiver, Sender
+from .links import CHOSEN, PASSES, ROWS, VERDICTS, LinkLost, Receiver, Sender
 from .report import report_of
 from .slices import RankDrafter, Slices
-from .stage import DEPTH, lengths
+from .stage import DEPTH, PASS_DEPTH, lengths
 from .threads import start
 from .timeline import ClockOffset, clock_offset, on_one_clock, unpack_spans
 
@@ -43,8 +48,6 @@ class RanksBackend:
 
     name = "ranks"
     copies = True
-    concurrency = 1
-    longest = 1 << 31
 
     def __init__(
         self,
@@ -64,6 +67,9 @@ class RanksBackend:
         words = _native.wire_words(hidden)
         self._sender = Sender(groups[ROWS], 1, ROWS, words, _native.WIRE_MESSAGES)
         self._receiver = Receiver(groups[VERDICTS], world.last, VERDICTS, words, DEPTH, self._verdict, control.lost)
+        self._groups, self._blocks = groups, 0
+        self._loop: _native.Loop | None = None
+        self._answers = Answers(self._make_loop, lambda loop: None)
         self._epoch = 1  # on the wire: above all that earlier answers have used
         self._tokens: list[int] = []  # whose rows every rank holds
         self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
@@ -73,8 +79,10 @@ class RanksBackend:
         self._steps = 0, 0.0  # of one row and a draft: how many, and their seconds
         self._costs: _native.Costs | None = None
         self._grammar = 0  # the number of the newest
+        self._telling = Lock()  # one grammar after the other
+        self._lone_grammar = 0  # of the answer that has all ranks to itself
         self._grammar_says: dict[int, str] = {}  # by number: what is wrong, if anything is
-        self._answers: Queue[tuple[_native.Remote, Event]] = Queue()
+        self._answers_to_draft: Queue[tuple[_native.Remote, Event]] = Queue()
         self._replies: Queue[tuple[int, list[float]]] = Queue()
         self._pongs: Queue[tuple[int, int, int, int]] = Queue()  # rank, the question's number, answered, heard
         self._station_spans: Queue[tuple[int, list[Span]]] = Queue()  # and: messages that follow
@@ -94,10 +102,19 @@ class RanksBackend:
         start(self._receiver)
         start(self._drafting)
         self._wait(lambda: len(self._control.ready) == self._control.world.last, _PATIENCE, "to load its slice")
+        self._blocks = min(self._slices.blocks, *self._control.ready.values())
 
     def close(self) -> None:
-        self._end()
+        self._answers.end_all()
         self._control.stop()
+
+    @property
+    def concurrency(self) -> int:
+        return MOST_ANSWERS if self._slices.loop is not None else 1
+
+    @property
+    def longest(self) -> int:
+        return 64 * self._blocks if self._slices.loop is not None else 1 << 31
 
     # -- what an engine asks -------------------------------------------------------------------------------------------
 
@@ -149,14 +166,61 @@ class RanksBackend:
         options: RunOptions,
         cancellation: Cancellation,
     ) -> Generator[Round | Drafted, None, None]:
-        self._end()
-        self._traced, self._timeline, self._clocks = None, [], {}
         self._control.check()
+        if limits.end > self.longest:
+            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
+        if self._slices.loop is None:
+            self._answers.end_all()
+        grammar = self._tell(params.grammar) if params.grammar and options.masks else 0
+        request = {
+            "sampling": params,
+            "schedule": copying(schedule) if isinstance(schedule, Auto) else schedule,
+            "automatic": isinstance(schedule, Auto),
+            "limits": limits,
+            "report_drafts": options.report_drafts,
+            "oracle": options.oracle,
+            "trace": options.trace,
+            "grammar": grammar,
+        }
+
+        def masks() -> tuple[Any, Any] | None:  # the loop's own are for drafts; the last rank makes those that count
+            return (options.masks(), options.masks()) if options.masks else None
+
+        answer = Answer(prompt, limits, cancellation, request, masks)
+        try:
+            self._answers.begin(
+                answer,
+                lambda: self._begin(prompt, params, schedule, limits, options, cancellation, grammar),
+                lambda alone: None,
+            )
+            yield from self._answers.events(answer)
+        except MemoryError:
+            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
+        except _native.MaskFailed as error:
+            raise GrammarFailed(str(error)) from None
+        except RuntimeError as error:
+            self._control.check()
+            raise PpsdError(str(error)) from None
+        finally:
+            self._answers.leave(answer)
+            if grammar and self._control.failure is None:
+                self._grammar_says.pop(grammar, None)
+                self._control.tell(self._control.world.last, Kind.FORGET, grammar)
+
+    def _begin(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        schedule: Schedule | Auto,
+        limits: Limits,
+        options: RunOptions,
+        cancellation: Cancellation,
+        grammar: int,
+    ) -> "_Alone":
+        """An answer that has all ranks to itself."""
+        self._traced, self._timeline, self._clocks = None, [], {}
         oracle = options.oracle
         steering = self._plan(schedule, oracle, params) if isinstance(schedule, Auto) else schedule
-        grammar = None
-        if params.grammar and options.masks:
-            grammar = self._tell(params.grammar), options.masks()
         known = common_prefix(self._tokens, prompt)
         keep = max(min(known, len(self._tokens) - 1, len(prompt) - 1, self._drafter.length()), 0)
         try:
@@ -170,35 +234,16 @@ class RanksBackend:
                 report_drafts=options.report_drafts,
                 oracle=oracle,
                 trace=options.trace,
-                grammar=grammar,
+                grammar=(grammar, options.masks()) if grammar and options.masks else None,
             )
-        except MemoryError:
-            raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
         except RuntimeError as error:  # more settings than a message holds
             raise UsageError(str(error)) from None
         if options.trace:
             self._traced = answer
+        self._lone_grammar = grammar
         active = self._active = answer, Event()
-        self._answers.put(active)
-        whole = False
-        try:
-            while not cancellation.asked:
-                self._control.check()
-                try:
-                    event = answer.next(50)
-                except StopIteration:
-                    break
-                if event is None:
-                    continue
-                if isinstance(event, Round):
-                    whole = limits.reached_by(event)
-                yield event
-                one_at_a_time(whole or self._active is active, cancellation)
-            if grammar and not whole and (wrong := self._grammar_says.pop(grammar[0], "")):
-                raise GrammarFailed(wrong)
-            one_at_a_time(whole or self._active is active, cancellation)
-        finally:
-            self._end(active)
+        self._answers_to_draft.put(active)
+        return _Alone(self, active, list(prompt), cancellation, grammar)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         raise PpsdError("logits stay on the last rank: run this in one process")
@@ -211,8 +256,11 @@ class RanksBackend:
 
     def spans(self) -> list[Span]:
         """As every backend's; the track is the rank. The stations are asked for theirs, and what time it is there."""
+        last = self._answers.last
+        if isinstance(last, _native.LoopAnswer):
+            return last.spans()
         if self._traced is not None:
-            self._end()
+            self._answers.end_all()
             answer, self._traced = self._traced, None
             others = range(1, self._control.world.size)
             self._clocks = {rank: self._clock_of(rank) for rank in others}
@@ -249,7 +297,7 @@ class RanksBackend:
 
     def measure(self) -> tuple[_native.StageCosts, _native.StageCosts]:
         """(each rank while the others wait, all at once)"""
-        self._end()
+        self._answers.end_all()
         self._tokens = []  # measuring overwrites the rows
         others = range(1, self._control.world.size)
         link = self._link()
@@ -272,7 +320,7 @@ class RanksBackend:
 
     def report(self) -> list[list[float]]:
         """Of every rank: see report.py."""
-        self._end()
+        self._answers.end_all()
         for rank in range(1, self._control.world.size):
             self._control.tell(rank, Kind.REPORT)
         others = self._collect(self._control.world.last)
@@ -310,19 +358,20 @@ class RanksBackend:
 
     def _tell(self, grammar: Grammar) -> int:
         """Its number, once the last rank has compiled it. PpsdError where that rank cannot."""
-        self._grammar += 1
-        for words in pack_grammar(grammar):
-            self._control.tell(self._control.world.last, Kind.GRAMMAR, self._grammar, words=words)
-        self._wait(lambda: self._grammar in self._grammar_says, _PATIENCE, "to compile a grammar")
-        if wrong := self._grammar_says.pop(self._grammar):
+        with self._telling:
+            self._grammar += 1
+            number = self._grammar
+            for words in pack_grammar(grammar):
+                self._control.tell(self._control.world.last, Kind.GRAMMAR, number, words=words)
+        self._wait(lambda: number in self._grammar_says, _PATIENCE, "to compile a grammar")
+        if wrong := self._grammar_says.pop(number):
             raise PpsdError(f"rank {self._control.world.last}: {wrong}")
-        return self._grammar
+        return number
 
     def _grammar_said(self, number: int, wrong: str) -> None:
-        if number == self._grammar:
-            self._grammar_says[number] = wrong
-            if wrong and self._active is not None:  # it gives up in the middle of the answer
-                self._active[0].cancel()
+        self._grammar_says[number] = wrong
+        if wrong and number == self._lone_grammar and self._active is not None:  # it gives up in the middle
+            self._active[0].cancel()
 
     # -- the timeline --------------------------------------------------------------------------------------------------
 
@@ -378,7 +427,7 @@ class RanksBackend:
         self._drafter.pin()
         _native.precise_waits()
         while True:
-            answer, done = self._answers.get()
+            answer, done = self._answers_to_draft.get()
             try:
                 while True:
                     out = self._sender.buffers()
@@ -388,7 +437,7 @@ class RanksBackend:
                     self._sender.send(lengths(out, written, self._hidden))
             except Exception as error:
                 if isinstance(error, GIVES_UP):
-                    self._grammar_said(self._grammar, str(error))
+                    self._grammar_said(self._lone_grammar, str(error))
                 else:
                     if not isinstance(error, PpsdError):  # not of its own stage
                         self._control.lost(1, error)
@@ -403,6 +452,37 @@ class RanksBackend:
         answer, _ = self._active
         if answer.land(message):
             self._control.tell_all(Kind.EPOCH, answer.epoch, words=np.array([answer.spared], np.int32))
+
+    # -- many answers --------------------------------------------------------------------------------------------------
+
+    def _make_loop(self) -> _native.Loop:
+        """Which the ranks work for from now on, whenever it has answers."""
+        assert self._slices.loop is not None
+        world, words = self._control.world, _native.pass_words(self._hidden)
+        loop = self._loop = self._slices.loop(world.size, self._blocks)
+        sender = Sender(self._groups[PASSES], 1, PASSES, words, groups=2)
+        start(Receiver(self._groups[CHOSEN], world.last, CHOSEN, words, PASS_DEPTH, self._land, self._control.lost))
+        start(Thread(target=self._work, args=(loop, sender), name="loop", daemon=True))
+        return loop
+
+    def _work(self, loop: _native.Loop, sender: Sender) -> None:
+        """Sends the loop's passes, until the pipeline fails or this process ends."""
+        _native.precise_waits()
+        try:
+            while not self._control.failed.is_set():
+                if words := loop.work(sender.buffers(), 50):
+                    sender.send([words])
+        except Exception as error:
+            if isinstance(error, LinkLost):
+                self._control.lost(1, error)
+            self._control.fail(f"rank 0: {error}")
+        loop.fail(self._control.failure or "the ranks have ended")
+
+    def _land(self, verdict: Words) -> None:
+        if self._control.delay:
+            _native.sleep_until(int(verdict[8:10].view(np.int64)[0]) + int(self._control.delay * 1e9))
+        assert self._loop is not None
+        self._loop.land(verdict)
 
     # -- ending an answer ----------------------------------------------------------------------------------------------
 
@@ -438,3 +518,48 @@ class RanksBackend:
                 self._control.fail(f"a rank took more than {seconds:g} s {what}")
         if raises:
             self._control.check()
+
+
+class _Alone:
+    """The answer that has all ranks to itself, as `Answers` wants it. Raises PpsdError where the ranks have failed."""
+
+    seconds = 0.0  # the loop's clock begins anew
+
+    def __init__(
+        self,
+        backend: RanksBackend,
+        active: tuple[_native.Remote, Event],
+        prompt: list[int],
+        cancellation: Cancellation,
+        grammar: int,
+    ) -> None:
+        self._backend, self._active, self._prompt = backend, active, prompt
+        self._cancellation, self._grammar = cancellation, grammar
+
+    @property
+    def text(self) -> list[int]:
+        return self._active[0].tokens or self._prompt
+
+    def __iter__(self) -> Iterator[Round | Drafted]:
+        control = self._backend._control
+        while not self._cancellation.asked:
+            control.check()
+            try:
+                event = self._active[0].next(50)
+            except StopIteration:
+                break
+            if event is not None:
+                yield event
+        if wrong := self._backend._grammar_says.pop(self._grammar, ""):
+            raise GrammarFailed(wrong)
+
+    def cancel(self) -> None:
+        self._active[0].cancel()
+
+    def stop(self) -> None:
+        self._backend._end(self._active)
+
+    close = stop
+
+    def spans(self) -> list[Span]:
+        return self._backend.spans()

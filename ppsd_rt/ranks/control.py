@@ -41,7 +41,7 @@ _BYES = 30.0  # seconds for all others to hear that all is well
 class Kind(IntEnum):
     BEAT = 1  # value: milliseconds that the work at hand has taken by now
     EPOCH = 2  # value: what is older is void; words: but for what begins with this row (csrc/pipeline/epoch.h)
-    READY = 3  # the slice is loaded
+    READY = 3  # the slice is loaded; value: blocks of the loop's KV caches that there is memory for
     PING = 4
     PONG = 5
     MEASURE = 6  # value: 1: one row, while all others do so too
@@ -53,6 +53,7 @@ class Kind(IntEnum):
     TRACE = 12  # what did the answer's passes take, and when?
     SPANS = 13  # value: messages that follow; payload: see timeline.py
     GRAMMAR = 14  # of an answer to come, and what the last rank says of it: see grammars.py
+    FORGET = 15  # a grammar, by its number
 
 
 Handler = Callable[[int, int, Words], None]  # (rank, value, message)
@@ -75,11 +76,11 @@ class Control:
         self.failure: str | None = None
         self.failed, self.stopping = Event(), Event()
         self._lock = Lock()
-        self.ready: set[int] = set()  # ranks that have said so
+        self.ready: dict[int, int] = {}  # ranks that have said so, and their blocks
         self._handlers: dict[int, Handler] = {
             Kind.BEAT: self._beat,
             Kind.PING: self._pong,
-            Kind.READY: lambda rank, value, message: self.ready.add(rank),
+            Kind.READY: lambda rank, value, message: self.ready.update({rank: value}),
             Kind.BYE: lambda rank, value, message: self._bye(rank),
         }
         self._byes: set[int] = set()

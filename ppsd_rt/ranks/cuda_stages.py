@@ -21,6 +21,7 @@ class CudaSlices:
     """On the GPU that has this rank's number among the host's ranks; in Triton's interpreter on a CPU."""
 
     siblings = extras = False
+    blocks, loop = 0, None
 
     def __init__(self, device: str, dtype: str, local_rank: int) -> None:
         """Raises PpsdError where there is no such GPU."""

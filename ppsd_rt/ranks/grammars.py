@@ -3,7 +3,8 @@
 Rank 0 compiles the grammar for its drafts, and sends its text over the control link, in messages that are full but for
 the last one; their value is the grammar's number. The last rank compiles it too, and answers with the same number and
 no text, or with what is wrong. It does so once more, in the middle of the answer, should the grammar give up. Only then
-does the answer begin: its Begin message has the number (csrc/cpu/ranks.cpp).
+does the answer begin: its first message has the number (csrc/cpu/ranks.cpp, csrc/serving/pass.h). When the answer has
+ended, rank 0 says so, and the grammar is forgotten.
 """
 
 import json
@@ -46,26 +47,32 @@ GIVES_UP = (_native.MaskFailed, GrammarFailed)  # as C++ stages say it, and as t
 
 
 class ToldGrammars:
-    """Of the last rank: the newest grammar that it has been told of. make: for the first one."""
+    """Of the last rank: the grammars of answers that have not ended. make: for the first one."""
 
     def __init__(self, control: Control, make: Callable[[], Grammars]) -> None:
         self._control, self._make = control, make
         self._grammars: Grammars | None = None
         self._parts: list[Words] = []
-        self._newest: tuple[int, Masks] | None = None
+        self._masks: dict[int, Masks] = {}
+        self._begun = 0  # the one of the answer that has the stages to itself, if any has
         control.on(Kind.GRAMMAR, self._told)
+        control.on(Kind.FORGET, self._forget)
 
     def mask(self, number: int) -> TokenMask | None:
-        """For an answer that begins; None: rank 0 has told of another one since, so that the answer is void."""
-        newest = self._newest
-        return newest[1]() if newest is not None and newest[0] == number else None
+        """For an answer that begins; None: it has ended, and all that comes of it is void."""
+        self._begun = number
+        masks = self._masks.get(number)
+        return masks() if masks is not None else None
 
     def gives_up(self, error: Exception) -> bool:
         """Is it the grammar that has failed? Then rank 0 ends the answer, and no other."""
-        if not isinstance(error, GIVES_UP) or self._newest is None:
+        if not isinstance(error, GIVES_UP) or not self._begun:
             return False
-        self._control.tell(0, Kind.GRAMMAR, self._newest[0], text=str(error))
+        self._control.tell(0, Kind.GRAMMAR, self._begun, text=str(error))
         return True
+
+    def _forget(self, rank: int, number: int, message: Words) -> None:
+        self._masks.pop(number, None)
 
     def _told(self, rank: int, number: int, message: Words) -> None:
         self._parts.append(words_of(message))
@@ -79,7 +86,7 @@ class ToldGrammars:
         try:
             if self._grammars is None:
                 self._grammars = self._make()
-            self._newest = number, self._grammars.masks(unpack_grammar(parts))
+            self._masks[number] = self._grammars.masks(unpack_grammar(parts))
         except PpsdError as error:
             wrong = str(error)
         except Exception as error:

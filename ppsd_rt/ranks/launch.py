@@ -94,7 +94,7 @@ def _play(
     hidden, vocabulary = checkpoint.config.hidden_size, checkpoint.config.vocab_size
     if not control.world.drafts:
         station.append(slices.station(checkpoint, first, last, options.link_delay))
-        serve(groups, control, station[0], hidden, slices.bytes, partial(grammars_of, checkpoint))
+        serve(groups, control, station[0], hidden, slices.bytes, partial(grammars_of, checkpoint), slices.blocks)
         return None
 
     from ..engine import Engine
@@ -132,7 +132,7 @@ def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | No
         raise PpsdError(f"ranks cannot run this model: its rotation depends on the length of the text ({scaling.kind})")
     dtype = format_for(checkpoint, options.dtype) if options.backend == "cpu" else options.dtype
     formats = dtype, options.kv_dtype
-    slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank)
+    slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank, world.local_size)
     found = find_head(options.exit_head, checkpoint)
     head = found if found is not None and found.drafts else None
     refuse_eagle3(head.info if head else None, "over ranks")

@@ -3,14 +3,16 @@
 The checkpoint's file is mapped by every rank; only the pages of the slice are read, and given back once packed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from .. import _native
+from ..cpu.answers import MOST_ANSWERS, PROMPT_ROWS
 from ..cpu.default_threads import default_threads
 from ..cpu.failures import one_line
 from ..cpu.formats import FORMATS, kv_format, refuses
+from ..cpu.memory import kv_memory_of
 from ..cpu.packing import pack_model
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
@@ -85,13 +87,24 @@ class Slices(Protocol):
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation: ...
     def facts(self) -> dict[str, Any]: ...
 
+    @property
+    def loop(self) -> Callable[[int, int], _native.Loop] | None:
+        """loop(stages, blocks), of rank 0: for many answers at once over so many ranks. None: there is none."""
+
+    @property
+    def blocks(self) -> int:
+        """Of the loop's KV caches, that there is memory for beside the stage made last."""
+
 
 class CpuSlices:
     """C++ stages on threads of their own."""
 
     siblings = extras = True
 
-    def __init__(self, formats: Formats, threads: int, cores: list[int]) -> None:
+    def __init__(self, formats: Formats, threads: int, cores: list[int], local_size: int = 1) -> None:
+        """local_size: ranks that share this host's memory."""
+        self._kv_bytes = kv_memory_of(None) * 3 // 4 // local_size  # a quarter for the answer that is alone
+        self.blocks = 0
         self._dtype, self._kv_dtype = formats
         if self._dtype not in FORMATS:
             raise UsageError(f"dtype {self._dtype!r} is unknown to ranks; dtypes are auto, {', '.join(FORMATS)}")
@@ -108,13 +121,24 @@ class CpuSlices:
 
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter:
         model = self._made(checkpoint, draft_slice(checkpoint, head, size, self._formats, self._threads))
+        self._drafting = model
         with one_line("make a stage", self._threads):
-            return _native.Drafter(model, self._cores, self._threads)
+            drafter = _native.Drafter(model, self._cores, self._threads)
+        self.blocks = min(self._kv_bytes // max(drafter.block_bytes, 1), 1 << 24)
+        return drafter
 
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation:
         model = self._made(checkpoint, verify_slice(checkpoint, first, last, self._formats, self._threads))
         with one_line("make a stage", self._threads):
-            return _native.Station(model, first, last, self._cores, self._threads, delay)
+            station = _native.Station(model, first, last, self._cores, self._threads, delay, self._kv_bytes)
+        self.blocks = station.blocks
+        return station
+
+    def loop(self, stages: int, blocks: int) -> _native.Loop:
+        with one_line(f"hold {blocks} blocks of KV caches", self._threads):
+            return _native.Loop.over_ranks(
+                self._drafting, self._cores, self._threads, stages, blocks, MOST_ANSWERS, PROMPT_ROWS
+            )
 
     @property
     def _formats(self) -> Formats:
@@ -130,7 +154,15 @@ class CpuSlices:
         return model
 
 
-def slices_for(backend: str, device: str, formats: Formats, threads: int, cores: list[int], local_rank: int) -> Slices:
+def slices_for(
+    backend: str,
+    device: str,
+    formats: Formats,
+    threads: int,
+    cores: list[int],
+    local_rank: int,
+    local_size: int = 1,
+) -> Slices:
     """Raises PpsdError where this rank cannot run that backend."""
     dtype, kv_dtype = formats
     if backend != "cpu" and kv_dtype != "auto":
@@ -146,7 +178,7 @@ def slices_for(backend: str, device: str, formats: Formats, threads: int, cores:
         from .torch_stages import TorchSlices
 
         return TorchSlices(device, dtype, threads, cores, local_rank)
-    return CpuSlices(formats, threads, cores)
+    return CpuSlices(formats, threads, cores, local_size)
 
 
 def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:

@@ -11,13 +11,14 @@ from ..sampling.grammar import Grammars
 from .control import PAYLOAD_WORDS, Control, Kind, Words, words_of
 from .costs import displacer, time_passes
 from .grammars import ToldGrammars
-from .links import ROWS, VERDICTS, LinkLost, Receiver, Sender
+from .links import CHOSEN, PASSES, ROWS, VERDICTS, LinkLost, Receiver, Sender
 from .report import report_of
 from .slices import RankStation
 from .threads import start
 from .timeline import pack_spans
 
 DEPTH = 24  # receives posted in advance: more than a window of drafts
+PASS_DEPTH = 2  # the same, of passes, which are longer and come one by one
 
 
 def serve(
@@ -27,8 +28,10 @@ def serve(
     hidden: int,
     packed_bytes: int,
     grammars: Callable[[], Grammars] | None = None,
+    blocks: int = 0,
 ) -> None:
-    """grammars: makes those of the model, once they are needed; None: answers have none.
+    """grammars: makes those of the model, once they are needed; None: answers have none. blocks: of the loop's KV
+    caches, that there is memory for; 0: no passes of the loop come.
 
     Raises PpsdError when the pipeline ends otherwise than by rank 0's word.
     """
@@ -37,6 +40,8 @@ def serve(
     words = _native.wire_words(hidden)
     to, tag = (0, VERDICTS) if last else (rank + 1, ROWS)
     sender = Sender(groups[tag], to, tag, words, _native.WIRE_MESSAGES)
+    pass_words, pass_tag = _native.pass_words(hidden), CHOSEN if last else PASSES
+    passes = Sender(groups[pass_tag], to, pass_tag, pass_words, groups=2)
 
     def measure() -> None:
         peer, beside = questions[0]
@@ -75,22 +80,28 @@ def serve(
             raise ValueError("rows came during a measurement")
         station.post(message)
 
-    receiver = Receiver(groups[ROWS], rank - 1, ROWS, words, DEPTH, post, control.lost)
+    receivers = [Receiver(groups[ROWS], rank - 1, ROWS, words, DEPTH, post, control.lost)]
+    if blocks:
+        take = station.post_pass
+        receivers.append(Receiver(groups[PASSES], rank - 1, PASSES, pass_words, PASS_DEPTH, take, control.lost))
     _native.precise_waits()
     station.pin()
-    start(receiver)
-    control.tell(0, Kind.READY)
+    for receiver in receivers:
+        start(receiver)
+    control.tell(0, Kind.READY, blocks)
     try:
         while not control.failed.is_set():
-            out = sender.buffers()
+            out, pass_out = sender.buffers(), passes.buffers()
             try:
-                written = station.work(out, 50)
+                written, words_of_pass = station.work_with_passes(out, pass_out, 50)
             except (RuntimeError, PpsdError) as error:
                 if told is None or not told.gives_up(error):
                     raise
                 continue
             if written > 0:
                 sender.send(lengths(out, written, hidden))
+            elif words_of_pass > 0:
+                passes.send([words_of_pass])
             elif questions:
                 measure()
             elif traces:  # not while a pass goes on, which would be missing
