@@ -8,7 +8,7 @@ from ppsd_rt import _native
 from ppsd_rt.find_head import find_head
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.rounds import Limits, Round
-from ppsd_rt.pipeline.schedule import parse_schedule
+from ppsd_rt.pipeline.schedule import Schedule, copying, parse_schedule
 from ppsd_rt.ranks.slices import layers_of, slices_for
 from ppsd_rt.ranks.stage import lengths
 
@@ -114,3 +114,71 @@ class Pipeline:
 
 def ids_of(rounds):
     return tuple(id for round in rounds if isinstance(round, Round) for id in round.committed)
+
+
+class LoopOverRanks:
+    """The loop of rank 0 and the stations of others, in threads; passes go from hand to hand.
+
+    blocks: of KV caches, on every rank. on_pass: hears every message, (rank that gets it, words).
+    """
+
+    def __init__(self, folder, sizes, head=None, format="int8", blocks=64, on_pass=lambda rank, words: None):
+        checkpoint = Checkpoint(folder)
+        self.hidden, self.on_pass = checkpoint.config.hidden_size, on_pass
+        slices = [slices_for("cpu", "cpu", (format, "auto"), 1, [], rank) for rank in range(len(sizes))]
+        slices[0].drafter(checkpoint, find_head(str(head or f"norm:{sizes[0]}"), checkpoint), sizes[0])
+        self.stations = []
+        for rank in range(1, len(sizes)):
+            first, last = layers_of(sizes, rank)
+            self.stations.append(slices[rank].station(checkpoint, first, last, 0.0))
+        self.loop = slices[0].loop(len(sizes), blocks)
+        self.words = _native.pass_words(self.hidden)
+        self.failures, self._stop = [], threading.Event()
+        works = [self._lead, *(lambda rank=rank: self._serve(rank) for rank in range(1, len(sizes)))]
+        self._threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works]
+        for thread in self._threads:
+            thread.start()
+
+    def _guarded(self, work):
+        try:
+            while not self._stop.is_set():
+                work()
+        except Exception as error:
+            self.failures.append(error)
+            self._stop.set()
+        if work == self._lead:
+            self.loop.fail("the ranks have ended")
+
+    def _lead(self):
+        out = np.zeros(self.words, np.int32)
+        if words := self.loop.work(out, 20):
+            self.on_pass(1, out[:words])
+            self.stations[0].post_pass(out[:words])
+
+    def _serve(self, rank):
+        rows, out = (
+            np.zeros((_native.WIRE_MESSAGES, _native.wire_words(self.hidden)), np.int32),
+            np.zeros(self.words, np.int32),
+        )
+        _, words = self.stations[rank - 1].work_with_passes(rows, out, 20)
+        if not words:
+            return
+        last = rank == len(self.stations)
+        self.on_pass(0 if last else rank + 1, out[:words])
+        (self.loop.land if last else self.stations[rank].post_pass)(out[:words])
+
+    def add(self, prompt, params, schedule, **more):
+        """prompt: ids."""
+        taken = params.for_backend(prompt)
+        limits = Limits(len(prompt) + (params.max_tokens or 256), frozenset(params.stop_token_ids), 0)
+        chosen = parse_schedule(schedule)
+        automatic = not isinstance(chosen, Schedule)
+        steps = copying(chosen) if automatic else chosen
+        return self.loop.add(list(prompt), taken, steps, limits, automatic=automatic, **more)
+
+    def close(self):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+        for station in self.stations:
+            station.close()

@@ -245,7 +245,7 @@ void bind_ranks(py::module_& m) {
         rank.station().post_pass(message.data(), size_t(message.size()));
       }, py::arg("message"))
       .def("work", [](RankStation& rank, Words out, int milliseconds) {
-             return station_work(rank, std::move(out), milliseconds, std::nullopt)[0];
+             return station_work(rank, std::move(out), milliseconds, std::nullopt)[0].cast<int>();
            }, py::arg("out"), py::arg("milliseconds"))
       .def("work_with_passes", [](RankStation& rank, Words out, Words pass_out, int milliseconds) {
              return station_work(rank, std::move(out), milliseconds, std::move(pass_out));

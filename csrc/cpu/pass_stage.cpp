@@ -26,7 +26,10 @@ void PassStage::change(const Pass& pass) {
   for (const auto& [from, to] : pass.copies) std::memcpy(block(to), block(from), layers_->end());
   for (int number : pass.closed) answers_.erase(number);
   for (const auto& [number, words] : pass.opened) {
+    if (words.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");
     Settings settings = settings_of(words);
+    if (settings.end < 0 || size_t(settings.end) > blocks_.size() * kSpan)
+      throw std::runtime_error("an answer is longer than there are blocks for it");
     Answer& opened = answers_[number] = {settings.end, settings.sampling.logprobs >= 0, nullptr};
     longest_ = std::max(longest_, settings.end);
     if (head_ == nullptr) continue;

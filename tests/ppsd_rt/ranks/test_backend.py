@@ -48,7 +48,7 @@ def test_what_ends_drafting_is_said(error, first):
             raise End
         return items.pop()
 
-    backend._answers = SimpleNamespace(get=get)
+    backend._answers_to_draft = SimpleNamespace(get=get)
 
     def draft():
         with suppress(End):

@@ -133,7 +133,7 @@ class Controls:
         self.first = self._end(1)
         self.backend = object.__new__(RanksBackend)
         self.backend._control, self.backend._grammar, self.backend._grammar_says = self.first, 0, {}
-        self.backend._active = None
+        self.backend._active, self.backend._lone_grammar, self.backend._telling = None, 0, threading.Lock()
         self.first.on(Kind.GRAMMAR, lambda rank, number, text: self.backend._grammar_said(number, text))
 
     def _end(self, peer):
@@ -181,7 +181,10 @@ def test_an_answer_begins_when_the_last_rank_has_compiled(folder, controls):
     assert controls.told.mask(number + 1) is None
     again = controls.backend._tell(GRAMMARS["regex"])
     assert again != number
-    assert controls.told.mask(number) is None, "the answer that asks for it is void"
+    assert controls.told.mask(number) is not None, "the answers may go on side by side"
+    controls.first.tell(1, Kind.FORGET, number)
+    assert controls.told.mask(number) is None, "it has ended"
+    assert controls.told.mask(again) is not None
 
 
 def test_what_the_last_rank_cannot_compile_is_said_there(controls, monkeypatch):
@@ -197,6 +200,8 @@ def test_a_grammar_that_gives_up_ends_the_answer_alone(controls):
     number = controls.backend._tell(GRAMMARS["regex"])
     cancelled = []
     controls.backend._active = SimpleNamespace(cancel=lambda: cancelled.append(True)), None
+    controls.backend._lone_grammar = number
+    controls.told.mask(number)
     assert not controls.told.gives_up(RuntimeError("a message is malformed"))
     assert controls.told.gives_up(MaskFailed("enough"))
     assert cancelled == [True]

@@ -15,7 +15,7 @@ from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks import stage
 from ppsd_rt.ranks.control import Kind
 from ppsd_rt.ranks.costs import rank_costs, side_by_side
-from ppsd_rt.ranks.links import ROWS, VERDICTS
+from ppsd_rt.ranks.links import CHOSEN, ROWS, VERDICTS
 from ppsd_rt.ranks.slices import slices_for
 from ppsd_rt.ranks.stage import lengths
 
@@ -486,11 +486,13 @@ def test_rows_may_come_as_soon_as_a_measurement_is_told(monkeypatch):
         world=SimpleNamespace(rank=1, last=1, local_size=2), on=told.__setitem__, tell=tell, failed=failed,
         stopping=Event(), lost=None, check=lambda: None,
     )  # fmt: skip
-    station = SimpleNamespace(post=came.append, pin=lambda: None, work=lambda out, wait: 0, time_pass=None)
+    station = SimpleNamespace(
+        post=came.append, pin=lambda: None, work_with_passes=lambda out, passes, wait: (0, 0), time_pass=None
+    )
     monkeypatch.setattr(stage.signal, "signal", lambda *_: None)
     monkeypatch.setattr(stage, "time_passes", lambda *_, **__: [0.5])
-    monkeypatch.setattr(stage, "Sender", lambda *_: SimpleNamespace(buffers=lambda: None))
+    monkeypatch.setattr(stage, "Sender", lambda *_, **__: SimpleNamespace(buffers=lambda: None))
     monkeypatch.setattr(stage, "Receiver", lambda *given: receivers.append(given[5]))
     monkeypatch.setattr(stage, "start", lambda receiver: None)
-    stage.serve({VERDICTS: None, ROWS: None}, control, station, 8, 0)
+    stage.serve(dict.fromkeys((VERDICTS, ROWS, CHOSEN)), control, station, 8, 0)
     assert came == ["a row"]

@@ -1,0 +1,245 @@
+"""Many answers over ranks: those of one process, several passes under way, and what the ranks are told."""
+
+import numpy as np
+import pytest
+import torch
+from grammar_support import GRAMMARS
+from rank_support import LoopOverRanks
+from support import EOS, loud_head, slow, write_model
+
+from ppsd_rt import Engine, Oracle, SamplingParams, _native
+from ppsd_rt.errors import GrammarFailed
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.sampling.grammar import Grammars
+
+LAYERS = 6
+SAMPLINGS = [
+    {},
+    {"temperature": 0.8, "seed": 5},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2, "seed": 6},
+    {"temperature": 0.7, "presence_penalty": 0.4, "frequency_penalty": 0.2, "logit_bias": {7: 2.0}, "seed": 7},
+]
+SIZES = [(2, 4), (2, 1, 3), slow((2, 1, 1, 2)), slow((0, 2, 4))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("loop") / "model", num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def engine(folder):
+    return Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=1)
+
+
+@pytest.fixture
+def ranks(folder):
+    made = []
+
+    def make(sizes, **options):
+        made.append(LoopOverRanks(folder, sizes, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        assert not each.failures
+
+
+def prompts(count, shared=0):
+    """Of different lengths; they begin with as many ids that are the same."""
+    return [[*range(3, 3 + shared), *(10 + (7 * i + j) % 60 for j in range(3 + 11 * i))] for i in range(count)]
+
+
+def committed(answer):
+    return tuple(token for event in answer for token in event.committed)
+
+
+def params(i, tokens=20, **more):
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, **SAMPLINGS[i % len(SAMPLINGS)], **more)
+
+
+@pytest.mark.parametrize("schedule", ["plain", "eesd:length=3,stop_rule=fixed", "auto", "ppsd"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_answers_are_those_of_one_process(engine, ranks, sizes, schedule):
+    texts = prompts(7, shared=70)  # more than a block
+    truth = [engine.generate(text, params(i), "plain").run().ids for i, text in enumerate(texts)]
+    over = ranks(sizes)
+    answers = [over.add(text, params(i), schedule) for i, text in enumerate(texts)]
+    assert [committed(answer) for answer in answers] == truth
+    counts = over.loop.counts
+    if schedule.startswith("eesd"):
+        assert counts["draft_rows"] > 0
+    again = [over.add(text, params(i), schedule) for i, text in enumerate(texts)]
+    assert [committed(answer) for answer in again] == truth
+    assert over.loop.counts["shared_rows"] > 64 * len(texts), "blocks are there, and rows of begun ones are copied"
+
+
+def test_as_many_passes_are_under_way_as_there_are_ranks(ranks):
+    """Messages to rank 1 and verdicts of the last rank, in the order in which they came."""
+    came = []
+    over = ranks((2, 2, 2), on_pass=lambda rank, words: came.append(rank))
+    for answer in [over.add(text, params(0), "plain") for text in prompts(6)]:
+        committed(answer)
+    flying = most = 0
+    for rank in came:
+        flying += {1: 1, 0: -1}.get(rank, 0)
+        most = max(most, flying)
+    assert flying == 0
+    assert most == 3
+
+
+def test_an_answer_has_rows_in_one_pass_at_a_time(ranks):
+    """What a pass commits is known before the next one of the same answer leaves."""
+    sent = []
+    over = ranks((2, 2, 2), on_pass=lambda rank, words: sent.append(words.copy()) if rank == 1 else None)
+    committed(over.add(prompts(1)[0], params(0), "plain"))
+    numbers = [int(words[2]) for words in sent]
+    assert numbers == list(range(1, len(sent) + 1))
+    assert len(sent) >= 20, "a plain answer alone: one row a pass"
+
+
+@pytest.mark.parametrize("blocks", [4, 6])
+def test_blocks_are_few(engine, ranks, blocks):
+    """Answers give way to others, and are computed again to the same bits."""
+    texts = prompts(5)
+    truth = [engine.generate(text, params(i, 60), "plain").run().ids for i, text in enumerate(texts)]
+    over = ranks((2, 2, 2), blocks=blocks)
+    answers = [over.add(text, params(i, 60), "auto") for i, text in enumerate(texts)]
+    assert [committed(answer) for answer in answers] == truth
+    assert blocks > 4 or over.loop.counts["preempted"] > 0
+    with pytest.raises(MemoryError):
+        over.add(texts[0], params(0, 64 * blocks), "plain")
+
+
+def test_one_is_cancelled_and_the_others_go_on(engine, ranks):
+    texts = prompts(4)
+    truth = [engine.generate(text, params(i), "plain").run().ids for i, text in enumerate(texts)]
+    over = ranks((2, 2, 2))
+    endless = over.add(texts[0], params(0, 2000), "eesd:length=3,stop_rule=fixed")
+    answers = [over.add(text, params(i), "auto") for i, text in enumerate(texts)]
+    next(endless)
+    endless.close()
+    assert [committed(answer) for answer in answers] == truth
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.5])
+def test_a_feedback_head_hears_what_one_process_tells_it(folder, ranks, tmp_path, strength):
+    path = tmp_path / "head.safetensors"
+    head = loud_head(Checkpoint(folder).hash, strength, exit_layer=2, num_hidden_layers=LAYERS)
+    head.save(path, torch.float32)
+    here = Engine.from_pretrained(folder, exit_head=path, backend="cpu", dtype="float32", threads=1)
+    schedule, text = "eesd:length=3,stop_rule=fixed", prompts(1)[0]
+    one = [event.round for event in here.generate(text, params(0), schedule).events()]
+    several = list(ranks((2, 1, 3), head=path, format="float32").add(text, params(0), schedule))
+    judged = [[[draft.token for draft in round.judged] for round in rounds] for rounds in (one, several)]
+    assert judged[0] == judged[1]
+    assert any(judged[0])
+
+
+def test_log_probabilities_are_those_of_one_process(engine, ranks):
+    asked = params(1, logprobs=3)
+    expected = engine.generate(prompts(2)[1], asked, "plain").run().logprobs
+    over = ranks((2, 2, 2))
+    silent = over.add(prompts(1)[0], params(0), "plain")
+    rounds = list(over.add(prompts(2)[1], asked, "eesd:length=3,stop_rule=fixed"))
+    assert tuple(each for round in rounds for each in round.logprobs) == expected
+    assert all(not round.logprobs for round in silent)
+
+
+def test_grammars_of_several_answers(engine, folder, ranks):
+    grammars = Grammars(engine.tokenizer, engine.config.vocab_size, [EOS])
+    names = list(GRAMMARS)
+    over = ranks((2, 1, 3))
+    makers = {number: grammars.masks(GRAMMARS[name]) for number, name in enumerate(names, 1)}
+    over.stations[-1].use_masks(lambda number: makers[number]())
+    answers, truth = [], []
+    for number, name in enumerate(names, 1):
+        asked = SamplingParams(
+            max_tokens=40, grammar=GRAMMARS[name], temperature=1.1, seed=number, stop_token_ids=(EOS,)
+        )
+        text = engine.encode("an answer: ")
+        truth.append(engine.generate(text, asked, "plain").run().ids)
+        masks = makers[number](), makers[number]()
+        answers.append(over.add(text, asked, "eesd:length=3,stop_rule=fixed", grammar=number, masks=masks))
+    assert [[id for id in committed(answer) if id != EOS] for answer in answers] == [
+        [id for id in ids if id != EOS] for ids in truth
+    ]
+
+
+def test_a_grammar_that_gives_up_ends_its_answer_alone(engine, ranks):
+    class GivesUp:
+        def fill(self, start, ids, rows, address):
+            raise GrammarFailed("enough")
+
+    over = ranks((2, 4))
+    over.stations[-1].use_masks(lambda number: GivesUp())
+    grammars = Grammars(engine.tokenizer, engine.config.vocab_size, [EOS])
+    text, masks = prompts(1)[0], grammars.masks(GRAMMARS["regex"])
+    other = over.add(text, params(0), "plain")
+    one = over.add(text, params(0), "plain", grammar=1, masks=(masks(), masks()))
+    with pytest.raises(_native.MaskFailed, match="enough"):
+        committed(one)
+    assert committed(other) == engine.generate(text, params(0), "plain").run().ids
+
+
+def test_an_oracle_drafts(engine, ranks):
+    text = prompts(1)[0]
+    truth = engine.generate(text, params(0), "plain").run().ids
+    oracle = Oracle((*text, *truth), 1.0, 3)
+    rounds = list(ranks((2, 2, 2)).add(text, params(0), "eesd:length=3,stop_rule=fixed", oracle=oracle))
+    assert tuple(token for round in rounds for token in round.committed) == truth
+    assert len(rounds) < len(truth) / 2
+
+
+# -- what comes over the wire ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def messages(ranks):
+    """A pass and its verdict, and where they went."""
+    sent = {}
+    over = ranks((2, 4), on_pass=lambda rank, words: sent.setdefault(rank, words.copy()))
+    committed(over.add(prompts(1)[0], params(0), "plain"))
+    return over, sent[1], sent[0]
+
+
+def test_a_damaged_pass_is_refused_or_means_another_answer(folder, messages):
+    """One word changed, each in turn: an exception of ours, or rows of numbers; never a crash, never rows elsewhere."""
+    over, first, _ = messages
+    refused = 0
+    tables = 16 + int(first[12])
+    rng = np.random.default_rng(5)
+    for place in range(tables):
+        for value in (-1, 1 << 30, int(rng.integers(0, 200))):
+            damaged = first.copy()
+            damaged[place] = value
+            station = _station(folder)
+            try:
+                station.post_pass(damaged)
+                station.work_with_passes(*_buffers(over), 0)
+            except RuntimeError as error:
+                refused += 1
+                assert str(error)
+    assert refused > tables
+
+
+def test_a_verdict_that_nobody_waits_for_is_refused(messages):
+    over, _, verdict = messages
+    with pytest.raises(RuntimeError, match="out of turn"):
+        over.loop.land(verdict)
+    for length in (0, 10, len(verdict) - 1):
+        with pytest.raises(RuntimeError):
+            over.loop.land(verdict[:length])
+
+
+def _station(folder):
+    checkpoint = Checkpoint(folder)
+    from ppsd_rt.ranks.slices import slices_for
+
+    return slices_for("cpu", "cpu", ("int8", "auto"), 1, [], 1).station(checkpoint, 2, LAYERS, 0.0)
+
+
+def _buffers(over):
+    rows = np.zeros((_native.WIRE_MESSAGES, _native.wire_words(over.hidden)), np.int32)
+    return rows, np.zeros(over.words, np.int32)
