@@ -8,14 +8,14 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import openai
 import pytest
 from support import slow, write_model
 
-from ppsd_rt import Engine, SamplingParams
+from ppsd_rt import Engine, Grammar, SamplingParams
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RANKS = 3
@@ -95,21 +95,39 @@ def test_one_file_has_the_spans_of_all_ranks(folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_two_clients_of_ranks_that_serve(folder):
-    """They wait for each other, and get the text of one process."""
-    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "ppsd_rt"]
-    machine = ["-m", str(folder), "--exit-head", "norm:1", "--dtype", "int8"]
+def test_many_clients_of_ranks_that_serve(folder):
+    """One is alone until the others come; all get the text of one process, those of a grammar among them."""
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m", "ppsd_rt"]
+    machine = ["-m", str(folder), "--exit-head", "norm:1", "--dtype", "int8", "--stages", "1,2,1"]
+    prompts = [PROMPT, *(f"{PROMPT} {number}" for number in range(6))]
+    asked = [SamplingParams(max_tokens=60, temperature=number % 2, seed=number) for number in range(len(prompts))]
+    asked[0], asked[3] = SamplingParams(max_tokens=300), replace(asked[3], grammar=Grammar.regex("([a-f]{3} )+x"))
     with subprocess.Popen([*ranks, "serve", *machine, "--port", "0"], stderr=subprocess.PIPE, text=True) as serving:
         try:
             url = next(found[0] for line in serving.stderr if (found := re.search(r"http://\S+/v1", line)))
-            with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client, ThreadPoolExecutor(2) as pool:
-                ask = partial(client.completions.create, model="model", prompt=PROMPT, max_tokens=24, temperature=0)
-                texts = {reply.choices[0].text for reply in pool.map(lambda _: ask(), range(2))}
+            with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client, ThreadPoolExecutor(8) as pool:
+
+                def ask(number):
+                    wanted = asked[number]
+                    more = {"guided_regex": wanted.grammar.text} if wanted.grammar else {}
+                    return client.completions.create(
+                        model="model", prompt=prompts[number], max_tokens=wanted.max_tokens, seed=wanted.seed,
+                        temperature=wanted.temperature, stream=True, extra_body=more,
+                    )  # fmt: skip
+
+                def text(stream):
+                    return "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+
+                first = ask(0)
+                begun = next(first).choices[0].text
+                others = pool.map(lambda number: text(ask(number)), range(1, len(prompts)))
+                texts = [begun + text(first), *others]
         finally:
             serving.terminate()
         assert '"event": "stopped"' in serving.stderr.read()
     engine = Engine.from_pretrained(folder, exit_head="none", backend="cpu", dtype="int8", threads=1)
-    assert texts == {engine.generate(PROMPT, SamplingParams(max_tokens=24), "plain").run().text}
+    expected = [engine.generate(prompt, params, "plain").run() for prompt, params in zip(prompts, asked, strict=True)]
+    assert texts == [completion.text for completion in expected]
 
 
 @pytest.mark.slow
