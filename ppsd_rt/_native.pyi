@@ -220,6 +220,9 @@ class Loop:
     def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
         """Over ranks: words of a pass that is to leave, once there is one; 0: none so far."""
 
+    def dwell(self, seconds: Sequence[float], draw: float) -> None:
+        """For benchmarks: what passes over 1, 2, ... rows take, and a draft."""
+
     def land(self, verdict: npt.NDArray[np.int32]) -> None:
         """Over ranks: what came back from the last one. From another thread than `work`."""
 
@@ -688,6 +691,7 @@ class Station(RankStation):
     ) -> None: ...
     @property
     def blocks(self) -> int: ...
+    def dwell(self, seconds: Sequence[float]) -> None: ...
     def pin(self) -> None: ...
     def time_pass(self, rows: int, context: int) -> float: ...
 

@@ -143,6 +143,8 @@ void bind_serving(py::module_& m) {
             chain.land(words, count);
           },
           py::arg("verdict"), "Over ranks: what came back from the last one. From another thread than `work`.")
+      .def("dwell", [](PyLoop& loop, std::vector<double> seconds, double draw) { loop.loop().dwell(Dwell(std::move(seconds)), draw); },
+           py::arg("seconds"), py::arg("draw"), "For benchmarks: what passes over 1, 2, ... rows take, and a draft.")
       .def(
           "fail",
           [](PyLoop& loop, const std::string& line) {

@@ -52,6 +52,7 @@ PassStage::Answer& PassStage::answer(const PassPart& part) {
 }
 
 void PassStage::run(Pass* pass, const Reserve& reserve, PassVerdict* verdict) {
+  const auto begun = std::chrono::steady_clock::now();
   change(*pass);
   std::vector<std::vector<uint8_t*>> tables;
   std::vector<Segment> segments;
@@ -65,8 +66,8 @@ void PassStage::run(Pass* pass, const Reserve& reserve, PassVerdict* verdict) {
   const float* rope = reserve(longest_);
   layers_->begin_pass(segments);
   team_->run([&](int member) { layers_->pass(*team_, member, rope, pass->hidden.data()); });
-  if (dwells_) dwells_(pass->rows());
   if (head_ != nullptr) choose(*pass, verdict);
+  if (dwell_) dwell_->until(begun, dwell_->of(pass->rows()));
 }
 
 void PassStage::choose(const Pass& pass, PassVerdict* verdict) {

@@ -4,8 +4,10 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <vector>
 
+#include "../pipeline/dwell.h"
 #include "../serving/pass.h"
 #include "stage.h"
 
@@ -23,8 +25,7 @@ class PassStage {
   // Throws std::runtime_error for what rank 0 could not have meant.
   using Reserve = std::function<const float*(int rows)>;   // the table of rotations for texts so long
   void run(Pass* pass, const Reserve& reserve, PassVerdict* verdict);
-  // For benchmarks: what a pass of so many rows takes besides.
-  void dwell(std::function<void(int rows)> dwells) { dwells_ = std::move(dwells); }
+  void dwell(Dwell dwell) { dwell_ = std::move(dwell); }   // for benchmarks: of its passes
 
  private:
   struct Answer {
@@ -46,7 +47,7 @@ class PassStage {
   std::map<int, Answer> answers_;
   int longest_ = 0;
   Masks masks_;
-  std::function<void(int)> dwells_;
+  std::optional<Dwell> dwell_;
 };
 
 }  // namespace ppsd

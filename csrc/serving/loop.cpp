@@ -136,7 +136,7 @@ Loop::Loop(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, Ov
       limits_(limits),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
-      policy_(passes_.model().drafts(), passes_.draft_share(), false),
+      policy_(passes_.model().drafts(), passes_.draft_share(), true),
       chain_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, bell_)) {
   blocks_.note_changes();
 }
@@ -400,6 +400,7 @@ void Loop::plan(const std::vector<Answer*>& writing, int prompt_rows, int readin
     const int text = int(answer->text().size());
     writers.push_back({&answer->drafts, text, text - int(answer->request.prompt.size()), {}});
   }
+  if (chain_) policy_.times.sharers = std::min(chain_->stages(), int(running_.size()));
   policy_.plan(&writers, prompt_rows, reading, left);
   for (size_t i = 0; i < writing.size(); ++i) set_schedule(*writing[i], writers[i].schedule);
 }

@@ -61,7 +61,7 @@ class Loop {
   // out[most_pass_words]. Its words; 0: there is none this time.
   size_t work(int32_t* out, int milliseconds);
   Chain& chain() { return *chain_; }   // whose `land` another thread calls
-  void dwell(std::function<void(int rows, bool draws)> dwells) { passes_.dwell(std::move(dwells)); }
+  void dwell(Dwell early, double draw) { passes_.dwell(std::move(early), draw); }
 
   // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
   bool step();

@@ -38,9 +38,16 @@ struct PassTimes {
   PassTime early, draft, late, choose;   // draft: the early layers with the exit head after them; choose: the LM head
   double draft_share = 0.5;              // of a whole pass's weights, those that a draft reads: until one has been measured
   double margin = 1.0;                   // times what their passes take, drafts are taken to cost
+  int sharers = 1;                       // passes that are under way at once, over ranks: see draw
 
   double verify(int rows) const { return rows > 0 ? late(rows) + choose(rows) : 0.0; }
-  double draw(int rows) const { return draft.known() ? draft(rows) : draft_share * (early(rows) + verify(rows)); }
+  // Over ranks, rank 0 drafts for one pass while the others are verified. Where it has nothing else to do meanwhile, a draft
+  // delays its own pass; where its turns follow one another, it delays all.
+  double draw(int rows) const {
+    const double step = draft.known() ? draft(rows) : draft_share * (early(rows) + verify(rows));
+    const bool busy = sharers * (early(rows) + step) > early(rows) + step + verify(rows);
+    return busy ? sharers * step : step;
+  }
 };
 
 }  // namespace ppsd

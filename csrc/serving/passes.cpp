@@ -44,13 +44,13 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team
 }
 
 double Passes::draft_share() const {
-  size_t early = 0, late = head_ ? model_->head.lm_head.bytes() : 0;
+  size_t early = 0, late = (head_ ? model_->head : model_->drafting_head()).lm_head.bytes();   // over ranks a guess
   const auto bytes = [](const PackedLayer& layer) {
     return layer.qkv.bytes() + layer.o.bytes() + (layer.has_mlp() ? layer.gate_up.bytes() + layer.down.bytes() : 0);
   };
   for (int i = 0; i < model_->exit_layer; ++i) early += bytes(model_->layers[i]);
   for (int i = model_->exit_layer; head_ && i < model_->shape.num_layers; ++i) late += bytes(model_->layers[i]);
-  if (!head_) late = early * size_t(model_->shape.num_layers - model_->exit_layer) / size_t(std::max(model_->exit_layer, 1));
+  if (!head_) late += early * size_t(model_->shape.num_layers - model_->exit_layer) / size_t(std::max(model_->exit_layer, 1));
   const size_t all = early + late;
   for (const PackedLayer& layer : model_->exit_layers) early += bytes(layer);
   if (model_->eagle) early += model_->eagle->bytes();
@@ -77,15 +77,16 @@ void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {
 bool Passes::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                    const Cancelled& cancelled) {
   if (early_.size() == 0) return true;
+  const auto begun = std::chrono::steady_clock::now();
   early_.begin_pass(segments, siblings);
   bool done = true;
   team_->run([&](int member) {
     if (!early_.pass(*team_, member, rope_.data(), x, cancelled) && member == 0) done = false;
   });
-  if (dwells_) {
+  if (dwell_) {
     int rows = int(siblings.size());
     for (const Segment& segment : segments) rows += segment.rows;
-    dwells_(rows, false);
+    dwell_->first.until(begun, dwell_->first.of(rows));
   }
   return done;
 }
@@ -130,13 +131,14 @@ bool Passes::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
   std::vector<Draw*> order;   // by distance, so that rows that one matrix is for lie together
   for (Draw& draw : *draws) order.push_back(&draw);
   std::stable_sort(order.begin(), order.end(), [&](const Draw* a, const Draw* b) { return distance(*a) < distance(*b); });
+  const auto begun = std::chrono::steady_clock::now();
   const bool alike = distance(*order.front()) == distance(*order.back());
   const bool together = order.size() == 1 || rows == int(order.size());
   const bool done = eagle_              ? draw_by_eagle(order)
                     : alike && together ? draw_at_once(order, cancelled)
                                         : draw_in_parts(order, cancelled);
   if (!done) return false;
-  if (dwells_) dwells_(int(order.size()), true);
+  if (dwell_) dwell_->first.until(begun, dwell_->second);
   const std::vector<int> chosen = exit_head_->chosen();
   for (size_t i = 0; i < order.size(); ++i) take(order[i], chosen[i]);
   return true;

@@ -1,10 +1,12 @@
 // Passes over the weights for rows of several texts, whose KV cache lies in blocks.
 #pragma once
 
-#include <functional>
 #include <memory>
+#include <optional>
+#include <utility>
 #include <vector>
 
+#include "../pipeline/dwell.h"
 #include "../cpu/stage.h"
 
 namespace ppsd {
@@ -60,8 +62,8 @@ class Passes {
   void read_taps(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
   std::exception_ptr failure(const Sampler* sampler) const { return head_->failure(sampler); }
 
-  // For benchmarks: what the early layers, or a draft of the head, take besides.
-  void dwell(std::function<void(int rows, bool draws)> dwells) { dwells_ = std::move(dwells); }
+  // For benchmarks: of the early layers, and seconds of a draft step of the exit head.
+  void dwell(Dwell early, double draw) { dwell_ = {std::move(early), draw}; }
 
   void adopt(int position, uint8_t* const* blocks);   // of the two rows there, the sibling's now is the text's
 
@@ -84,7 +86,7 @@ class Passes {
   std::unique_ptr<Head> exit_head_;
   std::vector<float> rope_;
   int capacity_ = 0;
-  std::function<void(int, bool)> dwells_;
+  std::optional<std::pair<Dwell, double>> dwell_;
   std::vector<float> exits_, drawn_from_, states_;   // [kPassRows][hidden]
 };
 

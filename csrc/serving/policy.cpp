@@ -16,9 +16,9 @@ Schedule in_turn(Schedule schedule, bool siblings) {
   return schedule;
 }
 
-Policy::Policy(bool drafts, double draft_share, bool siblings) : drafts_(drafts), siblings_(siblings) {
+Policy::Policy(bool drafts, double draft_share, bool over_ranks) : drafts_(drafts), siblings_(!over_ranks) {
   times.draft_share = draft_share;
-  times.margin = tuning_.margin;
+  times.margin = over_ranks ? tuning_.margin_over_ranks : tuning_.margin;
 }
 
 void Policy::plan(std::vector<Writer>* writers, int prompt_rows, int reading, int left) {

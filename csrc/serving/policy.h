@@ -22,6 +22,8 @@ struct LoadTuning {
   // had 1.02, 0.93, 0.95, 0.89 of plain batching with 4, 8, 16, 32 clients; with this one 0.99, 0.98, 0.99, 0.96
   // (benchmarks/results/2026-11-23-amd-epyc-load.json, and -before).
   double margin = 2.0;
+  // Over ranks what is measured is the whole way of a pass, and prompts have passes of their own.
+  double margin_over_ranks = 1.1;
   double overdraft = 0.5;    // plain tokens that an answer's drafts may lose at once,
   double loss_share = 0.02;  // and in all, of its tokens
   int copies = 6;            // copied drafts of a round, at the most
@@ -42,8 +44,8 @@ struct Drafting {
 
 class Policy {
  public:
-  // drafts: the model has an exit head. draft_share: see PassTimes. siblings: an answer alone may have some.
-  Policy(bool drafts, double draft_share, bool siblings = true);
+  // drafts: the model has an exit head. draft_share: see PassTimes. over_ranks: then an answer has no siblings.
+  Policy(bool drafts, double draft_share, bool over_ranks = false);
 
   // An answer that gets a row of its own in the round.
   struct Writer {
