@@ -107,9 +107,9 @@ struct Loop::Part {
 };
 
 Loop::Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits)
-    : passes_(std::move(model), threads),
+    : passes_(std::move(model), threads, limits.keep),
       blocks_(passes_.block_bytes(), int(std::min(kv_bytes / passes_.block_bytes(), size_t(1) << 24))),
-      limits_(limits),
+      limits_(std::move(limits)),
       policy_(passes_.model().drafts(), passes_.draft_share()) {
   const size_t floats = size_t(kPassRows) * this->model().shape.hidden_size;
   x_.resize(floats);
@@ -234,6 +234,7 @@ void Loop::sweep(Answers* answers) {
     Answer& answer = **at;
     if (answer.begun && answer.scheduler.finished()) answer.over = true;
     if (answer.over || answer.out->cancelled()) {
+      if (!limits_.keep.empty()) answer.out->kept = passes_.kept(answer.table.pointers(), answer.rows);
       answer.out->finish();
       leave(answer);
       at = answers->erase(at);
