@@ -160,6 +160,9 @@ class LoopAnswer:
     def ready(self, milliseconds: int) -> bool: ...
     def prompt_rows(self) -> tuple[int, int]: ...
     def take(self) -> tuple[list[Drafted | Round], bool]: ...  # (events that are there, is it over), without waiting
+    def kept(
+        self,
+    ) -> npt.NDArray[np.uint16]: ...  # once it is over: the states of its rows, [rows * keep * hidden]
     def cancel(self) -> None: ...
     def close(self) -> None: ...
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
@@ -178,6 +181,7 @@ class Loop:
         most_answers: int,
         prompt_rows: int,
         stepped: bool = ...,
+        keep: Sequence[int] = ...,  # of every row the hidden states after so many layers: LoopAnswer.kept
     ) -> None: ...
     def add(
         self,
@@ -474,18 +478,6 @@ class Stages:
     def draft(self, start: int, ids: Sequence[int], draw: bool) -> tuple[int, float] | None: ...
     def verify(self, start: int, ids: Sequence[int], last: int) -> list[int]: ...
     def learn(self, position: int) -> None: ...
-
-class Batch:
-    """Many texts side by side for sampling training text: one row [texts] of each a step, one KV cache for each."""
-
-    def __init__(self, model: Model, threads: int, texts: int, capacity: int, keep: Sequence[int]) -> None: ...
-    def step(
-        self,
-        ids: npt.NDArray[np.int32],
-        positions: npt.NDArray[np.int32],
-        inverse_temperatures: npt.NDArray[np.float32],
-        seeds: npt.NDArray[np.uint64],
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint16]]: ...
 
 def simulate(
     *,

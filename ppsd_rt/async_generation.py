@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Self
@@ -26,7 +26,6 @@ class AsyncGeneration:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._pump: _Pump | None = None
-        self._events: deque[Committed | Drafted] = deque()  # that have come, and nobody has had
         self._tokens: deque[Token] = deque()  # of the round at hand
 
     @property
@@ -70,10 +69,9 @@ class AsyncGeneration:
 
     async def bursts(self) -> AsyncIterator[list[Committed | Drafted]]:
         """As `events`, but all that have come since the last ones: fewer and cheaper steps for who sends them on."""
-        while await self._come():
-            burst = list(self._events)
-            self._events.clear()
-            yield burst
+        while (event := await self._next()) is not None:
+            assert self._pump is not None
+            yield [event, *self._pump.more()]
 
     async def run(self) -> Completion:
         """Decode to the end, and give all of the answer. The answer is cancelled with the task that waits here."""
@@ -105,15 +103,9 @@ class AsyncGeneration:
             self._generation.cancel()
 
     async def _next(self) -> Committed | Drafted | None:
-        return self._events.popleft() if await self._come() else None
-
-    async def _come(self) -> bool:
-        """Is there another event?"""
-        if not self._events:
-            if self._pump is None:
-                self._pump = _Pump(self._generation)
-            self._events.extend(await self._pump.take())
-        return bool(self._events)
+        if self._pump is None:
+            self._pump = _Pump(self._generation)
+        return await self._pump.next()
 
 
 class _Pump:
@@ -127,24 +119,26 @@ class _Pump:
         self._told = False  # the event loop will look at the items
         _threads.submit(self._work)
 
-    async def take(self) -> list[Committed | Drafted]:
-        """All events by now, at least one; none: the end. Raises what ended the answer, after the events before it."""
-        while not self._items:
-            self._news.clear()
-            await self._news.wait()
-        events: list[Committed | Drafted] = []
-        while self._items and (item := self._items[0]) is not None:
-            if isinstance(item, BaseException):
-                if events:
-                    break
-                self._items.popleft()
-                raise item
-            events.append(item)
-            self._items.popleft()
-        return events
+    async def next(self) -> Committed | Drafted | None:
+        """None: the end. Raises what ended the answer, after the events before it."""
+        await self._until(lambda: bool(self._items))
+        if self._items[0] is None:
+            return None
+        item = self._items.popleft()
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    def more(self) -> Iterator[Committed | Drafted]:
+        """Those that are there."""
+        while self._items and isinstance(self._items[0], Committed | Drafted):
+            yield self._items.popleft()
 
     async def end(self) -> None:
-        while not (self._items and self._items[-1] is None):
+        await self._until(lambda: bool(self._items) and self._items[-1] is None)
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
             self._news.clear()
             await self._news.wait()
 

@@ -1,4 +1,4 @@
-// The CPU part: models packed from arrays, engines and their answers, batches for sampling text.
+// The CPU part: models packed from arrays, engines and their answers.
 #include "bindings.h"
 
 #include <pybind11/numpy.h>
@@ -6,7 +6,6 @@
 
 #include <optional>
 
-#include "../cpu/batch.h"
 #include "../cpu/calibrate.h"
 #include "../cpu/checkpoint.h"
 #include "../cpu/cores.h"
@@ -121,29 +120,6 @@ PyModel make_with_eagle3(const PyModel& base, const ModelShape& shape, const Rot
 }
 
 using PySession = PyAnswer<Session>;
-
-// One step of all texts: -> chosen [texts], kept [texts, kinds, hidden] bfloat16 bits.
-template <class T>
-using Column = py::array_t<T, py::array::c_style>;
-
-py::tuple batch_step(CpuBatch& batch, const Column<int32_t>& ids, const Column<int32_t>& positions,
-                     const Column<float>& inverse_temperatures, const Column<uint64_t>& seeds) {
-  const py::ssize_t texts = batch.texts();
-  if (ids.size() != texts || positions.size() != texts || inverse_temperatures.size() != texts || seeds.size() != texts)
-    throw std::runtime_error("a step takes one row of each of the " + std::to_string(texts) + " texts");
-  std::vector<BatchRow> rows;
-  for (py::ssize_t i = 0; i < texts; ++i)
-    rows.push_back({ids.data()[i], positions.data()[i], inverse_temperatures.data()[i], seeds.data()[i]});
-  py::array_t<int32_t> chosen(texts);
-  py::array_t<uint16_t> kept({texts, py::ssize_t(batch.kept()), py::ssize_t(batch.hidden_size())});
-  {
-    int32_t* to = chosen.mutable_data();
-    uint16_t* states = kept.mutable_data();
-    const py::gil_scoped_release release;
-    batch.step(rows.data(), to, states);
-  }
-  return py::make_tuple(chosen, kept);
-}
 
 }  // namespace
 
@@ -343,15 +319,6 @@ void bind_cpu(py::module_& m) {
           py::arg("report_drafts") = false, py::arg("lock_step") = false, py::arg("ticks") = std::make_pair(1, 1),
           py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("masks") = py::none(),
           py::arg("successors") = nullptr);
-
-  py::class_<CpuBatch, std::unique_ptr<CpuBatch, NotAfterFork>>(m, "Batch",
-      "Many texts side by side for sampling training text: one row [texts] of each a step, one KV cache for each.")
-      .def(py::init([](const PyModel& model, int threads, int texts, int capacity, const std::vector<int>& keep) {
-             return std::unique_ptr<CpuBatch, NotAfterFork>(new CpuBatch(model.model, threads, texts, capacity, keep));
-           }),
-           py::keep_alive<1, 2>(), py::arg("model"), py::arg("threads"), py::arg("texts"), py::arg("capacity"),
-           py::arg("keep"))
-      .def("step", &batch_step, py::arg("ids"), py::arg("positions"), py::arg("inverse_temperatures"), py::arg("seeds"));
 
   bind_answer<Session>(m, "Session", "An answer in the making: iterates over its Drafted and Round events.")
       .def("ready", &PySession::ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")

@@ -14,10 +14,11 @@ namespace {
 
 using PyOutbox = PyAnswer<Outbox>;
 
-PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_answers, int prompt_rows, bool stepped) {
+PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_answers, int prompt_rows, bool stepped,
+                 std::vector<int> keep) {
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
-  auto loop = std::make_unique<Loop>(model.model, threads, kv_bytes, LoopLimits{most_answers, prompt_rows});
+  auto loop = std::make_unique<Loop>(model.model, threads, kv_bytes, LoopLimits{most_answers, prompt_rows, std::move(keep)});
   if (stepped) made.stepped.reset(loop.release());
   else made.thread.reset(new LoopThread(std::move(loop)));
   return made;
@@ -89,11 +90,13 @@ void bind_serving(py::module_& m) {
   bind_answer<Outbox>(m, "LoopAnswer", "One of many answers in the making: as Session.")
       .def("ready", &PyOutbox::ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
       .def("prompt_rows", &PyOutbox::prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
-      .def("take", &take, "-> (events, over): what there is by now, without waiting.");
+      .def("take", &take, "-> (events, over): what there is by now, without waiting.")
+      .def("kept", [](PyOutbox& answer) { return py::array_t<uint16_t>(py::ssize_t(answer.session->kept.size()), answer.session->kept.data()); },
+           "Once it is over: the hidden states of its rows, [rows * keep * hidden] bfloat16 bits.");
 
   py::class_<PyLoop>(m, "Loop", "Decodes many answers at once, their KV caches in blocks of 64 positions out of `kv_bytes`.")
       .def(py::init(&make_loop), py::arg("model"), py::arg("threads"), py::arg("kv_bytes"), py::arg("most_answers"),
-           py::arg("prompt_rows"), py::arg("stepped") = false)
+           py::arg("prompt_rows"), py::arg("stepped") = false, py::arg("keep") = std::vector<int>())
       .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
            py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false, py::arg("committed") = 0,
            py::arg("seconds") = 0.0, py::arg("masks") = py::none(), py::arg("successors") = nullptr, py::arg("planner") = nullptr,

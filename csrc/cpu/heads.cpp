@@ -32,19 +32,15 @@ Head::Head(const Kernels& kernels, const ModelShape& shape, const PackedHead& he
   for (int member = 0; member < members; ++member) inputs_.emplace_back(bytes(kPassRows) + kPassRows * bytes(1));
 }
 
-void Head::begin_rows(size_t rows) {
-  check_bound(rows, kPassRows, "rows of the head");
+void Head::begin_pass(const std::vector<Row>& rows, bool store) {
+  check_bound(rows.size(), kPassRows, "rows of the head");
   groups_.clear();
   order_.clear();
   choices_.clear();
   positions_.clear();
   failures_.clear();
-  chosen_.assign(rows, Sampler::kNone);
+  chosen_.assign(rows.size(), Sampler::kNone);
   panels_.reset();
-}
-
-void Head::begin_pass(const std::vector<Row>& rows, bool store) {
-  begin_rows(rows.size());
   group(rows, store);
   for (auto& best : best_) best.assign(choices_.size(), kNoCandidate);
   for (auto& strange : strange_) strange.assign(choices_.size(), 0);
@@ -59,16 +55,6 @@ void Head::begin_pass(const std::vector<Row>& rows, bool store) {
       group = groups_.erase(group);
     }
   }
-}
-
-void Head::begin_pass(const float* x, const std::vector<int>& positions, const std::vector<RowChoice>& choices) {
-  begin_rows(positions.size());
-  positions_ = positions;
-  choices_ = choices;
-  for (int r = 0; r < int(positions.size()); ++r) order_.push_back(r);
-  for (auto& best : best_) best.assign(choices_.size(), kNoCandidate);
-  for (auto& strange : strange_) strange.assign(choices_.size(), 0);
-  groups_.push_back({0, int(positions.size()), nullptr, 0, x});
 }
 
 // Rows that are alike first, then those of each other sampler.

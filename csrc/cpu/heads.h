@@ -24,8 +24,6 @@ class Head {
   // By one thread, before the members begin. Rows of one sampler lie together. store: the samplers keep the logits, of the
   // first of their rows as row 0. What `x` holds is read by `pass` if the rows follow one another there, and here if not.
   void begin_pass(const std::vector<Row>& rows, bool store);
-  // Rows x [rows][hidden] that choose the best, with noise, each with a temperature and a seed of its own.
-  void begin_pass(const float* x, const std::vector<int>& positions, const std::vector<RowChoice>& choices);
   void pass(Team& team, int member);   // by every member
   // The rows' tokens (Sampler::kNone: as of Sampler::choose, or a grammar failed).
   const std::vector<int>& chosen();
@@ -41,7 +39,6 @@ class Head {
     size_t memory = 0;            // where its activations begin
     const float* x = nullptr;     // [rows][hidden]
   };
-  void begin_rows(size_t rows);
   void group(const std::vector<Row>& rows, bool store);
   void place(const std::vector<Row>& rows);
 

@@ -123,17 +123,17 @@ struct Loop::Flight {
 };
 
 Loop::Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits)
-    : passes_(std::move(model), make_shared_team(threads)),
+    : passes_(std::move(model), make_shared_team(threads), limits.keep),
       blocks_(passes_.block_bytes(), int(std::min(kv_bytes / passes_.block_bytes(), size_t(1) << 24))),
-      limits_(limits),
+      limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
       policy_(passes_.model().drafts(), passes_.draft_share()) {}
 
 Loop::Loop(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, OverRanks ranks, LoopLimits limits)
-    : passes_(std::move(model), std::move(team), false),
+    : passes_(std::move(model), std::move(team), {}, false),
       blocks_(passes_.block_bytes(), ranks.blocks),
-      limits_(limits),
+      limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
       policy_(passes_.model().drafts(), passes_.draft_share(), true),
@@ -279,6 +279,7 @@ void Loop::sweep(Answers* answers) {
     Answer& answer = **at;
     if (answer.begun && answer.scheduler.finished()) answer.over = true;
     if (!answer.flying && (answer.over || answer.out->cancelled())) {
+      if (!limits_.keep.empty()) answer.out->kept = passes_.kept(answer.table.pointers(), answer.rows);
       answer.out->finish();
       if (answer.number != 0) closed_.push_back(answer.number);
       leave(answer);

@@ -27,6 +27,7 @@ namespace ppsd {
 struct LoopLimits {
   int most_answers = 48;   // that run at once; below kPassRows, so that prompts join
   int prompt_rows = 16;    // of prompts in a round, at the least; more the more answers run, or if none does
+  std::vector<int> keep;   // of every row the hidden states after so many layers, for distillation: Outbox::kept
 };
 
 // How often things happened.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 #include <utility>
+#include <vector>
 
 #include "../pipeline/event_queue.h"
 
@@ -39,6 +40,8 @@ class Outbox {
   // bell: the loop's. seconds: of work before this. prompt: its rows.
   Outbox(std::shared_ptr<Bell> bell, double seconds, int prompt)
       : bell_(std::move(bell)), before_(seconds), prompt_(prompt), events_(Clock::duration::max(), [bell = bell_] { bell->ring(); }) {}
+
+  std::vector<uint16_t> kept;   // once it has ended, if they are wanted: the hidden states of its rows, see Passes::kept
 
   // -- for the consumer; the names are those of Session --
   using Status = EventQueue::Status;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "../cpu/engine.h"
+#include "../cpu/half.h"
 
 namespace ppsd {
 namespace {
@@ -14,7 +15,7 @@ const std::vector<int> kWholeVocabulary;
 
 }  // namespace
 
-Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, bool late)
+Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep, bool late)
     : model_(std::move(model)),
       team_(std::move(team)),
       early_(*model_->kernels, model_->shape, model_->format, model_->kv, pointers(model_->layers, 0, model_->exit_layer),
@@ -27,10 +28,12 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team
       late_(*model_->kernels, model_->shape, model_->format, model_->kv,
             pointers(model_->layers, model_->exit_layer, late ? model_->shape.num_layers : model_->exit_layer), members(),
             eagle_ ? eagle_->end() : exit_.end()),
+      kept_width_(keep.size() * size_t(model_->shape.hidden_size)),
       feedback_(*model_->kernels, model_->shape, model_->exit_feedback, members(), kPassRows) {
   if (model_->drafts())
     exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), model_->draft_ids, members());
-  if (eagle_) late_.tap(model_->eagle->taps);
+  if (!keep.empty() && early_.size() > 0) throw std::runtime_error("hidden states are kept without an exit head");
+  late_.tap(eagle_ ? model_->eagle->taps : keep);
   if (late) {
     head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, members());
     late_.followed_by(&model_->head.lm_head);
@@ -280,6 +283,7 @@ Passes::Chosen Passes::verify(const std::vector<Segment>& segments, float* x, co
     if (at_once) head_->pass(*team_, member);
   });
   if (!out.done) return out;
+  if (kept_width_ > 0) keep_tapped(segments);
   if (!at_once && !rows.empty()) {
     chosen_from = Clock::now();
     head_->begin_pass(rows, false);
@@ -289,6 +293,24 @@ Passes::Chosen Passes::verify(const std::vector<Segment>& segments, float* x, co
   out.late = seconds(begun, chosen_from);
   out.choose = seconds(chosen_from, Clock::now());
   return out;
+}
+
+uint16_t* Passes::kept_at(uint8_t* const* blocks, int row) const {
+  return reinterpret_cast<uint16_t*>(blocks[row / kSpan] + late_.end()) + size_t(row % kSpan) * kept_width_;
+}
+
+void Passes::keep_tapped(const std::vector<Segment>& segments) {
+  const float* from = late_.tapped();
+  for (const Segment& segment : segments)
+    for (int row = segment.start; row < segment.start + segment.rows; ++row, from += kept_width_)
+      std::transform(from, from + kept_width_, kept_at(segment.blocks, row), float_to_bf16);
+}
+
+std::vector<uint16_t> Passes::kept(uint8_t* const* blocks, int rows) const {
+  std::vector<uint16_t> all(size_t(rows) * kept_width_);
+  for (int row = 0; row < rows; ++row)
+    std::copy_n(kept_at(blocks, row), kept_width_, all.data() + size_t(row) * kept_width_);
+  return all;
 }
 
 void Passes::adopt(int position, uint8_t* const* blocks) {

@@ -15,13 +15,14 @@ class CpuEngine;
 
 class Passes {
  public:
-  // late: its late layers are here, and not on other ranks.
-  Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, bool late = true);
+  // keep: after so many layers, the hidden states of all rows are kept beside the KV cache. late: its late layers are here, and
+  // not on other ranks.
+  Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep = {}, bool late = true);
 
   const CpuModel& model() const { return *model_; }
   Team& team() { return *team_; }
   int members() const { return team_->size(); }
-  size_t block_bytes() const { return late_.end(); }
+  size_t block_bytes() const { return late_.end() + kSpan * kept_width_ * sizeof(uint16_t); }
   bool uses_feedback() const { return feedback_.most_distance() > 0; }   // the exit head draws on verified rows too
   bool lags() const { return exit_.size() > 0; }   // the exit head has layers of its own, see draw
   double draft_share() const;   // of the weights that all layers and the LM head read, those that a draft step reads
@@ -56,6 +57,8 @@ class Passes {
   };
   Chosen verify(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
                 const std::vector<Head::Row>& rows, const Cancelled& cancelled = nullptr);
+  // Of the rows [0, rows) of a text: [rows][keep][hidden] bfloat16, before any norm.
+  std::vector<uint16_t> kept(uint8_t* const* blocks, int rows) const;
   // Of an EAGLE-3 head: what the rows of the last verification are at its taps, from row `row` on; and how many numbers each has.
   const float* tapped(int row) const { return late_.tapped() + size_t(row) * tap_width(); }
   size_t tap_width() const { return eagle_ ? eagle_->tap_width() : 0; }
@@ -75,12 +78,15 @@ class Passes {
   bool draw_in_parts(const std::vector<Draw*>& draws, const Cancelled& cancelled);
   void ask_head(const std::vector<Draw*>& draws);
   void take(Draw* draw, int chosen) const;
+  void keep_tapped(const std::vector<Segment>& segments);
+  uint16_t* kept_at(uint8_t* const* blocks, int row) const;
 
   const std::shared_ptr<const CpuModel> model_;
   const std::unique_ptr<Team> team_;
   LayerStack early_, exit_;
   std::unique_ptr<EagleStack> eagle_;   // or null
   LayerStack late_;
+  const size_t kept_width_;   // of a row, in numbers
   FeedbackStack feedback_;
   std::unique_ptr<Head> head_;   // null: on another rank
   std::unique_ptr<Head> exit_head_;

@@ -95,6 +95,7 @@ class CpuBackend:
         self._stages = stages
         config = checkpoint.config
         self._vocab_size, self._layers = config.vocab_size, config.num_hidden_layers
+        self.hidden_size = config.hidden_size
         cut_layers(0, self._layers, stages)  # before the weights are packed
         self._kv_dtype = kv = kv_format(self._dtype, config.head_dim, kv_dtype)
         self._kv_bytes = config.kv_values * KV_FORMATS[kv]  # of a row, in all layers
@@ -275,10 +276,14 @@ class CpuBackend:
         _living.add(other)
         return other
 
-    def batch(self, texts: int, capacity: int, keep: Sequence[int]) -> _native.Batch:
-        """For sampling training text: `texts` texts of at most `capacity` tokens, side by side."""
+    def sampling_loop(self, texts: int, capacity: int, keep: Sequence[int]) -> _native.Loop:
+        """For sampling training text, stepped by hand: `texts` texts of at most `capacity` tokens side by side.
+
+        keep: after so many layers, the hidden states of all rows are kept.
+        """
+        size = int(texts * (capacity + 64) * (self._row_bytes + 2 * self.hidden_size * len(keep)))
         with one_line(f"hold the KV caches of {texts} texts", self._threads, mend="lower --slots"):
-            return _native.Batch(self._base, self._threads, texts, capacity, list(keep))
+            return _native.Loop(self._base, self._threads, size, texts, PROMPT_ROWS, True, list(keep))
 
     def spans(self) -> list[tuple[str, int, int, float, float]]:
         return self._answers.last.spans() if self._answers.last else []

@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from .._native import Costs
@@ -47,20 +46,15 @@ class Forecast:
         return max(0, int((seconds - self.sampling(shard)) / (self.sampling(shard) + self.training(shard))))
 
 
-def sampling_speed(sampler: Sampler, vocabulary: int, clock: Clock = time.perf_counter, steps: int = 6) -> float:
-    """Tokens a second, of a sampler whose texts have a few hundred tokens."""
-    slots, begin = sampler.slots, min(200, sampler.capacity - steps - 1)
-    ids = np.arange(slots, dtype=np.int32) % vocabulary
-    cold, seeds = np.zeros(slots, dtype=np.float32), np.arange(slots, dtype=np.uint64)
-
-    def step(number: int) -> None:
-        sampler.step(ids, np.full(slots, begin + number, dtype=np.int32), cold, seeds)
-
-    step(0)  # warms up
+def sampling_speed(sampler: Sampler, begin: int, clock: Clock = time.perf_counter, steps: int = 6) -> float:
+    """Tokens a second, of texts that begin with so many tokens."""
+    texts = [sampler.write([0] * begin, 0.0, 0, steps + 1, ()) for _ in range(sampler.slots)]
+    while not all(text.written for text in texts):  # warms up
+        sampler.step()
     before = clock()
-    for number in range(1, steps):
-        step(number)
-    return slots * (steps - 1) / (clock() - before)
+    for _ in range(steps - 1):
+        sampler.step()
+    return sampler.slots * (steps - 1) / (clock() - before)
 
 
 def step_seconds(

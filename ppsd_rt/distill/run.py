@@ -24,7 +24,7 @@ from .deduplication import Deduplication
 from .forecast import Forecast, sampling_speed, step_seconds
 from .mix import mix_of
 from .rate import Trial, ended, judging, next_rate, trial_steps
-from .samplers import NativeSampler, Sampler, TorchSampler
+from .samplers import NativeSampler, TorchSampler
 from .shards import STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
 from .successors import count_successors, foreseen
 from .train import Trainer, TrainSettings, batches
@@ -169,13 +169,11 @@ class Distillation:
         """In a method of its own: its model and KV caches are gone before a step of training is measured."""
         settings, config = self.settings, self.checkpoint.config
         longest = min(512, config.max_position_embeddings)
-        sampler: Sampler
         if settings.format:
             backend = CpuBackend(self.checkpoint, settings.format, "cpu", self.workers)
             sampler = NativeSampler(backend, settings.slots, longest, self.plan.keep)
-        else:
-            sampler = TorchSampler(self.model, settings.slots, longest, settings.seed)
-        return sampling_speed(sampler, config.vocab_size)
+            return sampling_speed(sampler, min(193, longest // 2))  # of which the texts share three blocks
+        return sampling_speed(TorchSampler(self.model, settings.slots, longest, settings.seed), 1)  # it attends to all
 
     def sample(self) -> Iterator[Progress]:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import PpsdError
 from .mix import Beginning, Mix
-from .samplers import Sampler, States
+from .samplers import Sampler, States, Writing
 
 MAX_ANSWER = 256
 LEAST_ANSWER = 64  # that must fit the context after the longest question
@@ -26,8 +26,8 @@ ANSWER_TEMPERATURES = (0.4, 0.8, 1.0)
 class Conversation:
     """ids[answer:] is what the model wrote as the answer; it was greedy when its `temperature` is 0.
 
-    While `answer` is 0 the question is being written. The first `fed` ids have passed through the model; `states` are
-    their hidden states [length, kinds, hidden] once the text is finished (of its last id, which is never fed: zeros).
+    While `answer` is 0 the question is being written. `states` are the hidden states [length, kinds, hidden] of a
+    finished text (of its last id, which never passes through the model: zeros).
     """
 
     beginning: Beginning
@@ -36,12 +36,7 @@ class Conversation:
     question_temperature: float
     temperature: float
     answer: int
-    fed: int = 0
     states: States | None = None
-
-    def inverse_temperature(self) -> float:
-        temperature = self.temperature if self.answer else self.question_temperature
-        return 1 / temperature if temperature else 0.0
 
 
 class SelfText:
@@ -53,18 +48,19 @@ class SelfText:
             raise PpsdError(f"sampled conversations need a context of {needed}; the model has {sampler.capacity}")
         self.sampler, self.mix = sampler, mix
         self.random = random.Random(seed)
-        self.slots = [self._new() for _ in range(sampler.slots)]
         self.finished: list[Conversation] = []
-        self._states: States | None = None  # [slots, capacity, kinds, hidden]
+        self.slots = [self._begin(self._new()) for _ in range(sampler.slots)]
 
     def run(self, steps: int) -> Iterator[int]:
-        """Write `steps` tokens in every slot; yields after each step the number of tokens so far."""
+        """Write in every slot for `steps` passes; yields after each pass the number of rows so far."""
         for step in range(1, steps + 1):
-            self._step()
+            self.sampler.step()
+            self.slots = [self._go_on(*slot) if slot[1].over else slot for slot in self.slots]
             yield step * len(self.slots)
-        for number, slot in enumerate(self.slots):
-            if 0 < slot.answer < len(slot.ids):
-                self._finish(number)
+        self.sampler.stop()
+        for conversation, text in self.slots:
+            if conversation.answer and text.written:
+                self._finish(conversation, text)
 
     def _new(self) -> Conversation:
         """A conversation that has only its beginning, and how warm its parts will be."""
@@ -74,48 +70,28 @@ class SelfText:
         begun = 0 if beginning.asks else len(beginning.ids)
         return Conversation(beginning, list(beginning.ids), seed, question, answer, begun)
 
-    def _step(self) -> None:
-        """Feed every slot its next id, and those that have none left what the model says."""
-        slots = self.slots
-        positions = np.array([slot.fed for slot in slots], dtype=np.int32)
-        chosen, states = self.sampler.step(
-            np.array([slot.ids[slot.fed] for slot in slots], dtype=np.int32),
-            positions,
-            np.array([slot.inverse_temperature() for slot in slots], dtype=np.float32),
-            np.array([slot.seed for slot in slots], dtype=np.uint64),
-        )
-        if states is not None:
-            if self._states is None:
-                self._states = np.zeros((len(slots), self.sampler.capacity, *states.shape[1:]), np.uint16)
-            self._states[np.arange(len(slots)), positions] = states
-        for number, id in enumerate(chosen.tolist()):
-            slots[number].fed += 1
-            if slots[number].fed == len(slots[number].ids):
-                self._extend(number, id)
-
-    def _extend(self, number: int, id: int) -> None:
-        slot, ends = self.slots[number], self.mix.end_ids
+    def _begin(self, slot: Conversation) -> tuple[Conversation, Writing]:
+        """The model writes the next part, in a slot of its own."""
+        temperature, most = slot.question_temperature, slot.beginning.most_question
         if slot.answer:
-            slot.ids.append(id)
-            if id in ends or len(slot.ids) in (slot.answer + MAX_ANSWER, self.sampler.capacity):
-                self._finish(number)
-                self.slots[number] = self._new()
-            return
-        asked = len(slot.ids) - len(slot.beginning.ids)
-        if id not in ends:
-            slot.ids.append(id)
-            asked += 1
-        # An empty question is drawn again, with other noise.
-        slot.seed = (slot.seed + (asked == 0)) % 2**63
-        if asked and (id in ends or asked == slot.beginning.most_question):
-            slot.ids += self.mix.between
-            slot.answer = len(slot.ids)
-        elif asked == 0:
-            slot.fed -= 1
+            temperature, most = slot.temperature, min(MAX_ANSWER, self.sampler.capacity - len(slot.ids))
+        return slot, self.sampler.write(slot.ids, temperature, slot.seed, most, self.mix.end_ids)
 
-    def _finish(self, number: int) -> None:
-        slot = self.slots[number]
-        if self._states is not None:
-            slot.states = self._states[number, : len(slot.ids)].copy()
-            slot.states[slot.fed :] = 0
+    def _go_on(self, slot: Conversation, text: Writing) -> tuple[Conversation, Writing]:
+        if slot.answer:
+            self._finish(slot, text)
+            return self._begin(self._new())
+        if question := [id for id in text.written if id not in self.mix.end_ids]:
+            slot.ids += [*question, *self.mix.between]
+            slot.answer = len(slot.ids)
+        else:  # an empty one is drawn again, with other noise
+            slot.seed = (slot.seed + 1) % 2**63
+        return self._begin(slot)
+
+    def _finish(self, slot: Conversation, text: Writing) -> None:
+        slot.ids += text.written
+        states = text.states()
+        if states is not None:
+            slot.states = np.zeros((len(slot.ids), *states.shape[1:]), np.uint16)
+            slot.states[: len(states)] = states
         self.finished.append(slot)

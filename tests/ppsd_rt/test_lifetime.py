@@ -12,7 +12,6 @@ import threading
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from support import write_model
@@ -386,12 +385,9 @@ def test_a_fork_while_another_thread_decodes(folder, expected):
 
 
 def test_what_cannot_go_along_with_a_fork_says_so(folder):
-    """A batch, whose threads are left behind; a GPU."""
+    """A loop, whose threads are left behind; a GPU."""
     engine, torch_engine = load(folder), load(folder, backend="torch", dtype="float32", threads=None)
-    batch = engine.backend.batch(1, 8, [])
-
-    def step():
-        batch.step(*(np.zeros(1, kind) for kind in (np.int32, np.int32, np.float32, np.uint64)))
+    step = engine.backend.sampling_loop(1, 8, []).step
 
     def on_gpu():
         torch_engine.backend.torch_device = torch.device("cuda")
@@ -399,7 +395,7 @@ def test_what_cannot_go_along_with_a_fork_says_so(folder):
         torch_engine.generate("lifetime", LONG, "plain").run()
 
     step()
-    assert "loaded before a fork: load it in this process" in in_child(step)
+    assert "this loop was made before a fork" in in_child(step)
     assert "a GPU cannot be used after a fork" in in_child(on_gpu)
 
 

@@ -133,15 +133,11 @@ def test_texts_side_by_side_are_what_they_are_alone(folder):
     texts = [engine.encode(PROMPT[start:]) for start in (0, 60)]
     alone = [engine.generate(text, SAMPLINGS[0], "plain").run().ids[0] for text in texts]
     samplers = NativeSampler(engine.backend, 2, 256, []), TorchSampler(reference.backend.model, 2, 256, seed=0)
-    cold, seeds = np.zeros(2, np.float32), np.zeros(2, np.uint64)
     for sampler in samplers:
-        said = {}
-        for position in range(len(texts[0])):
-            places = [min(position, len(text) - 1) for text in texts]  # the shorter one's last row again and again
-            ids = [text[place] for text, place in zip(texts, places, strict=True)]
-            chosen, _ = sampler.step(np.array(ids, np.int32), np.array(places, np.int32), cold, seeds)
-            said = dict(zip(places, chosen.tolist(), strict=True))
-        assert [said[len(text) - 1] for text in texts] == alone
+        writing = [sampler.write(text, 0.0, 0, 1, ()) for text in texts]
+        while not all(text.over for text in writing):
+            sampler.step()
+        assert [text.written for text in writing] == [[id] for id in alone]
 
 
 def test_a_head_with_layers_attends_as_the_last_layers_do(folder, family, tmp_path):

@@ -1,8 +1,8 @@
 """What a run will take and what a head is worth, with made-up clocks and costs."""
 
 import itertools
+from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from support import tiny_model
 
@@ -17,12 +17,17 @@ class Writer:
     slots, capacity = 8, 512
 
     def __init__(self):
-        self.positions = []
+        self.texts, self.steps = [], 0
 
-    def step(self, ids, positions, inverse_temperatures, seeds):
-        assert ids.max() < 5 and len(ids) == len(positions) == len(inverse_temperatures) == len(seeds) == 8
-        self.positions.append(int(positions[0]))
-        return np.zeros(8, dtype=np.int32), None
+    def write(self, ids, temperature, seed, most, ends):
+        self.texts.append(SimpleNamespace(left=len(ids), written=[]))
+        return self.texts[-1]
+
+    def step(self):
+        self.steps += 1
+        for text in self.texts:
+            text.left = max(text.left - 50, 0)
+            text.written += [0] * (text.left == 0)
 
 
 def ticking(seconds):
@@ -32,8 +37,8 @@ def ticking(seconds):
 
 def test_sampling_speed_counts_what_comes_after_the_first_step():
     writer = Writer()
-    assert sampling_speed(writer, 5, ticking(0.5), steps=6) == 8 * 5 / 0.5
-    assert writer.positions == [200, 201, 202, 203, 204, 205]
+    assert sampling_speed(writer, 193, ticking(0.5), steps=6) == 8 * 5 / 0.5
+    assert len(writer.texts) == 8 and writer.steps == 4 + 5  # four to read
 
 
 @pytest.mark.parametrize("states", [True, False])
