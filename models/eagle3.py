@@ -115,13 +115,6 @@ def head_shapes(eagle: Eagle3Config, draft_vocabulary: int) -> Shapes:
     return {**shapes, "norm.weight": (hidden,), "lm_head.weight": (draft_vocabulary, hidden)}
 
 
-def is_eagle3(folder: Path) -> bool:
-    """Does this folder look like such a head, rather than like a model?"""
-    return (folder / "config.json").is_file() and bool(
-        {"draft_vocab_size", "speculators_model_type", "eagle_config"} & read_json_object(folder / "config.json").keys()
-    )
-
-
 def _config(raw: Mapping[str, Any], stored: Mapping[str, Stored], model: Checkpoint, where: str) -> Eagle3Config:
     kind = raw.get("speculators_model_type", EAGLE3)
     if kind != EAGLE3:

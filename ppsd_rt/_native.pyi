@@ -152,6 +152,14 @@ class Session:
     def seconds(self) -> float: ...  # of work, as of the last of these events
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
 
+class News:
+    """A descriptor that becomes readable when an answer that has it rings."""
+
+    def __init__(self) -> None: ...
+    @property
+    def descriptor(self) -> int: ...
+    def clear(self) -> None: ...  # before events are looked for
+
 class LoopAnswer:
     """One of many answers in the making: as Session."""
 
@@ -160,9 +168,8 @@ class LoopAnswer:
     def ready(self, milliseconds: int) -> bool: ...
     def prompt_rows(self) -> tuple[int, int]: ...
     def take(self) -> tuple[list[Drafted | Round], bool]: ...  # (events that are there, is it over), without waiting
-    def kept(
-        self,
-    ) -> npt.NDArray[np.uint16]: ...  # once it is over: the states of its rows, [rows * keep * hidden]
+    def hear(self, news: News) -> None: ...  # it rings whenever there is something to iterate over
+    def kept(self) -> npt.NDArray[np.uint16]: ...  # once it is over: of its rows, [rows * keep * hidden]
     def cancel(self) -> None: ...
     def close(self) -> None: ...
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...

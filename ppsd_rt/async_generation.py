@@ -1,4 +1,4 @@
-"""An answer in the making for asyncio: a thread asks for its events, the event loop hands them out."""
+"""An answer in the making for asyncio: a thread begins it, and the event loop asks for its events."""
 
 import asyncio
 from collections import deque
@@ -6,7 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Self
+from weakref import WeakKeyDictionary
 
+from ._native import News
 from .forks import hears_of_forks
 from .generation import Committed, Completion, Generation, Token
 from .pipeline.rounds import Drafted
@@ -101,6 +103,8 @@ class AsyncGeneration:
     def __del__(self) -> None:
         if "_generation" in self.__dict__:
             self._generation.cancel()
+            if self._pump is not None:
+                self._pump.forget()
 
     async def _next(self) -> Committed | Drafted | None:
         if self._pump is None:
@@ -109,11 +113,15 @@ class AsyncGeneration:
 
 
 class _Pump:
-    """From a thread into the running event loop. Holds the generation, and not who consumes it."""
+    """Into the running event loop: from a thread and, as soon as nothing has to be waited for, by the loop itself.
+
+    Holds the generation, and not who consumes it.
+    """
 
     def __init__(self, generation: Generation) -> None:
-        self._generation = generation
+        self._generation, self._events = generation, generation.events()
         self._loop = asyncio.get_running_loop()
+        self._drain = _drains.get(self._loop) or _Drain(self._loop)
         self._items: deque[Committed | Drafted | BaseException | None] = deque()  # None: the end, which stays
         self._news = asyncio.Event()
         self._told = False  # the event loop will look at the items
@@ -137,15 +145,21 @@ class _Pump:
     async def end(self) -> None:
         await self._until(lambda: bool(self._items) and self._items[-1] is None)
 
+    def forget(self) -> None:
+        self._drain.pumps.discard(self)
+
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():
             self._news.clear()
             await self._news.wait()
 
     def _work(self) -> None:
+        """In a thread, which may wait: for the beginning, for the end of an answer that is cancelled, for a session."""
         try:
-            for event in self._generation.events():
+            for event in self._events:
                 self._hand_over(event)
+                if self._generation.source is not None and self._call(self._listen):
+                    return
         except BaseException as error:  # the consumer's to see
             self._hand_over(error)
         self._hand_over(None)
@@ -154,12 +168,58 @@ class _Pump:
         self._items.append(item)
         if not self._told:
             self._told = True
-            with suppress(RuntimeError):  # the event loop is closed: nobody waits any more
-                self._loop.call_soon_threadsafe(self._look)
+            self._call(self._look)
+
+    def _call(self, step: Callable[[], None]) -> bool:
+        """In the event loop; False: it is closed, and nobody waits any more."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(step)
+            return True
+        return False
 
     def _look(self) -> None:
         self._told = False
         self._news.set()
+
+    def _listen(self) -> None:
+        self._drain.pumps.add(self)
+        if source := self._generation.source:
+            source.hear(self._drain.news)
+        self.collect()
+
+    def collect(self) -> None:
+        """The events that are there."""
+        try:
+            while (source := self._generation.source) and source.ready(0):
+                self._news.set()
+                self._items.append(event := next(self._events, None))
+                if event is None:
+                    self.forget()
+                    return
+        except Exception as error:  # the consumer's to see
+            self._items.extend((error, None))
+            self.forget()
+            return
+        if self._generation.source is None:  # cancelled: its end has to be waited for
+            self.forget()
+            _threads.submit(self._work)
+
+
+class _Drain:
+    """The answers whose events an event loop looks for by itself, when a descriptor tells that any of them has some.
+
+    A thread for each would take a core from the team that decodes whenever it wakes.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.news, self.pumps = News(), set[_Pump]()
+        loop.add_reader(self.news.descriptor, self._look)
+        _drains[loop] = self
+
+    def _look(self) -> None:
+        self.news.clear()
+        for pump in list(self.pumps):
+            pump.collect()
 
 
 class _Threads:
@@ -177,3 +237,4 @@ class _Threads:
 
 
 _threads = _Threads()
+_drains: WeakKeyDictionary[asyncio.AbstractEventLoop, _Drain] = WeakKeyDictionary()

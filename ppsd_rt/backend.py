@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ._native import LoopAnswer
 from .errors import PpsdError, UsageError
 from .models.head_file import HeadFile, HeadInfo
 from .pipeline.rounds import Drafted, Limits, Logprob, Round
@@ -52,10 +53,14 @@ class RunOptions:
 
 
 class Cancellation:
-    """How an answer in the making is told to end, by any thread."""
+    """How an answer in the making is told to end, by any thread.
+
+    source: what is asked whether an event is there already; None: nothing can tell.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self.source: LoopAnswer | None = None
         self._tell: Callable[[], None] | None = None
 
     def ask(self) -> None:

@@ -8,6 +8,7 @@ from threading import RLock
 from time import perf_counter
 from typing import NoReturn, Self
 
+from ._native import LoopAnswer
 from .backend import Backend, Cancellation, RunOptions, one_at_a_time
 from .errors import PpsdError
 from .models.config import LlamaConfig
@@ -231,6 +232,12 @@ class Generation:
                 self._pieces.append(self._rest)
             del self._backend  # an answer that is kept keeps no model in memory: nor does who is told to cancel
             self._cancellation.tells(self._place.wake)
+            self._cancellation.source = None
+
+    @property
+    def source(self) -> LoopAnswer | None:
+        """While it may be asked for events that are there already, without waiting; it is not once it is cancelled."""
+        return None if self._cancellation.asked else self._cancellation.source
 
     @property
     def running(self) -> bool:

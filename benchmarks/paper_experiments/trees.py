@@ -20,7 +20,7 @@ from .branches import SECOND, TEXTS, Choices, choices_of
 from .experiment import Claim, Experiment, Found, Parts, markdown
 from .lengths_replay import made_up
 
-# A draft and a further row, in plain tokens: by the law of ppsd_rt/cuda/roofline.py, exits after 3, 3 and 4 layers. The
+# A draft and a further row, in plain tokens: by the law of ppsd_rt/lab/roofline.py, exits after 3, 3 and 4 layers. The
 # law knows a row's bytes, most of which come from the L2 cache: so much it costs at most.
 COSTS = {"smollm2-135m": (0.12, 0.045), "llama-3.2-1b": (0.19, 0.025), "llama-3.1-8b": (0.13, 0.017)}
 ACCEPTANCE = (0.56, 0.66, 0.8)

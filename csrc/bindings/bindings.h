@@ -115,6 +115,7 @@ struct PyAnswer {
   bool ready(int milliseconds) const {
     const std::shared_ptr<Answer> held = session;
     if (!held || !here()) return true;   // next() says why
+    if (milliseconds == 0) return held->ready(0);
     const pybind11::gil_scoped_release release;
     return held->ready(milliseconds);
   }

@@ -87,9 +87,17 @@ py::tuple take(PyOutbox& answer) {
 
 void bind_serving(py::module_& m) {
   m.def("pass_words", &most_pass_words, py::arg("hidden"), "Of the longest message between the loop and other ranks.");
+  py::class_<News, std::shared_ptr<News>>(m, "News", "A descriptor that becomes readable when an answer that has it rings.")
+      .def(py::init<>())
+      .def_property_readonly("descriptor", &News::descriptor)
+      .def("clear", &News::clear, "Before events are looked for.");
+
   bind_answer<Outbox>(m, "LoopAnswer", "One of many answers in the making: as Session.")
       .def("ready", &PyOutbox::ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
       .def("prompt_rows", &PyOutbox::prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
+      .def("hear", [](PyOutbox& answer, std::shared_ptr<News> news) {
+        if (answer.session && answer.here()) answer.session->hear(std::move(news));
+      }, py::arg("news"), "Ring whenever there is something to iterate over.")
       .def("take", &take, "-> (events, over): what there is by now, without waiting.")
       .def("kept", [](PyOutbox& answer) { return py::array_t<uint16_t>(py::ssize_t(answer.session->kept.size()), answer.session->kept.data()); },
            "Once it is over: the hidden states of its rows, [rows * keep * hidden] bfloat16 bits.");

@@ -41,6 +41,17 @@ void EventQueue::let_go() {
   changed_.notify_all();
 }
 
+void EventQueue::hear(std::shared_ptr<News> news) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  news_ = std::move(news);
+  if (!events_.empty() || over_) news_->ring();
+}
+
+void EventQueue::wake() {
+  changed_.notify_all();
+  if (news_) news_->ring();
+}
+
 void EventQueue::put(Event event, double seconds) {
   const std::lock_guard<std::mutex> lock(mutex_);
   events_.push_back({std::move(event), seconds});
@@ -48,12 +59,12 @@ void EventQueue::put(Event event, double seconds) {
   const bool soon = told_ != Clock::time_point{} && now - told_ < quiet_;
   if (waiting_.fetch_add(1) + 1 < kAhead / 2 && soon) return;
   told_ = now;
-  changed_.notify_all();
+  wake();
 }
 
 void EventQueue::tell() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!events_.empty()) changed_.notify_all();
+  if (!events_.empty()) wake();
 }
 
 void EventQueue::wait_for_room() {
@@ -65,7 +76,7 @@ void EventQueue::finish(std::exception_ptr failure) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (std::exchange(over_, true)) return;
   failure_ = failure;
-  changed_.notify_all();
+  wake();
 }
 
 }  // namespace ppsd

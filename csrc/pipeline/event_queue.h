@@ -7,9 +7,11 @@
 #include <deque>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 
 #include "carrier.h"
+#include "news.h"
 
 namespace ppsd {
 
@@ -29,6 +31,7 @@ class EventQueue {
   // seconds: of work, from the beginning to this event.
   Status next(int milliseconds, Event* event, double* seconds);
   bool ready(int milliseconds);   // is there something for `next`?
+  void hear(std::shared_ptr<News> news);   // rings from now on whenever the consumer is woken
   void wait_for_end();
   void let_go();                  // of a producer that waits for room, for good
 
@@ -45,12 +48,14 @@ class EventQueue {
     double seconds;
   };
   bool wait(std::unique_lock<std::mutex>* lock, int milliseconds);
+  void wake();
 
   const Clock::duration quiet_;
   const std::function<void()> room_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Stamped> events_;
+  std::shared_ptr<News> news_;   // or null
   std::atomic<int> waiting_{0};   // events
   Clock::time_point told_{};
   bool over_ = false, let_go_ = false;

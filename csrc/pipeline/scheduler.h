@@ -52,7 +52,6 @@ class Scheduler {
   // Of these, those whose rows every stage is sure to hold once nothing is under way any more.
   int rows() const { return adopted_.empty() ? std::max(text_.size() - 1, 0) : adopted_.front().position; }
   int sibling_at(int position) const;          // its id, where the draft for that position has one; else -1
-  int drafts_pending() const { return int(drafts_.size()); }
   const Schedule& schedule() const { return schedule_; }
 
  private:

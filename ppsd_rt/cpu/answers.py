@@ -58,6 +58,7 @@ class Answer:
     def use(self, stream: Stream) -> None:
         """It goes on there; the events that its consumer has not had from the one before remain to be had first."""
         self.streams.append(stream)
+        self.cancellation.source = stream if isinstance(stream, _native.LoopAnswer) else None
         self.cancellation.tells(stream.cancel)
 
     def whole(self, text: Sequence[int]) -> bool:

@@ -6,11 +6,12 @@ import gc
 import os
 import threading
 import time
+from concurrent.futures import wait
 
 import pytest
 from support import write_model
 
-from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, UsageError
+from ppsd_rt import Committed, Engine, PpsdError, RunOptions, SamplingParams, UsageError, async_generation
 from ppsd_rt._native import testing
 from ppsd_rt.cpu import memory
 from ppsd_rt.cpu.memory import kv_memory_of, spare_memory
@@ -219,7 +220,7 @@ def test_an_async_answer_ends_early(engine, alone, how, monkeypatch):
         try:
             for number, event in enumerate(rounds):
                 yield event
-                while number == 8 and not cancellation.asked:
+                while number == 8 and not cancellation.asked and cancellation.source is None:
                     time.sleep(0.001)
         finally:
             rounds.close()
@@ -340,6 +341,34 @@ def test_an_answer_moves_before_its_consumer_has_had_anything(cpu, schedule):
     others[0].close()
     assert completion.ids == expected
     assert len(completion.ids) == completion.statistics.tokens
+
+
+def test_an_event_loop_asks_by_itself_for_all_answers(cpu, monkeypatch):
+    """Threads begin them, and are free from the first event on; two event loops do not take each other's news."""
+    working, most = [], 480  # more events than wait: an answer is not over before somebody asks
+    pool = async_generation._threads._pool
+    monkeypatch.setattr(async_generation._threads, "submit", lambda work: working.append(pool.submit(work)))
+
+    async def ids(number):
+        tokens = []
+        async with cpu.agenerate(PROMPTS[number % 3], params(number, most), "plain") as generation:
+            async for token in generation:
+                tokens.append(token.id)
+                if len(tokens) == 2:
+                    assert not wait(list(working), HANG).not_done
+                    assert generation.completion.finish_reason == "cancelled", "it is not over yet"
+        return tuple(tokens)
+
+    async def work(numbers):
+        return await asyncio.gather(*map(ids, numbers))
+
+    found = {}
+    thread = in_thread(lambda: found.update(other=asyncio.run(work(range(4)))))
+    found["this"] = asyncio.run(work(range(4, 8)))
+    thread.join()
+    assert len(working) == 8
+    expected = [cpu.generate(PROMPTS[number % 3], params(number, most), "plain").run().ids for number in range(8)]
+    assert [*found["other"], *found["this"]] == expected
 
 
 def test_forty_at_once(cpu):

@@ -24,8 +24,8 @@ from hashlib import blake2b
 from random import Random
 
 from ..pipeline.schedule import Schedule
-from .simulate import simulate
-from .stage_costs import costs_of_stages, growth
+from ..planning.simulate import simulate
+from ..planning.stage_costs import costs_of_stages, growth
 
 PASS_ROWS = 64  # of a prompt in one pass
 

@@ -1,4 +1,4 @@
-"""What a plain step has to read, and for how many kernels it waits: `python -m ppsd_rt.cuda.roofline`. Needs no GPU.
+"""What a plain step has to read, and for how many kernels it waits: `python -m ppsd_rt.lab.roofline`. Needs no GPU.
 
 The launches of a step are recorded as the stages make them, with tensors that have a shape and no memory. Bytes are
 what their programs ask for: weights and the KV cache once; the rows of the pass in every program that multiplies them,
@@ -13,13 +13,13 @@ from typing import NamedTuple
 import torch
 import triton
 
+from ..cuda.stages import DeviceStages
+from ..cuda.weights import DeviceWeights
 from ..models.random_weights import SHAPES
 from ..models.shapes import model_shapes
 from ..triton_kernels.int4 import GROUP
 from ..triton_kernels.machine_code import Launch, recording
 from ..triton_kernels.state import MAX_ROWS
-from .stages import DeviceStages
-from .weights import DeviceWeights
 
 BANDWIDTH, PHASE = 4.3e12, 2e-6  # bytes and seconds: what published step times on an H200 amount to
 CONTEXT = 512

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from ppsd_rt.cuda.roofline import Asked, asked
+from ppsd_rt.lab.roofline import Asked, asked
 from ppsd_rt.triton_kernels.attention import attention_kernel
 from ppsd_rt.triton_kernels.linear import linear_kernel
 from ppsd_rt.triton_kernels.machine_code import Launch
@@ -52,7 +52,7 @@ def test_the_cache_is_read_again_for_each_chunk_of_queries():
 def test_the_page_has_the_table_that_the_command_prints():
     # In a process of its own: in this one the kernels may be the interpreter's.
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "ppsd_rt.cuda.roofline"],
+        [sys.executable, "-P", "-m", "ppsd_rt.lab.roofline"],
         env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

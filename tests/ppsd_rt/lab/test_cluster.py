@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 from ppsd_rt.cli import main as cli
+from ppsd_rt.lab.cluster import Replica, Request, Shape, accepted, poisson, quantile, run, users
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.planning.cluster import Replica, Request, Shape, accepted, poisson, quantile, run, users
 
 
 def requests(*arrivals, prompt=1, answer=10, **more):
