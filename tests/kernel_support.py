@@ -97,8 +97,7 @@ def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
 
 # The interpreter spends most of its time on types: it makes those of every shape, and of the tuple that the shape is,
 # for every value anew, and looks at few of them. So they are made once, or when they are asked for.
-
-# Two tensors whose shape is one object are alike, so they need no broadcasting, and a type that is the one wanted no cast.
+# Two tensors whose shape is one object need no broadcasting, and a type that is the one wanted no cast.
 
 block_types: dict[tuple[object, ...], dict[str, object]] = {}
 shapes: dict[tuple[int, ...], tuple[object, object]] = {}

@@ -62,7 +62,7 @@ def plain(folder, engine):
 @pytest.mark.parametrize(
     "schedule",
     [
-        "plain",
+        slow("plain"),
         "eesd:length=3,stop_rule=fixed",
         slow("eesd:stop_rule=beta"),
         slow("eesd:stop_rule=survival"),
@@ -250,7 +250,7 @@ def test_logits_that_are_no_numbers_end_the_answer(tmp_path, overflows, params):
             broken.generate(prompt, params, "eesd:length=2,stop_rule=fixed").run()
 
 
-@pytest.mark.parametrize("schedule", ["plain", "eesd:length=3,stop_rule=fixed", "elastic"])
+@pytest.mark.parametrize("schedule", [slow("plain"), slow("eesd:length=3,stop_rule=fixed"), "elastic"])
 def test_and_where_they_come_in_the_middle_of_an_answer(tmp_path, plain, schedule):
     """With siblings, and where passes are under way. The answers after it are as ever."""
     second = plain[GREEDY][1]
