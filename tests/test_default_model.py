@@ -45,7 +45,7 @@ def peer_answer(peer):
     @cache
     @torch.no_grad()
     def answer(ids):
-        return peer.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+        return peer.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :].tolist()
 
     return answer
 
@@ -89,7 +89,7 @@ def test_logits_equal_transformers(exact, peer):
 @pytest.mark.parametrize("family", ["chat", *map(slow, FAMILIES[1:])])
 def test_greedy_answers_equal_transformers(exact, peer_answer, family):
     ids = chat(exact, ONE_OF_EACH[FAMILIES.index(family)])
-    ours = exact.generate(ids, SamplingParams(max_tokens=24), "plain").run()
+    ours = exact.generate(ids, SamplingParams(max_tokens=12), "plain").run()
     assert list(ours.ids) == peer_answer(tuple(ids))
 
 
