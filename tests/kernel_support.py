@@ -10,6 +10,7 @@ import triton
 from support import tiny_config
 from torch import Tensor
 from triton.language import core as language
+from triton.language import semantic
 from triton.runtime import interpreter
 
 from ppsd_rt.models.config import LlamaConfig
@@ -96,6 +97,7 @@ def patch_tensor(tensor, scope, patch=interpreter._patch_lang_tensor):
 
 # The interpreter spends most of its time on types: it makes those of every shape, and of the tuple that the shape is,
 # for every value anew, and looks at few of them. So they are made once, or when they are asked for.
+# Two tensors whose shape is one object need no broadcasting, and a type that is the one wanted no cast.
 
 block_types: dict[tuple[object, ...], dict[str, object]] = {}
 shapes: dict[tuple[int, ...], tuple[object, object]] = {}
@@ -135,6 +137,31 @@ def tuple_attribute(self, name, found=language.tuple.__getattr__):
     return self.type
 
 
+def broadcast(self, lhs, rhs, made=semantic.TritonSemantic.broadcast_impl_value):
+    return (lhs, rhs) if lhs.shape is rhs.shape else made(self, lhs, rhs)
+
+
+def cast(self, input, dst_ty, fp_downcast_rounding=None, made=semantic.TritonSemantic.cast):
+    return input if input.dtype is dst_ty else made(self, input, dst_ty, fp_downcast_rounding)
+
+
+def same_dtype(self, other, made=language.dtype.__eq__):
+    return self is other or made(self, other)
+
+
+def without_constexpr(value, made=language._unwrap_if_constexpr):
+    kind = type(value)
+    if kind is int or kind is language.tensor:
+        return value
+    return value.value if kind is language.constexpr else made(value)
+
+
+def patch_attribute(owner, name, member, builder, scope):
+    """Triton's own goes through two functions that look at the arguments' names, for every call."""
+    inner, given = getattr(member, "__wrapped__", member), {"_semantic": interpreter.interpreter_semantic}
+    scope.set_attr(owner, name, lambda *args, **named: inner(*args, **{**named, **given}))
+
+
 def np_dtype(type, made=interpreter._get_np_dtype):
     if type.is_ptr():
         return made(type)
@@ -148,6 +175,11 @@ language.tensor.__init__ = tensor
 language.tuple.__init__ = tuple_of_values
 language.tuple.__getattr__ = tuple_attribute
 interpreter._get_np_dtype = np_dtype
+interpreter._patch_attr = patch_attribute
+semantic.TritonSemantic.broadcast_impl_value = broadcast
+semantic.TritonSemantic.cast = cast
+language.dtype.__eq__ = same_dtype
+language._unwrap_if_constexpr = without_constexpr
 interpreter._patch_lang_tensor = patch_tensor
 interpreter.InterpreterBuilder.create_dot = dot_row_by_row
 interpreter.InterpretedFunction.__call__ = device_function

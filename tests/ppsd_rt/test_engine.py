@@ -57,10 +57,15 @@ def engine(request, folder):
     return Engine.from_pretrained(folder, exit_head="norm:2", backend=backend, dtype=dtype, threads=1)
 
 
-@pytest.mark.parametrize("params", SAMPLINGS, ids=["greedy", "warm", "filtered"])
+@pytest.fixture(scope="module")
+def plain_answers(engine):
+    return [engine.generate("Hello, world", params, "plain").run() for params in SAMPLINGS]
+
+
+@pytest.mark.parametrize("number", range(len(SAMPLINGS)), ids=["greedy", "warm", "filtered"])
 @pytest.mark.parametrize("text", SCHEDULES)
-def test_every_schedule_gives_the_plain_answer(engine, text, params):
-    plain = engine.generate("Hello, world", params, "plain").run()
+def test_every_schedule_gives_the_plain_answer(engine, plain_answers, text, number):
+    params, plain = SAMPLINGS[number], plain_answers[number]
     completion = engine.generate("Hello, world", params, parse_schedule(text)).run()
     assert completion.ids == plain.ids
     assert completion.text == plain.text

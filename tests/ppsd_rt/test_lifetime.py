@@ -132,7 +132,7 @@ def test_two_engines_in_two_threads(folder, expected):
     engines, answers = [load(folder) for _ in range(2)], {}
 
     def work(name):
-        for _ in range(3):
+        for _ in range(2):
             answers.setdefault(name, set()).add(engines[name].generate("lifetime", LONG, "elastic").run().ids)
 
     workers = [threading.Thread(target=work, args=(name,)) for name in range(2)]
@@ -148,14 +148,14 @@ def test_one_engine_and_two_threads(engine, expected):
     outcomes = []
 
     def work():
-        outcomes.extend(engine.generate("lifetime", LONG, schedule).run().ids for schedule in SCHEDULES * 4)
+        outcomes.extend(engine.generate("lifetime", LONG, schedule).run().ids for schedule in SCHEDULES * 2)
 
     workers = [threading.Thread(target=work) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert outcomes == [expected] * 24
+    assert outcomes == [expected] * 12
 
 
 def test_the_interpreter_lock_is_free_while_the_stages_work(engine, monkeypatch):
@@ -356,7 +356,7 @@ def test_a_fork_in_the_middle_of_an_answer(folder, expected, schedule):
         gc.collect()
         return "dropped"
 
-    for _ in range(5):
+    for _ in range(3):
         assert in_child(work) == ["cancelled", [], list(expected)]
     assert in_child(drop) == "dropped"
     assert tuple(ids + [token.id for token in stream]) == expected
@@ -376,7 +376,7 @@ def test_a_fork_while_another_thread_decodes(folder, expected):
     worker.start()
     begun.wait()
     try:
-        for _ in range(5):
+        for _ in range(3):
             assert in_child(lambda: engine.generate("lifetime", LONG, "elastic").run().ids) == list(expected)
     finally:
         done.set()

@@ -14,7 +14,7 @@ from ppsd_rt.pipeline.schedule import Schedule, named
 from ppsd_rt.planning.simulate import pipeline_costs, simulate, table
 from ppsd_rt.trace import MARKS, TraceFile, occupancy, trace_events
 
-PARAMS = SamplingParams(max_tokens=60, ignore_eos=True, temperature=0.7, seed=3)
+PARAMS = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.7, seed=3)
 WORK = {"draft", "verify", "prompt", "dropped draft", "dropped verify"}
 
 

@@ -1,7 +1,8 @@
 """Answers on a virtual GPU, in a process of their own: reads jobs as JSON from stdin, prints results as JSON.
 
 A job: the capability, the format, schedules, seeds, and perhaps a mutation (mutations.py). Its result: the tokens of
-each answer, and what was wrong. The program ends with the first fault, for a GPU that has failed stays failed.
+each answer, and what was wrong. The program ends with the first fault, for a GPU that has failed stays failed; and with
+the first answer that is not the job's `truth`, where it has one.
 """
 
 import json
@@ -80,7 +81,7 @@ def main() -> None:
         result["answers"].append({**answer, "accepted": counts.accepted, "siblings": counts.siblings})
         result["differences"] += done.ids != truth
         result["fault"] = gpu.fault or gpu.first_race
-        if result["fault"]:
+        if result["fault"] or list(done.ids) != job.get("truth", list(done.ids)):
             break
     result["changed"] = mutation.changed if mutation else 0
     result["instructions"] = gpu.instructions

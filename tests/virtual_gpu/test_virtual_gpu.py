@@ -5,18 +5,20 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
+from support import slow
 from virtual_gpu.answers import toy_model
 from virtual_gpu.build import build
 from virtual_gpu.campaign import FORMATS, LONG, MUTATION_SEEDS, OTHERS, ask
 from virtual_gpu.mutations import MUTATIONS
 
-QUICK = {"the wait behind a load of state", "no barrier before the record's number"}
+QUICK = "the wait behind a load of state"
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +36,14 @@ def right(result, answers):
     return result["answers"]
 
 
+@pytest.fixture(scope="module")
+def plain(gpu):
+    """plain(format, prompt): what the kernels say where nothing is wrong with them, worked out once."""
+    return cache(lambda format, prompt: right(gpu(sm=90, format=format, schedules=[], prompt=prompt), 1)[0]["ids"])
+
+
 def test_schedules_give_the_plain_answer(gpu):
-    answers = right(gpu(sm=90, format="bfloat16", schedules=["fixed", "overlap"], seeds=[0, 3]), 1 + 3 * 2)
+    answers = right(gpu(sm=90, format="bfloat16", schedules=["fixed", "overlap"]), 1 + 2)
     assert all(answer["accepted"] > 0 for answer in answers[1:])
 
 
@@ -46,6 +54,7 @@ def test_every_format_gives_the_plain_answer_in_every_schedule(gpu, sm, format):
     answers = right(result, 1 + 2 * len(OTHERS))
     assert result["launches"] == "captured"
     assert sum(answer["siblings"] for answer in answers) > 0
+    assert all(answer["accepted"] > 0 for answer in answers if answer["schedule"] in ("fixed", "overlap"))
     right(gpu(sm=sm, format=format, schedules=["turns", "overlap"], request="filtered"), 3)
     right(gpu(sm=sm, format=format, schedules=["fixed", "overlap"], feedback=True), 3)
     right(gpu(sm=sm, format=format, schedules=["fixed", "siblings"], prompt=LONG), 3)
@@ -61,18 +70,14 @@ def test_other_ways_to_launch_give_the_same_tokens(gpu):
         assert [answer["ids"] for answer in answers] == [answer["ids"] for answer in captured]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in MUTATIONS]
-)
-def test_a_mutation_is_caught(gpu, name):
-    mutation = MUTATIONS[name]
-    format = "bfloat16" if name in QUICK else "int8"
-    job = {"sm": 90, "format": format, "schedules": [mutation.schedule], "prompt": mutation.prompt}
+@pytest.mark.parametrize("name", [QUICK, *(slow(name) for name in MUTATIONS if name != QUICK)])
+def test_a_mutation_is_caught(gpu, plain, name):
+    mutation, format = MUTATIONS[name], "bfloat16" if name == QUICK else "int8"
+    truth = plain(format, mutation.prompt)
+    job = {"sm": 90, "format": format, "schedules": [mutation.schedule], "prompt": mutation.prompt, "truth": truth}
     result = gpu(**job, mutation=name, seeds=MUTATION_SEEDS)
     assert result["changed"], "there is nothing like this in the kernel"
-    if not result["fault"]:
-        plain = right(gpu(**{**job, "schedules": []}), 1)[0]["ids"]
-        assert any(answer["ids"] != plain for answer in result["answers"])
+    assert result["fault"] or any(answer["ids"] != truth for answer in result["answers"])
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from ppsd_rt.pipeline.schedule import parse_schedule
 PROMPT = "The quick brown fox jumps over the lazy dog, " * 4
 SCHEDULES = ["eesd", "ppsd", "elastic", "elastic:lookup=2", "eesd:length=3,lookup=1,siblings=0.0001"]
 SAMPLINGS = [
-    SamplingParams(max_tokens=80, ignore_eos=True),
-    SamplingParams(max_tokens=80, ignore_eos=True, temperature=0.9, seed=5),
+    SamplingParams(max_tokens=50, ignore_eos=True),
+    SamplingParams(max_tokens=50, ignore_eos=True, temperature=0.9, seed=5),
 ]
 
 
@@ -82,7 +82,7 @@ def test_greedy_ids_are_those_of_transformers(folder, peer):
     ids = engine.encode(PROMPT)
     with torch.no_grad():
         expected = peer.generate(
-            torch.tensor([ids]), do_sample=False, max_new_tokens=80, min_new_tokens=80, eos_token_id=None
+            torch.tensor([ids]), do_sample=False, max_new_tokens=50, min_new_tokens=50, eos_token_id=None
         )
     assert list(engine.generate(ids, SAMPLINGS[0], "plain").run().ids) == expected[0, len(ids) :].tolist()
 
@@ -121,7 +121,7 @@ def test_the_torch_reference_agrees(folder):
     ours, reference = load(folder), load(folder, backend="torch")
     ids = ours.encode(PROMPT)
     close(ours.backend.logits(ids, 60), reference.backend.logits(ids, 60), 1e-5)
-    params = SamplingParams(max_tokens=20, ignore_eos=True)
+    params = SamplingParams(max_tokens=10, ignore_eos=True)
     plain = reference.generate(ids, params, "plain").run().ids
     assert reference.generate(ids, params, "elastic").run().ids == plain
     assert ours.generate(ids, params, "eesd").run().ids == plain
@@ -130,7 +130,7 @@ def test_the_torch_reference_agrees(folder):
 def test_texts_side_by_side_are_what_they_are_alone(folder):
     """A row of each in a pass, at positions of their own: what samples the text that heads are trained on."""
     engine, reference = load(folder), load(folder, backend="torch")
-    texts = [engine.encode(PROMPT[start:]) for start in (0, 60)]
+    texts = [engine.encode(PROMPT[start:90]) for start in (0, 30)]
     alone = [engine.generate(text, SAMPLINGS[0], "plain").run().ids[0] for text in texts]
     samplers = NativeSampler(engine.backend, 2, 256, []), TorchSampler(reference.backend.model, 2, 256, seed=0)
     for sampler in samplers:
@@ -148,7 +148,7 @@ def test_a_head_with_layers_attends_as_the_last_layers_do(folder, family, tmp_pa
     head.save(tmp_path / "head.safetensors")
     for backend in ("cpu", "torch"):
         engine = load(folder, backend=backend, exit_head=tmp_path / "head.safetensors")
-        params = SamplingParams(max_tokens=20, ignore_eos=True)
+        params = SamplingParams(max_tokens=10, ignore_eos=True)
         completion = engine.generate(PROMPT, params, "eesd").run()
         assert completion.ids == engine.generate(PROMPT, params, "plain").run().ids
         assert completion.statistics.judged == completion.statistics.accepted > 0
@@ -188,11 +188,11 @@ def test_a_prompt_beyond_the_original_length(tmp_path):
             with torch.no_grad():
                 expected = peer(torch.tensor([ids])).logits[0].numpy()
                 said = peer.generate(
-                    torch.tensor([ids]), do_sample=False, max_new_tokens=40, min_new_tokens=40, eos_token_id=None
+                    torch.tensor([ids]), do_sample=False, max_new_tokens=20, min_new_tokens=20, eos_token_id=None
                 )
             for engine in engines:
                 for schedule in ("plain", "eesd", "elastic:lookup=2"):
-                    params = SamplingParams(max_tokens=40, ignore_eos=True)
+                    params = SamplingParams(max_tokens=20, ignore_eos=True)
                     if schedule != "plain" and engine.backend.name == "torch":
                         continue
                     answer = engine.generate(ids, params, schedule).run()

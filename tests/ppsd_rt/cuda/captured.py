@@ -119,9 +119,7 @@ def answer(engine, schedule, trace=False, params=PARAMS, prompt=PROMPT):
 def answers(folder):
     engine = engine_of(folder)
     result = {"plain": answer(engine, "plain")}
-    result["turns"] = answer(engine, "eesd:length=2,stop_rule=survival")
     result["fixed"] = answer(engine, "eesd:length=2,stop_rule=fixed")
-    result["copies"] = answer(engine, "recycle:lookup=1")
     result["elastic"] = answer(engine, "elastic:first_chunk=1,lookup=1", trace=True)
     table = StageCosts(0.1, 0.11, (1.0,) * 16)
     engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these
@@ -134,6 +132,7 @@ def siblings(folder):
     engine, prompt = engine_of(folder), [17, 17, 17]
     schedules = {"plain": "plain", "fixed": "eesd:length=2,stop_rule=fixed,siblings=0.0001"}
     schedules["turns"] = "eesd:length=2,stop_rule=survival=0.001,siblings=0.0001"
+    schedules["copies"] = "recycle:lookup=1"
     result = {name: answer(engine, schedule, prompt=prompt) for name, schedule in schedules.items()}
     table = StageCosts(0.1, 0.11, (1.0,) * 16)
     engine.backend._costs = Costs(table, None)

@@ -52,7 +52,6 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     assert len(plain["ids"]) == 5
     # The prompt's plain step is one launch, with events that tell its time; each of the four other tokens is another.
     assert (plain["graph launches"], plain["events"]) == (1 + 4, 3)
-    assert result["fixed"]["graph launches"] < result["turns"]["graph launches"]
     for name, answer in result.items():
         assert answer["ids"] == plain["ids"], name
         assert answer["launches"] == "captured"
@@ -68,13 +67,13 @@ def test_schedules_on_streams_give_the_plain_answer(folder, fake_driver):
     assert "overlap efficiency" in result["elastic"]["explained"]
 
 
-def test_siblings_are_rescued(folder, fake_driver):
+def test_siblings_are_rescued_and_copies_taken(folder, fake_driver):
     result, errors = run("siblings", folder, fake_driver)
     assert errors == ""
     for name, answer in result.items():
         assert answer["ids"] == result["plain"]["ids"], name
         assert answer["launches"] == "captured"
-        assert name in ("plain", "auto") or answer["rescued"] > 0, name
+        assert name in ("plain", "copies", "auto") or answer["rescued"] > 0, name
     assert result["plain"]["siblings"] == 0
     assert result["fixed"]["graph launches"] < result["turns"]["graph launches"]
 

@@ -106,7 +106,7 @@ def test_the_heads_own_drafts():
 
 
 @pytest.mark.parametrize(
-    ("kind", "exit_layer"), [slow("norm", 1), slow("two-layer", 1), ("feedback", 1), ("feedback", 0)]
+    ("kind", "exit_layer"), [slow("norm", 1), slow("two-layer", 1), ("feedback", 1), slow("feedback", 0)]
 )
 def test_drafts_are_the_references(kind, exit_layer):
     """Three draft tokens after two plain steps, each drawn by the torch head from the same text."""
@@ -169,8 +169,8 @@ def test_quantised_weights_are_exact_against_themselves(format):
     text = {}
     for ahead in (0, 3):
         stages = DeviceStages(weights, 64)
-        stages.begin(PROMPT, GREEDY, end=len(PROMPT) + 6, most=15, lookahead=15)
-        while stages.state[START].item() < len(PROMPT) + 5:
+        stages.begin(PROMPT[:7], GREEDY, end=11, most=15, lookahead=15)
+        while stages.state[START].item() < 10:
             for _ in range(ahead):
                 stages.draft_step()
             stages.plain_step()

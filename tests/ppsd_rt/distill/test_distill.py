@@ -391,6 +391,7 @@ def test_training_goes_on_from_a_head(job, tmp_path):
     assert second.acceptance[0][0] > before[0]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_off_ends_as_if_it_had_not_been(job, monkeypatch):
     monkeypatch.setattr(distillation, "CHECKPOINT_SECONDS", 0.0)
     whole = job("whole")

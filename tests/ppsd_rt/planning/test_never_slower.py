@@ -8,6 +8,7 @@ from statistics import mean
 
 import pytest
 from planner_support import DRAFT, ONE, ROW, World, best_fixed, costs, planner
+from support import slow
 
 from ppsd_rt import _native
 from ppsd_rt._native import Costs, StageCosts
@@ -31,7 +32,7 @@ def speeds(world: World, lengths: tuple[int, ...]) -> dict[int, float]:
     return found
 
 
-@pytest.mark.parametrize("draft", [*DRAFTS, 1e-3])
+@pytest.mark.parametrize("draft", [*map(slow, DRAFTS[:2]), DRAFTS[2], 1e-3])
 def test_no_answer_is_slower_than_plain_from_16_tokens_on(draft):
     """Not on average: none. Also where a draft costs more than a whole answer of 16 tokens may lose."""
     c = costs(draft)
@@ -51,7 +52,7 @@ def test_the_shortest_answers_lose_little():
             assert speeds(World(planner(c, 0.9), c, acceptance, 0, EXACT), (8,))[8] >= 0.96
 
 
-@pytest.mark.parametrize("draft", DRAFTS)
+@pytest.mark.parametrize("draft", [slow(DRAFTS[0]), DRAFTS[1], slow(DRAFTS[2])])
 @pytest.mark.parametrize("acceptance", HEADS)
 def test_near_the_best_fixed_length_from_128_tokens_on(acceptance, draft):
     """Rounds that take 4 % more or less, as real ones do. Files are believed as far as verdicts bear them out."""
@@ -172,7 +173,7 @@ def times(simulation: Simulation) -> list[float]:
 
 
 @pytest.mark.parametrize("acceptance", HEADS)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [2, slow(4), 8])
 def test_over_ranks_near_the_best_fixed_schedule_and_never_slower_than_plain(ranks, acceptance):
     costs, seeds = even_ranks(ranks), range(4)
     best = max(FIXED, key=lambda schedule: simulate(schedule, costs, acceptance, 2000).tokens_per_second)

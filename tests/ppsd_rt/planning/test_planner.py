@@ -329,8 +329,9 @@ def test_a_cache_that_cannot_be_written_only_costs_time(folder, tmp_path, monkey
     assert len(load(folder).generate("hello", FREE, "auto").run().ids) == 200
 
 
-def test_sampled_answers_are_learned_from_apart(folder, cache):
+def test_sampled_answers_are_learned_from_apart(folder):
     engine = load(folder)
+    engine.backend.believe(costs())  # by measured ones overlap may pay at first and not later: that is another planner
     planned = []
     for params in (FREE, replace(FREE, temperature=1.0), FREE, replace(FREE, temperature=0.5)):
         engine.generate("hello", params, "auto").run()

@@ -56,7 +56,7 @@ def test_ppsd_needs_drafts_enough_to_fill_the_pipeline():
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.6, 1.0])
-@pytest.mark.parametrize("length", range(1, MAX_CHUNK + 1))
+@pytest.mark.parametrize("length", [1, 2, 5, MAX_CHUNK])
 def test_draft_then_verify(length, acceptance):
     """(1 - alpha^(K+1)) / (1 - alpha) tokens per K t_draft + t_verify(K + 1).
 

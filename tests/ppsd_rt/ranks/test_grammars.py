@@ -222,7 +222,7 @@ def test_the_command_over_two_ranks(folder, backend):
     command += ["--grammar", "regex=([a-f]{2,5} ){3,12}[xyz]+!", "--temperature", "1.1", "--seed", "5", PROMPT]
     ranks = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     texts = []
-    for launcher, schedule in (([], "plain"), (ranks, "elastic"), (ranks, "auto")):
+    for launcher, schedule in (([], "plain"), (ranks, "elastic"), (ranks, "auto"))[: 3 if backend == "cpu" else 2]:
         run = [sys.executable, *launcher, *command, "--schedule", schedule]
         done = subprocess.run(run, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from ppsd_rt.pipeline.stop_rules import Survival
 from ppsd_rt.reference import auto
 from ppsd_rt.reference.stage import DraftStage, VerifyStage
 
-FREE = SamplingParams(max_tokens=120, ignore_eos=True)
+FREE = SamplingParams(max_tokens=60, ignore_eos=True)
 TABLE = tuple(1.0 + 0.01 * rows for rows in range(MAX_ROWS))
 
 
@@ -43,7 +43,7 @@ def test_auto_gives_the_plain_answer(engine, params, draft):
     measured = engine.backend._planners.used.measured()
     assert measured["plain"].rounds > 0
     assert (measured["turns"].rounds > 0) == (draft < 1)
-    assert sum(kind.tokens for kind in measured.values()) <= 2 * 120
+    assert sum(kind.tokens for kind in measured.values()) <= 2 * 60
     assert "acceptance" in engine.backend.explain()
 
 

@@ -36,7 +36,7 @@ samplings = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     schedule=schedules,
     params=samplings,
@@ -201,11 +201,11 @@ def coin(alpha, seed):
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.8, 1.0])
-@pytest.mark.parametrize("stages", [2, 4, slow(8)])
+@pytest.mark.parametrize("stages", [slow(2), 4, slow(8)])
 def test_published_ppsd_takes_the_ticks_of_its_formula(alpha, stages):
     """alpha + (1 - alpha) n ticks per token, against n for plain pipelined decoding (docs: PPSD, speed-up)."""
     schedule = Schedule(0, 1, MAX_CHUNK, True)
-    end = 3 + (200 if alpha == 1 else 3000)
+    end = 3 + (200 if alpha in (0, 1) else 3000)
     pipeline, _ = run(schedule, known_truth, coin(alpha, 1), ticks=Ticks(stages=stages - 1), limits=Limits(end))
     expected = alpha + (1 - alpha) * stages
     assert pipeline.tick / (end - 4) == pytest.approx(expected, rel=0.05)

@@ -48,7 +48,7 @@ def test_one_row_at_a_time_equals_all_at_once(dtype, threads):
 
 
 @pytest.mark.parametrize("dtype", MODELS)
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cuts=st.sets(st.integers(1, LENGTH - 1), max_size=12))
 def test_any_cutting_gives_the_same_bits(dtype, cuts):
     for a, b in zip(passes(MODELS[dtype], []), passes(MODELS[dtype], sorted(cuts)), strict=True):
@@ -58,8 +58,9 @@ def test_any_cutting_gives_the_same_bits(dtype, cuts):
 @pytest.mark.parametrize("dtype", [torch.float32, slow(torch.bfloat16)])
 def test_the_shapes_of_the_default_model(dtype):
     model = WIDE.to(dtype)
+    whole = passes(model, [])
     for cuts in ([3, 4, 9, 17, 33, 34], range(1, LENGTH)):
-        for a, b in zip(passes(model, []), passes(model, cuts), strict=True):
+        for a, b in zip(whole, passes(model, cuts), strict=True):
             assert torch.equal(a, b)
 
 
