@@ -3,8 +3,8 @@
     python benchmarks/sleeping_loop.py --stages 4,8 --clients 1,2,4,8,16 > benchmarks/results/...-sleeping-loop.json
 
 The default model is cut into slices, one to a process, and every slice is busy as long as the stage of a model would be
-whose plain token takes `--token-ms` (csrc/pipeline/dwell.h). The slices compute too, so answers are real ones and each is
-compared with one process's; they need little of a core. What is measured is the loop (csrc/serving/loop.h):
+whose plain token takes `--token-ms` (csrc/pipeline/dwell.h). The slices compute too, so answers are real ones, and each
+is compared with one process's; they need little of a core. What is measured is the loop (csrc/serving/loop.h):
 `in turn` has the same ranks decode one answer after the other.
 """
 
