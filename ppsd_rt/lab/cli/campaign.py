@@ -105,7 +105,7 @@ def _material(args: argparse.Namespace, engine: Engine, own: bool) -> Material:
         head=args.exit_head,
         exit_layer=engine.head.exit_layer if engine.head else None,
         engine=own,
-        most_at_once=MOST_ANSWERS if own else 1,
+        most_at_once=min(MOST_ANSWERS, backend.concurrency),
         row_bytes=4 * (config.kv_values + config.hidden_size + 2 * config.head_dim),
         copies=backend.copies,
         siblings=backend.siblings,
