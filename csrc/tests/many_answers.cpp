@@ -1,9 +1,12 @@
 #include "many_answers.h"
 
 #include <atomic>
+#include <condition_variable>
 #include <deque>
 #include <memory>
+#include <mutex>
 
+#include "../cpu/pass_stage.h"
 #include "../cpu/session.h"
 #include "../serving/thread.h"
 #include "check.h"
@@ -38,7 +41,8 @@ Request random_request(Random& random, const std::vector<int>& head, int vocabul
 }
 
 // Reads an answer to its end, to where it is cancelled, or to where nobody wants it any more. How many tokens.
-int64_t consume(Loop* loop, Request request, const std::vector<int>& plain, uint64_t seed, const std::string& where) {
+// grammar: its number, over ranks.
+int64_t consume(Loop* loop, Request request, int grammar, const std::vector<int>& plain, uint64_t seed, const std::string& where) {
   Random random(seed);
   request.schedule = random_schedule(random);
   request.report_drafts = chance(random, 30);
@@ -49,7 +53,7 @@ int64_t consume(Loop* loop, Request request, const std::vector<int>& plain, uint
   std::vector<int> known(plain.begin(), plain.begin() + long(request.prompt.size()) + committed);
   request.prompt = known;
   const int64_t before = int64_t(known.size());
-  const auto out = loop->add(std::move(request), automatic, committed);
+  const auto out = loop->add(std::move(request), automatic, committed, 0.0, grammar);
   const int patience = chance(random, 25) ? between(random, 0, 20) : -1;
   Event event;
   double seconds = 0.0;
@@ -65,6 +69,74 @@ int64_t consume(Loop* loop, Request request, const std::vector<int>& plain, uint
   else out->cancel();
   return int64_t(known.size()) - before;
 }
+
+// The late layers on a rank of its own, and both ranks in threads: what goes from one to the other is words.
+class TwoRanks {
+ public:
+  TwoRanks(const std::shared_ptr<const CpuModel>& model, int threads, int blocks, LoopLimits limits, PassStage::Masks masks)
+      : model_(*model),
+        loop_(model, std::make_unique<Team>(threads, std::vector<int>()), {2, blocks}, limits),
+        team_(1, {}),
+        layers_(*model->kernels, model->shape, model->format, model->kv,
+                pointers(model->layers, model->exit_layer, model->shape.num_layers), 1),
+        head_(*model->kernels, model->shape, model->head, whole_, 1),
+        stage_(*model, &layers_, &head_, &team_, blocks),
+        rope_(make_rope(model->rotary, kContext)) {
+    stage_.use(std::move(masks));
+    ranks_.emplace_back([this] { lead(); });
+    ranks_.emplace_back([this] { verify(); });
+  }
+  ~TwoRanks() {
+    stop_.store(true);
+    arrived_.notify_all();
+    ranks_.clear();
+  }
+  Loop& loop() { return loop_; }
+
+ private:
+  void lead() {
+    std::vector<int32_t> out(most_pass_words(model_.shape.hidden_size));
+    while (!stop_.load()) {
+      const size_t words = loop_.work(out.data(), 5);
+      if (words == 0) continue;
+      const std::lock_guard<std::mutex> lock(mutex_);
+      passes_.emplace_back(out.begin(), out.begin() + ptrdiff_t(words));
+      arrived_.notify_one();
+    }
+  }
+  void verify() {
+    std::vector<int32_t> out(most_pass_words(model_.shape.hidden_size));
+    for (;;) {
+      std::vector<int32_t> message;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        arrived_.wait_for(lock, std::chrono::milliseconds(5), [this] { return !passes_.empty(); });
+        if (stop_.load()) return;
+        if (passes_.empty()) continue;
+        message = std::move(passes_.front());
+        passes_.pop_front();
+      }
+      Pass pass = read_pass(message.data(), message.size(), model_.shape.hidden_size);
+      PassVerdict verdict;
+      stage_.run(&pass, [this](int) { return rope_.data(); }, &verdict);
+      loop_.chain().land(out.data(), write_verdict(verdict, out.data()));
+    }
+  }
+
+  const CpuModel& model_;
+  const std::vector<int> whole_;
+  Loop loop_;
+  Team team_;
+  LayerStack layers_;
+  Head head_;
+  PassStage stage_;
+  const std::vector<float> rope_;
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::deque<std::vector<int32_t>> passes_;
+  std::atomic<bool> stop_{false};
+  std::deque<Helper> ranks_;
+};
 
 }  // namespace
 
@@ -90,16 +162,24 @@ Played many_answers(const Enough& enough, uint64_t seed) {
       plain.push_back(alone(&engine, requests.back()));
     }
     const int threads = between(random, 1, 2), blocks = between(random, kContext / kSpan, 12);
-    const size_t block_bytes = Passes(model, 1).block_bytes();
-    LoopThread thread(std::make_unique<Loop>(model, threads, block_bytes * size_t(blocks),
-                                             LoopLimits{between(random, 1, 8), between(random, 1, 16)}));
-    if (chance(random, 50)) thread.import_prefix(engine);
+    const LoopLimits limits{between(random, 1, 8), between(random, 1, 16)};
+    std::unique_ptr<LoopThread> here;
+    std::unique_ptr<TwoRanks> ranks;
+    if (chance(random, 50)) {
+      const auto masks = [&](int grammar) { return requests[size_t(grammar - 1)].sampling.mask; };
+      ranks = std::make_unique<TwoRanks>(model, threads, blocks, limits, masks);
+    } else {
+      const size_t block_bytes = Passes(model, make_shared_team(1)).block_bytes();
+      here = std::make_unique<LoopThread>(std::make_unique<Loop>(model, threads, block_bytes * size_t(blocks), limits));
+      if (chance(random, 50)) here->import_prefix(engine);
+    }
+    Loop* loop = here ? &here->loop() : &ranks->loop();
     std::deque<Helper> consumers;
     std::atomic<int64_t> tokens{0};
     for (int consumer = 0; consumer < kConsumers; ++consumer)
       consumers.emplace_back([&, consumer, first = random()] {
         for (int i = consumer; i < kRequests; i += kConsumers)
-          tokens += consume(&thread.loop(), requests[i], plain[i], first + uint64_t(i), where);
+          tokens += consume(loop, requests[i], requests[i].sampling.mask ? i + 1 : 0, plain[i], first + uint64_t(i), where);
       });
     consumers.clear();
     played.answers += kRequests;
