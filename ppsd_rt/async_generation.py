@@ -139,8 +139,9 @@ class _Pump:
 
     def more(self) -> Iterator[Committed | Drafted]:
         """Those that are there."""
-        while self._items and isinstance(self._items[0], Committed | Drafted):
-            yield self._items.popleft()
+        while self._items and isinstance(item := self._items[0], Committed | Drafted):
+            self._items.popleft()
+            yield item
 
     async def end(self) -> None:
         await self._until(lambda: bool(self._items) and self._items[-1] is None)
