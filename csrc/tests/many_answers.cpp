@@ -92,7 +92,7 @@ Played many_answers(const Enough& enough, uint64_t seed) {
     const int threads = between(random, 1, 2), blocks = between(random, kContext / kSpan, 12);
     const size_t block_bytes = Passes(model, 1).block_bytes();
     LoopThread thread(std::make_unique<Loop>(model, threads, block_bytes * size_t(blocks),
-                                             LoopLimits{between(random, 1, 8), between(random, 1, 16)}));
+                                             LoopLimits{between(random, 1, 8), between(random, 1, 16), {}}));
     if (chance(random, 50)) thread.import_prefix(engine);
     std::deque<Helper> consumers;
     std::atomic<int64_t> tokens{0};
