@@ -1,7 +1,7 @@
 """Costs of pipelines that are not at hand."""
 
 from ppsd_rt._native import StageCosts
-from ppsd_rt.planning.stage_costs import costs_of_stages, growth
+from ppsd_rt.lab.stage_costs import costs_of_stages, growth
 
 
 def equal_costs(stages: int, token_ms: float, head_ms: float, row_share: float, link_ms: float) -> StageCosts:

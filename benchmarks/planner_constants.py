@@ -27,8 +27,8 @@ from statistics import mean, stdev
 
 from ppsd_rt import _native
 from ppsd_rt._native import Costs, StageCosts, Tuning
+from ppsd_rt.lab.simulate import pipeline_costs, simulate, table
 from ppsd_rt.pipeline.schedule import named
-from ppsd_rt.planning.simulate import pipeline_costs, simulate, table
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))  # which holds a folder ppsd_rt too
 

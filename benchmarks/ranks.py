@@ -30,12 +30,12 @@ from ppsd_rt._native import StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
 from ppsd_rt.cli.info import machine
 from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadInfo, save_head
 from ppsd_rt.models.resolve import resolve_model
 from ppsd_rt.pipeline.schedule import Schedule, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
-from ppsd_rt.planning.simulate import simulate
 from ppsd_rt.ranks.world import find_world
 
 PROMPT = "Why is the sky blue?"

@@ -33,9 +33,9 @@ from ppsd_rt.front.backend import FrontBackend
 from ppsd_rt.front.engines import Engines
 from ppsd_rt.front.work import work as work_for_front
 from ppsd_rt.lab.cluster import Replica, Shape, accepted, poisson, run
+from ppsd_rt.lab.stage_costs import costs_of_stages, growth
 from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import PLAIN, Schedule, parse_schedule
-from ppsd_rt.planning.stage_costs import costs_of_stages, growth
 from ppsd_rt.ranks.world import find_world
 from ppsd_rt.sampling.params import SamplingParams
 from ppsd_rt.serve.run import listen

@@ -25,11 +25,11 @@ from ppsd_rt._native import StageCosts
 from ppsd_rt.backend import Cancellation, Oracle, RunOptions
 from ppsd_rt.cli.info import machine
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import Schedule, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
-from ppsd_rt.planning.simulate import simulate
 from ppsd_rt.ranks.python_stages import Cancelled, PythonDrafter, PythonStation, Rows
 from ppsd_rt.ranks.world import World, find_world
 from ppsd_rt.sampling.params import SamplingParams

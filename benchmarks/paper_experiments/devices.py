@@ -12,9 +12,9 @@ from typing import Any
 from made_up_costs import equal_costs, one_machine
 
 from ppsd_rt._native import Costs, Planner, StageCosts
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.lab.utilisation import utilisation
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.planning.simulate import simulate
 
 from .experiment import Claim, Experiment, Found, Parts, markdown
 from .ticks import CELLS

@@ -14,8 +14,8 @@ from made_up_costs import equal_costs
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.planning.simulate import simulate
 
 from .experiment import Claim, Experiment, Found, Parts, markdown
 from .given import given

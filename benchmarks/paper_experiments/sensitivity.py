@@ -12,8 +12,8 @@ from made_up_costs import equal_costs
 
 from ppsd_rt import SamplingParams
 from ppsd_rt._native import Costs, Planner
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.planning.simulate import simulate
 
 from .experiment import Claim, Experiment, Found, Parts, markdown
 from .recorded import engine

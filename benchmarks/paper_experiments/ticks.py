@@ -8,8 +8,8 @@ on one GPU, PPSD on n + 1. Their theoretical speed-up knows acceptance and head,
 from typing import Any
 
 from ppsd_rt.lab.bench.plot import Chart, Line, Panel
+from ppsd_rt.lab.simulate import pipeline_costs, simulate, table
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.planning.simulate import pipeline_costs, simulate, table
 
 from .experiment import Claim, Experiment, Found, Parts, markdown
 

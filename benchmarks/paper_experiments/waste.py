@@ -5,9 +5,9 @@ from typing import Any
 from made_up_costs import equal_costs
 
 from ppsd_rt.lab.bench.plot import Chart, Line, Panel
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.lab.utilisation import utilisation
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.planning.simulate import simulate
 
 from .experiment import Claim, Experiment, Found, Parts, markdown
 

@@ -5,7 +5,9 @@
 namespace ppsd {
 
 bool EventQueue::wait(std::unique_lock<std::mutex>* lock, int milliseconds) {
-  return changed_.wait_for(*lock, std::chrono::milliseconds(milliseconds), [this] { return !events_.empty() || over_; });
+  const auto there = [this] { return !events_.empty() || over_; };
+  if (milliseconds == 0) return there();   // which an event loop asks of every answer, and a wait would enter the kernel for
+  return changed_.wait_for(*lock, std::chrono::milliseconds(milliseconds), there);
 }
 
 bool EventQueue::ready(int milliseconds) {

@@ -162,7 +162,7 @@ Played many_answers(const Enough& enough, uint64_t seed) {
       plain.push_back(alone(&engine, requests.back()));
     }
     const int threads = between(random, 1, 2), blocks = between(random, kContext / kSpan, 12);
-    const LoopLimits limits{between(random, 1, 8), between(random, 1, 16)};
+    const LoopLimits limits{between(random, 1, 8), between(random, 1, 16), {}};
     std::unique_ptr<LoopThread> here;
     std::unique_ptr<TwoRanks> ranks;
     if (chance(random, 50)) {

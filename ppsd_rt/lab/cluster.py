@@ -5,7 +5,7 @@
 
 A replica is a pipeline of stages, each a worker of its own; of one stage it is a process. Its answers take part in the
 same passes. A stage that is free takes what waits for it; over several stages at most its share of the answers, so that
-the others have work too. What is assumed beside planning/simulate.py:
+the others have work too. What is assumed beside simulate.py:
 
 - a pass over n rows takes `1 + row_share * (n - 1)` times as long as one over one row, whatever they are;
 - K drafts are drawn in turns, before each pass, for all answers together;
@@ -24,8 +24,8 @@ from hashlib import blake2b
 from random import Random
 
 from ..pipeline.schedule import Schedule
-from ..planning.simulate import simulate
-from ..planning.stage_costs import costs_of_stages, growth
+from .simulate import simulate
+from .stage_costs import costs_of_stages, growth
 
 PASS_ROWS = 64  # of a prompt in one pass
 

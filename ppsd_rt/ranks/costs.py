@@ -7,8 +7,8 @@ from time import perf_counter
 import numpy as np
 
 from .._native import Costs, StageCosts
-from ..planning.simulate import Table
 
+Table = tuple[float, ...]  # seconds by rows
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)  # those between are interpolated
 CONTEXT = StageCosts.CONTEXT  # rows before those that are timed
 SECONDS = 0.3  # for each rank

@@ -10,9 +10,9 @@ from support import write_model
 
 from ppsd_rt import Engine
 from ppsd_rt.cli.prompts import NamedPrompt
+from ppsd_rt.lab.simulate import equal_stages, simulate
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, parse_schedule
 from ppsd_rt.planning.closed_forms import draft_then_verify
-from ppsd_rt.planning.simulate import equal_stages, simulate
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

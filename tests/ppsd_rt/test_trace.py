@@ -10,8 +10,8 @@ from ppsd_rt import Engine, SamplingParams, UsageError
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.cli import main as cli
 from ppsd_rt.generation import Committed
+from ppsd_rt.lab.simulate import pipeline_costs, simulate, table
 from ppsd_rt.pipeline.schedule import Schedule, named
-from ppsd_rt.planning.simulate import pipeline_costs, simulate, table
 from ppsd_rt.trace import MARKS, TraceFile, occupancy, trace_events
 
 PARAMS = SamplingParams(max_tokens=30, ignore_eos=True, temperature=0.7, seed=3)

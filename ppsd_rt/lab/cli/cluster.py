@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import UsageError
-from ...planning.stage_costs import ModelCosts
 from ..bench.report import Column, Report
 from ..cluster import Cluster, Replica, Shape, combinations, poisson, quantile, run, users
+from ..stage_costs import ModelCosts
 from .bench import interrupted, print_report, result_file, run_facts
 
 _EARLY = 0.1  # of the layers, where nothing says how many come before the exit head

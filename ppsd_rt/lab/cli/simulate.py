@@ -13,13 +13,13 @@ from ...cli.notes import note
 from ...errors import PpsdError, UsageError
 from ...pipeline.schedule import Auto, Schedule, parse_schedule
 from ...planning.closed_forms import closed_form
-from ...planning.simulate import Simulation, simulate
 from ...planning.split import LayerCosts
-from ...planning.stage_costs import ModelCosts, costs_of_stages, growth, measured
 from ...trace import TraceFile
 from ..bench.plot import Chart, Line, Panel, PlotFile
 from ..bench.report import Column, Report
 from ..bench.timeline import LEGEND, column_seconds, draw
+from ..simulate import Simulation, simulate
+from ..stage_costs import ModelCosts, costs_of_stages, growth, measured
 from ..utilisation import utilisation
 from .bench import interrupted, print_report, result_file, run_facts
 from .cluster import run_cluster

@@ -319,3 +319,29 @@ def test_thousands(folder, dtype, loops):
         requests = random_requests(generator, 100, heads(generator), 400, lengths=(1, 3, 20, 60, 150, 200))
         play(loop, engine, requests)
         check(engine, requests)
+
+
+def test_kept_hidden_states_go_with_shared_blocks(engine):
+    """After layers 0, 2 and 4, of all rows: also of shared ones, of those computed again, and of a cancelled text."""
+
+    def loop(blocks):
+        size = (1 << 24) // (_native.Loop(engine.backend._base, 1, 1 << 24, 3, 16, True, [0, 2, 4]).capacity // 64)
+        return _native.Loop(engine.backend._base, 1, size * blocks, 3, 16, True, [0, 2, 4])
+
+    def states(loop, *requests):
+        play(loop, engine, requests)
+        return [request.answer.kept().reshape(-1, 3, engine.config.hidden_size) for request in requests]
+
+    prompt, params = list(range(5, 150)), SamplingParams(max_tokens=120, ignore_eos=True)
+    (expected,) = states(loop(40), Request(prompt, params))
+    assert len(expected) == len(prompt) + 119 and expected.any(axis=(1, 2)).all()
+    large, small = loop(40), loop(6)
+    late = Request(prompt, params, arrives=40), Request(prompt, params, arrives=50, leaves=20)
+    whole, shared, cancelled = states(large, Request(prompt, params), *late)
+    assert large.counts["shared_rows"] >= 2 * 128
+    assert len(cancelled) >= len(prompt) + 19 and (cancelled == expected[: len(cancelled)]).all()
+    _, again = states(small, Request(prompt[::-1], params), Request(prompt, params))  # the younger one gives way
+    assert small.counts["preempted"] > 0
+    assert (whole == expected).all() and (shared == expected).all() and (again == expected).all()
+    with pytest.raises(RuntimeError, match="without an exit head"):
+        _native.Loop(engine.backend._model, 1, 1 << 24, 3, 16, True, [2])

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import slow
 
+from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, speedup, table
 from ppsd_rt.lab.utilisation import StageUse, utilisation
 from ppsd_rt.pipeline.schedule import PLAIN, Schedule, named, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
-from ppsd_rt.planning.simulate import equal_stages, pipeline_costs, simulate, speedup, table
 
 PPSD = named("ppsd")
 

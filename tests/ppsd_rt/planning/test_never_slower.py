@@ -12,8 +12,8 @@ from support import slow
 
 from ppsd_rt import _native
 from ppsd_rt._native import Costs, StageCosts
+from ppsd_rt.lab.simulate import Simulation, pipeline_costs, simulate, table
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.planning.simulate import Simulation, pipeline_costs, simulate, table
 
 FILES = (0.0, 0.4, 0.9)  # acceptance that the head's file claims
 HEADS = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9)  # acceptance that it has

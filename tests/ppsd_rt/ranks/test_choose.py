@@ -5,8 +5,8 @@ from planner_support import World
 
 from ppsd_rt import _native
 from ppsd_rt._native import Costs
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import MAX_ROWS, parse_schedule
-from ppsd_rt.planning.simulate import simulate
 from ppsd_rt.ranks.costs import displacer, rank_costs, side_by_side, time_drafts, time_passes
 from ppsd_rt.ranks.slices import layers_of
 

@@ -14,9 +14,9 @@ from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.cli import main as cli
 from ppsd_rt.lab.bench.timeline import column_seconds, draw
 from ppsd_rt.lab.cli import simulate as simulate_command
+from ppsd_rt.lab.stage_costs import measured
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import MAX_ROWS
-from ppsd_rt.planning.stage_costs import measured
 
 
 def texts_of(path):

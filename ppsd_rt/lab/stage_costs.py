@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from .._native import Costs, StageCosts
 from ..errors import UsageError
 from ..pipeline.schedule import MAX_ROWS
+from ..planning.split import LayerCosts, Split, best_split, given_split
 from .simulate import Table, pipeline_costs
-from .split import LayerCosts, Split, best_split, given_split
 
 
 def growth(share: float) -> Table:

@@ -12,9 +12,9 @@ from toys import schedules
 from ppsd_rt import _native
 from ppsd_rt._native import testing
 from ppsd_rt.errors import UsageError
+from ppsd_rt.lab.simulate import equal_stages, pipeline_costs, simulate, speedup, table
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, MAX_ROWS, PLAIN, Schedule, named, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
-from ppsd_rt.planning.simulate import equal_stages, pipeline_costs, simulate, speedup, table
 
 PPSD = named("ppsd")
 
