@@ -777,6 +777,7 @@ class testing:
         most: int,
         margin: float = ...,
         reading: int = ...,
+        sharers: int = ...,
     ) -> tuple[list[int], float, float, float, bool]: ...
     @staticmethod
     def let_threads_start(count: int) -> None:

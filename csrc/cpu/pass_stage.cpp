@@ -12,13 +12,11 @@ namespace ppsd {
 PassStage::PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks)
     : model_(model), layers_(layers), head_(head), team_(team), blocks_(size_t(std::max(blocks, 0))) {}
 
-// Memory for it comes with its first use.
 uint8_t* PassStage::block(int number) {
-  if (number < 0 || size_t(number) >= blocks_.size())
-    throw std::runtime_error("a pass names block " + std::to_string(number) + "; this stage has " + std::to_string(blocks_.size()));
-  Memory& memory = blocks_[size_t(number)];
-  if (memory.bytes() == 0 && layers_->end() > 0) memory = Memory(layers_->end());
-  return memory.as<>();
+  if (number < 0 || size_t(number) >= blocks_)
+    throw std::runtime_error("a pass names block " + std::to_string(number) + "; this stage has " + std::to_string(blocks_));
+  if (memory_.bytes() == 0) memory_ = Memory(blocks_ * layers_->end());
+  return memory_.as<>() + size_t(number) * layers_->end();
 }
 
 void PassStage::change(const Pass& pass) {
@@ -28,7 +26,7 @@ void PassStage::change(const Pass& pass) {
   for (const auto& [number, words] : pass.opened) {
     if (words.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");
     Settings settings = settings_of(words);
-    if (settings.end < 0 || size_t(settings.end) > blocks_.size() * kSpan)
+    if (settings.end < 0 || size_t(settings.end) > blocks_ * kSpan)
       throw std::runtime_error("an answer is longer than there are blocks for it");
     Answer& opened = answers_[number] = {settings.end, settings.sampling.logprobs >= 0, nullptr};
     longest_ = std::max(longest_, settings.end);

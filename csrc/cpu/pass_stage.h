@@ -43,7 +43,8 @@ class PassStage {
   LayerStack* const layers_;
   Head* const head_;
   Team* const team_;
-  std::vector<Memory> blocks_;
+  const size_t blocks_;
+  Memory memory_;   // of all blocks; comes with the first pass
   std::map<int, Answer> answers_;
   int longest_ = 0;
   Masks masks_;

@@ -229,6 +229,7 @@ bool Loop::step() {
     prompts.push_back({answer, answer->rows, rows, true, {}, {}});
     prompt_rows -= rows;
   }
+  if (writing.empty() && prompts.empty() && !flights_.empty()) return false;   // until something lands
   play(writing, prompts);
   sweep(&running_);
   notify_consumers();
@@ -361,6 +362,7 @@ Loop::Answer* Loop::victim(const Answer& other) {
 bool Loop::make_room(Answer& answer, int rows) {
   while (!answer.table.reserve(rows)) {
     Answer* other = victim(answer);
+    if (other == nullptr && !flights_.empty()) return false;   // what is under way may end, or give way
     put_back(other ? *other : answer);
     if (other == nullptr) return false;
   }

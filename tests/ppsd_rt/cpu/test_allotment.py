@@ -38,6 +38,14 @@ def rate(seen, acceptance, drafts, others=0):
     return tokens / (early[own] + sum(steps) + late[rows] + choose[rows])
 
 
+@pytest.mark.parametrize(("passes", "drafts"), [(1, True), (2, True), (3, False), (4, False)])
+def test_over_ranks_rank_0_drafts_while_it_would_wait(passes, drafts):
+    """Four equal stages: with two passes under way rank 0 waits half of the time, with four it never does."""
+    times_of_four = times(row=0.02, whole=10.0, share=0.25)
+    given = testing.allot(times_of_four, 0.2, [0.6], 0, 0, 32, 15, 1.1, 0, passes)[0]
+    assert (given[0] > 0) == drafts
+
+
 def test_long_drafts_alone_and_none_where_rows_are_dear():
     cheap, dear = times(row=0.1), times(row=10.0, whole=0.0)
     alone, *_ = allot(cheap, [0.9])
