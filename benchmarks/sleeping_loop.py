@@ -129,24 +129,28 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
+def run(args: argparse.Namespace, stages: int) -> list[dict[str, Any]]:
+    """First one answer after the other, on the same ranks; then as many at once as there are clients."""
+    rows = []
+    for in_turn in (True, False):
+        task = {name: value for name, value in vars(args).items() if name not in ("worker", "stages")}
+        task |= {"in_turn": in_turn}
+        if in_turn:
+            task |= {"clients": [2], "schedules": ["plain"]}
+        output = launch(__file__, stages, ["--worker", json.dumps(task)])
+        line = next(line for line in output.splitlines() if line.startswith(MEASURED))
+        for row in json.loads(line.removeprefix(MEASURED)):
+            rows.append({"stages": stages, "in_turn": in_turn, **row})
+            rows[-1]["over_in_turn"] = row["tokens_per_second"] / rows[0]["tokens_per_second"]
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    return rows
+
+
 def main() -> int:
     args = parser().parse_args()
     if args.worker:
         work(args.worker)
-    runs = []
-    for stages in args.stages:
-        for in_turn in (True, False):
-            task = {name: value for name, value in vars(args).items() if name not in ("worker", "stages")}
-            task |= {"in_turn": in_turn}
-            if in_turn:
-                task |= {"clients": [2], "schedules": ["plain"]}
-            output = launch(__file__, stages, ["--worker", json.dumps(task)])
-            line = next(line for line in output.splitlines() if line.startswith(MEASURED))
-            for row in json.loads(line.removeprefix(MEASURED)):
-                runs.append({"stages": stages, "in_turn": in_turn, **row})
-                base = next(r["tokens_per_second"] for r in runs if r["stages"] == stages and r["in_turn"])
-                runs[-1]["over_in_turn"] = row["tokens_per_second"] / base
-                print(json.dumps(runs[-1]), file=sys.stderr, flush=True)
+    runs = [row for stages in args.stages for row in run(args, stages)]
     options = {name: value for name, value in vars(args).items() if name != "worker"}
     print(json.dumps({"measurement": "sleeping-loop", "machine": machine(), "options": options, "runs": runs}))
     return 0

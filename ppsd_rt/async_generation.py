@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Self
 from weakref import WeakKeyDictionary
 
-from ._native import News
 from .forks import hears_of_forks
 from .generation import Committed, Completion, Generation, Token
 from .pipeline.rounds import Drafted
@@ -121,7 +120,7 @@ class _Pump:
     def __init__(self, generation: Generation) -> None:
         self._generation, self._events = generation, generation.events()
         self._loop = asyncio.get_running_loop()
-        self._drain = _drains.get(self._loop) or _Drain(self._loop)
+        self._drain: _Drain | None = None  # once the event loop looks for the events by itself
         self._items: deque[Committed | Drafted | BaseException | None] = deque()  # None: the end, which stays
         self._news = asyncio.Event()
         self._told = False  # the event loop will look at the items
@@ -147,7 +146,8 @@ class _Pump:
         await self._until(lambda: bool(self._items) and self._items[-1] is None)
 
     def forget(self) -> None:
-        self._drain.pumps.discard(self)
+        if self._drain:
+            self._drain.pumps.discard(self)
 
     async def _until(self, true: Callable[[], bool]) -> None:
         while not true():
@@ -183,6 +183,7 @@ class _Pump:
         self._news.set()
 
     def _listen(self) -> None:
+        self._drain = _drains.get(self._loop) or _Drain(self._loop)
         self._drain.pumps.add(self)
         if source := self._generation.source:
             source.hear(self._drain.news)
@@ -213,6 +214,8 @@ class _Drain:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        from ._native import News  # the torch backend does without the extension
+
         self.news, self.pumps = News(), set[_Pump]()
         loop.add_reader(self.news.descriptor, self._look)
         _drains[loop] = self

@@ -2,18 +2,20 @@
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from ._native import LoopAnswer
 from .errors import PpsdError, UsageError
 from .models.head_file import HeadFile, HeadInfo
 from .pipeline.rounds import Drafted, Limits, Logprob, Round
 from .pipeline.schedule import Auto, Schedule
 from .sampling.grammar import Masks
 from .sampling.params import SamplingParams
+
+if TYPE_CHECKING:  # the torch backend does without the extension
+    from ._native import LoopAnswer
 
 NO_NUMBER = "the model's output is not a number: its weights are damaged, or overflow in this format"
 _TOGETHER = 64  # rows of logits that are held at once

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from threading import RLock
 from time import perf_counter
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Self
 
-from ._native import LoopAnswer
 from .backend import Backend, Cancellation, RunOptions, one_at_a_time
 from .errors import PpsdError
 from .models.config import LlamaConfig
@@ -19,6 +18,9 @@ from .sampling.params import SamplingParams
 from .statistics import Statistics
 from .text import StopStrings
 from .turns import Turn, Turns
+
+if TYPE_CHECKING:  # the torch backend does without the extension
+    from ._native import LoopAnswer
 
 Prompt = str | Iterable[Mapping[str, str]] | Iterable[int]
 
@@ -235,7 +237,7 @@ class Generation:
             self._cancellation.source = None
 
     @property
-    def source(self) -> LoopAnswer | None:
+    def source(self) -> "LoopAnswer | None":
         """While it may be asked for events that are there already, without waiting; it is not once it is cancelled."""
         return None if self._cancellation.asked else self._cancellation.source
 

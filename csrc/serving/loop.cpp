@@ -7,9 +7,8 @@
 #include <stdexcept>
 
 #include "../cpu/bounds.h"
-#include "../cpu/ranks.h"
 #include "../pipeline/oracle.h"
-#include "exit_rows.h"
+#include "answer.h"
 
 namespace ppsd {
 namespace {
@@ -23,104 +22,6 @@ using Clock = std::chrono::steady_clock;
 double seconds_since(Clock::time_point begun) { return std::chrono::duration<double>(Clock::now() - begun).count(); }
 
 }  // namespace
-
-struct Loop::Answer {
-  Answer(Loop* loop, Request wanted, bool chosen, int said, double seconds, int told)
-      : request(std::move(wanted)),
-        committed(said),
-        grammar(told),
-        out(std::make_shared<Outbox>(loop->bell_, seconds, int(request.prompt.size()))),
-        scheduler(in_turn(request.schedule, true), request.limits, request.sampling.seed),
-        table(&loop->blocks_),
-        exits(size_t(loop->model().shape.hidden_size)),
-        drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
-        verifying(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()) {
-    Sampling sampling = request.sampling;
-    sampling.answer = int(request.prompt.size()) - committed - request.limits.own;
-    sampling.stop_ids = request.limits.stop_ids;
-    verifying.begin(sampling, 0);
-    if (loop->chain_) settings = words_of({request.limits.end, sampling.answer, grammar, sampling});
-    sampling.logprobs = -1;   // of drafts nobody asks
-    sampling.mask = sampling.draft_mask;
-    drafting.begin(sampling, 0);
-    scheduler.recycle(request.successors);
-    drafts.automatic = chosen;
-    drafts.asked = request.schedule;
-    drafts.planner = request.planner;
-    if (committed == 0) return;
-    const std::vector<int> before(request.prompt.begin(), request.prompt.end() - 1);
-    scheduler.begin(before, 0, request.prompt.back());
-    begun = true;
-  }
-
-  // The sampler learns the text's rows from `start` on, and before these what it has not seen: rows of another answer.
-  void feed_sampler(Sampler& sampler, int start, const int* ids, int count) const {
-    const int known = sampler.known();
-    if (known < start) sampler.know(known, text().data() + known, start - known);
-    sampler.know(start, ids, count);
-  }
-
-  // Rows before this one are in the table, and have passed all layers.
-  void go_on_from(int row) {
-    rows = headed = row;
-    exits.restart(row);
-  }
-  void put(Event event) {
-    mark(request.trace.get(), kVerifyTrack, event);
-    out->put(std::move(event));
-  }
-
-  const std::vector<int>& text() const { return begun ? scheduler.tokens() : request.prompt; }
-  // Rows of the text that must be there before it can go on: all but that of the newest token. A prompt's last row says what
-  // the first token is.
-  int rows_wanted() const { return int(text().size()) - int(begun); }
-  bool writing() const { return begun && rows == rows_wanted(); }
-
-  const Request request;
-  const int committed, grammar;
-  const std::shared_ptr<Outbox> out;
-  Scheduler scheduler;
-  BlockTable table;
-  ExitRows exits;
-  EagleText eagle;            // what an EAGLE-3 head knows of it
-  Sampler drafting, verifying;
-  Drafting drafts;
-  uint64_t arrival = 0;
-  bool begun = false;         // the scheduler has the prompt and a token
-  bool over = false, running = false;
-  int rows = 0, shared = 0;   // verified, in the table; and of these, at first, another text's
-  int headed = 0;             // rows that have passed the exit head's own layers
-  int most = 0;               // drafts that the round at hand may have
-  DraftStep step;             // in hand
-
-  // Over ranks:
-  std::vector<int32_t> settings;   // what they are told first
-  int number = 0;                  // 0: they have not heard of it
-  int told = 0;                    // tokens that the last rank's sampler knows
-  bool flying = false;             // rows of it are under way
-};
-
-// Rows of an answer in a pass, at positions [start, start + rows), and the siblings beside them.
-struct Loop::Part {
-  Answer* answer;
-  int start, rows;
-  bool prompt;
-  std::vector<Sibling> siblings;
-  std::vector<int> ids;   // of the rows, where other ranks are to hear of them
-
-  Segment segment() const { return {rows, start, answer->table.pointers(), answer->table.size()}; }
-  int all_rows() const { return rows + int(siblings.size()); }
-  int chooses() const {   // how many of its rows choose a token, the last ones; siblings come after them
-    const bool first = prompt && !answer->begun && start + rows == answer->rows_wanted();
-    return first ? 1 : prompt ? 0 : rows;
-  }
-};
-
-// A pass on its way over the ranks.
-struct Loop::Flight {
-  std::vector<Part> parts;
-  Clock::time_point begun;
-};
 
 Loop::Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits)
     : passes_(std::move(model), make_shared_team(threads), limits.keep),
@@ -242,6 +143,7 @@ bool Loop::step() {
 bool Loop::choose_answers(std::vector<Answer*>* all) {
   const size_t share = chain_ ? (running_.size() + size_t(chain_->stages()) - 1) / size_t(chain_->stages()) : running_.size();
   const bool room = !chain_ || chain_->room();
+  size_t words = 0;
   bool others = false;
   for (auto& answer : running_) {
     if (answer->flying) {
@@ -253,7 +155,10 @@ bool Loop::choose_answers(std::vector<Answer*>* all) {
       continue;
     }
     answer->out->go_on();
-    if (room && all->size() < share) all->push_back(answer.get());
+    if (!room || all->size() == share) continue;
+    if (chain_ && all->size() > 0 && words + answer->words() > kPassTables) continue;   // it has the next pass
+    words += answer->words();
+    all->push_back(answer.get());
   }
   return others;
 }
@@ -686,88 +591,6 @@ const std::vector<Sibling>& Loop::siblings_of(const std::vector<Part>& parts) {
 // In the answer's timeline, if it has one: from `begun` to now.
 void Loop::span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun) {
   if (Trace* trace = part.answer->request.trace.get()) trace->add(name, track, part.all_rows(), begun, Clock::now());
-}
-
-// -- over ranks --------------------------------------------------------------------------------------------------------
-
-size_t Loop::work(int32_t* out, int milliseconds) {
-  if (!std::exchange(pinned_, true)) pin_caller();
-  try {
-    const bool stepped = step();
-    if (const size_t words = chain_->take(out)) return words;
-    if (!stepped) bell_->wait_for(milliseconds);
-  } catch (const std::bad_alloc&) {   // as in LoopThread; what is under way comes back to nobody
-    end_all(std::current_exception());
-  }
-  return 0;
-}
-
-// The rows in x_, to the next rank.
-void Loop::send(const std::vector<Part>& parts) {
-  Pass pass;
-  Blocks::Changes changes = blocks_.take_changes();
-  pass.wiped.assign(changes.wiped.begin(), changes.wiped.end());
-  pass.copies.assign(changes.copies.begin(), changes.copies.end());
-  pass.closed.assign(closed_.begin(), closed_.end());
-  closed_.clear();
-  pass.wants_hidden = passes_.uses_feedback();
-  for (const Part& part : parts) {
-    Answer& answer = *part.answer;
-    if (answer.number == 0) pass.opened.emplace_back(answer.number = ++numbers_, answer.settings);
-    const std::vector<int>& blocks = answer.table.numbers();
-    PassPart& sent = pass.parts.emplace_back();
-    sent = {answer.number, part.start, part.rows, part.chooses(), std::min(answer.told, part.start), {}, {}};
-    const int end = part.start + part.rows;
-    const auto text = answer.text().begin();
-    sent.ids.assign(text + sent.known, text + (part.prompt ? end : part.start));
-    sent.ids.insert(sent.ids.end(), part.ids.begin(), part.ids.end());   // of a prompt: none
-    sent.blocks.assign(blocks.begin(), blocks.begin() + (end + kSpan - 1) / kSpan);
-    answer.told = end;
-    answer.flying = true;
-  }
-  pass.hidden.assign(x_.begin(), x_.begin() + ptrdiff_t(size_t(pass.rows()) * size_t(model().shape.hidden_size)));
-  chain_->send(std::move(pass));
-  flights_.push_back({parts, Clock::now()});
-}
-
-void Loop::land_all() {
-  while (const auto verdict = chain_->landed()) {
-    if (lost_ > 0) --lost_;
-    else land(*verdict);
-  }
-  sweep(&running_);
-}
-
-void Loop::land(const PassVerdict& verdict) {
-  if (flights_.empty()) throw std::runtime_error("a verdict came that nobody waits for");
-  const Flight flight = std::move(flights_.front());
-  flights_.pop_front();
-  int rows = 0;
-  size_t chosen = 0;
-  for (const Part& part : flight.parts) rows += part.rows, chosen += size_t(part.chooses());
-  const size_t hidden = size_t(model().shape.hidden_size);
-  if (chosen != verdict.chosen.size() || (passes_.uses_feedback() && verdict.hidden.size() != chosen * hidden))
-    throw std::runtime_error("a verdict is on another pass than was sent");
-  policy_.times.late.observe(rows, seconds_since(flight.begun));
-  size_t next = 0;
-  for (size_t p = 0; p < flight.parts.size(); ++p) {
-    const Part& part = flight.parts[p];
-    const size_t count = size_t(part.chooses());
-    part.answer->flying = false;
-    span(part, part.prompt ? "prompt" : "verify", kVerifyTrack, flight.begun);
-    std::exception_ptr failure;
-    for (const auto& failed : verdict.failures) {
-      if (size_t(failed.part) != p) continue;
-      failure = failed.grammar ? std::make_exception_ptr(MaskFailed(failed.why))
-                               : std::make_exception_ptr(std::runtime_error(failed.why));
-    }
-    std::vector<Logprobs> logprobs;
-    if (part.answer->request.sampling.logprobs >= 0 && verdict.logprobs.size() == chosen)
-      logprobs.assign(verdict.logprobs.begin() + ptrdiff_t(next), verdict.logprobs.begin() + ptrdiff_t(next + count));
-    conclude(part, verdict.chosen.data() + next, verdict.hidden.data() + (passes_.uses_feedback() ? next * hidden : 0), failure,
-             std::move(logprobs));
-    next += count;
-  }
 }
 
 }  // namespace ppsd

@@ -8,6 +8,7 @@
 // answers, while the first are still under way. What a pass has chosen is committed when it comes back.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <deque>
 #include <list>
@@ -46,7 +47,9 @@ class Loop {
   Loop(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, OverRanks ranks, LoopLimits limits = {});
   ~Loop();
 
-  int capacity() const { return blocks_.count() * kSpan; }   // the longest text
+  int capacity() const {   // the longest text
+    return int(std::min(size_t(blocks_.count()) * kSpan, chain_ ? kPassTables / 2 : size_t(1) << 30));
+  }
   const CpuModel& model() const { return passes_.model(); }
 
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.

@@ -99,8 +99,6 @@ int Pass::rows() const {
   return std::accumulate(parts.begin(), parts.end(), 0, [](int sum, const PassPart& part) { return sum + part.rows; });
 }
 
-size_t table_words(const PassPart& part) { return 7 + part.ids.size() + part.blocks.size(); }
-
 size_t write_pass(const Pass& pass, int32_t* out) {
   Writer tables(out + kWireIds);
   tables.put(pass.wiped);

@@ -57,10 +57,10 @@ struct PassVerdict {
   std::vector<Failure> failures;
 };
 
-// Room for any pass, and for any verdict on one. Block tables may have kPassTables words in all.
-constexpr size_t kPassTables = size_t(1) << 16;
+// Room for any pass, and for any verdict on one. Its tables may have kPassTables words in all: of a text of a million tokens
+// these are the ids that the last rank does not know, and where the blocks are.
+constexpr size_t kPassTables = size_t(1) << 20;
 inline size_t most_pass_words(int hidden) { return kWireIds + kPassTables + size_t(kPassRows) * (size_t(hidden) + kWireLogprobs); }
-size_t table_words(const PassPart& part);   // of kPassTables
 
 // They write into out[most_pass_words(hidden)] and return how many words it has become.
 size_t write_pass(const Pass& pass, int32_t* out);

@@ -40,6 +40,7 @@ from .timeline import ClockOffset, clock_offset, on_one_clock, unpack_spans
 
 _PATIENCE = 600.0  # seconds for the others to pack slices, to measure, to take rows; who dies or hangs ends it sooner
 _QUESTIONS = 20  # what time it is there
+_LONGEST = 1 << 19  # tokens of a text in the loop, whose ids may have to fit into one message (csrc/serving/pass.h)
 _PAUSE = 0.002  # between two messages whose way is measured: about a stage's pass
 
 
@@ -114,7 +115,7 @@ class RanksBackend:
 
     @property
     def longest(self) -> int:
-        return 64 * self._blocks if self._slices.loop is not None else 1 << 31
+        return min(64 * self._blocks, _LONGEST) if self._slices.loop is not None else 1 << 31
 
     # -- what an engine asks -------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ from support import write_model
 from ppsd_rt import Engine, PpsdError, SamplingParams, _native
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import Oracle, RunOptions
+from ppsd_rt.lab import simulate
 from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, Auto, named
 from ppsd_rt.planning import planner as planning
-from ppsd_rt.planning import simulate
 
 
 def earned(plan: _native.Planner, seconds: float = ROW + ONE) -> _native.Planner:

@@ -1,0 +1,117 @@
+// One answer of the loop: its text, its blocks, its samplers, and what is on its way to whoever asked for it.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "../cpu/ranks.h"
+#include "exit_rows.h"
+#include "loop.h"
+
+namespace ppsd {
+
+struct Loop::Answer {
+  Answer(Loop* loop, Request wanted, bool chosen, int said, double seconds, int told)
+      : request(std::move(wanted)),
+        committed(said),
+        grammar(told),
+        out(std::make_shared<Outbox>(loop->bell_, seconds, int(request.prompt.size()))),
+        scheduler(in_turn(request.schedule, true), request.limits, request.sampling.seed),
+        table(&loop->blocks_),
+        exits(size_t(loop->model().shape.hidden_size)),
+        drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
+        verifying(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()) {
+    Sampling sampling = request.sampling;
+    sampling.answer = int(request.prompt.size()) - committed - request.limits.own;
+    sampling.stop_ids = request.limits.stop_ids;
+    verifying.begin(sampling, 0);
+    if (loop->chain_) settings = words_of({request.limits.end, sampling.answer, grammar, sampling});
+    sampling.logprobs = -1;   // of drafts nobody asks
+    sampling.mask = sampling.draft_mask;
+    drafting.begin(sampling, 0);
+    scheduler.recycle(request.successors);
+    drafts.automatic = chosen;
+    drafts.asked = request.schedule;
+    drafts.planner = request.planner;
+    if (committed == 0) return;
+    const std::vector<int> before(request.prompt.begin(), request.prompt.end() - 1);
+    scheduler.begin(before, 0, request.prompt.back());
+    begun = true;
+  }
+
+  // The sampler learns the text's rows from `start` on, and before these what it has not seen: rows of another answer.
+  void feed_sampler(Sampler& sampler, int start, const int* ids, int count) const {
+    const int known = sampler.known();
+    if (known < start) sampler.know(known, text().data() + known, start - known);
+    sampler.know(start, ids, count);
+  }
+
+  // Rows before this one are in the table, and have passed all layers.
+  void go_on_from(int row) {
+    rows = headed = row;
+    exits.restart(row);
+  }
+  void put(Event event) {
+    mark(request.trace.get(), kVerifyTrack, event);
+    out->put(std::move(event));
+  }
+
+  const std::vector<int>& text() const { return begun ? scheduler.tokens() : request.prompt; }
+  // Rows of the text that must be there before it can go on: all but that of the newest token. A prompt's last row says what
+  // the first token is.
+  int rows_wanted() const { return int(text().size()) - int(begun); }
+  bool writing() const { return begun && rows == rows_wanted(); }
+
+  const Request request;
+  const int committed, grammar;
+  const std::shared_ptr<Outbox> out;
+  Scheduler scheduler;
+  BlockTable table;
+  ExitRows exits;
+  EagleText eagle;            // what an EAGLE-3 head knows of it
+  Sampler drafting, verifying;
+  Drafting drafts;
+  uint64_t arrival = 0;
+  bool begun = false;         // the scheduler has the prompt and a token
+  bool over = false, running = false;
+  int rows = 0, shared = 0;   // verified, in the table; and of these, at first, another text's
+  int headed = 0;             // rows that have passed the exit head's own layers
+  int most = 0;               // drafts that the round at hand may have
+  DraftStep step;             // in hand
+
+  // Over ranks:
+  size_t words() const {           // of the tables of a pass, at the most
+    return settings.size() + text().size() - size_t(std::min(told, rows)) + text().size() / kSpan + 4 * kPassRows;
+  }
+  std::vector<int32_t> settings;   // what they are told first
+  int number = 0;                  // 0: they have not heard of it
+  int told = 0;                    // tokens that the last rank's sampler knows
+  bool flying = false;             // rows of it are under way
+};
+
+// Rows of an answer in a pass, at positions [start, start + rows), and the siblings beside them.
+struct Loop::Part {
+  Answer* answer;
+  int start, rows;
+  bool prompt;
+  std::vector<Sibling> siblings;
+  std::vector<int> ids;   // of the rows, where other ranks are to hear of them
+
+  Segment segment() const { return {rows, start, answer->table.pointers(), answer->table.size()}; }
+  int all_rows() const { return rows + int(siblings.size()); }
+  int chooses() const {   // how many of its rows choose a token, the last ones; siblings come after them
+    const bool first = prompt && !answer->begun && start + rows == answer->rows_wanted();
+    return first ? 1 : prompt ? 0 : rows;
+  }
+};
+
+// A pass on its way over the ranks.
+struct Loop::Flight {
+  std::vector<Part> parts;
+  std::chrono::steady_clock::time_point begun;
+};
+
+}  // namespace ppsd
