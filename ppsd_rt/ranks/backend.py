@@ -41,6 +41,7 @@ from .timeline import ClockOffset, clock_offset, on_one_clock, unpack_spans
 _PATIENCE = 600.0  # seconds for the others to pack slices, to measure, to take rows; who dies or hangs ends it sooner
 _QUESTIONS = 20  # what time it is there
 _LONGEST = 1 << 19  # tokens of a text in the loop, whose ids may have to fit into one message (csrc/serving/pass.h)
+_ENDING = 0.1  # seconds between two looks for answers that nobody will work on any more
 _PAUSE = 0.002  # between two messages whose way is measured: about a stage's pass
 
 
@@ -477,7 +478,9 @@ class RanksBackend:
             if isinstance(error, LinkLost):
                 self._control.lost(1, error)
             self._control.fail(f"rank 0: {error}")
-        loop.fail(self._control.failure or "the ranks have ended")
+        while True:  # also what is asked for while this process ends
+            loop.fail(self._control.failure or "the ranks have ended")
+            sleep(_ENDING)
 
     def _land(self, verdict: Words) -> None:
         if self._control.delay:
@@ -524,8 +527,6 @@ class RanksBackend:
 class _Alone:
     """The answer that has all ranks to itself, as `Answers` wants it. Raises PpsdError where the ranks have failed."""
 
-    seconds = 0.0  # the loop's clock begins anew
-
     def __init__(
         self,
         backend: RanksBackend,
@@ -536,6 +537,7 @@ class _Alone:
     ) -> None:
         self._backend, self._active, self._prompt = backend, active, prompt
         self._cancellation, self._grammar = cancellation, grammar
+        self._begun, self.seconds = perf_counter(), 0.0
 
     @property
     def text(self) -> list[int]:
@@ -558,9 +560,11 @@ class _Alone:
         self._active[0].cancel()
 
     def stop(self) -> None:
+        self.seconds = self.seconds or perf_counter() - self._begun
         self._backend._end(self._active)
 
-    close = stop
+    def close(self) -> None:
+        self.stop()
 
     def spans(self) -> list[Span]:
         return self._backend.spans()

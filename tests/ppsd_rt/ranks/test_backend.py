@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ppsd_rt.errors import PpsdError
-from ppsd_rt.ranks.backend import RanksBackend
+from ppsd_rt.ranks.backend import RanksBackend, _Alone
 
 
 class End(BaseException):
@@ -70,3 +70,16 @@ def test_the_thread_that_drafts_does_not_wait_for_itself():
     backend._end()
     assert cancelled == [True]
     assert backend._active is not None  # whoever begins the next answer waits
+
+
+def test_what_an_answer_took_alone_is_known_once_it_has_stopped():
+    """The loop goes on counting from there."""
+    backend = SimpleNamespace(_end=lambda active: None)
+    alone = _Alone(backend, (SimpleNamespace(tokens=[]), threading.Event()), [1, 2], SimpleNamespace(asked=False), 0)
+    assert alone.seconds == 0.0
+    assert alone.text == [1, 2], "nothing is committed yet"
+    alone.stop()
+    seconds = alone.seconds
+    assert seconds > 0.0
+    alone.close()
+    assert alone.seconds == seconds
