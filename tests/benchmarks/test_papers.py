@@ -78,8 +78,16 @@ def test_a_run_that_was_ended_goes_on_where_it_was(papers, tmp_path):
     result = json.loads((tmp_path / "trial.json").read_text())
     assert result["command"] == "python benchmarks/papers.py --only trial"
     assert list(result["parts"]) == ["one", "breaks", "three"]
-    assert {"date", "seconds", "load", "machine", "found"} == set(result["parts"]["one"])
+    assert {"date", "seconds", "cpu_seconds", "load", "machine", "found"} == set(result["parts"]["one"])
     assert {"cpu", "cores", "ppsd_rt", "python"} <= set(result["parts"]["one"]["machine"])
+
+
+def test_it_says_how_long_each_part_took(papers, tmp_path):
+    made = experiment(papers, ["breaks"])
+    assert papers.times(made, tmp_path) == "trial: 0 s ()"
+    parts = {"one": {"seconds": 60.4}, "two": {"seconds": 2.0}}
+    (tmp_path / "trial.json").write_text(json.dumps({"parts": parts}))
+    assert papers.times(made, tmp_path) == "trial: 62 s (one: 60 s, two: 2 s)"
 
 
 def test_the_page_gets_the_tables_and_keeps_the_rest(papers, tmp_path):
