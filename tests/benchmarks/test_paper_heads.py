@@ -165,6 +165,6 @@ def test_eesds_head_is_held_against_layer_seed_by_seed(load):
         for share in (0.1, 0.2)
     ]
     table = module.table({str(number): case for number, case in enumerate(cases)}).splitlines()
-    assert table[2] == f"| 1,024 | {[*module.FORMS][0]} | 2 | 0.150 | 0.100 to 0.200 | - | 3.00 |"
+    assert table[2] == f"| 1,024 | {next(iter(module.FORMS))} | 2 | 0.150 | 0.100 to 0.200 | - | 3.00 |"
     assert table[3] == f"| 1,024 | {[*module.FORMS][1]} | 2 | 0.300 | 0.300 to 0.300 | +0.100 to +0.200 | 2.00 |"
     assert "2,000 held-out tokens" in table[-1]
