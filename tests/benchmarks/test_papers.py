@@ -438,5 +438,15 @@ def test_long_answers_are_held_against_ppsd_answer_by_answer(load):
         return {"schedule": name, "acceptance": module.ACCEPTANCE, "speedup": speedup, "over_simulated": 0.9}
 
     rows = [row("ppsd", 2.0), row("auto", 1.8), row("ppsd", 4.0), row("auto", 4.0)]
-    table = module.table({"400 tokens, 5 ms": {"tokens": 400, "link_ms": 5, "load": 2.0, "rows": rows}})
-    assert table.splitlines()[2] == "| 400 | 5 | 2 | 2 | 3.00 | 2.90 | 0.95 (0.90 to 1.00) | 0.90 |"
+    simulated = {"tokens": 40, "link_ms": 0, "planners": [[[4.0, 3.0], [4.0, 4.0]]]}
+    processes = {"tokens": 400, "link_ms": 5, "load": 2.0, "rows": rows}
+    table = module.table({"simulated, 40 tokens, 0 ms": simulated, "400 tokens, 5 ms": processes}).splitlines()
+    assert table[2] == "| simulated, the first answer | 40 | 0 | - | 1 | 4.00 | 3.00 | 0.75 (0.75 to 0.75) | - |"
+    assert table[3] == "| simulated, after 4 others | 40 | 0 | - | 1 | 4.00 | 4.00 | 1.00 (1.00 to 1.00) | - |"
+    assert table[4] == "| processes | 400 | 5 | 2 | 2 | 3.00 | 2.90 | 0.95 (0.90 to 1.00) | 0.90 |"
+
+
+def test_a_planner_that_has_decoded_before_is_nearer_to_the_best(load):
+    module = load("paper_experiments.long_answers")
+    [[first, later]] = module.simulated(40, 0, 1)["planners"]
+    assert first[1] / first[0] < 1 < later[1] / later[0] + 0.05
