@@ -80,26 +80,23 @@ def table(found: Found) -> str:
     answers = {name: rows for name, rows in found.items() if name != "passes"}
     every = [row for rows in answers.values() for row in rows]
     steps = [row["draft_step"] for row in every if "draft_step" in row]
-    step = median(steps)
     lines = []
     for family, rows in (*answers.items(), ("all", every)):
         line = (family, str(len(rows)), interval(rows, acceptance))
-        if "passes" in found:  # measured last
+        if "passes" not in found:  # measured last; without them a speed is of no use
+            lines.append((*line, "-", "-", "-"))
+            continue
 
-            def at(length: int, of: Sequence[dict[str, Any]]) -> float:
-                return speed(acceptance(of), step, found["passes"], length)
+        def at(length: int, of: Sequence[dict[str, Any]]) -> float:
+            return speed(acceptance(of), median(steps), found["passes"], length)
 
-            best = max(range(1, LONGEST + 1), key=lambda length: at(length, rows))
-            line += (str(best), interval(rows, partial(at, best)))
-        else:
-            line += ("-", "-")
+        best = max(range(1, LONGEST + 1), key=lambda length: at(length, rows))
         fast = [row["auto"] for row in rows if "auto" in row]
-        lines.append((*line, interval(fast, median) if fast else "-"))
+        lines.append((*line, str(best), interval(rows, partial(at, best)), interval(fast, median) if fast else "-"))
     differing = sum(row["differs"] for row in every)
-    after = (
-        f"\n\nA draft step of the small model takes {interval(steps, median)} plain steps of the large one. "
-        f"{differing} of {len(every)} answers of `auto` differ from plain decoding's."
-    )
+    after = f"\n\n{differing} of {len(every)} answers of `auto` differ from plain decoding's."
+    if "passes" in found:
+        after += f" A draft step of the small model takes {interval(steps, median)} plain steps of the large one."
     head = ("family", "answers", "acceptance, teacher-forced", "best draft length", "speed, predicted")
     return markdown((*head, "`auto` with the head that ships"), lines) + after
 
