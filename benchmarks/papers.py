@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any
 
 from paper_experiments import EXPERIMENTS, Experiment
+from paper_experiments.given import NotGiven
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -120,16 +121,22 @@ def chosen(names: str) -> list[Experiment]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter, with fewer settings")
-    parser.add_argument("--only", metavar="NAMES", default=",".join(e.name for e in EXPERIMENTS), help="A,B,...")
+    parser.add_argument("--only", metavar="NAMES", help="A,B,... [all that have the files they need]")
     parser.add_argument("--again", action="store_true", help="measure what is there once more")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     args = parser.parse_args(arguments)
-    experiments = chosen(args.only)
+    experiments = chosen(args.only) if args.only else EXPERIMENTS
     RESULTS.mkdir(parents=True, exist_ok=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         for experiment in () if args.page else experiments:
-            measure(experiment, RESULTS, args, progress)
+            try:
+                measure(experiment, RESULTS, args, progress)
+            except NotGiven as lacking:
+                if args.only:
+                    raise
+                progress.console.print(f"{lacking}: {experiment.name} is left out", markup=False)
+                continue
             progress.console.print(times(experiment, RESULTS), markup=False)
     publish(EXPERIMENTS, RESULTS, PAGE, IMAGES)
     return 0

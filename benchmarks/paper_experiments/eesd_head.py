@@ -90,8 +90,8 @@ class OwnHeads(Trainer):
 
 
 def parts(quick: bool) -> Parts:
-    amounts = AMOUNTS[:1] if quick else AMOUNTS
-    return {f"{tokens:,} tokens, seed {seed}": partial(measured, tokens, seed) for tokens in amounts for seed in SEEDS}
+    amounts, seeds = (AMOUNTS[:1], SEEDS[:1]) if quick else (AMOUNTS, SEEDS)
+    return {f"{tokens:,} tokens, seed {seed}": partial(measured, tokens, seed) for tokens in amounts for seed in seeds}
 
 
 @cache

@@ -159,7 +159,7 @@ def test_an_lm_head_of_its_own_learns_by_the_gradient_of_the_loss(load, folder):
 
 def test_eesds_head_is_held_against_layer_seed_by_seed(load):
     module = load("paper_experiments.eesd_head")
-    assert list(module.parts(True)) == [f"65,536 tokens, seed {seed}" for seed in (1, 2, 3)]
+    assert list(module.parts(True)) == ["65,536 tokens, seed 1"]
     cases = [
         {"tokens": 1024, "judged": 2000, "losses": [3.0, 2.0, 1.0], "acceptance": [share, 0.3, 0.4]}
         for share in (0.1, 0.2)

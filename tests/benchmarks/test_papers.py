@@ -90,6 +90,22 @@ def test_it_says_how_long_each_part_took(papers, tmp_path):
     assert papers.times(made, tmp_path) == "trial: 62 s (one: 60 s, two: 2 s)"
 
 
+def test_what_lacks_its_files_is_left_out_and_the_rest_is_measured(papers, monkeypatch, tmp_path, capsys):
+    given = importlib.import_module("paper_experiments.given").given
+    monkeypatch.delenv("PAPERS_TRIAL", raising=False)
+    lacking = papers.Experiment("lacking", (), lambda quick: {"part": lambda: given("PAPERS_TRIAL", "it")}, str)
+    monkeypatch.setattr(papers, "EXPERIMENTS", (lacking, experiment(papers, ["breaks"])))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- trial -->\n<!-- end of trial -->\n")
+    for name, place in {"RESULTS": tmp_path, "PAGE": page, "IMAGES": tmp_path}.items():
+        monkeypatch.setattr(papers, name, place)
+    assert papers.main([]) == 0
+    assert "set PAPERS_TRIAL to it: lacking is left out" in capsys.readouterr().err
+    assert "| 3 |" in page.read_text()
+    with pytest.raises(SystemExit, match="set PAPERS_TRIAL"):
+        papers.main(["--only", "lacking"])
+
+
 def test_the_page_gets_the_tables_and_keeps_the_rest(papers, tmp_path):
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- trial -->\nold\n<!-- end of trial -->\nafter\n")
