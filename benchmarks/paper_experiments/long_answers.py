@@ -11,8 +11,8 @@ from typing import Any
 from made_up_costs import equal_costs
 
 from ppsd_rt._native import Costs, Planner
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
-from ppsd_rt.planning.simulate import simulate
 
 from .bootstrap import interval
 from .experiment import Claim, Experiment, Found, Parts, markdown
