@@ -1,6 +1,6 @@
 """The papers' claims beside what this runtime does: measures, keeps results, draws figures and fills in docs/papers.md.
 
-    python benchmarks/papers.py --quick      # less than an hour on two cores
+    python benchmarks/papers.py --quick      # less than an hour on two cores; says what each part took
     python benchmarks/papers.py              # some hours; goes on where it was ended
     python benchmarks/papers.py --only lengths,waste
     python benchmarks/papers.py --page       # measures nothing: figures and tables of the results that are there
@@ -20,6 +20,7 @@ from time import monotonic
 from typing import Any
 
 from paper_experiments import EXPERIMENTS, Experiment
+from paper_experiments.given import NotGiven
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -48,9 +49,10 @@ def measure(experiment: Experiment, folder: Path, args: argparse.Namespace, prog
     task = progress.add_task(experiment.name, total=len(parts), completed=len(parts) - len(missing))
     for name in missing:
         progress.update(task, description=f"{experiment.name}: {name}")
-        begun = monotonic()
+        begun, used = monotonic(), cpu_seconds()
         value = parts[name]()
         facts = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "seconds": round(monotonic() - begun, 1)}
+        facts["cpu_seconds"] = round(cpu_seconds() - used, 1)
         # The load says how far the cores were others'.
         found[name] = {**facts, "load": os.getloadavg()[0], "machine": machine(), "found": value}
         claims = [vars(claim) for claim in experiment.claims]
@@ -63,6 +65,19 @@ def measure(experiment: Experiment, folder: Path, args: argparse.Namespace, prog
         partial.replace(path)
         progress.advance(task)
     progress.update(task, description=experiment.name)
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it has waited for: what a part takes however busy the machine is."""
+    return sum(os.times()[:4])
+
+
+def times(experiment: Experiment, folder: Path) -> str:
+    """A line: how long the parts took that are there."""
+    path = folder / f"{experiment.name}.json"
+    parts = json.loads(path.read_text(encoding="utf-8"))["parts"] if path.exists() else {}
+    each = ", ".join(f"{name}: {part['seconds']:.0f} s" for name, part in parts.items())
+    return f"{experiment.name}: {sum(part['seconds'] for part in parts.values()):.0f} s ({each})"
 
 
 def found_in(path: Path) -> dict[str, Any]:
@@ -106,16 +121,23 @@ def chosen(names: str) -> list[Experiment]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="shorter, with fewer settings")
-    parser.add_argument("--only", metavar="NAMES", default=",".join(e.name for e in EXPERIMENTS), help="A,B,...")
+    parser.add_argument("--only", metavar="NAMES", help="A,B,... [all that have the files they need]")
     parser.add_argument("--again", action="store_true", help="measure what is there once more")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     args = parser.parse_args(arguments)
-    experiments = chosen(args.only)
+    experiments = chosen(args.only) if args.only else EXPERIMENTS
     RESULTS.mkdir(parents=True, exist_ok=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
     with Progress(*columns, console=Console(stderr=True)) as progress:
         for experiment in () if args.page else experiments:
-            measure(experiment, RESULTS, args, progress)
+            try:
+                measure(experiment, RESULTS, args, progress)
+            except NotGiven as lacking:
+                if args.only:
+                    raise
+                progress.console.print(f"{lacking}: {experiment.name} is left out", markup=False)
+                continue
+            progress.console.print(times(experiment, RESULTS), markup=False)
     publish(EXPERIMENTS, RESULTS, PAGE, IMAGES)
     return 0
 

@@ -24,7 +24,7 @@ from ppsd_rt.models.tokenizer import load_tokenizer
 from .experiment import Claim, Experiment, Found, Parts, markdown
 from .heads import EXIT, FORMAT, SLOTS, VOCABULARY, default_model, work
 
-TOKENS, SEEDS = 262_144, (1, 2, 3)
+AMOUNTS, SEEDS = (65_536, 262_144), (1, 2, 3)  # answer tokens, read once; orders of the texts
 # Whose LM head, and how fast that learns beside the layer: 0, not at all. EESD's rate is not known, so there are two.
 FORMS = {"the model's: `layer`": 0.0, "its own: EESD's": 1.0, "its own, a tenth of the rate": 0.1}
 
@@ -90,24 +90,25 @@ class OwnHeads(Trainer):
 
 
 def parts(quick: bool) -> Parts:
-    return {f"seed {seed}": partial(measured, seed, quick) for seed in (SEEDS[:1] if quick else SEEDS)}
+    amounts, seeds = (AMOUNTS[:1], SEEDS[:1]) if quick else (AMOUNTS, SEEDS)
+    return {f"{tokens:,} tokens, seed {seed}": partial(measured, tokens, seed) for tokens in amounts for seed in seeds}
 
 
 @cache
-def texts_of(quick: bool) -> tuple[list[Text], list[Text], list[int]]:
+def texts_of(tokens: int) -> tuple[list[Text], list[Text], list[int]]:
     """Held-out texts, texts to train on, and the draft vocabulary: sampled once, for all seeds."""
     checkpoint, model = default_model()
     settings = Settings(
         model_hash=checkpoint.hash,
         kinds=("layer",),
         exit_layers=(EXIT,),
-        tokens=TOKENS // 4 if quick else TOKENS,
+        tokens=tokens,
         draft_vocabularies=(VOCABULARY,),
         slots=SLOTS,
         seed=1,
         format=FORMAT,
     )
-    folder = work() / f"eesd-head-{'quick' if quick else 'full'}"
+    folder = work() / f"eesd-head-{tokens}"
     tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
     judges = [prompt.prompt for prompt in read_prompts(None)]
     job = Distillation(checkpoint, model, tokenizer, settings, folder, work() / "self-generated-text", judges, 2)
@@ -120,10 +121,10 @@ def texts_of(quick: bool) -> tuple[list[Text], list[Text], list[int]]:
     return held_out, texts, sorted(id for id, _ in counts.most_common(VOCABULARY))
 
 
-def measured(seed: int, quick: bool) -> dict[str, Any]:
+def measured(tokens: int, seed: int) -> dict[str, Any]:
     checkpoint, model = default_model()
-    held_out, texts, ids = texts_of(quick)
-    settings = TrainSettings(epochs=1, batch_tokens=2048) if quick else TrainSettings()
+    held_out, texts, ids = texts_of(tokens)
+    settings = TrainSettings(epochs=1, batch_tokens=2048)
     plan = batches(texts, settings, seed)
     info = HeadInfo("layer", EXIT, checkpoint.name, checkpoint.hash)
     heads = [ExitHead.from_model(model, info, ids) for _ in FORMS]
@@ -131,19 +132,24 @@ def measured(seed: int, quick: bool) -> dict[str, Any]:
     for batch in plan:
         losses = trainer.learn(batch)
     shares = trainer.foresees(held_out)
-    tokens = sum(len(text.ids) - text.answer for text in texts)
-    return {"tokens": tokens, "steps": len(plan), "losses": losses, "acceptance": shares}
+    judged = sum(len(text.ids) - text.answer for text in held_out)
+    return {"tokens": tokens, "judged": judged, "steps": len(plan), "losses": losses, "acceptance": shares}
 
 
 def table(found: Found) -> str:
     rows = []
-    for number, form in enumerate(FORMS):
-        shares = [case["acceptance"][number] for case in found.values()]
-        losses = [case["losses"][number] for case in found.values()]
-        rows.append((form, *(f"{share:.3f}" for share in shares), f"{mean(shares):.3f}", f"{mean(losses):.2f}"))
-    tokens = next(iter(found.values()))["tokens"]
-    head = ("LM head", *found, "mean acceptance, held out", "last loss, nats")
-    return markdown(head, rows) + f"\n\nTrained on the same {tokens:,} answer tokens in the orders of the seeds."
+    for tokens in dict.fromkeys(case["tokens"] for case in found.values()):
+        cases = [case for case in found.values() if case["tokens"] == tokens]
+        for number, form in enumerate(FORMS):
+            shares = [case["acceptance"][number] for case in cases]
+            beside = [case["acceptance"][number] - case["acceptance"][0] for case in cases]
+            losses = mean(case["losses"][number] for case in cases)
+            figures = f"{mean(shares):.3f}", f"{min(shares):.3f} to {max(shares):.3f}"
+            more = f"{min(beside):+.3f} to {max(beside):+.3f}" if number else "-"
+            rows.append((f"{tokens:,}", form, str(len(cases)), *figures, more, f"{losses:.2f}"))
+    head = ("tokens", "LM head", "seeds", "acceptance, held out: mean", "least to most", "less `layer`'s, by seed")
+    after = f"\n\nJudged by {next(iter(found.values()))['judged']:,} held-out tokens of the model's greedy answers."
+    return markdown((*head, "last loss, nats"), rows, left=2) + after
 
 
 EESD_HEAD = Experiment(

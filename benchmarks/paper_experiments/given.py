@@ -4,9 +4,13 @@ import os
 from pathlib import Path
 
 
+class NotGiven(SystemExit):
+    """One line that says what to set."""
+
+
 def given(variable: str, what: str) -> Path:
-    """SystemExit: one line that says what to set."""
+    """Where it is, by its variable."""
     place = os.environ.get(variable, "")
     if not place or not Path(place).exists():
-        raise SystemExit(f"papers.py: set {variable} to {what}" + (f": {place} is not there" if place else ""))
+        raise NotGiven(f"papers.py: set {variable} to {what}" + (f": {place} is not there" if place else ""))
     return Path(place)

@@ -4,7 +4,6 @@ The files are not ours to ship: PAPERS_PROMPTS is a folder with some of FILES, a
 `family`), as `ppsd-run --prompts` reads them. On the default model with the head that ships, in int8.
 """
 
-import random
 from collections.abc import Sequence
 from functools import partial
 from statistics import median
@@ -17,34 +16,40 @@ from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
 
+from .bootstrap import interval
 from .experiment import Claim, Experiment, Found, Parts, markdown
 from .given import given
 
 FILES = {"SPD's 240": "spd_240.jsonl", "Spec-Bench's 480": "spec_bench_480.jsonl"}
 WAYS = {"Beta-TS": "eesd:stop_rule=beta", "paying": "eesd", "auto": "auto"}
 TEMPERATURES = (0.0, 1.0)
-LONGEST_PROMPT, STAGES, PLACES = 1500, 4, 6  # tokens; of the simulated pipeline; drafts a round
-DRAWS = 2000  # of the bootstrap
+EVERY, AT_ONCE = 80, 5  # prompts of a family; of these in a part, so that a run that is ended has some of each family
+TOKENS, LONGEST_PROMPT, STAGES, PLACES = 96, 1500, 4, 6  # of an answer, of a prompt; simulated; drafts a round
 
 
 def parts(quick: bool) -> Parts:
     return {
-        f"{name}, T = {temperature:g}": partial(measured, file, temperature, quick)
+        f"{name}, T = {temperature:g}, {first + 1} to {first + AT_ONCE}": partial(measured, file, temperature, first)
+        for first in range(0, AT_ONCE if quick else EVERY, AT_ONCE)
         for name, file in FILES.items()
         for temperature in TEMPERATURES
     }
 
 
-def measured(file: str, temperature: float, quick: bool) -> list[dict[str, Any]]:
+def measured(file: str, temperature: float, first: int) -> list[dict[str, Any]]:
     """One row a prompt. Ways take turns, and each answer is compared with plain decoding's."""
     path = given("PAPERS_PROMPTS", f"a folder with {' and '.join(FILES.values())}") / file
     engine = Engine.from_pretrained("smollm2-135m", backend="cpu", dtype="int8")
     rows = []
-    for prompt in first_of_each_family(read_prompts(str(path)), 5 if quick else None):
+    prompts = read_prompts(str(path))
+    before = first_of_each_family(prompts, first)
+    for prompt in first_of_each_family(prompts, first + AT_ONCE):
+        if prompt in before:
+            continue
         ids = engine.encode([{"role": "user", "content": prompt.prompt}])
         if len(ids) > LONGEST_PROMPT:
             continue
-        params = SamplingParams(max_tokens=96 if quick else 256, temperature=temperature, seed=1)
+        params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=1)
         plain = engine.generate(ids, params, "plain").run()
         row: dict[str, Any] = {"family": prompt.family, "prompt": len(ids), "tokens": len(plain.ids)}
         for name, schedule in WAYS.items():
@@ -73,13 +78,6 @@ def by_place(engine: Engine, ids: Sequence[int], params: SamplingParams) -> list
     return counts
 
 
-def interval(values: Sequence[float]) -> str:
-    """The median and its 95 % interval, by drawing the prompts again."""
-    draw = random.Random(1)
-    drawn = sorted(median(draw.choices(values, k=len(values))) for _ in range(DRAWS))
-    return f"{median(values):.2f} ({drawn[DRAWS // 40]:.2f} to {drawn[-DRAWS // 40]:.2f})"
-
-
 def over_stages(rows: Sequence[dict[str, Any]]) -> float:
     """`ppsd` over equal stages with the acceptance of these prompts, simulated."""
     sums = [[sum(row["by_place"][place][i] for row in rows) for i in (0, 1)] for place in range(PLACES)]
@@ -88,22 +86,28 @@ def over_stages(rows: Sequence[dict[str, Any]]) -> float:
     return simulate(parse_schedule("ppsd"), costs, acceptance, 5000).tokens_per_second * costs.plain_step
 
 
+def accepted_of_judged(rows: Sequence[dict[str, Any]]) -> float:
+    return sum(row["paying"]["accepted"] for row in rows) / sum(row["paying"]["judged"] for row in rows)
+
+
 def table(found: Found) -> str:
-    rows = []
-    for part, every in found.items():
+    pooled: dict[str, list[dict[str, Any]]] = {}
+    for part, rows in found.items():
+        pooled.setdefault(part.rpartition(", ")[0], []).extend(rows)
+    lines = []
+    for name, every in pooled.items():
         for family in (*dict.fromkeys(row["family"] for row in every), "all"):
             of = [row for row in every if family in (row["family"], "all")]
-            judged = sum(row["paying"]["judged"] for row in of)
-            line = [part, family, str(len(of)), f"{sum(row['paying']['accepted'] for row in of) / judged:.2f}"]
-            line.append(f"{median(row['paying']['tokens_per_round'] for row in of):.2f}")
+            tokens = median(row["paying"]["tokens_per_round"] for row in of)
+            line = [name, family, str(len(of)), interval(of, accepted_of_judged), f"{tokens:.2f}"]
             speeds = [[row[way]["speed"] for row in of if row[way]["speed"] is not None] for way in WAYS]
-            rows.append((*line, *map(interval, speeds), f"{over_stages(of):.2f}"))
+            lines.append((*line, *(interval(each, median) for each in speeds), f"{over_stages(of):.2f}"))
     differing = sum(row[way]["differs"] for every in found.values() for row in every for way in WAYS)
     head = ("prompts, sampling", "family", "prompts", "acceptance", "tokens a pass")
     ways = (f"`{schedule}`, times plain" for schedule in WAYS.values())
     answers = sum(len(every) for every in found.values()) * len(WAYS)
     after = f"\n\n{differing} of {answers:,} answers differ from plain decoding's."
-    return markdown((*head, *ways, f"`ppsd`, {STAGES} stages, simulated"), rows, left=2) + after
+    return markdown((*head, *ways, f"`ppsd`, {STAGES} stages, simulated"), lines, left=2) + after
 
 
 PROMPTS = Experiment(

@@ -12,7 +12,7 @@ from ppsd_rt.pipeline.schedule import parse_schedule
 from .experiment import Claim, Experiment, Found, Parts, markdown
 
 STAGES = (2, 4, 8, 16)
-ACCEPTANCE = (0.6, 0.8, 0.9)
+ACCEPTANCE, SHOWN = (0.6, 0.8, 0.9), 0.8
 SCHEDULES = ("plain", "eesd", "ppsd", "elastic")
 ROW_KB = 4096 * 4 / 1024  # a hidden state of a 7B model in float32, as the wire has it
 
@@ -38,23 +38,30 @@ def answers(stages: int, tokens: int) -> list[dict[str, Any]]:
     return rows
 
 
+def formula(stages: int) -> float:
+    """PPSD's speed over plain decoding, as reconstructed: equal stages, no links, a head that costs nothing."""
+    return stages / (SHOWN + (1 - SHOWN) * stages)
+
+
 def table(found: Found) -> str:
     rows = [
         (
             stages,
             row["schedule"],
             f"{row['speedup']:.2f}",
+            f"{formula(int(stages)):.2f}" if row["schedule"] == "ppsd" else "-",
             *(f"{row[key]:.0%}" for key in ("stall", "wasted_drafting", "wasted_verification")),
             f"{row['kilobytes']:.0f}",
         )
         for stages, answers in found.items()
         for row in answers
-        if row["acceptance"] == 0.8
+        if row["acceptance"] == SHOWN
     ]
     head = (
         "stages",
         "schedule",
         "x plain",
+        "formula",
         "stages wait",
         "drafts wasted",
         "verification wasted",
@@ -82,7 +89,7 @@ def charts(found: Found) -> dict[str, Chart]:
 
 
 def is_of(row: dict[str, Any], name: str) -> bool:
-    return row["schedule"] == name and row["acceptance"] == 0.8
+    return row["schedule"] == name and row["acceptance"] == SHOWN
 
 
 WASTE = Experiment(

@@ -120,7 +120,7 @@ PLAIN = Schedule(0, 0, 0)
 _NAMED = {
     # No draft tokens: one pass a token.
     "plain": PLAIN,
-    # EESD: draft, then verify. Its Thompson sampling is `eesd:stop_rule=beta`; this rule is faster (docs/papers.md).
+    # EESD: draft, then verify. `eesd:stop_rule=beta` has its Thompson sampling, reconstructed: slower (docs/papers.md).
     "eesd": Schedule(first_chunk=6, max_chunk=6, lookahead=6, overlap=False, stop_rule=Paying()),
     # PPSD: every token goes on to verification by itself while the next is drafted.
     "ppsd": Schedule(first_chunk=0, max_chunk=1, lookahead=MAX_CHUNK, overlap=True),

@@ -155,3 +155,16 @@ def test_an_lm_head_of_its_own_learns_by_the_gradient_of_the_loss(load, folder):
     torch.testing.assert_close(trainer._sums[1], gradient, rtol=1e-3, atol=1e-5)
     assert losses[0] != losses[1]
     assert not trainer._sums[0].any()  # the model's LM head does not learn
+
+
+def test_eesds_head_is_held_against_layer_seed_by_seed(load):
+    module = load("paper_experiments.eesd_head")
+    assert list(module.parts(True)) == ["65,536 tokens, seed 1"]
+    cases = [
+        {"tokens": 1024, "judged": 2000, "losses": [3.0, 2.0, 1.0], "acceptance": [share, 0.3, 0.4]}
+        for share in (0.1, 0.2)
+    ]
+    table = module.table({str(number): case for number, case in enumerate(cases)}).splitlines()
+    assert table[2] == f"| 1,024 | {next(iter(module.FORMS))} | 2 | 0.150 | 0.100 to 0.200 | - | 3.00 |"
+    assert table[3] == f"| 1,024 | {[*module.FORMS][1]} | 2 | 0.300 | 0.300 to 0.300 | +0.100 to +0.200 | 2.00 |"
+    assert "2,000 held-out tokens" in table[-1]

@@ -78,8 +78,32 @@ def test_a_run_that_was_ended_goes_on_where_it_was(papers, tmp_path):
     result = json.loads((tmp_path / "trial.json").read_text())
     assert result["command"] == "python benchmarks/papers.py --only trial"
     assert list(result["parts"]) == ["one", "breaks", "three"]
-    assert {"date", "seconds", "load", "machine", "found"} == set(result["parts"]["one"])
+    assert {"date", "seconds", "cpu_seconds", "load", "machine", "found"} == set(result["parts"]["one"])
     assert {"cpu", "cores", "ppsd_rt", "python"} <= set(result["parts"]["one"]["machine"])
+
+
+def test_it_says_how_long_each_part_took(papers, tmp_path):
+    made = experiment(papers, ["breaks"])
+    assert papers.times(made, tmp_path) == "trial: 0 s ()"
+    parts = {"one": {"seconds": 60.4}, "two": {"seconds": 2.0}}
+    (tmp_path / "trial.json").write_text(json.dumps({"parts": parts}))
+    assert papers.times(made, tmp_path) == "trial: 62 s (one: 60 s, two: 2 s)"
+
+
+def test_what_lacks_its_files_is_left_out_and_the_rest_is_measured(papers, monkeypatch, tmp_path, capsys):
+    given = importlib.import_module("paper_experiments.given").given
+    monkeypatch.delenv("PAPERS_TRIAL", raising=False)
+    lacking = papers.Experiment("lacking", (), lambda quick: {"part": lambda: given("PAPERS_TRIAL", "it")}, str)
+    monkeypatch.setattr(papers, "EXPERIMENTS", (lacking, experiment(papers, ["breaks"])))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- trial -->\n<!-- end of trial -->\n")
+    for name, place in {"RESULTS": tmp_path, "PAGE": page, "IMAGES": tmp_path}.items():
+        monkeypatch.setattr(papers, name, place)
+    assert papers.main([]) == 0
+    assert "set PAPERS_TRIAL to it: lacking is left out" in capsys.readouterr().err
+    assert "| 3 |" in page.read_text()
+    with pytest.raises(SystemExit, match="set PAPERS_TRIAL"):
+        papers.main(["--only", "lacking"])
 
 
 def test_the_page_gets_the_tables_and_keeps_the_rest(papers, tmp_path):
@@ -349,3 +373,96 @@ def test_acceptance_by_each_denominator(load):
     rows = module.table(found).splitlines()[2:]
     assert rows[0] == "| `eesd:length=2,stop_rule=fixed` | 0.50 | 0.50 | 0.75 | 1.00 | 0.67 1.00 |"
     assert rows[1] == "| `ppsd` | 0.10 | 0.94 | 0.67 | 0.15 | 0.67 |"
+
+
+def test_an_interval_is_of_the_figures_of_other_draws(load):
+    interval = load("paper_experiments.bootstrap").interval
+    assert interval([2.0], max) == "2.00 (2.00 to 2.00)"
+    figure, low, high = (
+        float(each.strip("()")) for each in interval(range(101), lambda e: sum(e) / len(e)).split() if each != "to"
+    )
+    assert figure == 50
+    assert 42 < low < 46 and 54 < high < 58  # the standard error is 2.9
+
+
+def test_parts_of_the_papers_prompts_are_one_sample(load, monkeypatch):
+    module = load("paper_experiments.prompts")
+    monkeypatch.setattr(module, "over_stages", lambda rows: float(len(rows)))
+    assert len(module.parts(True)) == 4
+    names = list(module.parts(False))
+    assert len(names) == 4 * 16
+    assert names[0].startswith("SPD's 240, T = 0") and names[4].startswith(
+        "SPD's 240, T = 0"
+    )  # a bit of all, then more
+
+    def row(family, speed, differs=False):
+        way = {"speed": speed, "accepted": 6, "judged": 10, "tokens_per_round": 1.6, "differs": differs}
+        return {"family": family, **dict.fromkeys(module.WAYS, way)}
+
+    first, more = [row("gsm8k", 1.5), row("humaneval", 2.0)], [row("gsm8k", 1.7, differs=True), row("gsm8k", None)]
+    table = module.table({names[0]: first, names[4]: more}).splitlines()
+    assert [line.split(" | ")[1:4] for line in table[2:5]] == [
+        ["gsm8k", "3", "0.60 (0.60 to 0.60)"],
+        ["humaneval", "1", "0.60 (0.60 to 0.60)"],
+        ["all", "4", "0.60 (0.60 to 0.60)"],
+    ]
+    assert table[2].split(" | ")[5] == "1.60 (1.50 to 1.70)"
+    assert table[-1] == "3 of 12 answers differ from plain decoding's."
+
+
+def test_prompts_of_a_part_are_of_no_other(load, monkeypatch, tmp_path):
+    module = load("paper_experiments.prompts")
+    model = write_model(tmp_path / "model")
+    engine = Engine.from_pretrained(model, backend="cpu", exit_head="norm:1", threads=1)
+    asked = []
+    monkeypatch.setattr(module.Engine, "from_pretrained", lambda *args, **options: engine)
+
+    def encode(messages):
+        if isinstance(messages[0], int):
+            return messages
+        asked.append(messages[0]["content"])
+        return [5, 6, 7]
+
+    monkeypatch.setattr(engine, "encode", encode)
+    monkeypatch.setattr(module, "read_prompts", lambda path: [NamedPrompt(n, str(n), "ab"[n % 2]) for n in range(14)])
+    monkeypatch.setattr(module, "given", lambda variable, what: tmp_path)
+    monkeypatch.setattr(module, "TOKENS", 8)
+    rows = module.measured("a file", 0.0, 5)
+    assert asked == ["10", "11", "12", "13"]
+    assert not any(row[name]["differs"] for row in rows for name in module.WAYS)
+
+
+def test_a_separate_draft_model_is_worth_what_its_acceptance_and_costs_say(load):
+    module = load("paper_experiments.vanilla")
+    answers = {"right": [1, 1, 1, 0], "differs": False, "draft_step": 0.25, "auto": 1.2}
+    found = {"math": [answers, {**answers, "draft_step": 0.35}], "code": [{"right": [1, 1], "differs": True}]}
+    passes = [1.0 + 0.1 * rows for rows in range(module.LONGEST + 1)]
+    lines = module.table({**found, "passes": passes}).splitlines()
+    best = max(module.speed(0.75, 0.3, passes, length) for length in range(1, module.LONGEST + 1))
+    assert lines[2].startswith("| math | 2 | 0.75 (0.75 to 0.75) |")
+    assert f"| {best:.2f} ({best:.2f} to {best:.2f}) | 1.20 (1.20 to 1.20) |" in lines[2]
+    assert lines[3].endswith("| - |")  # too short an answer for a speed
+    assert lines[4].startswith("| all | 3 | 0.80 (0.75 to 1.00) |")
+    assert "1 of 3 answers" in lines[-1]
+    assert module.table(found).splitlines()[2].endswith("| - | - | - |")  # costs are measured last
+
+
+def test_long_answers_are_held_against_ppsd_answer_by_answer(load):
+    module = load("paper_experiments.long_answers")
+
+    def row(name, speedup):
+        return {"schedule": name, "acceptance": module.ACCEPTANCE, "speedup": speedup, "over_simulated": 0.9}
+
+    rows = [row("ppsd", 2.0), row("auto", 1.8), row("ppsd", 4.0), row("auto", 4.0)]
+    simulated = {"tokens": 40, "link_ms": 0, "planners": [[[4.0, 3.0], [4.0, 4.0]]]}
+    processes = {"tokens": 400, "link_ms": 5, "load": 2.0, "rows": rows}
+    table = module.table({"simulated, 40 tokens, 0 ms": simulated, "400 tokens, 5 ms": processes}).splitlines()
+    assert table[2] == "| simulated, the first answer | 40 | 0 | - | 1 | 4.00 | 3.00 | 0.75 (0.75 to 0.75) | - |"
+    assert table[3] == "| simulated, after 4 others | 40 | 0 | - | 1 | 4.00 | 4.00 | 1.00 (1.00 to 1.00) | - |"
+    assert table[4] == "| processes | 400 | 5 | 2 | 2 | 3.00 | 2.90 | 0.95 (0.90 to 1.00) | 0.90 |"
+
+
+def test_a_planner_that_has_decoded_before_is_nearer_to_the_best(load):
+    module = load("paper_experiments.long_answers")
+    [[first, later]] = module.simulated(40, 0, 1)["planners"]
+    assert first[1] / first[0] < 1 < later[1] / later[0] + 0.05
