@@ -134,9 +134,13 @@ bool Loop::step() {
   play(writing, prompts);
   sweep(&running_);
   notify_consumers();
+  show_counts();
+  return true;
+}
+
+void Loop::show_counts() {
   const std::lock_guard<std::mutex> lock(mutex_);
   shown_ = counts_;
-  return true;
 }
 
 // Those that have rows in the round; false: no others write. Over ranks each of the passes that are under way has its share.

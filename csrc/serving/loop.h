@@ -113,6 +113,7 @@ class Loop {
   std::exception_ptr failure_of(const Answer& answer) const;
   void fail(Answer& answer, std::exception_ptr failure);
   void notify_consumers();
+  void show_counts();
   static const std::vector<Sibling>& siblings_of(const std::vector<Part>& parts);
   static void span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun);
   void sweep(Answers* answers);

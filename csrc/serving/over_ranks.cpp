@@ -55,6 +55,7 @@ void Loop::land_all() {
     else land(*verdict);
   }
   sweep(&running_);
+  show_counts();
 }
 
 void Loop::land(const PassVerdict& verdict) {

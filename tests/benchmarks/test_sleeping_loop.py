@@ -15,5 +15,6 @@ def test_ranks_are_asked_in_turn_and_at_once(monkeypatch):
     in_turn, plain, auto = module.run(args, 3)
     assert [row["schedule"] for row in (in_turn, plain, auto)] == ["plain", "plain", "auto"]
     assert in_turn["rounds"] == in_turn["rows"] == 2 * 6
-    assert plain["rounds"] == plain["rows"] == 3 * 6, "three passes are under way, of an answer each"
+    assert plain["rows"] >= max(plain["rounds"], 3 * 6)
+    assert plain["draft_rows"] == 0
     assert auto["rows"] >= 3 * 6
