@@ -24,6 +24,7 @@ FILES = {"SPD's 240": "spd_240.jsonl", "Spec-Bench's 480": "spec_bench_480.jsonl
 WAYS = {"Beta-TS": "eesd:stop_rule=beta", "paying": "eesd", "auto": "auto"}
 TEMPERATURES = (0.0, 1.0)
 EVERY, AT_ONCE = 80, 5  # prompts of a family; of these in a part, so that a run that is ended has some of each family
+FEW = 30  # judged drafts, of which a share says little
 TOKENS, LONGEST_PROMPT, STAGES, PLACES = 96, 1500, 4, 6  # of an answer, of a prompt; simulated; drafts a round
 
 
@@ -81,7 +82,8 @@ def by_place(engine: Engine, ids: Sequence[int], params: SamplingParams) -> list
 def over_stages(rows: Sequence[dict[str, Any]]) -> float:
     """`ppsd` over equal stages with the acceptance of these prompts, simulated."""
     sums = [[sum(row["by_place"][place][i] for row in rows) for i in (0, 1)] for place in range(PLACES)]
-    acceptance = [right / judged for right, judged in sums if judged]
+    known = next((place for place, (_, judged) in enumerate(sums) if judged < FEW), PLACES)
+    acceptance = [right / judged for right, judged in sums[: max(known, 1)]]  # later places are like the last one
     costs = equal_costs(STAGES, 160.0, 0.5, 0.02, 1.0)
     return simulate(parse_schedule("ppsd"), costs, acceptance, 5000).tokens_per_second * costs.plain_step
 
