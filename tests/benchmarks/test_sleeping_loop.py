@@ -14,7 +14,7 @@ def test_ranks_are_asked_in_turn_and_at_once(monkeypatch):
     args = module.parser().parse_args(["-n", "6", "--clients", "3", "--token-ms", "0.3", "--head-ms", "0.1"])
     in_turn, plain, auto = module.run(args, 3)
     assert [row["schedule"] for row in (in_turn, plain, auto)] == ["plain", "plain", "auto"]
-    assert in_turn["rounds"] == in_turn["rows"] == 2 * 6
+    assert in_turn["rows"] >= in_turn["rounds"] == 2 * 6
     assert plain["rows"] >= max(plain["rounds"], 3 * 6)
     assert plain["draft_rows"] == 0
     assert auto["rows"] >= 3 * 6
