@@ -3,17 +3,17 @@
     replica = Replica(stages=(0.02,), early=0.002, head=0.0005, row_share=0.02, batch=16)
     run([replica] * 4, poisson(rate=3.0, count=1000, shape=Shape(prompt=200, answer=150)))
 
-A replica is a pipeline of stages, each a worker of its own; of one stage it is a process. Its answers take part in the
-same passes. A stage that is free takes what waits for it; over several stages at most its share of the answers, so that
-the others have work too. What is assumed beside simulate.py:
+A replica is a pipeline of stages, each a worker of its own; of one stage it is a process. Its answers share passes.
+Over several stages as many passes are under way as there are stages, each with its share of the answers, as in
+csrc/serving/chain.h. What is assumed beside simulate.py:
 
 - a pass over n rows takes `1 + row_share * (n - 1)` times as long as one over one row, whatever they are;
+- a message takes `link`, and beside it a time with an exponential distribution, of mean `late`; none overtakes another;
 - K drafts are drawn in turns, before each pass, for all answers together;
 - a front gives each request to the replica with the most room, or where prompts begin alike to the same one;
 - a replica has the KV cache of its last `prefixes` different beginnings, and computes only what comes after them.
 
-One answer at a time over several stages (`batch` 1, as ranks are today) is decoded by the real scheduler, so that any
-schedule can be asked for.
+An answer that has all stages to itself can be decoded by the real scheduler instead: `schedule`, with `batch` 1.
 """
 
 import heapq
@@ -35,7 +35,8 @@ class Replica:
     """Seconds of one row. stages: each of them; early: of the first, the layers before the exit head; head: a draft.
 
     drafts: before each pass; acceptance: of each, if those before it are right. link: a message to the next stage, and
-    the verdict back. schedule: of an answer that is alone over several stages, instead of `drafts`.
+    the verdict back; late: how much later it comes on average, at random. schedule: of an answer that is alone over
+    several stages, instead of `drafts`.
     """
 
     stages: tuple[float, ...]
@@ -43,6 +44,7 @@ class Replica:
     head: float = 0.0
     row_share: float = 0.0
     link: float = 0.0
+    late: float = 0.0
     batch: int = 1
     drafts: int = 0
     acceptance: float = 0.8
@@ -65,14 +67,15 @@ class Replica:
     def alone(self, prompt_rows: int, tokens: int, seed: int) -> list[tuple[float, int]]:
         """Of one answer by its schedule: (seconds from its begin, tokens by then)."""
         assert self.schedule is not None
-        links = len(self.stages) * self.link
+        link = self.link + self.late
+        links = len(self.stages) * link
         passes = [min(PASS_ROWS, prompt_rows - done) for done in range(0, prompt_rows, PASS_ROWS)]
         # A prompt's passes follow each other through the stages.
         begun = sum(self.stages) * self.growth(passes[-1]) + links
         begun += sum(max(self.stages) * self.growth(rows) for rows in passes[:-1])
         found = [(begun, 1)]
         if tokens > 1:
-            costs = costs_of_stages(self.stages, self.head, growth(self.row_share), self.link, 0.0)
+            costs = costs_of_stages(self.stages, self.head, growth(self.row_share), link, 0.0)
             for timed in simulate(self.schedule, costs, self.acceptance, tokens - 1, seed).rounds:
                 found.append((begun + timed.seconds, found[-1][1] + len(timed.round.committed)))
         return found
@@ -160,13 +163,16 @@ class _Answer:
 
 @dataclass
 class _Running:
-    """A replica at work. waiting: answers that wait for each stage."""
+    """A replica at work. waiting: answers that have no rows under way; passes: those that wait for each later stage."""
 
     replica: Replica
     answers: int = 0
+    flying: int = 0  # passes under way
     seconds: list[float] = field(default_factory=list)  # that each stage has worked
     busy: list[bool] = field(default_factory=list)
-    waiting: list[deque[_Answer]] = field(default_factory=list)
+    waiting: "deque[_Answer]" = field(default_factory=deque)
+    passes: "list[deque[list[_Answer]]]" = field(default_factory=list)
+    arrival: list[float] = field(default_factory=list)  # of the last message of each stage
     known: "OrderedDict[int, None]" = field(default_factory=OrderedDict)  # beginnings
 
 
@@ -180,12 +186,19 @@ class Cluster:
 
     def __init__(self, replicas: Sequence[Replica], by_prefix: bool = False, seed: int = 0) -> None:
         self._running = [
-            _Running(r, 0, [0.0] * len(r.stages), [False] * len(r.stages), [deque() for _ in r.stages])
-            for r in replicas
+            _Running(
+                replica,
+                seconds=[0.0] * len(replica.stages),
+                busy=[False] * len(replica.stages),
+                passes=[deque() for _ in replica.stages],
+                arrival=[0.0] * len(replica.stages),
+            )
+            for replica in replicas
         ]
         self._by_prefix, self._seed = by_prefix, seed
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._order, self._queue = 0, deque[Request]()
+        self._late = Random(seed + 2)
         self.answered: list[Answered] = []
         self.now = 0.0
 
@@ -234,8 +247,8 @@ class Cluster:
         if running.replica.schedule is not None:
             return self._decode_alone(running, answered, rows)
         answer = _Answer(answered, Random(self._seed + request.number), rows)
-        running.waiting[0].append(answer)
-        return self._work(running, 0)
+        running.waiting.append(answer)
+        return self._start(running)
 
     def _decode_alone(self, running: _Running, answered: Answered, rows: int) -> None:
         begun, request = self.now, answered.request
@@ -246,45 +259,63 @@ class Cluster:
             running.seconds[stage] += rounds[-1][0]
         self._at(begun + rounds[-1][0], lambda now: self._end(running, answered))
 
-    def _work(self, running: _Running, stage: int) -> None:
-        """Stage `stage` takes all that waits for it, if it is free."""
-        waiting, replica = running.waiting[stage], running.replica
-        if running.busy[stage] or not waiting:
+    def _start(self, running: _Running) -> None:
+        """A pass for a share of the answers, if the first stage is free and not every stage has one already."""
+        waiting, replica = running.waiting, running.replica
+        if running.busy[0] or not waiting or running.flying == len(replica.stages):
             return
-        share = -(-replica.batch // len(replica.stages))
+        share = -(-running.answers // len(replica.stages))
         taken = [waiting.popleft() for _ in range(min(share, len(waiting)))]
-        if stage == 0:
-            room = PASS_ROWS
-            for answer in taken:
-                answer.rows = min(answer.prompt_left, room)
-                room -= answer.rows
-            held = [answer for answer in taken if answer.prompt_left and not answer.rows]
-            waiting.extend(held)  # prompts for which this pass has no room
-            taken = [answer for answer in taken if answer.rows or not answer.prompt_left]
+        room = PASS_ROWS
+        for answer in taken:
+            answer.rows = min(answer.prompt_left, room)
+            room -= answer.rows
+        waiting.extend(answer for answer in taken if answer.prompt_left and not answer.rows)  # no room in this pass
+        taken = [answer for answer in taken if answer.rows or not answer.prompt_left]
+        running.flying += 1
+        self._work(running, 0, taken)
+
+    def _work(self, running: _Running, stage: int, taken: list[_Answer]) -> None:
         writing, rows = sum(not answer.rows for answer in taken), sum(answer.rows for answer in taken)
+        replica = running.replica
         seconds = replica.first(writing, rows) if stage == 0 else replica.later(stage, writing, rows)
         running.busy[stage] = True
         running.seconds[stage] += seconds
         self._at(self.now + seconds, lambda now: self._done(running, stage, taken))
 
+    def _go_on(self, running: _Running, stage: int) -> None:
+        """With the next pass that waits for this stage."""
+        if stage == 0:
+            self._start(running)
+        elif running.passes[stage] and not running.busy[stage]:
+            self._work(running, stage, running.passes[stage].popleft())
+
     def _done(self, running: _Running, stage: int, taken: list[_Answer]) -> None:
         running.busy[stage] = False
         last = stage == len(running.replica.stages) - 1
-        link = running.replica.link if len(running.replica.stages) > 1 else 0.0
+        link = self._link(running.replica)
 
         def arrive(now: float) -> None:
             if last:
                 return self._verdict(running, taken)
-            running.waiting[stage + 1].extend(taken)
-            return self._work(running, stage + 1)
+            running.passes[stage + 1].append(taken)
+            return self._go_on(running, stage + 1)
 
         if link:
-            self._at(self.now + link, arrive)
+            running.arrival[stage] = max(running.arrival[stage], self.now + link)
+            self._at(running.arrival[stage], arrive)
         else:  # at once, so that what comes back takes part in this stage's next pass
             arrive(self.now)
-        self._work(running, stage)
+        self._go_on(running, stage)
+
+    def _link(self, replica: Replica) -> float:
+        """Seconds of a message; the stage of a process has nobody to tell."""
+        if len(replica.stages) == 1:
+            return 0.0
+        return replica.link + (self._late.expovariate(1 / replica.late) if replica.late else 0.0)
 
     def _verdict(self, running: _Running, taken: list[_Answer]) -> None:
+        running.flying -= 1
         for answer in taken:
             answered, request = answer.answered, answer.answered.request
             if answer.rows:
@@ -298,8 +329,8 @@ class Cluster:
             if answer.prompt_left == 0 and answered.tokens == request.answer:
                 self._end(running, answered)
             else:
-                running.waiting[0].append(answer)
-        self._work(running, 0)
+                running.waiting.append(answer)
+        self._start(running)
 
     def _end(self, running: _Running, answered: Answered) -> None:
         running.answers -= 1

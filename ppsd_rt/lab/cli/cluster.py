@@ -93,9 +93,8 @@ def _replica(
         seconds = (early, *split.seconds[1:])
         seconds = (sum(seconds),) if stages == 1 else seconds
         share = (model.growth[-1] - 1) / (len(model.growth) - 1)
-    return Replica(
-        seconds, early, head, share, link_ms / 1e3 if stages > 1 else 0.0, batch, drafts, prefixes=args.prefix_room
-    )
+    link, late = (link_ms / 1e3, args.late_ms / 1e3) if stages > 1 else (0.0, 0.0)
+    return Replica(seconds, early, head, share, link, late, batch, drafts, prefixes=args.prefix_room)
 
 
 def _play(args: argparse.Namespace, replica: Replica, given: dict[str, Any]) -> Cluster:

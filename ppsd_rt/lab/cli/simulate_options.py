@@ -62,6 +62,9 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafts", type=list_of(whole), default=[0], metavar="K,K,...", help="before each pass; 0: plain decoding [0]"
     )
+    group.add_argument(
+        "--late-ms", type=milliseconds, default=0.0, metavar="T", help="beside --link-ms, on average, at random [0]"
+    )
     group.add_argument("--users", type=count, metavar="N,N,...", help="who ask again when they have read the answer")
     group.add_argument("--think", type=seconds, default=20.0, metavar="S", help="of a user between two requests")
     group.add_argument(

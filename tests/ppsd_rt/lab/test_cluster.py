@@ -1,6 +1,10 @@
 """Replicas in simulated time, against what can be worked out by hand."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from random import Random
+from statistics import fmean
 
 import pytest
 
@@ -75,6 +79,59 @@ def test_batches_keep_all_stages_at_work():
     assert cluster.busy() > 0.95
 
 
+def test_no_pass_takes_more_than_its_share_of_the_answers():
+    """However large the batch may be: four answers are four passes, and only a fifth one makes passes of two."""
+    replica = Replica((1.0,) * 4, early=1.0, row_share=0.5, batch=64)
+    assert run([replica], requests(0.0, 0.0, 0.0, 0.0, answer=50)).now == pytest.approx(4 * 50 + 3)
+    five = run([replica], requests(*[0.0] * 5, answer=50)).now
+    assert 1.2 * (4 * 50 + 3) < five < 1.6 * (4 * 50 + 3)
+
+
+def test_as_many_passes_are_under_way_as_there_are_stages():
+    """Three answers begin one after the other over two stages: the third one waits, and shares the first one's."""
+    replica = Replica((1.0,) * 2, early=1.0, row_share=0.5, link=1.0, batch=64)
+    answered = run([replica], requests(0.0, 1.0, 2.0, answer=50)).answered
+    assert [each.first for each in answered] == [4.0, 5.0, 9.0]
+    assert [each.pace for each in answered] == pytest.approx([2 * 1.5 + 2] * 3, rel=0.01)
+
+
+def test_late_messages_slow_a_full_pipeline_more_than_an_empty_one():
+    """A stage waits for a late one, and cannot make that up with an early one. An empty one loses just their mean."""
+
+    def slower(answers, late):
+        asked = requests(*[0.0] * answers, answer=2000)
+        replica = Replica((1.0,) * 4, early=1.0, batch=answers)
+        steady, at_random = [run([replace(replica, **how)], asked).now for how in ({"link": late}, {"late": late})]
+        return at_random / steady
+
+    assert slower(1, 0.1) == pytest.approx(1.0, rel=0.01)
+    assert 1.02 < slower(4, 0.1) < 1.1
+
+
+SLEEPING = Path(__file__, "../../../../benchmarks/results/2026-11-26-intel-xeon-5-sleeping-loop.json").resolve()
+
+
+def test_it_predicts_what_ranks_with_many_answers_did():
+    """The last column in docs/guide/scale.md. What messages take is from the runs of one answer at a time."""
+    said = json.loads(SLEEPING.read_text())
+    token, tokens, share = said["options"]["token_ms"] / 1000, said["options"]["tokens"], said["options"]["row_share"]
+    plain = [row for row in said["runs"] if row["schedule"] == "plain"]
+    over = {}
+    for row in plain:
+        stages, clients = row["stages"], row["clients"]
+        if row["in_turn"]:
+            late = (1 / row["tokens_per_second"] - token) / stages
+            continue
+        replica = Replica((token / stages,) * stages, token / stages, row_share=share, late=late, batch=clients)
+        asked = requests(*[0.0] * clients, answer=tokens)
+        seconds = fmean(run([replica], asked, seed=seed).now for seed in range(20))
+        over[stages, clients] = row["tokens_per_second"] * seconds / (clients * tokens)
+    assert sorted(over) == [(stages, clients) for stages in (4, 8) for clients in (1, 2, 4, 8, 16)]
+    outside = {case for case, ratio in over.items() if not 0.95 < ratio < 1.05}
+    assert outside == {(8, 8)}, over
+    assert over[8, 8] == pytest.approx(0.94, abs=0.01)
+
+
 def test_users_ask_again_when_they_have_read():
     shape = Shape(answer=10, exact=True)
     cluster = run([Replica((0.1,), batch=4)], users(3, 5.0, shape), 60, shape)
@@ -97,8 +154,6 @@ def test_arrivals_and_drafts_have_the_means_that_they_are_said_to_have():
 def test_the_command_prints_a_row_for_every_combination(capsys):
     options = ["--replicas", "1,2", "--users", "2,4", "--drafts", "0,2", "--requests", "40", "-o", "json"]
     assert cli.main(["simulate", "--cluster", "--answer-tokens", "20", *options]) == 0
-    import json
-
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["replicas"], row["users"], row["drafts"]) for row in rows] == [
         (replicas, asking, drafts) for replicas in (1, 2) for asking in (2, 4) for drafts in (0, 2)
