@@ -139,7 +139,7 @@ def test_it_answers_as_the_engine_does(deploy, texts):
 
 
 def test_replicas_come_and_go_with_the_load(deploy, texts):
-    # Any load is enough for three. Where answers are shorter than what is around them, few of the clients count as load.
+    # Any load is enough for three: answers are shorter than what is around them, so few of the clients count as load.
     deploy(replicas=3, ongoing=0.2, delay=2.0)
     with Load(texts) as load:
         wait_for(lambda: replicas() == 3)
