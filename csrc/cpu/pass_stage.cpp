@@ -1,7 +1,6 @@
 #include "pass_stage.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <string>
 
@@ -20,8 +19,8 @@ uint8_t* PassStage::block(int number) {
 }
 
 void PassStage::change(const Pass& pass) {
-  for (int number : pass.wiped) std::memset(block(number), 0, layers_->end());
-  for (const auto& [from, to] : pass.copies) std::memcpy(block(to), block(from), layers_->end());
+  for (int number : pass.wiped) std::fill_n(block(number), layers_->end(), uint8_t(0));
+  for (const auto& [from, to] : pass.copies) std::copy_n(block(from), layers_->end(), block(to));
   for (int number : pass.closed) answers_.erase(number);
   for (const auto& [number, words] : pass.opened) {
     if (words.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");

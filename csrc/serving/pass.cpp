@@ -84,12 +84,12 @@ WireHeader open_message(Wire kind, const int32_t* message, size_t words) {
 std::vector<float> read_floats(const int32_t* from, const int32_t* end, size_t count) {
   if (size_t(end - from) < count) malformed();
   std::vector<float> floats(count);
-  std::memcpy(floats.data(), from, count * sizeof(float));
+  if (count > 0) std::memcpy(floats.data(), from, count * sizeof(float));
   return floats;
 }
 
 size_t write_floats(const std::vector<float>& floats, int32_t* to) {
-  std::memcpy(to, floats.data(), floats.size() * sizeof(float));
+  if (!floats.empty()) std::memcpy(to, floats.data(), floats.size() * sizeof(float));
   return floats.size();
 }
 
