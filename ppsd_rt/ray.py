@@ -185,7 +185,7 @@ def _open_pipeline(options: Options) -> Engine:
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     host = ray.util.get_node_ip_address()
-    given = options.model_dump(include={*_MODEL, "schedule"})
+    given = options.model_dump(include={*_MODEL, "schedule", "kv_memory"})
     told = RankOptions(**{**given, "backend": "cpu" if options.backend == "auto" else options.backend})
     local = [(nodes[:rank].count(node), nodes.count(node)) for rank, node in enumerate(nodes)]
     worlds = [World(rank, options.ranks, *place, host, port) for rank, place in enumerate(local)]

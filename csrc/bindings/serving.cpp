@@ -35,8 +35,8 @@ PyLoop make_loop_over_ranks(const PyModel& model, std::vector<int> cores, int th
 }
 
 Chain& chain_of(PyLoop& loop) {
-  if (!loop.stepped) throw std::logic_error("this loop has no other ranks");
-  return loop.stepped->chain();
+  if (!loop.loop().over_ranks()) throw std::logic_error("this loop has no other ranks");
+  return loop.loop().chain();
 }
 
 PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
@@ -99,7 +99,10 @@ void bind_serving(py::module_& m) {
         if (answer.session && answer.here()) answer.session->hear(std::move(news));
       }, py::arg("news"), "Ring whenever there is something to iterate over.")
       .def("take", &take, "-> (events, over): what there is by now, without waiting.")
-      .def("kept", [](PyOutbox& answer) { return py::array_t<uint16_t>(py::ssize_t(answer.session->kept.size()), answer.session->kept.data()); },
+      .def("kept", [](PyOutbox& answer) {
+        if (!answer.session) throw std::logic_error("this answer has been closed");
+        return py::array_t<uint16_t>(py::ssize_t(answer.session->kept.size()), answer.session->kept.data());
+      },
            "Once it is over: the hidden states of its rows, [rows * keep * hidden] bfloat16 bits.");
 
   py::class_<PyLoop>(m, "Loop", "Decodes many answers at once, their KV caches in blocks of 64 positions out of `kv_bytes`.")
@@ -159,6 +162,7 @@ void bind_serving(py::module_& m) {
       .def(
           "fail",
           [](PyLoop& loop, const std::string& line) {
+            chain_of(loop);
             Loop& made = loop.loop();
             const py::gil_scoped_release release;
             made.end_all(std::make_exception_ptr(std::runtime_error(line)));

@@ -64,6 +64,7 @@ class Loop {
   // Over ranks, by one thread: steps until a pass is ready to leave, for at most so long, and writes it into
   // out[most_pass_words]. Its words; 0: there is none this time.
   size_t work(int32_t* out, int milliseconds);
+  bool over_ranks() const { return chain_ != nullptr; }
   Chain& chain() { return *chain_; }   // whose `land` another thread calls
   void dwell(Dwell early, double draw) { passes_.dwell(std::move(early), draw); }
 

@@ -50,6 +50,7 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
         device=args.device,
         dtype=args.dtype,
         kv_dtype=args.kv_dtype,
+        kv_memory=args.kv_memory,
         threads=args.threads,
         sizes=sizes,
         schedule=getattr(args, "schedule", None) or getattr(args, "schedules", None) or "",

@@ -132,7 +132,16 @@ def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | No
         raise PpsdError(f"ranks cannot run this model: its rotation depends on the length of the text ({scaling.kind})")
     dtype = format_for(checkpoint, options.dtype) if options.backend == "cpu" else options.dtype
     formats = dtype, options.kv_dtype
-    slices = slices_for(options.backend, options.device, formats, threads, cores, world.local_rank, world.local_size)
+    slices = slices_for(
+        options.backend,
+        options.device,
+        formats,
+        threads,
+        cores,
+        world.local_rank,
+        world.local_size,
+        options.kv_memory,
+    )
     found = find_head(options.exit_head, checkpoint)
     head = found if found is not None and found.drafts else None
     refuse_eagle3(head.info if head else None, "over ranks")

@@ -101,9 +101,17 @@ class CpuSlices:
 
     siblings = extras = True
 
-    def __init__(self, formats: Formats, threads: int, cores: list[int], local_size: int = 1) -> None:
-        """local_size: ranks that share this host's memory."""
-        self._kv_bytes = kv_memory_of(None) * 3 // 4 // local_size  # a quarter for the answer that is alone
+    def __init__(
+        self,
+        formats: Formats,
+        threads: int,
+        cores: list[int],
+        local_size: int = 1,
+        kv_memory: int | str | None = None,
+    ) -> None:
+        """local_size: ranks that share this host's memory. kv_memory: see RankOptions."""
+        shared = local_size if kv_memory is None else 1
+        self._kv_bytes = kv_memory_of(kv_memory) * 3 // 4 // shared  # a quarter for the answer that is alone
         self.blocks = 0
         self._dtype, self._kv_dtype = formats
         if self._dtype not in FORMATS:
@@ -162,11 +170,14 @@ def slices_for(
     cores: list[int],
     local_rank: int,
     local_size: int = 1,
+    kv_memory: int | str | None = None,
 ) -> Slices:
     """Raises PpsdError where this rank cannot run that backend."""
     dtype, kv_dtype = formats
     if backend != "cpu" and kv_dtype != "auto":
         raise UsageError(f"the {backend} backend has the KV cache in the model's dtype; leave --kv-dtype out")
+    if backend != "cpu" and kv_memory is not None:
+        raise UsageError(f"ranks of {backend} decode one answer at a time; kv_memory needs --backend cpu")
     if backend == "cuda":
         from ..cuda.errors import check_triton
 
@@ -178,7 +189,7 @@ def slices_for(
         from .torch_stages import TorchSlices
 
         return TorchSlices(device, dtype, threads, cores, local_rank)
-    return CpuSlices(formats, threads, cores, local_size)
+    return CpuSlices(formats, threads, cores, local_size, kv_memory)
 
 
 def cores_of(local_rank: int, local_size: int, threads: int | None) -> tuple[int, list[int]]:
