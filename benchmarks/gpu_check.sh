@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Proves or disproves on one GPU what is claimed of the CUDA backend, in calls of at most ten minutes (LIMIT seconds):
 #
-#     OUT=results benchmarks/gpu_check.sh smoke    the first minutes: kernels, graphs and answers, simplest first
-#     OUT=results benchmarks/gpu_check.sh speed    builds; answers, kernels and their tests, and a table of targets
-#     OUT=results benchmarks/gpu_check.sh proof    tests of captured graphs, compute-sanitizer, ranks, an idle GPU
-#     OUT=results benchmarks/gpu_check.sh more     larger shapes and more comparisons, where there is time for them
+#     OUT=results benchmarks/gpu_check.sh smoke proof    the simplest steps first; then all that is not timed, at once:
+#                                                        tests of kernels and captured graphs, compute-sanitizer, ranks
+#     OUT=results benchmarks/gpu_check.sh speed          answers, kernels, an idle GPU, and a table of targets
+#     OUT=results benchmarks/gpu_check.sh more           larger shapes and more comparisons, where there is time for them
 #
 # Each writes $OUT/gpu.json and $OUT/gpu.txt (the table) after every part, and $OUT/log.txt; a later call adds to an
 # earlier gpu.json. Parts are in the order of what they are worth, each has a limit of its own, and one that fails or
@@ -15,12 +15,14 @@
 # `python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 -d .whl gguf hypothesis pytest-timeout`):
 # it is installed from there. No model is needed: all shapes are filled with random weights. MODEL=folder, of the default
 # model (and `tokenizers`), answers development prompts with it and the head that ships, too.
-# What `smoke` found to fail is avoided by the later calls: it leaves the switches in $OUT/smoke.env.
-# ONLY=name,name runs some of the parts. What was built and compiled stays in build/gpu for the next call.
+# What `smoke` found to fail is avoided by what follows: it leaves the switches in $OUT/smoke.env.
+# ONLY=name,name runs some of the parts. What was built and compiled stays in build/gpu for the next call. PREBUILT=1:
+# build/gpu has come from another machine with the same Python, and is not built again.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-call=${1:-}
-case $call in smoke | speed | proof | more) ;; *) echo "usage: benchmarks/gpu_check.sh smoke|speed|proof|more" >&2; exit 2 ;; esac
+for call in "${@:-none}"; do
+    case $call in smoke | speed | proof | more) ;; *) echo "usage: benchmarks/gpu_check.sh smoke|speed|proof|more ..." >&2; exit 2 ;; esac
+done
 python=${PYTHON:-python3}
 out=${OUT:-build/gpu-results}
 work=$(mktemp -d)
@@ -30,9 +32,7 @@ limit=${LIMIT:-570}
 mkdir -p "$out" "$built"
 export PYTHONUNBUFFERED=1 OMP_WAIT_POLICY=passive PPSD_CACHE="$work/cache" TRITON_CACHE_DIR="$built/triton"
 log=$out/log.txt
-# shellcheck disable=SC1091
-if [ "$call" != smoke ] && [ -f "$out/smoke.env" ]; then . "$out/smoke.env"; fi
-echo "==== $call" >> "$log"
+echo "==== $*" >> "$log"
 
 # part NAME SECONDS COMMAND...: the last line of its output is its result: JSON, or what pytest counted.
 part() {
@@ -41,17 +41,19 @@ part() {
     if [ -n "${ONLY:-}" ] && [[ ",$ONLY," != *",$name,"* ]]; then return; fi
     if [ "$left" -lt 8 ]; then echo "skipped $name: no time left"; return; fi
     [ "$left" -lt "$most" ] && most=$left
-    echo "== $name: $*" >> "$log"
-    timeout -s INT -k 8 "$most" "$@" > "$work/$name.out" 2>> "$log"
+    timeout -s INT -k 8 "$most" "$@" > "$work/$name.out" 2> "$work/$name.log"
     status=$?
+    { echo "== $name: $*"; tail -c 20000 "$work/$name.log"; } >> "$log"
     tail -n 40 "$work/$name.out" | cut -c 1-2000 >> "$log"
     tail -n 1 "$work/$name.out" > "$work/$name.json"
     echo "$name $status $((SECONDS - begun))" >> "$work/parts"
     printf '%-22s %4d s  %s\n' "$name" $((SECONDS - begun)) \
         "$([ $status = 0 ] && echo ok || { [ $status -ge 124 ] && echo "out of time" || echo "failed ($status)"; })"
-    "$python" benchmarks/gpu_summary.py "$work" "$out/gpu.json" > "$out/gpu.txt"
+    [ -n "${together:-}" ] || summarise
     return $status
 }
+
+summarise() { "$python" benchmarks/gpu_summary.py "$work" "$out/gpu.json" > "$out/gpu.txt"; }
 
 site=$built/site
 export PYTHONPATH=$site
@@ -61,10 +63,12 @@ build() {
     fi
     # The extension, and the packages under the name they are installed by.
     mkdir -p "$site/ppsd_rt"
-    cmake -S . -B "$built/build" -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v "$python")" \
-        -Dpybind11_DIR="$("$python" -c 'import pybind11; print(pybind11.get_cmake_dir())')" \
-        -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$site/ppsd_rt" > /dev/null || return
-    cmake --build "$built/build" --target _native --parallel "$(nproc)" > /dev/null || return
+    if [ -z "${PREBUILT:-}" ]; then
+        cmake -S . -B "$built/build" -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v "$python")" \
+            -Dpybind11_DIR="$("$python" -c 'import pybind11; print(pybind11.get_cmake_dir())')" \
+            -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$site/ppsd_rt" > /dev/null || return
+        cmake --build "$built/build" --target _native --parallel "$(nproc)" > /dev/null || return
+    fi
     local item
     for item in "$PWD"/ppsd_rt/* "$PWD/models" "$PWD/triton_kernels"; do case $item in *.so) ;; *) ln -sfn "$item" "$site/ppsd_rt/" ;; esac; done
     "$python" -P - <<'PYTHON'
@@ -122,47 +126,60 @@ PYTHON
 export -f ranks
 export work
 
-case $call in
-smoke)
-    part smoke 480 "$python" -P benchmarks/gpu_smoke.py --out "$out/smoke.json"
-    ;;
-speed)
-    part warm 80 bash -c warm
-    part answers-135m 70 $generate $small $oracle $schedules
-    part kernels-135m 35 $kernels $small -r 7
-    part tests-kernels 60 $pytest -n 8 tests/triton_kernels/test_on_gpu.py
-    part answers-8b 80 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
-    part answers-1b 50 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
-    part kernels-8b 35 $kernels -r 5 -m random:llama-3.1-8b
-    part kernels-1b 30 $kernels -r 5 -m random:llama-3.2-1b
-    part kernels-8b-4k 20 $kernels -r 5 -m random:llama-3.1-8b --context 4096 --kernels attention
-    part kernels-8b-8k 20 $kernels -r 5 -m random:llama-3.1-8b --context 8192 --kernels attention
-    if [ -n "${MODEL:-}" ]; then
-        part answers-default 60 $run bench generate --backend cuda --device cuda -m "$MODEL" --prompts --limit 2 -n 128 -r 3 \
-            --schedule auto --schedule eesd --schedule elastic --output json
-    fi
-    ;;
-proof)
-    part tests-captured 110 $pytest -n 3 tests/ppsd_rt/cuda/test_on_gpu.py
-    part compiled 40 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4
-    part memcheck 60 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4
-    part racecheck 50 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2 --formats int4
-    part ranks 50 bash -c ranks
-    part idle-135m 30 $python benchmarks/gpu_idle.py $small
-    part answers-8b-far 60 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000,8000 -r 1 \
-        --schedule elastic --schedule eesd:length=5,stop_rule=fixed
-    part baseline-1b 50 $python benchmarks/gpu_baseline.py -m random:llama-3.2-1b
-    ;;
-more)
-    # What a format saves, and the bandwidth of its kernels.
-    part answers-formats 60 $generate -m random:llama-3.1-8b --dtype bfloat16,int8,int4,fp8 --exit-head norm:4:16384 \
-        -r 1 --oracle 0.8 --schedule eesd:length=5,stop_rule=fixed
-    part kernels-8b-int8 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int8
-    part kernels-8b-int4 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int4
-    part answers-13b 90 $generate -m random:llama-2-13b --exit-head norm:5 -r 1 $oracle $schedules
-    part answers-70b-int8 120 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 -n 64 -r 1 $oracle $schedules
-    part baseline-135m 60 $python benchmarks/gpu_baseline.py -m random:smollm2-135m
-    part baseline-8b 90 $python benchmarks/gpu_baseline.py -m random:llama-3.1-8b
-    ;;
-esac
+for call in "$@"; do
+    # shellcheck disable=SC1091
+    if [ -f "$out/smoke.env" ]; then . "$out/smoke.env"; fi
+    case $call in
+    smoke)
+        part smoke 150 "$python" -P benchmarks/gpu_smoke.py --out "$out/smoke.json"
+        ;;
+    proof)   # none of it is timed, so all of it runs at once
+        together=1
+        set -m   # or an interrupt does not reach them
+        part tests-kernels 180 $pytest -n 4 tests/triton_kernels/test_on_gpu.py &
+        part tests-captured 180 $pytest -n 4 tests/ppsd_rt/cuda/test_on_gpu.py &
+        {
+            part compiled 60 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4
+            part memcheck 120 "$sanitizer" --tool memcheck --report-api-errors no --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 4 --formats int4 &
+            part racecheck 120 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2 --formats int4 &
+            wait
+        } &
+        part ranks 120 bash -c ranks &
+        part warm 120 bash -c warm &
+        wait
+        set +m
+        together=
+        summarise
+        ;;
+    speed)
+        part answers-135m 60 $generate $small $oracle $schedules
+        part kernels-135m 35 $kernels $small -r 7
+        part answers-8b 70 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 $oracle $schedules
+        part kernels-8b 35 $kernels -r 5 -m random:llama-3.1-8b
+        part answers-1b 50 $generate -m random:llama-3.2-1b --exit-head norm:2:16384 $oracle $schedules
+        part idle-135m 30 $python benchmarks/gpu_idle.py $small
+        part baseline-1b 60 $python benchmarks/gpu_baseline.py -m random:llama-3.2-1b
+        part kernels-1b 30 $kernels -r 5 -m random:llama-3.2-1b
+        part kernels-8b-4k 20 $kernels -r 5 -m random:llama-3.1-8b --context 4096 --kernels attention
+        part kernels-8b-8k 20 $kernels -r 5 -m random:llama-3.1-8b --context 8192 --kernels attention
+        if [ -n "${MODEL:-}" ]; then
+            part answers-default 60 $run bench generate --backend cuda --device cuda -m "$MODEL" --prompts --limit 2 -n 128 -r 3 \
+                --schedule auto --schedule eesd --schedule elastic --output json
+        fi
+        ;;
+    more)
+        # What a format saves, and the bandwidth of its kernels.
+        part answers-formats 60 $generate -m random:llama-3.1-8b --dtype bfloat16,int8,int4,fp8 --exit-head norm:4:16384 \
+            -r 1 --oracle 0.8 --schedule eesd:length=5,stop_rule=fixed
+        part kernels-8b-int8 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int8
+        part kernels-8b-int4 30 $kernels -r 3 -m random:llama-3.1-8b --dtype int4
+        part answers-8b-far 60 $generate -m random:llama-3.1-8b --exit-head norm:4:16384 --oracle 0.8 -p 4000,8000 -r 1 \
+            --schedule elastic --schedule eesd:length=5,stop_rule=fixed
+        part answers-13b 60 $generate -m random:llama-2-13b --exit-head norm:5 -r 1 $oracle $schedules
+        part answers-70b-int8 120 $generate -m random:llama-2-70b --dtype int8 --exit-head norm:10 -n 64 -r 1 $oracle $schedules
+        part baseline-135m 60 $python benchmarks/gpu_baseline.py -m random:smollm2-135m
+        part baseline-8b 60 $python benchmarks/gpu_baseline.py -m random:llama-3.1-8b
+        ;;
+    esac
+done
 cat "$out/gpu.txt"

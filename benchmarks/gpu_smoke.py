@@ -3,9 +3,11 @@
     python benchmarks/gpu_smoke.py --out results/smoke.json
 
 Each step is compared with torch, or with the step before and with what the virtual GPU computed (gpu_golden.json).
-One that fails is repeated with CUDA_LAUNCH_BLOCKING, for the kernel's name, and under memcheck; then with the switches
-that avoid parts of the machinery, and the first of these under which it passes is set for all that comes later:
-`smoke.env` beside the output, for gpu_check.sh. The output is written after every step; its last line is printed too.
+All of them begin at once, for their processes start more slowly than they run. One that fails is repeated with
+CUDA_LAUNCH_BLOCKING, for the kernel's name, and under memcheck; then with the switches that avoid parts of the
+machinery, and the first of these under which it passes is set for all that comes later: `smoke.env` beside the output,
+for gpu_check.sh. After --limit seconds nothing is repeated any more. The output is written after every step; its last
+line is printed too.
 --virtual LIBRARY: on a virtual GPU (tests/virtual_gpu). --write: writes gpu_golden.json.
 """
 
@@ -17,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -177,7 +180,7 @@ def attempt(name: str, options: argparse.Namespace, variables: dict[str, str]) -
     command = [sys.executable, "-P", __file__, "--step", name, "--sm", str(options.sm)]
     command += ["--virtual", options.virtual] if options.virtual else []
     command += ["--write"] if options.write else []
-    limit = STEPS[name][0] * (20 if options.virtual else 1)
+    limit = STEPS[name][0] * (40 if options.virtual else 1)
     try:
         done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=limit)
     except subprocess.TimeoutExpired:
@@ -196,11 +199,33 @@ def memcheck(name: str, options: argparse.Namespace, variables: dict[str, str]) 
     command += [sys.executable, "-P", __file__, "--step", name, "--sm", str(options.sm)]
     environment = {**os.environ, **variables}
     try:
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * STEPS[name][0])
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=STEPS[name][0])
     except subprocess.TimeoutExpired:
-        return f"no end after {2 * STEPS[name][0]} s"
+        return f"no end after {STEPS[name][0]} s"
     told = [line for line in done.stdout.splitlines() if line.startswith("========= ") and "SANITIZER" not in line]
     return " ".join(told[:3]) if done.returncode == 9 else ""
+
+
+def diagnose(
+    name: str, options: argparse.Namespace, simple: dict[str, str], switches: list[str], until: float
+) -> dict[str, Any]:
+    """What more is found out about a step that has failed; the switch that avoids it is added to `switches`."""
+    told: dict[str, Any] = {}
+    left = lambda: time.monotonic() < until  # noqa: E731
+    chosen = {**simple, **dict.fromkeys(switches, "1")}
+    if left():
+        told["blocking"] = attempt(name, options, {**chosen, "CUDA_LAUNCH_BLOCKING": "1"})[1]
+    if left() and (finding := memcheck(name, options, chosen)):
+        told["memcheck"] = finding
+    for switch in () if name == "versions" else ("", *SWITCHES):  # "": those that an earlier step needed
+        if not left() or (not switch and not switches):
+            continue
+        found, _ = attempt(name, options, {**chosen, **({switch: "1"} if switch else {})})
+        if found is not None:
+            if switch:
+                switches.append(switch)
+            return {**told, "found": found, "avoided by": switch or list(switches)}
+    return told
 
 
 def main() -> int:
@@ -209,6 +234,7 @@ def main() -> int:
     parser.add_argument("--virtual", metavar="LIBRARY")
     parser.add_argument("--sm", type=int, default=90, help="of the virtual GPU")
     parser.add_argument("--write", action="store_true", help="the golden values")
+    parser.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="for what is repeated")
     parser.add_argument("--step", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
@@ -217,25 +243,17 @@ def main() -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     results: dict[str, Any] = {"steps": {}, "failed": 0, "switches": []}
     before: dict[str, Any] = {}
+    until = time.monotonic() + options.limit
+    pool = ThreadPoolExecutor(os.cpu_count())
+    first = {name: pool.submit(attempt, name, options, simple) for name, (_, simple) in STEPS.items()}
     for name, (_, simple) in STEPS.items():
         begun = time.monotonic()
-        chosen = dict.fromkeys(results["switches"], "1")
-        found, why = attempt(name, options, {**simple, **chosen})
+        found, why = first[name].result()
         told: dict[str, Any] = {}
         if found is None:
-            told = {
-                "failed": why,
-                "blocking": attempt(name, options, {**simple, **chosen, "CUDA_LAUNCH_BLOCKING": "1"})[1],
-            }
-            if finding := memcheck(name, options, {**simple, **chosen}):
-                told["memcheck"] = finding
+            told = {"failed": why, **diagnose(name, options, simple, results["switches"], until)}
+            found = told.pop("found", None)
             results["failed"] += 1
-            for switch in () if name == "versions" else SWITCHES:
-                found, _ = attempt(name, options, {**simple, **chosen, switch: "1"})
-                if found is not None:
-                    results["switches"].append(switch)
-                    told["avoided by"] = switch
-                    break
         ids = {dtype: its["ids"] for dtype, its in (found or {}).get("formats", {}).items()}
         if ids and before and ids != before:
             told["failed"] = "other tokens than the step before"
