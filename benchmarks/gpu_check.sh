@@ -131,7 +131,7 @@ for call in "$@"; do
     if [ -f "$out/smoke.env" ]; then . "$out/smoke.env"; fi
     case $call in
     smoke)
-        part smoke 150 "$python" -P benchmarks/gpu_smoke.py --out "$out/smoke.json"
+        part smoke 240 "$python" -P benchmarks/gpu_smoke.py --out "$out/smoke.json"
         ;;
     proof)   # none of it is timed, so all of it runs at once
         together=1

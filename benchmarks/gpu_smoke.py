@@ -33,10 +33,10 @@ STEPS: dict[str, tuple[int, dict[str, str]]] = {
     "kernel": (60, {}),
     "dependents": (60, {}),
     "ring": (30, {}),
-    "eager": (60, {"PPSD_CUDA_EAGER": "1", "PPSD_NO_PDL": "1"}),
-    "eager, dependents": (60, {"PPSD_CUDA_EAGER": "1"}),
-    "captured": (60, {"PPSD_CUDA_SERIAL": "1"}),
-    "overlapped": (60, {}),
+    "eager": (120, {"PPSD_CUDA_EAGER": "1", "PPSD_NO_PDL": "1"}),
+    "eager, dependents": (120, {"PPSD_CUDA_EAGER": "1"}),
+    "captured": (120, {"PPSD_CUDA_SERIAL": "1"}),
+    "overlapped": (120, {}),
 }
 TOLERANCE = 0.02  # of the largest logit: tensor cores round otherwise than the virtual GPU
 
@@ -218,7 +218,7 @@ def diagnose(
     if left() and (finding := memcheck(name, options, chosen)):
         told["memcheck"] = finding
     for switch in () if name == "versions" else ("", *SWITCHES):  # "": those that an earlier step needed
-        if not left() or (not switch and not switches):
+        if not left() or switch in simple or (not switch and not switches):
             continue
         found, _ = attempt(name, options, {**chosen, **({switch: "1"} if switch else {})})
         if found is not None:
@@ -234,7 +234,7 @@ def main() -> int:
     parser.add_argument("--virtual", metavar="LIBRARY")
     parser.add_argument("--sm", type=int, default=90, help="of the virtual GPU")
     parser.add_argument("--write", action="store_true", help="the golden values")
-    parser.add_argument("--limit", type=float, default=120, metavar="SECONDS", help="for what is repeated")
+    parser.add_argument("--limit", type=float, default=180, metavar="SECONDS", help="for what is repeated")
     parser.add_argument("--step", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:

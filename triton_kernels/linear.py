@@ -467,7 +467,7 @@ def tiling_of(weight: Weight, block: int, splits: int = 1) -> Tiling:
 def quantise(weight: Tensor) -> Weight:
     """int8 with a float16 scale for every 32 inputs: the largest of them becomes 127."""
     blocks = weight.float().unflatten(1, (-1, INT8_BLOCK))
-    scales = (blocks.abs().amax(-1) / 127).to(torch.float16)
+    scales = (blocks.abs().amax(-1) * (1 / 127)).to(torch.float16)  # no division: a GPU's is another, in torch
     inverse = torch.where(scales > 0, 1 / scales.float(), 0.0)
     values = (blocks * inverse[:, :, None]).round().clamp(-127, 127).to(torch.int8)
     return Weight(values.flatten(1), scales)
@@ -481,7 +481,7 @@ def quantise_int4(weight: Tensor, importance: Tensor | None = None) -> Weight:
 def quantise_fp8(weight: Tensor) -> Weight:
     """float8 (e4m3) with a float32 scale for each output: its largest weight becomes 448, the largest float8."""
     wide = weight.float()
-    scales = wide.abs().amax(1).clamp(min=1e-30) / 448
+    scales = wide.abs().amax(1).clamp(min=1e-30) * (1 / 448)  # as above
     return Weight((wide / scales[:, None]).to(torch.float8_e4m3fn), scales)
 
 

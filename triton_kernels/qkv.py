@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from .linear import (
+    RUNS,
     Tiling,
     Weight,
     at_positions,
@@ -141,7 +142,8 @@ def qkv(
     query_norm, key_norm = norms or (None, None)
     other = kv or weight
     crowded = norms is not None or kv is not None
-    how = launch(other, tiling_of(other, cut.block), x, pdl, crowded)
+    # Warps share the outputs of keys and values as they share the queries': one program has one arrangement.
+    how = launch(other, cut._replace(run=RUNS[other.format]), x, pdl, crowded)
     of_kv = {f"KV_{name}": how[name] for name in ("STEPS", "AHEAD", "RUN", "EVEN", "FORMAT")}
     # Or the assembler spills some registers to make room for one more program. int8 and fp8 spill with this limit.
     tight = (norms is not None or x.dtype == torch.float32) and weight.format in ("plain", "int4")

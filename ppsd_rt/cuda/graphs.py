@@ -19,6 +19,7 @@ Priorities: kernels keep the priority of the stream that they were captured on. 
 stages want the same multiprocessors: a token is committed by a verdict, and drafts are only guesses.
 """
 
+import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -217,9 +218,16 @@ class PartGraphs:
 
 @contextmanager
 def _capturing(recorder: Recorder) -> Iterator[None]:
+    # Memory and graphs of an engine that is gone may be freed by the collector at any allocation: the driver forbids
+    # that to a thread that captures, and the capture fails.
+    collecting = gc.isenabled()
+    gc.disable()
     try:
         with DEVICE_WIDE:
             yield
     except (RuntimeError, TritonError) as error:  # of torch (its out-of-memory error too), the driver; the compiler
         recorder.close()
         raise CaptureFailed(str(error).strip().splitlines()[0]) from None
+    finally:
+        if collecting:
+            gc.enable()

@@ -45,7 +45,14 @@ TINY = LlamaConfig.from_dict(
         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
     }
 )  # fmt: skip
-CONFIGS = {"tiny": TINY, **SHAPES}
+# So many heads that a program has 32 outputs: two warps share them where weights are int4, one has all of int8's.
+WIDE = LlamaConfig.from_dict(
+    {
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 96, "num_hidden_layers": 3, "vocab_size": 100,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 512,
+    }
+)  # fmt: skip
+CONFIGS = {"tiny": TINY, "wide": WIDE, **SHAPES}
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")]
 MODELS = ["tiny", *(pytest.param(m, marks=ON_GPU) for m in ("smollm2-135m", "llama-3.2-1b", "llama-3.1-8b"))]
 HAS_FP8 = not GPU or torch.cuda.get_device_capability() >= (8, 9)
@@ -98,7 +105,7 @@ def same_rows(run, whole):
 
 
 @formats
-@model_shapes
+@pytest.mark.parametrize("model", [*MODELS, "wide"])
 def test_qkv(model, format):
     c = CONFIGS[model]
     heads_all, start, capacity = c.num_attention_heads + 2 * c.num_key_value_heads, 37, 256
