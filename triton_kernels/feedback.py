@@ -63,6 +63,8 @@ def feedback(
     one = weight._replace(values=weight.values[:hidden])
     cut = tiling(one)._replace(splits=1)
     how = launch(one, cut, x, pdl=False) | {"launch_pdl": pdl}  # its weights come after the wait: no longer way ahead
+    if one.format in ("int8", "fp8"):
+        how["maxnreg"] = 168  # as in `launch`
     feedback_kernel[(triton.cdiv(hidden, cut.block),)](
         x, last_hidden, norm, eps, weight.values, weight.scales, out, state,
         HIDDEN=hidden, DISTANCES=weight.outputs // hidden, DOT=dot_type(weight), PDL=pdl, **how,

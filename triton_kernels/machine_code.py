@@ -2,7 +2,7 @@
 
 Every launch of a model's decoding step is recorded from the functions that make it (with tensors that have a shape and
 no memory), compiled for Hopper and Ampere, and its machine code is checked: nothing spilled, weights loaded 16 bytes at
-a time and, on Hopper, enough of them before the wait for the kernel ahead, matrix instructions, no atomics, and (on
+a time and, on Hopper, as many as meant before the wait for the kernel ahead, matrix instructions, no atomics, and (on
 Hopper) at most half a multiprocessor's registers and shared memory, so that two stages can share it. The kernels of a
 prompt pass may have all of it. Variants of a kernel that have to give the same bits, with and without siblings, must do
 the same arithmetic. Prints a table; exit status 1 where a check fails.
@@ -34,7 +34,7 @@ from .attention import Partials, attention
 from .embedding import embedding
 from .feedback import feedback
 from .heads import SAMPLING_WORDS, Scratch, heads
-from .linear import CROWDED, INT8_BLOCK, Weight, linear, tiling
+from .linear import INT8_BLOCK, Weight, linear, tiling
 from .prompt_attention import prompt_attention
 from .prompt_layers import normalise, prompt_linear, prompt_qkv, prompt_swiglu
 from .qkv import HeadNorms, qkv
@@ -46,8 +46,6 @@ from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, p
 REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
 WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
-# Bytes of weights that a program has to have on the way before it waits; all of them, if it has less.
-AHEAD = {"plain": 40 * 1024, "int8": 24 * 1024, "int4": 8 * 1024, "fp8": 24 * 1024}  # times CROWDED
 WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5, "fp8": 1.0}  # bytes
 WIDER = {"int4": "int8"}  # what a format leaves to another: keys and values, and the LM head
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
@@ -347,9 +345,10 @@ def examine(launch: Launch, capability: int) -> Report:
     constants, options = dict(launch.constants), dict(launch.options)
     weights = "weight" in launch.kernel.arg_names
     its_bytes = weight_bytes(constants) if weights and "STEPS" in constants else 0
-    bar = AHEAD[constants["FORMAT"]] if its_bytes else 0
-    if dict(launch.types).get("x") == "*fp32" or constants.get("NORMS") or constants.get("KV"):
-        bar = int(bar * CROWDED.get(constants["FORMAT"], 1)) if its_bytes else 0
+    bar = its_bytes * constants["AHEAD"] / constants["STEPS"] if its_bytes else 0
+    if its_bytes and constants.get("KV"):
+        of_kv = weight_bytes(constants | {"FORMAT": constants["KV_FORMAT"]})
+        bar = min(bar, of_kv * constants["KV_AHEAD"] / constants["KV_STEPS"])
     early = "PDL" in constants and constants["PDL"] and launch.name != "feedback"  # its matrix is chosen ahead of it
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],

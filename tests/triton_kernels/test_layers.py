@@ -60,7 +60,7 @@ def test_more_steps_than_are_on_the_way(inputs, splits, format, monkeypatch):
     """Whole rounds of steps, and a last one that is short; with splits, and with inputs that end within a step."""
     three = 3 * 16 * 4 * 16  # steps of SMALL, in bytes
     monkeypatch.setattr(linear_module, "WHOLE_BYTES", three)
-    monkeypatch.setattr(linear_module, "AHEAD_BYTES", dict.fromkeys(RUNS.values(), three))
+    monkeypatch.setattr(linear_module, "AHEAD_BYTES", dict.fromkeys(RUNS.values(), (three, three)))
     inputs *= {"fp32": 32, "int8": 32, "int4": 96, "fp8": 32}[format]
     x, weight, gain = make(16, inputs, seed=1), matrix(32, inputs, format), 1 + 0.1 * make(inputs, seed=2)
     cut = SMALL._replace(run=RUNS[weight.format], splits=splits)
