@@ -153,19 +153,16 @@ class LoopOverRanks:
         out = np.zeros(self.words, np.int32)
         if words := self.loop.work(out, 20):
             self.on_pass(1, out[:words])
-            self.stations[0].post_pass(out[:words])
+            self.stations[0].post(out[:words])
 
     def _serve(self, rank):
-        rows, out = (
-            np.zeros((_native.WIRE_MESSAGES, _native.wire_words(self.hidden)), np.int32),
-            np.zeros(self.words, np.int32),
-        )
-        _, words = self.stations[rank - 1].work_with_passes(rows, out, 20)
+        out = np.zeros(self.words, np.int32)
+        words = self.stations[rank - 1].work(out, 20)
         if not words:
             return
         last = rank == len(self.stations)
         self.on_pass(0 if last else rank + 1, out[:words])
-        (self.loop.land if last else self.stations[rank].post_pass)(out[:words])
+        (self.loop.land if last else self.stations[rank].post)(out[:words])
 
     def add(self, prompt, params, schedule, **more):
         """prompt: ids."""

@@ -23,19 +23,6 @@ int32_t* place_for(Words& out, int messages, int hidden) {
   return out.mutable_data();
 }
 
-// pass_out: None where no loop sends passes. Of one that came, (0, words in pass_out), else (messages in out, 0).
-py::tuple station_work(RankStation& rank, Words out, int milliseconds, std::optional<Words> pass_out) {
-  int32_t* place = place_for(out, rank.station().most_messages(), rank.hidden());
-  if (pass_out && size_t(pass_out->size()) < most_pass_words(rank.hidden())) throw std::runtime_error("a pass does not fit");
-  int32_t* pass_place = pass_out ? pass_out->mutable_data() : nullptr;
-  Station::Done done;
-  {
-    const py::gil_scoped_release release;
-    done = rank.station().work(place, pass_place, milliseconds);
-  }
-  return py::make_tuple(done.messages, done.pass_words);
-}
-
 // -- stages in Python (ppsd_rt/ranks/python_stages.py says what they do) -------------------------------------------------
 
 using Rows = py::array_t<float, py::array::c_style | py::array::forcecast>;
@@ -217,12 +204,12 @@ void bind_ranks(py::module_& m) {
   m.def("precise_waits", &precise_waits, "Of the calling thread: the system may otherwise wake it 50 us late.");
   m.def("sleep_until", &sleep_until, py::arg("clock"), py::call_guard<py::gil_scoped_release>(), "Until a wire_clock().");
 
-  py::class_<Station::Counts>(m, "StationCounts", "What a verification stage has done, and the seconds of passes that counted.")
-      .def_readonly("passes", &Station::Counts::passes)
-      .def_readonly("rows", &Station::Counts::rows)
-      .def_readonly("dropped_passes", &Station::Counts::dropped_passes)
-      .def_readonly("seconds", &Station::Counts::seconds)
-      .def("__repr__", [](const Station::Counts& counts) {
+  py::class_<StationCounts>(m, "StationCounts", "What a verification stage has done, and the seconds of passes that counted.")
+      .def_readonly("passes", &StationCounts::passes)
+      .def_readonly("rows", &StationCounts::rows)
+      .def_readonly("dropped_passes", &StationCounts::dropped_passes)
+      .def_readonly("seconds", &StationCounts::seconds)
+      .def("__repr__", [](const StationCounts& counts) {
         return py::str("StationCounts(passes={}, rows={}, dropped_passes={}, seconds={})")
             .format(counts.passes, counts.rows, counts.dropped_passes, counts.seconds);
       });
@@ -241,16 +228,11 @@ void bind_ranks(py::module_& m) {
       .def("announce", [](RankStation& rank, uint64_t epoch, int64_t sent, int spared) {
              rank.station().announce(epoch, sent, spared);
            }, py::arg("epoch"), py::arg("sent"), py::arg("spared") = -1, py::call_guard<py::gil_scoped_release>())
-      .def("post_pass", [](RankStation& rank, const Words& message) {
-        rank.station().post_pass(message.data(), size_t(message.size()));
-      }, py::arg("message"))
       .def("work", [](RankStation& rank, Words out, int milliseconds) {
-             return station_work(rank, std::move(out), milliseconds, std::nullopt)[0].cast<int>();
+             int32_t* place = place_for(out, rank.station().most_messages(), rank.hidden());
+             const py::gil_scoped_release release;
+             return rank.station().work(place, milliseconds);
            }, py::arg("out"), py::arg("milliseconds"))
-      .def("work_with_passes", [](RankStation& rank, Words out, Words pass_out, int milliseconds) {
-             return station_work(rank, std::move(out), milliseconds, std::move(pass_out));
-           }, py::arg("out"), py::arg("pass_out"), py::arg("milliseconds"),
-           "As `work`, where passes of a loop come too: (messages in out, words in pass_out); (0, 0): nothing came.")
       .def("use_masks", [](RankStation& rank, py::object masks) {
              rank.use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
            }, py::arg("masks"), "masks(number): a new mask of that grammar, or None. Before it works.")
@@ -260,14 +242,33 @@ void bind_ranks(py::module_& m) {
       .def("spans", [](RankStation& rank) { return trace_spans(rank.station().trace().get()); },
            "Of an answer with a trace, so far: [(name, track, rows, begin, end)], microseconds of the wire_clock().");
 
-  py::class_<CpuStation, RankStation>(m, "Station",
-      "Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks.")
+  py::class_<CpuStation>(m, "Station",
+      "Layers [first, last) of a model on the C++ kernels, as a stage of the loop: passes come, arrays of int32 words, and work() "
+      "writes those for the next stage.")
       .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay,
                        size_t kv_bytes) {
              return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, delay, kv_bytes);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("first"), py::arg("last"), py::arg("cores"), py::arg("threads"),
            py::arg("delay"), py::arg("kv_bytes") = 0)
+      .def("post", [](CpuStation& rank, const Words& message) {
+        const py::gil_scoped_release release;
+        rank.station().post(message.data(), size_t(message.size()));
+      }, py::arg("message"))
+      .def("work", [](CpuStation& rank, Words out, int milliseconds) {
+             if (size_t(out.size()) < most_pass_words(rank.hidden())) throw std::runtime_error("a pass does not fit");
+             int32_t* place = out.mutable_data();
+             const py::gil_scoped_release release;
+             return rank.station().work(place, milliseconds);
+           }, py::arg("out"), py::arg("milliseconds"), "Words of the message for the next stage; 0: no pass came.")
+      .def("use_masks", [](CpuStation& rank, py::object masks) {
+             rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
+           }, py::arg("masks"), "masks(number): a new mask of that grammar, or None. Before it works.")
+      .def("close", [](CpuStation& rank) { rank.station().close(); })
+      .def("busy_seconds", [](CpuStation& rank) { return rank.station().busy_seconds(); })
+      .def("counts", [](CpuStation& rank) { return rank.station().counts(); })
+      .def("spans", [](CpuStation& rank) { return trace_spans(rank.station().trace().get()); },
+           "Of answers with a trace, so far: [(name, track, rows, begin, end)], microseconds of the wire_clock().")
       .def_property_readonly("blocks", &CpuStation::blocks, "Of the loop's KV caches, that there is memory for.")
       .def("dwell", [](CpuStation& station, std::vector<double> seconds) { station.passes().dwell(Dwell(std::move(seconds))); },
            py::arg("seconds"), "For benchmarks: what the loop's passes over 1, 2, ... rows take.")
@@ -297,8 +298,7 @@ void bind_ranks(py::module_& m) {
           py::arg("limits"), py::arg("epoch"), py::arg("report_drafts") = false, py::arg("oracle") = py::none(),
           py::arg("trace") = false, py::arg("grammar") = py::none());
 
-  py::class_<CpuDrafter, RankDrafter>(m, "Drafter",
-      "Layers before the exit, and the exit head, on the C++ kernels, as the draft stage of the ranks.")
+  py::class_<CpuDrafter>(m, "Drafter", "Layers before the exit, and the exit head, on the C++ kernels: what the loop's steps cost.")
       .def(py::init([](const PyModel& model, std::vector<int> cores, int threads) {
              return std::make_unique<CpuDrafter>(model.model, std::move(cores), threads);
            }),

@@ -59,7 +59,8 @@ PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, co
   request.planner = std::move(planner);
   if (oracle) request.oracle = *oracle;
   PyOutbox answer;
-  if (trace) request.trace = answer.trace = std::make_shared<Trace>();
+  if (trace) request.trace = answer.trace = loop.loop().over_ranks() ? std::make_shared<Trace>(Trace::Clock::time_point())   // as the other ranks
+                                                                                : std::make_shared<Trace>();
   const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, committed, seconds, grammar);
   // An answer that nobody holds ends; after a fork it is left alone, with the locks that others may have held.
   auto* held = new std::shared_ptr<Outbox>(out);

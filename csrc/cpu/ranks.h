@@ -1,5 +1,5 @@
-// The stages of ranks: a verification stage that waits for messages, and the draft stage, which makes a Remote for each
-// answer. Here are those of the C++ kernels; others come from csrc/bindings/ranks.cpp.
+// The stages of ranks. Those of the C++ kernels work for the loop; Python's (csrc/bindings/ranks.cpp) decode an answer at a
+// time, and make a Remote for it.
 #pragma once
 
 #include <memory>
@@ -7,6 +7,7 @@
 
 #include "../pipeline/remote.h"
 #include "../pipeline/station.h"
+#include "../serving/pass_station.h"
 #include "pass_stage.h"
 #include "stage.h"
 
@@ -30,7 +31,7 @@ class RankStation {
   int hidden() const { return hidden_; }
   // Of the grammar with this number; null where another one has come since, and the answer is void.
   using Masks = std::function<std::shared_ptr<TokenMask>(int grammar)>;
-  virtual void use(Masks masks) { masks_ = std::move(masks); }   // of the last rank, before it works
+  void use(Masks masks) { masks_ = std::move(masks); }   // of the last rank, before it works
 
  protected:
   // Makes the stage ready for an answer that keeps so many rows.
@@ -82,15 +83,16 @@ class Rope {
   int capacity_ = 0;
 };
 
-// Layers [first, last) of a model.
-class CpuStation final : public RankStation {
+// Layers [first, last) of a model, as a stage of the loop.
+class CpuStation {
  public:
-  // kv_bytes: for the KV caches of the loop's answers.
+  // kv_bytes: for the KV caches. delay: see PassStation.
   CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads, double delay,
              size_t kv_bytes);
 
-  int blocks() const { return blocks_; }   // that the loop's answers may have here
-  void use(Masks masks) override;
+  int hidden() const { return model_->shape.hidden_size; }
+  int blocks() const { return blocks_; }   // that answers may have here
+  PassStation& station() { return station_; }
   PassStage& passes() { return passes_; }
   void pin() { team_.pin_caller(); }
   // Seconds of a pass over so many rows after `context` others, the choice of tokens included. Not while it works.
@@ -99,7 +101,6 @@ class CpuStation final : public RankStation {
  private:
   const float* reserve(int rows);
   double run(int start, int rows);
-  size_t pass(const std::vector<int32_t>& message, int32_t* out);
 
   const std::shared_ptr<const CpuModel> model_;
   Team team_;
@@ -108,21 +109,19 @@ class CpuStation final : public RankStation {
   const bool last_;
   const int blocks_;
   PassStage passes_;
+  PassStation station_;
 };
 
-class CpuDrafter final : public RankDrafter {
+// Layers before the exit, and the exit head. Its answers are the loop's: here it is measured.
+class CpuDrafter {
  public:
   CpuDrafter(std::shared_ptr<const CpuModel> model, std::vector<int> cores, int threads);
 
-  void pin() override { team_.pin_caller(); }
-  int length() const override { return stage_.length(); }
   size_t block_bytes() const { return stage_.blocks().bytes(); }
   // Seconds of a row through the early layers after `context` others; draw: and of the exit head.
   double time_step(bool draw, int context);
 
  private:
-  DraftStage* stage() override { return &stage_; }
-  void begin(int keep, const Settings& settings, const Oracle& oracle) override;
   void reserve(int rows);
 
   const std::shared_ptr<const CpuModel> model_;

@@ -75,17 +75,6 @@ void Station::post(const int32_t* words, size_t count) {
   changed_.notify_one();
 }
 
-void Station::post_pass(const int32_t* message, size_t words) {
-  if (!passes_ || words < kWireIds) throw std::runtime_error("a pass came to a stage that takes none");
-  WireHeader header;
-  std::memcpy(static_cast<void*>(&header), message, sizeof header);
-  // A buffer may be longer than what came in it; whether these numbers fit is seen where the pass is read.
-  const size_t used = size_t(kWireIds) + size_t(std::max(header.more, 0)) + size_t(std::max(header.count, 0)) * size_t(hidden_);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  passes_in_.emplace_back(message, message + std::min(used, words));
-  changed_.notify_one();
-}
-
 void Station::announce(uint64_t epoch, int64_t sent, int spared) {
   if (delay_.count() > 0) std::this_thread::sleep_until(time_of(sent) + delay_);
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -144,42 +133,25 @@ bool Station::take_locked(std::vector<Message>* taken, Clock::time_point* wake) 
   return true;
 }
 
-bool Station::take_pass_locked(std::vector<int32_t>* taken, Clock::time_point* wake) {
-  if (passes_in_.empty()) return false;
-  if (delay_.count() > 0) {
-    WireHeader header;
-    std::memcpy(static_cast<void*>(&header), passes_in_.front().data(), sizeof header);
-    if (const auto due = time_of(header.sent) + delay_; due > Clock::now()) {
-      *wake = std::min(*wake, due);
-      return false;
-    }
-  }
-  *taken = std::move(passes_in_.front());
-  passes_in_.pop_front();
-  return true;
-}
-
-Station::Done Station::work(int32_t* out, int32_t* pass_out, int milliseconds) {
+int Station::work(int32_t* out, int milliseconds) {
   std::vector<Message> taken;
-  std::vector<int32_t> pass_taken;
   {
     std::unique_lock<std::mutex> lock(mutex_);
     const Clock::time_point end = Clock::now() + std::chrono::milliseconds(milliseconds);
     while (!closed_.load()) {
       Clock::time_point wake = end;
-      if (take_locked(&taken, &wake) || (pass_out != nullptr && take_pass_locked(&pass_taken, &wake))) break;
-      if (Clock::now() >= end) return {};
+      if (take_locked(&taken, &wake)) break;
+      if (Clock::now() >= end) return 0;
       changed_.wait_until(lock, wake);
     }
-    if (closed_.load()) return {-1, 0};
+    if (closed_.load()) return -1;
   }
   struct Busy {   // also while an exception, as of a grammar that gives up, passes by
     explicit Busy(std::atomic<int64_t>* since) : since_(since) { since_->store(wire_clock()); }
     ~Busy() { since_->store(0); }
     std::atomic<int64_t>* since_;
   } busy(&busy_since_);
-  if (!pass_taken.empty()) return {0, passes_(pass_taken, pass_out)};
-  return {taken.front().header.kind == int32_t(Wire::kBegin) ? begin(taken.front(), out) : pass(std::move(taken), out), 0};
+  return taken.front().header.kind == int32_t(Wire::kBegin) ? begin(taken.front(), out) : pass(std::move(taken), out);
 }
 
 int Station::begin(const Message& message, int32_t* out) {
@@ -307,7 +279,7 @@ std::shared_ptr<const Trace> Station::trace() const {
   return trace_;
 }
 
-Station::Counts Station::counts() const {
+StationCounts Station::counts() const {
   const std::lock_guard<std::mutex> lock(mutex_);
   return counts_;
 }

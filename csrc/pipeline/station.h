@@ -20,6 +20,11 @@
 
 namespace ppsd {
 
+struct StationCounts {
+  int64_t passes = 0, rows = 0, dropped_passes = 0;
+  double seconds = 0.0;   // of passes that were not dropped
+};
+
 class Station {
  public:
   using Clock = std::chrono::steady_clock;
@@ -32,31 +37,18 @@ class Station {
 
   // From the threads that receive. Throws std::runtime_error for what does not follow the protocol.
   void post(const int32_t* message, size_t words);
-  // A pass of the loop (serving/pass.h), which whoever computes gives to `passes`.
-  void post_pass(const int32_t* message, size_t words);
-  // message -> a message for the next stage, or for rank 0, in out: its words.
-  using Passes = std::function<size_t(const std::vector<int32_t>& message, int32_t* out)>;
-  void use(Passes passes) { passes_ = std::move(passes); }
   // What is older is void, and what is under way ends at the next layer; spared: see Epoch.
   void announce(uint64_t epoch, int64_t sent, int spared = -1);
 
   // From the thread that computes: waits for work, at most so long, and does one piece of it. Returns how many messages
-  // for the next stage (or the verdict, from the last one) it has written into out[.][most_words(hidden)]; of a pass,
-  // how many words into pass_out. 0: none this time; -1: closed.
-  struct Done {
-    int messages = 0;
-    size_t pass_words = 0;
-  };
-  Done work(int32_t* out, int32_t* pass_out, int milliseconds);
+  // for the next stage (or the verdict, from the last one) it has written into out[.][most_words(hidden)]. 0: none this
+  // time; -1: closed.
+  int work(int32_t* out, int milliseconds);
   int most_messages() const { return (prompt_rows_ + kMaxRows - 1) / kMaxRows + 1; }
   void close();
 
   double busy_seconds() const;                   // since when the piece of work at hand goes on; 0: there is none
-  struct Counts {
-    int64_t passes = 0, rows = 0, dropped_passes = 0;
-    double seconds = 0.0;                        // of passes that were not dropped
-  };
-  Counts counts() const;
+  StationCounts counts() const;
   std::shared_ptr<const Trace> trace() const;    // of the present answer, on the wire_clock(); null: it asks for none
 
  private:
@@ -67,7 +59,6 @@ class Station {
     std::vector<float> hidden;
   };
 
-  bool take_pass_locked(std::vector<int32_t>* taken, Clock::time_point* wake);
   bool take_locked(std::vector<Message>* taken, Clock::time_point* wake);
   void drop_void_locked();
   int begin(const Message& message, int32_t* out);
@@ -84,8 +75,6 @@ class Station {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Message> inbox_;
-  std::deque<std::vector<int32_t>> passes_in_;
-  Passes passes_;
   std::vector<Message> pool_;                    // buffers to be used again
   Epoch epoch_;
   std::atomic<bool> closed_{false};
@@ -93,7 +82,7 @@ class Station {
   int held_ = 0;                                 // rows that have passed
   int end_ = 0;                                  // rows that the present answer may have; none has begun: 0
   int32_t asked_ = 0;                            // kWireFeedback and kWireLogprob, where the answer asks for it
-  Counts counts_;
+  StationCounts counts_;
   std::shared_ptr<Trace> trace_;                 // set by the thread that computes
 };
 

@@ -24,7 +24,7 @@
 
 namespace ppsd {
 
-constexpr int kWireVersion = 8;
+constexpr int kWireVersion = 9;
 constexpr int32_t kWireMagic = 0x50535000 + kWireVersion;
 constexpr int kWireIds = 16, kWireRows = 32;                    // where these begin
 constexpr int kWireSettings = kWireRows - kWireIds;

@@ -78,12 +78,10 @@ void Loop::end_all(std::exception_ptr failure) {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.splice(waiting_.end(), arrived_);
   }
-  lost_ += int(flights_.size());
-  flights_.clear();
   for (Answers* answers : {&waiting_, &running_}) {
     for (auto& answer : *answers) {
       answer->out->finish(failure);
-      if (answer->number != 0) closed_.push_back(answer->number);
+      forget(*answer);
     }
     answers->clear();
   }
@@ -100,7 +98,7 @@ bool Loop::step() {
   for (Answer* answer : all)
     if (answer->writing()) writing.push_back(answer);
   ++counts_.rounds;
-  if (all.size() == 1) cancelled_ = [out = all.front()->out.get()] { return out->cancelled(); };
+  if (all.size() == 1) cancelled_ = [this, answer = all.front()] { return answer->out->cancelled() || rejected(*answer); };
   else cancelled_ = nullptr;
 
   const int writers = int(writing.size());
@@ -116,18 +114,18 @@ bool Loop::step() {
       if (!answer->table.reserve(size + answer->most)) {
         Schedule plain = answer->scheduler.schedule();
         plain.first_chunk = plain.max_chunk = plain.lookahead = plain.lookup = 0;
-        plain.recycle = false;
+        plain.recycle = plain.overlap = false;
         set_schedule(*answer, plain);
       }
       if (make_room(*answer, size)) writing.push_back(answer);
       continue;
     }
-    if (answer->rows % kSpan == 0)   // another text may have come further
+    if (answer->flying == 0 && answer->rows % kSpan == 0)   // another text may have come further
       if (const int rows = answer->table.share(answer->text(), answer->rows_wanted() - int(!answer->begun)); rows > answer->rows)
         answer->go_on_from(rows);
-    const int rows = std::min(prompt_rows, answer->rows_wanted() - answer->rows);
-    if (rows == 0 || !make_room(*answer, answer->rows + rows)) continue;
-    prompts.push_back({answer, answer->rows, rows, true, {}, {}});
+    const int rows = std::min(prompt_rows, answer->rows_wanted() - answer->left);
+    if (rows == 0 || !make_room(*answer, answer->left + rows)) continue;
+    prompts.push_back({answer, answer->left, rows, true, {}, {}});
     prompt_rows -= rows;
   }
   if (writing.empty() && prompts.empty() && !flights_.empty()) return false;   // until something lands
@@ -143,34 +141,37 @@ void Loop::show_counts() {
   shown_ = counts_;
 }
 
-// Those that have rows in the round; false: no others write. Over ranks each of the passes that are under way has its share.
+// Those that have rows in the round; false: no others write. Over ranks each of the passes that are under way has its share,
+// but where stages would have nothing to do: there all that can go on are in the next pass.
 bool Loop::choose_answers(std::vector<Answer*>* all) {
   const size_t share = chain_ ? (running_.size() + size_t(chain_->stages()) - 1) / size_t(chain_->stages()) : running_.size();
-  const bool room = !chain_ || chain_->room();
-  size_t words = 0;
+  const bool room = !chain_ || chain_->room(), idle = stages_idle();
+  size_t words = 0, sharing = 0;
   bool others = false;
   for (auto& answer : running_) {
-    if (answer->flying) {
+    if (answer->flying > 0) {
       others = others || answer->writing();
-      continue;
+      if (!idle || !answer->goes_on() || (!answer->writing() && !room)) continue;
     }
     if (answer->out->full()) {
       answer->out->pause();
       continue;
     }
     answer->out->go_on();
-    if (!room || all->size() == share) continue;
+    if (answer->flying == 0 && (!(room || idle) || sharing == share)) continue;
     if (chain_ && all->size() > 0 && words + answer->words() > kPassTables) continue;   // it has the next pass
     words += answer->words();
+    sharing += answer->flying == 0;
     all->push_back(answer.get());
   }
   return others;
 }
 
-// What this leaves undone was cancelled.
+// What this leaves undone was cancelled, or has become void.
 void Loop::play(const std::vector<Answer*>& writing, const std::vector<Part>& prompts) {
   std::vector<Part> parts;
-  if (draft(writing) && gather(writing, prompts, &parts)) verify(parts);
+  if (draft(writing) && gather(writing, prompts, &parts)) return verify(parts);
+  for (Answer* answer : writing) answer->step = {};
 }
 
 // All together: each consumer that wakes takes a core from a member of the team, for which the others wait.
@@ -188,16 +189,24 @@ void Loop::sweep(Answers* answers) {
   for (auto at = answers->begin(); at != answers->end();) {
     Answer& answer = **at;
     if (answer.begun && answer.scheduler.finished()) answer.over = true;
-    if (!answer.flying && (answer.over || answer.out->cancelled())) {
+    if (answer.over || answer.out->cancelled()) {
       if (!limits_.keep.empty()) answer.out->kept = passes_.kept(answer.table.pointers(), answer.rows);
       answer.out->finish();
-      if (answer.number != 0) closed_.push_back(answer.number);
       leave(answer);
+      forget(answer);
       at = answers->erase(at);
     } else {
       ++at;
     }
   }
+}
+
+// What is under way of it is void, and other ranks will hear that it is over.
+void Loop::forget(const Answer& answer) {
+  for (Flight& flight : flights_)
+    for (Part& part : flight.parts)
+      if (part.answer == &answer) part.answer = nullptr;
+  if (answer.number != 0) closed_.push_back(answer.number);
 }
 
 void Loop::let_in() {
@@ -250,6 +259,7 @@ bool Loop::admit(Answer& answer) {
 void Loop::put_back(Answer& answer) {
   ++counts_.preempted;
   answer.table.drop();
+  if (chain_ && answer.begun) answer.scheduler.forget_drafts();
   answer.go_on_from(0);
   answer.running = false;
   const auto here = std::find_if(running_.begin(), running_.end(), [&](const auto& a) { return a.get() == &answer; });
@@ -288,7 +298,7 @@ void Loop::fail(Answer& answer, std::exception_ptr failure) {
 // Its rows stay for texts that begin like its own.
 void Loop::leave(Answer& answer) {
   if (!answer.running || answer.rows == 0) return;
-  cut(answer);   // a pass may have been cancelled
+  cut(answer, answer.rows);   // a pass may have been cancelled, or is under way
   catch_up(answer);
   if (model().eagle) {
     answer.eagle.know(answer.rows, answer.text().data() + answer.rows, int(answer.text().size()) - answer.rows);
@@ -303,7 +313,7 @@ void Loop::leave(Answer& answer) {
 void Loop::set_schedule(Answer& answer, const Schedule& schedule) {
   answer.scheduler.set_schedule(schedule);
   const int to_end = answer.request.limits.end - int(answer.text().size());
-  answer.most = std::max(std::min(schedule.max_chunk, to_end), 0);
+  answer.most = std::max(std::min(std::max(schedule.max_chunk, schedule.lookahead), to_end), 0);
 }
 
 void Loop::plan(const std::vector<Answer*>& writing, int prompt_rows, int reading, int left) {
@@ -313,7 +323,8 @@ void Loop::plan(const std::vector<Answer*>& writing, int prompt_rows, int readin
     writers.push_back({&answer->drafts, text, text - int(answer->request.prompt.size()), {}});
   }
   if (chain_) policy_.times.sharers = std::min(chain_->stages(), int(running_.size()));
-  policy_.plan(&writers, prompt_rows, reading, left);
+  const bool alone = chain_ ? running_.size() == 1 : writing.size() == 1 && reading == 0;
+  policy_.plan(&writers, {prompt_rows, reading, left, alone, stages_idle()});
   for (size_t i = 0; i < writing.size(); ++i) set_schedule(*writing[i], writers[i].schedule);
 }
 
@@ -349,8 +360,9 @@ bool Loop::embed_rows(const Part& part, const int* ids, std::vector<Part>* parts
 bool Loop::run_early(const std::vector<Part>& parts) {
   const size_t hidden = size_t(model().shape.hidden_size);
   std::vector<Segment> segments;
-  for (const Part& part : parts) segments.push_back(part.segment());
-  if (!passes_.early(segments, early_x_.data(), siblings_of(parts), cancelled_)) return false;
+  for (const Part& part : parts)
+    if (part.rows > 0) segments.push_back(part.segment());   // of a draft the row may have passed them before
+  if (!segments.empty() && !passes_.early(segments, early_x_.data(), siblings_of(parts), cancelled_)) return false;
   const float* x = early_x_.data();
   for (const Part& part : parts) {
     part.answer->exits.add(x, part.rows);
@@ -363,7 +375,8 @@ bool Loop::run_early(const std::vector<Part>& parts) {
 // Draft tokens of all answers, the first of each in one pass, then the second, and so on. False: cancelled.
 bool Loop::draft(const std::vector<Answer*>& writing) {
   std::vector<Answer*> drawing;
-  for (Answer* answer : writing) next_step(*answer, &drawing);
+  for (Answer* answer : writing)
+    if (!answer->scheduler.schedule().overlap || !answer->scheduler.ready()) next_step(*answer, &drawing);
   while (!drawing.empty()) {
     early_rows_ = 0;
     std::vector<Part> parts;
@@ -385,7 +398,7 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
       span(parts[i], "draft", kDraftTrack, begun);
       answer.scheduler.stepped(step, &draft);
       if (answer.request.report_drafts) answer.put(Drafted{position, draft.token});
-      next_step(answer, &more);
+      if (!answer.scheduler.schedule().overlap) next_step(answer, &more);
     }
     drawing = std::move(more);
   }
@@ -435,13 +448,15 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     if (answer->over) continue;
     if (!answer->step.ids.empty()) answer->scheduler.stepped(answer->step, nullptr);
     answer->step = {};
+    if (chain_ && !answer->scheduler.ready()) continue;   // it drafts on
+    const bool committed = !answer->scheduler.in_flight();   // one of the rows is the newest token's
     const Chunk chunk = answer->scheduler.launch();
-    if (chunk.start + chunk.rows() != answer->exits.end()) throw std::logic_error("a pass has other rows than were drafted");
+    if (chunk.start + chunk.rows() > answer->exits.end()) throw std::logic_error("a pass has other rows than were drafted");
     move(answer->exits.at(chunk.start), size_t(chunk.rows()));
     for (const Sibling& sibling : chunk.siblings) move(answer->exits.beside(sibling.position), 1);
     if (!chain_) answer->feed_sampler(answer->verifying, chunk.start, chunk.ids.data(), chunk.rows());
-    parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.siblings, chunk.ids});
-    counts_.draft_rows += chunk.rows() - 1;
+    parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.siblings, chunk.ids, chunk.epoch});
+    counts_.draft_rows += chunk.rows() - int(committed);
   }
   for (const Part& part : prompts) {
     if (part.answer->over) continue;
@@ -449,6 +464,8 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     if (!chain_)
       part.answer->feed_sampler(part.answer->verifying, part.start, part.answer->text().data() + part.start, part.rows);
     parts->push_back(part);
+    parts->back().epoch = part.answer->scheduler.epoch();
+    part.answer->left = part.start + part.rows;
     counts_.prompt_rows += part.rows;
   }
   return true;
@@ -524,7 +541,7 @@ std::exception_ptr Loop::failure_of(const Answer& answer) const {
 void Loop::commit(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs) {
   Answer& answer = *part.answer;
   Verdict verdict;
-  verdict.epoch = answer.scheduler.epoch();
+  verdict.epoch = part.epoch;
   verdict.start = part.start;
   verdict.true_ids.assign(chosen, chosen + part.all_rows());
   verdict.siblings = part.siblings;
@@ -532,7 +549,7 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden, std:
   verdict.logprobs = std::move(logprobs);
   auto round = answer.scheduler.land(verdict);
   if (!round) throw std::logic_error("a verdict that nobody waits for");
-  policy_.learn(&answer.drafts, *round);
+  policy_.learn(&answer.drafts, *round, answer.scheduler.in_flight());
   answer.rows = answer.rows_wanted();
   if (round->rescued) {
     const int position = answer.rows - 1;   // the newest committed token is what the sibling's row gave
@@ -561,21 +578,21 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden,
 // The rows [0, answer.rows) are verified, those from `start` on just now: whole blocks of them can be shared, once the
 // head's layers have seen them.
 void Loop::keep(Answer& answer, int start) {
-  cut(answer);
+  cut(answer, std::max({answer.rows, answer.left, answer.begun ? answer.scheduler.drafted_rows() : 0}));
   if (answer.rows / kSpan > answer.headed / kSpan) catch_up(answer);
   if (model().eagle && answer.rows / kSpan > start / kSpan) {
     const std::vector<int>& text = answer.text();
     answer.eagle.know(start, text.data() + start, int(text.size()) - start);
     read_taps(answer);
   }
-  answer.exits.forget(answer.headed);
+  answer.exits.forget(std::min(answer.headed, answer.rows));
   answer.table.keep(answer.text(), answer.rows);
 }
 
-// What is known of rows that are not verified is void.
-void Loop::cut(Answer& answer) {
-  answer.exits.cut(answer.rows);
-  answer.headed = passes_.lags() ? std::min(answer.headed, answer.rows) : answer.rows;
+// What is known of rows from `end` on is void.
+void Loop::cut(Answer& answer, int end) {
+  answer.exits.cut(end);
+  answer.headed = passes_.lags() ? std::min(answer.headed, end) : answer.rows;
 }
 
 // All its rows through the exit head's own layers.

@@ -5,7 +5,8 @@
 // on whether it was interrupted and computed again. docs/design/many-at-once.md tells of it.
 //
 // Where the late layers are on other ranks (chain.h), a round sends its pass away and ends; the next one begins with other
-// answers, while the first are still under way. What a pass has chosen is committed when it comes back.
+// answers, while the first are still under way. What a pass has chosen is committed when it comes back. Where answers are fewer
+// than stages, an answer drafts on while its rows are verified, and has several passes under way.
 #pragma once
 
 #include <algorithm>
@@ -80,11 +81,15 @@ class Loop {
  private:
   struct Answer;
   struct Part;
+  struct Flight;
   using Answers = std::list<std::unique_ptr<Answer>>;
 
+  bool stages_idle() const { return chain_ && running_.size() < size_t(chain_->stages()); }   // would some be?
   bool choose_answers(std::vector<Answer*>* all);
   void land_all();
   void land(const PassVerdict& verdict);
+  Flight take_flight(uint64_t number);
+  bool rejected(const Answer& answer);
   void send(const std::vector<Part>& parts);
   void let_in();
   bool admit(Answer& answer);
@@ -108,7 +113,7 @@ class Loop {
   void commit(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);
   void prompt_done(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);
   void keep(Answer& answer, int start);
-  void cut(Answer& answer);
+  void cut(Answer& answer, int end);
   void catch_up(Answer& answer);
   void leave(Answer& answer);
   std::exception_ptr failure_of(const Answer& answer) const;
@@ -118,6 +123,7 @@ class Loop {
   static const std::vector<Sibling>& siblings_of(const std::vector<Part>& parts);
   static void span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun);
   void sweep(Answers* answers);
+  void forget(const Answer& answer);
 
   Passes passes_;
   Blocks blocks_;
@@ -133,9 +139,7 @@ class Loop {
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
   const std::unique_ptr<Chain> chain_;             // null: the late layers are here
   bool pinned_ = false;                            // the thread that calls `work`
-  struct Flight;
   std::deque<Flight> flights_;                     // passes that have been sent and have not come back, in order
-  int lost_ = 0;                                   // of what is under way, the first so many passes, whose answers have been ended
   int numbers_ = 0;                                // of answers, over ranks: the last one
   std::vector<int> closed_;                        // answers that the other ranks have heard of, and that are over
   std::mutex mutex_;

@@ -218,8 +218,8 @@ def test_a_damaged_pass_is_refused_or_means_another_answer(folder, messages):
             damaged[place] = value
             station = _station(folder)
             try:
-                station.post_pass(damaged)
-                station.work_with_passes(*_buffers(over), 0)
+                station.post(damaged)
+                station.work(np.zeros(over.words, np.int32), 0)
             except RuntimeError as error:
                 refused += 1
                 assert str(error)
@@ -257,7 +257,3 @@ def _station(folder):
     checkpoint = Checkpoint(folder)
     return slices_for("cpu", "cpu", ("int8", "auto"), 1, [], 1).station(checkpoint, 2, LAYERS, 0.0)
 
-
-def _buffers(over):
-    rows = np.zeros((_native.WIRE_MESSAGES, _native.wire_words(over.hidden)), np.int32)
-    return rows, np.zeros(over.words, np.int32)
