@@ -79,35 +79,6 @@ Settings settings_of(const std::vector<int32_t>& words) {
   return settings;
 }
 
-void RankStation::wait_for_rows(VerifyStage* stage, bool last, Begin begin, double delay) {
-  const auto begin_with = [this, last, begin = std::move(begin)](int keep, int end, const std::vector<int32_t>& words) {
-    Settings settings = settings_of(words);
-    settings.end = end;   // that rows are held to; the word beside it may say something else on a damaged wire
-    if (last && settings.grammar != 0) {
-      if (!masks_) throw std::runtime_error("this rank knows no grammars");
-      settings.sampling.mask = masks_(settings.grammar);
-    }
-    begin(keep, settings);
-  };
-  station_ = std::make_unique<Station>(stage, hidden_, last, kPassRows, begin_with, delay);
-}
-
-std::unique_ptr<Remote> RankDrafter::start(const std::vector<int>& prompt, int keep, const Sampling& sampling,
-                                           const Schedule& schedule, std::shared_ptr<Planner> planner, const Limits& limits,
-                                           uint64_t epoch, bool report_drafts, const Oracle& oracle,
-                                           bool trace, int grammar) {
-  if (keep > length()) throw std::runtime_error("there are not so many rows to keep");
-  Settings settings{limits.end, int(prompt.size()) - limits.own, grammar, sampling};
-  settings.sampling.answer = settings.prompt;
-  settings.sampling.stop_ids = limits.stop_ids;
-  begin(keep, settings, oracle);
-  if (planner) planner->begin(int(prompt.size()));
-  auto remote = std::make_unique<Remote>(stage(), hidden_, kPassRows, planner ? planner->schedule() : schedule, limits,
-                                         sampling.seed, epoch, report_drafts, hears_, planner, trace);
-  remote->begin(prompt, keep, words_of(settings), sampling.logprobs >= 0);
-  return remote;
-}
-
 const float* Rope::reserve(int capacity) {
   if (capacity > capacity_) rope_ = make_rope(rotary_, capacity_ = capacity);
   return rope_.data();

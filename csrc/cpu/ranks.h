@@ -1,19 +1,17 @@
-// The stages of ranks. Those of the C++ kernels work for the loop; Python's (csrc/bindings/ranks.cpp) decode an answer at a
-// time, and make a Remote for it.
+// The stages of ranks on the C++ kernels; those in Python are in csrc/bindings/ranks.cpp.
 #pragma once
 
 #include <memory>
 #include <vector>
 
-#include "../pipeline/remote.h"
-#include "../pipeline/station.h"
 #include "../serving/pass_station.h"
 #include "pass_stage.h"
 #include "stage.h"
 
 namespace ppsd {
 
-// What the first message of an answer says of it besides the rows: kWireSettings words, and more for biases and stop ids.
+// What stages are told of an answer that begins: kWireSettings words, and more for biases and stop ids.
+constexpr int kWireSettings = 16;
 struct Settings {
   int end = 0;      // positions that the answer may have
   int prompt = 0;   // tokens of its prompt
@@ -22,53 +20,6 @@ struct Settings {
 };
 std::vector<int32_t> words_of(const Settings& settings);
 Settings settings_of(const std::vector<int32_t>& words);   // throws std::runtime_error for what means nothing
-
-// A verification stage that waits for rows.
-class RankStation {
- public:
-  virtual ~RankStation() = default;
-  Station& station() { return *station_; }
-  int hidden() const { return hidden_; }
-  // Of the grammar with this number; null where another one has come since, and the answer is void.
-  using Masks = std::function<std::shared_ptr<TokenMask>(int grammar)>;
-  void use(Masks masks) { masks_ = std::move(masks); }   // of the last rank, before it works
-
- protected:
-  // Makes the stage ready for an answer that keeps so many rows.
-  using Begin = std::function<void(int keep, const Settings& settings)>;
-
-  explicit RankStation(int hidden) : hidden_(hidden) {}
-  void wait_for_rows(VerifyStage* stage, bool last, Begin begin, double delay);   // makes the station; arguments: see Station
-
- private:
-  const int hidden_;
-  Masks masks_;
-  std::unique_ptr<Station> station_;
-};
-
-// The stage in front of the exit head, with the head.
-class RankDrafter {
- public:
-  virtual ~RankDrafter() = default;
-  virtual void pin() {}                 // the calling thread, which drafts from now on
-  virtual int length() const = 0;       // rows that an answer may keep
-  int hidden() const { return hidden_; }
-
-  // planner: chooses the schedule, or null. grammar: its number; sampling has its mask for drafts.
-  std::unique_ptr<Remote> start(const std::vector<int>& prompt, int keep, const Sampling& sampling, const Schedule& schedule,
-                                std::shared_ptr<Planner> planner, const Limits& limits, uint64_t epoch, bool report_drafts,
-                                const Oracle& oracle, bool trace, int grammar = 0);
-
- protected:
-  // hears: its head is of a kind that draws on verified rows
-  RankDrafter(int hidden, bool hears) : hidden_(hidden), hears_(hears) {}
-  virtual void begin(int keep, const Settings& settings, const Oracle& oracle) = 0;
-  virtual DraftStage* stage() = 0;
-
- private:
-  const int hidden_;
-  const bool hears_;
-};
 
 // The rotary table of a stage, as long as the longest answer so far.
 class Rope {

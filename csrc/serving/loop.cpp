@@ -24,20 +24,22 @@ double seconds_since(Clock::time_point begun) { return std::chrono::duration<dou
 }  // namespace
 
 Loop::Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits)
-    : passes_(std::move(model), make_shared_team(threads), limits.keep),
+    : own_(std::make_unique<Passes>(std::move(model), make_shared_team(threads), limits.keep)),
+      passes_(*own_),
       blocks_(passes_.block_bytes(), int(std::min(kv_bytes / passes_.block_bytes(), size_t(1) << 24))),
       limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
-      policy_(passes_.model().drafts(), passes_.draft_share()) {}
+      policy_(passes_.drafts(), passes_.draft_share()) {}
 
-Loop::Loop(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, OverRanks ranks, LoopLimits limits)
-    : passes_(std::move(model), std::move(team), {}, false),
+Loop::Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits)
+    : own_(std::move(early)),
+      passes_(*own_),
       blocks_(passes_.block_bytes(), ranks.blocks),
       limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
-      policy_(passes_.model().drafts(), passes_.draft_share(), true),
+      policy_(passes_.drafts(), passes_.draft_share(), true),
       chain_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, bell_)) {
   blocks_.note_changes();
 }
@@ -120,7 +122,7 @@ bool Loop::step() {
       if (make_room(*answer, size)) writing.push_back(answer);
       continue;
     }
-    if (answer->flying == 0 && answer->rows % kSpan == 0)   // another text may have come further
+    if (answer->flying == 0 && answer->rows % kSpan == 0 && !passes_.one_text())   // another text may have come further
       if (const int rows = answer->table.share(answer->text(), answer->rows_wanted() - int(!answer->begun)); rows > answer->rows)
         answer->go_on_from(rows);
     const int rows = std::min(prompt_rows, answer->rows_wanted() - answer->left);
@@ -238,13 +240,14 @@ void Loop::let_in() {
 bool Loop::admit(Answer& answer) {
   const int wanted = answer.rows_wanted();
   const int most = wanted - int(!answer.begun);
-  answer.table.share(answer.text(), most);
+  if (!passes_.one_text()) answer.table.share(answer.text(), most);
   const int blocks = wanted / kSpan + 1 - answer.table.size();
   if (!running_.empty() && blocks_.available() < blocks + int(running_.size())) {
     answer.table.drop();
     return false;
   }
-  answer.shared = answer.table.copy_rest(answer.text(), most);
+  answer.shared = passes_.one_text() ? held_of(answer.text(), most) : answer.table.copy_rest(answer.text(), most);
+  passes_.begin(answer.request, answer.shared);
   // An EAGLE-3 head's last row there has read the other text's next token.
   if (model().eagle && answer.shared % kSpan > 0) --answer.shared;
   answer.go_on_from(answer.shared);
@@ -253,6 +256,15 @@ bool Loop::admit(Answer& answer) {
   answer.running = true;
   answer.out->begin(answer.shared);
   return true;
+}
+
+// Of the text that all stages hold, rows that this one begins with; from now on they hold this one.
+int Loop::held_of(const std::vector<int>& text, int most) {
+  if (forgotten_.exchange(false)) held_.clear();
+  const size_t length = std::min({held_.size(), size_t(most), size_t(passes_.held())});
+  const int same = int(std::mismatch(held_.begin(), held_.begin() + ptrdiff_t(length), text.begin()).first - held_.begin());
+  held_.clear();
+  return same;
 }
 
 // Its blocks are free, its tokens stay: its rows will be computed again, to the same bits.
@@ -298,6 +310,7 @@ void Loop::fail(Answer& answer, std::exception_ptr failure) {
 // Its rows stay for texts that begin like its own.
 void Loop::leave(Answer& answer) {
   if (!answer.running || answer.rows == 0) return;
+  if (passes_.one_text()) held_.assign(answer.text().begin(), answer.text().begin() + answer.rows);
   cut(answer, answer.rows);   // a pass may have been cancelled, or is under way
   catch_up(answer);
   if (model().eagle) {
@@ -343,8 +356,9 @@ bool Loop::embed_rows(const Part& part, const int* ids, std::vector<Part>* parts
   check_bound(size_t(early_rows_) + size_t(part.all_rows()), kPassRows, "rows");
   float* x = early_x_.data() + size_t(early_rows_) * hidden;
   try {
-    for (int r = 0; r < part.rows; ++r, x += hidden) embed(model().embedding, ids[r], x);
-    for (const Sibling& sibling : part.siblings) embed(model().embedding, sibling.id, x), x += hidden;
+    passes_.embed(ids, part.rows, x);
+    x += size_t(part.rows) * hidden;
+    for (const Sibling& sibling : part.siblings) passes_.embed(&sibling.id, 1, x), x += hidden;
     part.answer->feed_sampler(part.answer->drafting, part.start, ids, part.rows);
     if (model().eagle) part.answer->eagle.know(part.start, ids, part.rows);
   } catch (const std::runtime_error&) {
@@ -388,7 +402,10 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
     const Clock::time_point begun = Clock::now();
     std::vector<Passes::Draw> draws;
     if (!run_early(parts) || !draw(parts, &draws)) return false;
-    policy_.times.draft.observe(early_rows_, seconds_since(begun));
+    const double seconds = seconds_since(begun);
+    policy_.times.draft.observe(early_rows_, seconds);
+    ++counts_.draft_steps;
+    counts_.draft_seconds += seconds;
     std::vector<Answer*> more;
     for (size_t i = 0; i < parts.size(); ++i) {
       Answer& answer = *parts[i].answer;

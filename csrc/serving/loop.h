@@ -10,6 +10,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <list>
@@ -34,7 +35,8 @@ struct LoopLimits {
 
 // How often things happened.
 struct LoopCounts {
-  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0;
+  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0, draft_steps = 0;
+  double draft_seconds = 0.0;   // of the steps
 };
 
 class Loop {
@@ -45,13 +47,14 @@ class Loop {
   struct OverRanks {
     int stages, blocks;
   };
-  Loop(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, OverRanks ranks, LoopLimits limits = {});
+  Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits = {});
   ~Loop();
 
   int capacity() const {   // the longest text
     return int(std::min(size_t(blocks_.count()) * kSpan, chain_ ? kPassTables / 2 : size_t(1) << 30));
   }
   const CpuModel& model() const { return passes_.model(); }
+  void forget_rows() { forgotten_.store(true); }   // of answers that are over, where stages hold one text: they are others now
 
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
   // committed: how many of the prompt's last tokens are the answer's already; seconds: of work on them.
@@ -93,6 +96,7 @@ class Loop {
   void send(const std::vector<Part>& parts);
   void let_in();
   bool admit(Answer& answer);
+  int held_of(const std::vector<int>& text, int most);
   void put_back(Answer& answer);
   Answer* victim(const Answer& other);
   bool make_room(Answer& answer, int rows);
@@ -125,7 +129,8 @@ class Loop {
   void sweep(Answers* answers);
   void forget(const Answer& answer);
 
-  Passes passes_;
+  const std::unique_ptr<Passes> own_;
+  Passes& passes_;
   Blocks blocks_;
   const LoopLimits limits_;
   std::vector<float> x_, early_x_;   // [kPassRows][hidden]
@@ -141,6 +146,8 @@ class Loop {
   bool pinned_ = false;                            // the thread that calls `work`
   std::deque<Flight> flights_;                     // passes that have been sent and have not come back, in order
   int numbers_ = 0;                                // of answers, over ranks: the last one
+  std::vector<int> held_;                          // where stages hold one text: that of the last answer
+  std::atomic<bool> forgotten_{false};
   std::vector<int> closed_;                        // answers that the other ranks have heard of, and that are over
   std::mutex mutex_;
   Answers arrived_;

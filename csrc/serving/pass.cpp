@@ -5,8 +5,6 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "../pipeline/station.h"
-
 namespace ppsd {
 namespace {
 
@@ -62,13 +60,13 @@ class Reader {
 size_t close_message(Wire kind, uint64_t number, int count, int limit, int32_t flags, const Writer& tables, int32_t* out) {
   WireHeader header;
   header.kind = int32_t(kind);
-  header.epoch = number;
+  header.number = number;
   header.count = count;
   header.limit = limit;
   header.flags = flags;
   header.more = int32_t(tables.at() - (out + kWireIds));
   header.sent = wire_clock();
-  write_header(header, out);
+  std::memcpy(out, &header, sizeof header);
   return size_t(tables.at() - out);
 }
 
@@ -145,7 +143,7 @@ Pass read_pass(const int32_t* message, size_t words, int hidden) {
   const WireHeader header = open_message(Wire::kPass, message, words);
   Reader tables(message + kWireIds, size_t(header.more));
   Pass pass;
-  pass.number = header.epoch;
+  pass.number = header.number;
   pass.wants_hidden = (header.flags & kWireFeedback) != 0;
   pass.traced = (header.flags & kWireTrace) != 0;
   pass.limit = std::clamp(header.limit, 0, kMaxRows);
@@ -206,7 +204,7 @@ PassVerdict read_verdict(const int32_t* message, size_t words, int hidden) {
   const WireHeader header = open_message(Wire::kChosen, message, words);
   Reader tables(message + kWireIds, size_t(header.more));
   PassVerdict verdict;
-  verdict.number = header.epoch;
+  verdict.number = header.number;
   verdict.dropped = tables.many();
   verdict.chosen = tables.many();
   for (int32_t left = tables.count(); left > 0; --left) {

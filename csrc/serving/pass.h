@@ -9,8 +9,7 @@
 // part of a later epoch says so to every stage that it comes to (pass_station.h). They go on as a part without rows, or do
 // harm to nobody, since the rows of the new epoch are written over them.
 //
-// On the wire a pass is a WireHeader (pipeline/wire.h: epoch is the pass's number, count its rows, more the words of the
-// tables) and then the tables and the rows' hidden states.
+// On the wire a pass is a WireHeader (pipeline/wire.h), its tables, and the rows' hidden states.
 #pragma once
 
 #include <cstdint>

@@ -17,11 +17,15 @@
 #include <vector>
 
 #include "../pipeline/stages.h"
-#include "../pipeline/station.h"
 #include "../pipeline/trace.h"
 #include "pass.h"
 
 namespace ppsd {
+
+struct StationCounts {
+  int64_t passes = 0, rows = 0, dropped_passes = 0;
+  double seconds = 0.0;   // of passes that were not dropped
+};
 
 class PassStation {
  public:

@@ -75,6 +75,10 @@ void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {
   for (const auto& stage : engine.verify()) copy(stage->blocks());
 }
 
+void Passes::embed(const int* ids, int rows, float* x) {
+  for (int r = 0; r < rows; ++r, x += model_->shape.hidden_size) ppsd::embed(model_->embedding, ids[r], x);
+}
+
 // -- drafts ------------------------------------------------------------------------------------------------------------
 
 bool Passes::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,

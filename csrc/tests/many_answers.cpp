@@ -77,7 +77,8 @@ class TwoRanks {
   TwoRanks(const std::shared_ptr<const CpuModel>& model, int threads, int stages, int blocks, LoopLimits limits,
            PassStage::Masks masks)
       : model_(*model),
-        loop_(model, std::make_unique<Team>(threads, std::vector<int>()), {stages, blocks}, limits),
+        loop_(std::make_unique<Passes>(model, std::make_unique<Team>(threads, std::vector<int>()), std::vector<int>(), false),
+              {stages, blocks}, limits),
         team_(1, {}),
         layers_(*model->kernels, model->shape, model->format, model->kv,
                 pointers(model->layers, model->exit_layer, model->shape.num_layers), 1),
