@@ -105,7 +105,7 @@ class Pipeline:
         return found
 
     def verdict(self, place=0):
-        """Of a station, on the pass that it works on next, by hand; or the message for the next one. None: none came."""
+        """Of a station, on the pass that it works on next, by hand; or the message for the next one; or None."""
         out = np.zeros(self.words, np.int32)
         words = self.stations[place].work(out, 0)
         return out[:words] if words else None

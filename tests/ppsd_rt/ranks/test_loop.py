@@ -61,7 +61,12 @@ def params(i, tokens=20, **more):
     return SamplingParams(max_tokens=tokens, ignore_eos=True, **SAMPLINGS[i % len(SAMPLINGS)], **more)
 
 
-OVERLAPPED = ["ppsd", "elastic", "elastic:first_chunk=0,max_chunk=15", "elastic:first_chunk=3,lookahead=5,lookup=2,recycle=on"]
+OVERLAPPED = [
+    "ppsd",
+    "elastic",
+    "elastic:first_chunk=0,max_chunk=15",
+    "elastic:first_chunk=3,lookahead=5,lookup=2,recycle=on",
+]
 
 
 @pytest.mark.parametrize("schedule", OVERLAPPED)
@@ -73,12 +78,14 @@ def test_answers_draft_while_they_are_verified(engine, ranks, sizes, schedule):
         truth = [engine.generate(text, params(i, 60), "plain").run().ids for text in texts[i:]]
         oracles = [Oracle((*text, *ids), 0.7, i) for text, ids in zip(texts[i:], truth, strict=True)]
         assert committed(over.add(texts[i], params(i, 60), schedule, oracle=oracles[0])) == truth[0]
-        answers = [over.add(text, params(i, 60), schedule, oracle=o) for text, o in zip(texts[i:], oracles, strict=True)]
+        answers = [
+            over.add(text, params(i, 60), schedule, oracle=o) for text, o in zip(texts[i:], oracles, strict=True)
+        ]
         assert [committed(answer) for answer in answers] == truth
 
 
 def by_hand(ranks, schedule, acceptance, passes):
-    """A station that waits to be told, an answer whose prompt it has passed, its text, and so many passes after that."""
+    """A station that waits to be told, an answer whose prompt it has passed, its ids, and so many passes more."""
     text, asked = prompts(1)[0], params(0, 40)
     truth = ranks((2, 4)).run(text, asked, "plain")
     ids = (*text, *(id for round in truth for id in round.committed))
@@ -123,7 +130,7 @@ def test_a_station_drops_what_a_later_pass_has_made_void(ranks):
 
 
 def test_a_stage_may_not_drop_what_is_not_void(ranks):
-    over, answer, _, passes = by_hand(ranks, "ppsd", 1.0, 2)
+    over, _answer, _, passes = by_hand(ranks, "ppsd", 1.0, 2)
     raised = passes[1].copy()
     raised[_epoch_of(raised)] += 1
     over.stations[0].post(passes[0])
@@ -135,7 +142,7 @@ def test_a_stage_may_not_drop_what_is_not_void(ranks):
 
 
 def _epoch_of(message):
-    """Where the only part of a pass without changes has its epoch: after four empty lists, their number and the answer."""
+    """Where the only part of a pass without changes has its epoch: after four empty lists and two words."""
     assert list(message[16:20]) == [0, 0, 0, 0]
     assert message[20] == 1
     return 22
@@ -359,4 +366,3 @@ def test_a_loop_of_one_process_has_no_other_ranks(engine):
 def _station(folder):
     checkpoint = Checkpoint(folder)
     return slices_for("cpu", "cpu", ("int8", "auto"), 1, [], 1).station(checkpoint, 2, LAYERS, 0.0)
-
