@@ -453,7 +453,7 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     if (!run_early(early)) return false;
     policy_.times.early.observe(early_rows_, seconds_since(begun));
     for (const Part& part : early)
-      if (!part.prompt) span(part, "draft", kDraftTrack, begun);
+      if (!part.prompt || chain_) span(part, part.prompt ? "prompt" : "draft", kDraftTrack, begun);
   }
 
   float* to = x_.data();
