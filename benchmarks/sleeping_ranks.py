@@ -30,7 +30,7 @@ from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import Schedule, parse_schedule
 from ppsd_rt.planning.closed_forms import closed_form
-from ppsd_rt.ranks.python_stages import Cancelled, PythonDrafter, PythonStation, Rows
+from ppsd_rt.ranks.python_stages import TEXT_BLOCKS, Cancelled, PythonDrafter, PythonStation, Rows
 from ppsd_rt.ranks.world import World, find_world
 from ppsd_rt.sampling.params import SamplingParams
 
@@ -50,41 +50,26 @@ def text_of(length: int) -> list[int]:
     return text.ids
 
 
-Beside = tuple[int, int]  # a sibling: its position and its id
-
-
 class Text:
-    """The rows that a stage holds, and those of siblings."""
+    """The rows that a stage holds."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
         self._states: list[int] = []
-        self._siblings: dict[Beside, int] = {}  # their states
 
-    def go_on(
-        self, start: int, ids: Sequence[int], siblings: Sequence[Beside] = (), adopted: Beside | None = None
-    ) -> None:
-        if adopted:
-            del self.ids[start - 1 :], self._states[start - 1 :]
-            self.ids.append(adopted[1])
-            self._states.append(self._siblings[adopted])
+    def go_on(self, start: int, ids: Sequence[int]) -> None:
         if start > len(self.ids):
             raise ValueError("a message left a gap")
         del self.ids[start:], self._states[start:]
         for token in ids:
             self._states.append(self._after(len(self.ids), token))
             self.ids.append(token)
-        for position, token in siblings:
-            self._siblings[position, token] = self._after(position, token)
 
     def _after(self, position: int, token: int) -> int:
         return hash((self._states[position - 1] if position else 0, token))
 
     def next_after(self, row: int) -> int:
         return self._states[row] % VOCABULARY
-
-    def next_after_sibling(self, sibling: Beside) -> int:
-        return self._siblings[sibling] % VOCABULARY
 
 
 class Stage:
@@ -117,26 +102,16 @@ class SleepingVerify(Stage):
 
     def __init__(self, seconds: Sequence[float]) -> None:
         super().__init__()
-        self._seconds, self._beside = seconds, list[Beside]()
+        self._seconds = seconds
 
-    def run(
-        self,
-        start: int,
-        ids: Sequence[int],
-        hidden: Rows,
-        cancelled: Cancelled,
-        siblings: Sequence[Beside] = (),
-        adopted: Beside | None = None,
-    ) -> Rows | None:
-        self.text.go_on(start, ids, siblings, adopted)
-        self._beside = list(siblings)
-        most, rows = len(self._seconds), len(ids) + len(siblings)
+    def run(self, start: int, ids: Sequence[int], hidden: Rows, cancelled: Cancelled) -> Rows | None:
+        self.text.go_on(start, ids)
+        most, rows = len(self._seconds), len(ids)
         seconds = rows // most * self._seconds[-1] + (self._seconds[rows % most - 1] if rows % most else 0.0)
         return hidden if self.spend(seconds, cancelled) else None
 
     def choose(self, last: int) -> list[int]:
-        rows = [self.text.next_after(row) for row in range(self.length - last, self.length)]
-        return rows + [self.text.next_after_sibling(sibling) for sibling in self._beside]
+        return [self.text.next_after(row) for row in range(self.length - last, self.length)]
 
 
 class SleepingDraft(Stage):
@@ -149,17 +124,9 @@ class SleepingDraft(Stage):
     def learn(self, position: int, hidden: Rows) -> None:
         raise AssertionError("this head hears nothing")
 
-    def step(
-        self,
-        start: int,
-        ids: Sequence[int],
-        draw: bool,
-        cancelled: Cancelled,
-        siblings: Sequence[Beside] = (),
-        adopted: Beside | None = None,
-    ) -> tuple[int, float] | None:
-        self.text.go_on(start, ids, siblings, adopted)
-        seconds = self._costs.step(len(ids) + len(siblings), draw)
+    def step(self, start: int, ids: Sequence[int], draw: bool, cancelled: Cancelled) -> tuple[int, float] | None:
+        self.text.go_on(start, ids)
+        seconds = self._costs.step(len(ids), draw)
         return (0, self.confidence) if self.spend(seconds, cancelled) else None
 
     def exported(self, start: int, count: int) -> Rows:
@@ -169,7 +136,10 @@ class SleepingDraft(Stage):
 class _NoSlices:
     """What a backend asks of the weights that it does not have."""
 
-    dtype, kind, bytes, siblings, extras, blocks, loop = "none", "sleeping", 0, True, False, 0, None
+    dtype, kind, bytes, answers, extras, blocks = "none", "sleeping", 0, 1, False, TEXT_BLOCKS
+
+    def __init__(self, drafter: PythonDrafter) -> None:
+        self.loop = drafter.loop
 
     def facts(self) -> dict[str, Any]:
         return {}
@@ -200,7 +170,15 @@ def work(world: World, task: dict[str, Any], lead: Callable[..., None]) -> None:
             lead(groups, control, costs, task)
         else:
             stage = SleepingVerify(costs.stages[world.rank - 1])
-            serve(groups, control, PythonStation(stage, HIDDEN, world.rank == world.last, delay), HIDDEN, 0)
+            serve(
+                groups,
+                control,
+                PythonStation(stage, HIDDEN, world.rank == world.last, delay),
+                HIDDEN,
+                0,
+                None,
+                TEXT_BLOCKS,
+            )
     except PpsdError as error:
         control.fail(f"rank {world.rank}: {error}")
         print(error, file=sys.stderr, flush=True)
@@ -214,7 +192,7 @@ def open_backend(groups: dict[int, Any], control: Any, stage: SleepingDraft) -> 
 
     drafter = PythonDrafter(stage, HIDDEN, VOCABULARY, True, False)
     head, sizes = HeadInfo("norm", 1, "sleeping", ""), (1,) * control.world.size
-    backend = RanksBackend(groups, control, drafter, _NoSlices(), head, sizes, VOCABULARY, HIDDEN, 1)
+    backend = RanksBackend(groups, control, drafter, _NoSlices(drafter), head, sizes, VOCABULARY, HIDDEN, 1)
     backend.open()
     return backend
 
@@ -228,7 +206,7 @@ def answers(groups: dict[int, Any], control: Any, costs: StageCosts, task: dict[
         for acceptance in task["acceptance"]:
             stage.confidence = acceptance
             for name in task["schedules"]:
-                oracle = None if name == "plain" else Oracle((*truth, 0), acceptance, repeat, task["second"])
+                oracle = None if name == "plain" else Oracle((*truth, 0), acceptance, repeat)
                 schedule = parse_schedule(name)
                 if not isinstance(schedule, Schedule):
                     backend.costs()  # measured before the clock runs
@@ -267,7 +245,6 @@ def measure(args: argparse.Namespace, stages: int, link_ms: float) -> dict[str, 
     """One pipeline: a row for each schedule at each acceptance, beside formula and simulator."""
     costs = equal_costs(stages, args.token_ms, args.head_ms, args.row_share, link_ms)
     task = {"costs": costs.to_dict(), "link_ms": link_ms, "tokens": args.tokens, "repeats": args.repeats}
-    task["second"] = args.second
     task |= {"acceptance": args.acceptance, "schedules": args.schedules, "measure": "auto" in args.schedules}
     lines = launch(__file__, stages, ["--worker", json.dumps(task)]).splitlines()
     result = json.loads(next(line for line in lines if line.startswith(MEASURED)).removeprefix(MEASURED))
@@ -284,7 +261,7 @@ def beside(row: dict[str, Any], args: argparse.Namespace, costs: StageCosts) -> 
     schedule, speed = parse_schedule(row["schedule"]), args.tokens / row["seconds"]
     row = {**row, "tokens_per_second": speed, "speedup": speed * costs.plain_step}
     if isinstance(schedule, Schedule):
-        simulation = simulate(schedule, costs, row["acceptance"], args.tokens, seed=row["seed"], second=args.second)
+        simulation = simulate(schedule, costs, row["acceptance"], args.tokens, seed=row["seed"])
         simulated = simulation.tokens_per_second
         row["simulated"] = simulated * costs.plain_step
         row["over_simulated"] = speed / simulated
@@ -301,7 +278,6 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--stages", type=lambda text: list(map(int, text.split(","))), default=[2, 4, 8, 16])
     parser.add_argument("--link-ms", type=numbers, default=[0.0, 1.0, 5.0])
     parser.add_argument("--acceptance", type=numbers, default=[0.6, 0.8, 0.9])
-    parser.add_argument("--second", type=float, default=0.0, help="where a draft is wrong: P(its sibling is right)")
     parser.add_argument("--schedules", type=lambda text: text.split(","), default=list(SCHEDULES))
     parser.add_argument("-n", "--tokens", type=int, default=64)
     parser.add_argument("-r", "--repeats", type=int, default=2, help="each with other mistakes of the oracle")

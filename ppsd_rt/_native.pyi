@@ -239,10 +239,12 @@ class Loop:
 
     def fail(self, line: str) -> None:
         """End all answers with this line; by the thread that calls `work`."""
+    def forget_rows(self) -> None:
+        """Of answers that are over, where stages hold the rows of one text: they have other ones now."""
     @property
     def capacity(self) -> int: ...
     @property
-    def counts(self) -> dict[str, int]: ...
+    def counts(self) -> dict[str, int]: ...  # draft_seconds: a float
 
 MOST_COST_ROWS: int
 
@@ -622,14 +624,7 @@ class LaunchPlan:
     def tokens(self) -> list[int]: ...
 
 WIRE_VERSION: int
-WIRE_ROWS: int
-WIRE_FEEDBACK: int
-WIRE_LOGPROB: int
-WIRE_LOGPROBS: int
-WIRE_MESSAGES: int
-WIRE_WORDS: int
 
-def wire_words(hidden: int) -> int: ...
 def pass_words(hidden: int) -> int: ...
 def wire_clock() -> int: ...
 def precise_waits() -> None: ...
@@ -647,25 +642,10 @@ class StationCounts:
     @property
     def seconds(self) -> float: ...
 
-class RemoteCounts:
-    """Draft steps of one row that counted, and their seconds."""
-
-    @property
-    def steps(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-
-class RankStation:
-    """A verification stage that waits for messages, arrays of int32 words; work() writes those for the next stage."""
-
+class _Station:
     def post(self, message: npt.NDArray[np.int32]) -> None: ...
-    def announce(self, epoch: int, sent: int, spared: int = -1) -> None: ...
-    def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int: ...
-    def post_pass(self, message: npt.NDArray[np.int32]) -> None: ...
-    def work_with_passes(
-        self, out: npt.NDArray[np.int32], pass_out: npt.NDArray[np.int32], milliseconds: int
-    ) -> tuple[int, int]:
-        """As `work`, where passes of a loop come too: (messages in out, words in pass_out); (0, 0): nothing came."""
+    def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
+        """Words of the message for the next stage; 0: no pass came."""
 
     def use_masks(self, masks: Callable[[int], TokenMask | None]) -> None:
         """masks(number): a new mask of that grammar, or None. Before it works."""
@@ -675,8 +655,9 @@ class RankStation:
     def counts(self) -> StationCounts: ...
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
 
-class Station(RankStation):
-    """Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks."""
+class Station(_Station):
+    """Layers [first, last) of a model on the C++ kernels, as a stage of the loop: passes come, arrays of int32 words,
+    and work() writes those for the next stage."""
 
     def __init__(
         self,
@@ -694,60 +675,26 @@ class Station(RankStation):
     def pin(self) -> None: ...
     def time_pass(self, rows: int, context: int) -> float: ...
 
-class PythonStation(RankStation):
-    """A verification stage of the ranks whose rows [count, hidden] a Python object computes."""
+class PythonStation(_Station):
+    """As Station; a Python object computes the rows [count, hidden]."""
 
     def __init__(self, stage: object, hidden: int, last: bool, delay: float) -> None: ...
 
-class Remote:
-    """An answer over ranks, seen from the one that drafts: what it sends, and what verdicts make of it."""
-
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def tokens(self) -> list[int]: ...
-    @property
-    def spared(self) -> int: ...  # the first row of what goes on in spite of the newest epoch, or -1
-    @property
-    def rows(self) -> int: ...  # of these, those whose rows every rank holds
-    def work(self, out: npt.NDArray[np.int32]) -> int: ...
-    def land(self, verdict: npt.NDArray[np.int32]) -> bool: ...  # announce the epoch, and what it spares?
-    def next(self, milliseconds: int) -> Drafted | Round | None: ...
-    def cancel(self) -> None: ...
-    def counts(self) -> RemoteCounts: ...
-    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
-
-class RankDrafter:
-    """The draft stage of the ranks; start() gives the answer, seen from here."""
-
-    def pin(self) -> None: ...
-    def length(self) -> int: ...
-    def start(
-        self,
-        prompt: Sequence[int],
-        keep: int,
-        sampling: SamplingParams,
-        schedule: Schedule | Planner,
-        limits: Limits,
-        epoch: int,
-        report_drafts: bool = ...,
-        oracle: Oracle | None = ...,
-        trace: bool = ...,
-        grammar: tuple[int, TokenMask] | None = ...,  # its number, and a mask for drafts
-    ) -> Remote: ...
-
-class Drafter(RankDrafter):
-    """Layers before the exit, and the exit head, on the C++ kernels, as the draft stage of the ranks."""
+class Drafter:
+    """Layers before the exit, and the exit head, on the C++ kernels: what the loop's steps cost."""
 
     def __init__(self, model: Model, cores: Sequence[int], threads: int) -> None: ...
     @property
     def block_bytes(self) -> int: ...
     def time_step(self, draw: bool, context: int) -> float: ...
 
-class PythonDrafter(RankDrafter):
-    """A draft stage of the ranks whose rows [count, hidden] a Python object computes."""
+def loop_of_python(
+    stage: object, hidden: int, vocab_size: int, draws: bool, hears: bool, stages: int, blocks: int
+) -> Loop:
+    """The loop of rank 0, of one answer at a time, whose draft stage is a Python object.
 
-    def __init__(self, stage: object, hidden: int, vocab_size: int, hears: bool) -> None: ...
+    draws: it has an exit head; hears: which draws on verified rows too.
+    """
 
 class testing:
     """What only tests and benchmarks call: at run time a module, `ppsd_rt._native.testing`."""

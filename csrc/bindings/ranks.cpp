@@ -1,9 +1,12 @@
-// Single stages for ranks: the draft stage with the scheduler, and verification stages with an inbox. Messages are rows
-// of int32 arrays that Python sends and receives; nothing here holds the interpreter lock while it waits or works.
+// Stages for ranks: passes come in and go out as int32 arrays, which Python sends and receives. Nothing here holds the
+// interpreter lock while it waits.
 #include "bindings.h"
 
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
+
+#include <optional>
+#include <tuple>
 
 #include "../cpu/ranks.h"
 
@@ -14,27 +17,6 @@ using namespace ppsd::bindings;
 namespace {
 
 using Words = py::array_t<int32_t, py::array::c_style>;
-
-// Messages of `out`, [messages][words each].
-int32_t* place_for(Words& out, int messages, int hidden) {
-  if (out.ndim() != 2 || out.shape(0) < messages || size_t(out.shape(1)) != most_words(hidden))
-    throw std::runtime_error("messages need a dense array of int32, [" + std::to_string(messages) + "][" +
-                             std::to_string(most_words(hidden)) + "]");
-  return out.mutable_data();
-}
-
-// pass_out: None where no loop sends passes. Of one that came, (0, words in pass_out), else (messages in out, 0).
-py::tuple station_work(RankStation& rank, Words out, int milliseconds, std::optional<Words> pass_out) {
-  int32_t* place = place_for(out, rank.station().most_messages(), rank.hidden());
-  if (pass_out && size_t(pass_out->size()) < most_pass_words(rank.hidden())) throw std::runtime_error("a pass does not fit");
-  int32_t* pass_place = pass_out ? pass_out->mutable_data() : nullptr;
-  Station::Done done;
-  {
-    const py::gil_scoped_release release;
-    done = rank.station().work(place, pass_place, milliseconds);
-  }
-  return py::make_tuple(done.messages, done.pass_words);
-}
 
 // -- stages in Python (ppsd_rt/ranks/python_stages.py says what they do) -------------------------------------------------
 
@@ -63,205 +45,220 @@ void begin_stage(const py::object& stage, int keep, const Settings& settings, co
   stage.attr("begin")(keep, settings.end, settings.prompt, sampling_params_of(settings.sampling), **named);
 }
 
-// Of a step or a chunk: only stages that run siblings are asked to.
-template <class Message>
-py::dict siblings_for(const Message& message) {
-  const auto pair = [](const Sibling& sibling) { return py::make_tuple(sibling.position, sibling.id); };
-  py::dict named;
-  if (message.siblings.empty() && !message.adopted) return named;
-  py::list siblings;
-  for (const Sibling& sibling : message.siblings) siblings.append(pair(sibling));
-  named["siblings"] = siblings;
-  named["adopted"] = message.adopted ? py::object(pair(*message.adopted)) : py::object(py::none());
-  return named;
+// Of a Python object whose grammar has failed, the answer fails; what else goes wrong ends the rank.
+std::optional<std::string> grammar_failure(const py::error_already_set& error) {
+  if (!error.matches(py::module_::import("ppsd_rt.errors").attr("GrammarFailed"))) return std::nullopt;
+  return py::str(error.value()).cast<std::string>();
 }
 
-class PythonVerifyStage final : public VerifyStage {
+// A slice of layers in Python. It holds the rows of one text, and so it has rows of one answer at a time.
+class PythonStage {
  public:
-  PythonVerifyStage(py::object stage, int hidden) : stage_(std::move(stage)), hidden_(hidden) {}
+  PythonStage(py::object stage, int hidden, bool last) : stage_(std::move(stage)), hidden_(hidden), last_(last) {}
 
-  void begin(int keep, const Settings& settings) {
-    const py::gil_scoped_acquire lock;
-    logprobs_ = settings.sampling.logprobs >= 0;
-    begin_stage(stage_, keep, settings, settings.sampling.mask.get());
-  }
-  bool run(Chunk* chunk, const Cancelled& cancelled) override {
-    const py::gil_scoped_acquire lock;
-    const py::object out = stage_.attr("run")(chunk->start, chunk->ids, rows_of(chunk->hidden, chunk->all_rows()),
-                                              ask(cancelled), **siblings_for(*chunk));
+  void use(PassStage::Masks masks) { masks_ = std::move(masks); }
+  bool run(Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
+    if (pass->parts.size() != 1) throw std::runtime_error("a stage in Python has one answer at a time");
+    const PassPart& part = pass->parts.front();
+    if (part.rows == 0) return true;
+    for (const auto& [number, words] : pass->opened) begin(part.start, words);
+    if (part.start > held_ || part.start + part.rows > end_) throw std::runtime_error("a pass has rows that are not of its answer");
+    const Callback callback;
+    const std::vector<int> ids(part.ids.end() - part.rows, part.ids.end());
+    held_ = part.start;
+    const py::object out = stage_.attr("run")(part.start, ids, rows_of(pass->hidden, part.rows), ask(cancelled));
     if (out.is_none()) return false;
-    take_rows(out, chunk->all_rows(), hidden_, &chunk->hidden);
+    take_rows(out, part.rows, hidden_, &pass->hidden);
+    held_ += part.rows;
+    if (last_ && part.chooses > 0) choose(*pass, part.chooses, verdict);
     return true;
-  }
-  std::vector<int> choose(const Chunk&, int last) override {
-    const py::gil_scoped_acquire lock;
-    return stage_.attr("choose")(last).cast<std::vector<int>>();
-  }
-  std::vector<Logprobs> take_logprobs() override {
-    const py::gil_scoped_acquire lock;
-    std::vector<Logprobs> logprobs;
-    if (logprobs_)
-      for (const auto& [own, top] : stage_.attr("take_logprobs")().cast<std::vector<std::pair<float, std::vector<std::pair<int, float>>>>>())
-        logprobs.push_back({own, top});
-    return logprobs;
   }
 
  private:
+  void begin(int keep, const std::vector<int32_t>& words) {
+    if (words.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");
+    Settings settings = settings_of(words);
+    if (keep > held_)
+      throw std::runtime_error("an answer wants to keep " + std::to_string(keep) + " rows; this stage holds " + std::to_string(held_));
+    if (last_ && settings.grammar != 0) {
+      if (!masks_) throw std::runtime_error("this rank knows no grammars");
+      settings.sampling.mask = masks_(settings.grammar);
+    }
+    held_ = keep;
+    end_ = settings.end;
+    logprobs_ = settings.sampling.logprobs >= 0;
+    const Callback callback;
+    begin_stage(stage_, keep, settings, settings.sampling.mask.get());
+    mask_ = settings.sampling.mask;
+  }
+  void choose(const Pass& pass, int count, PassVerdict* verdict) {
+    try {
+      verdict->chosen = stage_.attr("choose")(count).cast<std::vector<int32_t>>();
+    } catch (const py::error_already_set& error) {
+      const auto why = grammar_failure(error);
+      if (!why) throw;
+      verdict->chosen.assign(size_t(count), Sampler::kNone);
+      verdict->failures.push_back({0, true, *why});
+    }
+    if (pass.wants_hidden) verdict->hidden.assign(pass.hidden.end() - ptrdiff_t(count) * hidden_, pass.hidden.end());
+    if (!logprobs_) return;
+    if (verdict->failures.empty())
+      for (const auto& [own, top] : stage_.attr("take_logprobs")().cast<std::vector<std::pair<float, std::vector<std::pair<int, float>>>>>())
+        verdict->logprobs.push_back({own, top});
+    verdict->logprobs.resize(size_t(count));
+  }
+
   const py::object stage_;
   const int hidden_;
+  const bool last_;
+  PassStage::Masks masks_;
+  std::shared_ptr<TokenMask> mask_;   // of the present answer
+  int held_ = 0, end_ = 0;            // rows that have passed, and that the answer may have
   bool logprobs_ = false;
 };
 
-class PythonStation : public RankStation {
+class PythonStation {
  public:
-  PythonStation(py::object stage, int hidden, bool last, double delay) : RankStation(hidden), stage_(std::move(stage), hidden) {
-    wait_for_rows(&stage_, last, [this](int keep, const Settings& settings) { stage_.begin(keep, settings); }, delay);
-  }
+  PythonStation(py::object stage, int hidden, bool last, double delay)
+      : hidden_(hidden),
+        stage_(std::move(stage), hidden, last),
+        station_([this](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) { return stage_.run(pass, cancelled, verdict); },
+                 hidden, last, delay) {}
+
+  int hidden() const { return hidden_; }
+  PassStation& station() { return station_; }
+  PythonStage& passes() { return stage_; }
 
  private:
-  PythonVerifyStage stage_;
+  const int hidden_;
+  PythonStage stage_;
+  PassStation station_;
 };
 
-class PythonDraftStage final : public DraftStage {
- public:
-  PythonDraftStage(py::object stage, int hidden, int vocab_size)
-      : stage_(std::move(stage)), hidden_(hidden), vocab_size_(vocab_size) {}
+std::shared_ptr<const CpuModel> without_layers(int hidden, int vocab_size) {
+  auto model = std::make_shared<CpuModel>();
+  model->kernels = &pick_kernels();
+  model->shape.hidden_size = hidden;
+  model->shape.vocab_size = vocab_size;
+  model->format = Format::kFp32;
+  model->kv = Stored::kFp32;
+  return model;
+}
 
-  void begin(int keep, const Settings& settings, const Oracle& oracle) {
-    heard_.reset();
-    oracle_ = oracle;
-    begin_stage(stage_, keep, settings, settings.sampling.draft_mask.get());
-  }
-  int length() const { return stage_.attr("length").cast<int>(); }
-  bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override {
+// The draft stage in Python, for a loop of one answer at a time.
+class PythonPasses final : public Passes {
+ public:
+  PythonPasses(py::object stage, int hidden, int vocab_size, bool draws, bool hears)
+      : Passes(without_layers(hidden, vocab_size), std::make_unique<Team>(1, std::vector<int>()), {}, false),
+        stage_(std::move(stage)),
+        draws_(draws),
+        hears_(hears) {}
+  ~PythonPasses() override {
     const py::gil_scoped_acquire lock;
-    if (step.feedback && step.feedback != heard_) {
-      heard_ = step.feedback;
-      stage_.attr("learn")(heard_->position, rows_of(heard_->hidden, 1));
+    stage_ = {};
+  }
+
+  bool drafts() const override { return draws_; }
+  bool uses_feedback() const override { return hears_; }
+  bool one_text() const override { return true; }
+  int held() const override {
+    const Callback callback;
+    return stage_.attr("length").cast<int>();
+  }
+  void begin(const Request& request, int kept) override {
+    const Callback callback;
+    heard_.reset();
+    const Settings settings{request.limits.end, int(request.prompt.size()) - request.limits.own, 0, request.sampling};
+    begin_stage(stage_, kept, settings, request.sampling.draft_mask.get());
+  }
+  void embed(const int* ids, int rows, float*) override { ids_.assign(ids, ids + rows); }
+  bool early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>&, const Cancelled& cancelled) override {
+    const Callback callback;
+    const Segment& rows = segments.front();
+    if (stage_.attr("step")(rows.start, ids_, false, ask(cancelled)).is_none()) return false;
+    std::vector<float> hidden;
+    take_rows(stage_.attr("exported")(rows.start, rows.rows), rows.rows, model().shape.hidden_size, &hidden);
+    std::copy(hidden.begin(), hidden.end(), x);
+    return true;
+  }
+  bool draw(std::vector<Draw>* draws, const Cancelled& cancelled) override {
+    const Callback callback;
+    Draw& draw = draws->front();
+    if (draw.feedback != nullptr && draw.feedback->position != heard_) {
+      heard_ = draw.feedback->position;
+      stage_.attr("learn")(draw.feedback->position, rows_of(draw.feedback->hidden, 1));
     }
-    const py::object drawn = stage_.attr("step")(step.start, step.ids, draft != nullptr, ask(cancelled), **siblings_for(step));
-    if (drawn.is_none()) return false;
-    if (draft != nullptr) {
-      const auto [token, confidence] = drawn.cast<std::tuple<int, double>>();
-      *draft = foreseen(oracle_, {token, confidence, 0, -1, 0.0}, step.start + int(step.ids.size()), vocab_size_);
+    try {
+      const py::object drawn = stage_.attr("step")(draw.position(), std::vector<int>(), true, ask(cancelled));
+      if (drawn.is_none()) return false;
+      std::tie(draw.draft.token, draw.draft.confidence) = drawn.cast<std::pair<int, double>>();
+    } catch (const py::error_already_set& error) {   // then any id is drafted, and the last rank's grammar ends the answer
+      if (!grammar_failure(error)) throw;
+      draw.draft = {};
     }
     return true;
   }
-  void export_hidden(Chunk* chunk) override {
-    const py::gil_scoped_acquire lock;
-    const int rows = chunk->all_rows();
-    take_rows(stage_.attr("exported")(chunk->start, rows), rows, hidden_, &chunk->hidden);
-  }
 
  private:
-  const py::object stage_;
-  const int hidden_, vocab_size_;
-  Oracle oracle_;
-  std::shared_ptr<const Feedback> heard_;
+  py::object stage_;
+  const bool draws_, hears_;
+  std::vector<int> ids_;
+  std::optional<int> heard_;
 };
 
-class PythonDrafter : public RankDrafter {
- public:
-  PythonDrafter(py::object stage, int hidden, int vocab_size, bool hears)
-      : RankDrafter(hidden, hears), stage_(std::move(stage), hidden, vocab_size) {}
-  int length() const override { return stage_.length(); }
+PyLoop loop_of_python(py::object stage, int hidden, int vocab_size, bool draws, bool hears, int stages, int blocks) {
+  PyLoop made{{}, nullptr, nullptr};
+  auto early = std::make_unique<PythonPasses>(std::move(stage), hidden, vocab_size, draws, hears);
+  const py::gil_scoped_release release;
+  made.stepped.reset(new Loop(std::move(early), Loop::OverRanks{stages, blocks}, LoopLimits{1, 1}));
+  return made;
+}
 
- private:
-  DraftStage* stage() override { return &stage_; }
-  void begin(int keep, const Settings& settings, const Oracle& oracle) override { stage_.begin(keep, settings, oracle); }
-
-  PythonDraftStage stage_;
-};
-
-// An answer, seen from the rank that drafts.
-struct PyRemote {
-  std::unique_ptr<Remote> remote;
-  int hidden = 0;
-
-  int work(Words out) {
-    int32_t* place = place_for(out, remote->most_messages(), hidden);
-    const py::gil_scoped_release release;
-    return remote->work(place);
-  }
-  bool land(const Words& verdict) {   // announce the epoch, and what it spares?
-    const int32_t* words = verdict.data();
-    const size_t count = size_t(verdict.size());
-    const py::gil_scoped_release release;
-    return remote->land(words, count);
-  }
-  py::object next(int milliseconds) {   // an event, None (nothing yet); ends with StopIteration
-    Event event;
-    Remote::Status status;
-    double seconds = 0.0;
-    {
-      const py::gil_scoped_release release;
-      status = remote->next(milliseconds, &event, &seconds);
-    }
-    if (status == Remote::Status::kEnded) throw py::stop_iteration();
-    return status == Remote::Status::kEvent ? event_of(event, seconds) : py::object(py::none());
-  }
-};
+// What a station of either kind can do.
+template <class Station>
+py::class_<Station> bind_station(py::module_& m, const char* name, const char* doc) {
+  return py::class_<Station>(m, name, doc)
+      .def("post", [](Station& rank, const Words& message) {
+        const py::gil_scoped_release release;
+        rank.station().post(message.data(), size_t(message.size()));
+      }, py::arg("message"))
+      .def("work", [](Station& rank, Words out, int milliseconds) {
+             if (size_t(out.size()) < most_pass_words(rank.hidden())) throw std::runtime_error("a pass does not fit");
+             int32_t* place = out.mutable_data();
+             const py::gil_scoped_release release;
+             return rank.station().work(place, milliseconds);
+           }, py::arg("out"), py::arg("milliseconds"), "Words of the message for the next stage; 0: no pass came.")
+      .def("use_masks", [](Station& rank, py::object masks) {
+             rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
+           }, py::arg("masks"), "masks(number): a new mask of that grammar, or None. Before it works.")
+      .def("close", [](Station& rank) { rank.station().close(); })
+      .def("busy_seconds", [](Station& rank) { return rank.station().busy_seconds(); })
+      .def("counts", [](Station& rank) { return rank.station().counts(); })
+      .def("spans", [](Station& rank) { return trace_spans(rank.station().trace().get()); },
+           "Of answers with a trace, so far: [(name, track, rows, begin, end)], microseconds of the wire_clock().");
+}
 
 }  // namespace
 
 void bind_ranks(py::module_& m) {
   m.attr("WIRE_VERSION") = kWireVersion;
-  m.attr("WIRE_ROWS") = int(Wire::kRows);   // the kind of a message that has rows
-  m.attr("WIRE_MESSAGES") = (kPassRows + kMaxRows - 1) / kMaxRows + 1;   // that one piece of work writes at the most
-  m.attr("WIRE_FEEDBACK") = int(kWireFeedback);   // the flag of a verdict that has rows too
-  m.attr("WIRE_WORDS") = kWireRows;   // of a message without rows
-  m.attr("WIRE_LOGPROB") = int(kWireLogprob);     // of one that tells log-probabilities,
-  m.attr("WIRE_LOGPROBS") = kWireLogprobs;        // words of each row
-  m.def("wire_words", &most_words);
   m.def("wire_clock", &wire_clock);
   m.def("precise_waits", &precise_waits, "Of the calling thread: the system may otherwise wake it 50 us late.");
   m.def("sleep_until", &sleep_until, py::arg("clock"), py::call_guard<py::gil_scoped_release>(), "Until a wire_clock().");
 
-  py::class_<Station::Counts>(m, "StationCounts", "What a verification stage has done, and the seconds of passes that counted.")
-      .def_readonly("passes", &Station::Counts::passes)
-      .def_readonly("rows", &Station::Counts::rows)
-      .def_readonly("dropped_passes", &Station::Counts::dropped_passes)
-      .def_readonly("seconds", &Station::Counts::seconds)
-      .def("__repr__", [](const Station::Counts& counts) {
+  py::class_<StationCounts>(m, "StationCounts", "What a verification stage has done, and the seconds of passes that counted.")
+      .def_readonly("passes", &StationCounts::passes)
+      .def_readonly("rows", &StationCounts::rows)
+      .def_readonly("dropped_passes", &StationCounts::dropped_passes)
+      .def_readonly("seconds", &StationCounts::seconds)
+      .def("__repr__", [](const StationCounts& counts) {
         return py::str("StationCounts(passes={}, rows={}, dropped_passes={}, seconds={})")
             .format(counts.passes, counts.rows, counts.dropped_passes, counts.seconds);
       });
-  py::class_<Remote::Counts>(m, "RemoteCounts", "Draft steps of one row that counted, and their seconds.")
-      .def_readonly("steps", &Remote::Counts::steps)
-      .def_readonly("seconds", &Remote::Counts::seconds)
-      .def("__repr__", [](const Remote::Counts& counts) {
-        return py::str("RemoteCounts(steps={}, seconds={})").format(counts.steps, counts.seconds);
-      });
 
-  py::class_<RankStation>(m, "RankStation",
-      "A verification stage that waits for messages, arrays of int32 words; work() writes those for the next stage.")
-      .def("post", [](RankStation& rank, const Words& message) {
-        rank.station().post(message.data(), size_t(message.size()));
-      }, py::arg("message"))
-      .def("announce", [](RankStation& rank, uint64_t epoch, int64_t sent, int spared) {
-             rank.station().announce(epoch, sent, spared);
-           }, py::arg("epoch"), py::arg("sent"), py::arg("spared") = -1, py::call_guard<py::gil_scoped_release>())
-      .def("post_pass", [](RankStation& rank, const Words& message) {
-        rank.station().post_pass(message.data(), size_t(message.size()));
-      }, py::arg("message"))
-      .def("work", [](RankStation& rank, Words out, int milliseconds) {
-             return station_work(rank, std::move(out), milliseconds, std::nullopt)[0].cast<int>();
-           }, py::arg("out"), py::arg("milliseconds"))
-      .def("work_with_passes", [](RankStation& rank, Words out, Words pass_out, int milliseconds) {
-             return station_work(rank, std::move(out), milliseconds, std::move(pass_out));
-           }, py::arg("out"), py::arg("pass_out"), py::arg("milliseconds"),
-           "As `work`, where passes of a loop come too: (messages in out, words in pass_out); (0, 0): nothing came.")
-      .def("use_masks", [](RankStation& rank, py::object masks) {
-             rank.use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
-           }, py::arg("masks"), "masks(number): a new mask of that grammar, or None. Before it works.")
-      .def("close", [](RankStation& rank) { rank.station().close(); })
-      .def("busy_seconds", [](RankStation& rank) { return rank.station().busy_seconds(); })
-      .def("counts", [](RankStation& rank) { return rank.station().counts(); })
-      .def("spans", [](RankStation& rank) { return trace_spans(rank.station().trace().get()); },
-           "Of an answer with a trace, so far: [(name, track, rows, begin, end)], microseconds of the wire_clock().");
-
-  py::class_<CpuStation, RankStation>(m, "Station",
-      "Layers [first, last) of a model on the C++ kernels, as a verification stage of the ranks.")
+  bind_station<CpuStation>(m, "Station",
+      "Layers [first, last) of a model on the C++ kernels, as a stage of the loop: passes come, arrays of int32 words, and work() "
+      "writes those for the next stage.")
       .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay,
                        size_t kv_bytes) {
              return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, delay, kv_bytes);
@@ -270,35 +267,14 @@ void bind_ranks(py::module_& m) {
            py::arg("delay"), py::arg("kv_bytes") = 0)
       .def_property_readonly("blocks", &CpuStation::blocks, "Of the loop's KV caches, that there is memory for.")
       .def("dwell", [](CpuStation& station, std::vector<double> seconds) { station.passes().dwell(Dwell(std::move(seconds))); },
-           py::arg("seconds"), "For benchmarks: what the loop's passes over 1, 2, ... rows take.")
+           py::arg("seconds"), "For benchmarks: what passes over 1, 2, ... rows take.")
       .def("pin", &CpuStation::pin)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
-  py::class_<PythonStation, RankStation>(m, "PythonStation",
-      "A verification stage of the ranks whose rows [count, hidden] a Python object computes.")
+  bind_station<PythonStation>(m, "PythonStation", "As Station; a Python object computes the rows [count, hidden].")
       .def(py::init<py::object, int, bool, double>(), py::arg("stage"), py::arg("hidden"), py::arg("last"), py::arg("delay"));
 
-  py::class_<RankDrafter>(m, "RankDrafter", "The draft stage of the ranks; start() gives the answer, seen from here.")
-      .def("pin", &RankDrafter::pin)
-      .def("length", &RankDrafter::length)
-      .def(
-          "start",
-          [](RankDrafter& drafter, const std::vector<int>& prompt, int keep, Sampling sampling,
-             const Steering& steering, const Limits& limits, uint64_t epoch, bool report_drafts,
-             const std::optional<Oracle>& oracle, bool trace, const std::optional<std::pair<int, py::object>>& grammar) {
-            if (grammar) sampling.draft_mask = token_mask_of(grammar->second);
-            const auto* schedule = std::get_if<Schedule>(&steering);
-            return PyRemote{drafter.start(prompt, keep, sampling, schedule ? *schedule : Schedule(),
-                                          schedule ? nullptr : std::get<std::shared_ptr<Planner>>(steering), limits, epoch,
-                                          report_drafts, oracle.value_or(Oracle()), trace, grammar ? grammar->first : 0),
-                            drafter.hidden()};
-          },
-          py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("keep"), py::arg("sampling"), py::arg("schedule"),
-          py::arg("limits"), py::arg("epoch"), py::arg("report_drafts") = false, py::arg("oracle") = py::none(),
-          py::arg("trace") = false, py::arg("grammar") = py::none());
-
-  py::class_<CpuDrafter, RankDrafter>(m, "Drafter",
-      "Layers before the exit, and the exit head, on the C++ kernels, as the draft stage of the ranks.")
+  py::class_<CpuDrafter>(m, "Drafter", "Layers before the exit, and the exit head, on the C++ kernels: what the loop's steps cost.")
       .def(py::init([](const PyModel& model, std::vector<int> cores, int threads) {
              return std::make_unique<CpuDrafter>(model.model, std::move(cores), threads);
            }),
@@ -306,22 +282,8 @@ void bind_ranks(py::module_& m) {
       .def_property_readonly("block_bytes", &CpuDrafter::block_bytes, "Of the loop's KV cache, for 64 positions.")
       .def("time_step", &CpuDrafter::time_step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
-  py::class_<PythonDrafter, RankDrafter>(m, "PythonDrafter",
-      "A draft stage of the ranks whose rows [count, hidden] a Python object computes.")
-      .def(py::init<py::object, int, int, bool>(), py::arg("stage"), py::arg("hidden"), py::arg("vocab_size"),
-           py::arg("hears"));
-
-  py::class_<PyRemote>(m, "Remote",
-      "An answer over ranks, seen from the one that drafts: what it sends, and what verdicts make of it.")
-      .def_property_readonly("epoch", [](const PyRemote& answer) { return answer.remote->epoch(); })
-      .def_property_readonly("spared", [](const PyRemote& answer) { return answer.remote->spared(); })
-      .def_property_readonly("tokens", [](const PyRemote& answer) { return answer.remote->tokens(); })
-      .def_property_readonly("rows", [](const PyRemote& answer) { return answer.remote->rows(); })
-      .def("work", &PyRemote::work, py::arg("out"))
-      .def("land", &PyRemote::land, py::arg("verdict"))
-      .def("next", &PyRemote::next, py::arg("milliseconds"))
-      .def("cancel", [](PyRemote& answer) { answer.remote->cancel(); })
-      .def("counts", [](const PyRemote& answer) { return answer.remote->counts(); })
-      .def("spans", [](const PyRemote& answer) { return trace_spans(answer.remote->trace()); },
-           "Of an answer with a trace, as of a stage.");
+  m.def("loop_of_python", &loop_of_python, py::arg("stage"), py::arg("hidden"), py::arg("vocab_size"), py::arg("draws"),
+        py::arg("hears"), py::arg("stages"), py::arg("blocks"),
+        "The loop of rank 0, of one answer at a time, whose draft stage is a Python object. draws: it has an exit head; hears: "
+        "which draws on verified rows too.");
 }

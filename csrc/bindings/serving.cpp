@@ -29,8 +29,8 @@ PyLoop make_loop_over_ranks(const PyModel& model, std::vector<int> cores, int th
                             int prompt_rows) {
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
-  made.stepped.reset(new Loop(model.model, std::make_unique<Team>(threads, std::move(cores)), Loop::OverRanks{stages, blocks},
-                              LoopLimits{most_answers, prompt_rows}));
+  auto early = std::make_unique<Passes>(model.model, std::make_unique<Team>(threads, std::move(cores)), std::vector<int>(), false);
+  made.stepped.reset(new Loop(std::move(early), Loop::OverRanks{stages, blocks}, LoopLimits{most_answers, prompt_rows}));
   return made;
 }
 
@@ -59,7 +59,8 @@ PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, co
   request.planner = std::move(planner);
   if (oracle) request.oracle = *oracle;
   PyOutbox answer;
-  if (trace) request.trace = answer.trace = std::make_shared<Trace>();
+  if (trace) request.trace = answer.trace = loop.loop().over_ranks() ? std::make_shared<Trace>(Trace::Clock::time_point())   // as the other ranks
+                                                                                : std::make_shared<Trace>();
   const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, committed, seconds, grammar);
   // An answer that nobody holds ends; after a fork it is left alone, with the locks that others may have held.
   auto* held = new std::shared_ptr<Outbox>(out);
@@ -157,6 +158,8 @@ void bind_serving(py::module_& m) {
             chain.land(words, count);
           },
           py::arg("verdict"), "Over ranks: what came back from the last one. From another thread than `work`.")
+      .def("forget_rows", [](PyLoop& loop) { loop.loop().forget_rows(); },
+           "Of answers that are over, where stages hold the rows of one text: they have other ones now.")
       .def("dwell", [](PyLoop& loop, std::vector<double> seconds, double draw) { loop.loop().dwell(Dwell(std::move(seconds)), draw); },
            py::arg("seconds"), py::arg("draw"), "For benchmarks: what passes over 1, 2, ... rows take, and a draft.")
       .def(
@@ -178,6 +181,8 @@ void bind_serving(py::module_& m) {
         out["prompt_rows"] = counts.prompt_rows;
         out["shared_rows"] = counts.shared_rows;
         out["preempted"] = counts.preempted;
+        out["draft_steps"] = counts.draft_steps;
+        out["draft_seconds"] = counts.draft_seconds;
         return out;
       });
 }

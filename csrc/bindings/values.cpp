@@ -66,16 +66,6 @@ double shortest(float value) {
 
 thread_local int callbacks = 0;   // that this thread is in
 
-// Python that a thread which decodes calls. Garbage collection may come by, and drop an answer that this thread works on.
-class Callback {
- public:
-  Callback() { ++callbacks; }
-  ~Callback() { --callbacks; }
-
- private:
-  const py::gil_scoped_acquire acquire_;
-};
-
 // A Python object with `fill(start, ids, rows, address of the bits)`, asked in the threads of stages.
 class PyTokenMask final : public TokenMask {
  public:
@@ -163,6 +153,8 @@ bool read(py::handle from, Oracle* to) {
 }
 
 bool in_callback() { return callbacks > 0; }
+Callback::Callback() { ++callbacks; }
+Callback::~Callback() { --callbacks; }
 
 std::shared_ptr<TokenMask> token_mask_of(py::object mask) { return std::make_shared<PyTokenMask>(std::move(mask)); }
 

@@ -22,7 +22,16 @@ std::shared_ptr<TokenMask> token_mask_of(pybind11::object mask);
 pybind11::object object_of(const TokenMask& mask);   // the other way round, with the interpreter lock
 // What `masks(grammar)` gives, which may be None; from a thread that decodes.
 std::shared_ptr<TokenMask> token_mask_from(const pybind11::object& masks, int grammar);
-bool in_callback();   // is this a thread that decodes, and asks Python for a mask?
+// Python that a thread which decodes calls. Garbage collection may come by, and drop an answer that this thread works on.
+class Callback {
+ public:
+  Callback();
+  ~Callback();
+
+ private:
+  const pybind11::gil_scoped_acquire acquire_;
+};
+bool in_callback();   // is this a thread that decodes, and asks Python for something?
 pybind11::object sampling_params_of(const Sampling& sampling);
 pybind11::object schedule_of(const Schedule& schedule);   // of the survival rule, as planners choose it
 // A Round or a Drafted. seconds: Round's.

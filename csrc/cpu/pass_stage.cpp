@@ -48,12 +48,14 @@ PassStage::Answer& PassStage::answer(const PassPart& part) {
   return found->second;
 }
 
-void PassStage::run(Pass* pass, const Reserve& reserve, PassVerdict* verdict) {
+bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict) {
   const auto begun = std::chrono::steady_clock::now();
   change(*pass);
+  if (pass->rows() == 0) return true;
   std::vector<std::vector<uint8_t*>> tables;
   std::vector<Segment> segments;
   for (const PassPart& part : pass->parts) {
+    if (part.rows == 0) continue;
     Answer& owner = answer(part);
     if (owner.sampler) owner.sampler->know(part.known, part.ids.data(), int(part.ids.size()));
     std::vector<uint8_t*>& table = tables.emplace_back();
@@ -62,17 +64,20 @@ void PassStage::run(Pass* pass, const Reserve& reserve, PassVerdict* verdict) {
   }
   const float* rope = reserve(longest_);
   layers_->begin_pass(segments);
-  team_->run([&](int member) { layers_->pass(*team_, member, rope, pass->hidden.data()); });
-  if (head_ != nullptr) choose(*pass, verdict);
-  if (dwell_) dwell_->until(begun, dwell_->of(pass->rows()));
+  bool done = true;
+  team_->run([&](int member) {
+    if (!layers_->pass(*team_, member, rope, pass->hidden.data(), cancelled) && member == 0) done = false;
+  });
+  if (done && head_ != nullptr) choose(*pass, verdict);
+  return done && (!dwell_ || dwell_->until(begun, dwell_->of(pass->rows()), cancelled));
 }
 
 void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
   const size_t hidden = size_t(model_.shape.hidden_size);
-  verdict->number = pass.number;
   std::vector<Head::Row> rows;
   const float* x = pass.hidden.data();
   for (const PassPart& part : pass.parts) {
+    if (part.rows == 0) continue;
     Sampler* sampler = answer(part).sampler.get();
     for (int r = part.rows - part.chooses; r < part.rows; ++r)
       rows.push_back({x + size_t(r) * hidden, sampler, part.start + r + 1});
@@ -87,6 +92,7 @@ void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
   size_t first = 0;
   for (size_t p = 0; p < pass.parts.size(); ++p) {
     const PassPart& part = pass.parts[p];
+    if (part.rows == 0) continue;
     const Answer& owner = answer(part);
     const auto begin = verdict->chosen.begin() + ptrdiff_t(first), end = begin + part.chooses;
     if (std::find(begin, end, Sampler::kNone) != end) {

@@ -21,10 +21,10 @@ class PassStage {
   PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks);
 
   void use(Masks masks) { masks_ = std::move(masks); }
-  // The rows through the layers, in place. verdict: what they choose, of the last rank. reserve: see below.
-  // Throws std::runtime_error for what rank 0 could not have meant.
+  // The rows through the layers, in place. verdict: what they choose, of the last rank. reserve: see below. False: cancelled on
+  // the way. Throws std::runtime_error for what rank 0 could not have meant.
   using Reserve = std::function<const float*(int rows)>;   // the table of rotations for texts so long
-  void run(Pass* pass, const Reserve& reserve, PassVerdict* verdict);
+  bool run(Pass* pass, const Cancelled& cancelled, const Reserve& reserve, PassVerdict* verdict);
   void dwell(Dwell dwell) { dwell_ = std::move(dwell); }   // for benchmarks: of its passes
 
  private:

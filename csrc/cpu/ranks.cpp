@@ -79,35 +79,6 @@ Settings settings_of(const std::vector<int32_t>& words) {
   return settings;
 }
 
-void RankStation::wait_for_rows(VerifyStage* stage, bool last, Begin begin, double delay) {
-  const auto begin_with = [this, last, begin = std::move(begin)](int keep, int end, const std::vector<int32_t>& words) {
-    Settings settings = settings_of(words);
-    settings.end = end;   // that rows are held to; the word beside it may say something else on a damaged wire
-    if (last && settings.grammar != 0) {
-      if (!masks_) throw std::runtime_error("this rank knows no grammars");
-      settings.sampling.mask = masks_(settings.grammar);
-    }
-    begin(keep, settings);
-  };
-  station_ = std::make_unique<Station>(stage, hidden_, last, kPassRows, begin_with, delay);
-}
-
-std::unique_ptr<Remote> RankDrafter::start(const std::vector<int>& prompt, int keep, const Sampling& sampling,
-                                           const Schedule& schedule, std::shared_ptr<Planner> planner, const Limits& limits,
-                                           uint64_t epoch, bool report_drafts, const Oracle& oracle,
-                                           bool trace, int grammar) {
-  if (keep > length()) throw std::runtime_error("there are not so many rows to keep");
-  Settings settings{limits.end, int(prompt.size()) - limits.own, grammar, sampling};
-  settings.sampling.answer = settings.prompt;
-  settings.sampling.stop_ids = limits.stop_ids;
-  begin(keep, settings, oracle);
-  if (planner) planner->begin(int(prompt.size()));
-  auto remote = std::make_unique<Remote>(stage(), hidden_, kPassRows, planner ? planner->schedule() : schedule, limits,
-                                         sampling.seed, epoch, report_drafts, hears_, planner, trace);
-  remote->begin(prompt, keep, words_of(settings), sampling.logprobs >= 0);
-  return remote;
-}
-
 const float* Rope::reserve(int capacity) {
   if (capacity > capacity_) rope_ = make_rope(rotary_, capacity_ = capacity);
   return rope_.data();
@@ -115,33 +86,19 @@ const float* Rope::reserve(int capacity) {
 
 CpuStation::CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads,
                        double delay, size_t kv_bytes)
-    : RankStation(model->shape.hidden_size),
-      model_(std::move(model)),
+    : model_(std::move(model)),
       team_(threads, std::move(cores)),
       stage_(*model_, first, last, threads),
       rope_(*model_),
       last_(last == model_->shape.num_layers),
       blocks_(blocks_in(kv_bytes, stage_.stack().end())),
-      passes_(*model_, &stage_.stack(), stage_.head(), &team_, blocks_) {
+      passes_(*model_, &stage_.stack(), stage_.head(), &team_, blocks_),
+      station_(
+          [this](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
+            return passes_.run(pass, cancelled, [this](int rows) { return reserve(rows); }, verdict);
+          },
+          model_->shape.hidden_size, last_, delay) {
   stage_.use(&team_);
-  const auto begin = [this](int keep, const Settings& settings) {
-    reserve(settings.end);
-    stage_.begin(settings.sampling, keep);
-  };
-  wait_for_rows(&stage_, last_, begin, delay);
-  station().use([this](const std::vector<int32_t>& message, int32_t* out) { return pass(message, out); });
-}
-
-void CpuStation::use(Masks masks) {
-  passes_.use(masks);
-  RankStation::use(std::move(masks));
-}
-
-size_t CpuStation::pass(const std::vector<int32_t>& message, int32_t* out) {
-  Pass pass = read_pass(message.data(), message.size(), hidden());
-  PassVerdict verdict;
-  passes_.run(&pass, [this](int rows) { return reserve(rows); }, &verdict);
-  return last_ ? write_verdict(verdict, out) : write_pass(pass, out);
 }
 
 double CpuStation::time_pass(int rows, int context) {
@@ -164,7 +121,7 @@ double CpuStation::run(int start, int rows) {
   Chunk chunk;
   chunk.start = start;
   for (int r = 0; r < rows; ++r) chunk.ids.push_back((start + r) % model_->shape.vocab_size);
-  for (size_t i = 0; i < size_t(rows) * hidden(); ++i) chunk.hidden.push_back(float(i * 37 % 101) / 101.0f - 0.5f);
+  for (size_t i = 0; i < size_t(rows) * size_t(model_->shape.hidden_size); ++i) chunk.hidden.push_back(float(i * 37 % 101) / 101.0f - 0.5f);
   const Clock::time_point begin = Clock::now();
   stage_.run(&chunk, nullptr);
   if (last_) stage_.choose(chunk, std::min(rows, kMaxRows));
@@ -172,11 +129,7 @@ double CpuStation::run(int start, int rows) {
 }
 
 CpuDrafter::CpuDrafter(std::shared_ptr<const CpuModel> model, std::vector<int> cores, int threads)
-    : RankDrafter(model->shape.hidden_size, !model->exit_feedback.distances.empty()),
-      model_(std::move(model)),
-      team_(threads, std::move(cores)),
-      stage_(*model_, threads),
-      rope_(*model_) {
+    : model_(std::move(model)), team_(threads, std::move(cores)), stage_(*model_, threads), rope_(*model_) {
   stage_.use(&team_);
 }
 
@@ -195,12 +148,6 @@ double CpuDrafter::time_step(bool draw, int context) {
   const Clock::time_point begin = Clock::now();
   stage_.step(step, draw ? &draft : nullptr, nullptr);
   return since(begin);
-}
-
-void CpuDrafter::begin(int keep, const Settings& settings, const Oracle& oracle) {
-  reserve(settings.end);
-  stage_.begin(settings.sampling, keep);
-  stage_.set_oracle(oracle);
 }
 
 void CpuDrafter::reserve(int rows) {

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "stages.h"
+
 namespace ppsd {
 
 class Dwell {
@@ -21,14 +23,22 @@ class Dwell {
     return seconds_.back() + (rows - most) * each;
   }
   // What was overslept is taken off the next time: late wake-ups must not add up to a slower stage. begun: when the work did.
-  void until(std::chrono::steady_clock::time_point begun, double seconds) {
+  // False: it became void meanwhile.
+  bool until(std::chrono::steady_clock::time_point begun, double seconds, const Cancelled& cancelled = nullptr) {
     const std::chrono::duration<double> wanted(std::max(seconds - late_, 0.0));
     const auto end = begun + std::chrono::duration_cast<std::chrono::steady_clock::duration>(wanted);
+    for (auto now = begun; cancelled && now < end; now = std::chrono::steady_clock::now()) {
+      if (cancelled()) return false;
+      std::this_thread::sleep_until(std::min(end, now + kPoll));
+    }
     std::this_thread::sleep_until(end);
     late_ = std::min(std::chrono::duration<double>(std::chrono::steady_clock::now() - end).count(), seconds);
+    return true;
   }
 
  private:
+  static constexpr std::chrono::milliseconds kPoll{1};   // between two looks whether the work has become void
+
   std::vector<double> seconds_;
   double late_ = 0.0;
 };

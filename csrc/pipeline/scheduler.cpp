@@ -222,6 +222,12 @@ bool Scheduler::on_its_way(const Draft& rejected) const {
   return rejected.sibling == text_.tokens().back() && launched_ >= text_.size();
 }
 
+bool Scheduler::rejects(int start, const std::vector<int>& true_ids) const {
+  for (int i = 0; i < int(true_ids.size()) && start + 1 + i < known(); ++i)
+    if (token_at(start + 1 + i) != true_ids[size_t(i)] || text_.is_stop(true_ids[size_t(i)])) return true;
+  return false;
+}
+
 void Scheduler::learn(int position, std::vector<float> hidden) {
   if (!hidden.empty()) feedback_ = std::make_shared<const Feedback>(Feedback{position, std::move(hidden)});
 }

@@ -39,7 +39,11 @@ class Scheduler {
   Chunk launch();                              // which rows; the hidden states are for the carrier to add
   std::optional<Round> land(const Verdict&);   // the verdict on the oldest rows under way; nullopt: it was void
 
+  // Would a verdict on the rows from `start` on, of this epoch, make drafts void?
+  bool rejects(int start, const std::vector<int>& true_ids) const;
+
   void cancel();                               // end here; only rows of the committed text stay valid
+  void forget_drafts() { roll_back(); }        // those that stand, and what is under way
   void set_schedule(const Schedule& schedule); // from now on; drafts that stand stay
 
   bool finished() const { return finished_; }
@@ -49,7 +53,8 @@ class Scheduler {
   bool is_void(const Verdict& verdict) const { return epoch_.is_void(verdict.epoch, verdict.start); }
   int spared() const { return epoch_.spared(); }   // see Epoch
   const std::vector<int>& tokens() const { return text_.tokens(); }
-  // Of these, those whose rows every stage is sure to hold once nothing is under way any more.
+  int drafted_rows() const { return drafted_rows_; }   // those that have passed the draft stage
+  // Of the tokens, those whose rows every stage is sure to hold once nothing is under way any more.
   int rows() const { return adopted_.empty() ? std::max(text_.size() - 1, 0) : adopted_.front().position; }
   int sibling_at(int position) const;          // its id, where the draft for that position has one; else -1
   const Schedule& schedule() const { return schedule_; }

@@ -18,8 +18,9 @@ struct Loop::Answer {
       : request(std::move(wanted)),
         committed(said),
         grammar(told),
+        verdict_track(loop->chain_ ? kDraftTrack : kVerifyTrack),
         out(std::make_shared<Outbox>(loop->bell_, seconds, int(request.prompt.size()))),
-        scheduler(in_turn(request.schedule, true), request.limits, request.sampling.seed),
+        scheduler(fitted(request.schedule, true, false), request.limits, request.sampling.seed),
         table(&loop->blocks_),
         exits(size_t(loop->model().shape.hidden_size)),
         drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
@@ -51,11 +52,11 @@ struct Loop::Answer {
 
   // Rows before this one are in the table, and have passed all layers.
   void go_on_from(int row) {
-    rows = headed = row;
+    rows = left = headed = row;
     exits.restart(row);
   }
   void put(Event event) {
-    mark(request.trace.get(), kVerifyTrack, event);
+    mark(request.trace.get(), verdict_track, event);
     out->put(std::move(event));
   }
 
@@ -64,9 +65,14 @@ struct Loop::Answer {
   // the first token is.
   int rows_wanted() const { return int(text().size()) - int(begun); }
   bool writing() const { return begun && rows == rows_wanted(); }
+  // Over ranks, may it have rows although some are under way? Those of its prompt, or drafts while others are verified.
+  bool goes_on() const {
+    if (!writing()) return left < rows_wanted();
+    return scheduler.schedule().overlap && (scheduler.ready() || scheduler.may_step());
+  }
 
   const Request request;
-  const int committed, grammar;
+  const int committed, grammar, verdict_track;
   const std::shared_ptr<Outbox> out;
   Scheduler scheduler;
   BlockTable table;
@@ -78,6 +84,7 @@ struct Loop::Answer {
   bool begun = false;         // the scheduler has the prompt and a token
   bool over = false, running = false;
   int rows = 0, shared = 0;   // verified, in the table; and of these, at first, another text's
+  int left = 0;               // of a text that is read, rows that are there or under way
   int headed = 0;             // rows that have passed the exit head's own layers
   int most = 0;               // drafts that the round at hand may have
   DraftStep step;             // in hand
@@ -89,16 +96,18 @@ struct Loop::Answer {
   std::vector<int32_t> settings;   // what they are told first
   int number = 0;                  // 0: they have not heard of it
   int told = 0;                    // tokens that the last rank's sampler knows
-  bool flying = false;             // rows of it are under way
+  int flying = 0;                  // passes that are under way with rows of it
 };
 
 // Rows of an answer in a pass, at positions [start, start + rows), and the siblings beside them.
 struct Loop::Part {
-  Answer* answer;
+  Answer* answer;         // null: under way for an answer that is over
   int start, rows;
   bool prompt;
   std::vector<Sibling> siblings;
   std::vector<int> ids;   // of the rows, where other ranks are to hear of them
+  uint64_t epoch = 0;     // of the answer, when it was launched
+  int chosen = 0;         // chooses(), then
 
   Segment segment() const { return {rows, start, answer->table.pointers(), answer->table.size()}; }
   int all_rows() const { return rows + int(siblings.size()); }
@@ -110,7 +119,9 @@ struct Loop::Part {
 
 // A pass on its way over the ranks.
 struct Loop::Flight {
+  uint64_t number;
   std::vector<Part> parts;
+  bool alone;   // no other one had rows of these answers when it left
   std::chrono::steady_clock::time_point begun;
 };
 

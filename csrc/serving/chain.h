@@ -1,10 +1,13 @@
 // The late layers on other ranks, seen from the loop: passes go out, verdicts come back in the same order.
 //
-// As many passes are under way as there are stages. Each has answers of its own, so no pass waits for what another one commits.
+// As many passes are under way as there are stages, each with answers of its own, so no pass waits for what another one commits.
+// Where answers are fewer than stages, they may have several under way: see Loop::choose_answers.
 #pragma once
 
+#include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -21,20 +24,24 @@ class Chain {
 
   // -- for the loop --
   int stages() const { return stages_; }
-  bool room() const { return flying_ < stages_; }
-  bool idle() const { return flying_ == 0; }
-  void send(Pass pass) {   // its number is given here
+  bool room() const { return sent_ - known_ < uint64_t(stages_); }
+  uint64_t send(Pass pass) {   // its number
     pass.number = ++sent_;
-    ++flying_;
     out_.push_back(std::move(pass));
+    return sent_;
   }
   std::optional<PassVerdict> landed() {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (in_.empty()) return std::nullopt;
     PassVerdict verdict = std::move(in_.front());
     in_.pop_front();
-    --flying_;
+    known_ = verdict.number;
     return verdict;
+  }
+  // Of those that have come and that `landed` has not given yet, in order, until `look` says that it has seen enough.
+  bool any(const std::function<bool(const PassVerdict&)>& look) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return std::any_of(in_.begin(), in_.end(), look);
   }
   // A pass that is to leave, into out[most_pass_words]; 0: there is none.
   size_t take(int32_t* out) {
@@ -49,7 +56,8 @@ class Chain {
     PassVerdict verdict = read_verdict(message, words, hidden_);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      if (verdict.number != ++landed_) throw std::runtime_error("a verdict came out of turn");
+      if (verdict.number <= landed_) throw std::runtime_error("a verdict came out of turn");
+      landed_ = verdict.number;
       in_.push_back(std::move(verdict));
     }
     bell_->ring();
@@ -58,8 +66,8 @@ class Chain {
  private:
   const int stages_, hidden_;
   const std::shared_ptr<Bell> bell_;
-  int flying_ = 0;
-  uint64_t sent_ = 0, landed_ = 0;
+  uint64_t sent_ = 0, known_ = 0;   // the last pass, and the last one whose verdict the loop has
+  uint64_t landed_ = 0;             // the last one whose verdict has come
   std::deque<Pass> out_;
   std::mutex mutex_;
   std::deque<PassVerdict> in_;

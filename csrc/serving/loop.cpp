@@ -24,20 +24,22 @@ double seconds_since(Clock::time_point begun) { return std::chrono::duration<dou
 }  // namespace
 
 Loop::Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, LoopLimits limits)
-    : passes_(std::move(model), make_shared_team(threads), limits.keep),
+    : own_(std::make_unique<Passes>(std::move(model), make_shared_team(threads), limits.keep)),
+      passes_(*own_),
       blocks_(passes_.block_bytes(), int(std::min(kv_bytes / passes_.block_bytes(), size_t(1) << 24))),
       limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
-      policy_(passes_.model().drafts(), passes_.draft_share()) {}
+      policy_(passes_.drafts(), passes_.draft_share()) {}
 
-Loop::Loop(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, OverRanks ranks, LoopLimits limits)
-    : passes_(std::move(model), std::move(team), {}, false),
+Loop::Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits)
+    : own_(std::move(early)),
+      passes_(*own_),
       blocks_(passes_.block_bytes(), ranks.blocks),
       limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
-      policy_(passes_.model().drafts(), passes_.draft_share(), true),
+      policy_(passes_.drafts(), passes_.draft_share(), true),
       chain_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, bell_)) {
   blocks_.note_changes();
 }
@@ -78,12 +80,10 @@ void Loop::end_all(std::exception_ptr failure) {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.splice(waiting_.end(), arrived_);
   }
-  lost_ += int(flights_.size());
-  flights_.clear();
   for (Answers* answers : {&waiting_, &running_}) {
     for (auto& answer : *answers) {
       answer->out->finish(failure);
-      if (answer->number != 0) closed_.push_back(answer->number);
+      forget(*answer);
     }
     answers->clear();
   }
@@ -100,7 +100,7 @@ bool Loop::step() {
   for (Answer* answer : all)
     if (answer->writing()) writing.push_back(answer);
   ++counts_.rounds;
-  if (all.size() == 1) cancelled_ = [out = all.front()->out.get()] { return out->cancelled(); };
+  if (all.size() == 1) cancelled_ = [this, answer = all.front()] { return answer->out->cancelled() || rejected(*answer); };
   else cancelled_ = nullptr;
 
   const int writers = int(writing.size());
@@ -116,18 +116,18 @@ bool Loop::step() {
       if (!answer->table.reserve(size + answer->most)) {
         Schedule plain = answer->scheduler.schedule();
         plain.first_chunk = plain.max_chunk = plain.lookahead = plain.lookup = 0;
-        plain.recycle = false;
+        plain.recycle = plain.overlap = false;
         set_schedule(*answer, plain);
       }
       if (make_room(*answer, size)) writing.push_back(answer);
       continue;
     }
-    if (answer->rows % kSpan == 0)   // another text may have come further
+    if (answer->flying == 0 && answer->rows % kSpan == 0 && !passes_.one_text())   // another text may have come further
       if (const int rows = answer->table.share(answer->text(), answer->rows_wanted() - int(!answer->begun)); rows > answer->rows)
         answer->go_on_from(rows);
-    const int rows = std::min(prompt_rows, answer->rows_wanted() - answer->rows);
-    if (rows == 0 || !make_room(*answer, answer->rows + rows)) continue;
-    prompts.push_back({answer, answer->rows, rows, true, {}, {}});
+    const int rows = std::min(prompt_rows, answer->rows_wanted() - answer->left);
+    if (rows == 0 || !make_room(*answer, answer->left + rows)) continue;
+    prompts.push_back({answer, answer->left, rows, true, {}, {}});
     prompt_rows -= rows;
   }
   if (writing.empty() && prompts.empty() && !flights_.empty()) return false;   // until something lands
@@ -143,34 +143,37 @@ void Loop::show_counts() {
   shown_ = counts_;
 }
 
-// Those that have rows in the round; false: no others write. Over ranks each of the passes that are under way has its share.
+// Those that have rows in the round; false: no others write. Over ranks each of the passes that are under way has its share,
+// but where stages would have nothing to do: there all that can go on are in the next pass.
 bool Loop::choose_answers(std::vector<Answer*>* all) {
   const size_t share = chain_ ? (running_.size() + size_t(chain_->stages()) - 1) / size_t(chain_->stages()) : running_.size();
-  const bool room = !chain_ || chain_->room();
-  size_t words = 0;
+  const bool room = !chain_ || chain_->room(), idle = stages_idle();
+  size_t words = 0, sharing = 0;
   bool others = false;
   for (auto& answer : running_) {
-    if (answer->flying) {
+    if (answer->flying > 0) {
       others = others || answer->writing();
-      continue;
+      if (!idle || !answer->goes_on() || (!answer->writing() && !room)) continue;
     }
     if (answer->out->full()) {
       answer->out->pause();
       continue;
     }
     answer->out->go_on();
-    if (!room || all->size() == share) continue;
+    if (answer->flying == 0 && (!(room || idle) || sharing == share)) continue;
     if (chain_ && all->size() > 0 && words + answer->words() > kPassTables) continue;   // it has the next pass
     words += answer->words();
+    sharing += answer->flying == 0;
     all->push_back(answer.get());
   }
   return others;
 }
 
-// What this leaves undone was cancelled.
+// What this leaves undone was cancelled, or has become void.
 void Loop::play(const std::vector<Answer*>& writing, const std::vector<Part>& prompts) {
   std::vector<Part> parts;
-  if (draft(writing) && gather(writing, prompts, &parts)) verify(parts);
+  if (draft(writing) && gather(writing, prompts, &parts)) return verify(parts);
+  for (Answer* answer : writing) answer->step = {};
 }
 
 // All together: each consumer that wakes takes a core from a member of the team, for which the others wait.
@@ -188,16 +191,24 @@ void Loop::sweep(Answers* answers) {
   for (auto at = answers->begin(); at != answers->end();) {
     Answer& answer = **at;
     if (answer.begun && answer.scheduler.finished()) answer.over = true;
-    if (!answer.flying && (answer.over || answer.out->cancelled())) {
+    if (answer.over || answer.out->cancelled()) {
       if (!limits_.keep.empty()) answer.out->kept = passes_.kept(answer.table.pointers(), answer.rows);
       answer.out->finish();
-      if (answer.number != 0) closed_.push_back(answer.number);
       leave(answer);
+      forget(answer);
       at = answers->erase(at);
     } else {
       ++at;
     }
   }
+}
+
+// What is under way of it is void, and other ranks will hear that it is over.
+void Loop::forget(const Answer& answer) {
+  for (Flight& flight : flights_)
+    for (Part& part : flight.parts)
+      if (part.answer == &answer) part.answer = nullptr;
+  if (answer.number != 0) closed_.push_back(answer.number);
 }
 
 void Loop::let_in() {
@@ -229,13 +240,14 @@ void Loop::let_in() {
 bool Loop::admit(Answer& answer) {
   const int wanted = answer.rows_wanted();
   const int most = wanted - int(!answer.begun);
-  answer.table.share(answer.text(), most);
+  if (!passes_.one_text()) answer.table.share(answer.text(), most);
   const int blocks = wanted / kSpan + 1 - answer.table.size();
   if (!running_.empty() && blocks_.available() < blocks + int(running_.size())) {
     answer.table.drop();
     return false;
   }
-  answer.shared = answer.table.copy_rest(answer.text(), most);
+  answer.shared = passes_.one_text() ? held_of(answer.text(), most) : answer.table.copy_rest(answer.text(), most);
+  passes_.begin(answer.request, answer.shared);
   // An EAGLE-3 head's last row there has read the other text's next token.
   if (model().eagle && answer.shared % kSpan > 0) --answer.shared;
   answer.go_on_from(answer.shared);
@@ -246,10 +258,20 @@ bool Loop::admit(Answer& answer) {
   return true;
 }
 
+// Of the text that all stages hold, rows that this one begins with; from now on they hold this one.
+int Loop::held_of(const std::vector<int>& text, int most) {
+  if (forgotten_.exchange(false)) held_.clear();
+  const size_t length = std::min({held_.size(), size_t(most), size_t(passes_.held())});
+  const int same = int(std::mismatch(held_.begin(), held_.begin() + ptrdiff_t(length), text.begin()).first - held_.begin());
+  held_.clear();
+  return same;
+}
+
 // Its blocks are free, its tokens stay: its rows will be computed again, to the same bits.
 void Loop::put_back(Answer& answer) {
   ++counts_.preempted;
   answer.table.drop();
+  if (chain_ && answer.begun) answer.scheduler.forget_drafts();
   answer.go_on_from(0);
   answer.running = false;
   const auto here = std::find_if(running_.begin(), running_.end(), [&](const auto& a) { return a.get() == &answer; });
@@ -288,7 +310,8 @@ void Loop::fail(Answer& answer, std::exception_ptr failure) {
 // Its rows stay for texts that begin like its own.
 void Loop::leave(Answer& answer) {
   if (!answer.running || answer.rows == 0) return;
-  cut(answer);   // a pass may have been cancelled
+  if (passes_.one_text()) held_.assign(answer.text().begin(), answer.text().begin() + answer.rows);
+  cut(answer, answer.rows);   // a pass may have been cancelled, or is under way
   catch_up(answer);
   if (model().eagle) {
     answer.eagle.know(answer.rows, answer.text().data() + answer.rows, int(answer.text().size()) - answer.rows);
@@ -303,7 +326,7 @@ void Loop::leave(Answer& answer) {
 void Loop::set_schedule(Answer& answer, const Schedule& schedule) {
   answer.scheduler.set_schedule(schedule);
   const int to_end = answer.request.limits.end - int(answer.text().size());
-  answer.most = std::max(std::min(schedule.max_chunk, to_end), 0);
+  answer.most = std::max(std::min(std::max(schedule.max_chunk, schedule.lookahead), to_end), 0);
 }
 
 void Loop::plan(const std::vector<Answer*>& writing, int prompt_rows, int reading, int left) {
@@ -313,7 +336,8 @@ void Loop::plan(const std::vector<Answer*>& writing, int prompt_rows, int readin
     writers.push_back({&answer->drafts, text, text - int(answer->request.prompt.size()), {}});
   }
   if (chain_) policy_.times.sharers = std::min(chain_->stages(), int(running_.size()));
-  policy_.plan(&writers, prompt_rows, reading, left);
+  const bool alone = chain_ ? running_.size() == 1 : writing.size() == 1 && reading == 0;
+  policy_.plan(&writers, {prompt_rows, reading, left, alone, stages_idle()});
   for (size_t i = 0; i < writing.size(); ++i) set_schedule(*writing[i], writers[i].schedule);
 }
 
@@ -332,8 +356,9 @@ bool Loop::embed_rows(const Part& part, const int* ids, std::vector<Part>* parts
   check_bound(size_t(early_rows_) + size_t(part.all_rows()), kPassRows, "rows");
   float* x = early_x_.data() + size_t(early_rows_) * hidden;
   try {
-    for (int r = 0; r < part.rows; ++r, x += hidden) embed(model().embedding, ids[r], x);
-    for (const Sibling& sibling : part.siblings) embed(model().embedding, sibling.id, x), x += hidden;
+    passes_.embed(ids, part.rows, x);
+    x += size_t(part.rows) * hidden;
+    for (const Sibling& sibling : part.siblings) passes_.embed(&sibling.id, 1, x), x += hidden;
     part.answer->feed_sampler(part.answer->drafting, part.start, ids, part.rows);
     if (model().eagle) part.answer->eagle.know(part.start, ids, part.rows);
   } catch (const std::runtime_error&) {
@@ -349,8 +374,9 @@ bool Loop::embed_rows(const Part& part, const int* ids, std::vector<Part>* parts
 bool Loop::run_early(const std::vector<Part>& parts) {
   const size_t hidden = size_t(model().shape.hidden_size);
   std::vector<Segment> segments;
-  for (const Part& part : parts) segments.push_back(part.segment());
-  if (!passes_.early(segments, early_x_.data(), siblings_of(parts), cancelled_)) return false;
+  for (const Part& part : parts)
+    if (part.rows > 0) segments.push_back(part.segment());   // of a draft the row may have passed them before
+  if (!segments.empty() && !passes_.early(segments, early_x_.data(), siblings_of(parts), cancelled_)) return false;
   const float* x = early_x_.data();
   for (const Part& part : parts) {
     part.answer->exits.add(x, part.rows);
@@ -363,7 +389,8 @@ bool Loop::run_early(const std::vector<Part>& parts) {
 // Draft tokens of all answers, the first of each in one pass, then the second, and so on. False: cancelled.
 bool Loop::draft(const std::vector<Answer*>& writing) {
   std::vector<Answer*> drawing;
-  for (Answer* answer : writing) next_step(*answer, &drawing);
+  for (Answer* answer : writing)
+    if (!answer->scheduler.schedule().overlap || !answer->scheduler.ready()) next_step(*answer, &drawing);
   while (!drawing.empty()) {
     early_rows_ = 0;
     std::vector<Part> parts;
@@ -375,7 +402,10 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
     const Clock::time_point begun = Clock::now();
     std::vector<Passes::Draw> draws;
     if (!run_early(parts) || !draw(parts, &draws)) return false;
-    policy_.times.draft.observe(early_rows_, seconds_since(begun));
+    const double seconds = seconds_since(begun);
+    policy_.times.draft.observe(early_rows_, seconds);
+    ++counts_.draft_steps;
+    counts_.draft_seconds += seconds;
     std::vector<Answer*> more;
     for (size_t i = 0; i < parts.size(); ++i) {
       Answer& answer = *parts[i].answer;
@@ -385,7 +415,7 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
       span(parts[i], "draft", kDraftTrack, begun);
       answer.scheduler.stepped(step, &draft);
       if (answer.request.report_drafts) answer.put(Drafted{position, draft.token});
-      next_step(answer, &more);
+      if (!answer.scheduler.schedule().overlap) next_step(answer, &more);
     }
     drawing = std::move(more);
   }
@@ -423,7 +453,7 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     if (!run_early(early)) return false;
     policy_.times.early.observe(early_rows_, seconds_since(begun));
     for (const Part& part : early)
-      if (!part.prompt) span(part, "draft", kDraftTrack, begun);
+      if (!part.prompt || chain_) span(part, part.prompt ? "prompt" : "draft", kDraftTrack, begun);
   }
 
   float* to = x_.data();
@@ -435,13 +465,15 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     if (answer->over) continue;
     if (!answer->step.ids.empty()) answer->scheduler.stepped(answer->step, nullptr);
     answer->step = {};
+    if (chain_ && !answer->scheduler.ready()) continue;   // it drafts on
+    const bool committed = !answer->scheduler.in_flight();   // one of the rows is the newest token's
     const Chunk chunk = answer->scheduler.launch();
-    if (chunk.start + chunk.rows() != answer->exits.end()) throw std::logic_error("a pass has other rows than were drafted");
+    if (chunk.start + chunk.rows() > answer->exits.end()) throw std::logic_error("a pass has other rows than were drafted");
     move(answer->exits.at(chunk.start), size_t(chunk.rows()));
     for (const Sibling& sibling : chunk.siblings) move(answer->exits.beside(sibling.position), 1);
     if (!chain_) answer->feed_sampler(answer->verifying, chunk.start, chunk.ids.data(), chunk.rows());
-    parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.siblings, chunk.ids});
-    counts_.draft_rows += chunk.rows() - 1;
+    parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.siblings, chunk.ids, chunk.epoch});
+    counts_.draft_rows += chunk.rows() - int(committed);
   }
   for (const Part& part : prompts) {
     if (part.answer->over) continue;
@@ -449,6 +481,8 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     if (!chain_)
       part.answer->feed_sampler(part.answer->verifying, part.start, part.answer->text().data() + part.start, part.rows);
     parts->push_back(part);
+    parts->back().epoch = part.answer->scheduler.epoch();
+    part.answer->left = part.start + part.rows;
     counts_.prompt_rows += part.rows;
   }
   return true;
@@ -524,7 +558,7 @@ std::exception_ptr Loop::failure_of(const Answer& answer) const {
 void Loop::commit(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs) {
   Answer& answer = *part.answer;
   Verdict verdict;
-  verdict.epoch = answer.scheduler.epoch();
+  verdict.epoch = part.epoch;
   verdict.start = part.start;
   verdict.true_ids.assign(chosen, chosen + part.all_rows());
   verdict.siblings = part.siblings;
@@ -532,7 +566,7 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden, std:
   verdict.logprobs = std::move(logprobs);
   auto round = answer.scheduler.land(verdict);
   if (!round) throw std::logic_error("a verdict that nobody waits for");
-  policy_.learn(&answer.drafts, *round);
+  policy_.learn(&answer.drafts, *round, answer.scheduler.in_flight());
   answer.rows = answer.rows_wanted();
   if (round->rescued) {
     const int position = answer.rows - 1;   // the newest committed token is what the sibling's row gave
@@ -561,21 +595,21 @@ void Loop::prompt_done(const Part& part, const int* chosen, const float* hidden,
 // The rows [0, answer.rows) are verified, those from `start` on just now: whole blocks of them can be shared, once the
 // head's layers have seen them.
 void Loop::keep(Answer& answer, int start) {
-  cut(answer);
+  cut(answer, std::max({answer.rows, answer.left, answer.begun ? answer.scheduler.drafted_rows() : 0}));
   if (answer.rows / kSpan > answer.headed / kSpan) catch_up(answer);
   if (model().eagle && answer.rows / kSpan > start / kSpan) {
     const std::vector<int>& text = answer.text();
     answer.eagle.know(start, text.data() + start, int(text.size()) - start);
     read_taps(answer);
   }
-  answer.exits.forget(answer.headed);
+  answer.exits.forget(std::min(answer.headed, answer.rows));
   answer.table.keep(answer.text(), answer.rows);
 }
 
-// What is known of rows that are not verified is void.
-void Loop::cut(Answer& answer) {
-  answer.exits.cut(answer.rows);
-  answer.headed = passes_.lags() ? std::min(answer.headed, answer.rows) : answer.rows;
+// What is known of rows from `end` on is void.
+void Loop::cut(Answer& answer, int end) {
+  answer.exits.cut(end);
+  answer.headed = passes_.lags() ? std::min(answer.headed, end) : answer.rows;
 }
 
 // All its rows through the exit head's own layers.

@@ -5,10 +5,12 @@
 // on whether it was interrupted and computed again. docs/design/many-at-once.md tells of it.
 //
 // Where the late layers are on other ranks (chain.h), a round sends its pass away and ends; the next one begins with other
-// answers, while the first are still under way. What a pass has chosen is committed when it comes back.
+// answers, while the first are still under way. What a pass has chosen is committed when it comes back. Where answers are fewer
+// than stages, an answer drafts on while its rows are verified, and has several passes under way.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <deque>
 #include <list>
@@ -33,7 +35,8 @@ struct LoopLimits {
 
 // How often things happened.
 struct LoopCounts {
-  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0;
+  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0, draft_steps = 0;
+  double draft_seconds = 0.0;   // of the steps
 };
 
 class Loop {
@@ -44,13 +47,14 @@ class Loop {
   struct OverRanks {
     int stages, blocks;
   };
-  Loop(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, OverRanks ranks, LoopLimits limits = {});
+  Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits = {});
   ~Loop();
 
   int capacity() const {   // the longest text
     return int(std::min(size_t(blocks_.count()) * kSpan, chain_ ? kPassTables / 2 : size_t(1) << 30));
   }
   const CpuModel& model() const { return passes_.model(); }
+  void forget_rows() { forgotten_.store(true); }   // of answers that are over, where stages hold one text: they are others now
 
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
   // committed: how many of the prompt's last tokens are the answer's already; seconds: of work on them.
@@ -80,14 +84,19 @@ class Loop {
  private:
   struct Answer;
   struct Part;
+  struct Flight;
   using Answers = std::list<std::unique_ptr<Answer>>;
 
+  bool stages_idle() const { return chain_ && running_.size() < size_t(chain_->stages()); }   // would some be?
   bool choose_answers(std::vector<Answer*>* all);
   void land_all();
   void land(const PassVerdict& verdict);
+  Flight take_flight(uint64_t number);
+  bool rejected(const Answer& answer);
   void send(const std::vector<Part>& parts);
   void let_in();
   bool admit(Answer& answer);
+  int held_of(const std::vector<int>& text, int most);
   void put_back(Answer& answer);
   Answer* victim(const Answer& other);
   bool make_room(Answer& answer, int rows);
@@ -108,7 +117,7 @@ class Loop {
   void commit(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);
   void prompt_done(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);
   void keep(Answer& answer, int start);
-  void cut(Answer& answer);
+  void cut(Answer& answer, int end);
   void catch_up(Answer& answer);
   void leave(Answer& answer);
   std::exception_ptr failure_of(const Answer& answer) const;
@@ -118,8 +127,10 @@ class Loop {
   static const std::vector<Sibling>& siblings_of(const std::vector<Part>& parts);
   static void span(const Part& part, const char* name, int track, std::chrono::steady_clock::time_point begun);
   void sweep(Answers* answers);
+  void forget(const Answer& answer);
 
-  Passes passes_;
+  const std::unique_ptr<Passes> own_;
+  Passes& passes_;
   Blocks blocks_;
   const LoopLimits limits_;
   std::vector<float> x_, early_x_;   // [kPassRows][hidden]
@@ -133,10 +144,10 @@ class Loop {
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
   const std::unique_ptr<Chain> chain_;             // null: the late layers are here
   bool pinned_ = false;                            // the thread that calls `work`
-  struct Flight;
   std::deque<Flight> flights_;                     // passes that have been sent and have not come back, in order
-  int lost_ = 0;                                   // of what is under way, the first so many passes, whose answers have been ended
   int numbers_ = 0;                                // of answers, over ranks: the last one
+  std::vector<int> held_;                          // where stages hold one text: that of the last answer
+  std::atomic<bool> forgotten_{false};
   std::vector<int> closed_;                        // answers that the other ranks have heard of, and that are over
   std::mutex mutex_;
   Answers arrived_;

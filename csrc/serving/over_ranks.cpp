@@ -9,6 +9,8 @@
 
 namespace ppsd {
 
+using Clock = std::chrono::steady_clock;
+
 size_t Loop::work(int32_t* out, int milliseconds) {
   if (!std::exchange(pinned_, true)) pin_caller();
   try {
@@ -30,51 +32,82 @@ void Loop::send(const std::vector<Part>& parts) {
   pass.closed.assign(closed_.begin(), closed_.end());
   closed_.clear();
   pass.wants_hidden = passes_.uses_feedback();
-  for (const Part& part : parts) {
+  Flight flight{0, parts, true, Clock::now()};
+  for (Part& part : flight.parts) {
     Answer& answer = *part.answer;
     if (answer.number == 0) pass.opened.emplace_back(answer.number = ++numbers_, answer.settings);
     const std::vector<int>& blocks = answer.table.numbers();
     PassPart& sent = pass.parts.emplace_back();
-    sent = {answer.number, part.start, part.rows, part.chooses(), std::min(answer.told, part.start), {}, {}};
+    part.chosen = part.chooses();
+    sent = {answer.number, int32_t(part.epoch), part.start, part.rows, part.chosen, std::min(answer.told, part.start), {}, {}};
     const int end = part.start + part.rows;
     const auto text = answer.text().begin();
-    sent.ids.assign(text + sent.known, text + (part.prompt ? end : part.start));
-    sent.ids.insert(sent.ids.end(), part.ids.begin(), part.ids.end());   // of a prompt: none
+    if (sent.known < part.start) sent.ids.assign(text + sent.known, text + part.start);
+    if (part.prompt) sent.ids.insert(sent.ids.end(), text + part.start, text + end);
+    else sent.ids.insert(sent.ids.end(), part.ids.begin(), part.ids.end());
     sent.blocks.assign(blocks.begin(), blocks.begin() + (end + kSpan - 1) / kSpan);
     answer.told = end;
-    answer.flying = true;
+    flight.alone = flight.alone && answer.flying == 0;
+    ++answer.flying;
+    pass.traced = pass.traced || answer.request.trace;
   }
+  // Of drafts that leave one by one, a stage that is free takes all that have come, up to a chunk.
+  const Part& first = flight.parts.front();
+  const Schedule& schedule = first.answer->scheduler.schedule();
+  if (flight.parts.size() == 1 && !first.prompt && schedule.overlap) pass.limit = std::max(1, schedule.max_chunk + int(flight.alone));
   pass.hidden.assign(x_.begin(), x_.begin() + ptrdiff_t(size_t(pass.rows()) * size_t(model().shape.hidden_size)));
-  chain_->send(std::move(pass));
-  flights_.push_back({parts, std::chrono::steady_clock::now()});
+  flight.number = chain_->send(std::move(pass));
+  flights_.push_back(std::move(flight));
 }
 
 void Loop::land_all() {
-  while (const auto verdict = chain_->landed()) {
-    if (lost_ > 0) --lost_;
-    else land(*verdict);
-  }
+  while (const auto verdict = chain_->landed()) land(*verdict);
   sweep(&running_);
   show_counts();
 }
 
+// The oldest pass under way, with those that it has become one with.
+Loop::Flight Loop::take_flight(uint64_t number) {
+  Flight flight{};
+  for (; flight.number < number; flights_.pop_front()) {
+    if (flights_.empty()) throw std::runtime_error("a verdict came that nobody waits for");
+    Flight& next = flights_.front();
+    for (const Part& part : next.parts)
+      if (part.answer != nullptr) --part.answer->flying;
+    if (flight.number == 0) {
+      flight = std::move(next);
+      continue;
+    }
+    Part &last = flight.parts.front(), &more = next.parts.front();
+    if (flight.parts.size() > 1 || next.parts.size() > 1 || more.start != last.start + last.rows)
+      throw std::runtime_error("a verdict is on passes that cannot be one");
+    last.rows += more.rows;
+    last.chosen += more.chosen;
+    flight.number = next.number;
+  }
+  return flight;
+}
+
 void Loop::land(const PassVerdict& verdict) {
-  if (flights_.empty()) throw std::runtime_error("a verdict came that nobody waits for");
-  const Flight flight = std::move(flights_.front());
-  flights_.pop_front();
+  const Flight flight = take_flight(verdict.number);
+  const auto dropped = [&](size_t p) {
+    return std::find(verdict.dropped.begin(), verdict.dropped.end(), int32_t(p)) != verdict.dropped.end();
+  };
   int rows = 0;
   size_t chosen = 0;
-  for (const Part& part : flight.parts) rows += part.rows, chosen += size_t(part.chooses());
+  for (size_t p = 0; p < flight.parts.size(); ++p)
+    if (!dropped(p)) rows += flight.parts[p].rows, chosen += size_t(flight.parts[p].chosen);
   const size_t hidden = size_t(model().shape.hidden_size);
   if (chosen != verdict.chosen.size() || (passes_.uses_feedback() && verdict.hidden.size() != chosen * hidden))
     throw std::runtime_error("a verdict is on another pass than was sent");
-  policy_.times.late.observe(rows, std::chrono::duration<double>(std::chrono::steady_clock::now() - flight.begun).count());
+  if (flight.alone && verdict.dropped.empty())   // else it may have waited for others of its own, or not gone all the way
+    policy_.times.late.observe(rows, std::chrono::duration<double>(Clock::now() - flight.begun).count());
   size_t next = 0;
   for (size_t p = 0; p < flight.parts.size(); ++p) {
     const Part& part = flight.parts[p];
-    const size_t count = size_t(part.chooses());
-    part.answer->flying = false;
-    span(part, part.prompt ? "prompt" : "verify", kVerifyTrack, flight.begun);
+    const size_t count = dropped(p) ? 0 : size_t(part.chosen), first = std::exchange(next, next + count);
+    if (part.answer == nullptr || part.answer->over || part.epoch != part.answer->scheduler.epoch()) continue;   // it is void
+    if (dropped(p)) throw std::runtime_error("a stage has dropped rows that are not void");
     std::exception_ptr failure;
     for (const auto& failed : verdict.failures) {
       if (size_t(failed.part) != p) continue;
@@ -83,11 +116,23 @@ void Loop::land(const PassVerdict& verdict) {
     }
     std::vector<Logprobs> logprobs;
     if (part.answer->request.sampling.logprobs >= 0 && verdict.logprobs.size() == chosen)
-      logprobs.assign(verdict.logprobs.begin() + ptrdiff_t(next), verdict.logprobs.begin() + ptrdiff_t(next + count));
-    conclude(part, verdict.chosen.data() + next, verdict.hidden.data() + (passes_.uses_feedback() ? next * hidden : 0), failure,
+      logprobs.assign(verdict.logprobs.begin() + ptrdiff_t(first), verdict.logprobs.begin() + ptrdiff_t(next));
+    conclude(part, verdict.chosen.data() + first, verdict.hidden.data() + (passes_.uses_feedback() ? first * hidden : 0), failure,
              std::move(logprobs));
-    next += count;
   }
+}
+
+// Has a verdict come that makes void what this answer, alone in the round, is drafting?
+bool Loop::rejected(const Answer& answer) {
+  if (!chain_ || answer.flying == 0) return false;
+  auto flight = flights_.begin();
+  return chain_->any([&](const PassVerdict& verdict) {
+    flight = std::find_if(flight, flights_.end(), [&](const Flight& other) { return other.number >= verdict.number; });
+    if (flight == flights_.end() || flight->parts.size() > 1) return false;
+    const Part& part = flight->parts.front();
+    if (part.answer != &answer || part.prompt || part.epoch != answer.scheduler.epoch()) return false;
+    return answer.scheduler.rejects(part.start + part.rows - int(verdict.chosen.size()), verdict.chosen);
+  });
 }
 
 }  // namespace ppsd

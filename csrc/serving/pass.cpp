@@ -5,8 +5,6 @@
 #include <numeric>
 #include <stdexcept>
 
-#include "../pipeline/station.h"
-
 namespace ppsd {
 namespace {
 
@@ -59,15 +57,16 @@ class Reader {
   const int32_t *at_, *const end_;
 };
 
-size_t close_message(Wire kind, uint64_t number, int count, int32_t flags, const Writer& tables, int32_t* out) {
+size_t close_message(Wire kind, uint64_t number, int count, int limit, int32_t flags, const Writer& tables, int32_t* out) {
   WireHeader header;
   header.kind = int32_t(kind);
-  header.epoch = number;
+  header.number = number;
   header.count = count;
+  header.limit = limit;
   header.flags = flags;
   header.more = int32_t(tables.at() - (out + kWireIds));
   header.sent = wire_clock();
-  write_header(header, out);
+  std::memcpy(out, &header, sizeof header);
   return size_t(tables.at() - out);
 }
 
@@ -99,6 +98,28 @@ int Pass::rows() const {
   return std::accumulate(parts.begin(), parts.end(), 0, [](int sum, const PassPart& part) { return sum + part.rows; });
 }
 
+void Pass::drop(const std::function<bool(const PassPart&)>& is_void, int width) {
+  auto from = hidden.begin(), to = from;
+  for (PassPart& part : parts) {
+    const auto end = from + ptrdiff_t(part.rows) * width;
+    if (is_void(part)) part = {part.answer, part.epoch, 0, 0, 0, 0, {}, {}};
+    else to = from == to ? end : std::move(from, end, to);
+    from = end;
+  }
+  hidden.erase(to, hidden.end());
+}
+
+void Pass::join(const Pass& next) {
+  PassPart& part = parts.front();
+  const PassPart& more = next.parts.front();
+  number = next.number;
+  part.rows += more.rows;
+  part.chooses += more.chooses;
+  part.ids.insert(part.ids.end(), more.ids.begin(), more.ids.end());
+  part.blocks = more.blocks;
+  hidden.insert(hidden.end(), next.hidden.begin(), next.hidden.end());
+}
+
 size_t write_pass(const Pass& pass, int32_t* out) {
   Writer tables(out + kWireIds);
   tables.put(pass.wiped);
@@ -109,11 +130,12 @@ size_t write_pass(const Pass& pass, int32_t* out) {
   for (const auto& [answer, settings] : pass.opened) tables.put(answer), tables.put(settings);
   tables.put(int32_t(pass.parts.size()));
   for (const PassPart& part : pass.parts) {
-    for (int32_t word : {part.answer, part.start, part.rows, part.chooses, part.known}) tables.put(word);
+    for (int32_t word : {part.answer, part.epoch, part.start, part.rows, part.chooses, part.known}) tables.put(word);
     tables.put(part.ids);
     tables.put(part.blocks);
   }
-  const size_t words = close_message(Wire::kPass, pass.number, pass.rows(), pass.wants_hidden ? kWireFeedback : 0, tables, out);
+  const int32_t flags = (pass.wants_hidden ? kWireFeedback : 0) | (pass.traced ? kWireTrace : 0);
+  const size_t words = close_message(Wire::kPass, pass.number, pass.rows(), pass.limit, flags, tables, out);
   return words + write_floats(pass.hidden, out + words);
 }
 
@@ -121,8 +143,11 @@ Pass read_pass(const int32_t* message, size_t words, int hidden) {
   const WireHeader header = open_message(Wire::kPass, message, words);
   Reader tables(message + kWireIds, size_t(header.more));
   Pass pass;
-  pass.number = header.epoch;
+  pass.number = header.number;
   pass.wants_hidden = (header.flags & kWireFeedback) != 0;
+  pass.traced = (header.flags & kWireTrace) != 0;
+  pass.limit = std::clamp(header.limit, 0, kMaxRows);
+  pass.sent = header.sent;
   pass.wiped = tables.many();
   for (int32_t left = tables.count(); left > 0; --left) {
     const int32_t from = tables.at_least(0);
@@ -136,8 +161,9 @@ Pass read_pass(const int32_t* message, size_t words, int hidden) {
   for (int32_t left = tables.count(); left > 0; --left) {
     PassPart part;
     part.answer = tables.get();
+    part.epoch = tables.at_least(0);
     part.start = tables.at_least(0);
-    part.rows = tables.at_least(1);
+    part.rows = tables.at_least(0);
     part.chooses = tables.at_least(0);
     part.known = tables.at_least(0);
     part.ids = tables.many();
@@ -148,13 +174,14 @@ Pass read_pass(const int32_t* message, size_t words, int hidden) {
       malformed();
     pass.parts.push_back(std::move(part));
   }
-  if (!tables.ended() || pass.rows() != header.count || header.count == 0) malformed();
+  if (!tables.ended() || pass.rows() != header.count || pass.parts.empty()) malformed();
   pass.hidden = read_floats(message + kWireIds + header.more, message + words, size_t(header.count) * size_t(hidden));
   return pass;
 }
 
 size_t write_verdict(const PassVerdict& verdict, int32_t* out) {
   Writer tables(out + kWireIds);
+  tables.put(verdict.dropped);
   tables.put(verdict.chosen);
   tables.put(int32_t(verdict.failures.size()));
   for (const PassVerdict::Failure& failure : verdict.failures) {
@@ -165,7 +192,7 @@ size_t write_verdict(const PassVerdict& verdict, int32_t* out) {
     tables.put(why);
   }
   const int32_t flags = (verdict.logprobs.empty() ? 0 : kWireLogprob) | (verdict.hidden.empty() ? 0 : kWireFeedback);
-  size_t words = close_message(Wire::kChosen, verdict.number, int(verdict.chosen.size()), flags, tables, out);
+  size_t words = close_message(Wire::kChosen, verdict.number, int(verdict.chosen.size()), 0, flags, tables, out);
   if (!verdict.logprobs.empty()) {
     write_logprobs(verdict.logprobs, out + words);
     words += verdict.logprobs.size() * kWireLogprobs;
@@ -177,7 +204,8 @@ PassVerdict read_verdict(const int32_t* message, size_t words, int hidden) {
   const WireHeader header = open_message(Wire::kChosen, message, words);
   Reader tables(message + kWireIds, size_t(header.more));
   PassVerdict verdict;
-  verdict.number = header.epoch;
+  verdict.number = header.number;
+  verdict.dropped = tables.many();
   verdict.chosen = tables.many();
   for (int32_t left = tables.count(); left > 0; --left) {
     PassVerdict::Failure failure;

@@ -5,11 +5,15 @@
 // one has. Passes arrive in the order in which they were sent, so that a block may be given away while rows of its former
 // owner are still under way: they are written before those of the next one.
 //
-// On the wire a pass is a WireHeader (pipeline/wire.h: epoch is the pass's number, count its rows, more the words of the
-// tables) and then the tables and the rows' hidden states.
+// An answer may have rows in several passes that are under way. When a verdict rejects a draft, the rows behind it are void: a
+// part of a later epoch says so to every stage that it comes to (pass_station.h). They go on as a part without rows, or do
+// harm to nobody, since the rows of the new epoch are written over them.
+//
+// On the wire a pass is a WireHeader (pipeline/wire.h), its tables, and the rows' hidden states.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,7 +26,8 @@ namespace ppsd {
 // Consecutive rows of an answer, at positions [start, start + rows).
 struct PassPart {
   int32_t answer = 0;          // its number
-  int32_t start = 0, rows = 0;
+  int32_t epoch = 0;           // raised at every rejection
+  int32_t start = 0, rows = 0; // no rows: they were void, and a stage has dropped them
   int32_t chooses = 0;         // how many of the rows choose a token, the last ones
   int32_t known = 0;           // ids: of the text's positions [known, start + rows); the sampler knows those before
   std::vector<int32_t> ids;
@@ -38,9 +43,14 @@ struct Pass {
   std::vector<int32_t> closed;
   std::vector<PassPart> parts;
   bool wants_hidden = false;                         // the verdict is to carry hidden states home, for the exit head
+  bool traced = false;                               // every rank records a timeline of the answers that begin with it
+  int limit = 0;                                     // rows of an only part, up to which the passes after it may join it
+  int64_t sent = 0;                                  // the sender's wire_clock()
   std::vector<float> hidden;                         // [rows][hidden]: what the stage before made of them
 
   int rows() const;
+  void drop(const std::function<bool(const PassPart&)>& is_void, int hidden);   // the rows of such parts
+  void join(const Pass& next);   // whose rows follow those of the only part here
 };
 
 // What the rows of a pass that choose have chosen, part by part.
@@ -50,7 +60,8 @@ struct PassVerdict {
     bool grammar = false;      // or else it is a number that is none
     std::string why;
   };
-  uint64_t number = 0;
+  uint64_t number = 0;              // of the pass, or of the last one of several that have become one
+  std::vector<int32_t> dropped;     // parts whose rows were void
   std::vector<int32_t> chosen;
   std::vector<Logprobs> logprobs;   // [chosen], of parts that ask for none empty; or none at all
   std::vector<float> hidden;        // [chosen][hidden], where the exit head asks for it; or none

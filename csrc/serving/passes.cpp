@@ -75,6 +75,10 @@ void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {
   for (const auto& stage : engine.verify()) copy(stage->blocks());
 }
 
+void Passes::embed(const int* ids, int rows, float* x) {
+  for (int r = 0; r < rows; ++r, x += model_->shape.hidden_size) ppsd::embed(model_->embedding, ids[r], x);
+}
+
 // -- drafts ------------------------------------------------------------------------------------------------------------
 
 bool Passes::early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings,
@@ -86,12 +90,9 @@ bool Passes::early(const std::vector<Segment>& segments, float* x, const std::ve
   team_->run([&](int member) {
     if (!early_.pass(*team_, member, rope_.data(), x, cancelled) && member == 0) done = false;
   });
-  if (dwell_) {
-    int rows = int(siblings.size());
-    for (const Segment& segment : segments) rows += segment.rows;
-    dwell_->first.until(begun, dwell_->first.of(rows));
-  }
-  return done;
+  int rows = int(siblings.size());
+  for (const Segment& segment : segments) rows += segment.rows;
+  return done && (!dwell_ || dwell_->first.until(begun, dwell_->first.of(rows), cancelled));
 }
 
 int Passes::distance(const Draw& draw) const {
@@ -141,7 +142,7 @@ bool Passes::draw(std::vector<Draw>* draws, const Cancelled& cancelled) {
                     : alike && together ? draw_at_once(order, cancelled)
                                         : draw_in_parts(order, cancelled);
   if (!done) return false;
-  if (dwell_) dwell_->first.until(begun, dwell_->second);
+  if (dwell_ && !dwell_->first.until(begun, dwell_->second, cancelled)) return false;
   const std::vector<int> chosen = exit_head_->chosen();
   for (size_t i = 0; i < order.size(); ++i) take(order[i], chosen[i]);
   return true;

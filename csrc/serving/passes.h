@@ -12,27 +12,35 @@
 namespace ppsd {
 
 class CpuEngine;
+struct Request;
 
 class Passes {
  public:
   // keep: after so many layers, the hidden states of all rows are kept beside the KV cache. late: its late layers are here, and
   // not on other ranks.
   Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep = {}, bool late = true);
+  virtual ~Passes() = default;
 
   const CpuModel& model() const { return *model_; }
   Team& team() { return *team_; }
   int members() const { return team_->size(); }
   size_t block_bytes() const { return late_.end() + kSpan * kept_width_ * sizeof(uint16_t); }
-  bool uses_feedback() const { return feedback_.most_distance() > 0; }   // the exit head draws on verified rows too
+  virtual bool drafts() const { return model_->drafts(); }
+  virtual bool uses_feedback() const { return feedback_.most_distance() > 0; }   // the exit head draws on verified rows too
+  // Does it hold the rows of one text, whatever blocks say? Then it hears of every answer that begins, and what it keeps.
+  virtual bool one_text() const { return false; }
+  virtual int held() const { return 0; }   // of that text, rows that a later one may begin with
+  virtual void begin(const Request& request, int kept) {}
   bool lags() const { return exit_.size() > 0; }   // the exit head has layers of its own, see draw
   double draft_share() const;   // of the weights that all layers and the LM head read, those that a draft step reads
   void reserve(int rows);   // the longest text
   // What an engine of this model holds of its text, rows [0, rows), into blocks.
   void copy(CpuEngine& engine, int rows, uint8_t* const* blocks);
 
+  virtual void embed(const int* ids, int rows, float* x);   // throws std::runtime_error for a damaged embedding
   // Layers [0, E) on x [rows and siblings][hidden], in place. siblings: of an only segment. False: cancelled on the way.
-  bool early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings = {},
-             const Cancelled& cancelled = nullptr);
+  virtual bool early(const std::vector<Segment>& segments, float* x, const std::vector<Sibling>& siblings = {},
+                     const Cancelled& cancelled = nullptr);
 
   // A draft token, drawn from the last row of `rows`: those that have not passed the exit head's own layers.
   struct Draw {
@@ -46,7 +54,7 @@ class Passes {
     int position() const { return rows.start + rows.rows; }
   };
   // Of several texts at once. False: cancelled on the way.
-  bool draw(std::vector<Draw>* draws, const Cancelled& cancelled = nullptr);
+  virtual bool draw(std::vector<Draw>* draws, const Cancelled& cancelled = nullptr);
   void catch_up(const Segment& rows, const float* states);   // through the exit head's own layers, for drafts to come
 
   // Layers [E, L) on x [rows and siblings][hidden], in place, and the tokens that some of these rows choose.

@@ -7,10 +7,12 @@ namespace ppsd {
 
 using Clock = std::chrono::steady_clock;
 
-Schedule in_turn(Schedule schedule, bool siblings) {
-  schedule.overlap = false;
+Schedule fitted(Schedule schedule, bool siblings, bool overlap) {
   if (!siblings) schedule.siblings = 0.0;
   schedule.max_chunk = std::min(schedule.max_chunk, kMaxChunk);
+  schedule.lookahead = std::min(schedule.lookahead, kPassRows - 1);
+  schedule.overlap = schedule.overlap && overlap;
+  if (schedule.overlap) return schedule;
   schedule.lookahead = std::min(schedule.lookahead, schedule.max_chunk);
   schedule.first_chunk = schedule.lookahead;
   return schedule;
@@ -21,19 +23,20 @@ Policy::Policy(bool drafts, double draft_share, bool over_ranks) : drafts_(draft
   times.margin = over_ranks ? tuning_.margin_over_ranks : tuning_.margin;
 }
 
-void Policy::plan(std::vector<Writer>* writers, int prompt_rows, int reading, int left) {
-  if (writers->size() == 1 && reading == 0) {
+void Policy::plan(std::vector<Writer>* writers, const Pass& pass) {
+  int left = pass.left;
+  if (pass.alone && !writers->empty()) {
     Writer& only = writers->front();
-    if (steer(&only)) return;
+    if (steer(&only, pass.idle)) return;
     if (!only.drafting->automatic) {
-      only.schedule = in_turn(only.drafting->asked, siblings_);
+      only.schedule = fitted(only.drafting->asked, siblings_, pass.idle);
       return;
     }
   }
   std::vector<Writer*> drawing;
   std::vector<double> acceptance;
   const double pooled = (tuning_.prior_acceptance * tuning_.prior_weight + accepted_) / (tuning_.prior_weight + judged_);
-  int others = prompt_rows, copying = 0, committed = 0;
+  int others = pass.prompt_rows, copying = 0, committed = 0;
   for (Writer& writer : *writers) {
     Drafting& drafting = *writer.drafting;
     drafting.steered = false;
@@ -46,11 +49,11 @@ void Policy::plan(std::vector<Writer>* writers, int prompt_rows, int reading, in
     ++others;
     ++committed;
     if (drafting.automatic) continue;
-    keep_schedule(&writer, left);
-    left -= writer.schedule.max_chunk;
+    keep_schedule(&writer, pass, left);
+    left -= std::max(writer.schedule.max_chunk, writer.schedule.lookahead);
     others += writer.schedule.max_chunk;
   }
-  allotment_ = allot(times, acceptance, others, committed, left, kMaxChunk, reading);
+  allotment_ = allot(times, acceptance, others, committed, left, kMaxChunk, pass.reading);
   for (int drafts : allotment_.drafts) left -= drafts;
   for (Writer& writer : *writers) {
     Drafting& drafting = *writer.drafting;
@@ -70,14 +73,14 @@ void Policy::plan(std::vector<Writer>* writers, int prompt_rows, int reading, in
 }
 
 // By its planner, if it has one.
-bool Policy::steer(Writer* writer) {
+bool Policy::steer(Writer* writer, bool idle) {
   Drafting& drafting = *writer->drafting;
   if (!drafting.planner) return false;
   if (!std::exchange(drafting.steered, true)) {
     drafting.planner->begin(writer->text);
     drafting.since = Clock::now();
   }
-  writer->schedule = in_turn(drafting.planner->schedule(), siblings_);
+  writer->schedule = fitted(drafting.planner->schedule(), siblings_, idle);
   return true;
 }
 
@@ -86,10 +89,10 @@ double Policy::earned(const Writer& writer) const {
   return writer.drafting->balance + tuning_.overdraft + tuning_.loss_share * writer.written;
 }
 
-void Policy::keep_schedule(Writer* writer, int left) const {
-  Schedule& schedule = writer->schedule = in_turn(writer->drafting->asked, false);
+void Policy::keep_schedule(Writer* writer, const Pass& pass, int left) const {
+  Schedule& schedule = writer->schedule = writer->drafting->asked;
   schedule.max_chunk = std::min(schedule.max_chunk, left);
-  schedule.lookahead = schedule.first_chunk = std::min(schedule.lookahead, schedule.max_chunk);
+  schedule = fitted(schedule, false, pass.idle && std::max(schedule.max_chunk, schedule.lookahead) <= left);
   if (schedule.max_chunk == 0) schedule.lookup = 0, schedule.recycle = false;
 }
 
@@ -109,7 +112,7 @@ void Policy::give(Writer* writer, int drafts, int copies) const {
   schedule.stop_rule.copy_threshold = worth(allotment_.row_seconds);
 }
 
-void Policy::learn(Drafting* drafting, const Round& round) {
+void Policy::learn(Drafting* drafting, const Round& round, bool in_flight) {
   for (int i = 0; i < int(round.judged.size()); ++i) {
     if (round.judged[i].copied > 0) continue;
     const double good = i < round.accepted ? 1.0 : 0.0;
@@ -120,8 +123,10 @@ void Policy::learn(Drafting* drafting, const Round& round) {
   }
   if (drafting->steered) {
     const Clock::time_point now = Clock::now();
-    drafting->planner->after(round, std::chrono::duration<double>(now - drafting->since).count());
-    drafting->since = now;
+    const bool overlapped = drafting->left_over || drafting->planner->schedule().overlap;
+    const double seconds = std::chrono::duration<double>(now - std::exchange(drafting->since, now)).count();
+    const Schedule& next = drafting->planner->after(round, seconds, drafting->left_over);
+    drafting->left_over = overlapped && !next.overlap && in_flight;
     return;
   }
   const int drafts = int(round.judged.size()) + round.dropped, drawn = drafts - round.copied;

@@ -39,6 +39,7 @@ struct Drafting {
   double row_price = 0.0, draft_price = 0.0;   // of the round at hand: what a copy and what a draft cost, in plain tokens
   double balance = 0.0;               // plain tokens that drafts have earned, more than they cost
   bool steered = false;               // by its planner, in the round at hand
+  bool left_over = false;             // rows that left before its planner ended overlapping are still under way
   std::chrono::steady_clock::time_point since;   // the end of the round before, where it was steered
 };
 
@@ -53,17 +54,23 @@ class Policy {
     int text, written;   // tokens: of the text, and of these of the answer
     Schedule schedule;   // of the round: what comes of it
   };
-  // prompt_rows: of the pass. reading: answers whose prompts have them. left: rows that drafts may have in all.
-  void plan(std::vector<Writer>* writers, int prompt_rows, int reading, int left);
-  // What a verdict says of drafts to come, and what those of the round have earned and cost.
-  void learn(Drafting* drafting, const Round& round);
+  struct Pass {
+    int prompt_rows;
+    int reading;   // answers whose prompts have these
+    int left;      // rows that drafts may have in all
+    bool alone;    // the only writer is the only answer
+    bool idle;     // stages would have nothing to do, so that answers draft while they are verified
+  };
+  void plan(std::vector<Writer>* writers, const Pass& pass);
+  // What a verdict says of drafts to come, and what those of the round have earned and cost. in_flight: rows are under way.
+  void learn(Drafting* drafting, const Round& round, bool in_flight);
 
   PassTimes times;   // the loop's own passes, as it measures them
 
  private:
-  bool steer(Writer* writer);
+  bool steer(Writer* writer, bool idle);
   double earned(const Writer& writer) const;
-  void keep_schedule(Writer* writer, int left) const;
+  void keep_schedule(Writer* writer, const Pass& pass, int left) const;
   void give(Writer* writer, int drafts, int copies) const;
 
   const LoadTuning tuning_;
@@ -72,7 +79,8 @@ class Policy {
   double accepted_ = 0.0, judged_ = 0.0;   // drafts of exit heads, of all answers, older ones counting less
 };
 
-// A schedule for stages that take turns; siblings: it may have some, for the answer has a pass to itself.
-Schedule in_turn(Schedule schedule, bool siblings);
+// A schedule that the loop can keep. siblings: it may have some, for the answer has a pass to itself. overlap: it may draft
+// while it is verified.
+Schedule fitted(Schedule schedule, bool siblings, bool overlap);
 
 }  // namespace ppsd

@@ -1,13 +1,12 @@
 #include "many_answers.h"
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 
 #include "../cpu/pass_stage.h"
 #include "../cpu/session.h"
+#include "../serving/pass_station.h"
 #include "../serving/thread.h"
 #include "check.h"
 #include "tiny_model.h"
@@ -74,22 +73,29 @@ int64_t consume(Loop* loop, Request request, int grammar, const std::vector<int>
 // The late layers on a rank of its own, and both ranks in threads: what goes from one to the other is words.
 class TwoRanks {
  public:
-  TwoRanks(const std::shared_ptr<const CpuModel>& model, int threads, int blocks, LoopLimits limits, PassStage::Masks masks)
+  // stages: that the loop believes in: where answers are fewer, they draft while they are verified.
+  TwoRanks(const std::shared_ptr<const CpuModel>& model, int threads, int stages, int blocks, LoopLimits limits,
+           PassStage::Masks masks)
       : model_(*model),
-        loop_(model, std::make_unique<Team>(threads, std::vector<int>()), {2, blocks}, limits),
+        loop_(std::make_unique<Passes>(model, std::make_unique<Team>(threads, std::vector<int>()), std::vector<int>(), false),
+              {stages, blocks}, limits),
         team_(1, {}),
         layers_(*model->kernels, model->shape, model->format, model->kv,
                 pointers(model->layers, model->exit_layer, model->shape.num_layers), 1),
         head_(*model->kernels, model->shape, model->head, whole_, 1),
         stage_(*model, &layers_, &head_, &team_, blocks),
-        rope_(make_rope(model->rotary, kContext)) {
+        rope_(make_rope(model->rotary, kContext)),
+        station_(
+            [this](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
+              return stage_.run(pass, cancelled, [this](int) { return rope_.data(); }, verdict);
+            },
+            model->shape.hidden_size, true, 0.0) {
     stage_.use(std::move(masks));
     ranks_.emplace_back([this] { lead(); });
     ranks_.emplace_back([this] { verify(); });
   }
   ~TwoRanks() {
     stop_.store(true);
-    arrived_.notify_all();
     ranks_.clear();
   }
   Loop& loop() { return loop_; }
@@ -98,30 +104,13 @@ class TwoRanks {
   void lead() {
     std::vector<int32_t> out(most_pass_words(model_.shape.hidden_size));
     while (!stop_.load()) {
-      const size_t words = loop_.work(out.data(), 5);
-      if (words == 0) continue;
-      const std::lock_guard<std::mutex> lock(mutex_);
-      passes_.emplace_back(out.begin(), out.begin() + ptrdiff_t(words));
-      arrived_.notify_one();
+      if (const size_t words = loop_.work(out.data(), 5)) station_.post(out.data(), words);
     }
   }
   void verify() {
     std::vector<int32_t> out(most_pass_words(model_.shape.hidden_size));
-    for (;;) {
-      std::vector<int32_t> message;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        arrived_.wait_for(lock, std::chrono::milliseconds(5), [this] { return !passes_.empty(); });
-        if (stop_.load()) return;
-        if (passes_.empty()) continue;
-        message = std::move(passes_.front());
-        passes_.pop_front();
-      }
-      Pass pass = read_pass(message.data(), message.size(), model_.shape.hidden_size);
-      PassVerdict verdict;
-      stage_.run(&pass, [this](int) { return rope_.data(); }, &verdict);
-      loop_.chain().land(out.data(), write_verdict(verdict, out.data()));
-    }
+    while (!stop_.load())
+      if (const size_t words = station_.work(out.data(), 5)) loop_.chain().land(out.data(), words);
   }
 
   const CpuModel& model_;
@@ -132,9 +121,7 @@ class TwoRanks {
   Head head_;
   PassStage stage_;
   const std::vector<float> rope_;
-  std::mutex mutex_;
-  std::condition_variable arrived_;
-  std::deque<std::vector<int32_t>> passes_;
+  PassStation station_;
   std::atomic<bool> stop_{false};
   std::deque<Helper> ranks_;
 };
@@ -168,7 +155,7 @@ Played many_answers(const Enough& enough, uint64_t seed) {
     std::unique_ptr<TwoRanks> ranks;
     if (chance(random, 50)) {
       const auto masks = [&](int grammar) { return requests[size_t(grammar - 1)].sampling.mask; };
-      ranks = std::make_unique<TwoRanks>(model, threads, blocks, limits, masks);
+      ranks = std::make_unique<TwoRanks>(model, threads, between(random, 2, 8), blocks, limits, masks);
     } else {
       const size_t block_bytes = Passes(model, make_shared_team(1)).block_bytes();
       here = std::make_unique<LoopThread>(std::make_unique<Loop>(model, threads, block_bytes * size_t(blocks), limits));

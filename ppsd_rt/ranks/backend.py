@@ -1,15 +1,14 @@
 """The backend of rank 0: it drafts, owns the schedulers, and gives an engine the rounds that the other ranks verify.
 
-An answer that is alone has all ranks to itself (csrc/pipeline/remote.h), so that they draft and verify at once. When
-others come, all go on in the loop (csrc/serving/loop.h), whose passes are under way on all ranks at the same time.
+All answers are in the loop (csrc/serving/loop.h), whose passes are under way on all ranks at the same time.
 """
 
 import signal
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from queue import Empty, Queue
 from statistics import median
-from threading import Event, Lock, RLock, Thread, current_thread, main_thread
+from threading import Lock, Thread, current_thread, main_thread
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
@@ -17,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _native
-from ..backend import Cancellation, Oracle, RunOptions, common_prefix
-from ..cpu.answers import MOST_ANSWERS, Answer, Answers
+from ..backend import Cancellation, Oracle, RunOptions
+from ..cpu.answers import Answer, Answers, Stream
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
@@ -30,11 +29,11 @@ from ..sampling.params import EXTRAS, SamplingParams
 from ..trace import Span
 from .control import Control, Kind, Words, numbers_of, text_of, words_of
 from .costs import displacer, rank_costs, side_by_side, time_drafts
-from .grammars import GIVES_UP, pack_grammar
-from .links import CHOSEN, PASSES, ROWS, VERDICTS, LinkLost, Receiver, Sender
+from .grammars import pack_grammar
+from .links import PASSES, VERDICTS, LinkLost, Receiver, Sender
 from .report import report_of
 from .slices import RankDrafter, Slices
-from .stage import DEPTH, PASS_DEPTH, lengths
+from .stage import DEPTH
 from .threads import start
 from .timeline import ClockOffset, clock_offset, on_one_clock, unpack_spans
 
@@ -65,30 +64,18 @@ class RanksBackend:
     ) -> None:
         self._control, self._drafter, self._slices, self._head = control, drafter, slices, head
         self.sizes, self._vocab_size, self._hidden, self._threads = tuple(sizes), vocab_size, hidden, threads
-        world = control.world
-        words = _native.wire_words(hidden)
-        self._sender = Sender(groups[ROWS], 1, ROWS, words, _native.WIRE_MESSAGES)
-        self._receiver = Receiver(groups[VERDICTS], world.last, VERDICTS, words, DEPTH, self._verdict, control.lost)
         self._groups, self._blocks = groups, 0
         self._loop: _native.Loop | None = None
         self._answers = Answers(self._make_loop, lambda loop: None)
-        self._epoch = 1  # on the wire: above all that earlier answers have used
-        self._tokens: list[int] = []  # whose rows every rank holds
-        self._active: tuple[_native.Remote, Event] | None = None  # and: its rows have all been sent
         self._planners = PlannerPool()
-        self._drafting = Thread(target=self._draft, name="draft", daemon=True)
-        self._ending = RLock()  # the thread that iterates may end an answer while another one begins the next
-        self._steps = 0, 0.0  # of one row and a draft: how many, and their seconds
         self._costs: _native.Costs | None = None
         self._grammar = 0  # the number of the newest
         self._telling = Lock()  # one grammar after the other
-        self._lone_grammar = 0  # of the answer that has all ranks to itself
         self._grammar_says: dict[int, str] = {}  # by number: what is wrong, if anything is
-        self._answers_to_draft: Queue[tuple[_native.Remote, Event]] = Queue()
         self._replies: Queue[tuple[int, list[float]]] = Queue()
         self._pongs: Queue[tuple[int, int, int, int]] = Queue()  # rank, the question's number, answered, heard
         self._station_spans: Queue[tuple[int, list[Span]]] = Queue()  # and: messages that follow
-        self._traced: _native.Remote | None = None  # an answer with a trace, whose spans nobody has asked for
+        self._traced: Stream | None = None  # an answer with a trace, whose spans nobody has asked for
         self._timeline: list[Span] = []
         self._clocks: dict[int, ClockOffset] = {}
         for kind in (Kind.COSTS, Kind.REPORT):
@@ -101,8 +88,6 @@ class RanksBackend:
         """Returns when all ranks are ready."""
         if current_thread() is main_thread():  # which alone hears of signals
             signal.signal(signal.SIGTERM, lambda *_: self._control.told_to_end())
-        start(self._receiver)
-        start(self._drafting)
         self._wait(lambda: len(self._control.ready) == self._control.world.last, _PATIENCE, "to load its slice")
         self._blocks = min(self._slices.blocks, *self._control.ready.values())
 
@@ -112,11 +97,11 @@ class RanksBackend:
 
     @property
     def concurrency(self) -> int:
-        return MOST_ANSWERS if self._slices.loop is not None else 1
+        return self._slices.answers
 
     @property
     def longest(self) -> int:
-        return min(64 * self._blocks, _LONGEST) if self._slices.loop is not None else 1 << 31
+        return min(64 * self._blocks, _LONGEST)
 
     # -- what an engine asks -------------------------------------------------------------------------------------------
 
@@ -132,8 +117,8 @@ class RanksBackend:
 
     @property
     def siblings(self) -> bool:
-        """All ranks are of one kind (handshake.py); torch's and CUDA's run rows of the text alone."""
-        return self._slices.siblings
+        """Passes have rows of the text alone."""
+        return False
 
     @property
     def extras(self) -> frozenset[str]:
@@ -171,7 +156,7 @@ class RanksBackend:
         self._control.check()
         if limits.end > self.longest:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
-        if self._slices.loop is None:
+        if self.concurrency == 1:
             self._answers.end_all()
         grammar = self._tell(params.grammar) if params.grammar and options.masks else 0
         request = {
@@ -188,13 +173,14 @@ class RanksBackend:
         def masks() -> tuple[Any, Any] | None:  # the loop's own are for drafts; the last rank makes those that count
             return (options.masks(), options.masks()) if options.masks else None
 
+        def planner(alone: bool) -> _native.Planner | None:
+            measured = alone or self._costs is not None
+            return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
+
         answer = Answer(prompt, limits, cancellation, request, masks)
         try:
-            self._answers.begin(
-                answer,
-                lambda: self._begin(prompt, params, schedule, limits, options, cancellation, grammar),
-                lambda alone: None,
-            )
+            self._answers.begin(answer, lambda: None, planner)
+            self._traced, self._timeline, self._clocks = answer.stream if options.trace else None, [], {}
             yield from self._answers.events(answer)
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
@@ -209,44 +195,6 @@ class RanksBackend:
                 self._grammar_says.pop(grammar, None)
                 self._control.tell(self._control.world.last, Kind.FORGET, grammar)
 
-    def _begin(
-        self,
-        prompt: Sequence[int],
-        params: SamplingParams,
-        schedule: Schedule | Auto,
-        limits: Limits,
-        options: RunOptions,
-        cancellation: Cancellation,
-        grammar: int,
-    ) -> "_Alone":
-        """An answer that has all ranks to itself."""
-        self._traced, self._timeline, self._clocks = None, [], {}
-        oracle = options.oracle
-        steering = self._plan(schedule, oracle, params) if isinstance(schedule, Auto) else schedule
-        known = common_prefix(self._tokens, prompt)
-        keep = max(min(known, len(self._tokens) - 1, len(prompt) - 1, self._drafter.length()), 0)
-        try:
-            answer = self._drafter.start(
-                list(prompt),
-                keep,
-                params,
-                steering,
-                limits,
-                self._epoch,
-                report_drafts=options.report_drafts,
-                oracle=oracle,
-                trace=options.trace,
-                grammar=(grammar, options.masks()) if grammar and options.masks else None,
-            )
-        except RuntimeError as error:  # more settings than a message holds
-            raise UsageError(str(error)) from None
-        if options.trace:
-            self._traced = answer
-        self._lone_grammar = grammar
-        active = self._active = answer, Event()
-        self._answers_to_draft.put(active)
-        return _Alone(self, active, list(prompt), cancellation, grammar)
-
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         raise PpsdError("logits stay on the last rank: run this in one process")
 
@@ -258,11 +206,7 @@ class RanksBackend:
 
     def spans(self) -> list[Span]:
         """As every backend's; the track is the rank. The stations are asked for theirs, and what time it is there."""
-        last = self._answers.last
-        if isinstance(last, _native.LoopAnswer):
-            return last.spans()
         if self._traced is not None:
-            self._answers.end_all()
             answer, self._traced = self._traced, None
             others = range(1, self._control.world.size)
             self._clocks = {rank: self._clock_of(rank) for rank in others}
@@ -300,7 +244,7 @@ class RanksBackend:
     def measure(self) -> tuple[_native.StageCosts, _native.StageCosts]:
         """(each rank while the others wait, all at once)"""
         self._answers.end_all()
-        self._tokens = []  # measuring overwrites the rows
+        self._answers.loop.forget_rows()  # measuring overwrites those of stages that hold one text
         others = range(1, self._control.world.size)
         link = self._link()
         neighbours = self._control.world.local_size - 1
@@ -326,8 +270,9 @@ class RanksBackend:
         for rank in range(1, self._control.world.size):
             self._control.tell(rank, Kind.REPORT)
         others = self._collect(self._control.world.last)
-        steps, seconds = self._steps
-        return [report_of(self._slices.bytes, steps, steps, seconds), *(others[rank] for rank in sorted(others))]
+        counts = self._answers.loop.counts
+        own = report_of(self._slices.bytes, counts["draft_steps"], counts["draft_steps"], counts["draft_seconds"])
+        return [own, *(others[rank] for rank in sorted(others))]
 
     def _step_and_message(self, draw: bool, context: int) -> float:
         """A step beside the other ranks' passes, and messages, as come with it: their threads want the same cores."""
@@ -372,8 +317,6 @@ class RanksBackend:
 
     def _grammar_said(self, number: int, wrong: str) -> None:
         self._grammar_says[number] = wrong
-        if wrong and number == self._lone_grammar and self._active is not None:  # it gives up in the middle
-            self._active[0].cancel()
 
     # -- the timeline --------------------------------------------------------------------------------------------------
 
@@ -419,51 +362,17 @@ class RanksBackend:
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
         assert self._head is not None
-        kind = kind_of(schedule, params, oracle, siblings=self.siblings, recycle=False)
+        kind = kind_of(schedule, params, oracle, siblings=False, recycle=False)
         return self._planners.planner(kind, self.costs(), self._head)
 
-    # -- threads -------------------------------------------------------------------------------------------------------
-
-    def _draft(self) -> None:
-        """Drafts, and sends what has been drafted, one answer after the other."""
-        self._drafter.pin()
-        _native.precise_waits()
-        while True:
-            answer, done = self._answers_to_draft.get()
-            try:
-                while True:
-                    out = self._sender.buffers()
-                    written = answer.work(out)
-                    if written < 0:
-                        break
-                    self._sender.send(lengths(out, written, self._hidden))
-            except Exception as error:
-                if isinstance(error, GIVES_UP):
-                    self._grammar_said(self._lone_grammar, str(error))
-                else:
-                    if not isinstance(error, PpsdError):  # not of its own stage
-                        self._control.lost(1, error)
-                    self._control.fail(f"rank 0: {error}")
-            done.set()
-
-    def _verdict(self, message: Words) -> None:
-        if self._control.delay:
-            _native.sleep_until(int(message[8:10].view(np.int64)[0]) + int(self._control.delay * 1e9))
-        if self._active is None:
-            return
-        answer, _ = self._active
-        if answer.land(message):
-            self._control.tell_all(Kind.EPOCH, answer.epoch, words=np.array([answer.spared], np.int32))
-
-    # -- many answers --------------------------------------------------------------------------------------------------
+    # -- the loop ------------------------------------------------------------------------------------------------------
 
     def _make_loop(self) -> _native.Loop:
         """Which the ranks work for from now on, whenever it has answers."""
-        assert self._slices.loop is not None
         world, words = self._control.world, _native.pass_words(self._hidden)
         loop = self._loop = self._slices.loop(world.size, self._blocks)
-        sender = Sender(self._groups[PASSES], 1, PASSES, words, groups=2)
-        start(Receiver(self._groups[CHOSEN], world.last, CHOSEN, words, PASS_DEPTH, self._land, self._control.lost))
+        sender = Sender(self._groups[PASSES], 1, PASSES, words)
+        start(Receiver(self._groups[VERDICTS], world.last, VERDICTS, words, DEPTH, self._land, self._control.lost))
         start(Thread(target=self._work, args=(loop, sender), name="loop", daemon=True))
         return loop
 
@@ -472,7 +381,7 @@ class RanksBackend:
         _native.precise_waits()
         try:
             while not self._control.failed.is_set():
-                if words := loop.work(sender.buffers(), 50):
+                if words := loop.work(sender.buffers()[0], 50):
                     sender.send([words])
         except Exception as error:
             if isinstance(error, LinkLost):
@@ -488,31 +397,6 @@ class RanksBackend:
         assert self._loop is not None
         self._loop.land(verdict)
 
-    # -- ending an answer ----------------------------------------------------------------------------------------------
-
-    def _end(self, only: tuple[_native.Remote, Event] | None = None) -> None:
-        """Of the answer in progress, if there is one: every rank drops what it has of it, but the committed rows.
-
-        only: if it is this one. The thread that drafts only cancels it, and does not wait for itself.
-        """
-        if current_thread() is self._drafting:  # garbage collection has found the answer here
-            if self._active is not None:
-                self._active[0].cancel()
-            return
-        with self._ending:
-            if self._active is None or (only is not None and self._active is not only):
-                return
-            answer, sent = self._active
-            answer.cancel()
-            self._wait(sent.is_set, _PATIENCE, "to take rows", raises=False)
-            self._active = None  # its thread sees why it ends
-            self._epoch = answer.epoch + 1
-            self._tokens = answer.tokens[: answer.rows + 1]
-            counts = answer.counts()
-            self._steps = self._steps[0] + counts.steps, self._steps[1] + counts.seconds
-            if self._control.failure is None:
-                self._control.tell_all(Kind.EPOCH, self._epoch)
-
     def _wait(self, done: Callable[[], bool], seconds: float, what: str, raises: bool = True) -> None:
         end = monotonic() + seconds
         while not done():
@@ -522,49 +406,3 @@ class RanksBackend:
                 self._control.fail(f"a rank took more than {seconds:g} s {what}")
         if raises:
             self._control.check()
-
-
-class _Alone:
-    """The answer that has all ranks to itself, as `Answers` wants it. Raises PpsdError where the ranks have failed."""
-
-    def __init__(
-        self,
-        backend: RanksBackend,
-        active: tuple[_native.Remote, Event],
-        prompt: list[int],
-        cancellation: Cancellation,
-        grammar: int,
-    ) -> None:
-        self._backend, self._active, self._prompt = backend, active, prompt
-        self._cancellation, self._grammar = cancellation, grammar
-        self._begun, self.seconds = perf_counter(), 0.0
-
-    @property
-    def text(self) -> list[int]:
-        return self._active[0].tokens or self._prompt
-
-    def __iter__(self) -> Iterator[Round | Drafted]:
-        control = self._backend._control
-        while not self._cancellation.asked:
-            control.check()
-            try:
-                event = self._active[0].next(50)
-            except StopIteration:
-                break
-            if event is not None:
-                yield event
-        if wrong := self._backend._grammar_says.pop(self._grammar, ""):
-            raise GrammarFailed(wrong)
-
-    def cancel(self) -> None:
-        self._active[0].cancel()
-
-    def stop(self) -> None:
-        self.seconds = self.seconds or perf_counter() - self._begun
-        self._backend._end(self._active)
-
-    def close(self) -> None:
-        self.stop()
-
-    def spans(self) -> list[Span]:
-        return self._backend.spans()

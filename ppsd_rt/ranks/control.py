@@ -1,6 +1,6 @@
 """The control links: between rank 0 and every other rank, beside the pipeline.
 
-They carry what must not wait for rows: a new epoch, signs of life, questions about costs, and the end. A message is
+They carry what must not wait for passes: signs of life, questions about costs, grammars, and the end. A message is
 64 int32 words: magic, kind, value (int64), sent (int64, nanoseconds of the sender's steady clock), count, 0, and 56
 words of payload: `count` float32 numbers, `count` words, or bytes of text.
 
@@ -40,8 +40,7 @@ _BYES = 30.0  # seconds for all others to hear that all is well
 
 class Kind(IntEnum):
     BEAT = 1  # value: milliseconds that the work at hand has taken by now
-    EPOCH = 2  # value: what is older is void; words: but for what begins with this row (csrc/pipeline/epoch.h)
-    READY = 3  # the slice is loaded; value: blocks of the loop's KV caches that there is memory for
+    READY = 3  # the slice is loaded; value: blocks of KV caches that there is memory for
     PING = 4
     PONG = 5
     MEASURE = 6  # value: 1: one row, while all others do so too

@@ -14,14 +14,13 @@ from ..cuda.weights import FORMATS, DeviceWeights, weight_bytes
 from ..errors import UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.head_file import HeadFile
-from .python_stages import PythonDrafter, PythonStation
+from .python_stages import TEXT_BLOCKS, PythonDrafter, PythonStation
 
 
 class CudaSlices:
     """On the GPU that has this rank's number among the host's ranks; in Triton's interpreter on a CPU."""
 
-    siblings = extras = False
-    blocks, loop = 0, None
+    extras, blocks, answers = False, TEXT_BLOCKS, 1
 
     def __init__(self, device: str, dtype: str, local_rank: int) -> None:
         """Raises PpsdError where there is no such GPU."""
@@ -59,7 +58,9 @@ class CudaSlices:
             self.bytes += sum(layer.bytes for layer in own.layers) + weight_bytes(own.feedback)
             self.bytes += weight_bytes(own.lm_head) if own.draft_ids is not None else 0
         part = self._made = DraftPart(weights, self._how)
-        return PythonDrafter(part, config.hidden_size, config.vocab_size, own is not None, weights.hears)
+        drafter = PythonDrafter(part, config.hidden_size, config.vocab_size, own is not None, weights.hears)
+        self.loop = drafter.loop
+        return drafter
 
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> PythonStation:
         chooses = last == checkpoint.config.num_hidden_layers

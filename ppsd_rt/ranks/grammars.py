@@ -2,9 +2,9 @@
 
 Rank 0 compiles the grammar for its drafts, and sends its text over the control link, in messages that are full but for
 the last one; their value is the grammar's number. The last rank compiles it too, and answers with the same number and
-no text, or with what is wrong. It does so once more, in the middle of the answer, should the grammar give up. Only then
-does the answer begin: its first message has the number (csrc/cpu/ranks.cpp, csrc/serving/pass.h). When the answer has
-ended, rank 0 says so, and the grammar is forgotten.
+no text, or with what is wrong. Only then does the answer begin: its first pass has the number (csrc/serving/pass.h). A
+grammar that gives up in the middle is told with a verdict. When the answer has ended, rank 0 says so, and the grammar
+is forgotten.
 """
 
 import json
@@ -13,8 +13,7 @@ from threading import Thread
 
 import numpy as np
 
-from .. import _native
-from ..errors import GrammarFailed, PpsdError
+from ..errors import PpsdError
 from ..models.checkpoint import Checkpoint
 from ..models.tokenizer import load_tokenizer
 from ..sampling.grammar import Grammar, Grammars, Masks, TokenMask
@@ -43,9 +42,6 @@ def grammars_of(checkpoint: Checkpoint) -> Grammars:
     return Grammars(tokenizer, config.vocab_size, sorted(config.eos_token_ids))
 
 
-GIVES_UP = (_native.MaskFailed, GrammarFailed)  # as C++ stages say it, and as those in Python do
-
-
 class ToldGrammars:
     """Of the last rank: the grammars of answers that have not ended. make: for the first one."""
 
@@ -54,22 +50,13 @@ class ToldGrammars:
         self._grammars: Grammars | None = None
         self._parts: list[Words] = []
         self._masks: dict[int, Masks] = {}
-        self._begun = 0  # the one of the answer that has the stages to itself, if any has
         control.on(Kind.GRAMMAR, self._told)
         control.on(Kind.FORGET, self._forget)
 
     def mask(self, number: int) -> TokenMask | None:
         """For an answer that begins; None: it has ended, and all that comes of it is void."""
-        self._begun = number
         masks = self._masks.get(number)
         return masks() if masks is not None else None
-
-    def gives_up(self, error: Exception) -> bool:
-        """Is it the grammar that has failed? Then rank 0 ends the answer, and no other."""
-        if not isinstance(error, GIVES_UP) or not self._begun:
-            return False
-        self._control.tell(0, Kind.GRAMMAR, self._begun, text=str(error))
-        return True
 
     def _forget(self, rank: int, number: int, message: Words) -> None:
         self._masks.pop(number, None)

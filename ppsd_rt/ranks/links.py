@@ -15,13 +15,12 @@ import numpy.typing as npt
 
 Words = npt.NDArray[np.int32]
 
-ROWS, VERDICTS, CONTROL, PASSES, CHOSEN = 1, 2, 3, 4, 5  # tags
+PASSES, VERDICTS, CONTROL = 1, 2, 3  # tags
 _FOREVER = timedelta(days=365)  # silence is watched for elsewhere: a user may think for an hour between two prompts
 
 
 def open_groups(store: Any, rank: int, size: int) -> dict[int, Any]:
-    """A gloo process group of all ranks for each tag; those of the loop, PASSES and CHOSEN, share connections with
-    ROWS and VERDICTS, which are silent meanwhile.
+    """A gloo process group of all ranks for each tag.
 
     gloo's thread tries, again and again, for a connection's lock; where a thread that sends loses its core while it
     holds that lock, nothing else passes. So what is sent and what comes in share as few connections as can be: with
@@ -33,8 +32,8 @@ def open_groups(store: Any, rank: int, size: int) -> dict[int, Any]:
     torch.set_num_threads(1)  # torch computes nothing here
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=_FOREVER)
     control = dist.distributed_c10d._get_default_group()
-    rows, verdicts = (dist.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
-    return {CONTROL: control, ROWS: rows, VERDICTS: verdicts, PASSES: rows, CHOSEN: verdicts}
+    passes, verdicts = (dist.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
+    return {CONTROL: control, PASSES: passes, VERDICTS: verdicts}
 
 
 class ProtocolError(Exception):

@@ -1,8 +1,7 @@
 """Stages that Python runs, as csrc/bindings/ranks.cpp asks them: torch's (torch_stages.py) and CUDA's (cuda_stages.py).
 
-Rows come and go as float32 arrays of the host, which hold bfloat16 and float16 exactly. Stages that run siblings get
-two arguments more where there are any: `siblings`, (position, id) of rows after the text's, and `adopted`, the one that
-is the text's row before `start` now, or None. Those of torch and CUDA run none (benchmarks/sleeping_ranks.py has some).
+Rows come and go as float32 arrays of the host, which hold bfloat16 and float16 exactly. A stage holds the rows of one
+text, so the loop over such stages has one answer at a time (csrc/serving/passes.h).
 """
 
 from collections.abc import Callable, Sequence
@@ -78,12 +77,15 @@ class PythonStation(_native.PythonStation):
         self._stage.run(start, [0] * rows, hidden, None)
 
 
-class PythonDrafter(_native.PythonDrafter):
+class PythonDrafter:
     """draws: there is an exit head. hears: it receives last hidden states."""
 
     def __init__(self, stage: Draft, hidden: int, vocab_size: int, draws: bool, hears: bool) -> None:
         self._stage, self._draws = stage, draws
-        super().__init__(stage, hidden, vocab_size, hears)
+        self._how = hidden, vocab_size, draws, hears
+
+    def loop(self, stages: int, blocks: int) -> _native.Loop:
+        return _native.loop_of_python(self._stage, *self._how, stages, blocks)
 
     def time_step(self, draw: bool, context: int) -> float:
         """Seconds of a row through the early layers after `context` others; draw: and of the exit head."""
@@ -94,6 +96,9 @@ class PythonDrafter(_native.PythonDrafter):
         if not draw:
             self._stage.exported(context, 1)  # waits for a GPU
         return perf_counter() - begun
+
+
+TEXT_BLOCKS = (1 << 19) // 64  # of 64 positions, for the longest text of the loop; here they take no memory
 
 
 def _kept(stage: Held, context: int) -> bool:

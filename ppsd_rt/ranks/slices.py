@@ -69,14 +69,14 @@ RankDrafter: TypeAlias = "_native.Drafter | PythonDrafter"
 class Slices(Protocol):
     """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last.
 
-    siblings: do these stages run rows that are not the text's? extras: does their sampler do `EXTRAS`? kind: of the
-    device; two that round alike are of one kind.
+    answers: that they decode at once. extras: does their sampler do `EXTRAS`? kind: of the device; two that round alike
+    are of one kind. loop(stages, blocks): of rank 0, once it has its drafter, over so many ranks.
     """
 
     bytes: int
 
     @property
-    def siblings(self) -> bool: ...
+    def answers(self) -> int: ...
     @property
     def extras(self) -> bool: ...
     @property
@@ -88,18 +88,17 @@ class Slices(Protocol):
     def facts(self) -> dict[str, Any]: ...
 
     @property
-    def loop(self) -> Callable[[int, int], _native.Loop] | None:
-        """loop(stages, blocks), of rank 0: for many answers at once over so many ranks. None: there is none."""
+    def loop(self) -> Callable[[int, int], _native.Loop]: ...
 
     @property
     def blocks(self) -> int:
-        """Of the loop's KV caches, that there is memory for beside the stage made last."""
+        """Of KV caches, that there is memory for beside the stage made last."""
 
 
 class CpuSlices:
     """C++ stages on threads of their own."""
 
-    siblings = extras = True
+    extras, answers = True, MOST_ANSWERS
 
     def __init__(
         self,
@@ -111,7 +110,7 @@ class CpuSlices:
     ) -> None:
         """local_size: ranks that share this host's memory. kv_memory: see RankOptions."""
         shared = local_size if kv_memory is None else 1
-        self._kv_bytes = kv_memory_of(kv_memory) * 3 // 4 // shared  # a quarter for the answer that is alone
+        self._kv_bytes = kv_memory_of(kv_memory) // shared
         self.blocks = 0
         self._dtype, self._kv_dtype = formats
         if self._dtype not in FORMATS:

@@ -19,7 +19,7 @@ from ..reference.sampler import Sampler, confidence
 from ..reference.stage import DraftStage, Stage, VerifyStage, Void
 from ..sampling.grammar import TokenMask
 from ..sampling.params import SamplingParams
-from .python_stages import Cancelled, PythonDrafter, PythonStation, Rows
+from .python_stages import TEXT_BLOCKS, Cancelled, PythonDrafter, PythonStation, Rows
 
 
 def torch_slice(
@@ -143,7 +143,7 @@ class TorchDraft(_Held):
 class TorchSlices:
     """Torch stages: on the GPU that has this rank's number among the host's ranks, or on a CPU."""
 
-    siblings, extras, blocks, loop = False, True, 0, None
+    extras, blocks, answers = True, TEXT_BLOCKS, 1
 
     def __init__(self, device: str, dtype: str, threads: int, cores: list[int], local_rank: int) -> None:
         on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())
@@ -171,7 +171,9 @@ class TorchSlices:
         config, own = model.config, ExitHead.from_file(head, model) if head else None
         hears = own is not None and own.feedback is not None
         stage = TorchDraft(model, own, size)
-        return PythonDrafter(stage, config.hidden_size, config.vocab_size, own is not None, hears)
+        drafter = PythonDrafter(stage, config.hidden_size, config.vocab_size, own is not None, hears)
+        self.loop = drafter.loop
+        return drafter
 
     def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> PythonStation:
         chooses = last == checkpoint.config.num_hidden_layers

@@ -46,8 +46,11 @@ KNOWN: dict[str, list[Any]] = {
         for first in ([], [("advance", 0, 2)])
     ],
     "wire": [
-        [wire_message(2, 1, 0, 3, 16, 3)],
-        [wire_message(1, 1, 0, 0, 40, 0), wire_message(2, 1, 0, 3, 16, 3).replace(bytes([5, 0, 0, 0]), b"\xff" * 4)],
+        [wire_message(1, [(1, 0, 0, 3, 1)])],
+        [
+            wire_message(1, [(1, 0, 0, 3, 1)], opens=True),
+            wire_message(2, [(1, 0, 3, 1, 1)]).replace(bytes([5, 0, 0, 0]), b"\xff" * 4),
+        ],
     ],
     "control": [control_message(Kind.FAIL, 0, text) for text in ("", "rank 1\n\x1b[31m")],
     "handshake": [pack({**FACTS, "error": "no such\nmodel \x1b[31m"})],

@@ -63,7 +63,7 @@ def control(place: Place, data: bytes) -> str:
     def use() -> None:
         for rank in (0, 1):
             ends = Control(_Group(), World(rank, 2, rank, 2), 4.0, 0.0)
-            for kind in (Kind.COSTS, Kind.REPORT, Kind.EPOCH, Kind.MEASURE):
+            for kind in (Kind.COSTS, Kind.REPORT, Kind.MEASURE):
                 ends.on(kind, lambda rank, value, message: (numbers_of(message), text_of(message)))
             try:
                 ends._receivers[0]._take(np.frombuffer(data, np.int32).copy())
@@ -75,66 +75,55 @@ def control(place: Place, data: bytes) -> str:
     return judge(place.case, use, ())
 
 
-def wire_message(kind: int, epoch: int, start: int, count: int, limit: int, flags: int) -> bytes:
-    """One of the pipeline's (csrc/pipeline/wire.h), of `count` rows."""
-    hidden = SHAPE["hidden_size"]
-    data = np.zeros(32 + count * hidden, np.int32)
-    data[:2] = 0x50535000 + _native.WIRE_VERSION, kind
-    data[2:4].view(np.int64)[0] = epoch
-    data[4:8] = start, count, limit, flags
-    data[16 : 16 + count] = 5
-    data[32:].view(np.float32)[:] = 0.1
-    return data.tobytes()
+def wire_message(
+    number: int, parts: list[tuple[int, ...]], opens: bool = False, limit: int = 0, flags: int = 0
+) -> bytes:
+    """A pass (csrc/serving/pass.h); parts: answer, epoch, start, rows, chooses. opens: the first answer begins."""
+    hidden, tables = SHAPE["hidden_size"], [0, 0, 0, int(opens)]
+    if opens:
+        settings = np.zeros(16, np.int32)
+        settings[0] = 200
+        settings[2:4].view(np.float32)[:] = 1.0, 0.0
+        tables += [parts[0][0], len(settings), *settings.tolist()]
+    tables.append(len(parts))
+    for answer, epoch, start, rows, chooses in parts:
+        blocks = range((start + rows + 63) // 64)
+        tables += [answer, epoch, start, rows, chooses, start, rows, *([5] * rows), len(blocks), *blocks]
+    count = sum(part[3] for part in parts)
+    header = np.zeros(16, np.int32)
+    header[:2] = 0x50535000 + _native.WIRE_VERSION, 1
+    header[2:4].view(np.int64)[0] = number
+    header[4:8] = limit, count, len(tables), flags
+    rows_of_pass = np.full(count * hidden, 0.1, np.float32)
+    return header.tobytes() + np.array(tables, np.int32).tobytes() + rows_of_pass.tobytes()
 
 
 def wire_messages(place: Place) -> st.SearchStrategy[list[bytes]]:
-    """The beginning of an answer and its first rows, as a drafting rank sends them; damaged."""
-    most = 4 * _native.wire_words(SHAPE["hidden_size"])
+    """Passes of an answer that begins and drafts, as rank 0 sends them; damaged."""
     numbers = st.sampled_from((0, 1, 2, 15, 16, 17, 63, 64, 2**20, 2**31 - 1, -1, -(2**31)))
-    epochs = st.sampled_from((0, 1, 2, 2**62, -1))
+    part = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 130), st.integers(0, 5), st.integers(0, 5))
     odd = st.builds(
-        lambda kind, epoch, start, limit, flags, rows, siblings, adopted, more: _set(
-            wire_message(2, 1, 0, 1, 1, 0), kind, epoch, (start, rows, limit, flags), (siblings, adopted, more)
-        ),
-        st.integers(0, 4),
-        epochs,
-        numbers,
-        numbers,
-        numbers | st.integers(0, 15),
-        numbers,
-        numbers | st.just(0),
-        numbers | st.just(0),
-        numbers | st.just(0),
+        wire_message, st.integers(0, 9), st.lists(part, min_size=1, max_size=3), st.booleans(), numbers, numbers
     )
-    begin, rows = wire_message(1, 1, 0, 0, 40, 0), wire_message(2, 1, 0, 3, 16, 3)
-    beside = _set(wire_message(2, 1, 3, 4, 4, 0), 2, 1, (3, 4, 4, 0), (3, 0, 0))  # two rows, each with a sibling
-    adopting = _set(wire_message(2, 2, 4, 2, 4, 0), 2, 2, (4, 2, 4, 0), (1, 6, 0))
-    biased = np.frombuffer(begin + bytes(16), np.int32).copy()  # a bias and two stop ids more
-    biased[12], biased[16 + 12 : 16 + 15] = 4, (3, 1, 2)
-    biased[32:36] = 7, 0, 8, 2**31 - 1
-    good = [begin, rows, beside, adopting, biased.tobytes()]
+    good = [
+        wire_message(1, [(1, 0, 0, 3, 1)], opens=True),
+        wire_message(2, [(1, 0, 3, 1, 1)], limit=4),
+        wire_message(3, [(1, 0, 4, 1, 1)], limit=4),
+        wire_message(4, [(1, 1, 4, 2, 2)], limit=4),
+    ]
     each = st.one_of(st.sampled_from(good), damaged(good), odd)
-    return st.lists(each.map(lambda data: data[:most]), min_size=1, max_size=4) | st.just(good)
-
-
-def _set(data: bytes, kind: int, epoch: int, header: tuple[int, ...], more: tuple[int, ...]) -> bytes:
-    changed = np.frombuffer(data, np.int32).copy()
-    changed[1] = kind
-    changed[2:4].view(np.int64)[0] = epoch
-    changed[4:8] = header
-    changed[10:13] = more
-    return changed.tobytes()
+    return st.lists(each, min_size=1, max_size=4) | st.just(good)
 
 
 def wire(place: Place, messages: list[bytes]) -> str:
     """A verification stage gets them."""
     checkpoint = Checkpoint(place.model)
     layers, hidden = checkpoint.config.num_hidden_layers, checkpoint.config.hidden_size
-    slices = slices_for("cpu", "cpu", ("float32", "auto"), 1, [], 1)
+    slices = slices_for("cpu", "cpu", ("float32", "auto"), 1, [], 1, kv_memory="1M")
 
     def use() -> None:
         station = slices.station(checkpoint, 1, layers, 0.0)
-        out = np.zeros((_native.WIRE_MESSAGES, _native.wire_words(hidden)), np.int32)
+        out = np.zeros(_native.pass_words(hidden), np.int32)
         try:
             for data in messages:
                 station.post(np.frombuffer(data[: len(data) // 4 * 4], np.int32).copy())
@@ -143,7 +132,7 @@ def wire(place: Place, messages: list[bytes]) -> str:
         finally:
             station.close()
 
-    return judge(place.case, use, (RuntimeError, MemoryError))  # a begin that wants too many rows
+    return judge(place.case, use, (RuntimeError, MemoryError))  # an answer that wants too many rows
 
 
 TARGETS = {

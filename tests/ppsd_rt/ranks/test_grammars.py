@@ -65,7 +65,7 @@ def test_answers_are_those_of_one_process(engine, pipeline, sizes, name, samplin
     params = SamplingParams(max_tokens=60, stop_token_ids=(EOS,), **SAMPLINGS[sampling])  # the stop that an engine adds
     kept = judged = 0
     for schedule in SCHEDULES:
-        rounds = stages.run(prompt, params, schedule, grammar=(7, masks()))
+        rounds = stages.run(prompt, params, schedule, grammar=7, masks=(masks(), masks()))
         assert ids_of(rounds)[: len(expected.ids)] == expected.ids, schedule
         kept += sum(round.accepted for round in rounds)
         judged += sum(len(round.judged) for round in rounds)
@@ -81,14 +81,14 @@ def test_the_last_rank_holds_to_it_whatever_is_drafted(engine, pipeline):
     everything = engine.compile(Grammar.regex("(?s:.)*"))
     params = SamplingParams(max_tokens=40, stop_token_ids=(EOS,))
     for schedule in SCHEDULES[1:]:
-        rounds = stages.run(engine.encode(PROMPT), params, schedule, grammar=(1, everything()))
+        rounds = stages.run(engine.encode(PROMPT), params, schedule, grammar=1, masks=(everything(), everything()))
         assert ids_of(rounds)[: len(expected)] == expected, schedule
 
 
 def test_an_answer_with_a_grammar_wants_a_rank_that_knows_grammars(engine, pipeline):
     stages, masks = pipeline((2, 4)), engine.compile(GRAMMARS["regex"])
     with pytest.raises(AssertionError, match="knows no grammars"):
-        stages.run(engine.encode(PROMPT), SamplingParams(max_tokens=4), "plain", grammar=(1, masks()))
+        stages.run(engine.encode(PROMPT), SamplingParams(max_tokens=4), "plain", grammar=1, masks=(masks(), masks()))
 
 
 def test_a_station_goes_on_after_a_grammar_that_gave_up(engine, pipeline):
@@ -99,25 +99,13 @@ def test_a_station_goes_on_after_a_grammar_that_gave_up(engine, pipeline):
         allowed = fill
 
     grammar, prompt = GRAMMARS["regex"], engine.encode(PROMPT)
-    masks, stages = engine.compile(grammar), pipeline((2, 4), serves=False)
-    station, out = stages.stations[-1], stages.buffers()
-    station.use_masks(lambda number: GivesUp() if number == 1 else masks())
-
-    def first_token(number, keep):
-        stages.start(prompt, SamplingParams(max_tokens=1), "plain", keep, grammar=(number, masks()))
-        assert stages.draft_once(stages.answer) >= 2  # the beginning, and rows
-        assert station.work(out, 50) == 0  # it begins
-        assert station.work(out, 50) == 1
-        stages.land(out[0])
-        return stages.answer.next(50).committed
-
-    with pytest.raises(grammars.GIVES_UP, match="enough"):
-        first_token(1, 0)
-    assert station.busy_seconds() == 0
-    stages.answer.cancel()
-    stages.epoch = stages.answer.epoch + 1
+    masks, stages = engine.compile(grammar), pipeline((2, 4))
+    stages.stations[-1].use_masks(lambda number: GivesUp() if number == 1 else masks())
+    asked = prompt, SamplingParams(max_tokens=1), "plain"
+    with pytest.raises(MaskFailed, match="enough"):
+        stages.run(*asked, grammar=1, masks=(masks(), masks()))
     expected = engine.generate(PROMPT, SamplingParams(max_tokens=1, grammar=grammar), "plain").run().ids
-    assert first_token(2, len(prompt) - 1) == expected
+    assert ids_of(stages.run(*asked, grammar=2, masks=(masks(), masks()))) == expected
 
 
 # -- what rank 0 and the last rank tell each other ---------------------------------------------------------------------
@@ -133,7 +121,7 @@ class Controls:
         self.first = self._end(1)
         self.backend = object.__new__(RanksBackend)
         self.backend._control, self.backend._grammar, self.backend._grammar_says = self.first, 0, {}
-        self.backend._active, self.backend._lone_grammar, self.backend._telling = None, 0, threading.Lock()
+        self.backend._telling = threading.Lock()
         self.first.on(Kind.GRAMMAR, lambda rank, number, text: self.backend._grammar_said(number, text))
 
     def _end(self, peer):
@@ -194,21 +182,6 @@ def test_what_the_last_rank_cannot_compile_is_said_there(controls, monkeypatch):
     controls.told._make = lambda: refuses(None)
     with pytest.raises(PpsdError, match="rank 1: a grammar needs llguidance"):
         controls.backend._tell(GRAMMARS["regex"])
-
-
-def test_a_grammar_that_gives_up_ends_the_answer_alone(controls):
-    number = controls.backend._tell(GRAMMARS["regex"])
-    cancelled = []
-    controls.backend._active = SimpleNamespace(cancel=lambda: cancelled.append(True)), None
-    controls.backend._lone_grammar = number
-    controls.told.mask(number)
-    assert not controls.told.gives_up(RuntimeError("a message is malformed"))
-    assert controls.told.gives_up(MaskFailed("enough"))
-    assert cancelled == [True]
-    assert controls.backend._grammar_says == {number: "enough"}
-    assert not controls.failed, "the ranks go on"
-    controls.backend._grammar_said(number - 1, "of an answer before")
-    assert len(cancelled) == 1
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 import torch
 from grammar_support import GRAMMARS
-from rank_support import LoopOverRanks
+from rank_support import Pipeline
 from support import EOS, loud_head, slow, write_model
 
 from ppsd_rt import Engine, Oracle, SamplingParams, UsageError, _native
 from ppsd_rt.errors import GrammarFailed
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.ranks.costs import rank_costs, side_by_side
 from ppsd_rt.ranks.slices import slices_for
 from ppsd_rt.sampling.grammar import Grammars
 
@@ -38,7 +39,7 @@ def ranks(folder):
     made = []
 
     def make(sizes, **options):
-        made.append(LoopOverRanks(folder, sizes, **options))
+        made.append(Pipeline(folder, sizes, **options))
         return made[-1]
 
     yield make
@@ -58,6 +59,115 @@ def committed(answer):
 
 def params(i, tokens=20, **more):
     return SamplingParams(max_tokens=tokens, ignore_eos=True, **SAMPLINGS[i % len(SAMPLINGS)], **more)
+
+
+OVERLAPPED = [
+    "ppsd",
+    "elastic",
+    "elastic:first_chunk=0,max_chunk=15",
+    "elastic:first_chunk=3,lookahead=5,lookup=2,recycle=on",
+]
+
+
+@pytest.mark.parametrize("schedule", OVERLAPPED)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_answers_draft_while_they_are_verified(engine, ranks, sizes, schedule):
+    """Alone, and two at a time where that leaves stages idle; with an oracle's drafts, right ones and wrong ones."""
+    texts, over = prompts(4, shared=70), ranks(sizes)
+    for i in range(4):
+        truth = [engine.generate(text, params(i, 60), "plain").run().ids for text in texts[i:]]
+        oracles = [Oracle((*text, *ids), 0.7, i) for text, ids in zip(texts[i:], truth, strict=True)]
+        assert committed(over.add(texts[i], params(i, 60), schedule, oracle=oracles[0])) == truth[0]
+        answers = [
+            over.add(text, params(i, 60), schedule, oracle=o) for text, o in zip(texts[i:], oracles, strict=True)
+        ]
+        assert [committed(answer) for answer in answers] == truth
+
+
+def by_hand(ranks, schedule, acceptance, passes):
+    """A station that waits to be told, an answer whose prompt it has passed, its ids, and so many passes more."""
+    text, asked = prompts(1)[0], params(0, 40)
+    truth = ranks((2, 4)).run(text, asked, "plain")
+    ids = (*text, *(id for round in truth for id in round.committed))
+    over = ranks((2, 4), serves=False)
+    answer = over.add(text, asked, schedule, oracle=Oracle((*ids, 0), acceptance))
+    over.stations[0].post(over.passes(1)[0])
+    over.loop.land(over.verdict())
+    return over, answer, ids[len(text) :], over.passes(passes)
+
+
+def test_a_free_station_takes_all_rows_that_have_come(ranks):
+    over, answer, truth, passes = by_hand(ranks, "elastic:first_chunk=0", 1.0, 5)
+    for message in passes:
+        over.stations[0].post(message)
+    before = over.stations[0].counts()
+    over.loop.land(over.verdict())
+    assert over.verdict() is None
+    assert over.stations[0].counts().passes == before.passes + 1
+    over.passes(1)
+    rounds = [next(answer), next(answer)]
+    assert tuple(id for round in rounds for id in round.committed) == truth[:6]
+    assert rounds[1].rows == 5
+    answer.cancel()
+
+
+def test_a_station_drops_what_a_later_pass_has_made_void(ranks):
+    over, answer, truth, passes = by_hand(ranks, "ppsd", 0.0, 4)
+    station = over.stations[0]
+    for message in passes:
+        station.post(message)
+    before = station.counts()
+    over.loop.land(over.verdict())  # on the newest token and the draft after it, which is wrong
+    (again,) = over.passes(1)
+    station.post(again)
+    for _ in range(2):
+        over.loop.land(over.verdict())
+    assert station.counts().passes == before.passes + 1, "void rows are dropped, and only said to be"
+    over.loop.land(over.verdict())
+    over.passes(1)
+    assert [next(answer).committed for _ in range(3)] == [(id,) for id in truth[:3]]
+    answer.cancel()
+
+
+def test_a_stage_may_not_drop_what_is_not_void(ranks):
+    over, _answer, _, passes = by_hand(ranks, "ppsd", 1.0, 2)
+    raised = passes[1].copy()
+    raised[_epoch_of(raised)] += 1
+    over.stations[0].post(passes[0])
+    over.stations[0].post(raised)
+    over.loop.land(over.verdict())
+    with pytest.raises(RuntimeError, match="not void"):
+        over.passes(1)
+    over.loop.fail("the test is over")
+
+
+def _epoch_of(message):
+    """Where the only part of a pass without changes has its epoch: after four empty lists and two words."""
+    assert list(message[16:20]) == [0, 0, 0, 0]
+    assert message[20] == 1
+    return 22
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.9])
+def test_the_planner_of_one_that_is_alone_chooses_after_every_round(ranks, acceptance):
+    """Whatever the rounds really take: it learns from them, and no token changes."""
+    text, asked, over = prompts(1)[0], params(0, 150), ranks((2, 2, 2))
+    plain = committed(over.add(text, asked, "plain"))
+    table = (1.0,) * 16
+    planner = _native.Planner(side_by_side(*[rank_costs(1.0, 1.1, (table, table), 0.0)] * 2), 0.5)
+    for _ in range(2):
+        oracle = Oracle((*text, *plain), acceptance)
+        assert committed(over.add(text, asked, "auto", planner=planner, oracle=oracle)) == plain
+    assert sum(measured.rounds for measured in planner.measured().values()) > 10
+    assert (planner.acceptance > 0.5) == (acceptance > 0)
+
+
+def test_a_long_prompt_is_on_several_ranks_at_once(engine, ranks):
+    came = []
+    over = ranks((2, 2, 2), on_pass=lambda rank, words: came.append(rank))
+    text = [3 + i % 60 for i in range(64 * 6)]
+    assert committed(over.add(text, params(0, 5), "plain")) == engine.generate(text, params(0, 5), "plain").run().ids
+    assert came.index(0) >= 4, "a second piece leaves before the first one comes back"
 
 
 @pytest.mark.parametrize("schedule", ["plain", "eesd:length=3,stop_rule=fixed", "auto", "ppsd"])
@@ -210,7 +320,7 @@ def test_a_damaged_pass_is_refused_or_means_another_answer(folder, messages):
     """One word changed, each in turn: an exception of ours, or rows of numbers; never a crash, never rows elsewhere."""
     over, first, _ = messages
     refused = 0
-    tables = 16 + int(first[12])
+    tables = 16 + int(first[6])
     rng = np.random.default_rng(5)
     for place in range(tables):
         for value in (-1, 1 << 30, int(rng.integers(0, 200))):
@@ -218,8 +328,8 @@ def test_a_damaged_pass_is_refused_or_means_another_answer(folder, messages):
             damaged[place] = value
             station = _station(folder)
             try:
-                station.post_pass(damaged)
-                station.work_with_passes(*_buffers(over), 0)
+                station.post(damaged)
+                station.work(np.zeros(over.words, np.int32), 0)
             except RuntimeError as error:
                 refused += 1
                 assert str(error)
@@ -256,8 +366,3 @@ def test_a_loop_of_one_process_has_no_other_ranks(engine):
 def _station(folder):
     checkpoint = Checkpoint(folder)
     return slices_for("cpu", "cpu", ("int8", "auto"), 1, [], 1).station(checkpoint, 2, LAYERS, 0.0)
-
-
-def _buffers(over):
-    rows = np.zeros((_native.WIRE_MESSAGES, _native.wire_words(over.hidden)), np.int32)
-    return rows, np.zeros(over.words, np.int32)

@@ -14,10 +14,8 @@ from ppsd_rt import Engine, Oracle, SamplingParams, UsageError, _native
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.ranks import stage
 from ppsd_rt.ranks.control import Kind
-from ppsd_rt.ranks.costs import rank_costs, side_by_side
-from ppsd_rt.ranks.links import CHOSEN, ROWS, VERDICTS
+from ppsd_rt.ranks.links import PASSES, VERDICTS
 from ppsd_rt.ranks.slices import slices_for
-from ppsd_rt.ranks.stage import lengths
 
 LAYERS = 6
 PROMPT = list(range(3, 80))  # more than a pass takes
@@ -80,75 +78,8 @@ def test_every_schedule_gives_the_tokens_of_one_process(engine, pipeline, sizes)
         params = SamplingParams(max_tokens=40, ignore_eos=True, **changes)
         prompt = PROMPT[: 20 + 28 * place]
         plain = engine.generate(prompt, params, "plain").run().ids
-        for schedule in ("plain", "eesd", "ppsd", "elastic", "elastic:first_chunk=0,max_chunk=15"):
+        for schedule in ("plain", "eesd", "ppsd", "elastic"):
             assert ids_of(stages.run(prompt, params, schedule)) == plain, (schedule, changes)
-
-
-SIBLINGS = [
-    "eesd:length=4,siblings=0.0001,stop_rule=fixed",
-    "ppsd:siblings=0.0001",
-    "elastic:siblings=0.0001",
-    "elastic:first_chunk=0,max_chunk=15,siblings=0.0000001,lookup=2",
-]
-
-
-@pytest.mark.parametrize("sizes", [(2, 4), (2, 1, 3), (2, 1, 1, 2)], ids=str)
-def test_siblings_over_ranks_change_no_answer(engine, pipeline, sizes):
-    stages = pipeline(sizes)
-    for changes in ({}, {"temperature": 0.8, "seed": 5}, {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 6}):
-        params = SamplingParams(max_tokens=80, ignore_eos=True, **changes)
-        plain = engine.generate(PROMPT, params, "plain").run().ids
-        for schedule in SIBLINGS:
-            rounds = stages.run(PROMPT, params, schedule)
-            assert ids_of(rounds) == plain, (schedule, changes)
-            if schedule == SIBLINGS[0]:  # with overlap it depends on how far drafts have come
-                assert sum(round.siblings for round in rounds) > sum(round.rescued for round in rounds) > 0
-            # And the next turn, whose beginning every stage has from this one.
-            more, again = [*stages.answer.tokens, 7], SamplingParams(max_tokens=5, ignore_eos=True)
-            rounds = stages.run(more, again, schedule, keep=stages.answer.rows)
-            assert ids_of(rounds) == engine.generate(more, again, "plain").run().ids, (schedule, changes)
-
-
-def after_the_prompt(pipeline, schedule, acceptance, second=0.0):
-    """One station that waits to be told to work, an answer whose prompt it has passed, and the whole text."""
-    params = SamplingParams(max_tokens=60, ignore_eos=True)
-    whole = pipeline((2, 4))
-    whole.run(PROMPT, params, "plain")
-    truth = (*whole.answer.tokens, 0)
-    stages = pipeline((2, 4), serves=False)
-    answer = stages.start(PROMPT, params, schedule, oracle=Oracle(truth, acceptance, second=second))
-    out = stages.buffers()
-    for _ in range(2):  # the prompt's blocks
-        stages.draft_once(answer)
-    while not stages.stations[0].work(out, 0):  # the beginning, the prompt
-        pass
-    stages.land(out[0])
-    return stages, answer, truth
-
-
-def test_a_right_sibling_that_is_under_way_outlives_the_rejection(pipeline):
-    """Step by step in one thread: all drafts are wrong and their siblings right."""
-    stages, answer, truth = after_the_prompt(pipeline, "ppsd:siblings=0.0001", 0.0, second=1.0)
-    station, out, more = stages.stations[0], stages.buffers(), stages.buffers()
-    stages.draft_once(answer)  # the committed token's row
-    assert station.work(out, 0) == 1
-    stages.draft_once(answer)  # the draft's row and its sibling's, which leave before the verdict
-    passes = station.counts()
-    stages.land(out[0])
-    assert answer.spared == len(PROMPT) + 1
-    assert tuple(answer.tokens) == truth[: len(PROMPT) + 2]
-    assert answer.rows == len(PROMPT) + 1  # the station has not been told that the sibling is the text
-    stages.draft_once(answer)  # after the sibling, in the new epoch
-    assert station.work(more, 0) == 1
-    assert more[0][5] == 2
-    assert station.counts().dropped_passes == passes.dropped_passes
-    stages.land(more[0])
-    assert tuple(answer.tokens) == truth[: len(PROMPT) + 3]
-    assert station.work(out, 0) == 1
-    stages.land(out[0])
-    assert tuple(answer.tokens) == truth[: len(PROMPT) + 4]
-    assert answer.rows >= len(PROMPT) + 2
-    answer.cancel()
 
 
 @pytest.mark.parametrize("schedule", ["plain", "elastic"])
@@ -202,61 +133,17 @@ def test_torch_stages_give_the_tokens_of_one_process(tmp_path, tied, format):
             stages.close()
 
 
-@pytest.mark.parametrize("backend", ["cpu", "torch"])
-def test_rows_of_an_earlier_answer_are_kept(folder, pipeline, backend):
-    format = "int8" if backend == "cpu" else "float32"
-    engine = Engine.from_pretrained(folder, exit_head="none", backend=backend, device="cpu", dtype=format, threads=1)
-    stages = pipeline((2, 2, 2), backend=backend, format=format)
+def test_torch_stages_keep_the_rows_of_the_text_before(folder, pipeline):
+    engine = Engine.from_pretrained(folder, exit_head="none", backend="torch", device="cpu", dtype="float32", threads=1)
+    stages = pipeline((2, 2, 2), backend="torch", format="float32")
     params = SamplingParams(max_tokens=24, ignore_eos=True)
     first = ids_of(stages.run(PROMPT, params, "elastic"))
     more = [*PROMPT, *first, 7, 8, 9]
-    rounds = stages.run(more, params, "elastic", keep=len(PROMPT) + len(first) - 1)
+    rounds = stages.run(more, params, "elastic")
     assert rounds[0].rows == 4  # the last committed token's row, and the new ones
     assert ids_of(rounds) == engine.generate(more, params, "plain").run().ids
-
-
-def test_a_free_station_takes_all_rows_that_have_come(pipeline):
-    """Step by step in one thread: five rows are drafted, one by one, before the station looks."""
-    stages, answer, truth = after_the_prompt(pipeline, "elastic:first_chunk=0", 1.0)
-    station, out = stages.stations[0], stages.buffers()
-    assert [stages.draft_once(answer) for _ in range(5)] == [1] * 5
-    passes = station.counts().passes
-    assert station.work(out, 0) == 1
-    assert out[0][5] == 5
-    stages.land(out[0])
-    assert station.counts().passes == passes + 1
-    assert tuple(answer.tokens) == truth[: len(PROMPT) + 6]
-    answer.cancel()
-
-
-@pytest.mark.parametrize("acceptance", [0.0, 0.9])
-def test_the_planner_chooses_after_every_round(pipeline, acceptance):
-    """Whatever the rounds really take: it learns from them, and no token changes."""
-    params = SamplingParams(max_tokens=150, ignore_eos=True)
-    stages = pipeline((2, 2, 2))
-    plain = ids_of(stages.run(PROMPT, params, "plain"))
-    table = (1.0,) * 16
-    costs = side_by_side(*[rank_costs(1.0, 1.1, (table, table), 0.0)] * 2)
-    planner = _native.Planner(costs, 0.5)
-    for _ in range(2):
-        oracle = Oracle((*PROMPT, *plain), acceptance)
-        assert ids_of(stages.run(PROMPT, params, planner, oracle=oracle)) == plain
-    assert sum(measured.rounds for measured in planner.measured().values()) > 10
-    assert (planner.acceptance > 0.5) == (acceptance > 0)
-
-
-def test_a_message_that_leaves_a_gap_is_refused(pipeline):
-    stages = pipeline((2, 4))
-    params = SamplingParams(max_tokens=8, ignore_eos=True)
-    answer = stages.start(PROMPT, params, "plain")
-    out = stages.buffers()
-    written = answer.work(out)
-    out[1][4] += 5  # the first rows begin later
-    for message, words in zip(out[:written], lengths(out, written, stages.hidden), strict=True):
-        stages.stations[0].post(message[:words])
-    stages.threads[0].join()
-    assert "this stage holds 0" in str(stages.failures[0])
-    answer.cancel()
+    stages.loop.forget_rows()
+    assert stages.run(more, params, "plain")[0].rows == len(more)
 
 
 BIASED = {"logit_bias": {7: 3.0, 9: -100.0}, "logprobs": 3, "stop_token_ids": (7, 2**31 - 1), "min_tokens": 20}
@@ -286,100 +173,6 @@ def test_penalties_biases_and_logprobs_are_those_of_one_process(folder, pipeline
             assert [id for id, _ in one.top] == [id for id, _ in own.top]
 
 
-def test_siblings_over_ranks_have_logprobs_too(engine, pipeline):
-    params = SamplingParams(max_tokens=60, ignore_eos=True, logprobs=1)
-    expected = engine.generate(PROMPT, params, "plain").run()
-    rounds = pipeline((2, 4)).run(PROMPT, params, "elastic:siblings=0.0001,stop_rule=fixed")
-    assert sum(round.rescued for round in rounds) > 0
-    assert tuple(logprob for round in rounds for logprob in round.logprobs) == expected.logprobs
-
-
-def test_more_settings_than_a_message_holds_are_refused(pipeline):
-    params = SamplingParams(logit_bias=dict.fromkeys(range(10_000), 1.0))
-    with pytest.raises(RuntimeError, match="too many to send"):
-        pipeline((2, 4)).start(PROMPT, params, "plain")
-
-
-@pytest.mark.parametrize(("word", "value"), [(8, -1), (11, 21), (11, -2), (12, -1), (13, 1), (13, -1), (14, 1)])
-def test_settings_that_mean_nothing_are_refused(pipeline, word, value):
-    stages = pipeline((2, 4), serves=False)
-    answer = stages.start(PROMPT, SamplingParams(max_tokens=8), "plain")
-    out = stages.buffers()
-    answer.work(out)
-    out[0][16 + word] = value
-    stages.stations[0].post(out[0][: _native.WIRE_WORDS])
-    with pytest.raises(RuntimeError, match="settings are malformed"):
-        stages.stations[0].work(out, 50)
-    answer.cancel()
-
-
-def test_a_limit_that_is_wrong_fills_no_more_messages_than_there_are(pipeline):
-    """Word 6 of a prompt's rows says how many may share a pass; what comes of a pass has to fit into the buffer."""
-    stages = pipeline((2, 2, 2), serves=False)
-    prompt = [3, 4, 5] * 100
-    answer = stages.start(prompt, SamplingParams(max_tokens=8, ignore_eos=True), "plain")
-    out, station, sent = stages.buffers(), stages.stations[0], 0
-    while sent < len(prompt):
-        written = answer.work(out)
-        for message, words in zip(out[:written], lengths(out, written, stages.hidden), strict=True):
-            sent += message[5]
-            message[6] = 10_000
-            station.post(message[:words])
-    room = np.zeros((len(prompt), out.shape[1]), np.int32)  # more than it is to use
-    assert station.work(room, 0) == 1  # the answer's beginning
-    assert 1 < station.work(room, 0) <= _native.WIRE_MESSAGES
-    answer.cancel()
-
-
-@pytest.mark.parametrize(
-    ("word", "value", "says"),
-    [
-        (0, 77, "wire version"),
-        (1, 9, "malformed"),
-        (1, 3, "verdict came to a verification stage"),
-        (5, 17, "malformed"),
-        (5, 0, "malformed"),
-        (4, -1, "malformed"),
-        (10, 1, "malformed"),  # one row, and it is a sibling
-        (10, 2, "malformed"),
-        (11, 5, "malformed"),  # of a row before the first
-        (11, -1, "malformed"),
-    ],
-)
-def test_a_station_refuses_what_means_nothing(pipeline, word, value, says):
-    stages = pipeline((2, 4))
-    message = stages.buffers()[0]
-    message[:8] = (0x50535000 + _native.WIRE_VERSION, _native.WIRE_ROWS, 1, 0, 0, 1, 1, 0)
-    message[word] = value
-    with pytest.raises(RuntimeError, match=says):
-        stages.stations[0].post(message)
-    with pytest.raises(RuntimeError, match="too short"):
-        stages.stations[0].post(message[:8])
-    short = stages.buffers()[0]
-    short[:8] = (0x50535000 + _native.WIRE_VERSION, _native.WIRE_ROWS, 1, 0, 0, 2, 2, 0)
-    with pytest.raises(RuntimeError, match="malformed"):  # two rows, of which one has come
-        stages.stations[0].post(short[: _native.WIRE_WORDS + stages.hidden])
-
-
-def test_a_verdict_on_another_row_is_refused(pipeline):
-    stages = pipeline((2, 4))
-    answer = stages.start(PROMPT, SamplingParams(max_tokens=8, ignore_eos=True), "plain")
-    out = stages.buffers()
-    while answer.work(out) < 2:  # the prompt's two blocks
-        pass
-    answer.work(out)
-    verdict = np.zeros(_native.WIRE_WORDS, np.int32)
-    verdict[:8] = (0x50535000 + _native.WIRE_VERSION, 3, answer.epoch, 0, 5, 1, 0, 3)
-    with pytest.raises(RuntimeError, match=f"row {len(PROMPT) - 1} is next"):
-        answer.land(verdict)
-    verdict[2] = answer.epoch + 1
-    with pytest.raises(RuntimeError, match="came back"):
-        answer.land(verdict)
-    verdict[2] = 0  # of an earlier answer: void
-    assert answer.land(verdict) is False
-    answer.cancel()
-
-
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, pipeline, backend):
     format = "int8" if backend == "cpu" else "float32"
@@ -389,6 +182,7 @@ def test_timing_a_stage_leaves_it_fit_for_an_answer(folder, pipeline, backend):
     for _ in range(2):  # after a short answer, and after one that is longer than the timed context
         stages.drafter.time_step(True, 128)
         stages.stations[0].time_pass(16, 128)
+        stages.loop.forget_rows()
         assert ids_of(stages.run(PROMPT, params, "elastic")) == engine.generate(PROMPT, params, "plain").run().ids
 
 
@@ -418,11 +212,10 @@ def test_a_torch_stage_whose_rows_are_void_ends_at_a_layer(folder):
 
 def test_torch_ranks_draft_by_an_oracle(pipeline):
     stages, params = pipeline((2, 4), backend="torch", format="float32"), SamplingParams(max_tokens=9, ignore_eos=True)
-    stages.run(PROMPT, params, "plain")
-    truth = tuple(stages.answer.tokens)
+    truth = (*PROMPT, *ids_of(stages.run(PROMPT, params, "plain")))
     for acceptance, accepted in ((1.0, 3), (0.0, 0)):
         rounds = stages.run(PROMPT, params, "eesd:length=3,stop_rule=fixed", oracle=Oracle(truth, acceptance))
-        assert tuple(stages.answer.tokens) == truth
+        assert (*PROMPT, *ids_of(rounds)) == truth
         assert [round.accepted for round in rounds[1:3]] == [accepted] * 2
 
 
@@ -453,18 +246,18 @@ def test_a_python_stage_that_fails_ends_its_rank(folder):
         def run(self, start, ids, hidden, cancelled):
             return hidden[:-1]
 
-    station = _native.PythonStation(Wrong(), 64, False, 0.0)
-    out = np.zeros((_native.WIRE_MESSAGES, _native.wire_words(64)), np.int32)
-    version = 0x50535000 + _native.WIRE_VERSION
-    begin, rows = out[0].copy(), out[0].copy()
-    begin[:8] = (version, 1, 1, 0, 0, 0, 9, 0)  # the answer begins: room for 9 rows
-    begin[17:21].view(np.float32)[:] = 0.0, 1.0, 0.0, 1.0  # temperature, top_p, min_p, repetition_penalty
-    rows[:8] = (version, _native.WIRE_ROWS, 1, 0, 0, 2, 2, 0)
-    station.post(begin[: _native.WIRE_WORDS])
-    assert station.work(out, 50) == 1
-    station.post(rows[: _native.WIRE_WORDS + 2 * 64])
+    sent = []
+    over = Pipeline(folder, (2, 4), on_pass=lambda rank, words: sent.append(words.copy()))
+    over.run(PROMPT[:5], SamplingParams(max_tokens=2), "plain")
+    over.close()
+    station, out = _native.PythonStation(Wrong(), 64, False, 0.0), np.zeros(_native.pass_words(64), np.int32)
+    station.post(sent[0])
     with pytest.raises(RuntimeError, match="gave other rows than those it was asked for"):
         station.work(out, 50)
+    fresh = _native.PythonStation(Wrong(), 64, False, 0.0)
+    fresh.post(sent[-2])  # of the same answer, whose beginning it has missed
+    with pytest.raises(RuntimeError, match="not of its answer"):
+        fresh.work(out, 50)
 
 
 def test_rows_may_come_as_soon_as_a_measurement_is_told(monkeypatch):
@@ -486,13 +279,11 @@ def test_rows_may_come_as_soon_as_a_measurement_is_told(monkeypatch):
         world=SimpleNamespace(rank=1, last=1, local_size=2), on=told.__setitem__, tell=tell, failed=failed,
         stopping=Event(), lost=None, check=lambda: None,
     )  # fmt: skip
-    station = SimpleNamespace(
-        post=came.append, pin=lambda: None, work_with_passes=lambda out, passes, wait: (0, 0), time_pass=None
-    )
+    station = SimpleNamespace(post=came.append, pin=lambda: None, work=lambda out, wait: 0, time_pass=None)
     monkeypatch.setattr(stage.signal, "signal", lambda *_: None)
     monkeypatch.setattr(stage, "time_passes", lambda *_, **__: [0.5])
-    monkeypatch.setattr(stage, "Sender", lambda *_, **__: SimpleNamespace(buffers=lambda: None))
+    monkeypatch.setattr(stage, "Sender", lambda *_, **__: SimpleNamespace(buffers=lambda: [None]))
     monkeypatch.setattr(stage, "Receiver", lambda *given: receivers.append(given[5]))
     monkeypatch.setattr(stage, "start", lambda receiver: None)
-    stage.serve(dict.fromkeys((VERDICTS, ROWS, CHOSEN)), control, station, 8, 0)
+    stage.serve(dict.fromkeys((VERDICTS, PASSES)), control, station, 8, 0)
     assert came == ["a row"]

@@ -1,0 +1,139 @@
+#include "pass_station.h"
+
+#include <algorithm>
+#include <limits>
+#include <thread>
+#include <utility>
+
+namespace ppsd {
+namespace {
+
+constexpr int kOver = std::numeric_limits<int>::max();   // the epoch of an answer that has no rows any more
+
+}  // namespace
+
+PassStation::PassStation(Run run, int hidden, bool last, double delay)
+    : run_(std::move(run)),
+      hidden_(hidden),
+      last_(last),
+      delay_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(delay))) {}
+
+// -- what comes in -----------------------------------------------------------------------------------------------------
+
+void PassStation::post(const int32_t* message, size_t words) {
+  Pass pass = read_pass(message, words, hidden_);
+  if (delay_.count() > 0) std::this_thread::sleep_until(due(pass));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (int answer : pass.closed) newest_[answer] = kOver;
+  for (const PassPart& part : pass.parts) {
+    int& newest = newest_[part.answer];
+    newest = std::max(newest, part.epoch);
+  }
+  const auto is_void = [this](const PassPart& part) { return is_void_locked(part); };
+  if (!at_hand_.empty() && std::all_of(at_hand_.begin(), at_hand_.end(), is_void)) void_.store(true);
+  inbox_.push_back(std::move(pass));
+  changed_.notify_one();
+}
+
+PassStation::Clock::time_point PassStation::due(const Pass& pass) const {
+  return Clock::time_point(std::chrono::nanoseconds(pass.sent)) + delay_;
+}
+
+bool PassStation::is_void_locked(const PassPart& part) const {
+  const auto newest = newest_.find(part.answer);
+  return part.rows > 0 && newest != newest_.end() && part.epoch < newest->second;
+}
+
+void PassStation::close() {
+  closed_.store(true);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  changed_.notify_all();
+}
+
+// -- the work ----------------------------------------------------------------------------------------------------------
+
+bool PassStation::take_locked(Pass* pass) {
+  if (inbox_.empty()) return false;
+  *pass = std::move(inbox_.front());
+  inbox_.pop_front();
+  pass->drop([this](const PassPart& part) { return is_void_locked(part); }, hidden_);
+  for (; !inbox_.empty() && joins_locked(*pass, inbox_.front()); inbox_.pop_front()) pass->join(inbox_.front());
+  for (int answer : pass->closed) newest_.erase(answer);
+  at_hand_.clear();
+  for (const PassPart& part : pass->parts)
+    if (part.rows > 0) at_hand_.push_back({part.answer, part.epoch, 0, 1, 0, 0, {}, {}});
+  void_.store(false);
+  return true;
+}
+
+bool PassStation::joins_locked(const Pass& pass, const Pass& next) const {
+  const bool changes = !next.wiped.empty() || !next.copies.empty() || !next.opened.empty() || !next.closed.empty();
+  if (pass.limit == 0 || next.limit == 0 || changes || pass.parts.size() != 1 || next.parts.size() != 1) return false;
+  const PassPart &a = pass.parts.front(), &b = next.parts.front();
+  return a.answer == b.answer && a.epoch == b.epoch && !is_void_locked(b) && a.rows > 0 && b.rows > 0 && b.known == b.start &&
+         b.start == a.start + a.rows && a.rows + b.rows <= pass.limit;
+}
+
+size_t PassStation::work(int32_t* out, int milliseconds) {
+  Pass pass;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const bool came = changed_.wait_for(lock, std::chrono::milliseconds(milliseconds),
+                                        [this] { return closed_.load() || !inbox_.empty(); });
+    if (!came || closed_.load() || !take_locked(&pass)) return 0;
+    if (!pass.opened.empty()) trace_ = pass.traced ? std::make_shared<Trace>(Clock::time_point()) : nullptr;
+  }
+  struct Busy {   // also while an exception passes by
+    explicit Busy(std::atomic<int64_t>* since) : since_(since) { since_->store(wire_clock()); }
+    ~Busy() { since_->store(0); }
+    std::atomic<int64_t>* since_;
+  } busy(&busy_since_);
+  const Clock::time_point begun = Clock::now();
+  const int rows = pass.rows();
+  PassVerdict verdict;
+  const bool done = run_(&pass, [this] { return void_.load(std::memory_order_relaxed) || closed_.load(std::memory_order_relaxed); }, &verdict);
+  if (rows > 0) count(pass, rows, done, begun);
+  if (!done) pass.drop([](const PassPart&) { return true; }, hidden_), verdict = {};
+  if (!last_) return write_pass(pass, out);
+  verdict.number = pass.number;
+  for (size_t p = 0; p < pass.parts.size(); ++p)
+    if (pass.parts[p].rows == 0) verdict.dropped.push_back(int32_t(p));
+  return write_verdict(verdict, out);
+}
+
+// -- what others see ---------------------------------------------------------------------------------------------------
+
+void PassStation::count(const Pass& pass, int rows, bool done, Clock::time_point begun) {
+  const Clock::time_point ended = Clock::now();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  at_hand_.clear();
+  if (trace_ && pass.traced) {
+    const PassPart& part = pass.parts.front();
+    const char* name = !done ? "dropped verify" : part.chooses < part.rows ? "prompt" : "verify";
+    trace_->add(name, kVerifyTrack, rows, begun, ended);
+  }
+  if (!done) {
+    ++counts_.dropped_passes;
+    return;
+  }
+  ++counts_.passes;
+  counts_.rows += rows;
+  counts_.seconds += std::chrono::duration<double>(ended - begun).count();
+}
+
+double PassStation::busy_seconds() const {
+  const int64_t since = busy_since_.load();
+  return since > 0 ? double(wire_clock() - since) * 1e-9 : 0.0;
+}
+
+std::shared_ptr<const Trace> PassStation::trace() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return trace_;
+}
+
+StationCounts PassStation::counts() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return counts_;
+}
+
+}  // namespace ppsd
