@@ -23,11 +23,10 @@ struct Simd {
 
 #ifdef PPSD_AVXVNNI
   static constexpr int kWeightOffset = 128;   // int8 weights are stored as unsigned: the dot instruction wants it so
-  static constexpr int kRows = 2;             // rows of a micro-kernel
 #else
   static constexpr int kWeightOffset = 0;
-  static constexpr int kRows = 4;             // some sums leave the registers, but weights are made ready half as often
 #endif
+  static constexpr int kRows = 4;   // of a micro-kernel: some sums leave the registers, but weights are made ready half as often
   static constexpr int kSums = 5;             // sums beside each other in attention: two of 16 registers each
 
   static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
