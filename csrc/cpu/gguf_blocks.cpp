@@ -150,16 +150,24 @@ void decode_q5_k(const uint8_t* b, float* out) {
   }
 }
 
-void decode_q6_k(const uint8_t* b, float* out) {
-  const uint8_t *low = b, *high = b + 128, *scales = b + 192;
-  const float d = half_at(b + 208);
-  for (int group = 0; group < 16; ++group, out += 16) {
+void six_bits_q6_k(const uint8_t* b, SixBits* out) {
+  const uint8_t *low = b, *high = b + 128;
+  std::memcpy(out->scales, b + 192, 16);
+  std::memcpy(&out->scale, b + 208, 2);
+  uint8_t* codes = out->codes;
+  for (int group = 0; group < 16; ++group, codes += 16) {
     const Group at(group);
-    const float scale = d * float(int8_t(scales[group]));
     const uint8_t *four = low + at.half * 64 + at.shift % 4 * 16 + at.begin, *two = high + at.half * 32 + at.begin;
     for (int i = 0; i < 16; ++i)
-      out[i] = scale * float(((four[i] >> (at.shift / 4 * 4) & 15) | (two[i] >> at.shift & 3) << 4) - 32);
+      codes[i] = uint8_t((four[i] >> (at.shift / 4 * 4) & 15) | (two[i] >> at.shift & 3) << 4);
   }
+}
+
+void decode_q6_k(const uint8_t* b, float* out) {
+  SixBits block;
+  six_bits_q6_k(b, &block);
+  for (int i = 0; i < kSuper; ++i)
+    out[i] = half_to_float(block.scale) * float(block.scales[i / 16]) * float(block.codes[i] - 32);
 }
 
 void decode_iq4_xs(const uint8_t* b, float* out) {
@@ -187,7 +195,7 @@ constexpr BlockType kTypes[] = {
     {"Q3_K", kSuper, 110, decode_q3_k},
     {"Q4_K", kSuper, 144, decode_q4_k, four_bits_q4_k},
     {"Q5_K", kSuper, 176, decode_q5_k},
-    {"Q6_K", kSuper, 210, decode_q6_k},
+    {"Q6_K", kSuper, 210, decode_q6_k, nullptr, six_bits_q6_k},
     {"IQ4_XS", kSuper, 136, decode_iq4_xs},
 };
 

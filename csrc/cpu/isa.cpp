@@ -88,7 +88,7 @@ static size_t words_of(const Kernels& kernels, Format activations, int rows, int
 
 size_t Activations::bytes(const Kernels& kernels, Format weights, int rows, int width) {
   const Format format = activations_of(weights);
-  const size_t scales = format == Format::kInt8 ? size_t(rows) * width / kBlock * 12 : 0;   // corrections and sums, too
+  const size_t scales = format == Format::kInt8 ? size_t(rows) * width / kBlock * 20 : 0;   // corrections, sums and starts, too
   const size_t beyond = kernels.by_block(weights, rows, width) ? 16 * kBlock : 0;   // read where the last tile has fewer rows
   return words_of(kernels, format, rows, width) * 4 + scales + beyond;
 }
@@ -107,6 +107,7 @@ Activations Activations::at(const Kernels& kernels, uint8_t* memory, Format weig
     const size_t blocks = size_t(rows) * (width / kBlock);
     out.corrections = reinterpret_cast<int32_t*>(out.scales + blocks);
     out.minus_sums = out.scales + 2 * blocks;
+    out.starts = out.corrections + 2 * blocks;
   }
   return out;
 }

@@ -20,7 +20,7 @@
 
 namespace ppsd {
 
-enum class Format { kFp32, kBf16, kInt8, kInt4 };   // of weights; and of the activations that meet them, but for kInt4
+enum class Format { kFp32, kBf16, kInt8, kInt6, kInt4 };   // of weights; and, the first three, of the activations that meet them
 enum class Stored { kFp32, kFp16, kBf16, kInt8 };   // of a checkpoint's tensors, and of the KV cache (fp32, bf16, int8)
 
 constexpr int kPanel = 16;    // outputs that are computed together: the lanes of a register
@@ -31,10 +31,14 @@ constexpr int kMostHeadDim = 256;   // that an int8 KV cache takes, and norms of
 constexpr int kAttendTogether = 6;   // queries (rows and heads) of one KV head for which its rows are read once
 
 // What rows of activations are made, to meet weights of a format.
-PPSD_INLINE constexpr Format activations_of(Format weights) { return weights == Format::kInt4 ? Format::kInt8 : weights; }
+PPSD_INLINE constexpr Format activations_of(Format weights) { return weights > Format::kInt8 ? Format::kInt8 : weights; }
 
 constexpr int kInt4Minima = kPanel * 2, kInt4Codes = kPanel * 4;   // of a block of int4, where these begin
 constexpr int kInt4Block = kInt4Codes + kBlock * kPanel / 2;       // its bytes
+
+constexpr int kSixes = 16, kInt6Inputs = 256;                       // inputs that share a scale in int6, and those of a block
+constexpr int kInt6Scales = kPanel * 4, kInt6Codes = kInt6Scales + kInt6Inputs / kSixes * kPanel;   // where these begin
+constexpr int kSixesBytes = kSixes * kPanel * 6 / 8, kInt6Block = kInt6Codes + kInt6Inputs / kSixes * kSixesBytes;
 
 // A packed matrix [outputs, inputs]: panels of 16 outputs, each one contiguous stretch of memory.
 //   fp32: [inputs][16] float
@@ -42,11 +46,14 @@ constexpr int kInt4Block = kInt4Codes + kBlock * kPanel / 2;       // its bytes
 //   int8: [inputs / 32][16] fp16 scales, then [inputs / 32][8][16][4] int8
 //   int4: [inputs / 32] blocks of [16] fp16 scales, [16] fp16 minima and [4][16][4] bytes: input i of a block in the low
 //         half, i + 16 in the high one. A weight is scale * code - minimum, codes are 0 to 15.
+//   int6: [inputs / 256] blocks of [16] fp16 scales and as many bytes of nothing, [16][16] int8 scales of 16 inputs each, and for
+//         each 16 inputs [3][16][4] bytes: the low four bits of inputs 0-3 and, in the high half, 4-7; those of 8-11 and 12-15;
+//         the high two bits of all, 0-3 lowest. A weight is scale * int8 scale * (code - 32), codes are 0 to 63.
 struct Matrix {
   Format format = Format::kFp32;
   int outputs = 0, inputs = 0;
   uint8_t* data = nullptr;
-  int wide_from = INT_MAX;   // int4: the panels from here on are int8
+  int wide_from = INT_MAX;   // int6, int4: the panels from here on are int8
 
   PPSD_INLINE int panels() const { return (outputs + kPanel - 1) / kPanel; }
   PPSD_INLINE Format format_of(int panel) const { return panel < wide_from ? format : Format::kInt8; }
@@ -56,6 +63,7 @@ struct Matrix {
       case Format::kFp32: return n * kPanel * 4;
       case Format::kBf16: return n * kPanel * 2;
       case Format::kInt8: return scale_bytes() + n * kPanel;
+      case Format::kInt6: return n / kInt6Inputs * kInt6Block;
       case Format::kInt4: return n / kBlock * kInt4Block;
     }
     return 0;
@@ -78,7 +86,7 @@ struct Kernels;
 // by side, so that it finds those of one word beside each other and reads nothing else: [groups of rows][words][rows of it].
 // Or block by block, [width / 32][rows][words of a block]: `by_block` of the kernels says when.
 struct Activations {
-  Format format = Format::kFp32;   // never kInt4
+  Format format = Format::kFp32;   // never kInt6 or kInt4
   int width = 0, rows = 0;
   int together = 1;                // rows of a group; all of them if by_block
   bool by_block = false;
@@ -87,6 +95,7 @@ struct Activations {
   float* scales = nullptr;
   int32_t* corrections = nullptr;  // what unsigned weights add too much
   float* minus_sums = nullptr;     // minus scale times the sum of the values: what minima are times
+  int32_t* starts = nullptr;       // twice as many, of 16 values each: what sums of int6's codes begin with, see Simd::start_of
 
   // Of `each` values that every row has, where the first one of row r is, and how far it is to the next.
   struct Place {

@@ -82,6 +82,33 @@ bool copy_four_bits(const Matrix& matrix, int p, const RowOf* rows, int count) {
   return finite;
 }
 
+// The same of int6, of rows that are stored in six bits.
+bool copy_six_bits(const Matrix& matrix, int p, const RowOf* rows, int count) {
+  bool finite = true;
+  for (int l = 0; l < count; ++l) {
+    const BlockType& type = *rows[l].tensor->blocks;
+    const auto* from = static_cast<const uint8_t*>(rows[l].tensor->row(rows[l].row));
+    uint8_t* to = matrix.panel(p);
+    for (int i = 0; i < matrix.inputs; i += kInt6Inputs, from += type.bytes, to += kInt6Block) {
+      SixBits block;
+      type.six_bits(from, &block);
+      reinterpret_cast<uint16_t*>(to)[l] = block.scale;
+      for (int g = 0; g < kInt6Inputs / kSixes; ++g) {
+        to[kInt6Scales + g * kPanel + l] = uint8_t(block.scales[g]);
+        for (int k = 0; k < 4; ++k) {
+          const uint8_t* codes = block.codes + g * kSixes + k;
+          uint8_t* at = to + kInt6Codes + g * kSixesBytes + l * 4 + k;
+          at[0] = uint8_t((codes[0] & 15) | codes[4] << 4);
+          at[64] = uint8_t((codes[8] & 15) | codes[12] << 4);
+          at[128] = uint8_t(codes[0] >> 4 | codes[4] >> 4 << 2 | codes[8] >> 4 << 4 | codes[12] >> 4 << 6);
+        }
+      }
+      finite = finite && std::isfinite(half_to_float(block.scale));
+    }
+  }
+  return finite;
+}
+
 }  // namespace
 
 std::vector<float> Rotary::at(int length) const {
@@ -95,8 +122,9 @@ std::vector<float> Rotary::at(int length) const {
 }
 
 Format Packer::format_for(const Tensor& tensor, bool delicate) const {
-  if (format_ != Format::kInt4 || tensor.four_bits()) return format_;
-  return as_stored_ || delicate ? Format::kInt8 : Format::kInt4;
+  const bool widened = format_ == Format::kInt4 && !tensor.four_bits() && (as_stored_ || delicate);
+  const Format format = widened ? Format::kInt8 : format_;
+  return format == Format::kInt8 && tensor.six_bits() ? Format::kInt6 : format;
 }
 
 Matrix Packer::plain_matrix(const Tensor& tensor) const {
@@ -108,18 +136,19 @@ Matrix Packer::lm_head_matrix(const Tensor& tensor) const {
 }
 
 Matrix Packer::qkv_matrix(const LayerTensors& t) const {
-  Matrix matrix{format_, shape_.q_outputs() + 2 * shape_.kv_outputs(), int(t.q.columns)};
-  if (format_ != Format::kInt4) return matrix;
-  matrix.wide_from = 0;   // from the first of them that is int8
+  Matrix matrix{format_for(t.q), shape_.q_outputs() + 2 * shape_.kv_outputs(), int(t.q.columns)};
+  if (matrix.format <= Format::kInt8) return matrix;
+  matrix.wide_from = 0;   // from the first of them that is in another format
   for (const auto& [tensor, delicate] : {std::pair(&t.q, false), std::pair(&t.k, true), std::pair(&t.v, true)}) {
-    if (format_for(*tensor, delicate) != Format::kInt4) break;
+    if (format_for(*tensor, delicate) != matrix.format) break;
     matrix.wide_from += int(tensor->rows) / kPanel;
   }
   return matrix;
 }
 
 Matrix Packer::gate_up_matrix(const LayerTensors& t) const {
-  return {std::min(format_for(t.gate), format_for(t.up)), 2 * int(t.gate.rows), shape_.hidden_size};
+  const Format gate = format_for(t.gate), up = format_for(t.up);
+  return {gate == up ? gate : Format::kInt8, 2 * int(t.gate.rows), shape_.hidden_size};
 }
 
 size_t Packer::matrix_bytes(int outputs, int inputs) const { return aligned(Matrix{format_, outputs, inputs}.bytes()); }
@@ -172,7 +201,7 @@ PackedLayer Packer::layer(const LayerTensors& t, uint8_t** memory, const float* 
 }
 
 Matrix Packer::matrix(const Tensor& tensor, uint8_t** memory) const {
-  return pack({format_, int(tensor.rows), int(tensor.columns)}, rows_of(tensor), nullptr, memory);
+  return pack(plain_matrix(tensor), rows_of(tensor), nullptr, memory);
 }
 
 Matrix Packer::lm_head(const Tensor& tensor, uint8_t** memory) const {
@@ -200,6 +229,7 @@ Matrix Packer::pack(Matrix matrix, const std::vector<RowOf>& rows, const float* 
     const auto stored_so = [](const RowOf& row) { return row.tensor->four_bits(); };
     if (matrix.format_of(p) == Format::kInt4 && std::all_of(&rows[begin], &rows[begin] + (end - begin), stored_so))
       return copy_four_bits(matrix, p, &rows[begin], end - begin);
+    if (matrix.format_of(p) == Format::kInt6) return copy_six_bits(matrix, p, &rows[begin], end - begin);
     float* to = decoded.data() + member * panel_values;
     for (int i = begin; i < end && !ready; ++i, to += matrix.inputs) {
       read_row(*rows[i].tensor, rows[i].row, to);

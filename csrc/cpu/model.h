@@ -59,6 +59,7 @@ struct Tensor {
 
   bool present() const { return data != nullptr; }
   bool four_bits() const { return blocks != nullptr && blocks->four_bits != nullptr; }
+  bool six_bits() const { return blocks != nullptr && blocks->six_bits != nullptr; }
   size_t row_bytes() const {
     if (blocks != nullptr) return size_t(columns) / blocks->values * blocks->bytes;
     return size_t(columns) * (stored == Stored::kFp32 ? 4 : 2);
@@ -120,8 +121,9 @@ struct PackedFeedback {   // [hidden, hidden] for each distance from 1 on; none 
 
 // Bytes that packing needs, and the packing itself. Matrices lie in one stretch of memory in the order of use.
 //
+// int8: matrices that the file has in six bits stay as they are, but for those in a matrix with others.
 // int4: matrices that the file has in four bits at even distances stay as they are, whatever they are for. Where there are such
-// ones (`as_stored`), the rest is int8. A model of other weights is rounded to four bits, but for keys and values (few weights,
+// ones (`as_stored`), the rest is as with int8. A model of other weights is rounded to four bits, but for keys and values (few weights,
 // and much of the error) and the LM head (it chooses what is said); drafts are only proposed.
 class Packer {
  public:

@@ -98,6 +98,45 @@ inline void dot_int4(const Matrix& w, int p, const Activations& in, int r, const
   }
 }
 
+// As dot_int8, of 16 inputs at a time. Codes are unsigned: what the 32 adds to their sums is what `starts` begin below.
+template <int R>
+inline void dot_int6(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
+  const uint8_t* block = w.panel(p);
+  const size_t before = size_t(r) * (w.inputs / kBlock);
+  const uint32_t* x = in.words + before * (kBlock / 4);
+  const float* scales = in.scales + before;
+  const int32_t* starts = in.starts + 2 * before;
+  PPSD_UNROLL
+  for (int i = 0; i < R; ++i) sum[i] = Simd::zero();
+  for (int b = 0; b < w.inputs / kBlock; ++b, scales += R) {
+    ask(ahead, b);
+    constexpr int kBlocks = kInt6Inputs / kBlock;
+    if (b > 0 && b % kBlocks == 0) block += kInt6Block;
+    const V common = Simd::load_f16(reinterpret_cast<const uint16_t*>(block));
+    V scaled[R];
+    PPSD_UNROLL
+    for (int half = 0; half < 2; ++half, starts += R) {
+      const int sixteen = b % kBlocks * 2 + half;
+      Simd::CodeSum dot[R];
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) dot[i] = Simd::start(starts[i]);
+      const auto codes = Simd::sixes(block + kInt6Codes + sixteen * kSixesBytes);
+      PPSD_UNROLL
+      for (int g = 0; g < kSixes / 4; ++g, x += R)
+        PPSD_UNROLL
+        for (int i = 0; i < R; ++i) dot[i] = Simd::dot4_codes(dot[i], codes.words[g], Simd::four(x + i));
+      const V scale = Simd::mul(common, Simd::load_i8(block + kInt6Scales + sixteen * kPanel));
+      PPSD_UNROLL
+      for (int i = 0; i < R; ++i) {
+        const V whole = Simd::to_float(Simd::sum_of_codes(dot[i]));
+        scaled[i] = half == 0 ? Simd::mul(whole, scale) : Simd::fma(whole, scale, scaled[i]);
+      }
+    }
+    PPSD_UNROLL
+    for (int i = 0; i < R; ++i) sum[i] = Simd::fma(scaled[i], Simd::set1(scales[i]), sum[i]);
+  }
+}
+
 // Even and odd pairs of a row are added in chains of their own.
 template <int R>
 inline void dot_bf16(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, V (&sum)[R]) {
@@ -145,6 +184,7 @@ template <Format F, int R, class Use>
 inline void dot_and_use(const Matrix& w, int p, const Activations& in, int r, const Ahead& ahead, Use&& use) {
   V sum[R];
   if constexpr (F == Format::kInt8) dot_int8<R>(w, p, in, r, ahead, sum);
+  else if constexpr (F == Format::kInt6) dot_int6<R>(w, p, in, r, ahead, sum);
   else if constexpr (F == Format::kInt4) dot_int4<R>(w, p, in, r, ahead, sum);
   else if constexpr (F == Format::kBf16) dot_bf16<R>(w, p, in, r, ahead, sum);
   else dot_fp32<R>(w, p, in, r, ahead, sum);
@@ -163,7 +203,7 @@ inline void few_rows(const Matrix& w, int p, const Activations& in, int r, int r
 bool by_block([[maybe_unused]] Format weights, [[maybe_unused]] int rows, [[maybe_unused]] int width) {
 #if defined(PPSD_AMX)
   if (width >= kWide && rows > Simd::kRows) return weights != Format::kFp32;
-  return weights == Format::kBf16 || (weights == Format::kInt8 && rows >= kInt8TilesFrom) ||
+  return weights == Format::kBf16 || (weights >= Format::kInt8 && rows >= kInt8TilesFrom) ||
          (weights == Format::kInt4 && rows >= kInt4TilesFrom);
 #else
   return false;
@@ -174,7 +214,7 @@ template <Format F, class Use>
 inline void multiply_as(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
 #if defined(PPSD_AMX)
   if constexpr (F == Format::kBf16) return multiply_in_tiles(w, in, next, begin, end, use);
-  if constexpr (F == Format::kInt8 || F == Format::kInt4)
+  if constexpr (activations_of(F) == Format::kInt8)
     if (in.by_block) return multiply_in_int8_tiles<F>(w, in, next, begin, end, use);
 #endif
   constexpr int kMost = Simd::kRows;
@@ -192,9 +232,10 @@ template <class Use>
 inline void multiply(const Matrix& w, const Activations& in, const ReadThen& next, int begin, int end, Use&& use) {
   switch (w.format) {
     case Format::kInt8: return multiply_as<Format::kInt8>(w, in, next, begin, end, use);
-    case Format::kInt4: {
+    case Format::kInt6: case Format::kInt4: {
       const int wide = std::clamp(w.wide_from, begin, end);
-      multiply_as<Format::kInt4>(w, in, next, begin, wide, use);
+      if (w.format == Format::kInt6) multiply_as<Format::kInt6>(w, in, next, begin, wide, use);
+      else multiply_as<Format::kInt4>(w, in, next, begin, wide, use);
       return multiply_as<Format::kInt8>(w, in, next, wide, end, use);
     }
     case Format::kBf16: return multiply_as<Format::kBf16>(w, in, next, begin, end, use);

@@ -49,6 +49,9 @@ inline void put_block(const Activations& out, int r, int b, V first, V second) {
     const auto place = out.place(r, out.width / kBlock);
     const size_t at = place.at + size_t(b) * place.step;
     out.scales[at] = largest / 127.0f;
+    const auto halves = out.place(r, out.width / kSixes);
+    out.starts[halves.at + size_t(2 * b) * halves.step] = Simd::start_of(a);
+    out.starts[halves.at + size_t(2 * b + 1) * halves.step] = Simd::start_of(c);
     const int32_t sum = Simd::sum_lanes(Simd::addi(a, c));
     out.corrections[at] = -Simd::kWeightOffset * sum;
     out.minus_sums[at] = -out.scales[at] * float(sum);
@@ -205,6 +208,13 @@ void unpack(const Matrix& in, int output, float* row) {
       const uint16_t* scales = reinterpret_cast<const uint16_t*>(block);
       const int code = block[code_at(k, l)] >> (k < 16 ? 0 : 4) & 15;
       row[i] = half_to_float(scales[l]) * float(code) - half_to_float(scales[kPanel + l]);
+    } else if (format == Format::kInt6) {
+      const uint8_t* block = panel + i / kInt6Inputs * size_t(kInt6Block);
+      const int sixteen = i % kInt6Inputs / kSixes, word = i % kSixes / 4;
+      const uint8_t* codes = block + kInt6Codes + sixteen * kSixesBytes + l * 4 + i % 4;
+      const int code = (codes[word / 2 * 64] >> word % 2 * 4 & 15) | (codes[128] >> 2 * word & 3) << 4;
+      const float scale = half_to_float(reinterpret_cast<const uint16_t*>(block)[l]);
+      row[i] = scale * float(int8_t(block[kInt6Scales + sixteen * kPanel + l])) * float(code - 32);
     } else if (format == Format::kInt8) {
       const uint8_t byte = panel[in.scale_bytes() + size_t(b) * kBlock * kPanel + (k / 4) * 64 + l * 4 + k % 4];
       const float scale = half_to_float(reinterpret_cast<const uint16_t*>(panel)[b * kPanel + l]);

@@ -23,11 +23,10 @@ struct Simd {
 
 #ifdef PPSD_AVXVNNI
   static constexpr int kWeightOffset = 128;   // int8 weights are stored as unsigned: the dot instruction wants it so
-  static constexpr int kRows = 2;             // rows of a micro-kernel
 #else
   static constexpr int kWeightOffset = 0;
-  static constexpr int kRows = 4;             // some sums leave the registers, but weights are made ready half as often
 #endif
+  static constexpr int kRows = 4;   // of a micro-kernel: some sums leave the registers, but weights are made ready half as often
   static constexpr int kSums = 5;             // sums beside each other in attention: two of 16 registers each
 
   static V zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
@@ -106,6 +105,10 @@ struct Simd {
     const __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(p + 8)));
     return {_mm256_castsi256_ps(_mm256_slli_epi32(a, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(b, 16))};
   }
+  static V load_i8(const uint8_t* p) {
+    return to_float({_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)),
+                     _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + 8)))});
+  }
   static void store_bf16(uint16_t* p, V v) {
     const __m256i packed = _mm256_packus_epi32(to_bf16(v.a), to_bf16(v.b));   // within 128-bit lanes
     _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(packed, 0xD8));
@@ -142,6 +145,17 @@ struct Simd {
     return {{low_half(both.a), low_half(both.b)},
             {low_half(_mm256_srli_epi16(both.a, 4)), low_half(_mm256_srli_epi16(both.b, 4))}};
   }
+  // The codes of int6 of 16 inputs, as words of four.
+  struct Sixes {
+    W words[4];
+  };
+  static Sixes sixes(const uint8_t* codes) {
+    const W first = bytes(codes), second = bytes(codes + 64), high = bytes(codes + 128);
+    Sixes out;
+    sixes(first.a, second.a, high.a, &out.words[0].a, &out.words[1].a, &out.words[2].a, &out.words[3].a);
+    sixes(first.b, second.b, high.b, &out.words[0].b, &out.words[1].b, &out.words[2].b, &out.words[3].b);
+    return out;
+  }
   static I dot4(I acc, const W& weights, __m256i four) {
     return {dot4(acc.a, weights.a, four), dot4(acc.b, weights.b, four)};
   }
@@ -152,6 +166,8 @@ struct Simd {
   static CodeSum add_codes(CodeSum x, CodeSum y) { return addi(x, y); }
   static CodeSum dot4_codes(CodeSum acc, const W& codes, __m256i four) { return dot4(acc, codes, four); }
   static I sum_of_codes(CodeSum sum) { return sum; }
+  static int32_t start_of(I values) { return -32 * sum_lanes(values); }
+  static CodeSum start(int32_t of) { return seti(of); }
 #else
   struct CodeSum {
     __m256i a, b;
@@ -164,6 +180,16 @@ struct Simd {
     const __m256i one = _mm256_set1_epi16(1);
     return {_mm256_madd_epi16(sum.a, one), _mm256_madd_epi16(sum.b, one)};
   }
+  // What the sums of 16 codes of int6 (0 to 63) begin with, so that they are of codes less 32: -32 times the values that each of a
+  // lane's two is of. It takes 8 products, so it stays within 8 * 32 * 127, which fits.
+  static int32_t start_of(I values) {
+    const __m256i eight = _mm256_add_epi32(values.a, values.b);
+    __m128i four = _mm_add_epi32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    four = _mm_slli_epi32(_mm_add_epi32(four, _mm_shuffle_epi32(four, 0xB1)), 5);
+    const uint32_t even = uint32_t(-_mm_extract_epi32(four, 0)), odd = uint32_t(-_mm_extract_epi32(four, 2));
+    return int32_t((even & 0xFFFF) | odd << 16);
+  }
+  static CodeSum start(int32_t of) { return {_mm256_set1_epi32(of), _mm256_set1_epi32(of)}; }
 #endif
   static CodeSum no_codes() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
   // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
@@ -206,6 +232,15 @@ struct Simd {
     return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7FC00000), nan), 16);
   }
   static __m256i low_half(__m256i both) { return _mm256_and_si256(both, _mm256_set1_epi8(15)); }
+  static __m256i six(__m256i low, __m256i high) {
+    return _mm256_or_si256(low_half(low), _mm256_and_si256(high, _mm256_set1_epi8(0x30)));
+  }
+  static void sixes(__m256i first, __m256i second, __m256i high, __m256i* a, __m256i* b, __m256i* c, __m256i* d) {
+    *a = six(first, _mm256_slli_epi16(high, 4));
+    *b = six(_mm256_srli_epi16(first, 4), _mm256_slli_epi16(high, 2));
+    *c = six(second, high);
+    *d = six(_mm256_srli_epi16(second, 4), _mm256_srli_epi16(high, 2));
+  }
 #ifdef PPSD_AVXVNNI
   static __m256i dot4(__m256i acc, __m256i w, __m256i x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
   static __m256i take4(__m256i acc, __m256i values, __m256i four) { return _mm256_dpbusd_avx_epi32(acc, four, values); }

@@ -68,6 +68,7 @@ struct Simd {
   static V load_bf16(const uint16_t* p) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16));
   }
+  static V load_i8(const uint8_t* p) { return to_float(_mm512_cvtepi8_epi32(_mm_load_si128((const __m128i*)p))); }
   static void store_bf16(uint16_t* p, V v) { _mm256_storeu_si256((__m256i*)p, to_bf16(v)); }
   static void store_i8(int8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(v)); }
   static void store_u8(uint8_t* p, I v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }   // of 0 to 255
@@ -98,6 +99,18 @@ struct Simd {
     const __m512i both = _mm512_load_si512(weights), mask = _mm512_set1_epi8(15);
     return {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
   }
+  // The codes of int6 of 16 inputs, as words of four.
+  struct Sixes {
+    W words[4];
+  };
+  static Sixes sixes(const uint8_t* codes) {
+    const W first = bytes(codes), second = bytes(codes + 64), high = bytes(codes + 128);
+    const auto six = [](W low, W high) {
+      return _mm512_or_si512(_mm512_and_si512(low, _mm512_set1_epi8(15)), _mm512_and_si512(high, _mm512_set1_epi8(0x30)));
+    };
+    return {{six(first, _mm512_slli_epi16(high, 4)), six(_mm512_srli_epi16(first, 4), _mm512_slli_epi16(high, 2)),
+             six(second, high), six(_mm512_srli_epi16(second, 4), _mm512_srli_epi16(high, 2))}};
+  }
   // acc += four products for each lane: weights (unsigned) with the same four activations.
   static I dot4(I acc, W weights, I four) { return _mm512_dpbusd_epi32(acc, weights, four); }
   // The sums of a block of codes (0 to 15) times activations.
@@ -106,6 +119,9 @@ struct Simd {
   static CodeSum dot4_codes(CodeSum acc, W codes, I four) { return dot4(acc, codes, four); }
   static CodeSum add_codes(CodeSum a, CodeSum b) { return addi(a, b); }
   static I sum_of_codes(CodeSum sum) { return sum; }
+  // What the sum of 16 codes of int6 (0 to 63) begins with, so that it is one of codes less 32.
+  static int32_t start_of(I values) { return -32 * sum_lanes(values); }
+  static CodeSum start(int32_t of) { return seti(of); }
   // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
   static constexpr int kMostShare = 255;
   static I take4(I acc, W values, I four) { return _mm512_dpbusd_epi32(acc, four, values); }

@@ -108,6 +108,11 @@ struct Simd {
 
   static V load_f16(const uint16_t* p) { return {half(p), half(p + 4), half(p + 8), half(p + 12)}; }
   static V load_bf16(const uint16_t* p) { return {bf16(p), bf16(p + 4), bf16(p + 8), bf16(p + 12)}; }
+  static V load_i8(const uint8_t* p) {
+    const int8x16_t all = vreinterpretq_s8_u8(vld1q_u8(p));
+    const int16x8_t low = vmovl_s8(vget_low_s8(all)), high = vmovl_high_s8(all);
+    return to_float({vmovl_s16(vget_low_s16(low)), vmovl_high_s16(low), vmovl_s16(vget_low_s16(high)), vmovl_high_s16(high)});
+  }
   static void store_bf16(uint16_t* p, V v) {
     vst1_u16(p, to_bf16(v.a));
     vst1_u16(p + 4, to_bf16(v.b));
@@ -153,6 +158,19 @@ struct Simd {
     const uint8x16_t a = vld1q_u8(weights), b = vld1q_u8(weights + 16), c = vld1q_u8(weights + 32), d = vld1q_u8(weights + 48);
     return {{low_half(a), low_half(b), low_half(c), low_half(d)}, {high_half(a), high_half(b), high_half(c), high_half(d)}};
   }
+  // The codes of int6 of 16 inputs, as words of four.
+  struct Sixes {
+    W words[4];
+  };
+  static Sixes sixes(const uint8_t* codes) {
+    Sixes out;
+    W* w = out.words;
+    sixes(codes, &w[0].a, &w[1].a, &w[2].a, &w[3].a);
+    sixes(codes + 16, &w[0].b, &w[1].b, &w[2].b, &w[3].b);
+    sixes(codes + 32, &w[0].c, &w[1].c, &w[2].c, &w[3].c);
+    sixes(codes + 48, &w[0].d, &w[1].d, &w[2].d, &w[3].d);
+    return out;
+  }
   // Four activations: in the lowest lane, which the dot instruction may choose; or in all.
 #if defined(__ARM_FEATURE_DOTPROD)
   using Four = int8x8_t;
@@ -171,6 +189,9 @@ struct Simd {
   static CodeSum dot4_codes(CodeSum acc, const W& codes, Four four) { return dot4(acc, codes, four); }
   static CodeSum add_codes(CodeSum x, CodeSum y) { return addi(x, y); }
   static I sum_of_codes(CodeSum sum) { return sum; }
+  // What the sum of 16 codes of int6 (0 to 63) begins with, so that it is one of codes less 32.
+  static int32_t start_of(I values) { return -32 * sum_lanes(values); }
+  static CodeSum start(int32_t of) { return seti(of); }
   // The same of values (signed) with four shares (unsigned, kMostShare at most).
   static constexpr int kMostShare = 127;
   static I take4(I acc, const W& values, Four four) { return dot4(acc, values, four); }
@@ -206,6 +227,16 @@ struct Simd {
   }
   static int8x16_t low_half(uint8x16_t both) { return vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))); }
   static int8x16_t high_half(uint8x16_t both) { return vreinterpretq_s8_u8(vshrq_n_u8(both, 4)); }
+  static int8x16_t six(uint8x16_t low, uint8x16_t high) {
+    return vreinterpretq_s8_u8(vorrq_u8(low, vandq_u8(high, vdupq_n_u8(0x30))));
+  }
+  static void sixes(const uint8_t* codes, int8x16_t* a, int8x16_t* b, int8x16_t* c, int8x16_t* d) {
+    const uint8x16_t first = vld1q_u8(codes), second = vld1q_u8(codes + 64), high = vld1q_u8(codes + 128), low = vdupq_n_u8(15);
+    *a = six(vandq_u8(first, low), vshlq_n_u8(high, 4));
+    *b = six(vshrq_n_u8(first, 4), vshlq_n_u8(high, 2));
+    *c = six(vandq_u8(second, low), high);
+    *d = six(vshrq_n_u8(second, 4), vshrq_n_u8(high, 2));
+  }
   static int32x4_t dot4(int32x4_t acc, int8x16_t w, Four x) {
 #if defined(__ARM_FEATURE_DOTPROD)
     return vdotq_lane_s32(acc, w, x, 0);

@@ -164,6 +164,9 @@ struct Simd {
   static V load_bf16(const uint16_t* p) {
     return each([&](int l) { return bf16_to_float(p[l]); });
   }
+  static V load_i8(const uint8_t* p) {
+    return each([&](int l) { return float(int8_t(p[l])); });
+  }
   static void store_bf16(uint16_t* p, V v) {
     for (int l = 0; l < 16; ++l) p[l] = float_to_bf16(v.x[l]);
   }
@@ -204,6 +207,17 @@ struct Simd {
     }
     return out;
   }
+  // The codes of int6 of 16 inputs, as words of four.
+  struct Sixes {
+    int8_t words[4][64];
+  };
+  static Sixes sixes(const uint8_t* codes) {
+    Sixes out;
+    for (int g = 0; g < 4; ++g)
+      for (int i = 0; i < 64; ++i)
+        out.words[g][i] = int8_t((codes[g / 2 * 64 + i] >> g % 2 * 4 & 15) | (codes[128 + i] >> 2 * g & 3) << 4);
+    return out;
+  }
   static I dot4(I acc, const int8_t* w, const int8_t* activations) {
     return each_i([&](int l) {
       int32_t sum = acc.x[l];
@@ -219,6 +233,9 @@ struct Simd {
   }
   static CodeSum add_codes(CodeSum a, CodeSum b) { return addi(a, b); }
   static I sum_of_codes(CodeSum sum) { return sum; }
+  // What the sum of 16 codes of int6 (0 to 63) begins with, so that it is one of codes less 32.
+  static int32_t start_of(I values) { return -32 * sum_lanes(values); }
+  static CodeSum start(int32_t of) { return seti(of); }
   // acc += four products for each lane: values (signed) with the same four shares (unsigned, kMostShare at most).
   static constexpr int kMostShare = 255;
   static I take4(I acc, const int8_t* values, const int8_t* shares) {

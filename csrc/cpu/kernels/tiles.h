@@ -53,12 +53,12 @@ class Tiles {
     }
     take(shapes);
   }
-  // Of int8: a block of 32 inputs of sixteen rows, and of a panel in words of four.
-  Tiles() {
+  // Of int8: so many inputs of sixteen rows, and of a panel in words of four.
+  explicit Tiles(int inputs) {
     Shapes shapes;
     for (int t = 0; t < 8; ++t) {
-      shapes.rows[t] = t < 6 ? kTileRows : kBlock / 4;
-      shapes.bytes[t] = t == 4 || t == 5 ? kBlock : 64;
+      shapes.rows[t] = uint8_t(t < 6 ? kTileRows : inputs / 4);
+      shapes.bytes[t] = uint16_t(t == 4 || t == 5 ? inputs : 64);
     }
     take(shapes);
   }

@@ -37,8 +37,13 @@ def divergence(folder, dtype, against):
     return float((np.exp(p) * (p - q)).sum(-1).mean())
 
 
-def four_bits(kind, rows, columns, seed=0):
+def own_bits(kind, rows, columns, seed=0):
     """Blocks whose weights are about as large as a model's."""
+    if kind == Kind.Q6_K:
+        data = random_blocks(kind, rows, columns, seed).reshape(rows, -1, 210)
+        scales = np.random.default_rng(seed).uniform(1e-5, 2e-5, (rows, columns // 256, 1))
+        data[:, :, 208:] = scales.astype(np.float16).view(np.uint8)
+        return data.reshape(rows, -1)
     if kind == Kind.Q4_K:
         data = random_blocks(kind, rows, columns, seed).reshape(rows, -1, 144)
         scales = np.random.default_rng(seed).uniform(0.5, 1.0, (rows, columns // 256, 2)) * (1e-4, 7e-4)
@@ -59,7 +64,7 @@ def cache(tmp_path, monkeypatch):
 def test_a_files_own_four_bits_stay(kind, isa, monkeypatch):
     """Of a number of outputs that fills no panel. Q4_K has scales of scales: their product is rounded to float16."""
     monkeypatch.setenv("PPSD_ISA", isa)
-    data = four_bits(kind, 35, 512)
+    data = own_bits(kind, 35, 512)
     exact = gguf.quants.dequantize(data, kind)
     packed = _native.testing.packed(_native.Blocks(data, kind.name, 512), "int4")
     if kind == Kind.Q4_K:
@@ -75,17 +80,19 @@ def model_of(path, kinds, **changes):
     raw = {}
     for key, tensor in state.items():
         kind = kinds.get(gguf_name(key).split(".")[-2])
-        if kind in OWN:
-            raw[gguf_name(key)] = four_bits(kind, *tensor.shape, seed=len(raw)), kind
+        if kind in (*OWN, Kind.Q6_K):
+            raw[gguf_name(key)] = own_bits(kind, *tensor.shape, seed=len(raw)), kind
         elif kind is not None:
             raw[gguf_name(key)] = gguf.quants.quantize(0.02 * tensor.numpy(), kind), kind
     return write_gguf(path, state, metadata(**WIDE), raw=raw)
 
 
+PARTS = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up"}
+PARTS |= {"down": "ffn_down", "head": "output"}
 MATRICES = [name for name in GGUF_NAMES.values() if "norm" not in name]
 
 
-@pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [*OWN, Kind.Q6_K], ids=lambda kind: kind.name)
 def test_from_the_file_to_the_logits(tmp_path, kind):
     """What is packed, with activations in float32, against what the `gguf` package makes of the file."""
     path = model_of(tmp_path / "model.gguf", dict.fromkeys(MATRICES, kind))
@@ -93,13 +100,86 @@ def test_from_the_file_to_the_logits(tmp_path, kind):
     convert_gguf(path, tmp_path / "folder")
     exact = load(tmp_path / "folder", "float32").backend.logits(IDS, len(IDS))
     weights = checkpoints.read_file(tmp_path / "folder" / "model.safetensors")
-    for name, tensor in packable(checkpoint, "int4").items():
+    dtype = "int8" if kind == Kind.Q6_K else "int4"
+    for name, tensor in packable(checkpoint, dtype).items():
         if isinstance(tensor, _native.Blocks) and name != "model.embed_tokens.weight":
-            weights[name] = _native.testing.packed(tensor, "int4")
+            weights[name] = _native.testing.packed(tensor, dtype)
     checkpoints.save(tmp_path / "folder" / "model.safetensors", weights, {})
     packed = load(tmp_path / "folder", "float32").backend.logits(IDS, len(IDS))
     assert np.abs(packed - exact).max() <= 1e-3 * np.abs(exact).max()
     assert divergence(path, "auto", (path, "float32")) < 2e-3
+
+
+SIX = {"ffn_down": Kind.Q6_K, "output": Kind.Q6_K}
+
+
+@pytest.mark.parametrize("isa", _native.usable_isas())
+def test_a_files_own_six_bits_stay(isa, monkeypatch):
+    """To the bit, in int8 and wherever int4 leaves int8."""
+    monkeypatch.setenv("PPSD_ISA", isa)
+    data = random_blocks(Kind.Q6_K, 35, 512, seed=2)
+    packed = _native.testing.packed(_native.Blocks(data, "Q6_K", 512), "int8")
+    assert np.array_equal(packed, gguf.quants.dequantize(data, Kind.Q6_K))
+
+
+def only_the_head(path, blocks, embedding):
+    """A model whose layers add nothing, so that its logits are the norm of a token's embedding times the LM head."""
+    state = tiny_state(tied=False, **WIDE)
+    for name in state:
+        if "o_proj" in name or "down_proj" in name:
+            state[name] *= 0.0
+    state["model.norm.weight"][:] = 1.0
+    state["model.embed_tokens.weight"] = embedding
+    return write_gguf(path, state, metadata(**WIDE), raw={"output.weight": (blocks, Kind.Q6_K)})
+
+
+def test_six_bits_give_the_same_bits_everywhere(tmp_path, monkeypatch):
+    """On every instruction set that has fused steps, in any company: of few rows, and of many, in tiles."""
+    generator = torch.Generator().manual_seed(1)
+    embedding = tiny_state(tied=False, **WIDE)["model.embed_tokens.weight"]
+    embedding = embedding * (torch.rand(embedding.shape, generator=generator) * 4).exp()
+    path = only_the_head(tmp_path / "model.gguf", own_bits(Kind.Q6_K, *embedding.shape), embedding)
+    rows = embedding / (embedding.double() ** 2).mean(-1, keepdim=True).sqrt()
+    exact = rows[IDS[:64]].double().numpy() @ gguf.quants.dequantize(own_bits(Kind.Q6_K, *embedding.shape), Kind.Q6_K).T
+    bits = {}
+    for isa in _native.usable_isas():
+        monkeypatch.setenv("PPSD_ISA", isa)
+        backend = load(path, "int8").backend
+        all_rows = backend.logits(IDS[:64], 64)
+        assert np.abs(all_rows - exact).max() <= 0.02 * np.abs(exact).max()
+        for count in (1, 2, 3, 4, 5, 7, 8, 9, 12, 16, 17, 24, 40):
+            assert np.array_equal(backend.logits(IDS[:count], count), all_rows[:count]), (isa, count)
+        if isa != "portable":
+            bits[isa] = all_rows.tobytes()
+    assert len(set(bits.values())) <= 1, bits.keys()
+
+
+@pytest.mark.parametrize("isa", _native.usable_isas())
+def test_sums_of_six_bits_never_run_over(tmp_path, isa, monkeypatch):
+    """Inputs that are all the largest, codes and scales at their ends: AVX2 adds up in 16 bits, where they just fit."""
+    monkeypatch.setenv("PPSD_ISA", isa)
+    embedding = tiny_state(tied=False, **WIDE)["model.embed_tokens.weight"][:, :1].sign().expand(-1, 256).contiguous()
+    rows = len(embedding)
+    blocks = np.zeros((rows, 210), np.uint8)  # codes of 0
+    blocks[rows // 3 :, :192] = 0xFF  # of 63
+    blocks[-rows // 3 :, :192] = np.random.default_rng(5).choice(np.array([0, 0xFF], np.uint8), 192)
+    blocks[:, 192:208] = 0x80  # scales of -128
+    blocks[::2, 192:208] = 0x7F
+    blocks[:, 208:] = np.array([2**-14], np.float16).view(np.uint8)
+    path = only_the_head(tmp_path / "model.gguf", blocks, embedding)
+    sums = gguf.quants.dequantize(blocks, Kind.Q6_K).sum(-1)
+    for ids in ([1], list(range(30))):
+        expected = embedding[ids, :1].numpy() * sums
+        np.testing.assert_allclose(load(path, "int8").backend.logits(ids, len(ids)), expected, rtol=1e-4, atol=1e-3)
+
+
+def test_six_bits_that_are_no_numbers_are_named(tmp_path):
+    damaged = own_bits(Kind.Q6_K, 256, 512)
+    damaged[255, -1] = 0x7C
+    state = tiny_state(tied=False, **WIDE)
+    raw = {"blk.1.ffn_down.weight": (damaged, Kind.Q6_K)}
+    with pytest.raises(PpsdError, match="as int8: layer 1: a weight is NaN or infinite"):
+        load(write_gguf(tmp_path / "model.gguf", state, metadata(**WIDE), raw=raw), "int8")
 
 
 @pytest.mark.parametrize(
@@ -112,17 +192,22 @@ def test_from_the_file_to_the_logits(tmp_path, kind):
         ({"ffn_up": Kind.Q5_0}, ["gate", "up"]),
         ({"ffn_down": Kind.Q8_0, "output": Kind.Q8_0}, ["down", "head"]),
         ({"attn_output": Kind.F16}, ["o"]),
+        (SIX, []),
+        (SIX | {"attn_v": Kind.Q6_K, "ffn_up": Kind.Q6_K}, ["v", "gate", "up"]),
+        (dict.fromkeys(MATRICES, Kind.Q6_K) | {"attn_output": Kind.Q4_0}, []),
     ],
     ids=str,
 )
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_a_file_has_in_more_bits_is_int8(tmp_path, changes, wide, threads):
+    """Or six bits, where all of a matrix has them."""
     path = model_of(tmp_path / "model.gguf", dict.fromkeys(MATRICES, Kind.Q4_0) | changes)
     backend = load(path, "auto", threads).backend
     assert backend.dtype == "int4"
     rows, columns = WIDE["hidden"], WIDE["hidden"]
     sizes = {"q": rows, "k": rows // 2, "v": rows // 2, "o": rows, "gate": 512, "up": 512, "down": 512}
-    bits = {name: (8.5 if name in wide else 5) for name in (*sizes, "head")}
+    six = [name for name, part in PARTS.items() if changes.get(part) == Kind.Q6_K]
+    bits = {name: 8.5 if name in wide else 6.625 if name in six else 5 for name in PARTS}
     expected = SIZES["layers"] * sum(bits[name] * size * columns for name, size in sizes.items())
     expected += bits["head"] * backend.logits(IDS[:1]).shape[-1] * columns
     assert backend.bytes_per_token(0) == pytest.approx(expected / 8, rel=0.06)  # pages, and panels that are not full
@@ -147,7 +232,7 @@ def test_auto_is_int8_where_there_are_no_four_bits(tmp_path, kind):
 
 def test_scales_that_are_no_numbers_are_named(tmp_path):
     path = model_of(tmp_path / "model.gguf", {"attn_v": Kind.Q4_1})
-    damaged = four_bits(Kind.Q4_1, 128, 256)
+    damaged = own_bits(Kind.Q4_1, 128, 256)
     damaged[127, -17] = 0xFF  # of the last block's minimum
     damaged[127, -18] = 0x00
     state = tiny_state(tied=False, **WIDE)
