@@ -642,20 +642,7 @@ class StationCounts:
     @property
     def seconds(self) -> float: ...
 
-class _Station:
-    def post(self, message: npt.NDArray[np.int32]) -> None: ...
-    def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
-        """Words of the message for the next stage; 0: no pass came."""
-
-    def use_masks(self, masks: Callable[[int], TokenMask | None]) -> None:
-        """masks(number): a new mask of that grammar, or None. Before it works."""
-
-    def close(self) -> None: ...
-    def busy_seconds(self) -> float: ...
-    def counts(self) -> StationCounts: ...
-    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
-
-class Station(_Station):
+class Station:
     """Layers [first, last) of a model on the C++ kernels, as a stage of the loop: passes come, arrays of int32 words,
     and work() writes those for the next stage."""
 
@@ -674,11 +661,33 @@ class Station(_Station):
     def dwell(self, seconds: Sequence[float]) -> None: ...
     def pin(self) -> None: ...
     def time_pass(self, rows: int, context: int) -> float: ...
+    def post(self, message: npt.NDArray[np.int32]) -> None: ...
+    def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
+        """Words of the message for the next stage; 0: no pass came."""
 
-class PythonStation(_Station):
+    def use_masks(self, masks: Callable[[int], TokenMask | None]) -> None:
+        """masks(number): a new mask of that grammar, or None. Before it works."""
+
+    def close(self) -> None: ...
+    def busy_seconds(self) -> float: ...
+    def counts(self) -> StationCounts: ...
+    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
+
+class PythonStation:
     """As Station; a Python object computes the rows [count, hidden]."""
 
     def __init__(self, stage: object, hidden: int, last: bool, delay: float) -> None: ...
+    def post(self, message: npt.NDArray[np.int32]) -> None: ...
+    def work(self, out: npt.NDArray[np.int32], milliseconds: int) -> int:
+        """Words of the message for the next stage; 0: no pass came."""
+
+    def use_masks(self, masks: Callable[[int], TokenMask | None]) -> None:
+        """masks(number): a new mask of that grammar, or None. Before it works."""
+
+    def close(self) -> None: ...
+    def busy_seconds(self) -> float: ...
+    def counts(self) -> StationCounts: ...
+    def spans(self) -> list[tuple[str, int, int, float, float]]: ...  # on the wire_clock()
 
 class Drafter:
     """Layers before the exit, and the exit head, on the C++ kernels: what the loop's steps cost."""
