@@ -210,7 +210,7 @@ PyLoop loop_of_python(py::object stage, int hidden, int vocab_size, bool draws, 
   PyLoop made{{}, nullptr, nullptr};
   auto early = std::make_unique<PythonPasses>(std::move(stage), hidden, vocab_size, draws, hears);
   const py::gil_scoped_release release;
-  made.stepped.reset(new Loop(std::move(early), Loop::OverRanks{stages, blocks}, LoopLimits{1, 1}));
+  made.stepped.reset(new Loop(std::move(early), Loop::OverRanks{stages, blocks}, LoopLimits{1, 1, {}}));
   return made;
 }
 

@@ -30,7 +30,7 @@ PyLoop make_loop_over_ranks(const PyModel& model, std::vector<int> cores, int th
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
   auto early = std::make_unique<Passes>(model.model, std::make_unique<Team>(threads, std::move(cores)), std::vector<int>(), false);
-  made.stepped.reset(new Loop(std::move(early), Loop::OverRanks{stages, blocks}, LoopLimits{most_answers, prompt_rows}));
+  made.stepped.reset(new Loop(std::move(early), Loop::OverRanks{stages, blocks}, LoopLimits{most_answers, prompt_rows, {}}));
   return made;
 }
 
