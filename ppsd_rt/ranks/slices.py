@@ -70,8 +70,8 @@ class Slices(Protocol):
     """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last.
 
     answers: that they decode at once. siblings: do these stages run rows that are not the text's? extras: does their
-    sampler do `EXTRAS`? kind: of the device; two that round alike are of one kind. loop(stages, blocks): of rank 0, once
-    it has its drafter, over so many ranks.
+    sampler do `EXTRAS`? kind: of the device; two that round alike are of one kind. loop(stages, blocks): of rank 0,
+    once it has its drafter, over so many ranks.
     """
 
     bytes: int
