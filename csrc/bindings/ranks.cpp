@@ -60,6 +60,7 @@ class PythonStage {
   bool run(Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
     if (pass->parts.size() != 1) throw std::runtime_error("a stage in Python has one answer at a time");
     const PassPart& part = pass->parts.front();
+    if (!part.siblings.empty() || !pass->adopted.empty()) throw std::runtime_error("a stage in Python runs no siblings");
     if (part.rows == 0) return true;
     for (const auto& [number, words] : pass->opened) begin(part.start, words);
     if (part.start > held_ || part.start + part.rows > end_) throw std::runtime_error("a pass has rows that are not of its answer");

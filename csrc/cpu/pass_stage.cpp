@@ -19,6 +19,11 @@ uint8_t* PassStage::block(int number) {
 }
 
 void PassStage::change(const Pass& pass) {
+  for (const auto& [number, position] : pass.adopted) {
+    if (size_t(position) >= blocks_ * kSpan) throw std::runtime_error("a sibling's position is in no text");
+    const std::vector<uint8_t*> table(size_t(position / kSpan) + 1, block(number));   // of which this one is read
+    layers_->adopt(position, table.data());
+  }
   for (int number : pass.wiped) std::fill_n(block(number), layers_->end(), uint8_t(0));
   for (const auto& [from, to] : pass.copies) std::copy_n(block(from), layers_->end(), block(to));
   for (int number : pass.closed) answers_.erase(number);
@@ -54,6 +59,7 @@ bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reser
   if (pass->rows() == 0) return true;
   std::vector<std::vector<uint8_t*>> tables;
   std::vector<Segment> segments;
+  std::vector<Sibling> siblings;
   for (const PassPart& part : pass->parts) {
     if (part.rows == 0) continue;
     Answer& owner = answer(part);
@@ -61,9 +67,10 @@ bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reser
     std::vector<uint8_t*>& table = tables.emplace_back();
     for (int number : part.blocks) table.push_back(block(number));
     segments.push_back({part.rows, part.start, table.data(), int(table.size())});
+    for (int position : part.siblings) siblings.push_back({position, 0});
   }
   const float* rope = reserve(longest_);
-  layers_->begin_pass(segments);
+  layers_->begin_pass(segments, siblings);
   bool done = true;
   team_->run([&](int member) {
     if (!layers_->pass(*team_, member, rope, pass->hidden.data(), cancelled) && member == 0) done = false;
@@ -82,6 +89,7 @@ void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
     for (int r = part.rows - part.chooses; r < part.rows; ++r)
       rows.push_back({x + size_t(r) * hidden, sampler, part.start + r + 1});
     x += size_t(part.rows) * hidden;
+    for (int position : part.siblings) rows.push_back({x, sampler, position + 1}), x += hidden;
   }
   if (rows.empty()) return;
   head_->begin_pass(rows, false);
@@ -94,7 +102,8 @@ void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
     const PassPart& part = pass.parts[p];
     if (part.rows == 0) continue;
     const Answer& owner = answer(part);
-    const auto begin = verdict->chosen.begin() + ptrdiff_t(first), end = begin + part.chooses;
+    const size_t count = size_t(part.chooses) + part.siblings.size();
+    const auto begin = verdict->chosen.begin() + ptrdiff_t(first), end = begin + ptrdiff_t(count);
     if (std::find(begin, end, Sampler::kNone) != end) {
       PassVerdict::Failure failure{int32_t(p), false, kNoNumber};
       try {
@@ -109,10 +118,10 @@ void PassStage::choose(const Pass& pass, PassVerdict* verdict) {
     if (owner.logprobs) {
       verdict->logprobs.resize(verdict->chosen.size());
       std::vector<Logprobs> told = owner.sampler->take_logprobs();
-      told.resize(size_t(part.chooses));
+      told.resize(count);
       std::move(told.begin(), told.end(), verdict->logprobs.begin() + ptrdiff_t(first));
     }
-    first += size_t(part.chooses);
+    first += count;
   }
 }
 

@@ -255,6 +255,10 @@ void Scheduler::set_schedule(const Schedule& schedule) {
   text_.learn(schedule_);
 }
 
+void Scheduler::leave_siblings() {
+  for (int place = std::max(launched_ - text_.size(), 0); place < int(drafts_.size()); ++place) drafts_[size_t(place)].sibling = -1;
+}
+
 bool Scheduler::drafted_end() const { return !drafts_.empty() && text_.is_stop(drafts_.back().token); }
 
 }  // namespace ppsd

@@ -43,6 +43,7 @@ class Scheduler {
   bool rejects(int start, const std::vector<int>& true_ids) const;
 
   void cancel();                               // end here; only rows of the committed text stay valid
+  void leave_siblings();                       // no rows from now on for those that have not been launched
   void forget_drafts() { roll_back(); }        // those that stand, and what is under way
   void set_schedule(const Schedule& schedule); // from now on; drafts that stand stay
 
@@ -57,6 +58,7 @@ class Scheduler {
   // Of the tokens, those whose rows every stage is sure to hold once nothing is under way any more.
   int rows() const { return adopted_.empty() ? std::max(text_.size() - 1, 0) : adopted_.front().position; }
   int sibling_at(int position) const;          // its id, where the draft for that position has one; else -1
+  const Sibling& adopted() const { return adopted_.back(); }   // the newest one, after a round that was rescued
   const Schedule& schedule() const { return schedule_; }
 
  private:

@@ -41,17 +41,24 @@ class ExitRows {
   void adopt(int position) {   // its sibling is the text's row now
     if (position < end()) std::memcpy(at(position), beside(position), hidden_ * sizeof(float));
   }
-  void cut(int end) {   // rows from `end` on are void, and so are siblings
-    siblings_.clear();
+  void cut(int end) {   // rows from `end` on are void, and so are their siblings
+    drop_siblings([&](int position) { return position >= end; });
     states_.resize(size_t(std::clamp(end - first_, 0, int(states_.size() / hidden_))) * hidden_);
   }
   void forget(int before) {   // rows before this one
     const int rows = std::clamp(before - first_, 0, int(states_.size() / hidden_));
     states_.erase(states_.begin(), states_.begin() + ptrdiff_t(size_t(rows) * hidden_));
     first_ += rows;
+    drop_siblings([&](int position) { return position < before; });
   }
 
  private:
+  template <class Which>
+  void drop_siblings(const Which& which) {
+    const auto gone = [&](const auto& sibling) { return which(sibling.first); };
+    siblings_.erase(std::remove_if(siblings_.begin(), siblings_.end(), gone), siblings_.end());
+  }
+
   const size_t hidden_;
   int first_ = 0;
   std::vector<float> states_;   // [rows from first_ on][hidden]

@@ -325,6 +325,7 @@ void Loop::leave(Answer& answer) {
 // Sets the schedule of the round, and how many drafts there may be.
 void Loop::set_schedule(Answer& answer, const Schedule& schedule) {
   answer.scheduler.set_schedule(schedule);
+  if (schedule.siblings == 0.0) answer.scheduler.leave_siblings();   // others may share the pass
   const int to_end = answer.request.limits.end - int(answer.text().size());
   answer.most = std::max(std::min(std::max(schedule.max_chunk, schedule.lookahead), to_end), 0);
 }
@@ -569,8 +570,9 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden, std:
   policy_.learn(&answer.drafts, *round, answer.scheduler.in_flight());
   answer.rows = answer.rows_wanted();
   if (round->rescued) {
-    const int position = answer.rows - 1;   // the newest committed token is what the sibling's row gave
+    const int position = answer.scheduler.adopted().position;
     passes_.adopt(position, answer.table.pointers());
+    if (chain_) adopted_.emplace_back(answer.table.numbers()[size_t(position / kSpan)], position);
     answer.exits.adopt(position);
     if (model().eagle) answer.eagle.adopt(position, answer.text()[size_t(position)]);
     answer.headed = std::min(answer.headed, position);

@@ -148,6 +148,7 @@ class Loop {
   int numbers_ = 0;                                // of answers, over ranks: the last one
   std::vector<int> held_;                          // where stages hold one text: that of the last answer
   std::atomic<bool> forgotten_{false};
+  std::vector<std::pair<int32_t, int32_t>> adopted_;   // siblings that the other ranks have not heard of: {block, position}
   std::vector<int> closed_;                        // answers that the other ranks have heard of, and that are over
   std::mutex mutex_;
   Answers arrived_;

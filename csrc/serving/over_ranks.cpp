@@ -29,6 +29,7 @@ void Loop::send(const std::vector<Part>& parts) {
   Blocks::Changes changes = blocks_.take_changes();
   pass.wiped.assign(changes.wiped.begin(), changes.wiped.end());
   pass.copies.assign(changes.copies.begin(), changes.copies.end());
+  pass.adopted = std::exchange(adopted_, {});
   pass.closed.assign(closed_.begin(), closed_.end());
   closed_.clear();
   pass.wants_hidden = passes_.uses_feedback();
@@ -38,8 +39,11 @@ void Loop::send(const std::vector<Part>& parts) {
     if (answer.number == 0) pass.opened.emplace_back(answer.number = ++numbers_, answer.settings);
     const std::vector<int>& blocks = answer.table.numbers();
     PassPart& sent = pass.parts.emplace_back();
-    part.chosen = part.chooses();
-    sent = {answer.number, int32_t(part.epoch), part.start, part.rows, part.chosen, std::min(answer.told, part.start), {}, {}};
+    const int chooses = part.chooses();
+    part.chosen = chooses + int(part.siblings.size());
+    sent = {answer.number, int32_t(part.epoch), part.start, part.rows, chooses, std::min(answer.told, part.start), {}, {},
+            answer.scheduler.spared(), {}};
+    for (const Sibling& sibling : part.siblings) sent.siblings.push_back(sibling.position);
     const int end = part.start + part.rows;
     const auto text = answer.text().begin();
     if (sent.known < part.start) sent.ids.assign(text + sent.known, text + part.start);
@@ -83,6 +87,7 @@ Loop::Flight Loop::take_flight(uint64_t number) {
       throw std::runtime_error("a verdict is on passes that cannot be one");
     last.rows += more.rows;
     last.chosen += more.chosen;
+    last.siblings.insert(last.siblings.end(), more.siblings.begin(), more.siblings.end());
     flight.number = next.number;
   }
   return flight;
@@ -93,10 +98,14 @@ void Loop::land(const PassVerdict& verdict) {
   const auto dropped = [&](size_t p) {
     return std::find(verdict.dropped.begin(), verdict.dropped.end(), int32_t(p)) != verdict.dropped.end();
   };
+  const auto is_void = [](const Part& part) {   // of a prompt's rows no epoch makes an exception
+    const Scheduler& scheduler = part.answer->scheduler;
+    return part.prompt ? part.epoch != scheduler.epoch() : scheduler.is_void(Verdict{part.epoch, part.start, {}, {}, {}, {}});
+  };
   int rows = 0;
   size_t chosen = 0;
   for (size_t p = 0; p < flight.parts.size(); ++p)
-    if (!dropped(p)) rows += flight.parts[p].rows, chosen += size_t(flight.parts[p].chosen);
+    if (!dropped(p)) rows += flight.parts[p].all_rows(), chosen += size_t(flight.parts[p].chosen);
   const size_t hidden = size_t(model().shape.hidden_size);
   if (chosen != verdict.chosen.size() || (passes_.uses_feedback() && verdict.hidden.size() != chosen * hidden))
     throw std::runtime_error("a verdict is on another pass than was sent");
@@ -106,7 +115,7 @@ void Loop::land(const PassVerdict& verdict) {
   for (size_t p = 0; p < flight.parts.size(); ++p) {
     const Part& part = flight.parts[p];
     const size_t count = dropped(p) ? 0 : size_t(part.chosen), first = std::exchange(next, next + count);
-    if (part.answer == nullptr || part.answer->over || part.epoch != part.answer->scheduler.epoch()) continue;   // it is void
+    if (part.answer == nullptr || part.answer->over || is_void(part)) continue;
     if (dropped(p)) throw std::runtime_error("a stage has dropped rows that are not void");
     std::exception_ptr failure;
     for (const auto& failed : verdict.failures) {
@@ -127,11 +136,16 @@ bool Loop::rejected(const Answer& answer) {
   if (!chain_ || answer.flying == 0) return false;
   auto flight = flights_.begin();
   return chain_->any([&](const PassVerdict& verdict) {
-    flight = std::find_if(flight, flights_.end(), [&](const Flight& other) { return other.number >= verdict.number; });
-    if (flight == flights_.end() || flight->parts.size() > 1) return false;
-    const Part& part = flight->parts.front();
+    size_t beside = 0;   // of the passes that have become one
+    while (flight != flights_.end() && flight->number < verdict.number) beside += (flight++)->parts.front().siblings.size();
+    if (flight == flights_.end()) return false;
+    const Flight& last = *flight++;
+    const Part& part = last.parts.front();
+    beside += part.siblings.size();
+    if (last.parts.size() > 1 || verdict.chosen.size() < beside) return false;
     if (part.answer != &answer || part.prompt || part.epoch != answer.scheduler.epoch()) return false;
-    return answer.scheduler.rejects(part.start + part.rows - int(verdict.chosen.size()), verdict.chosen);
+    const std::vector<int> chosen(verdict.chosen.begin(), verdict.chosen.end() - ptrdiff_t(beside));
+    return answer.scheduler.rejects(part.start + part.rows - int(chosen.size()), chosen);
   });
 }
 

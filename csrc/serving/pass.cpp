@@ -95,14 +95,14 @@ size_t write_floats(const std::vector<float>& floats, int32_t* to) {
 }  // namespace
 
 int Pass::rows() const {
-  return std::accumulate(parts.begin(), parts.end(), 0, [](int sum, const PassPart& part) { return sum + part.rows; });
+  return std::accumulate(parts.begin(), parts.end(), 0, [](int sum, const PassPart& part) { return sum + part.all_rows(); });
 }
 
 void Pass::drop(const std::function<bool(const PassPart&)>& is_void, int width) {
   auto from = hidden.begin(), to = from;
   for (PassPart& part : parts) {
-    const auto end = from + ptrdiff_t(part.rows) * width;
-    if (is_void(part)) part = {part.answer, part.epoch, 0, 0, 0, 0, {}, {}};
+    const auto end = from + ptrdiff_t(part.all_rows()) * width;
+    if (is_void(part)) part = {part.answer, part.epoch, 0, 0, 0, 0, {}, {}, -1, {}};
     else to = from == to ? end : std::move(from, end, to);
     from = end;
   }
@@ -112,12 +112,16 @@ void Pass::drop(const std::function<bool(const PassPart&)>& is_void, int width) 
 void Pass::join(const Pass& next) {
   PassPart& part = parts.front();
   const PassPart& more = next.parts.front();
+  const size_t width = hidden.size() / size_t(part.all_rows());
+  const auto beside = next.hidden.begin() + ptrdiff_t(width * size_t(more.rows));
+  hidden.insert(hidden.begin() + ptrdiff_t(width * size_t(part.rows)), next.hidden.begin(), beside);
+  hidden.insert(hidden.end(), beside, next.hidden.end());
+  part.siblings.insert(part.siblings.end(), more.siblings.begin(), more.siblings.end());
   number = next.number;
   part.rows += more.rows;
   part.chooses += more.chooses;
   part.ids.insert(part.ids.end(), more.ids.begin(), more.ids.end());
   part.blocks = more.blocks;
-  hidden.insert(hidden.end(), next.hidden.begin(), next.hidden.end());
 }
 
 size_t write_pass(const Pass& pass, int32_t* out) {
@@ -125,14 +129,17 @@ size_t write_pass(const Pass& pass, int32_t* out) {
   tables.put(pass.wiped);
   tables.put(int32_t(pass.copies.size()));
   for (const auto& [from, to] : pass.copies) tables.put(from), tables.put(to);
+  tables.put(int32_t(pass.adopted.size()));
+  for (const auto& [block, position] : pass.adopted) tables.put(block), tables.put(position);
   tables.put(pass.closed);
   tables.put(int32_t(pass.opened.size()));
   for (const auto& [answer, settings] : pass.opened) tables.put(answer), tables.put(settings);
   tables.put(int32_t(pass.parts.size()));
   for (const PassPart& part : pass.parts) {
-    for (int32_t word : {part.answer, part.epoch, part.start, part.rows, part.chooses, part.known}) tables.put(word);
+    for (int32_t word : {part.answer, part.epoch, part.start, part.rows, part.chooses, part.known, part.spared}) tables.put(word);
     tables.put(part.ids);
     tables.put(part.blocks);
+    tables.put(part.siblings);
   }
   const int32_t flags = (pass.wants_hidden ? kWireFeedback : 0) | (pass.traced ? kWireTrace : 0);
   const size_t words = close_message(Wire::kPass, pass.number, pass.rows(), pass.limit, flags, tables, out);
@@ -153,11 +160,16 @@ Pass read_pass(const int32_t* message, size_t words, int hidden) {
     const int32_t from = tables.at_least(0);
     pass.copies.emplace_back(from, tables.at_least(0));
   }
+  for (int32_t left = tables.count(); left > 0; --left) {
+    const int32_t block = tables.at_least(0);
+    pass.adopted.emplace_back(block, tables.at_least(0));
+  }
   pass.closed = tables.many();
   for (int32_t left = tables.count(); left > 0; --left) {
     const int32_t answer = tables.get();
     pass.opened.emplace_back(answer, tables.many());
   }
+  bool beside = false;
   for (int32_t left = tables.count(); left > 0; --left) {
     PassPart part;
     part.answer = tables.get();
@@ -166,14 +178,23 @@ Pass read_pass(const int32_t* message, size_t words, int hidden) {
     part.rows = tables.at_least(0);
     part.chooses = tables.at_least(0);
     part.known = tables.at_least(0);
+    part.spared = tables.at_least(-1);
     part.ids = tables.many();
     part.blocks = tables.many();
+    part.siblings = tables.many();
     const int64_t end = int64_t(part.start) + part.rows;
     if (part.rows > kPassRows || part.chooses > part.rows || part.known > part.start ||
         int64_t(part.ids.size()) != end - part.known || int64_t(part.blocks.size()) * kSpan < end)
       malformed();
+    int32_t least = part.start;
+    for (int32_t position : part.siblings) {
+      if (position < least || position >= end) malformed();
+      least = position + 1;
+    }
+    if (!part.siblings.empty()) beside = true;
     pass.parts.push_back(std::move(part));
   }
+  if (beside && pass.parts.size() > 1) malformed();
   if (!tables.ended() || pass.rows() != header.count || pass.parts.empty()) malformed();
   pass.hidden = read_floats(message + kWireIds + header.more, message + words, size_t(header.count) * size_t(hidden));
   return pass;

@@ -24,10 +24,10 @@ void PassStation::post(const int32_t* message, size_t words) {
   Pass pass = read_pass(message, words, hidden_);
   if (delay_.count() > 0) std::this_thread::sleep_until(due(pass));
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (int answer : pass.closed) newest_[answer] = kOver;
+  for (int answer : pass.closed) newest_[answer] = {kOver, -1};
   for (const PassPart& part : pass.parts) {
-    int& newest = newest_[part.answer];
-    newest = std::max(newest, part.epoch);
+    Newest& newest = newest_[part.answer];
+    if (part.epoch > newest.epoch) newest = {part.epoch, part.spared};
   }
   const auto is_void = [this](const PassPart& part) { return is_void_locked(part); };
   if (!at_hand_.empty() && std::all_of(at_hand_.begin(), at_hand_.end(), is_void)) void_.store(true);
@@ -41,7 +41,8 @@ PassStation::Clock::time_point PassStation::due(const Pass& pass) const {
 
 bool PassStation::is_void_locked(const PassPart& part) const {
   const auto newest = newest_.find(part.answer);
-  return part.rows > 0 && newest != newest_.end() && part.epoch < newest->second;
+  if (part.rows == 0 || newest == newest_.end() || part.epoch >= newest->second.epoch) return false;
+  return part.epoch + 1 < newest->second.epoch || part.start != newest->second.spared;
 }
 
 void PassStation::close() {
@@ -61,17 +62,18 @@ bool PassStation::take_locked(Pass* pass) {
   for (int answer : pass->closed) newest_.erase(answer);
   at_hand_.clear();
   for (const PassPart& part : pass->parts)
-    if (part.rows > 0) at_hand_.push_back({part.answer, part.epoch, 0, 1, 0, 0, {}, {}});
+    if (part.rows > 0) at_hand_.push_back({part.answer, part.epoch, part.start, 1, 0, 0, {}, {}, -1, {}});
   void_.store(false);
   return true;
 }
 
 bool PassStation::joins_locked(const Pass& pass, const Pass& next) const {
-  const bool changes = !next.wiped.empty() || !next.copies.empty() || !next.opened.empty() || !next.closed.empty();
+  const bool changes = !next.wiped.empty() || !next.copies.empty() || !next.adopted.empty() || !next.opened.empty() || !next.closed.empty();
   if (pass.limit == 0 || next.limit == 0 || changes || pass.parts.size() != 1 || next.parts.size() != 1) return false;
   const PassPart &a = pass.parts.front(), &b = next.parts.front();
   return a.answer == b.answer && a.epoch == b.epoch && !is_void_locked(b) && a.rows > 0 && b.rows > 0 && b.known == b.start &&
-         b.start == a.start + a.rows && a.rows + b.rows <= pass.limit;
+         b.start == a.start + a.rows && a.rows + b.rows <= pass.limit &&
+         a.all_rows() + b.all_rows() <= kMaxRows;
 }
 
 size_t PassStation::work(int32_t* out, int milliseconds) {

@@ -61,8 +61,11 @@ class PassStation {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Pass> inbox_;
-  std::map<int, int> newest_;            // epochs of answers, as the last message said
-  std::vector<PassPart> at_hand_;        // of the pass that is worked on: answers and epochs alone
+  struct Newest {
+    int epoch = 0, spared = -1;          // see PassPart
+  };
+  std::map<int, Newest> newest_;         // of answers, as the last message said
+  std::vector<PassPart> at_hand_;        // of the pass that is worked on: answers, epochs and first rows alone
   std::atomic<bool> void_{false};        // all of these are void
   std::atomic<bool> closed_{false};
   std::atomic<int64_t> busy_since_{0};

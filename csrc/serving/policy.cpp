@@ -18,7 +18,7 @@ Schedule fitted(Schedule schedule, bool siblings, bool overlap) {
   return schedule;
 }
 
-Policy::Policy(bool drafts, double draft_share, bool over_ranks) : drafts_(drafts), siblings_(!over_ranks) {
+Policy::Policy(bool drafts, double draft_share, bool over_ranks) : drafts_(drafts) {
   times.draft_share = draft_share;
   times.margin = over_ranks ? tuning_.margin_over_ranks : tuning_.margin;
 }
@@ -29,7 +29,7 @@ void Policy::plan(std::vector<Writer>* writers, const Pass& pass) {
     Writer& only = writers->front();
     if (steer(&only, pass.idle)) return;
     if (!only.drafting->automatic) {
-      only.schedule = fitted(only.drafting->asked, siblings_, pass.idle);
+      only.schedule = fitted(only.drafting->asked, true, pass.idle);
       return;
     }
   }
@@ -80,7 +80,7 @@ bool Policy::steer(Writer* writer, bool idle) {
     drafting.planner->begin(writer->text);
     drafting.since = Clock::now();
   }
-  writer->schedule = fitted(drafting.planner->schedule(), siblings_, idle);
+  writer->schedule = fitted(drafting.planner->schedule(), true, idle);
   return true;
 }
 

@@ -45,7 +45,7 @@ struct Drafting {
 
 class Policy {
  public:
-  // drafts: the model has an exit head. draft_share: see PassTimes. over_ranks: then an answer has no siblings.
+  // drafts: the model has an exit head. draft_share: see PassTimes.
   Policy(bool drafts, double draft_share, bool over_ranks = false);
 
   // An answer that gets a row of its own in the round.
@@ -74,7 +74,7 @@ class Policy {
   void give(Writer* writer, int drafts, int copies) const;
 
   const LoadTuning tuning_;
-  const bool drafts_, siblings_;
+  const bool drafts_;
   Allotment allotment_;                    // of the round
   double accepted_ = 0.0, judged_ = 0.0;   // drafts of exit heads, of all answers, older ones counting less
 };

@@ -117,8 +117,8 @@ class RanksBackend:
 
     @property
     def siblings(self) -> bool:
-        """Passes have rows of the text alone."""
-        return False
+        """Stages in Python hold rows of the text alone."""
+        return self._slices.siblings
 
     @property
     def extras(self) -> frozenset[str]:
@@ -362,7 +362,7 @@ class RanksBackend:
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
         assert self._head is not None
-        kind = kind_of(schedule, params, oracle, siblings=False, recycle=False)
+        kind = kind_of(schedule, params, oracle, siblings=self.siblings, recycle=False)
         return self._planners.planner(kind, self.costs(), self._head)
 
     # -- the loop ------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from .python_stages import TEXT_BLOCKS, PythonDrafter, PythonStation
 class CudaSlices:
     """On the GPU that has this rank's number among the host's ranks; in Triton's interpreter on a CPU."""
 
-    extras, blocks, answers = False, TEXT_BLOCKS, 1
+    siblings, extras, blocks, answers = False, False, TEXT_BLOCKS, 1
 
     def __init__(self, device: str, dtype: str, local_rank: int) -> None:
         """Raises PpsdError where there is no such GPU."""

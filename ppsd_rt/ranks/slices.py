@@ -69,14 +69,17 @@ RankDrafter: TypeAlias = "_native.Drafter | PythonDrafter"
 class Slices(Protocol):
     """Makes a rank's stages. dtype: of the weights. bytes: of those that `drafter` or `station` loaded last.
 
-    answers: that they decode at once. extras: does their sampler do `EXTRAS`? kind: of the device; two that round alike
-    are of one kind. loop(stages, blocks): of rank 0, once it has its drafter, over so many ranks.
+    answers: that they decode at once. siblings: do these stages run rows that are not the text's? extras: does their
+    sampler do `EXTRAS`? kind: of the device; two that round alike are of one kind. loop(stages, blocks): of rank 0,
+    once it has its drafter, over so many ranks.
     """
 
     bytes: int
 
     @property
     def answers(self) -> int: ...
+    @property
+    def siblings(self) -> bool: ...
     @property
     def extras(self) -> bool: ...
     @property
@@ -98,7 +101,7 @@ class Slices(Protocol):
 class CpuSlices:
     """C++ stages on threads of their own."""
 
-    extras, answers = True, MOST_ANSWERS
+    siblings, extras, answers = True, True, MOST_ANSWERS
 
     def __init__(
         self,

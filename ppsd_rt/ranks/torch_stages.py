@@ -143,7 +143,7 @@ class TorchDraft(_Held):
 class TorchSlices:
     """Torch stages: on the GPU that has this rank's number among the host's ranks, or on a CPU."""
 
-    extras, blocks, answers = True, TEXT_BLOCKS, 1
+    siblings, extras, blocks, answers = False, True, TEXT_BLOCKS, 1
 
     def __init__(self, device: str, dtype: str, threads: int, cores: list[int], local_rank: int) -> None:
         on_gpu = device == "cuda" or (device == "auto" and torch.cuda.is_available())

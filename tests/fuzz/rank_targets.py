@@ -76,20 +76,27 @@ def control(place: Place, data: bytes) -> str:
 
 
 def wire_message(
-    number: int, parts: list[tuple[int, ...]], opens: bool = False, limit: int = 0, flags: int = 0
+    number: int,
+    parts: list[tuple[int, ...]],
+    opens: bool = False,
+    limit: int = 0,
+    flags: int = 0,
+    adopted: tuple[int, ...] = (),
 ) -> bytes:
-    """A pass (csrc/serving/pass.h); parts: answer, epoch, start, rows, chooses. opens: the first answer begins."""
-    hidden, tables = SHAPE["hidden_size"], [0, 0, 0, int(opens)]
+    """A pass (csrc/serving/pass.h); parts: answer, epoch, start, rows, chooses, and where siblings are. opens: the
+    first answer begins. adopted: block and position of a sibling that is the text's row now."""
+    hidden, tables = SHAPE["hidden_size"], [0, 0, len(adopted) // 2, *adopted, 0, int(opens)]
     if opens:
         settings = np.zeros(16, np.int32)
         settings[0] = 200
         settings[2:4].view(np.float32)[:] = 1.0, 0.0
         tables += [parts[0][0], len(settings), *settings.tolist()]
     tables.append(len(parts))
-    for answer, epoch, start, rows, chooses in parts:
+    for answer, epoch, start, rows, chooses, *beside in parts:
         blocks = range((start + rows + 63) // 64)
-        tables += [answer, epoch, start, rows, chooses, start, rows, *([5] * rows), len(blocks), *blocks]
-    count = sum(part[3] for part in parts)
+        tables += [answer, epoch, start, rows, chooses, start, start - 1, rows, *([5] * rows), len(blocks), *blocks]
+        tables += [len(beside), *beside]
+    count = sum(part[3] + len(part[5:]) for part in parts)
     header = np.zeros(16, np.int32)
     header[:2] = 0x50535000 + _native.WIRE_VERSION, 1
     header[2:4].view(np.int64)[0] = number
@@ -102,14 +109,17 @@ def wire_messages(place: Place) -> st.SearchStrategy[list[bytes]]:
     """Passes of an answer that begins and drafts, as rank 0 sends them; damaged."""
     numbers = st.sampled_from((0, 1, 2, 15, 16, 17, 63, 64, 2**20, 2**31 - 1, -1, -(2**31)))
     part = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 130), st.integers(0, 5), st.integers(0, 5))
-    odd = st.builds(
-        wire_message, st.integers(0, 9), st.lists(part, min_size=1, max_size=3), st.booleans(), numbers, numbers
-    )
+    beside = st.tuples(part, st.lists(st.integers(0, 130), max_size=2)).map(lambda both: (*both[0], *both[1]))
+    adopted = st.just(()) | st.tuples(numbers, numbers)
+    parts = st.lists(part | beside, min_size=1, max_size=3)
+    odd = st.builds(wire_message, st.integers(0, 9), parts, st.booleans(), numbers, numbers, adopted)
     good = [
         wire_message(1, [(1, 0, 0, 3, 1)], opens=True),
         wire_message(2, [(1, 0, 3, 1, 1)], limit=4),
         wire_message(3, [(1, 0, 4, 1, 1)], limit=4),
         wire_message(4, [(1, 1, 4, 2, 2)], limit=4),
+        wire_message(5, [(1, 1, 6, 2, 2, 6, 7)]),
+        wire_message(6, [(1, 2, 7, 1, 1)], adopted=(0, 6)),
     ]
     each = st.one_of(st.sampled_from(good), damaged(good), odd)
     return st.lists(each, min_size=1, max_size=4) | st.just(good)
