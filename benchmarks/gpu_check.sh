@@ -144,7 +144,7 @@ for call in "$@"; do
             part racecheck 120 "$sanitizer" --tool racecheck --error-exitcode 9 $python benchmarks/gpu_sanitize.py --tokens 2 --formats int4 &
             wait
         } &
-        part ranks 120 bash -c ranks &
+        part ranks 180 bash -c ranks &
         part warm 120 bash -c warm &
         wait
         set +m

@@ -211,20 +211,23 @@ def diagnose(
 ) -> dict[str, Any]:
     """What more is found out about a step that has failed; the switch that avoids it is added to `switches`."""
     told: dict[str, Any] = {}
-    left = lambda: time.monotonic() < until  # noqa: E731
+
+    def left() -> bool:
+        return time.monotonic() < until
+
     chosen = {**simple, **dict.fromkeys(switches, "1")}
     if left():
         told["blocking"] = attempt(name, options, {**chosen, "CUDA_LAUNCH_BLOCKING": "1"})[1]
     if left() and (finding := memcheck(name, options, chosen)):
         told["memcheck"] = finding
-    for switch in () if name == "versions" else ("", *SWITCHES):  # "": those that an earlier step needed
-        if not left() or switch in simple or (not switch and not switches):
+    for switch in () if name == "versions" else ("", *SWITCHES):  # "": as it was, for it may only have been slow
+        if not left() or switch in simple:
             continue
         found, _ = attempt(name, options, {**chosen, **({switch: "1"} if switch else {})})
         if found is not None:
             if switch:
                 switches.append(switch)
-            return {**told, "found": found, "avoided by": switch or list(switches)}
+            return {**told, "found": found, "avoided by": switch or "repeating it"}
     return told
 
 

@@ -50,8 +50,8 @@ WARPS = 4  # of a program: whatever registers they take, two programs share a mu
 # what one has on the way, for the assembler waits for all of a warp's loads at once.
 ENOUGH = 384
 # Weights that a program has on the way, in registers: a short K as a whole (not quantised), or parts of a long one, by
-# RUNS; of 16 outputs, of more: these are the fastest of 710 variants on an H200 (int4: not measured), where
-# multiprocessors have several programs. A crowded kernel has other uses for its registers.
+# RUNS; of 16 outputs, of more. Chosen by 710 variants in bfloat16 and int8 on an H200; fp8 has int8's, and int4's are
+# as they were: neither has been timed. A crowded kernel has other uses for its registers.
 WHOLE_BYTES = 48 * 1024
 AHEAD_BYTES = {8: (32 * 1024, 16 * 1024), 16: (16 * 1024, 8 * 1024), 32: (8 * 1024, 8 * 1024)}
 CROWDED = {"int8": 2 / 3, "int4": 1 / 2}  # of these bytes
