@@ -136,7 +136,7 @@ class SleepingDraft(Stage):
 class _NoSlices:
     """What a backend asks of the weights that it does not have."""
 
-    dtype, kind, bytes, answers, extras, blocks = "none", "sleeping", 0, 1, False, TEXT_BLOCKS
+    dtype, kind, bytes, answers, siblings, extras, blocks = "none", "sleeping", 0, 1, False, False, TEXT_BLOCKS
 
     def __init__(self, drafter: PythonDrafter) -> None:
         self.loop = drafter.loop
