@@ -10,7 +10,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def parts(quick: bool) -> Parts:
-    return {"campaigns": lambda: [campaign(path) for path in sorted(RESULTS.glob("*check*.json"))]}
+    return {"campaigns": lambda: [campaign(path) for path in sorted(RESULTS.glob("*-check-*.json"))]}
 
 
 def campaign(path: Path) -> dict[str, Any]:
