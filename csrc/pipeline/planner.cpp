@@ -247,8 +247,8 @@ int Planner::affordable_drafts() const {
   if (measured_[int(Mode::kPlain)].rounds == 0) return 0;   // there is nothing yet to compare drafts with
   int drafts = 0;
   while (drafts < kMaxChunk) {
-    const int rows = std::min((siblings_ ? 2 : 1) * (drafts + 1) + 1, kMaxRows);
-    if (!pays(bias_[int(Mode::kTurns)] * costs_.turns.round(drafts + 1, rows),
+    // Siblings are no matter here: a draft has one where it is not sure, and after such a draft there is no other.
+    if (!pays(bias_[int(Mode::kTurns)] * costs_.turns.round(drafts + 1, std::min(drafts + 2, kMaxRows)),
               drafts == 0 ? credit_ : tuning_.stake * credit_)) break;
     ++drafts;
   }
@@ -334,7 +334,7 @@ void Planner::decide() {
     if (copies > 0) schedule_.lookup = lookup_, schedule_.recycle = recycle_;
     // Matches say less of a sampled text than of a greedy one: a chance is worth what copies have kept of theirs.
     const double kept = std::clamp(kept_ / std::max(promised_, 1e-3), 0.2, 1.5);
-    schedule_.stop_rule.copy_threshold = std::min(worth(row(kMaxRows / 2)) / kept, 0.98);
+    schedule_.stop_rule.copy_threshold = std::min(tuning_.copy_margin * worth(row(kMaxRows / 2)) / kept, 0.98);
     if (mode_ == Mode::kPlain) schedule_.max_chunk = copies;   // copies are its only drafts
   }
 }
