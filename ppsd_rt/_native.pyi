@@ -340,7 +340,6 @@ class Tuning:
     def __init__(self, **changes: float) -> None: ...
     def to_dict(self) -> dict[str, Any]: ...
     prior_weight: float
-    copy_margin: float
     recent: float
     bias_step: float
     costs_weight: float

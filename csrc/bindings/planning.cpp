@@ -230,7 +230,6 @@ void bind_costs(py::module_& m) {
 template <class Field>
 void each_field(Field&& field) {
   field("prior_weight", &Tuning::prior_weight);
-  field("copy_margin", &Tuning::copy_margin);
   field("recent", &Tuning::recent);
   field("bias_step", &Tuning::bias_step);
   field("costs_weight", &Tuning::costs_weight);

@@ -334,7 +334,7 @@ void Planner::decide() {
     if (copies > 0) schedule_.lookup = lookup_, schedule_.recycle = recycle_;
     // Matches say less of a sampled text than of a greedy one: a chance is worth what copies have kept of theirs.
     const double kept = std::clamp(kept_ / std::max(promised_, 1e-3), 0.2, 1.5);
-    schedule_.stop_rule.copy_threshold = std::min(tuning_.copy_margin * worth(row(kMaxRows / 2)) / kept, 0.98);
+    schedule_.stop_rule.copy_threshold = std::min(worth(row(kMaxRows / 2)) / kept, 0.98);
     if (mode_ == Mode::kPlain) schedule_.max_chunk = copies;   // copies are its only drafts
   }
 }
