@@ -27,7 +27,7 @@ fi
 if [ ! -e "$at/site/torch" ]; then   # torch 2.13 for these processors wants CUDA's libraries, 2.8 does not
   python3 -m pip install -q --target "$at/site" --no-deps --only-binary=:all: --python-version 3.11 \
     --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 --platform manylinux2014_aarch64 --platform any \
-    torch==2.8.0 numpy scipy safetensors gguf sentencepiece jinja2 markupsafe regex tokenizers typing_extensions sympy \
+    torch==2.8.0 numpy pyyaml requests scipy safetensors gguf sentencepiece jinja2 markupsafe regex tokenizers typing_extensions sympy \
     mpmath networkx filelock fsspec tqdm rich pygments markdown-it-py mdurl hypothesis sortedcontainers pytest pytest-timeout pluggy iniconfig packaging
 fi
 cmake -S "$here" -B "$at/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \

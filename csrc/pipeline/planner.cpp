@@ -247,8 +247,8 @@ int Planner::affordable_drafts() const {
   if (measured_[int(Mode::kPlain)].rounds == 0) return 0;   // there is nothing yet to compare drafts with
   int drafts = 0;
   while (drafts < kMaxChunk) {
-    const int rows = std::min((siblings_ ? 2 : 1) * (drafts + 1) + 1, kMaxRows);
-    if (!pays(bias_[int(Mode::kTurns)] * costs_.turns.round(drafts + 1, rows),
+    // Siblings are no matter here: a draft has one where it is not sure, and after such a draft there is no other.
+    if (!pays(bias_[int(Mode::kTurns)] * costs_.turns.round(drafts + 1, std::min(drafts + 2, kMaxRows)),
               drafts == 0 ? credit_ : tuning_.stake * credit_)) break;
     ++drafts;
   }

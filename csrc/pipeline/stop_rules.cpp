@@ -124,7 +124,8 @@ class Survival final : public Controller {
     bins_.observe(verdict, discount_);
     alive_ = 1.0;
   }
-  bool may_copy(double chance, bool) const override { return alive_ * chance >= copy_threshold_; }
+  // A first copy tells what its chance is worth, and costs a row; those after it are mostly dropped where it is wrong.
+  bool may_copy(double chance, bool) const override { return alive_ * chance >= (alive_ < 1.0 ? 2 : 1) * copy_threshold_; }
   void set_thresholds(const StopRule& rule) override {
     threshold_ = rule.threshold;
     copy_threshold_ = rule.copy_threshold;

@@ -6,7 +6,7 @@ namespace ppsd {
 
 struct Tuning {
   // -- acceptance --
-  double prior_weight = 2.0;      // verdicts that the head file's acceptance counts as, and copies that a chance does
+  double prior_weight = 4.0;      // verdicts that the head file's acceptance counts as, and copies that a chance does
 
   // -- corrections of predicted seconds --
   double recent = 0.2;            // share of a new round in the recent ratio of measured to predicted seconds

@@ -177,7 +177,7 @@ class Survival:
     with chance s gains s times the acceptance by one draft more: it should stop where that is worth less than the draft
     costs, so the threshold is (seconds of a draft) * (tokens per second) / acceptance. A copied draft has a threshold
     of its own, (seconds of a row more in the pass) * (tokens per second), and may follow when the head is not asked
-    any more.
+    any more. After another draft it has to promise twice that: long copies are mostly dropped where texts do not repeat.
     """
 
     kind: ClassVar[str] = "survival"
@@ -215,7 +215,7 @@ class SurvivalController:
         return self.alive < self.rule.threshold
 
     def may_copy(self, chance: float, stopped: bool) -> bool:
-        return self.alive * chance >= self.rule.copy_threshold
+        return self.alive * chance >= (2 if self.alive < 1 else 1) * self.rule.copy_threshold
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         self.bins.observe(verdict, self.rule.discount)
