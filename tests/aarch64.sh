@@ -30,7 +30,7 @@ if [ ! -e "$at/site/torch" ]; then   # torch 2.13 for these processors wants CUD
     torch==2.8.0 numpy pyyaml requests scipy safetensors gguf sentencepiece jinja2 markupsafe regex tokenizers typing_extensions sympy \
     mpmath networkx filelock fsspec tqdm rich pygments markdown-it-py mdurl hypothesis sortedcontainers pytest pytest-timeout pluggy iniconfig packaging
 fi
-cmake -S "$here" -B "$at/build" -DCMAKE_BUILD_TYPE=Release -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+cmake -S "$here" -B "$at/build" -DCMAKE_BUILD_TYPE=Release -DPPSD_TESTING=ON -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
   -DCMAKE_CXX_COMPILER=aarch64-linux-gnu-g++ -DCMAKE_CXX_FLAGS="-idirafter $root/usr/include" \
   -DCMAKE_FIND_ROOT_PATH_MODE_PROGRAM=NEVER -DPython_EXECUTABLE="$(command -v python3)" \
   -DPython_INCLUDE_DIR="$root/usr/include/python3.11" -DPYTHON_MODULE_EXTENSION=.cpython-311-aarch64-linux-gnu.so \
