@@ -174,6 +174,7 @@ void bind_serving(py::module_& m) {
         out["shared_rows"] = counts.shared_rows;
         out["preempted"] = counts.preempted;
         out["draft_steps"] = counts.draft_steps;
+        out["overlapped"] = counts.overlapped;
         out["draft_seconds"] = counts.draft_seconds;
         return out;
       });

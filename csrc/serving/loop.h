@@ -43,7 +43,7 @@ struct LoopLimits {
 
 // How often things happened.
 struct LoopCounts {
-  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0, draft_steps = 0;
+  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0, draft_steps = 0, overlapped = 0;   // the last: passes
   double draft_seconds = 0.0;   // of the steps
 };
 

@@ -100,7 +100,9 @@ void Loop::send(const std::vector<Part>& parts) {
   pass.hidden.assign(x_.begin(), x_.begin() + ptrdiff_t(size_t(pass.rows()) * size_t(model().shape.hidden_size)));
   flight.number = chain_->send(std::move(pass));
   flights_.push_back(std::move(flight));
-  if (overlapping()) threads_->take(*chain_->take());
+  if (!overlapping()) return;
+  threads_->take(*chain_->take());
+  ++counts_.overlapped;
 }
 
 void Loop::land_all() {
