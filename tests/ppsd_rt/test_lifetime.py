@@ -48,7 +48,7 @@ def expected(folder):
 
 @pytest.fixture
 def before(engine):
-    """How many threads there are, the loop's and its stages' included; none of them is that of an earlier test's garbage."""
+    """How many threads there are, the loop's and its stage's included; none of them is that of earlier garbage."""
     engine.generate("lifetime", SamplingParams(max_tokens=40, ignore_eos=True), "elastic").run()
     gc.collect()
     return testing.running_threads()
