@@ -21,7 +21,6 @@ class LockStep final : public Carrier {
   std::optional<Event> next() override;
   void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   const std::vector<int>& tokens() const override { return scheduler_.tokens(); }
-  int rows() const override { return scheduler_.rows(); }
   int64_t tick() const { return tick_; }
 
  private:

@@ -280,14 +280,15 @@ def test_loading_where_no_more_threads_start(folder, before, no_more_threads):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_answer_where_no_more_threads_start(engine, expected, schedule, before, no_more_threads):
     overlaps = schedule == "elastic"
+    engine.backend._answers.forget_loop()
+    gc.collect()
+    before = testing.running_threads()
     for count in range(3 if overlaps else 2):  # the loop's, its team's, and that of a stage
-        engine.backend._answers.forget_loop()
-        gc.collect()
-        before = testing.running_threads()
         no_more_threads(count)
         with pytest.raises(PpsdError, match="^(cannot .* with 2 threads: )?the system starts no more .*" + LIMITS):
             engine.generate("lifetime", LONG, schedule).run()
         engine.backend._answers.forget_loop()
+        gc.collect()
         assert testing.running_threads() == before
     no_more_threads(-1)
     assert engine.generate("lifetime", LONG, schedule).run().ids == expected
