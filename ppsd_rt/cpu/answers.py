@@ -109,7 +109,7 @@ class Answers:
     def forget_loop(self) -> None:
         """The next one is made anew: of another exit head, or in another process."""
         self.end_all()
-        self._loop = None
+        self._loop = self.last = None  # an answer holds its loop
 
     def forked(self) -> None:
         self.lock = RLock()
