@@ -23,17 +23,17 @@ struct StageThreads::Stage {
       : model(passes.model()),
         team(threads, std::move(cores)),
         layers(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), team.size(), begin),
-        is_last(last == model.shape.num_layers),
-        head(is_last ? std::make_unique<Head>(*model.kernels, model.shape, model.head, kWholeVocabulary, team.size()) : nullptr),
+        head(last == model.shape.num_layers ? std::make_unique<Head>(*model.kernels, model.shape, model.head, kWholeVocabulary, team.size()) : nullptr),
         slice(model, &layers, head.get(), &team, blocks.count(), &blocks),
         station(
             [this, &passes](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
               return slice.run(pass, cancelled, [&passes](int) { return passes.rope(); }, verdict);
             },
-            model.shape.hidden_size, is_last, 0.0) {
-    if (is_last) layers.followed_by(&model.head.lm_head);
+            model.shape.hidden_size, head != nullptr, 0.0) {
+    if (head) layers.followed_by(&model.head.lm_head);
   }
-  ~Stage() {
+  ~Stage() { end(); }
+  void end() {   // of its thread
     station.close();
     if (thread) thread->join();
   }
@@ -41,7 +41,6 @@ struct StageThreads::Stage {
   const CpuModel& model;
   Team team;
   LayerStack layers;
-  const bool is_last;
   const std::unique_ptr<Head> head;
   PassStage slice;
   PassStation station;
@@ -63,13 +62,15 @@ StageThreads::StageThreads(const Passes& passes, std::vector<int> cuts, const st
     begin = stages_.back()->layers.end();
     core += size;
   }
-  for (size_t number = 0; number < stages_.size(); ++number)
-    stages_[number]->thread = std::make_unique<Thread>([this, number] { work(number); });
+  for (int number = 0; number < stages; ++number) {
+    Stage* next = number + 1 < stages ? stages_[size_t(number) + 1].get() : nullptr;
+    Stage* stage = stages_[size_t(number)].get();
+    stage->thread = std::make_unique<Thread>([this, stage, next, number] { work(stage, next, kVerifyTrack + number); });
+  }
 }
 
-// The first ones first, so that none hands on to one that is gone.
-StageThreads::~StageThreads() {
-  for (auto& stage : stages_) stage.reset();
+StageThreads::~StageThreads() {   // the threads first, all of them: they hand on to each other
+  for (auto& stage : stages_) stage->end();
 }
 
 void StageThreads::judge_by(const std::function<Team::Pass(int)>& told) {
@@ -82,22 +83,21 @@ void StageThreads::told(const PassVerdict& verdict, int rows, bool gone) {
   if (trace_) trace_->add(gone ? "dropped verify" : "verify", kVerifyTrack + int(stages_.size()) - 1, rows, verdict.begun, verdict.ended);
 }
 
-void StageThreads::work(size_t number) {
-  Stage& stage = *stages_[number];
-  stage.team.pin_caller();
+void StageThreads::work(Stage* stage, Stage* next, int track) {
+  stage->team.pin_caller();
   try {
     Pass pass;
     PassVerdict verdict;
-    while (stage.station.work(&pass, &verdict)) {
-      if (stage.is_last) {
+    while (stage->station.work(&pass, &verdict)) {
+      if (next == nullptr) {
         chain_.land(std::move(verdict));
         continue;
       }
       if (trace_) {
         const bool dropped = pass.rows() == 0;
-        trace_->add(dropped ? "dropped verify" : "verify", kVerifyTrack + int(number), pass.rows(), verdict.begun, verdict.ended);
+        trace_->add(dropped ? "dropped verify" : "verify", track, pass.rows(), verdict.begun, verdict.ended);
       }
-      stages_[number + 1]->station.post(std::move(pass));
+      next->station.post(std::move(pass));
     }
   } catch (...) {
     chain_.fail(std::current_exception());

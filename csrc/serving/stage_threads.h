@@ -33,7 +33,7 @@ class StageThreads {
 
  private:
   struct Stage;
-  void work(size_t number);
+  void work(Stage* stage, Stage* next, int track);   // by its thread; next: null, of the last one
 
   Chain chain_;
   Team draft_team_;
