@@ -95,7 +95,9 @@ void Loop::send(const std::vector<Part>& parts) {
   // Of drafts that leave one by one, a stage that is free takes all that have come, up to a chunk.
   if (flight.parts.size() == 1 && !flight.parts.front().prompt) {
     const Schedule& schedule = flight.parts.front().answer->scheduler.schedule();
-    if (schedule.overlap) pass.limit = std::max(1, schedule.max_chunk + int(flight.alone));
+    // The first row may be the newest token's, of which no draft is judged: an only stage that is free has verified all before it.
+    const bool first = flight.alone || (overlapping() && chain_->stages() == 2);
+    if (schedule.overlap) pass.limit = std::max(1, schedule.max_chunk + int(first));
   }
   pass.hidden.assign(x_.begin(), x_.begin() + ptrdiff_t(size_t(pass.rows()) * size_t(model().shape.hidden_size)));
   flight.number = chain_->send(std::move(pass));
@@ -171,6 +173,10 @@ void Loop::land(const PassVerdict& verdict) {
       logprobs.assign(verdict.logprobs.begin() + ptrdiff_t(first), verdict.logprobs.begin() + ptrdiff_t(next));
     conclude(part, verdict.chosen.data() + first, verdict.hidden.data() + (passes_.uses_feedback() ? first * hidden : 0), failure,
              std::move(logprobs));
+    // Else a stage would work on void rows, and take bandwidth from the draft step that it waits for.
+    const Scheduler& scheduler = part.answer->scheduler;
+    if (overlapping() && scheduler.epoch() != part.epoch)
+      threads_->raise(part.answer->number, int(scheduler.epoch()), scheduler.spared());
   }
 }
 

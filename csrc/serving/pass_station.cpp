@@ -28,15 +28,27 @@ void PassStation::post(const int32_t* message, size_t words) {
 
 void PassStation::post(Pass pass) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (int answer : pass.closed) newest_[answer] = {kOver, -1};
-  for (const PassPart& part : pass.parts) {
-    Newest& newest = newest_[part.answer];
-    if (part.epoch > newest.epoch) newest = {part.epoch, part.spared};
-  }
-  const auto is_void = [this](const PassPart& part) { return is_void_locked(part); };
-  if (!at_hand_.empty() && std::all_of(at_hand_.begin(), at_hand_.end(), is_void)) void_.store(true);
+  for (int answer : pass.closed) raise_locked(answer, kOver, -1);
+  for (const PassPart& part : pass.parts) raise_locked(part.answer, part.epoch, part.spared);
+  end_void_locked();
   inbox_.push_back(std::move(pass));
   changed_.notify_one();
+}
+
+void PassStation::raise(int answer, int epoch, int spared) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  raise_locked(answer, epoch, spared);
+  end_void_locked();
+}
+
+void PassStation::raise_locked(int answer, int epoch, int spared) {
+  Newest& newest = newest_[answer];
+  if (epoch > newest.epoch) newest = {epoch, spared};
+}
+
+void PassStation::end_void_locked() {
+  const auto is_void = [this](const PassPart& part) { return is_void_locked(part); };
+  if (!at_hand_.empty() && std::all_of(at_hand_.begin(), at_hand_.end(), is_void)) void_.store(true);
 }
 
 PassStation::Clock::time_point PassStation::due(const Pass& pass) const {

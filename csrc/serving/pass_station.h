@@ -39,6 +39,8 @@ class PassStation {
   // From the thread that receives. Throws std::runtime_error for what does not follow the protocol.
   void post(const int32_t* message, size_t words);
   void post(Pass pass);
+  // What the next message would say of this answer, before there is one: which rows are void, see PassPart.
+  void raise(int answer, int epoch, int spared);
   // From the thread that computes: waits for a pass, at most so long, and works on it. Words of the message for the next
   // stage, or for rank 0, in out[most_pass_words]; 0: none came. Throws what `run` does.
   size_t work(int32_t* out, int milliseconds);
@@ -52,6 +54,8 @@ class PassStation {
 
  private:
   bool take_locked(Pass* pass);
+  void raise_locked(int answer, int epoch, int spared);
+  void end_void_locked();
   bool joins_locked(const Pass& pass, const Pass& next) const;
   bool is_void_locked(const PassPart& part) const;
   Clock::time_point due(const Pass& pass) const;

@@ -79,6 +79,10 @@ void StageThreads::judge_by(const std::function<Team::Pass(int)>& told) {
 
 void StageThreads::take(Pass pass) { stages_.front()->station.post(std::move(pass)); }
 
+void StageThreads::raise(int answer, int epoch, int spared) {
+  for (auto& stage : stages_) stage->station.raise(answer, epoch, spared);
+}
+
 void StageThreads::told(const PassVerdict& verdict, int rows, bool gone) {
   if (trace_) trace_->add(gone ? "dropped verify" : "verify", kVerifyTrack + int(stages_.size()) - 1, rows, verdict.begun, verdict.ended);
 }
