@@ -136,22 +136,6 @@ class Model:
     @property
     def isa(self) -> str: ...
 
-class Session:
-    """An answer in the making: iterates over its Drafted and Round events."""
-
-    def __iter__(self) -> Iterator[Drafted | Round]: ...
-    def __next__(self) -> Drafted | Round: ...
-    def ready(self, milliseconds: int) -> bool: ...  # there is something to iterate over, waiting for so long
-    def prompt_rows(self) -> tuple[int, int]: ...  # of the prompt: rows done, rows to do; from any thread
-    def cancel(self) -> None: ...  # from any thread: the answer ends soon
-    def close(self) -> None: ...
-    def stop(self) -> None: ...  # as close; events that are there already can still be had
-    @property
-    def text(self) -> list[int]: ...  # prompt and committed ids, those of events that are still to be had included
-    @property
-    def seconds(self) -> float: ...  # of work, as of the last of these events
-    def spans(self) -> list[tuple[str, int, int, float, float]]: ...
-
 class News:
     """A descriptor that becomes readable when an answer that has it rings."""
 
@@ -161,23 +145,24 @@ class News:
     def clear(self) -> None: ...  # before events are looked for
 
 class LoopAnswer:
-    """One of many answers in the making: as Session."""
+    """An answer in the making, perhaps among others: iterates over its Drafted and Round events."""
 
     def __iter__(self) -> Iterator[Drafted | Round]: ...
     def __next__(self) -> Drafted | Round: ...
-    def ready(self, milliseconds: int) -> bool: ...
-    def prompt_rows(self) -> tuple[int, int]: ...
+    def ready(self, milliseconds: int) -> bool: ...  # there is something to iterate over, waiting for so long
+    def prompt_rows(self) -> tuple[int, int]: ...  # of the prompt: rows done, rows to do; from any thread
     def take(self) -> tuple[list[Drafted | Round], bool]: ...  # (events that are there, is it over), without waiting
     def hear(self, news: News) -> None: ...  # it rings whenever there is something to iterate over
     def kept(self) -> npt.NDArray[np.uint16]: ...  # once it is over: of its rows, [rows * keep * hidden]
-    def cancel(self) -> None: ...
+    def cancel(self) -> None: ...  # from any thread: the answer ends soon
     def close(self) -> None: ...
     def spans(self) -> list[tuple[str, int, int, float, float]]: ...
 
 class Loop:
     """Decodes many answers at once, their KV caches in blocks of 64 positions out of `kv_bytes`.
 
-    stepped: it has no thread, and works when `step` is called.
+    stepped: it has no thread, and works when `step` is called. cuts: where the layers after the exit are cut into
+    stages, which overlap where one answer is alone; None: they take turns.
     """
 
     def __init__(
@@ -189,6 +174,7 @@ class Loop:
         prompt_rows: int,
         stepped: bool = ...,
         keep: Sequence[int] = ...,  # of every row the hidden states after so many layers: LoopAnswer.kept
+        cuts: Sequence[int] | None = ...,
     ) -> None: ...
     def add(
         self,
@@ -198,8 +184,6 @@ class Loop:
         limits: Limits,
         automatic: bool = ...,
         report_drafts: bool = ...,
-        committed: int = ...,
-        seconds: float = ...,
         masks: tuple[Any, Any] | None = ...,
         successors: Successors | None = ...,
         planner: Planner | None = ...,
@@ -207,14 +191,14 @@ class Loop:
         trace: bool = ...,
         grammar: int = ...,
     ) -> LoopAnswer:
-        """Queue an answer; the prompt's last `committed` tokens are its own already, and took `seconds`.
+        """Queue an answer.
 
         automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this one while
-        it runs alone. masks: as of Engine.start. grammar: its number, over ranks; 0: it has none.
+        it runs alone. masks: of its grammar, for drafts and for verification.
+        grammar: its number, over ranks; 0: it has none.
         MemoryError: the text may become longer than all blocks.
         """
 
-    def import_prefix(self, engine: Engine) -> None: ...
     def step(self) -> bool: ...
     @staticmethod
     def over_ranks(
@@ -447,32 +431,17 @@ class KernelTime:
     def flops(self) -> float: ...
 
 class Engine:
-    """A model with threads and the KV caches of one text; start() begins an answer and ends the one before."""
+    """A model with threads and the KV caches of one text: for scores and measurements."""
 
-    def __init__(self, model: Model, threads: int, cuts: Sequence[int] = ...) -> None: ...
+    def __init__(self, model: Model, threads: int) -> None: ...
     @property
     def threads(self) -> int: ...
     @property
     def pin_problem(self) -> str: ...
-    def shared_rows(self, prompt: Sequence[int]) -> int: ...
     def time_kernel(self, name: str, rows: int, context: int, repeats: int) -> KernelTime: ...
-    def calibrate(self) -> Costs: ...
+    def calibrate(self, overlaps: bool = ...) -> Costs: ...  # overlaps: measure that too, if there are threads for it
     def logits(self, ids: Sequence[int], last: int) -> npt.NDArray[np.float32]: ...
     def logprobs(self, ids: Sequence[int], top: int) -> list[Logprob]: ...
-    def start(
-        self,
-        prompt: Sequence[int],
-        sampling: SamplingParams,
-        schedule: Schedule | Planner,
-        limits: Limits,
-        report_drafts: bool = ...,
-        lock_step: bool = ...,
-        ticks: tuple[int, int] = ...,
-        oracle: Oracle | None = ...,
-        trace: bool = ...,
-        masks: tuple[TokenMask, TokenMask] | None = ...,  # of drafts, and of verification
-        successors: Successors | None = ...,
-    ) -> Session: ...
 
 class Stages:
     """The stages of one text with KV caches and threads of their own, for `ppsd_rt.stages.Stages`, which checks every
@@ -560,7 +529,7 @@ class Graphs:
     ) -> None: ...
 
 class GraphSession:
-    """An answer by captured CUDA graphs: iterates over the same events as Session.
+    """An answer by captured CUDA graphs: iterates over the same events as LoopAnswer.
 
     before: seconds of the answer's work that have passed already.
     """
@@ -715,7 +684,7 @@ class testing:
         def worked(self) -> dict[int, int]: ...
 
     @staticmethod
-    def crowd(engine: Engine | Loop, seconds: float, lost: float, room: Sequence[int]) -> Crowd: ...
+    def crowd(loop: Loop, seconds: float, lost: float, room: Sequence[int]) -> Crowd: ...
     @staticmethod
     def roster(
         size: int, pinnable: bool, seconds: float, lost: float, room: Sequence[int]

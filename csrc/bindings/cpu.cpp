@@ -11,7 +11,6 @@
 #include "../cpu/cores.h"
 #include "../cpu/importance.h"
 #include "../cpu/measure.h"
-#include "../cpu/session.h"
 
 namespace py = pybind11;
 using namespace ppsd;
@@ -118,8 +117,6 @@ PyModel make_with_eagle3(const PyModel& base, const ModelShape& shape, const Rot
   model.model = with_eagle3(*base.model, std::move(eagle), tensors, draft_ids, threads);
   return model;
 }
-
-using PySession = PyAnswer<Session>;
 
 }  // namespace
 
@@ -248,14 +245,13 @@ void bind_cpu(py::module_& m) {
       });
 
   py::class_<PyEngine>(m, "Engine",
-      "A model with threads and the KV caches of one text; start() begins an answer and ends the one before.")
-      .def(py::init([](const PyModel& model, int threads, const std::vector<int>& cuts) {
-             return PyEngine{model, {new CpuEngine(model.model, threads, cuts), NotAfterFork()}};
+      "A model with threads and the KV caches of one text: for scores and measurements.")
+      .def(py::init([](const PyModel& model, int threads) {
+             return PyEngine{model, {new CpuEngine(model.model, threads), NotAfterFork()}};
            }),
-           py::arg("model"), py::arg("threads"), py::arg("cuts") = std::vector<int>())
+           py::arg("model"), py::arg("threads"))
       .def_property_readonly("threads", [](const PyEngine& engine) { return engine.engine->threads(); })
       .def_property_readonly("pin_problem", [](const PyEngine& engine) { return engine.engine->pin_problem(); })
-      .def("shared_rows", [](const PyEngine& engine, const std::vector<int>& prompt) { return engine.engine->shared_rows(prompt); })
       .def(
           "time_kernel",
           [](PyEngine& engine, const std::string& name, int rows, int context, int repeats) {
@@ -263,8 +259,8 @@ void bind_cpu(py::module_& m) {
           },
           py::arg("name"), py::arg("rows"), py::arg("context"), py::arg("repeats"),
           py::call_guard<py::gil_scoped_release>())
-      .def("calibrate", [](PyEngine& engine) { return calibrate(engine.engine.get()); },
-           py::call_guard<py::gil_scoped_release>())
+      .def("calibrate", [](PyEngine& engine, bool overlaps) { return calibrate(engine.engine.get(), overlaps); },
+           py::arg("overlaps") = true, py::call_guard<py::gil_scoped_release>())
       .def(
           "logits",
           [](PyEngine& engine, const std::vector<int>& ids, int last) {
@@ -289,41 +285,5 @@ void bind_cpu(py::module_& m) {
             for (const Logprobs& each : all) out.append(logprob_of(each));
             return out;
           },
-          "Of every id but the first, as of `Round.logprobs`.", py::arg("ids"), py::arg("top"))
-      .def(
-          "start",
-          [](PyEngine& engine, std::vector<int> prompt, const Sampling& sampling, const Steering& schedule,
-             const Limits& limits, bool report_drafts, bool lock_step, std::pair<int, int> ticks,
-             const std::optional<Oracle>& oracle, bool trace, const std::optional<std::pair<py::object, py::object>>& masks,
-             std::shared_ptr<Successors> successors) {
-            Request request;
-            request.successors = std::move(successors);
-            request.prompt = std::move(prompt);
-            request.sampling = sampling;
-            if (masks) {
-              request.sampling.draft_mask = token_mask_of(masks->first);
-              request.sampling.mask = token_mask_of(masks->second);
-            }
-            steer(schedule, &request);
-            request.limits = limits;
-            request.report_drafts = report_drafts;
-            request.lock_step = lock_step;
-            request.ticks = {ticks.first, ticks.second};
-            if (oracle) request.oracle = *oracle;
-            PySession session;
-            if (trace) session.trace = std::make_shared<Trace>();
-            session.session.reset(new Session(engine.engine.get(), std::move(request), session.trace.get()), WithoutLock());
-            return session;
-          },
-          py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"), py::arg("limits"),
-          py::arg("report_drafts") = false, py::arg("lock_step") = false, py::arg("ticks") = std::make_pair(1, 1),
-          py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("masks") = py::none(),
-          py::arg("successors") = nullptr);
-
-  bind_answer<Session>(m, "Session", "An answer in the making: iterates over its Drafted and Round events.")
-      .def("ready", &PySession::ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
-      .def("prompt_rows", &PySession::prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
-      .def("stop", &PySession::stop, "Ends the work, as close; events that are there already can still be had.")
-      .def_property_readonly("text", [](PySession& session) { return session.session->text(); })
-      .def_property_readonly("seconds", [](PySession& session) { return session.session->seconds(); });
+          "Of every id but the first, as of `Round.logprobs`.", py::arg("ids"), py::arg("top"));
 }

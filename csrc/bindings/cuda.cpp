@@ -149,7 +149,7 @@ void bind_cuda(py::module_& m) {
            py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("offer"), py::arg("sequence"), py::arg("drawn"),
            py::arg("draft_records"));
 
-  bind_answer<GraphSession>(m, "GraphSession", "An answer by captured CUDA graphs: iterates over the same events as Session.")
+  bind_answer<GraphSession>(m, "GraphSession", "An answer by captured CUDA graphs: iterates over the same events as LoopAnswer.")
       .def(py::init([](std::shared_ptr<Lanes> lanes, const Graphs& graphs, std::vector<int> prompt, int keep, int first,
                        const Steering& schedule, const Limits& limits, uint64_t seed, bool in_turns, bool report_drafts,
                        bool trace, double before, std::shared_ptr<Successors> successors) {

@@ -62,7 +62,7 @@ class PythonStage {
     const PassPart& part = pass->parts.front();
     if (!part.siblings.empty() || !pass->adopted.empty()) throw std::runtime_error("a stage in Python runs no siblings");
     if (part.rows == 0) return true;
-    for (const auto& [number, words] : pass->opened) begin(part.start, words);
+    for (const Pass::Opened& opened : pass->opened) begin(part.start, opened.settings);
     if (part.start > held_ || part.start + part.rows > end_) throw std::runtime_error("a pass has rows that are not of its answer");
     const Callback callback;
     const std::vector<int> ids(part.ids.end() - part.rows, part.ids.end());

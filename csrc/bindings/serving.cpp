@@ -15,10 +15,10 @@ namespace {
 using PyOutbox = PyAnswer<Outbox>;
 
 PyLoop make_loop(const PyModel& model, int threads, size_t kv_bytes, int most_answers, int prompt_rows, bool stepped,
-                 std::vector<int> keep) {
+                 std::vector<int> keep, std::optional<std::vector<int>> cuts) {
   PyLoop made{model, nullptr, nullptr};
   const py::gil_scoped_release release;
-  auto loop = std::make_unique<Loop>(model.model, threads, kv_bytes, LoopLimits{most_answers, prompt_rows, std::move(keep)});
+  auto loop = std::make_unique<Loop>(model.model, threads, kv_bytes, LoopLimits{most_answers, prompt_rows, std::move(keep), std::move(cuts)});
   if (stepped) made.stepped.reset(loop.release());
   else made.thread.reset(new LoopThread(std::move(loop)));
   return made;
@@ -40,11 +40,10 @@ Chain& chain_of(PyLoop& loop) {
 }
 
 PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
-             bool automatic, bool report_drafts, int committed, double seconds,
+             bool automatic, bool report_drafts,
              const std::optional<std::pair<py::object, py::object>>& masks, std::shared_ptr<Successors> successors,
              std::shared_ptr<Planner> planner, const std::optional<Oracle>& oracle, bool trace, int grammar) {
-  if (prompt.empty() || committed < 0 || committed >= int(prompt.size()))
-    throw std::invalid_argument("an answer begins with a prompt");
+  if (prompt.empty()) throw std::invalid_argument("an answer begins with a prompt");
   Request request;
   request.prompt = std::move(prompt);
   request.sampling = sampling;
@@ -61,7 +60,7 @@ PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, co
   PyOutbox answer;
   if (trace) request.trace = answer.trace = loop.loop().over_ranks() ? std::make_shared<Trace>(Trace::Clock::time_point())   // as the other ranks
                                                                                 : std::make_shared<Trace>();
-  const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, committed, seconds, grammar);
+  const std::shared_ptr<Outbox> out = loop.loop().add(std::move(request), automatic, grammar);
   // An answer that nobody holds ends; after a fork it is left alone, with the locks that others may have held.
   auto* held = new std::shared_ptr<Outbox>(out);
   answer.session = {out.get(), [held, made = forks()](Outbox*) {
@@ -93,7 +92,7 @@ void bind_serving(py::module_& m) {
       .def_property_readonly("descriptor", &News::descriptor)
       .def("clear", &News::clear, "Before events are looked for.");
 
-  bind_answer<Outbox>(m, "LoopAnswer", "One of many answers in the making: as Session.")
+  bind_answer<Outbox>(m, "LoopAnswer", "An answer in the making, perhaps among others: iterates over its Drafted and Round events.")
       .def("ready", &PyOutbox::ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
       .def("prompt_rows", &PyOutbox::prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
       .def("hear", [](PyOutbox& answer, std::shared_ptr<News> news) {
@@ -108,23 +107,16 @@ void bind_serving(py::module_& m) {
 
   py::class_<PyLoop>(m, "Loop", "Decodes many answers at once, their KV caches in blocks of 64 positions out of `kv_bytes`.")
       .def(py::init(&make_loop), py::arg("model"), py::arg("threads"), py::arg("kv_bytes"), py::arg("most_answers"),
-           py::arg("prompt_rows"), py::arg("stepped") = false, py::arg("keep") = std::vector<int>())
+           py::arg("prompt_rows"), py::arg("stepped") = false, py::arg("keep") = std::vector<int>(), py::arg("cuts") = py::none(),
+           "cuts: where the layers after the exit are cut into stages, which overlap where one answer is alone; None: they take turns. "
+           "stepped: it has no thread.")
       .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
-           py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false, py::arg("committed") = 0,
-           py::arg("seconds") = 0.0, py::arg("masks") = py::none(), py::arg("successors") = nullptr, py::arg("planner") = nullptr,
+           py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false,
+           py::arg("masks") = py::none(), py::arg("successors") = nullptr, py::arg("planner") = nullptr,
            py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("grammar") = 0,
            "Queue an answer. automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this "
-           "one while it runs alone. grammar: its number over ranks. The prompt's last `committed` tokens are its own already. MemoryError: it may become longer "
+           "one while it runs alone. grammar: its number over ranks. MemoryError: it may become longer "
            "than all blocks.")
-      .def(
-          "import_prefix",
-          [](PyLoop& loop, PyEngine& engine) {
-            Loop& made = loop.loop();
-            const py::gil_scoped_release release;
-            if (loop.thread) loop.thread->import_prefix(*engine.engine);
-            else made.import_prefix(*engine.engine);
-          },
-          py::arg("engine"), "Keep the rows of the engine's text for answers that begin like it; it has no session meanwhile.")
       .def(
           "step",
           [](PyLoop& loop) {
@@ -182,6 +174,7 @@ void bind_serving(py::module_& m) {
         out["shared_rows"] = counts.shared_rows;
         out["preempted"] = counts.preempted;
         out["draft_steps"] = counts.draft_steps;
+        out["overlapped"] = counts.overlapped;
         out["draft_seconds"] = counts.draft_seconds;
         return out;
       });

@@ -170,18 +170,17 @@ std::vector<std::pair<int, bool>> roster(int size, bool pinnable, double seconds
   return after;
 }
 
-// The teams of an engine, or of a loop between answers, from now on find such passes, room[i] in turn and over again -> how
+// The team of a loop, between answers, from now on finds such passes, room[i] in turn and over again -> how
 // often each number of members has worked, counted as they go on.
 struct Crowd {
-  std::mutex mutex;   // teams work at the same time
+  std::mutex mutex;
   size_t passes = 0;
   std::map<int, int> worked;
 };
 
-template <class Judged>
-std::shared_ptr<Crowd> crowd(Judged* judged, double seconds, double lost, const std::vector<int>& room) {
+std::shared_ptr<Crowd> crowd(Loop* loop, double seconds, double lost, const std::vector<int>& room) {
   auto crowd = std::make_shared<Crowd>();
-  judged->judge_by([crowd, seconds, lost, room](int active) {
+  loop->judge_by([crowd, seconds, lost, room](int active) {
     const std::lock_guard<std::mutex> lock(crowd->mutex);
     ++crowd->worked[active];
     return crowded_pass(active, room[crowd->passes++ % room.size()], seconds, lost);
@@ -213,12 +212,9 @@ void bind_testing(py::module_& m) {
       });
 
   m.def("read_sampling", [](const Sampling& sampling) { return sampling_params_of(sampling); }, py::arg("sampling"));
-  m.def("crowd", [](PyEngine& engine, double seconds, double lost, const std::vector<int>& room) {
-    return crowd(engine.engine.get(), seconds, lost, room);
-  }, py::arg("engine"), py::arg("seconds"), py::arg("lost"), py::arg("room"));
   m.def("crowd", [](PyLoop& loop, double seconds, double lost, const std::vector<int>& room) {
     return crowd(&loop.loop(), seconds, lost, room);
-  }, py::arg("engine"), py::arg("seconds"), py::arg("lost"), py::arg("room"));
+  }, py::arg("loop"), py::arg("seconds"), py::arg("lost"), py::arg("room"));
   m.def("lock_step_events", &lock_step_events, py::arg("prompt"), py::arg("draw"), py::arg("truth"), py::arg("schedule"),
         py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("per_stage"));
 

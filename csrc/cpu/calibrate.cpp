@@ -46,31 +46,26 @@ std::map<int, double> quartiles(const Passes& times) {
   return seconds;
 }
 
-// The stages of an engine that has no session; its thread is pinned, so it must not be the caller's.
+// The stages of an engine; its thread is pinned, so it must not be the caller's.
 class EngineBench : public Bench {
  public:
   explicit EngineBench(CpuEngine* engine) : engine_(engine) {
-    Request request;
-    request.limits.end = kDeep + RowTable::kMost + 1;
-    stages_ = engine->begin(request, 0);
+    engine->begin({}, kDeep + RowTable::kMost + 1);
     engine->use_shared_team();
-    engine->pin_shared();
+    engine->shared_team().pin_caller();
     for (int i = 0; i < kContext + RowTable::kMost; ++i) ids_.push_back(i % engine->model().shape.vocab_size);
     auto newest = std::make_shared<Feedback>();
     newest->position = kContext - 1;
-    run_prompt(stages_, ids_, 0, nullptr, &newest->hidden);
+    run_prompt(engine->stages(), ids_, 0, nullptr, &newest->hidden);
     feedback_ = std::move(newest);
     for (int rows = 0; rows <= RowTable::kMost; ++rows) {
       chunks_[rows].start = kContext;
       chunks_[rows].ids.assign(ids_.begin() + kContext, ids_.begin() + kContext + rows);
-      stages_.draft->export_hidden(&chunks_[rows]);
+      engine->draft().export_hidden(&chunks_[rows]);
     }
     draft(true);   // the exit head's own layers catch up with the context
   }
-  ~EngineBench() override {
-    engine_->use_shared_team();
-    engine_->remember({});   // these rows are nobody's text
-  }
+  ~EngineBench() override { engine_->use_shared_team(); }
 
   double now() override { return std::chrono::duration<double>(Clock::now().time_since_epoch()).count(); }
   double draft(bool draw) override {
@@ -84,29 +79,26 @@ class EngineBench : public Bench {
       text->expect_again(std::exchange(verified_, 0), engine_->model().eagle->tap_width());
     }
     const auto begin = Clock::now();
-    stages_.draft->step(step, draw ? &draft : nullptr, nullptr);
+    engine_->draft().step(step, draw ? &draft : nullptr, nullptr);
     return since(begin);
   }
   double verify(int rows, int context) override {
     Chunk chunk = chunks_[rows];
     chunk.start = context;
-    for (const auto& stage : engine_->verify()) stage->pretend(context);
+    engine_->verify().pretend(context);
     const auto begin = Clock::now();
-    for (VerifyStage* stage : stages_.verify) stage->run(&chunk, nullptr);
-    stages_.verify.back()->choose(chunk, rows);
+    engine_->verify().run(&chunk, nullptr);
+    engine_->verify().choose(chunk, rows);
     verified_ = kVerified;
     return since(begin);
   }
   bool short_handed() override { return engine_->shared_team().active() < engine_->shared_team().size(); }
-  void lengthen() override {
-    for (const auto& stage : engine_->verify()) stage->fill();
-  }
+  void lengthen() override { engine_->verify().fill(); }
   void part() override { engine_->use_own_teams(); }
   void work_on(int stage) override { engine_->pin_stage(stage); }
 
  private:
   CpuEngine* engine_;
-  Stages stages_;
   std::vector<int> ids_;
   std::shared_ptr<const Feedback> feedback_;   // `feedback` heads pay for it
   int verified_ = 0;   // rows since the last draft
@@ -234,10 +226,10 @@ Costs calibrate(Bench* bench, int threads, bool overlap, double step_share) {
   return costs;
 }
 
-Costs calibrate(CpuEngine* engine) {
+Costs calibrate(CpuEngine* engine, bool overlaps) {
   const CpuModel& model = engine->model();
   if (!model.drafts()) throw std::runtime_error("there is nothing to calibrate without an exit head");
-  const bool overlap = engine->threads() > 1 && engine->verify().size() == 1 && !model.eagle;
+  const bool overlap = overlaps && engine->threads() > 1 && !model.eagle;
   const double late = model.shape.num_layers - model.exit_layer;
   const int own = model.eagle ? int(model.eagle->layers.size()) : int(model.exit_layers.size());
   const double step_share = double(model.exit_layer + own) / late;

@@ -24,6 +24,6 @@ class Bench {
 // Measures for as long as Tuning says (a few passes of each kind at the least). threads: of the bench. overlap: side by
 // side too. step_share: the layers of a draft step over those of a pass. Throws std::invalid_argument for what cannot be.
 Costs calibrate(Bench* bench, int threads, bool overlap, double step_share);
-Costs calibrate(CpuEngine* engine);   // the engine must have no session
+Costs calibrate(CpuEngine* engine, bool overlaps = true);   // overlaps: with one verification stage
 
 }  // namespace ppsd

@@ -75,4 +75,9 @@ Cores usable_cores([[maybe_unused]] const std::string& system) {
   return out;
 }
 
+std::vector<int> cores_from(const std::vector<int>& cores, int first, int count) {
+  if (first + count > int(cores.size())) return {};
+  return {cores.begin() + first, cores.begin() + first + count};
+}
+
 }  // namespace ppsd

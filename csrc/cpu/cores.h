@@ -18,4 +18,7 @@ constexpr const char* kDevices = "/sys/devices";
 // would decide how long it takes.
 Cores usable_cores(const std::string& system = kDevices);
 
+// So many of these, from one on. Where there are fewer, none: the system places the threads.
+std::vector<int> cores_from(const std::vector<int>& cores, int first, int count);
+
 }  // namespace ppsd

@@ -74,17 +74,6 @@ ReadAhead after_attention(const PackedLayer& layer, const Team& team, int member
 
 }  // namespace
 
-Piece next_piece(int start, int left, const std::vector<Sibling>& siblings) {
-  Piece piece;
-  auto next = std::find_if(siblings.begin(), siblings.end(), [&](const Sibling& s) { return s.position >= start; });
-  for (; piece.rows < left; ++piece.rows) {
-    const bool beside = next != siblings.end() && next->position == start + piece.rows;
-    if (piece.all_rows() + 1 + int(beside) > kPassRows) break;
-    if (beside) piece.siblings.push_back(*next++);
-  }
-  return piece;
-}
-
 std::vector<float> make_rope(const Rotary& rotary, int capacity, int prompt) {
   const int head_dim = 2 * int(rotary.frequencies.size());
   std::vector<float> rope(size_t(capacity) * head_dim * 2);

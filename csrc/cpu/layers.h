@@ -23,21 +23,13 @@ struct Segment {
   int spans = 0;
 };
 
-// Consecutive rows that pass through a stack together, with the siblings that lie at their positions.
-struct Piece {
-  int rows = 0;
-  std::vector<Sibling> siblings;
-  int all_rows() const { return rows + int(siblings.size()); }
-};
-// The rows [start, start + left), or as many of them as fit into a pass. siblings: of all rows, by position.
-Piece next_piece(int start, int left, const std::vector<Sibling>& siblings);
-
 class LayerStack {
  public:
   // The caches of texts lie in blocks of kSpan positions; in each of them this stack's bytes are [offset, end()).
   LayerStack(const Kernels& kernels, const ModelShape& shape, Format format, Stored kv,
              std::vector<const PackedLayer*> layers, int members, size_t offset = 0);
 
+  size_t begin() const { return offset_; }
   size_t end() const;
   void followed_by(const Matrix* matrix) { next_ = matrix; }   // is read after the last layer
   // From now on member 0 adds up the squares of what goes into the matrices, in [layers][InputOffsets::width], 0 at first.

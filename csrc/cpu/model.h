@@ -35,6 +35,7 @@ struct Rotary {
   Rotary(std::vector<float> plain) : frequencies(std::move(plain)) {}
   bool by_length() const { return original > 0; }
   std::vector<float> at(int length) const;   // of a text
+  int matters(int length) const { return by_length() && length > original ? length : 0; }   // the length, where it does
 };
 
 struct ModelShape {

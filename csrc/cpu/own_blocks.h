@@ -26,10 +26,6 @@ class OwnBlocks {
   void fill() {   // with made-up numbers: to measure what is read from memory that is really there
     for (const Memory& part : memory_) std::memset(part.as<>(), 0x3C, part.bytes());   // 0.0115 in any format
   }
-  // Rows [0, rows), whole blocks of them, into blocks of which these are the bytes from `offset` on.
-  void copy_to(uint8_t* const* blocks, size_t offset, int rows) const {
-    for (int span = 0; bytes_ > 0 && span * kSpan < rows; ++span) std::memcpy(blocks[span] + offset, pointers_[span], bytes_);
-  }
 
   size_t bytes() const { return bytes_; }   // of a block
   uint8_t* const* pointers() const { return pointers_.data(); }

@@ -8,12 +8,13 @@
 
 namespace ppsd {
 
-PassStage::PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks)
-    : model_(model), layers_(layers), head_(head), team_(team), blocks_(size_t(std::max(blocks, 0))) {}
+PassStage::PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks, const Blocks* loops)
+    : model_(model), layers_(layers), head_(head), team_(team), blocks_(size_t(std::max(blocks, 0))), loops_(loops) {}
 
 uint8_t* PassStage::block(int number) {
   if (number < 0 || size_t(number) >= blocks_)
     throw std::runtime_error("a pass names block " + std::to_string(number) + "; this stage has " + std::to_string(blocks_));
+  if (loops_ != nullptr) return loops_->at(number);
   if (memory_.bytes() == 0) memory_ = Memory(blocks_ * layers_->end());
   return memory_.as<>() + size_t(number) * layers_->end();
 }
@@ -27,19 +28,19 @@ void PassStage::change(const Pass& pass) {
   for (int number : pass.wiped) std::fill_n(block(number), layers_->end(), uint8_t(0));
   for (const auto& [from, to] : pass.copies) std::copy_n(block(from), layers_->end(), block(to));
   for (int number : pass.closed) answers_.erase(number);
-  for (const auto& [number, words] : pass.opened) {
-    if (words.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");
-    Settings settings = settings_of(words);
+  for (const Pass::Opened& begun : pass.opened) {
+    if (begun.settings.size() < size_t(kWireSettings)) throw std::runtime_error("an answer's settings are malformed");
+    Settings settings = settings_of(begun.settings);
     if (settings.end < 0 || size_t(settings.end) > blocks_ * kSpan)
       throw std::runtime_error("an answer is longer than there are blocks for it");
-    Answer& opened = answers_[number] = {settings.end, settings.sampling.logprobs >= 0, nullptr};
+    Answer& opened = answers_[begun.answer] = {settings.end, settings.sampling.logprobs >= 0, head_ ? begun.sampler : nullptr};
     longest_ = std::max(longest_, settings.end);
-    if (head_ == nullptr) continue;
+    if (head_ == nullptr || opened.sampler) continue;
     if (settings.grammar != 0) {
       if (!masks_) throw std::runtime_error("this rank knows no grammars");
       settings.sampling.mask = masks_(settings.grammar);
     }
-    opened.sampler = std::make_unique<Sampler>(*model_.kernels, model_.shape.vocab_size, team_->size());
+    opened.sampler = std::make_shared<Sampler>(*model_.kernels, model_.shape.vocab_size, team_->size());
     opened.sampler->begin(settings.sampling, 0);
   }
 }

@@ -1,4 +1,4 @@
-// A slice of layers on another rank, for passes of the loop: see ../serving/pass.h.
+// A slice of layers on another rank, or on threads of its own, for passes of the loop: see ../serving/pass.h.
 #pragma once
 
 #include <functional>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../pipeline/dwell.h"
+#include "../serving/blocks.h"
 #include "../serving/pass.h"
 #include "stage.h"
 
@@ -17,8 +18,8 @@ class PassStage {
  public:
   using Masks = std::function<std::shared_ptr<TokenMask>(int grammar)>;
 
-  // blocks: as many as this rank has memory for. head: of the last rank, or null.
-  PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks);
+  // blocks: as many as this rank has memory for. head: of the last rank, or null. loops: where the blocks are the loop's own.
+  PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks, const Blocks* loops = nullptr);
 
   void use(Masks masks) { masks_ = std::move(masks); }
   // The rows through the layers, in place. verdict: what they choose, of the last rank. reserve: see below. False: cancelled on
@@ -31,7 +32,7 @@ class PassStage {
   struct Answer {
     int end = 0;
     bool logprobs = false;
-    std::unique_ptr<Sampler> sampler;   // of the last rank
+    std::shared_ptr<Sampler> sampler;   // of the last rank
   };
 
   uint8_t* block(int number);
@@ -44,7 +45,8 @@ class PassStage {
   Head* const head_;
   Team* const team_;
   const size_t blocks_;
-  Memory memory_;   // of all blocks; comes with the first pass
+  const Blocks* const loops_;   // or null
+  Memory memory_;               // else: of all blocks; comes with the first pass
   std::map<int, Answer> answers_;
   int longest_ = 0;
   Masks masks_;

@@ -36,11 +36,10 @@ void begin_choice(Head* head, const std::vector<Head::Row>& rows, bool store) {
   if (const auto failure = head->failure(rows.front().sampler)) std::rethrow_exception(failure);
 }
 
-// The positions that the rows of a chunk choose tokens for, from `first` on, and then its siblings.
+// The positions that the rows of a chunk choose tokens for, from `first` on.
 std::vector<int> chosen_by(const Chunk& chunk, int first) {
   std::vector<int> positions;
   for (int row = first; row < chunk.rows(); ++row) positions.push_back(chunk.start + row + 1);
-  for (const Sibling& sibling : chunk.siblings) positions.push_back(sibling.position + 1);
   return positions;
 }
 
@@ -58,7 +57,6 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
       blocks_(eagle_ ? eagle_->end() : late_.end()),
       feedback_(*model.kernels, model.shape, model.exit_feedback, members),
       sampler_(*model.kernels, model.shape.vocab_size, members),
-      sibling_exits_(size_t(kSiblings) * model.shape.hidden_size),
       x_(size_t(kPassRows) * model.shape.hidden_size) {
   if (model.drafts())
     head_ = std::make_unique<Head>(*model.kernels, model.shape, model.drafting_head(), model.draft_ids, members);
@@ -78,8 +76,8 @@ void CpuDraftStage::reserve(int capacity, const float* rope) {
 }
 
 void CpuDraftStage::begin(const Sampling& sampling, int kept) {
-  length_ = std::min<int>(length_, kept);
-  head_length_ = std::min<int>(head_length_, length_);
+  length_ = std::min(length_, kept);
+  head_length_ = std::min(head_length_, length_);
   Sampling drawing = sampling;
   drawing.logprobs = -1;   // of drafts nobody asks
   drawing.mask = drawing.draft_mask;
@@ -87,33 +85,24 @@ void CpuDraftStage::begin(const Sampling& sampling, int kept) {
 }
 
 bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
-  if (step.adopted) adopt(*step.adopted);
-  length_ = std::min<int>(length_, step.start);
-  head_length_ = std::min<int>(head_length_, length_);
+  length_ = std::min(length_, step.start);
+  head_length_ = std::min(head_length_, length_);
   const int count = int(step.ids.size());
   check_bound((size_t(step.start) + count) * model_.shape.hidden_size * 4, exit_hidden_.bytes(), "bytes of exit states");
   sampler_.know(step.start, step.ids.data(), count);
   if (eagle_ && count > 0) text_.know(step.start, step.ids.data(), count);
-  size_t siblings = 0;
-  for (int done = 0; done < count;) {
-    const Piece piece = next_piece(step.start + done, count - done, step.siblings);
-    if (!run_rows(step.ids.data() + done, piece, cancelled)) return false;
-    done += piece.rows;
-    siblings += piece.siblings.size();
-  }
-  if (siblings != step.siblings.size()) throw std::logic_error("a draft step has siblings without a row");
+  for (int done = 0; done < count; done += kPassRows)
+    if (!run_rows(step.ids.data() + done, std::min(kPassRows, count - done), cancelled)) return false;
   return draft == nullptr || draw(step, draft, cancelled);
 }
 
 // Through the early layers.
-bool CpuDraftStage::run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled) {
-  const int start = length_, rows = piece.rows, siblings = int(piece.siblings.size());
+bool CpuDraftStage::run_rows(const int* ids, int rows, const Cancelled& cancelled) {
+  const int start = length_;
   const size_t hidden = size_t(model_.shape.hidden_size);
   blocks_.hold(start + rows, most_);
-  early_.begin_pass({segment(start, rows)}, piece.siblings);
-  const auto x = [&](int row) { return x_.data() + size_t(row) * hidden; };
-  for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x(r));
-  for (int i = 0; i < siblings; ++i) embed(model_.embedding, piece.siblings[i].id, x(rows + i));
+  early_.begin_pass({segment(start, rows)});
+  for (int r = 0; r < rows; ++r) embed(model_.embedding, ids[r], x_.data() + size_t(r) * hidden);
   bool done = true;
   if (early_.size() > 0)
     team_->run([&](int member) {
@@ -121,7 +110,6 @@ bool CpuDraftStage::run_rows(const int* ids, const Piece& piece, const Cancelled
     });
   if (!done) return false;
   std::memcpy(exit_hidden_.as<float>() + size_t(start) * hidden, x_.data(), size_t(rows) * hidden * 4);
-  for (int i = 0; i < siblings; ++i) std::memcpy(sibling_exit(piece.siblings[i].position), x(rows + i), hidden * 4);
   length_ = start + rows;
   return true;
 }
@@ -132,8 +120,7 @@ bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& c
     eagle_->advance(*team_, {{&text_, blocks_.pointers(), blocks_.size(), length_ - 1}});
     begin_choice(head_.get(), {{text_.output(), &sampler_, length_}}, true);
     team_->run([&](int member) { head_->pass(*team_, member); });
-    choose(draft, step.sibling_bar);
-    *draft = foreseen(oracle_, *draft, length_, model_.shape.vocab_size);
+    choose(draft);
     return true;
   }
   const int hidden = model_.shape.hidden_size;
@@ -143,7 +130,7 @@ bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& c
   // from also receives what became of the newest row that has passed all layers, if that is near.
   const int distance = feedback != nullptr ? length_ - 1 - feedback->position : 0;
   const bool heard = distance >= 1 && distance <= feedback_.most_distance();
-  head_length_ = std::min<int>(head_length_, length_ - 1);
+  head_length_ = std::min(head_length_, length_ - 1);
   bool done = true;
   while (head_length_ < length_) {
     const int behind = std::min(kPassRows, length_ - head_length_), first = head_length_;
@@ -164,13 +151,12 @@ bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& c
     if (!done) return false;
     head_length_ += behind;
   }
-  choose(draft, step.sibling_bar);
-  *draft = foreseen(oracle_, *draft, length_, model_.shape.vocab_size);
+  choose(draft);
   return true;
 }
 
-// From the logits for position length_: a draft token, and a second choice if it may be as probable as the bar (above 0).
-void CpuDraftStage::choose(Draft* draft, double sibling_bar) {
+// From the logits for position length_: a draft token.
+void CpuDraftStage::choose(Draft* draft) {
   const int* ids = head_->draft_ids();
   const int outputs = head_->outputs();
   draft->token = head_->chosen().front();
@@ -179,11 +165,6 @@ void CpuDraftStage::choose(Draft* draft, double sibling_bar) {
     return;
   }
   draft->confidence = sampler_.confidence(0, draft->token, ids, outputs);
-  if (sibling_bar <= 0.0 || 1.0 - draft->confidence < sibling_bar || outputs < 2) return;
-  const int second = sampler_.choose_without(draft->token, 0, 0, length_, ids, outputs);
-  if (second == Sampler::kNone) return;
-  draft->sibling = second;
-  draft->sibling_confidence = sampler_.confidence(0, draft->sibling, ids, outputs);
 }
 
 Draft foreseen(const Oracle& oracle, Draft draft, int position, int vocab_size) {
@@ -195,20 +176,6 @@ void CpuDraftStage::export_hidden(Chunk* chunk) {
   const size_t hidden = size_t(model_.shape.hidden_size);
   const float* from = exit_hidden_.as<float>() + size_t(chunk->start) * hidden;
   chunk->hidden.assign(from, from + hidden * chunk->rows());
-  for (const Sibling& sibling : chunk->siblings) {
-    const float* exit = sibling_exit(sibling.position);
-    chunk->hidden.insert(chunk->hidden.end(), exit, exit + hidden);
-  }
-}
-
-void CpuDraftStage::adopt(const Sibling& sibling) {
-  const size_t hidden = size_t(model_.shape.hidden_size);
-  early_.adopt(sibling.position, blocks_.pointers());
-  std::memcpy(exit_hidden_.as<float>() + hidden * sibling.position, sibling_exit(sibling.position), hidden * 4);
-  sampler_.know(sibling.position, &sibling.id, 1);
-  if (eagle_) text_.adopt(sibling.position, sibling.id);
-  length_ = sibling.position + 1;
-  head_length_ = std::min(head_length_, sibling.position);
 }
 
 // -- verify ------------------------------------------------------------------------------------------------------------
@@ -216,8 +183,7 @@ void CpuDraftStage::adopt(const Sibling& sibling) {
 CpuVerifyStage::CpuVerifyStage(const CpuModel& model, int first, int last, int members)
     : model_(model),
       layers_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), members),
-      blocks_(layers_.end()),
-      x_(size_t(kPassRows) * model.shape.hidden_size) {
+      blocks_(layers_.end()) {
   static const std::vector<int> all;
   if (last == model.shape.num_layers) {
     head_ = std::make_unique<Head>(*model.kernels, model.shape, model.head, all, members);
@@ -237,51 +203,33 @@ void CpuVerifyStage::reserve(int capacity, const float* rope) {
 }
 
 void CpuVerifyStage::begin(const Sampling& sampling, int kept) {
-  length_ = std::min<int>(length_, kept);
+  length_ = std::min(length_, kept);
   if (sampler_) sampler_->begin(sampling, length_);
 }
 
 bool CpuVerifyStage::run(Chunk* chunk, const Cancelled& cancelled) {
   const size_t hidden = size_t(model_.shape.hidden_size);
-  if (chunk->adopted) adopt(*chunk->adopted);
-  length_ = std::min<int>(length_, chunk->start);
+  length_ = std::min(length_, chunk->start);
   if (sampler_) sampler_->know(chunk->start, chunk->ids.data(), chunk->rows());
-  const size_t row_bytes = hidden * sizeof(float);
-  check_bound(size_t(chunk->all_rows()) * hidden, chunk->hidden.size(), "floats of hidden states");
-  float *text = chunk->hidden.data(), *beside = text + hidden * chunk->rows();
-  for (int left = chunk->rows(); left > 0;) {
-    const Piece piece = next_piece(length_, left, chunk->siblings);
-    const size_t rows = size_t(piece.rows), siblings = piece.siblings.size();
-    blocks_.hold(length_ + piece.rows, most_);
-    layers_.begin_pass({{piece.rows, length_, blocks_.pointers(), blocks_.size()}}, piece.siblings);
-    std::memcpy(x_.data(), text, rows * row_bytes);
-    std::memcpy(x_.data() + rows * hidden, beside, siblings * row_bytes);
+  check_bound(size_t(chunk->rows()) * hidden, chunk->hidden.size(), "floats of hidden states");
+  for (int done = 0; done < chunk->rows(); done += kPassRows) {
+    const int rows = std::min(kPassRows, chunk->rows() - done);
+    float* x = chunk->hidden.data() + size_t(done) * hidden;
+    blocks_.hold(length_ + rows, most_);
+    layers_.begin_pass({{rows, length_, blocks_.pointers(), blocks_.size()}});
     bool finished = true;
     team_->run([&](int member) {
-      if (!layers_.pass(*team_, member, rope_, x_.data(), cancelled) && member == 0) finished = false;
+      if (!layers_.pass(*team_, member, rope_, x, cancelled) && member == 0) finished = false;
     });
     if (!finished) return false;
     if (told_ != nullptr) {
-      const size_t width = model_.eagle->tap_width();
       EagleText* told = told_->text();
-      if (told->pending() + piece.rows > kPassRows) told_->catch_up();
-      told->verified(length_, piece.rows, layers_.tapped(), width);
-      for (size_t i = 0; i < siblings; ++i) told->beside(piece.siblings[i].position, layers_.tapped() + (rows + i) * width, width);
+      if (told->pending() + rows > kPassRows) told_->catch_up();
+      told->verified(length_, rows, layers_.tapped(), model_.eagle->tap_width());
     }
-    std::memcpy(text, x_.data(), rows * row_bytes);
-    std::memcpy(beside, x_.data() + rows * hidden, siblings * row_bytes);
-    text += rows * hidden, beside += siblings * hidden;
-    length_ += piece.rows;
-    left -= piece.rows;
+    length_ += rows;
   }
-  if (beside != chunk->hidden.data() + hidden * chunk->all_rows()) throw std::logic_error("a chunk has siblings without a row");
   return true;
-}
-
-void CpuVerifyStage::adopt(const Sibling& sibling) {
-  layers_.adopt(sibling.position, blocks_.pointers());
-  if (sampler_) sampler_->know(sibling.position, &sibling.id, 1);
-  length_ = sibling.position + 1;
 }
 
 std::vector<int> CpuVerifyStage::choose(const Chunk& chunk, int last) {

@@ -1,7 +1,6 @@
 // Stages on a CPU: the model cut at the exit layer, each part worked on by a team of threads.
 #pragma once
 
-#include <atomic>
 #include <memory>
 #include <vector>
 
@@ -48,6 +47,8 @@ struct Oracle {
 };
 Draft foreseen(const Oracle& oracle, Draft draft, int position, int vocab_size);   // the oracle's, where it has one
 
+// Stages of one text with a KV cache of its own, without siblings: for measuring, for scoring, and for callers that write the loop
+// themselves.
 class CpuDraftStage final : public DraftStage {
  public:
   CpuDraftStage(const CpuModel& model, int members);
@@ -56,7 +57,6 @@ class CpuDraftStage final : public DraftStage {
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);   // a new answer that shares the first `kept` rows
-  void set_oracle(const Oracle& oracle) { oracle_ = oracle; }
   const OwnBlocks& blocks() const { return blocks_; }
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
@@ -68,12 +68,10 @@ class CpuDraftStage final : public DraftStage {
   void catch_up() { eagle_->catch_up(*team_, &text_, blocks_.pointers(), blocks_.size()); }
 
  private:
-  void adopt(const Sibling& sibling);
-  bool run_rows(const int* ids, const Piece& piece, const Cancelled& cancelled);
+  bool run_rows(const int* ids, int rows, const Cancelled& cancelled);
   bool draw(const DraftStep& step, Draft* draft, const Cancelled& cancelled);
-  void choose(Draft* draft, double sibling_bar);
+  void choose(Draft* draft);
   Segment segment(int start, int rows) const { return {rows, start, blocks_.pointers(), blocks_.size()}; }
-  float* sibling_exit(int position) { return sibling_exits_.data() + size_t(position % kSiblings) * model_.shape.hidden_size; }
 
   const CpuModel& model_;
   Team* team_ = nullptr;
@@ -86,12 +84,10 @@ class CpuDraftStage final : public DraftStage {
   FeedbackStack feedback_;
   std::unique_ptr<Head> head_;
   Sampler sampler_;
-  std::atomic<int> length_{0};           // rows that have passed the early layers; others may look at it any time
+  int length_ = 0;                       // rows that have passed the early layers
   int head_length_ = 0;                  // and the exit head's own
   Memory exit_hidden_;                   // [capacity][hidden]
-  std::vector<float> sibling_exits_;     // [kSiblings][hidden], by position modulo kSiblings
   std::vector<float> x_;                 // [kPassRows][hidden]
-  Oracle oracle_;
 };
 
 class CpuVerifyStage final : public VerifyStage {
@@ -103,7 +99,6 @@ class CpuVerifyStage final : public VerifyStage {
   void tell(CpuDraftStage* draft);       // all layers are this stage's: the draft stage reads what they leave at the taps
   void reserve(int capacity, const float* rope);
   int length() const { return length_; }
-  int layers() const { return layers_.size(); }
   LayerStack& stack() { return layers_; }     // for rows of other texts,
   Head* head() { return head_.get(); }        // and for what they choose; null: not the last stage
   void begin(const Sampling& sampling, int kept);
@@ -117,13 +112,11 @@ class CpuVerifyStage final : public VerifyStage {
 
   bool run(Chunk* chunk, const Cancelled& cancelled) override;
   std::vector<int> choose(const Chunk& chunk, int last) override;
-  std::vector<Logprobs> take_logprobs() override { return sampler_->take_logprobs(); }
   // The logits after every row of a chunk of at most kPassRows, [rows][vocabulary], until the next choice. Throws
   // std::runtime_error where one is NaN or infinite.
   const float* logits(const Chunk& chunk);
 
  private:
-  void adopt(const Sibling& sibling);
   // positions: those that the rows choose the tokens for.
   std::vector<int> choose_rows(const float* x, const std::vector<int>& positions, bool store);
 
@@ -136,8 +129,7 @@ class CpuVerifyStage final : public VerifyStage {
   OwnBlocks blocks_;
   std::unique_ptr<Head> head_;
   std::unique_ptr<Sampler> sampler_;
-  std::atomic<int> length_{0};           // others may look at it any time
-  std::vector<float> x_;                 // [kPassRows][hidden]
+  int length_ = 0;
 };
 
 }  // namespace ppsd

@@ -44,6 +44,11 @@ bool pin_thread(pthread_t thread, const std::vector<int>& cores, std::string* pr
 
 }  // namespace
 
+void run_on(const std::vector<int>& cores) {
+  std::string problem;
+  if (!cores.empty()) pin_thread(pthread_self(), cores, &problem);
+}
+
 double Gate::wait_while(uint32_t old) {
   for (int i = 0; i < kSpins; ++i) {
     if (value() != old) return 0.0;

@@ -19,6 +19,8 @@
 
 namespace ppsd {
 
+void run_on(const std::vector<int>& cores);   // the calling thread, and those that it starts; none: it stays where it is
+
 // Waiting for an atomic word to change.
 class Gate {
  public:

@@ -5,16 +5,15 @@
 namespace ppsd {
 
 TextStages::TextStages(std::shared_ptr<const CpuModel> model, int threads, const Sampling& sampling)
-    : model_(std::move(model)), engine_(new CpuEngine(model_, threads, {}), NotAfterFork()) {
-  request_.sampling = sampling;
+    : model_(std::move(model)), sampling_(sampling), engine_(new CpuEngine(model_, threads), NotAfterFork()) {
   begin(0, 0);
   engine_->use_shared_team();
 }
 
 void TextStages::begin(int answer, uint64_t key) {
-  request_.sampling.seed = key;
-  request_.prompt.resize(size_t(answer));   // of which only the length counts: the ids come with the rows
-  engine_->begin(request_, 0);
+  sampling_.seed = key;
+  sampling_.answer = answer;
+  engine_->begin(sampling_, 0, 0, answer);
 }
 
 void TextStages::reserve(int capacity) { engine_->reserve(capacity); }
@@ -41,9 +40,9 @@ std::vector<int> TextStages::verify(int start, const std::vector<int>& ids, int 
     chunk.start = done;
     chunk.ids.assign(ids.begin() + (done - start), ids.begin() + (done - start) + rows);
     engine_->draft().export_hidden(&chunk);
-    for (auto& stage : engine_->verify()) stage->run(&chunk, nullptr);
+    engine_->verify().run(&chunk, nullptr);
     if (done >= first) {
-      const std::vector<int> chosen = engine_->verify().back()->choose(chunk, rows);
+      const std::vector<int> chosen = engine_->verify().choose(chunk, rows);
       own.insert(own.end(), chosen.begin(), chosen.end());
       keep(chunk);
     }

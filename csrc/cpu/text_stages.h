@@ -30,7 +30,7 @@ class TextStages {
   void keep(const Chunk& chunk);
 
   const std::shared_ptr<const CpuModel> model_;
-  Request request_;
+  Sampling sampling_;
   std::unique_ptr<CpuEngine, NotAfterFork> engine_;   // for its stages, caches and threads: it decodes nothing by itself
   std::shared_ptr<const Feedback> heard_;
   std::vector<float> kept_;   // [rows from kept_from_ on][hidden], as the last layer left them; until one of them is learnt

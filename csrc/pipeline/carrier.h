@@ -52,7 +52,6 @@ class Carrier {
   virtual std::optional<Event> next() = 0;
   virtual void cancel() = 0;                                  // from any thread; next() then ends soon
   virtual const std::vector<int>& tokens() const = 0;         // once next() has ended: the committed text
-  virtual int rows() const { return int(tokens().size()) - 1; }   // likewise: of these, those whose rows every stage holds
 };
 
 // The stages of one model: a draft stage and the chain of verification stages.

@@ -26,13 +26,11 @@ std::vector<float> last_row(const Chunk& chunk) {
 }
 
 LockStep::LockStep(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, Ticks ticks,
-                   bool report_drafts, AfterRound after_round, Trace* trace)
+                   bool report_drafts)
     : stages_(std::move(stages)),
       scheduler_(schedule, limits, seed),
       ticks_(ticks),
-      report_drafts_(report_drafts),
-      after_round_(std::move(after_round)),
-      trace_(trace) {}
+      report_drafts_(report_drafts) {}
 
 std::optional<Event> LockStep::next() {
   if (!started_) prefill();
@@ -48,14 +46,10 @@ std::optional<Event> LockStep::next() {
 
 void LockStep::prefill() {
   started_ = true;
-  TraceScope scope(trace_, kVerifyTrack, "prompt", int(prompt_.size()) - keep_);
   std::vector<float> last;
   const int first = run_prompt(stages_, prompt_, keep_, [this] { return cancelled(); }, &last);
   if (first < 0) return scheduler_.cancel();
-  Round round = scheduler_.begin(prompt_, keep_, first, std::move(last), stages_.verify.back()->take_logprobs());
-  const bool go_on = !after_round_ || after_round_(round, &scheduler_);
-  report(std::move(round));
-  if (!go_on) scheduler_.cancel();
+  events_.emplace_back(scheduler_.begin(prompt_, keep_, first, std::move(last), stages_.verify.back()->take_logprobs()));
 }
 
 // One tick: commit what lands, hand over what is ready, draft.
@@ -70,23 +64,15 @@ void LockStep::advance() {
         flights_.erase(std::remove_if(flights_.begin(), flights_.end(), is_void), flights_.end());
         stage_free_at_ = tick_;
       }
-      const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
-      report(std::move(*round));
-      if (!go_on) return scheduler_.cancel();
+      events_.emplace_back(std::move(*round));
     }
   }
   if (tick_ >= stage_free_at_ && scheduler_.ready()) launch();
   if (scheduler_.may_step()) step();
 }
 
-void LockStep::report(Event event) {
-  mark(trace_, kVerifyTrack, event);
-  events_.emplace_back(std::move(event));
-}
-
 void LockStep::launch() {
   Chunk chunk = scheduler_.launch();
-  TraceScope scope(trace_, kVerifyTrack, "verify", chunk.all_rows());
   stages_.draft->export_hidden(&chunk);
   for (VerifyStage* stage : stages_.verify)
     if (!stage->run(&chunk, [this] { return cancelled(); })) return scheduler_.cancel();
@@ -100,14 +86,13 @@ void LockStep::launch() {
 void LockStep::step() {
   const DraftStep step = scheduler_.next_step();
   if (report_drafts_)
-    for (const Drafted& copy : copied_for(step)) report(copy);
+    for (const Drafted& copy : copied_for(step)) events_.emplace_back(copy);
   Draft draft;
-  TraceScope scope(trace_, kDraftTrack, "draft", int(step.ids.size()));
   if (!stages_.draft->step(step, step.draw ? &draft : nullptr, [this] { return cancelled(); }))
     return scheduler_.cancel();
   const int position = step.start + int(step.ids.size());
   if (scheduler_.stepped(step, step.draw ? &draft : nullptr) && step.draw && report_drafts_)
-    report(Drafted{position, draft.token});
+    events_.emplace_back(Drafted{position, draft.token});
 }
 
 }  // namespace ppsd

@@ -1,7 +1,7 @@
 // The lock-step carrier: one thread does all the work in program order, and time is counted in ticks.
 //
-// A run gives the same rounds every time, those of ppsd_rt/reference/pipeline.py, of which this is the twin. It is also
-// how schedules without overlap run on a CPU: then the ticks do not matter, and every stage has all the cores.
+// A run gives the same rounds every time, those of ppsd_rt/reference/pipeline.py, of which this is the twin. By it tests compare
+// the scheduler with the readable loop, event by event.
 #pragma once
 
 #include "carrier.h"
@@ -15,15 +15,12 @@ struct Ticks {
 
 class LockStep final : public Carrier {
  public:
-  LockStep(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, Ticks ticks, bool report_drafts,
-           AfterRound after_round = nullptr, Trace* trace = nullptr);
+  LockStep(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, Ticks ticks, bool report_drafts);
 
   void begin(const std::vector<int>& prompt, int keep) { prompt_ = prompt, keep_ = keep; }
-  void recycle(std::shared_ptr<Successors> successors) { scheduler_.recycle(std::move(successors)); }
   std::optional<Event> next() override;
   void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
   const std::vector<int>& tokens() const override { return scheduler_.tokens(); }
-  int rows() const override { return scheduler_.rows(); }
   int64_t tick() const { return tick_; }
 
  private:
@@ -36,7 +33,6 @@ class LockStep final : public Carrier {
   void advance();
   void launch();
   void step();
-  void report(Event event);
   bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
 
   Stages stages_;
@@ -50,8 +46,6 @@ class LockStep final : public Carrier {
   std::deque<Event> events_;
   int64_t tick_ = 0, stage_free_at_ = 0;
   std::atomic<bool> cancelled_{false};
-  const AfterRound after_round_;
-  Trace* const trace_;
 };
 
 }  // namespace ppsd

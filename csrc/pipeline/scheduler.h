@@ -1,8 +1,8 @@
 // The scheduler: what to draft, what to verify, what to commit. Pure state, no clock, no threads, no arithmetic.
 //
-// It is the loop of ppsd_rt/reference/pipeline.py turned inside out: carriers (lock-step, simulated time, threads,
-// ranks) ask it what may be done now and tell it what has been done. Every answer of a stage carries the epoch of its
-// question; what belongs to an older epoch is void.
+// It is the loop of ppsd_rt/reference/pipeline.py turned inside out: carriers (the loop of answers, lock-step, simulated time)
+// ask it what may be done now and tell it what has been done. Every answer of a stage carries the epoch of its question;
+// what belongs to an older epoch is void.
 #pragma once
 
 #include <algorithm>
@@ -55,8 +55,6 @@ class Scheduler {
   int spared() const { return epoch_.spared(); }   // see Epoch
   const std::vector<int>& tokens() const { return text_.tokens(); }
   int drafted_rows() const { return drafted_rows_; }   // those that have passed the draft stage
-  // Of the tokens, those whose rows every stage is sure to hold once nothing is under way any more.
-  int rows() const { return adopted_.empty() ? std::max(text_.size() - 1, 0) : adopted_.front().position; }
   int sibling_at(int position) const;          // its id, where the draft for that position has one; else -1
   const Sibling& adopted() const { return adopted_.back(); }   // the newest one, after a round that was rescued
   const Schedule& schedule() const { return schedule_; }

@@ -1,4 +1,4 @@
-// A timeline for Chrome's tracing page and Perfetto. Without a Trace (a null pointer) a scope costs one comparison.
+// A timeline for Chrome's tracing page and Perfetto.
 #pragma once
 
 #include <chrono>
@@ -47,28 +47,6 @@ class Trace {
   const Clock::time_point origin_;
   mutable std::mutex mutex_;
   std::vector<Span> spans_;
-};
-
-// The time from here to the end of the block.
-class TraceScope {
- public:
-  TraceScope(Trace* trace, int track, const char* name, int rows)
-      : trace_(trace), track_(track), name_(name), rows_(rows) {
-    if (trace_ != nullptr) begin_ = Trace::Clock::now();
-  }
-  ~TraceScope() {
-    if (trace_ != nullptr) trace_->add(name_, track_, rows_, begin_, Trace::Clock::now());
-  }
-  TraceScope(const TraceScope&) = delete;
-  TraceScope& operator=(const TraceScope&) = delete;
-  void rename(const char* name) { name_ = name; }
-
- private:
-  Trace* trace_;
-  int track_;
-  const char* name_;
-  int rows_;
-  Trace::Clock::time_point begin_;
 };
 
 }  // namespace ppsd

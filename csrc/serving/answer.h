@@ -14,22 +14,22 @@
 namespace ppsd {
 
 struct Loop::Answer {
-  Answer(Loop* loop, Request wanted, bool chosen, int said, double seconds, int told)
+  Answer(Loop* loop, Request wanted, bool chosen, int told)
       : request(std::move(wanted)),
-        committed(said),
         grammar(told),
-        verdict_track(loop->chain_ ? kDraftTrack : kVerifyTrack),
-        out(std::make_shared<Outbox>(loop->bell_, seconds, int(request.prompt.size()))),
+        verdict_track(loop->ranks_ ? kDraftTrack : kVerifyTrack),
+        rotated_as(loop->model().rotary.matters(int(request.prompt.size()) - request.limits.own)),
+        out(std::make_shared<Outbox>(loop->bell_, int(request.prompt.size()))),
         scheduler(fitted(request.schedule, true, false), request.limits, request.sampling.seed),
-        table(&loop->blocks_),
+        table(&loop->blocks_, rotated_as),
         exits(size_t(loop->model().shape.hidden_size)),
         drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
-        verifying(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()) {
+        verifying(std::make_shared<Sampler>(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members())) {
     Sampling sampling = request.sampling;
-    sampling.answer = int(request.prompt.size()) - committed - request.limits.own;
+    sampling.answer = int(request.prompt.size()) - request.limits.own;
     sampling.stop_ids = request.limits.stop_ids;
-    verifying.begin(sampling, 0);
-    if (loop->chain_) settings = words_of({request.limits.end, sampling.answer, grammar, sampling});
+    verifying->begin(sampling, 0);
+    if (loop->ranks_ || loop->limits_.cuts) settings = words_of({request.limits.end, sampling.answer, grammar, sampling});
     sampling.logprobs = -1;   // of drafts nobody asks
     sampling.mask = sampling.draft_mask;
     drafting.begin(sampling, 0);
@@ -37,10 +37,6 @@ struct Loop::Answer {
     drafts.automatic = chosen;
     drafts.asked = request.schedule;
     drafts.planner = request.planner;
-    if (committed == 0) return;
-    const std::vector<int> before(request.prompt.begin(), request.prompt.end() - 1);
-    scheduler.begin(before, 0, request.prompt.back());
-    begun = true;
   }
 
   // The sampler learns the text's rows from `start` on, and before these what it has not seen: rows of another answer.
@@ -65,6 +61,11 @@ struct Loop::Answer {
   // the first token is.
   int rows_wanted() const { return int(text().size()) - int(begun); }
   bool writing() const { return begun && rows == rows_wanted(); }
+  // Would it draft while it is verified, if it had the stages to itself?
+  bool overlaps() const {
+    if (drafts.automatic) return writing() && drafts.steered && drafts.planner->schedule().overlap;
+    return writing() && drafts.asked.overlap;
+  }
   // Over ranks, may it have rows although some are under way? Those of its prompt, or drafts while others are verified.
   bool goes_on() const {
     if (!writing()) return left < rows_wanted();
@@ -72,24 +73,27 @@ struct Loop::Answer {
   }
 
   const Request request;
-  const int committed, grammar, verdict_track;
+  const int grammar, verdict_track;
+  const int rotated_as;       // see Rotary::matters
   const std::shared_ptr<Outbox> out;
   Scheduler scheduler;
   BlockTable table;
   ExitRows exits;
   EagleText eagle;            // what an EAGLE-3 head knows of it
-  Sampler drafting, verifying;
+  Sampler drafting;
+  const std::shared_ptr<Sampler> verifying;   // which stages on threads of their own use too
   Drafting drafts;
   uint64_t arrival = 0;
   bool begun = false;         // the scheduler has the prompt and a token
   bool over = false, running = false;
+  std::exception_ptr failure; // why it is over
   int rows = 0, shared = 0;   // verified, in the table; and of these, at first, another text's
   int left = 0;               // of a text that is read, rows that are there or under way
   int headed = 0;             // rows that have passed the exit head's own layers
   int most = 0;               // drafts that the round at hand may have
   DraftStep step;             // in hand
 
-  // Over ranks:
+  // Where stages have passes of their own:
   size_t words() const {           // of the tables of a pass, at the most
     return settings.size() + text().size() - size_t(std::min(told, rows)) + text().size() / kSpan + 4 * kPassRows;
   }
@@ -117,7 +121,7 @@ struct Loop::Part {
   }
 };
 
-// A pass on its way over the ranks.
+// A pass on its way over the stages.
 struct Loop::Flight {
   uint64_t number;
   std::vector<Part> parts;

@@ -153,7 +153,7 @@ void BlockTable::drop() {
   for (; !held_.empty(); held_.pop_back()) blocks_->release(held_.back());
   pointers_.clear();
   kept_ = 0;
-  content_ = 0;
+  content_ = root_;
 }
 
 void BlockTable::wipe() {

@@ -77,7 +77,9 @@ class Blocks {
 // The blocks of one text.
 class BlockTable {
  public:
-  explicit BlockTable(Blocks* blocks) : blocks_(blocks) {}
+  // kind: texts of different ones share nothing.
+  explicit BlockTable(Blocks* blocks, int kind = 0)
+      : blocks_(blocks), root_(kind == 0 ? 0 : ~Blocks::Content(0) - Blocks::Content(kind)), content_(root_) {}
   ~BlockTable() { drop(); }
   BlockTable(const BlockTable&) = delete;
   BlockTable& operator=(const BlockTable&) = delete;
@@ -101,10 +103,11 @@ class BlockTable {
   void add(int block);
 
   Blocks* blocks_;
+  const Blocks::Content root_;     // what stands before the text
   std::vector<int> held_;
   std::vector<uint8_t*> pointers_;
   int kept_ = 0;                   // the first so many can be shared
-  Blocks::Content content_ = 0;    // of the last of these
+  Blocks::Content content_;        // of the last of these
 };
 
 }  // namespace ppsd

@@ -1,4 +1,4 @@
-// The late layers on other ranks, seen from the loop: passes go out, verdicts come back in the same order.
+// The late layers on other ranks, or on threads of their own, seen from the loop: passes go out, verdicts come back in the same order.
 //
 // As many passes are under way as there are stages, each with answers of its own, so no pass waits for what another one commits.
 // Where answers are fewer than stages, they may have several under way: see Loop::choose_answers.
@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -32,6 +33,7 @@ class Chain {
   }
   std::optional<PassVerdict> landed() {
     const std::lock_guard<std::mutex> lock(mutex_);
+    if (failure_) std::rethrow_exception(failure_);
     if (in_.empty()) return std::nullopt;
     PassVerdict verdict = std::move(in_.front());
     in_.pop_front();
@@ -43,22 +45,28 @@ class Chain {
     const std::lock_guard<std::mutex> lock(mutex_);
     return std::any_of(in_.begin(), in_.end(), look);
   }
-  // A pass that is to leave, into out[most_pass_words]; 0: there is none.
-  size_t take(int32_t* out) {
-    if (out_.empty()) return 0;
-    const size_t words = write_pass(out_.front(), out);
+  std::optional<Pass> take() {   // that is to leave
+    if (out_.empty()) return std::nullopt;
+    Pass pass = std::move(out_.front());
     out_.pop_front();
-    return words;
+    return pass;
   }
 
   // -- from the thread that receives. Throws std::runtime_error for what does not follow the protocol. --
-  void land(const int32_t* message, size_t words) {
-    PassVerdict verdict = read_verdict(message, words, hidden_);
+  void land(const int32_t* message, size_t words) { land(read_verdict(message, words, hidden_)); }
+  void land(PassVerdict verdict) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (verdict.number <= landed_) throw std::runtime_error("a verdict came out of turn");
       landed_ = verdict.number;
       in_.push_back(std::move(verdict));
+    }
+    bell_->ring();
+  }
+  void fail(std::exception_ptr failure) {   // nothing lands any more
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      failure_ = failure;
     }
     bell_->ring();
   }
@@ -71,6 +79,7 @@ class Chain {
   std::deque<Pass> out_;
   std::mutex mutex_;
   std::deque<PassVerdict> in_;
+  std::exception_ptr failure_;
 };
 
 }  // namespace ppsd

@@ -7,14 +7,16 @@
 #include <stdexcept>
 
 #include "../cpu/bounds.h"
+#include "../cpu/cores.h"
+#include "../cpu/engine.h"
 #include "../pipeline/oracle.h"
 #include "answer.h"
 
 namespace ppsd {
 namespace {
 
-// Between two times at which consumers are woken: as in ../cpu/session.cpp, and more for each answer, for each takes Python's
-// time then, which the team waits for.
+// Between two times at which consumers are woken; more for each answer. Where a consumer shares the cores with the work, each time
+// costs the work 50 us, or 280 where the weights have pushed all of Python out of the caches. No reader sees the difference.
 constexpr std::chrono::microseconds kNews{25000}, kNewsOfEach{2500};
 
 using Clock = std::chrono::steady_clock;
@@ -30,7 +32,8 @@ Loop::Loop(std::shared_ptr<const CpuModel> model, int threads, size_t kv_bytes, 
       limits_(std::move(limits)),
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
-      policy_(passes_.drafts(), passes_.draft_share()) {}
+      policy_(passes_.drafts(), passes_.draft_share()),
+      cores_(threads > 1 ? usable_cores().order : std::vector<int>()) {}   // one alone goes where there is room
 
 Loop::Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits)
     : own_(std::move(early)),
@@ -40,15 +43,16 @@ Loop::Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits)
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
       policy_(passes_.drafts(), passes_.draft_share(), true),
-      chain_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, bell_)) {
+      ranks_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, bell_)),
+      chain_(ranks_.get()) {
   blocks_.note_changes();
 }
 
 Loop::~Loop() { end_all(nullptr); }
 
-std::shared_ptr<Outbox> Loop::add(Request request, bool automatic, int committed, double seconds, int grammar) {
+std::shared_ptr<Outbox> Loop::add(Request request, bool automatic, int grammar) {
   if (request.limits.end > capacity()) throw std::bad_alloc();
-  auto answer = std::make_unique<Answer>(this, std::move(request), automatic, committed, seconds, grammar);
+  auto answer = std::make_unique<Answer>(this, std::move(request), automatic, grammar);
   const auto out = answer->out;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -63,22 +67,18 @@ LoopCounts Loop::counts() {
   return shown_;
 }
 
-void Loop::import_prefix(CpuEngine& engine) {
-  std::vector<int> text = engine.tokens();
-  text.push_back(0);
-  int rows = engine.shared_rows(text);
-  if (const EagleText* eagle = engine.draft().text()) rows = std::min(rows, eagle->sure());
-  rows = rows / kSpan * kSpan;
-  BlockTable table(&blocks_);
-  if (rows > blocks_.available() * kSpan || !table.reserve(rows)) return;
-  passes_.copy(engine, rows, table.pointers());
-  table.keep(text, rows);
-}
-
 void Loop::end_all(std::exception_ptr failure) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.splice(waiting_.end(), arrived_);
+  }
+  if (threads_) {   // which write into blocks, until they have ended
+    threads_.reset();
+    chain_ = nullptr;
+    passes_.use(nullptr);
+    flights_.clear();
+    adopted_.clear();
+    closed_.clear();
   }
   for (Answers* answers : {&waiting_, &running_}) {
     for (auto& answer : *answers) {
@@ -193,9 +193,11 @@ void Loop::sweep(Answers* answers) {
     if (answer.begun && answer.scheduler.finished()) answer.over = true;
     if (answer.over || answer.out->cancelled()) {
       if (!limits_.keep.empty()) answer.out->kept = passes_.kept(answer.table.pointers(), answer.rows);
-      answer.out->finish();
-      leave(answer);
       forget(answer);
+      if (answer.running) settle();
+      if (answer.failure) answer.table.wipe();   // NaNs must not reach the next owner
+      else leave(answer);
+      answer.out->finish(answer.failure);
       at = answers->erase(at);
     } else {
       ++at;
@@ -203,7 +205,7 @@ void Loop::sweep(Answers* answers) {
   }
 }
 
-// What is under way of it is void, and other ranks will hear that it is over.
+// What is under way of it is void, and other stages will hear that it is over.
 void Loop::forget(const Answer& answer) {
   for (Flight& flight : flights_)
     for (Part& part : flight.parts)
@@ -219,6 +221,7 @@ void Loop::let_in() {
   }
   sweep(&waiting_);
   sweep(&running_);
+  turn_or_overlap();
   for (;;) {
     const auto next = std::find_if(waiting_.begin(), waiting_.end(), [](const auto& a) { return !a->out->full(); });
     if (next == waiting_.end()) return;
@@ -252,7 +255,7 @@ bool Loop::admit(Answer& answer) {
   if (model().eagle && answer.shared % kSpan > 0) --answer.shared;
   answer.go_on_from(answer.shared);
   counts_.shared_rows += answer.shared;
-  passes_.reserve(answer.request.limits.end);
+  passes_.reserve(answer.request.limits.end, answer.rotated_as);
   answer.running = true;
   answer.out->begin(answer.shared);
   return true;
@@ -271,7 +274,7 @@ int Loop::held_of(const std::vector<int>& text, int most) {
 void Loop::put_back(Answer& answer) {
   ++counts_.preempted;
   answer.table.drop();
-  if (chain_ && answer.begun) answer.scheduler.forget_drafts();
+  if (answer.begun) answer.scheduler.forget_drafts();   // of when it overlapped
   answer.go_on_from(0);
   answer.running = false;
   const auto here = std::find_if(running_.begin(), running_.end(), [&](const auto& a) { return a.get() == &answer; });
@@ -302,9 +305,7 @@ bool Loop::make_room(Answer& answer, int rows) {
 
 void Loop::fail(Answer& answer, std::exception_ptr failure) {
   answer.over = true;
-  answer.go_on_from(0);
-  answer.table.wipe();   // NaNs must not reach the next owner
-  answer.out->finish(failure);
+  answer.failure = failure;
 }
 
 // Its rows stay for texts that begin like its own.
@@ -404,7 +405,7 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
     std::vector<Passes::Draw> draws;
     if (!run_early(parts) || !draw(parts, &draws)) return false;
     const double seconds = seconds_since(begun);
-    policy_.times.draft.observe(early_rows_, seconds);
+    if (!overlapping()) policy_.times.draft.observe(early_rows_, seconds);   // by one thread, beside the others
     ++counts_.draft_steps;
     counts_.draft_seconds += seconds;
     std::vector<Answer*> more;
@@ -452,7 +453,7 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
   if (!early.empty()) {
     const Clock::time_point begun = Clock::now();
     if (!run_early(early)) return false;
-    policy_.times.early.observe(early_rows_, seconds_since(begun));
+    if (!overlapping()) policy_.times.early.observe(early_rows_, seconds_since(begun));
     for (const Part& part : early)
       if (!part.prompt || chain_) span(part, part.prompt ? "prompt" : "draft", kDraftTrack, begun);
   }
@@ -472,7 +473,7 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     if (chunk.start + chunk.rows() > answer->exits.end()) throw std::logic_error("a pass has other rows than were drafted");
     move(answer->exits.at(chunk.start), size_t(chunk.rows()));
     for (const Sibling& sibling : chunk.siblings) move(answer->exits.beside(sibling.position), 1);
-    if (!chain_) answer->feed_sampler(answer->verifying, chunk.start, chunk.ids.data(), chunk.rows());
+    if (!chain_) answer->feed_sampler(*answer->verifying, chunk.start, chunk.ids.data(), chunk.rows());
     parts->push_back({answer, chunk.start, chunk.rows(), false, chunk.siblings, chunk.ids, chunk.epoch});
     counts_.draft_rows += chunk.rows() - int(committed);
   }
@@ -480,7 +481,7 @@ bool Loop::gather(const std::vector<Answer*>& writing, const std::vector<Part>& 
     if (part.answer->over) continue;
     move(part.answer->exits.at(part.start), size_t(part.rows));
     if (!chain_)
-      part.answer->feed_sampler(part.answer->verifying, part.start, part.answer->text().data() + part.start, part.rows);
+      part.answer->feed_sampler(*part.answer->verifying, part.start, part.answer->text().data() + part.start, part.rows);
     parts->push_back(part);
     parts->back().epoch = part.answer->scheduler.epoch();
     part.answer->left = part.start + part.rows;
@@ -502,9 +503,9 @@ void Loop::verify(const std::vector<Part>& parts) {
     segments.push_back(part.segment());
     const int chooses = part.chooses();
     for (int r = part.rows - chooses; r < part.rows; ++r)
-      choosing.push_back({x + size_t(r) * hidden, &part.answer->verifying, part.start + r + 1});
+      choosing.push_back({x + size_t(r) * hidden, part.answer->verifying.get(), part.start + r + 1});
     x += size_t(part.rows) * hidden;
-    for (const Sibling& sibling : part.siblings) choosing.push_back({x, &part.answer->verifying, sibling.position + 1}), x += hidden;
+    for (const Sibling& sibling : part.siblings) choosing.push_back({x, part.answer->verifying.get(), sibling.position + 1}), x += hidden;
     rows += part.all_rows();
   }
   const Clock::time_point begun = Clock::now();
@@ -521,7 +522,7 @@ void Loop::verify(const std::vector<Part>& parts) {
     const float* first = x + size_t(part.rows - chooses) * hidden;
     span(part, part.prompt ? "prompt" : "verify", kVerifyTrack, begun);
     const bool failed = std::find(next, next + count, Sampler::kNone) != next + count;
-    conclude(part, next, first, failed ? failure_of(*part.answer) : nullptr, part.answer->verifying.take_logprobs());
+    conclude(part, next, first, failed ? failure_of(*part.answer) : nullptr, part.answer->verifying->take_logprobs());
     next += count;
     x += size_t(part.all_rows()) * hidden;
   }
@@ -552,7 +553,7 @@ void Loop::tell_eagle(const std::vector<Part>& parts) {
 void Loop::read_taps(Answer& answer) { passes_.read_taps(&answer.eagle, answer.table.pointers(), answer.table.size()); }
 
 std::exception_ptr Loop::failure_of(const Answer& answer) const {
-  if (const auto failure = passes_.failure(&answer.verifying)) return failure;
+  if (const auto failure = passes_.failure(answer.verifying.get())) return failure;
   return std::make_exception_ptr(std::runtime_error(kNoNumber));
 }
 
@@ -571,7 +572,7 @@ void Loop::commit(const Part& part, const int* chosen, const float* hidden, std:
   answer.rows = answer.rows_wanted();
   if (round->rescued) {
     const int position = answer.scheduler.adopted().position;
-    passes_.adopt(position, answer.table.pointers());
+    passes_.adopt(position, answer.table.pointers(), !chain_);
     if (chain_) adopted_.emplace_back(answer.table.numbers()[size_t(position / kSpan)], position);
     answer.exits.adopt(position);
     if (model().eagle) answer.eagle.adopt(position, answer.text()[size_t(position)]);

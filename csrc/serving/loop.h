@@ -7,6 +7,10 @@
 // Where the late layers are on other ranks (chain.h), a round sends its pass away and ends; the next one begins with other
 // answers, while the first are still under way. What a pass has chosen is committed when it comes back. Where answers are fewer
 // than stages, an answer drafts on while its rows are verified, and has several passes under way.
+//
+// In one process stages take turns, each with all threads. But one answer alone whose schedule overlaps has its late layers on
+// threads of their own (stage_threads.h), and its passes go there as they would to other ranks. The blocks are the same, so
+// that the loop goes from one to the other whenever nothing is under way.
 #pragma once
 
 #include <algorithm>
@@ -16,14 +20,16 @@
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
-#include "../cpu/engine.h"
 #include "blocks.h"
 #include "chain.h"
 #include "outbox.h"
 #include "passes.h"
 #include "policy.h"
+#include "request.h"
+#include "stage_threads.h"
 
 namespace ppsd {
 
@@ -31,11 +37,13 @@ struct LoopLimits {
   int most_answers = 48;   // that run at once; below kPassRows, so that prompts join
   int prompt_rows = 16;    // of prompts in a round, at the least; more the more answers run, or if none does
   std::vector<int> keep;   // of every row the hidden states after so many layers, for distillation: Outbox::kept
+  // Where the late layers are cut into stages, which overlap where one answer is alone; none: they always take turns.
+  std::optional<std::vector<int>> cuts = std::nullopt;
 };
 
 // How often things happened.
 struct LoopCounts {
-  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0, draft_steps = 0;
+  int64_t rounds = 0, rows = 0, draft_rows = 0, prompt_rows = 0, shared_rows = 0, preempted = 0, draft_steps = 0, overlapped = 0;   // the last: passes
   double draft_seconds = 0.0;   // of the steps
 };
 
@@ -51,16 +59,15 @@ class Loop {
   ~Loop();
 
   int capacity() const {   // the longest text
-    return int(std::min(size_t(blocks_.count()) * kSpan, chain_ ? kPassTables / 2 : size_t(1) << 30));
+    return int(std::min(size_t(blocks_.count()) * kSpan, ranks_ ? kPassTables / 2 : size_t(1) << 30));
   }
   const CpuModel& model() const { return passes_.model(); }
   void forget_rows() { forgotten_.store(true); }   // of answers that are over, where stages hold one text: they are others now
 
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
-  // committed: how many of the prompt's last tokens are the answer's already; seconds: of work on them.
   // Throws std::bad_alloc where the text may become longer than all blocks.
   // grammar: its number, over ranks, whose last one has been told of it; 0: there is none.
-  std::shared_ptr<Outbox> add(Request request, bool automatic = false, int committed = 0, double seconds = 0.0, int grammar = 0);
+  std::shared_ptr<Outbox> add(Request request, bool automatic = false, int grammar = 0);
   LoopCounts counts();
   void wait() { bell_->wait(); }   // until there may be something to do
   void ring() { bell_->ring(); }
@@ -68,18 +75,20 @@ class Loop {
   // Over ranks, by one thread: steps until a pass is ready to leave, for at most so long, and writes it into
   // out[most_pass_words]. Its words; 0: there is none this time.
   size_t work(int32_t* out, int milliseconds);
-  bool over_ranks() const { return chain_ != nullptr; }
-  Chain& chain() { return *chain_; }   // whose `land` another thread calls
+  bool over_ranks() const { return ranks_ != nullptr; }
+  Chain& chain() { return *ranks_; }   // whose `land` another thread calls
   void dwell(Dwell early, double draw) { passes_.dwell(std::move(early), draw); }
 
   // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
   bool step();
-  // Rows of the text that an engine of this model has decoded, while nothing works on either: later texts share them.
-  void import_prefix(CpuEngine& engine);
   void end_all(std::exception_ptr failure);
   void pin_caller() { passes_.team().pin_caller(); }
   // For tests, between answers: see Team.
-  void judge_by(std::function<Team::Pass(int active)> told) { passes_.team().judge_by(std::move(told)); }
+  void judge_by(const std::function<Team::Pass(int active)>& told) {
+    passes_.team().judge_by(told);
+    judged_ = told;
+    if (threads_) threads_->judge_by(told);
+  }
 
  private:
   struct Answer;
@@ -88,6 +97,9 @@ class Loop {
   using Answers = std::list<std::unique_ptr<Answer>>;
 
   bool stages_idle() const { return chain_ && running_.size() < size_t(chain_->stages()); }   // would some be?
+  bool overlapping() const { return chain_ && !ranks_; }   // in one process
+  void turn_or_overlap();
+  void settle();
   bool choose_answers(std::vector<Answer*>* all);
   void land_all();
   void land(const PassVerdict& verdict);
@@ -142,14 +154,18 @@ class Loop {
   std::chrono::steady_clock::time_point told_{};   // when consumers were, last
 
   const std::shared_ptr<Bell> bell_ = std::make_shared<Bell>();
-  const std::unique_ptr<Chain> chain_;             // null: the late layers are here
+  const std::unique_ptr<Chain> ranks_;             // over ranks; or null
+  const std::vector<int> cores_;                   // that stages may be pinned to
+  std::function<Team::Pass(int active)> judged_;   // see judge_by
+  std::unique_ptr<StageThreads> threads_;          // from when an answer first overlaps; or null
+  Chain* chain_ = nullptr;                         // that passes leave by; null: the late layers take their turn here
   bool pinned_ = false;                            // the thread that calls `work`
   std::deque<Flight> flights_;                     // passes that have been sent and have not come back, in order
   int numbers_ = 0;                                // of answers, over ranks: the last one
   std::vector<int> held_;                          // where stages hold one text: that of the last answer
   std::atomic<bool> forgotten_{false};
-  std::vector<std::pair<int32_t, int32_t>> adopted_;   // siblings that the other ranks have not heard of: {block, position}
-  std::vector<int> closed_;                        // answers that the other ranks have heard of, and that are over
+  std::vector<std::pair<int32_t, int32_t>> adopted_;   // siblings that other stages have not heard of: {block, position}
+  std::vector<int> closed_;                        // answers that other stages have heard of, and that are over
   std::mutex mutex_;
   Answers arrived_;
   LoopCounts counts_, shown_;

@@ -37,13 +37,13 @@ class Bell {
 
 class Outbox {
  public:
-  // bell: the loop's. seconds: of work before this. prompt: its rows.
-  Outbox(std::shared_ptr<Bell> bell, double seconds, int prompt)
-      : bell_(std::move(bell)), before_(seconds), prompt_(prompt), events_(Clock::duration::max(), [bell = bell_] { bell->ring(); }) {}
+  // bell: the loop's. prompt: its rows.
+  Outbox(std::shared_ptr<Bell> bell, int prompt)
+      : bell_(std::move(bell)), prompt_(prompt), events_(Clock::duration::max(), [bell = bell_] { bell->ring(); }) {}
 
   std::vector<uint16_t> kept;   // once it has ended, if they are wanted: the hidden states of its rows, see Passes::kept
 
-  // -- for the consumer; the names are those of Session --
+  // -- for the consumer --
   using Status = EventQueue::Status;
   Status next(int milliseconds, Event* event, double* seconds) { return events_.next(milliseconds, event, seconds); }
   bool ready(int milliseconds) { return events_.ready(milliseconds); }
@@ -80,7 +80,7 @@ class Outbox {
     if (paused_ != Clock::time_point{}) begun_ += Clock::now() - std::exchange(paused_, {});
   }
   void put(Event event) {   // the first is told at once, others with `tell`
-    events_.put(std::move(event), before_ + std::chrono::duration<double>(Clock::now() - begun_).count());
+    events_.put(std::move(event), std::chrono::duration<double>(Clock::now() - begun_).count());
   }
   void tell() { events_.tell(); }
   void finish(std::exception_ptr failure = nullptr) { events_.finish(failure); }
@@ -89,7 +89,6 @@ class Outbox {
   using Clock = EventQueue::Clock;
 
   const std::shared_ptr<Bell> bell_;
-  const double before_;
   const int prompt_;
   std::atomic<bool> cancelled_{false};
   std::atomic<int> kept_{0}, read_{0};   // rows of the prompt

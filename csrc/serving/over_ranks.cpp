@@ -1,4 +1,4 @@
-// The loop of rank 0: its passes leave for other ranks, and what they have chosen is committed when it comes back.
+// Passes that leave the loop, for other ranks or for threads of their own. What they have chosen is committed when it comes back.
 #include <algorithm>
 #include <chrono>
 #include <new>
@@ -15,7 +15,7 @@ size_t Loop::work(int32_t* out, int milliseconds) {
   if (!std::exchange(pinned_, true)) pin_caller();
   try {
     const bool stepped = step();
-    if (const size_t words = chain_->take(out)) return words;
+    if (const auto pass = chain_->take()) return write_pass(*pass, out);
     if (!stepped) bell_->wait_for(milliseconds);
   } catch (const std::bad_alloc&) {   // as in LoopThread; what is under way comes back to nobody
     end_all(std::current_exception());
@@ -23,7 +23,44 @@ size_t Loop::work(int32_t* out, int milliseconds) {
   return 0;
 }
 
-// The rows in x_, to the next rank.
+// In one process, whenever answers come and go: one alone overlaps if it wants to.
+void Loop::turn_or_overlap() {
+  if (!limits_.cuts) return;
+  const bool wanted = running_.size() == 1 && waiting_.empty() && running_.front()->overlaps();
+  if (wanted == overlapping()) return;
+  if (wanted) {
+    if (!threads_) {
+      run_on(cores_);   // or the new ones would begin where this one is pinned
+      threads_ = std::make_unique<StageThreads>(passes_, *limits_.cuts, cores_, blocks_, bell_);
+      if (judged_) threads_->judge_by(judged_);
+    }
+    Answer& answer = *running_.front();
+    answer.told = std::min(answer.rows, answer.verifying->known());   // what took turns has told its sampler more, or less
+    chain_ = &threads_->chain();
+    threads_->record(answer.request.trace);
+    passes_.use(&threads_->draft_team());
+    threads_->draft_team().pin_caller();
+  } else {
+    settle();
+    chain_ = nullptr;
+    passes_.use(nullptr);
+    pin_caller();
+    sweep(&running_);
+  }
+}
+
+// In one process: until nothing is under way, so that the loop may change any block. What is void ends at the next layer.
+void Loop::settle() {
+  if (!overlapping()) return;
+  for (;;) {
+    if (!adopted_.empty() || !closed_.empty()) send({});
+    if (flights_.empty()) return;
+    if (const auto verdict = chain_->landed()) land(*verdict);
+    else bell_->wait();
+  }
+}
+
+// The rows in x_, to the next stage. Without any, it hears what is new.
 void Loop::send(const std::vector<Part>& parts) {
   Pass pass;
   Blocks::Changes changes = blocks_.take_changes();
@@ -36,7 +73,7 @@ void Loop::send(const std::vector<Part>& parts) {
   Flight flight{0, parts, true, Clock::now()};
   for (Part& part : flight.parts) {
     Answer& answer = *part.answer;
-    if (answer.number == 0) pass.opened.emplace_back(answer.number = ++numbers_, answer.settings);
+    if (answer.number == 0) pass.opened.push_back({answer.number = ++numbers_, answer.settings, ranks_ ? nullptr : answer.verifying});
     const std::vector<int>& blocks = answer.table.numbers();
     PassPart& sent = pass.parts.emplace_back();
     const int chooses = part.chooses();
@@ -53,15 +90,21 @@ void Loop::send(const std::vector<Part>& parts) {
     answer.told = end;
     flight.alone = flight.alone && answer.flying == 0;
     ++answer.flying;
-    pass.traced = pass.traced || answer.request.trace;
+    pass.traced = pass.traced || (ranks_ && answer.request.trace);
   }
   // Of drafts that leave one by one, a stage that is free takes all that have come, up to a chunk.
-  const Part& first = flight.parts.front();
-  const Schedule& schedule = first.answer->scheduler.schedule();
-  if (flight.parts.size() == 1 && !first.prompt && schedule.overlap) pass.limit = std::max(1, schedule.max_chunk + int(flight.alone));
+  if (flight.parts.size() == 1 && !flight.parts.front().prompt) {
+    const Schedule& schedule = flight.parts.front().answer->scheduler.schedule();
+    // The first row may be the newest token's, of which no draft is judged: an only stage that is free has verified all before it.
+    const bool first = flight.alone || (overlapping() && chain_->stages() == 2);
+    if (schedule.overlap) pass.limit = std::max(1, schedule.max_chunk + int(first));
+  }
   pass.hidden.assign(x_.begin(), x_.begin() + ptrdiff_t(size_t(pass.rows()) * size_t(model().shape.hidden_size)));
   flight.number = chain_->send(std::move(pass));
   flights_.push_back(std::move(flight));
+  if (!overlapping()) return;
+  threads_->take(*chain_->take());
+  ++counts_.overlapped;
 }
 
 void Loop::land_all() {
@@ -109,13 +152,15 @@ void Loop::land(const PassVerdict& verdict) {
   const size_t hidden = size_t(model().shape.hidden_size);
   if (chosen != verdict.chosen.size() || (passes_.uses_feedback() && verdict.hidden.size() != chosen * hidden))
     throw std::runtime_error("a verdict is on another pass than was sent");
-  if (flight.alone && verdict.dropped.empty())   // else it may have waited for others of its own, or not gone all the way
+  if (ranks_ && flight.alone && verdict.dropped.empty())   // else it may have waited for others of its own, or not gone all the way
     policy_.times.late.observe(rows, std::chrono::duration<double>(Clock::now() - flight.begun).count());
   size_t next = 0;
   for (size_t p = 0; p < flight.parts.size(); ++p) {
     const Part& part = flight.parts[p];
     const size_t count = dropped(p) ? 0 : size_t(part.chosen), first = std::exchange(next, next + count);
-    if (part.answer == nullptr || part.answer->over || is_void(part)) continue;
+    const bool gone = part.answer == nullptr || part.answer->over || is_void(part);
+    if (overlapping()) threads_->told(verdict, part.all_rows(), gone);
+    if (gone) continue;
     if (dropped(p)) throw std::runtime_error("a stage has dropped rows that are not void");
     std::exception_ptr failure;
     for (const auto& failed : verdict.failures) {
@@ -128,6 +173,10 @@ void Loop::land(const PassVerdict& verdict) {
       logprobs.assign(verdict.logprobs.begin() + ptrdiff_t(first), verdict.logprobs.begin() + ptrdiff_t(next));
     conclude(part, verdict.chosen.data() + first, verdict.hidden.data() + (passes_.uses_feedback() ? first * hidden : 0), failure,
              std::move(logprobs));
+    // Else a stage would work on void rows, and take bandwidth from the draft step that it waits for.
+    const Scheduler& scheduler = part.answer->scheduler;
+    if (overlapping() && scheduler.epoch() != part.epoch)
+      threads_->raise(part.answer->number, int(scheduler.epoch()), scheduler.spared());
   }
 }
 

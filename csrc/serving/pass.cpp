@@ -133,7 +133,7 @@ size_t write_pass(const Pass& pass, int32_t* out) {
   for (const auto& [block, position] : pass.adopted) tables.put(block), tables.put(position);
   tables.put(pass.closed);
   tables.put(int32_t(pass.opened.size()));
-  for (const auto& [answer, settings] : pass.opened) tables.put(answer), tables.put(settings);
+  for (const Pass::Opened& opened : pass.opened) tables.put(opened.answer), tables.put(opened.settings);
   tables.put(int32_t(pass.parts.size()));
   for (const PassPart& part : pass.parts) {
     for (int32_t word : {part.answer, part.epoch, part.start, part.rows, part.chooses, part.known, part.spared}) tables.put(word);
@@ -167,7 +167,7 @@ Pass read_pass(const int32_t* message, size_t words, int hidden) {
   pass.closed = tables.many();
   for (int32_t left = tables.count(); left > 0; --left) {
     const int32_t answer = tables.get();
-    pass.opened.emplace_back(answer, tables.many());
+    pass.opened.push_back({answer, tables.many(), nullptr});
   }
   bool beside = false;
   for (int32_t left = tables.count(); left > 0; --left) {

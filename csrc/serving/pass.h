@@ -14,11 +14,16 @@
 // Rank 0 says that one is the text's row with the next pass that leaves, whosesoever rows that has: so it is before anybody
 // else reads that block.
 //
+// In one process stages have threads instead (stage_threads.h). They are handed the same passes, and all stages' layers lie in the
+// loop's own blocks. So the loop itself wipes and copies these, and answers bring their samplers along.
+//
 // On the wire a pass is a WireHeader (pipeline/wire.h), its tables, and the rows' hidden states.
 #pragma once
 
 #include <cstdint>
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,6 +32,8 @@
 #include "../pipeline/wire.h"
 
 namespace ppsd {
+
+class Sampler;
 
 // Consecutive rows of an answer, at positions [start, start + rows).
 struct PassPart {
@@ -48,9 +55,13 @@ struct Pass {
   std::vector<std::pair<int32_t, int32_t>> adopted;  // siblings that are the text's rows now, first of all: {block, position}
   std::vector<std::pair<int32_t, int32_t>> copies;   // of whole blocks, before anything is computed: {from, to}
   std::vector<int32_t> wiped;                        // blocks that become zeros, before that
-  // Answers that have rows from now on: {number, words_of(Settings), cpu/ranks.h}; and those that have none any more.
-  std::vector<std::pair<int32_t, std::vector<int32_t>>> opened;
-  std::vector<int32_t> closed;
+  struct Opened {
+    int32_t answer;
+    std::vector<int32_t> settings;      // words_of(Settings), cpu/ranks.h
+    std::shared_ptr<Sampler> sampler;   // its own, in one process; or null
+  };
+  std::vector<Opened> opened;                        // answers that have rows from now on,
+  std::vector<int32_t> closed;                       // and those that have none any more
   std::vector<PassPart> parts;
   bool wants_hidden = false;                         // the verdict is to carry hidden states home, for the exit head
   bool traced = false;                               // every rank records a timeline of the answers that begin with it
@@ -77,6 +88,7 @@ struct PassVerdict {
   std::vector<Logprobs> logprobs;   // [chosen], of parts that ask for none empty; or none at all
   std::vector<float> hidden;        // [chosen][hidden], where the exit head asks for it; or none
   std::vector<Failure> failures;
+  std::chrono::steady_clock::time_point begun, ended;   // in one process: when the last stage worked on it
 };
 
 // Room for any pass, and for any verdict on one. Its tables may have kPassTables words in all: of a text of a million tokens

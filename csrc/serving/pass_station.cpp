@@ -23,16 +23,32 @@ PassStation::PassStation(Run run, int hidden, bool last, double delay)
 void PassStation::post(const int32_t* message, size_t words) {
   Pass pass = read_pass(message, words, hidden_);
   if (delay_.count() > 0) std::this_thread::sleep_until(due(pass));
+  post(std::move(pass));
+}
+
+void PassStation::post(Pass pass) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  for (int answer : pass.closed) newest_[answer] = {kOver, -1};
-  for (const PassPart& part : pass.parts) {
-    Newest& newest = newest_[part.answer];
-    if (part.epoch > newest.epoch) newest = {part.epoch, part.spared};
-  }
-  const auto is_void = [this](const PassPart& part) { return is_void_locked(part); };
-  if (!at_hand_.empty() && std::all_of(at_hand_.begin(), at_hand_.end(), is_void)) void_.store(true);
+  for (int answer : pass.closed) raise_locked(answer, kOver, -1);
+  for (const PassPart& part : pass.parts) raise_locked(part.answer, part.epoch, part.spared);
+  end_void_locked();
   inbox_.push_back(std::move(pass));
   changed_.notify_one();
+}
+
+void PassStation::raise(int answer, int epoch, int spared) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  raise_locked(answer, epoch, spared);
+  end_void_locked();
+}
+
+void PassStation::raise_locked(int answer, int epoch, int spared) {
+  Newest& newest = newest_[answer];
+  if (epoch > newest.epoch) newest = {epoch, spared};
+}
+
+void PassStation::end_void_locked() {
+  const auto is_void = [this](const PassPart& part) { return is_void_locked(part); };
+  if (!at_hand_.empty() && std::all_of(at_hand_.begin(), at_hand_.end(), is_void)) void_.store(true);
 }
 
 PassStation::Clock::time_point PassStation::due(const Pass& pass) const {
@@ -78,12 +94,20 @@ bool PassStation::joins_locked(const Pass& pass, const Pass& next) const {
 
 size_t PassStation::work(int32_t* out, int milliseconds) {
   Pass pass;
+  PassVerdict verdict;
+  if (!work(&pass, &verdict, milliseconds)) return 0;
+  return last_ ? write_verdict(verdict, out) : write_pass(pass, out);
+}
+
+bool PassStation::work(Pass* pass, PassVerdict* verdict, int milliseconds) {
   {
     std::unique_lock<std::mutex> lock(mutex_);
-    const bool came = changed_.wait_for(lock, std::chrono::milliseconds(milliseconds),
-                                        [this] { return closed_.load() || !inbox_.empty(); });
-    if (!came || closed_.load() || !take_locked(&pass)) return 0;
-    if (!pass.opened.empty()) trace_ = pass.traced ? std::make_shared<Trace>(Clock::time_point()) : nullptr;
+    const auto ready = [this] { return closed_.load() || !inbox_.empty(); };
+    bool came = true;
+    if (milliseconds < 0) changed_.wait(lock, ready);
+    else came = changed_.wait_for(lock, std::chrono::milliseconds(milliseconds), ready);
+    if (!came || closed_.load() || !take_locked(pass)) return false;
+    if (!pass->opened.empty()) trace_ = pass->traced ? std::make_shared<Trace>(Clock::time_point()) : nullptr;
   }
   struct Busy {   // also while an exception passes by
     explicit Busy(std::atomic<int64_t>* since) : since_(since) { since_->store(wire_clock()); }
@@ -91,16 +115,16 @@ size_t PassStation::work(int32_t* out, int milliseconds) {
     std::atomic<int64_t>* since_;
   } busy(&busy_since_);
   const Clock::time_point begun = Clock::now();
-  const int rows = pass.rows();
-  PassVerdict verdict;
-  const bool done = run_(&pass, [this] { return void_.load(std::memory_order_relaxed) || closed_.load(std::memory_order_relaxed); }, &verdict);
-  if (rows > 0) count(pass, rows, done, begun);
-  if (!done) pass.drop([](const PassPart&) { return true; }, hidden_), verdict = {};
-  if (!last_) return write_pass(pass, out);
-  verdict.number = pass.number;
-  for (size_t p = 0; p < pass.parts.size(); ++p)
-    if (pass.parts[p].rows == 0) verdict.dropped.push_back(int32_t(p));
-  return write_verdict(verdict, out);
+  const int rows = pass->rows();
+  *verdict = {};
+  const bool done = run_(pass, [this] { return void_.load(std::memory_order_relaxed) || closed_.load(std::memory_order_relaxed); }, verdict);
+  if (rows > 0) count(*pass, rows, done, begun);
+  if (!done) pass->drop([](const PassPart&) { return true; }, hidden_), *verdict = {};
+  verdict->number = pass->number;
+  verdict->begun = begun, verdict->ended = Clock::now();
+  for (size_t p = 0; p < pass->parts.size(); ++p)
+    if (pass->parts[p].rows == 0) verdict->dropped.push_back(int32_t(p));
+  return true;
 }
 
 // -- what others see ---------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-// A verification stage of its own process: passes come in, and leave for the next stage, or as verdicts for rank 0.
+// A verification stage of its own process, or in a thread of its own: passes come in, and leave for the next stage, or as verdicts for rank 0.
 //
 // While it works on one, others come, and say what is void by now: rows of an answer whose epoch has been raised, or that is
 // over. It drops these, ends a pass at the next layer if nothing else is in it, and sends what is left on, in order. Passes of
@@ -38,9 +38,14 @@ class PassStation {
 
   // From the thread that receives. Throws std::runtime_error for what does not follow the protocol.
   void post(const int32_t* message, size_t words);
+  void post(Pass pass);
+  // What the next message would say of this answer, before there is one: which rows are void, see PassPart.
+  void raise(int answer, int epoch, int spared);
   // From the thread that computes: waits for a pass, at most so long, and works on it. Words of the message for the next
   // stage, or for rank 0, in out[most_pass_words]; 0: none came. Throws what `run` does.
   size_t work(int32_t* out, int milliseconds);
+  // Likewise: what is left of it, and of the last stage its verdict. milliseconds: -1: until it is closed, and then it is false.
+  bool work(Pass* pass, PassVerdict* verdict, int milliseconds = -1);
   void close();
 
   double busy_seconds() const;   // since when the pass at hand goes on; 0: there is none
@@ -49,6 +54,8 @@ class PassStation {
 
  private:
   bool take_locked(Pass* pass);
+  void raise_locked(int answer, int epoch, int spared);
+  void end_void_locked();
   bool joins_locked(const Pass& pass, const Pass& next) const;
   bool is_void_locked(const PassPart& part) const;
   Clock::time_point due(const Pass& pass) const;

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "../cpu/engine.h"
 #include "../cpu/half.h"
 
 namespace ppsd {
@@ -17,7 +16,8 @@ const std::vector<int> kWholeVocabulary;
 
 Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep, bool late)
     : model_(std::move(model)),
-      team_(std::move(team)),
+      own_team_(std::move(team)),
+      team_(own_team_.get()),
       early_(*model_->kernels, model_->shape, model_->format, model_->kv, pointers(model_->layers, 0, model_->exit_layer),
              members()),
       exit_(*model_->kernels, model_->shape, model_->format, model_->kv,
@@ -61,18 +61,11 @@ double Passes::draft_share() const {
   return double(early) / double(std::max(all, size_t(1)));
 }
 
-void Passes::reserve(int rows) {
-  if (rows <= capacity_) return;
-  capacity_ = std::max(rows, 2 * capacity_);
-  rope_ = make_rope(model_->rotary, capacity_);
+void Passes::reserve(int rows, int rotated_as) {
+  if (rows <= capacity_ && rotated_as == rotated_as_) return;
+  if (rows > capacity_) capacity_ = std::max(rows, 2 * capacity_);
+  rope_ = make_rope(model_->rotary, capacity_, rotated_as_ = rotated_as);
   if (eagle_) eagle_->reserve(capacity_);
-}
-
-void Passes::copy(CpuEngine& engine, int rows, uint8_t* const* blocks) {
-  size_t offset = 0;   // the stages hold, one after the other, what a block here does
-  const auto copy = [&](const OwnBlocks& from) { from.copy_to(blocks, std::exchange(offset, offset + from.bytes()), rows); };
-  copy(engine.draft().blocks());
-  for (const auto& stage : engine.verify()) copy(stage->blocks());
 }
 
 void Passes::embed(const int* ids, int rows, float* x) {
@@ -314,9 +307,9 @@ std::vector<uint16_t> Passes::kept(uint8_t* const* blocks, int rows) const {
   return all;
 }
 
-void Passes::adopt(int position, uint8_t* const* blocks) {
+void Passes::adopt(int position, uint8_t* const* blocks, bool late) {
   early_.adopt(position, blocks);
-  late_.adopt(position, blocks);
+  if (late) late_.adopt(position, blocks);
 }
 
 }  // namespace ppsd

@@ -11,7 +11,6 @@
 
 namespace ppsd {
 
-class CpuEngine;
 struct Request;
 
 class Passes {
@@ -22,8 +21,10 @@ class Passes {
   virtual ~Passes() = default;
 
   const CpuModel& model() const { return *model_; }
-  Team& team() { return *team_; }
-  int members() const { return team_->size(); }
+  Team& team() { return *own_team_; }
+  int members() const { return own_team_->size(); }
+  // Early layers and exit head are worked on by this one, which has no more members, from now on; null: by its own, as all layers.
+  void use(Team* team) { team_ = team != nullptr ? team : own_team_.get(); }
   size_t block_bytes() const { return late_.end() + kSpan * kept_width_ * sizeof(uint16_t); }
   virtual bool drafts() const { return model_->drafts(); }
   virtual bool uses_feedback() const { return feedback_.most_distance() > 0; }   // the exit head draws on verified rows too
@@ -33,9 +34,10 @@ class Passes {
   virtual void begin(const Request& request, int kept) {}
   bool lags() const { return exit_.size() > 0; }   // the exit head has layers of its own, see draw
   double draft_share() const;   // of the weights that all layers and the LM head read, those that a draft step reads
-  void reserve(int rows);   // the longest text
-  // What an engine of this model holds of its text, rows [0, rows), into blocks.
-  void copy(CpuEngine& engine, int rows, uint8_t* const* blocks);
+  // The longest text; and as what its rows are rotated, see make_rope: all texts that run are rotated alike.
+  void reserve(int rows, int rotated_as);
+  const float* rope() const { return rope_.data(); }
+  size_t late_begin() const { return late_.begin(); }   // of a block
 
   virtual void embed(const int* ids, int rows, float* x);   // throws std::runtime_error for a damaged embedding
   // Layers [0, E) on x [rows and siblings][hidden], in place. siblings: of an only segment. False: cancelled on the way.
@@ -76,7 +78,8 @@ class Passes {
   // For benchmarks: of the early layers, and seconds of a draft step of the exit head.
   void dwell(Dwell early, double draw) { dwell_ = {std::move(early), draw}; }
 
-  void adopt(int position, uint8_t* const* blocks);   // of the two rows there, the sibling's now is the text's
+  // Of the two rows there, the sibling's now is the text's. late: in its late layers too.
+  void adopt(int position, uint8_t* const* blocks, bool late);
 
  private:
   int distance(const Draw& draw) const;
@@ -90,7 +93,8 @@ class Passes {
   uint16_t* kept_at(uint8_t* const* blocks, int row) const;
 
   const std::shared_ptr<const CpuModel> model_;
-  const std::unique_ptr<Team> team_;
+  const std::unique_ptr<Team> own_team_;
+  Team* team_;                // at work
   LayerStack early_, exit_;
   std::unique_ptr<EagleStack> eagle_;   // or null
   LayerStack late_;
@@ -99,7 +103,7 @@ class Passes {
   std::unique_ptr<Head> head_;   // null: on another rank
   std::unique_ptr<Head> exit_head_;
   std::vector<float> rope_;
-  int capacity_ = 0;
+  int capacity_ = 0, rotated_as_ = 0;
   std::optional<std::pair<Dwell, double>> dwell_;
   std::vector<float> exits_, drawn_from_, states_;   // [kPassRows][hidden]
 };

@@ -10,17 +10,11 @@ LoopThread::~LoopThread() {
   thread_.join();
 }
 
-void LoopThread::import_prefix(CpuEngine& engine) {
-  const std::lock_guard<std::mutex> lock(round_);
-  loop_->import_prefix(engine);
-}
-
 void LoopThread::work() {
   loop_->pin_caller();
   while (!stop_.load()) {
     bool worked = false;
     try {
-      const std::lock_guard<std::mutex> lock(round_);
       worked = loop_->step();
     } catch (...) {   // of memory that is not there: no answer's own
       loop_->end_all(std::current_exception());

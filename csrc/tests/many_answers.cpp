@@ -1,11 +1,12 @@
 #include "many_answers.h"
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <memory>
 
 #include "../cpu/pass_stage.h"
-#include "../cpu/session.h"
+#include "../cpu/engine.h"
 #include "../serving/pass_station.h"
 #include "../serving/thread.h"
 #include "check.h"
@@ -14,17 +15,31 @@
 namespace ppsd::test {
 namespace {
 
-constexpr int kRequests = 9, kConsumers = 3;
+constexpr int kRequests = 9;
 constexpr Format kFormats[] = {Format::kInt4, Format::kInt8, Format::kBf16, Format::kFp32};
 
-std::vector<int> alone(CpuEngine* engine, const Request& request) {
-  Session session(engine, request, nullptr);
+// Plain decoding, by a loop as simple as there can be.
+std::vector<int> plainly(const std::shared_ptr<const CpuModel>& model, int threads, const Request& request) {
+  CpuEngine engine(model, threads);
+  Sampling sampling = request.sampling;
+  sampling.answer = int(request.prompt.size());
+  sampling.stop_ids = request.limits.stop_ids;
+  engine.begin(sampling, request.limits.end, 0, sampling.answer);
+  engine.use_shared_team();
   std::vector<int> text = request.prompt;
-  Event event;
-  double seconds = 0.0;
-  for (Session::Status status; (status = session.next(1000, &event, &seconds)) != Session::Status::kEnded;)
-    if (const Round* round = status == Session::Status::kEvent ? std::get_if<Round>(&event) : nullptr)
-      text.insert(text.end(), round->committed.begin(), round->committed.end());
+  for (int start = 0; int(text.size()) < request.limits.end;) {
+    DraftStep step;
+    Chunk chunk;
+    step.start = chunk.start = start;
+    step.ids.assign(text.begin() + start, text.end());
+    chunk.ids = step.ids;
+    engine.draft().step(step, nullptr, nullptr);
+    engine.draft().export_hidden(&chunk);
+    engine.verify().run(&chunk, nullptr);
+    start = int(text.size());
+    text.push_back(engine.verify().choose(chunk, 1).front());
+    if (std::count(sampling.stop_ids.begin(), sampling.stop_ids.end(), text.back()) > 0) break;
+  }
   return text;
 }
 
@@ -47,13 +62,9 @@ int64_t consume(Loop* loop, Request request, int grammar, const std::vector<int>
   if (request.sampling.looks_back()) request.schedule.siblings = 0.0;   // as an engine asks
   request.report_drafts = chance(random, 30);
   const bool automatic = chance(random, 40);
-  // Some go on from where another decoder has brought them.
-  const int most = int(plain.size() - request.prompt.size()) - 1;
-  const int committed = most > 0 && chance(random, 20) ? between(random, 1, most) : 0;
-  std::vector<int> known(plain.begin(), plain.begin() + long(request.prompt.size()) + committed);
-  request.prompt = known;
+  std::vector<int> known = request.prompt;
   const int64_t before = int64_t(known.size());
-  const auto out = loop->add(std::move(request), automatic, committed, 0.0, grammar);
+  const auto out = loop->add(std::move(request), automatic, grammar);
   const int patience = chance(random, 25) ? between(random, 0, 20) : -1;
   Event event;
   double seconds = 0.0;
@@ -139,34 +150,36 @@ Played many_answers(const Enough& enough, uint64_t seed) {
     const std::string where = std::string("loop, ") + kernels->name + ", format " + std::to_string(int(format)) +
                               ", answer " + std::to_string(played.answers);
     TinyWeights weights(shape, random());
-    const auto model = tiny_model(*kernels, format, &weights, shape, chance(random, 30) ? 0 : 2);
-    CpuEngine engine(model, between(random, 1, 2), {});
+    const bool over_ranks = chance(random, 30), by_length = !over_ranks && chance(random, 15);
+    const auto model = tiny_model(*kernels, format, &weights, shape, chance(random, 30) ? 0 : 2, by_length);
     std::vector<int> head;
     for (int i = 0; i < 70; ++i) head.push_back(between(random, 0, shape.vocab_size - 1));
     std::vector<Request> requests;
     std::vector<std::vector<int>> plain;
     for (int i = 0; i < kRequests; ++i) {
       requests.push_back(random_request(random, head, shape.vocab_size));
-      plain.push_back(alone(&engine, requests.back()));
+      plain.push_back(plainly(model, between(random, 1, 2), requests.back()));
     }
-    const int threads = between(random, 1, 2), blocks = between(random, kContext / kSpan, 12);
-    const LoopLimits limits{between(random, 1, 8), between(random, 1, 16), {}};
+    const int threads = between(random, 1, 3), blocks = between(random, kContext / kSpan, 12);
+    LoopLimits limits{by_length ? 1 : between(random, 1, 8), between(random, 1, 16), {}};
     std::unique_ptr<LoopThread> here;
     std::unique_ptr<TwoRanks> ranks;
-    if (chance(random, 50)) {
+    if (over_ranks) {
       const auto masks = [&](int grammar) { return requests[size_t(grammar - 1)].sampling.mask; };
       ranks = std::make_unique<TwoRanks>(model, threads, between(random, 2, 8), blocks, limits, masks);
     } else {
+      const std::vector<std::vector<int>> cuts = {{}, {4}, {3, 4}};
+      if (chance(random, 80)) limits.cuts = cuts[random() % cuts.size()];
       const size_t block_bytes = Passes(model, make_shared_team(1)).block_bytes();
       here = std::make_unique<LoopThread>(std::make_unique<Loop>(model, threads, block_bytes * size_t(blocks), limits));
-      if (chance(random, 50)) here->import_prefix(engine);
     }
     Loop* loop = here ? &here->loop() : &ranks->loop();
     std::deque<Helper> consumers;
     std::atomic<int64_t> tokens{0};
-    for (int consumer = 0; consumer < kConsumers; ++consumer)
-      consumers.emplace_back([&, consumer, first = random()] {
-        for (int i = consumer; i < kRequests; i += kConsumers)
+    const int count = chance(random, 50) ? 1 : 3;   // one: every answer is alone
+    for (int consumer = 0; consumer < count; ++consumer)
+      consumers.emplace_back([&, count, consumer, first = random()] {
+        for (int i = consumer; i < kRequests; i += count)
           tokens += consume(loop, requests[i], requests[i].sampling.mask ? i + 1 : 0, plain[i], first + uint64_t(i), where);
       });
     consumers.clear();

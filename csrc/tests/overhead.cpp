@@ -1,8 +1,6 @@
 // What the carriers themselves cost: microseconds a round, with stages that take no time.
 //
 //     overhead [TOKENS]
-//
-// The threads carrier pays for waking the threads that its stages sleep in: a hand-over from core to core.
 #include <chrono>
 #include <cstdio>
 #include <functional>
@@ -10,7 +8,6 @@
 
 #include "../pipeline/lockstep.h"
 #include "../pipeline/simulated.h"
-#include "../pipeline/threads.h"
 #include "../pipeline/toy_stages.h"
 #include "check.h"
 
@@ -37,17 +34,11 @@ void measure(const char* name, const Schedule& schedule, double acceptance, int 
 }
 
 int run(int tokens) {
-  Schedule plain, serial, elastic, published;
+  Schedule plain, serial, elastic;
   serial.first_chunk = serial.max_chunk = serial.lookahead = 4;
   elastic.first_chunk = 2, elastic.max_chunk = 8, elastic.lookahead = kMaxChunk, elastic.overlap = true;
-  published.max_chunk = 1, published.lookahead = kMaxChunk, published.overlap = true;
   const Make lock_step = [](Stages stages, const Schedule& schedule, const Limits& limits, const std::vector<int>& prompt) {
     auto carrier = std::make_unique<LockStep>(stages, schedule, limits, 1, Ticks{}, false);
-    carrier->begin(prompt, 0);
-    return carrier;
-  };
-  const Make threads = [](Stages stages, const Schedule& schedule, const Limits& limits, const std::vector<int>& prompt) {
-    auto carrier = std::make_unique<Threads>(stages, schedule, limits, 1, false, nullptr);
     carrier->begin(prompt, 0);
     return carrier;
   };
@@ -63,9 +54,6 @@ int run(int tokens) {
   measure("lock-step, plain", plain, 0.7, tokens, lock_step);
   measure("lock-step, eesd", serial, 0.7, tokens, lock_step);
   measure("lock-step, elastic", elastic, 0.7, tokens, lock_step);
-  measure("threads, plain", plain, 0.7, tokens, threads);
-  measure("threads, elastic", elastic, 0.7, tokens, threads);
-  measure("threads, ppsd", published, 0.7, tokens, threads);
   measure("simulated, elastic", elastic, 0.7, tokens, simulated);
   return 0;
 }

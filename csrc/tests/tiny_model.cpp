@@ -38,7 +38,7 @@ ModelShape tiny_shape() {
 }
 
 std::shared_ptr<const CpuModel> tiny_model(const Kernels& kernels, Format format, TinyWeights* weights, const ModelShape& shape,
-                                           int exit_layer) {
+                                           int exit_layer, bool by_length) {
   Packing packing;
   packing.format = format;
   packing.kv = format == Format::kFp32 ? Stored::kFp32 : format == Format::kBf16 ? Stored::kBf16 : Stored::kInt8;
@@ -48,7 +48,9 @@ std::shared_ptr<const CpuModel> tiny_model(const Kernels& kernels, Format format
     frequencies.push_back(std::pow(10000.0f, -2.0f * float(i) / float(shape.head_dim)));
   std::vector<int> draft_ids;
   for (int id = 0; id < shape.vocab_size; id += 2) draft_ids.push_back(id);
-  const auto model = pack_model(kernels, shape, weights->model(), frequencies, packing);
+  Rotary rotary(frequencies);
+  if (by_length) rotary.original = 40, rotary.theta = 10000.0, rotary.growth = 2.0;
+  const auto model = pack_model(kernels, shape, weights->model(), rotary, packing);
   return with_exit_head(*model, exit_layer, weights->exit_head(), draft_ids, 2);
 }
 

@@ -60,9 +60,9 @@ class TinyWeights {
 };
 
 ModelShape tiny_shape();
-// With an exit head that has layers of its own and half of the vocabulary.
+// With an exit head that has layers of its own and half of the vocabulary. by_length: longer texts are rotated otherwise.
 std::shared_ptr<const CpuModel> tiny_model(const Kernels& kernels, Format format, TinyWeights* weights, const ModelShape& shape,
-                                           int exit_layer = 2);
+                                           int exit_layer = 2, bool by_length = false);
 std::vector<int> random_prompt(Random& random, int most, int vocabulary);   // half of them repeat themselves
 Sampling random_sampling(Random& random, int vocabulary);   // some with a mask
 void check_mask(const std::vector<int>& text, size_t prompt, const std::string& where);   // of random_sampling

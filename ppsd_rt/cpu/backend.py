@@ -17,7 +17,7 @@ from ..errors import GrammarFailed, PpsdError, UsageError
 from ..forks import hears_of_forks
 from ..models.checkpoint import Checkpoint
 from ..models.eagle3 import Eagle3File
-from ..models.head_file import HeadFile, HeadInfo
+from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.cuts import cut_layers
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule, copying
@@ -32,7 +32,6 @@ from .formats import FORMATS, KV_FORMATS, format_for, kv_format, refuses
 from .memory import kv_memory_of
 from .packing import pack_eagle3, pack_model
 
-LONE_SHARE = 0.25  # of the memory for KV caches, that an answer in a session may have before it goes on in the loop
 LARGE = 512 << 20  # bytes of packed weights: from here on a calibration takes seconds, and is told of
 
 _LOG = logging.getLogger(__name__)
@@ -104,18 +103,16 @@ class CpuBackend:
             self._base = pack_model(checkpoint, self._dtype, kv, self._threads)
         self._checkpoint = checkpoint
         self._kv_memory = kv_memory_of(kv_memory)
-        # Texts of the loop share one table of rotations.
-        self._alone = config.rope_scaling is not None and config.rope_scaling.by_length
-        if self._alone:
-            self.concurrency = 1
-        self._answers = Answers(_weakly(self._make_loop), _weakly(self._keep_rows))
+        if config.rope_scaling is not None and config.rope_scaling.by_length:
+            self.concurrency = 1  # texts of the loop share one table of rotations
+        self._answers = Answers(_weakly(self._make_loop))
         self.use_head(None)
         hears_of_forks(self)
         _living.add(self)
 
     @property
     def longest(self) -> int:
-        return int(self._kv_memory * (1 - LONE_SHARE) * 0.9 / self._row_bytes)  # 0.9: an exit head may have layers too
+        return int(self._kv_memory * 0.9 / self._row_bytes)  # 0.9: an exit head may have layers too
 
     @property
     def dtype(self) -> str:
@@ -135,6 +132,8 @@ class CpuBackend:
 
     def use_head(self, file: HeadFile | None) -> None:
         cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
+        if cuts and isinstance(file, Eagle3File):
+            raise PpsdError("an EAGLE-3 head reads what one verification stage leaves: leave --stages away")
         self._answers.forget_loop()
         model = self._base
         if file is not None:
@@ -145,7 +144,7 @@ class CpuBackend:
                 else:
                     model = model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, self._threads)
         with one_line("make an engine", self._threads):
-            self._made: _native.Engine | None = _native.Engine(model, self._threads, cuts)
+            self._made: _native.Engine | None = _native.Engine(model, self._threads)
         self._head = file.info if file else None
         self._draft_vocabulary = 0 if file is None or file.draft_ids is None else len(file.draft_ids)
         self._model, self._cuts = model, cuts
@@ -163,7 +162,7 @@ class CpuBackend:
     def _engine(self) -> _native.Engine:
         if self._made is None:
             with one_line("make an engine", self._threads):
-                self._made = _native.Engine(self._model, self._threads, self._cuts)
+                self._made = _native.Engine(self._model, self._threads)
         return self._made
 
     def rounds(
@@ -190,37 +189,17 @@ class CpuBackend:
         def masks() -> tuple[Any, Any] | None:  # a text of its own: one for drafts, one for verification
             return (options.masks(), options.masks()) if options.masks else None
 
-        def session() -> _native.Session | None:
-            steering = self._overlapping(schedule, options.oracle, params)
-            if steering is None or alone.end <= len(prompt):
-                return None
-            return self._engine.start(
-                list(prompt),
-                params,
-                steering,
-                alone,
-                report_drafts=options.report_drafts,
-                oracle=options.oracle,
-                trace=options.trace,
-                masks=masks(),
-                successors=self._successors,
-            )
-
         def planner(alone: bool) -> _native.Planner | None:
             measured = alone or self._costs is not None
             return self._plan(schedule, options.oracle, params) if isinstance(schedule, Auto) and measured else None
 
-        if not self._alone and limits.end * self._row_bytes > self._kv_memory * (1 - LONE_SHARE):
+        if limits.end * self._row_bytes > self._kv_memory:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens")
         answer = Answer(prompt, limits, cancellation, request, masks)
-        # A block less than there is memory for, so that the loop has room for it in any case.
-        alone = limits
-        if not self._alone:
-            alone = replace(limits, end=min(limits.end, int(self._kv_memory * LONE_SHARE / self._row_bytes) - 64))
         try:
-            self._answers.begin(answer, session, planner)
+            stream = self._answers.begin(answer, planner)
             if options.prompt_progress:
-                _tell_of_prompt(answer, options.prompt_progress)
+                _tell_of_prompt(stream, options.prompt_progress)
             yield from self._answers.events(answer)
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None
@@ -234,13 +213,11 @@ class CpuBackend:
             self._answers.leave(answer)
 
     def _make_loop(self) -> _native.Loop:
-        bytes_of_loop = int(self._kv_memory * (1 - LONE_SHARE))
-        what = f"hold {bytes_of_loop / 1e6:.0f} MB of KV caches"
-        with one_line(what, self._threads, mend="give a smaller --kv-memory"):
-            return _native.Loop(self._model, self._threads, bytes_of_loop, MOST_ANSWERS, PROMPT_ROWS)
-
-    def _keep_rows(self, loop: _native.Loop) -> None:
-        loop.import_prefix(self._engine)
+        with one_line(
+            f"hold {self._kv_memory / 1e6:.0f} MB of KV caches", self._threads, mend="give a smaller --kv-memory"
+        ):
+            cuts = None if self._head is not None and self._head.kind == EAGLE3 else self._cuts
+            return _native.Loop(self._model, self._threads, self._kv_memory, self.concurrency, PROMPT_ROWS, cuts=cuts)
 
     def logits(self, ids: Sequence[int], last: int = 1) -> npt.NDArray[np.float32]:
         check_ids(ids, last, self._vocab_size)
@@ -270,7 +247,7 @@ class CpuBackend:
         """Another backend on the same packed weights, with threads and a KV cache of its own, without an exit head."""
         other = copy(self)
         other._threads, other._stages = threads, 1
-        other._answers = Answers(_weakly(other._make_loop), _weakly(other._keep_rows))
+        other._answers = Answers(_weakly(other._make_loop))
         other.use_head(None)
         hears_of_forks(other)
         _living.add(other)
@@ -311,7 +288,7 @@ class CpuBackend:
     def _calibrate(self) -> _native.Costs:
         if self._model.packed_bytes > LARGE:
             _LOG.info("measuring what drafts and passes cost on this machine: some seconds in each of the first runs")
-        return self._engine.calibrate()
+        return self._engine.calibrate(overlaps=not self._cuts)
 
     def believe(self, costs: _native.Costs) -> None:
         """`auto` begins anew, with these costs instead of measured ones."""
@@ -323,28 +300,15 @@ class CpuBackend:
         return explain(self._planners.used, self.costs()) if self._planners.used else ""
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
-        """Of the loop, in which stages take turns."""
+        """One that knows what overlapping costs, if it expects that this pays; else stages take turns."""
         assert self._head is not None
-        costs = _native.Costs(self.costs().turns)
-        return self._planners.planner(kind_of(schedule, params, oracle), costs, self._head)
-
-    def _overlapping(
-        self, schedule: Schedule | Auto, oracle: Oracle | None, params: SamplingParams
-    ) -> Schedule | _native.Planner | None:
-        """What steers an answer alone that is to have a session: its stages overlap, or `auto` expects that this pays.
-
-        So has every answer of a model whose rotations depend on the length of a text.
-        """
-        if isinstance(schedule, Schedule):
-            return schedule if schedule.overlap or self._alone else None
-        assert self._head is not None
-        costs = self.costs()
-        if costs.overlapped is None and not self._alone:
-            return None
-        planner = self._planners.planner(replace(kind_of(schedule, params, oracle), overlaps=True), costs, self._head)
-        speeds = {p.mode == "overlap": p.tokens_per_second for p in sorted(planner.predictions(), key=_speed)}
-        pays = speeds.get(True, 0.0) > _native.Tuning().worth_switching * speeds[False]
-        return planner if pays or self._alone else None
+        costs, kind = self.costs(), kind_of(schedule, params, oracle)
+        if costs.overlapped is not None:
+            planner = self._planners.planner(replace(kind, overlaps=True), costs, self._head)
+            speeds = {p.mode == "overlap": p.tokens_per_second for p in sorted(planner.predictions(), key=_speed)}
+            if speeds.get(True, 0.0) > _native.Tuning().worth_switching * speeds[False]:
+                return planner
+        return self._planners.planner(kind, _native.Costs(costs.turns), self._head)
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -369,10 +333,8 @@ def _speed(prediction: _native.Prediction) -> float:
     return prediction.tokens_per_second
 
 
-def _tell_of_prompt(answer: Answer, tell: Callable[[int, int], None]) -> None:
+def _tell_of_prompt(stream: _native.LoopAnswer, tell: Callable[[int, int], None]) -> None:
     """Until the first event of the answer is there."""
-    stream = answer.stream
-    assert isinstance(stream, _native.Session | _native.LoopAnswer)
     try:
         while not stream.ready(50):
             tell(*stream.prompt_rows())

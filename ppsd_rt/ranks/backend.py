@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from .. import _native
 from ..backend import Cancellation, Oracle, RunOptions
-from ..cpu.answers import Answer, Answers, Stream
+from ..cpu.answers import Answer, Answers
 from ..errors import GrammarFailed, PpsdError, UsageError
 from ..models.head_file import HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
@@ -66,7 +66,7 @@ class RanksBackend:
         self.sizes, self._vocab_size, self._hidden, self._threads = tuple(sizes), vocab_size, hidden, threads
         self._groups, self._blocks = groups, 0
         self._loop: _native.Loop | None = None
-        self._answers = Answers(self._make_loop, lambda loop: None)
+        self._answers = Answers(self._make_loop)
         self._planners = PlannerPool()
         self._costs: _native.Costs | None = None
         self._grammar = 0  # the number of the newest
@@ -75,7 +75,7 @@ class RanksBackend:
         self._replies: Queue[tuple[int, list[float]]] = Queue()
         self._pongs: Queue[tuple[int, int, int, int]] = Queue()  # rank, the question's number, answered, heard
         self._station_spans: Queue[tuple[int, list[Span]]] = Queue()  # and: messages that follow
-        self._traced: Stream | None = None  # an answer with a trace, whose spans nobody has asked for
+        self._traced: _native.LoopAnswer | None = None  # an answer with a trace, whose spans nobody has asked for
         self._timeline: list[Span] = []
         self._clocks: dict[int, ClockOffset] = {}
         for kind in (Kind.COSTS, Kind.REPORT):
@@ -179,8 +179,8 @@ class RanksBackend:
 
         answer = Answer(prompt, limits, cancellation, request, masks)
         try:
-            self._answers.begin(answer, lambda: None, planner)
-            self._traced, self._timeline, self._clocks = answer.stream if options.trace else None, [], {}
+            stream = self._answers.begin(answer, planner)
+            self._traced, self._timeline, self._clocks = stream if options.trace else None, [], {}
             yield from self._answers.events(answer)
         except MemoryError:
             raise PpsdError(f"no memory for a KV cache of {limits.end} tokens; lower --max-tokens") from None

@@ -48,8 +48,8 @@ def expected(folder):
 
 @pytest.fixture
 def before(engine):
-    """How many threads there are, the loop's included; none of them is that of an earlier test's garbage."""
-    engine.generate("lifetime", SamplingParams(max_tokens=1), "plain").run()
+    """How many threads there are, the loop's and its stage's included; none of them is that of earlier garbage."""
+    engine.generate("lifetime", SamplingParams(max_tokens=40, ignore_eos=True), "elastic").run()
     gc.collect()
     return testing.running_threads()
 
@@ -85,8 +85,8 @@ def in_child(work):
 def test_dropping_the_iterator_ends_the_threads(engine, expected, schedule, before):
     stream = iter(engine.generate("lifetime", LONG, schedule))
     assert next(stream).id == expected[0]
-    decoded = engine.backend._answers._many  # by the loop, which has its thread anyway
-    assert testing.running_threads() > before if schedule == "elastic" else len(decoded) == 1
+    decoded = engine.backend._answers._decoded  # by the loop, which has its threads anyway
+    assert len(decoded) == 1
     del stream
     gc.collect()
     assert testing.running_threads() == before
@@ -161,13 +161,13 @@ def test_one_engine_and_two_threads(engine, expected):
 def test_the_interpreter_lock_is_free_while_the_stages_work(engine, monkeypatch):
     """Another Python thread has its turn while one waits for the extension: sooner or later, however busy the cores."""
     inside, seen = threading.Event(), threading.Event()
-    start = engine.backend._engine.start
+    add = engine.backend._answers.loop.add
 
     def watched(*arguments, **options):
-        session = start(*arguments, **options)
+        answer = add(*arguments, **options)
 
         class Watched:
-            cancel, close, seconds = session.cancel, session.close, 0.0
+            cancel, close = answer.cancel, answer.close
 
             def __iter__(self):
                 return self
@@ -175,13 +175,13 @@ def test_the_interpreter_lock_is_free_while_the_stages_work(engine, monkeypatch)
             def __next__(self):
                 inside.set()
                 try:
-                    return next(session)
+                    return next(answer)
                 finally:
                     inside.clear()
 
         return Watched()
 
-    monkeypatch.setattr(engine.backend, "_made", SimpleNamespace(start=watched))
+    monkeypatch.setattr(engine.backend._answers, "_loop", SimpleNamespace(add=watched))
 
     def look():
         while not inside.is_set():
@@ -280,14 +280,15 @@ def test_loading_where_no_more_threads_start(folder, before, no_more_threads):
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_an_answer_where_no_more_threads_start(engine, expected, schedule, before, no_more_threads):
     overlaps = schedule == "elastic"
-    if not overlaps:
-        engine.backend._answers.forget_loop()
-        gc.collect()
-        before = testing.running_threads()
-    for count in range(3 if overlaps else 2):  # the answer's, and those of its stages; or the loop's, and its team's
+    engine.backend._answers.forget_loop()
+    gc.collect()
+    before = testing.running_threads()
+    for count in range(3 if overlaps else 2):  # the loop's, its team's, and that of a stage
         no_more_threads(count)
         with pytest.raises(PpsdError, match="^(cannot .* with 2 threads: )?the system starts no more .*" + LIMITS):
             engine.generate("lifetime", LONG, schedule).run()
+        engine.backend._answers.forget_loop()
+        gc.collect()
         assert testing.running_threads() == before
     no_more_threads(-1)
     assert engine.generate("lifetime", LONG, schedule).run().ids == expected

@@ -299,48 +299,34 @@ def cpu(tmp_path_factory):
 
 
 @pytest.mark.parametrize("schedule", ["ppsd", "elastic"])
-def test_an_answer_moves_when_it_gets_company(cpu, schedule):
-    """In the middle, from its session into the loop, which takes over what has been computed."""
-    prompt = list(range(5, 150))
-    sampled = params(max_tokens=360)  # a session works 64 events ahead
+def test_an_answer_overlaps_while_it_is_alone(cpu, schedule):
+    """Before another one comes, and again when that one has left; nothing is computed twice."""
+    prompt, sampled = list(range(5, 150)), params(max_tokens=480)
     expected = cpu.generate(prompt, sampled, "plain").run().ids
+    loop = cpu.backend._answers.loop
+    before = loop.counts
+
+    def passes():
+        return loop.counts["overlapped"] - before["overlapped"]
+
     generation = cpu.generate(prompt, sampled, schedule)
-    stream = iter(generation)
-    tokens = [next(stream) for _ in range(4)]
-    before = cpu.backend._answers.loop.counts["shared_rows"]
-    with cpu.generate(PROMPTS[0], params(), schedule) as other:
+    events = generation.events()
+    for _ in range(4):
+        next(events)
+    with cpu.generate(PROMPTS[0], params(max_tokens=480), schedule) as other:
         next(iter(other))
-        assert cpu.backend._answers._lone is None
-        tokens += stream
-        assert cpu.backend._answers.loop.counts["shared_rows"] - before >= 128
-    assert tuple(token.id for token in tokens) == expected == generation.completion.ids
-    assert generation.completion.finish_reason == "length"
-    seconds = generation.statistics.seconds
-    assert seconds > 0
-    assert generation.statistics.tokens == len(expected)
-
-
-@pytest.mark.parametrize("schedule", ["ppsd", "elastic"])
-def test_an_answer_moves_before_its_consumer_has_had_anything(cpu, schedule):
-    """What its session has made by then comes first."""
-    others = []
-
-    def company(*_):  # is called before any event is handed out
-        if not others:
-            while not cpu.backend._answers._lone.stream.ready(1000):
-                pass
-            others.append(cpu.generate(PROMPTS[0], params(), schedule))
-            next(iter(others[0]))
-            assert cpu.backend._answers._lone is None
-
-    prompt = list(range(150, 40, -1))
-    sampled = params(max_tokens=360)
-    expected = cpu.generate(prompt, sampled, "plain").run().ids
-    told = RunOptions(prompt_progress=company)
-    completion = cpu.generate(prompt, sampled, schedule, told).run()
-    others[0].close()
-    assert completion.ids == expected
-    assert len(completion.ids) == completion.statistics.tokens
+        for _ in range(80):  # of which the loop has made no more than 64 before
+            next(events)
+        alone = passes()
+        assert alone > 0
+        for _ in range(40):
+            next(events)
+        assert passes() == alone
+    for _ in events:
+        pass
+    assert passes() > alone
+    assert generation.completion.ids == expected
+    assert loop.counts["preempted"] == before["preempted"]
 
 
 def test_an_event_loop_asks_by_itself_for_all_answers(cpu, monkeypatch):
@@ -394,7 +380,7 @@ def test_what_needs_the_engine_ends_all(cpu):
 
 
 @pytest.mark.filterwarnings("error")  # a thread that joins itself gets an error, which nobody sees
-@pytest.mark.parametrize("company", [False, True], ids=["in its session", "in the loop"])
+@pytest.mark.parametrize("company", [False, True], ids=["in a stage's thread", "in the loop's"])
 def test_garbage_collection_in_the_thread_that_decodes(cpu, company):
     """An answer that nobody holds ends wherever it is found: also in the Python of its own mask."""
     dropped, found = threading.Event(), threading.Event()
@@ -415,7 +401,8 @@ def test_garbage_collection_in_the_thread_that_decodes(cpu, company):
         other = cpu.generate(PROMPTS[1], params(), "plain")
         if company:
             next(iter(other))
-        answer = cpu.generate(PROMPTS[0], params(max_tokens=60), "plain", RunOptions(masks=Mask))
+        schedule = "plain" if company else "elastic"
+        answer = cpu.generate(PROMPTS[0], params(max_tokens=60), schedule, RunOptions(masks=Mask))
         next(iter(answer))
         cycle = [answer]
         cycle.append(cycle)  # only the collector finds it
@@ -447,19 +434,16 @@ def test_kv_memory(cpu, tmp_path):
         small.generate("x", params(max_tokens=400)).run()
 
 
-def test_no_memory_for_several_answers_is_said_and_the_first_goes_on(cpu, monkeypatch):
-    def loop(*_):
+def test_no_memory_for_a_loop_is_said(cpu, monkeypatch):
+    def loop(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr("ppsd_rt._native.Loop", loop)
     cpu.backend._answers.forget_loop()
-    first = cpu.generate(PROMPTS[0], params(max_tokens=400), "elastic")
-    second = cpu.generate(PROMPTS[1], params(max_tokens=400), "plain")
-    stream = iter(first)
-    next(stream)
-    with pytest.raises(PpsdError, match=r"not enough memory to hold 6 MB of KV .*: give a smaller --kv-memory"):
-        second.run()
-    assert len(list(stream)) == 399
+    with monkeypatch.context() as patch:
+        patch.setattr("ppsd_rt._native.Loop", loop)
+        with pytest.raises(PpsdError, match=r"not enough memory to hold 8 MB of KV .*: give a smaller --kv-memory"):
+            cpu.generate(PROMPTS[0], params(), "elastic").run()
+    assert len(cpu.generate(PROMPTS[0], params(), "elastic").run().ids) == 24
 
 
 def test_spare_memory_within_ulimit(monkeypatch):

@@ -170,8 +170,8 @@ def test_answers_follow_each_other_with_and_without_grammar(engine):
 
 
 @pytest.mark.parametrize("schedule", ["plain", "elastic"])
-def test_a_session_that_is_dropped_ends_without_pythons_lock(plain, schedule):
-    """One of its threads is about to take it, to come back from the mask."""
+def test_an_answer_ends_without_pythons_lock(plain, schedule):
+    """The thread that decodes it is about to take it, to come back from the mask."""
     asked, go = Event(), Event()
 
     class Waits:
@@ -182,12 +182,12 @@ def test_a_session_that_is_dropped_ends_without_pythons_lock(plain, schedule):
 
     backend, masks = plain.backend, (Waits(), Waits())
     limits = Limits(400, frozenset([EOS]))
-    session = backend._engine.start(
+    answer = backend._answers.loop.add(
         plain.encode("abc"), SamplingParams(), parse_schedule(schedule), limits, masks=masks
     )
     asked.wait()
     go.set()
-    del session
+    answer.close()
 
 
 def test_python_may_end_while_an_answer_asks_its_grammar(folder):

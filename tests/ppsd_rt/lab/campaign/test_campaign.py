@@ -191,14 +191,14 @@ def test_what_abandoned_answers_commit_is_compared_too(check, monkeypatch):
 
 def test_reference_and_tested_engine_share_weights_only(folder):
     engine = Engine.from_pretrained(folder, exit_head="norm:2", backend="cpu", dtype="int8", threads=2, stages=2)
-    before = list(engine.generate("abc", schedule="elastic"))  # whose session keeps its rows
+    before = list(engine.generate("abcdefghijkl", schedule="elastic"))  # whose rows the loop keeps
     pair = run.Pair(engine, Engine(engine.checkpoint, engine.tokenizer, engine.backend.beside(1), "beside"))
     assert (pair.reference.backend.threads, pair.reference.head, engine.backend.threads) == (1, None, 2)
-    held = [*engine.encode("abc"), *(token.id for token in before)]
-    assert engine.backend._engine.shared_rows(held) > 0 == pair.reference.backend._engine.shared_rows(held)
-    generation = pair.reference.generate("abc", schedule="plain")
+    generation = pair.reference.generate("abcdefghijkl", schedule="plain")
     next(iter(generation))
-    assert [token.id for token in engine.generate("abc", schedule="eesd")] == [token.id for token in before]
+    assert [token.id for token in engine.generate("abcdefghijkl", schedule="eesd")] == [token.id for token in before]
+    assert engine.backend._answers.loop.counts["shared_rows"] > 0
+    assert pair.reference.backend._answers.loop.counts["shared_rows"] == 0
     assert generation.run().ids == tuple(token.id for token in before)
 
 

@@ -1,0 +1,111 @@
+#include "stage_threads.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "../cpu/cores.h"
+
+namespace ppsd {
+namespace {
+
+const std::vector<int> kWholeVocabulary;
+
+// Drafting has one thread, the others are dealt out to the verification stages.
+int team_size(int threads, int stages, int stage) {
+  const int spare = std::max(threads - 1, stages);
+  return spare / stages + (stage < spare % stages);
+}
+
+}  // namespace
+
+struct StageThreads::Stage {
+  Stage(const Passes& passes, int first, int last, int threads, std::vector<int> cores, size_t begin, const Blocks& blocks)
+      : model(passes.model()),
+        team(threads, std::move(cores)),
+        layers(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), team.size(), begin),
+        head(last == model.shape.num_layers ? std::make_unique<Head>(*model.kernels, model.shape, model.head, kWholeVocabulary, team.size()) : nullptr),
+        slice(model, &layers, head.get(), &team, blocks.count(), &blocks),
+        station(
+            [this, &passes](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
+              return slice.run(pass, cancelled, [&passes](int) { return passes.rope(); }, verdict);
+            },
+            model.shape.hidden_size, head != nullptr, 0.0) {
+    if (head) layers.followed_by(&model.head.lm_head);
+  }
+  ~Stage() { end(); }
+  void end() {   // of its thread
+    station.close();
+    if (thread) thread->join();
+  }
+
+  const CpuModel& model;
+  Team team;
+  LayerStack layers;
+  const std::unique_ptr<Head> head;
+  PassStage slice;
+  PassStation station;
+  std::unique_ptr<Thread> thread;
+};
+
+StageThreads::StageThreads(const Passes& passes, std::vector<int> cuts, const std::vector<int>& cores, const Blocks& blocks,
+                           std::shared_ptr<Bell> bell)
+    : chain_(int(cuts.size()) + 2, passes.model().shape.hidden_size, std::move(bell)), draft_team_(1, cores_from(cores, 0, 1)) {
+  const int threads = passes.members(), stages = int(cuts.size()) + 1;
+  cuts.insert(cuts.begin(), passes.model().exit_layer);
+  cuts.push_back(passes.model().shape.num_layers);
+  size_t begin = passes.late_begin();
+  int core = 1;
+  for (int stage = 0; stage < stages; ++stage) {
+    const int size = team_size(threads, stages, stage);
+    stages_.push_back(std::make_unique<Stage>(passes, cuts[size_t(stage)], cuts[size_t(stage) + 1], size,
+                                              cores_from(cores, core, size), begin, blocks));
+    begin = stages_.back()->layers.end();
+    core += size;
+  }
+  for (int number = 0; number < stages; ++number) {
+    Stage* next = number + 1 < stages ? stages_[size_t(number) + 1].get() : nullptr;
+    Stage* stage = stages_[size_t(number)].get();
+    stage->thread = std::make_unique<Thread>([this, stage, next, number] { work(stage, next, kVerifyTrack + number); });
+  }
+}
+
+StageThreads::~StageThreads() {   // the threads first, all of them: they hand on to each other
+  for (auto& stage : stages_) stage->end();
+}
+
+void StageThreads::judge_by(const std::function<Team::Pass(int)>& told) {
+  for (auto& stage : stages_) stage->team.judge_by(told);
+}
+
+void StageThreads::take(Pass pass) { stages_.front()->station.post(std::move(pass)); }
+
+void StageThreads::raise(int answer, int epoch, int spared) {
+  for (auto& stage : stages_) stage->station.raise(answer, epoch, spared);
+}
+
+void StageThreads::told(const PassVerdict& verdict, int rows, bool gone) {
+  if (trace_) trace_->add(gone ? "dropped verify" : "verify", kVerifyTrack + int(stages_.size()) - 1, rows, verdict.begun, verdict.ended);
+}
+
+void StageThreads::work(Stage* stage, Stage* next, int track) {
+  stage->team.pin_caller();
+  try {
+    Pass pass;
+    PassVerdict verdict;
+    while (stage->station.work(&pass, &verdict)) {
+      if (next == nullptr) {
+        chain_.land(std::move(verdict));
+        continue;
+      }
+      if (trace_) {
+        const bool dropped = pass.rows() == 0;
+        trace_->add(dropped ? "dropped verify" : "verify", track, pass.rows(), verdict.begun, verdict.ended);
+      }
+      next->station.post(std::move(pass));
+    }
+  } catch (...) {
+    chain_.fail(std::current_exception());
+  }
+}
+
+}  // namespace ppsd
