@@ -177,7 +177,8 @@ class Survival:
     with chance s gains s times the acceptance by one draft more: it should stop where that is worth less than the draft
     costs, so the threshold is (seconds of a draft) * (tokens per second) / acceptance. A copied draft has a threshold
     of its own, (seconds of a row more in the pass) * (tokens per second), and may follow when the head is not asked
-    any more. After another draft it has to promise twice that: long copies are mostly dropped where texts do not repeat.
+    any more. After another draft it has to promise twice that: long copies are mostly dropped where texts do not
+    repeat.
     """
 
     kind: ClassVar[str] = "survival"
