@@ -331,7 +331,7 @@ def test_an_answer_overlaps_while_it_is_alone(cpu, schedule):
 
 
 def test_siblings_that_were_just_adopted_are_not_lost_when_others_come(tmp_path):
-    """Second choices are mostly right: whenever another answer comes, one has been adopted that no stage knows of yet."""
+    """Second choices are mostly right: when another answer comes, one has been adopted that no stage knows of yet."""
     folder = write_model(tmp_path / "model", num_hidden_layers=4, max_position_embeddings=512)
     engine = Engine.from_pretrained(folder, exit_head="norm:1", backend="cpu", dtype="int8", threads=2, stages=2)
     plain = engine.generate(PROMPTS[0], params(max_tokens=300), "plain").run().ids
