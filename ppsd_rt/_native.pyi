@@ -199,6 +199,9 @@ class Loop:
         MemoryError: the text may become longer than all blocks.
         """
 
+    def end(self) -> None:
+        """No thread works on any answer from now on: it would ask a grammar of a Python that has ended."""
+
     def step(self) -> bool: ...
     @staticmethod
     def over_ranks(

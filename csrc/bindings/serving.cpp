@@ -118,6 +118,13 @@ void bind_serving(py::module_& m) {
            "one while it runs alone. grammar: its number over ranks. MemoryError: it may become longer "
            "than all blocks.")
       .def(
+          "end",
+          [](PyLoop& loop) {
+            const py::gil_scoped_release release;
+            if (loop.thread) loop.thread->end();
+          },
+          "No thread works on any answer from now on: it would ask a grammar of a Python that has ended.")
+      .def(
           "step",
           [](PyLoop& loop) {
             if (!loop.stepped) throw std::logic_error("this loop has a thread of its own");

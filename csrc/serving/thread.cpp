@@ -4,10 +4,13 @@ namespace ppsd {
 
 LoopThread::LoopThread(std::unique_ptr<Loop> loop) : loop_(std::move(loop)), thread_([this] { work(); }) {}
 
-LoopThread::~LoopThread() {
+LoopThread::~LoopThread() { end(); }
+
+void LoopThread::end() {
   stop_.store(true);
   loop_->ring();
   thread_.join();
+  loop_->end_all(nullptr);   // with the threads of its stages
 }
 
 void LoopThread::work() {

@@ -11,6 +11,7 @@ class LoopThread {
   ~LoopThread();                                     // ends all answers
 
   Loop& loop() { return *loop_; }
+  void end();   // nothing works on any answer from now on
 
  private:
   void work();

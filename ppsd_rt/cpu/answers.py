@@ -106,6 +106,12 @@ class Answers:
             for answer in answers:
                 self.leave(answer)
 
+    def end(self) -> None:
+        """As `end_all`, for good."""
+        self.end_all()
+        if self._loop is not None:
+            self._loop.end()
+
     def forget_loop(self) -> None:
         """The next one is made anew: of another exit head, or in another process."""
         self.end_all()

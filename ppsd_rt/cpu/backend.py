@@ -42,7 +42,7 @@ _living: WeakSet["CpuBackend"] = WeakSet()
 def _end_answers() -> None:
     """The thread of an answer may ask a grammar, which needs Python."""
     for backend in list(_living):
-        backend._answers.end_all()
+        backend._answers.end()
 
 
 _Args = ParamSpec("_Args")

@@ -63,7 +63,7 @@ class Place:
         with ExitStack() as stack:
             stack.enter_context(patch.dict(os.environ, environment))
             stack.enter_context(patch("tempfile.tempdir", str(self.case / "tmp")))
-            stack.enter_context(patch.object(_native.Engine, "calibrate", lambda engine: COSTS))
+            stack.enter_context(patch.object(_native.Engine, "calibrate", lambda engine, **options: COSTS))
             stack.enter_context(patch("ppsd_rt.cuda.errors.interpreted", lambda: False))  # as users have it
             stack.enter_context(patch("ppsd_rt.models.default_model._download_wheel", _no_network))
             os.chdir(self.case / "cwd")

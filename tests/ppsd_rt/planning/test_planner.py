@@ -234,7 +234,7 @@ def test_auto_gives_the_plain_answer(folder, cache, monkeypatch, which, params):
         "drafting is dear": costs(1.0),
     }
     if which in believed:
-        monkeypatch.setattr(_native.Engine, "calibrate", lambda _: believed[which])
+        monkeypatch.setattr(_native.Engine, "calibrate", lambda _, **options: believed[which])
     engine = load(folder)
     ids = engine.encode("Hello, world")
     plain = engine.generate(ids, params, "plain").run()
@@ -255,7 +255,7 @@ def test_auto_gives_the_plain_answer(folder, cache, monkeypatch, which, params):
 
 def test_costs_are_measured_in_the_first_runs_and_kept(folder, cache, monkeypatch):
     first, calls = costs(overlapped=True), []
-    monkeypatch.setattr(_native.Engine, "calibrate", lambda engine: calls.append(engine) or first)
+    monkeypatch.setattr(_native.Engine, "calibrate", lambda engine, **options: calls.append(engine) or first)
     monkeypatch.setattr("time.time", lambda: 1e9)
     for measured in (1, 2, 3, 3):
         engine = load(folder)
