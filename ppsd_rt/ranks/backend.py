@@ -387,6 +387,7 @@ class RanksBackend:
             if isinstance(error, LinkLost):
                 self._control.lost(1, error)
             self._control.fail(f"rank 0: {error}")
+            self._control.failed.wait(_PATIENCE)  # who was first may be telling the others still: its line is not out yet
         while True:  # also what is asked for while this process ends
             loop.fail(self._control.failure or "the ranks have ended")
             sleep(_ENDING)
