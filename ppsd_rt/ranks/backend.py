@@ -387,9 +387,10 @@ class RanksBackend:
             if isinstance(error, LinkLost):
                 self._control.lost(1, error)
             self._control.fail(f"rank 0: {error}")
-            self._control.failed.wait(_PATIENCE)  # who was first may be telling the others still: its line is not out yet
         while True:  # also what is asked for while this process ends
-            loop.fail(self._control.failure or "the ranks have ended")
+            # Else somebody is telling the other ranks of a failure; its line comes after that.
+            if self._control.failed.is_set() or self._control.stopping.is_set():
+                loop.fail(self._control.failure or "the ranks have ended")
             sleep(_ENDING)
 
     def _land(self, verdict: Words) -> None:
