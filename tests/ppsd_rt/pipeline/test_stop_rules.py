@@ -11,6 +11,7 @@ from ppsd_rt.pipeline.stop_rules import (
     ConfidenceThreshold,
     FixedLength,
     Paying,
+    Survival,
     describe_stop_rule,
     parse_stop_rule,
 )
@@ -88,6 +89,15 @@ def test_paying_comes_to_the_length_that_is_fastest(acceptance, cost, best):
     late = lengths[1000:]
     assert sum(map(speed, late)) / len(late) > 0.98 * speed(best)
     assert abs(sum(late) / len(late) - best) < 1.5
+
+
+def test_a_copy_after_another_draft_has_to_promise_twice_as_much():
+    controller = Survival(copy_threshold=0.3).start(0)
+    assert controller.may_copy(0.31, False) and not controller.may_copy(0.29, False)
+    controller.stop_copying(0.99)
+    assert controller.may_copy(0.62, False) and not controller.may_copy(0.58, False)
+    controller.observe([])  # a round later
+    assert controller.may_copy(0.31, False)
 
 
 def test_paying_spends_less_where_the_head_doubts():

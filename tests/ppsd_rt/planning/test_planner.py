@@ -96,6 +96,17 @@ def test_overlap_is_simulated_anew_for_a_longer_text():
     assert plan.predict("overlap", 0, 0.8) < 0.7 * before
 
 
+def test_a_first_draft_need_not_pay_for_a_sibling():
+    """With 0.32 of a plain step at once, a draft and its row (0.24) can be paid, with a sibling's row (0.40) it cannot."""
+    c = costs(0.45e-3)
+    verify = (ONE, ONE + 0.24 * (ROW + ONE) - 0.45e-3, ONE + 0.4 * (ROW + ONE) - 0.45e-3)
+    c = c.replace(turns=c.turns.replace(verify=verify + verify[-1:] * 13))
+    plan = _native.Planner(c, 0.8, siblings=True)
+    assert not plan.schedule().drafts  # before there is anything to compare with
+    plan.after(1, 0, 0, ROW + ONE)
+    assert plan.schedule().drafts == 1
+
+
 def test_copies_that_do_not_keep_their_promise_have_to_promise_more():
     plan = _native.Planner(costs(), 0.4, lookup=3)
     before = plan.schedule().stop_rule.copy_threshold
