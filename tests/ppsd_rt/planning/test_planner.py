@@ -97,7 +97,7 @@ def test_overlap_is_simulated_anew_for_a_longer_text():
 
 
 def test_a_first_draft_need_not_pay_for_a_sibling():
-    """With 0.32 of a plain step at once, a draft and its row (0.24) can be paid, with a sibling's row (0.40) it cannot."""
+    """There is 0.32 of a plain step: enough for a draft and its row (0.24), but not for a sibling's row too (0.40)."""
     c = costs(0.45e-3)
     verify = (ONE, ONE + 0.24 * (ROW + ONE) - 0.45e-3, ONE + 0.4 * (ROW + ONE) - 0.45e-3)
     c = c.replace(turns=c.turns.replace(verify=verify + verify[-1:] * 13))
