@@ -742,7 +742,7 @@ class testing:
     def calibrate(bench: Any, threads: int, overlap: bool, step_share: float) -> Costs: ...
     @staticmethod
     def stop_rule_draws(
-        schedule: Schedule, seed: int, history: Sequence[float | Sequence[tuple[float, bool]]]
+        schedule: Schedule, seed: int, history: Sequence[float | tuple[float, bool] | list[tuple[float, bool]]]
     ) -> list[bool]: ...
     @staticmethod
     def packed(rows: npt.NDArray[Any] | Blocks, format: str) -> npt.NDArray[np.float32]:

@@ -135,17 +135,20 @@ py::list lock_step_toy(const Schedule& schedule, int tokens, std::vector<double>
   return events;
 }
 
-// The draws of a stop rule over a history of verdicts, for comparing it with its twin.
+// The draws of a stop rule over a history, for comparing it with its twin: a confidence is a draft, {chance, stopped} a copy.
 std::vector<bool> stop_rule_draws(const Schedule& schedule, uint64_t seed,
-                                  const std::vector<std::variant<double, std::vector<std::pair<double, bool>>>>& history) {
+                                  const std::vector<std::variant<double, std::pair<double, bool>, std::vector<std::pair<double, bool>>>>& history) {
   const auto controller = Controller::make(schedule.stop_rule, seed);
   std::vector<bool> draws;
   for (const auto& item : history) {
     if (const double* confidence = std::get_if<double>(&item)) {
       draws.push_back(controller->stop(*confidence));
+    } else if (const auto* copy = std::get_if<std::pair<double, bool>>(&item)) {
+      draws.push_back(controller->may_copy(copy->first, copy->second));
+      draws.push_back(controller->stop_copying(copy->first));
     } else {
       std::vector<Judged> verdict;
-      for (const auto& [confidence, accepted] : std::get<1>(item)) verdict.push_back({confidence, accepted});
+      for (const auto& [confidence, accepted] : std::get<2>(item)) verdict.push_back({confidence, accepted});
       controller->observe(verdict);
     }
   }

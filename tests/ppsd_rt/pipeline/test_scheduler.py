@@ -79,12 +79,16 @@ def test_the_comparison_would_notice():
     assert native_events(*arguments, 5) != events
 
 
+copies = st.tuples(st.floats(0, 1), st.booleans())
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     rule=stop_rules,
     seed=seeds,
     history=st.lists(
-        st.one_of(st.floats(0, 1), st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=5)), max_size=60
+        st.one_of(st.floats(0, 1), copies, st.lists(copies, max_size=5)),  # drafts, copies, verdicts
+        max_size=60,
     ),
 )
 def test_stop_rules_draw_by_draw(rule, seed, history):
@@ -93,6 +97,8 @@ def test_stop_rules_draw_by_draw(rule, seed, history):
     for item in history:
         if isinstance(item, float):
             expected.append(controller.stop(item))
+        elif isinstance(item, tuple):
+            expected += [controller.may_copy(*item), controller.stop_copying(item[0])]
         else:
             controller.observe(item)
     schedule = Schedule(1, 1, 1, stop_rule=rule)
