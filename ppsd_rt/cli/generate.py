@@ -1,6 +1,7 @@
 """`ppsd-run "prompt"`: generate, from an argument, files, standard input, or a file of prompts."""
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -176,7 +177,7 @@ def answer(
     problem: PpsdError | None = None
     if args.compare and finished:
         try:
-            compared = _compare(engine, completion, generation.params)
+            compared = _compare(engine, completion, generation.params, printed=not args.json)
         except KeyboardInterrupt:
             finished = False
             complain(f"ppsd-run: {signals.said()}; the answer is whole, the comparison is missing")
@@ -248,9 +249,17 @@ def _print_rest(engine: Engine, generation: Generation, args: argparse.Namespace
         print(generation.rest(), flush=True)
 
 
-def _compare(engine: Engine, completion: Completion, params: SamplingParams) -> Statistics:
-    """Decode the same prompt plainly; the ids must be the same, or this project has a bug."""
-    plain = engine.generate(completion.prompt_ids, params, PLAIN).run()
+def _compare(engine: Engine, completion: Completion, params: SamplingParams, printed: bool) -> Statistics:
+    """Decode the same prompt plainly; the ids must be the same, or this project has a bug.
+
+    printed: the answer was, piece by piece. That takes time of the cores that decode, so here it is done too.
+    """
+    generation = engine.generate(completion.prompt_ids, params, PLAIN)
+    if printed:
+        with open(os.devnull, "w", encoding="utf-8") as nowhere:
+            for token in generation:
+                print(token.text, end="", flush=True, file=nowhere)
+    plain = generation.run()
     if plain.ids != completion.ids:
         raise PpsdError("the answer differs from plain decoding: this is a bug; `ppsd-run check` shows where")
     return plain.statistics
