@@ -142,7 +142,7 @@ def test_an_interrupted_comparison_keeps_the_answer(run, interrupt):
 
 
 def test_an_answer_that_differs_from_plain_decoding_is_printed(run, monkeypatch):
-    def differs(engine, completion, params):
+    def differs(engine, completion, params, printed):
         raise PpsdError("it differs")
 
     monkeypatch.setattr(generate, "_compare", differs)
