@@ -41,8 +41,10 @@ from ppsd_rt.models.resolve import resolve_model
 
 PATIENCE = 300.0  # seconds for an engine to come back, and for an answer to end
 SILENCE = 3.0  # seconds, of fronts, engines and ranks
-NAMESPACE, HERE, THERE = f"ppsd-{os.getpid()}", "10.123.77.1", "10.123.77.2"
+NAMESPACE = f"ppsd-{os.getpid()}"
 CABLE = f"pp{os.getpid()}a", f"pp{os.getpid()}b"  # its ends
+# A network of this run's own. One of a killed run may still be there, and two of the same addresses are none.
+HERE, THERE = ("10.123.%d.%d" % divmod(os.getpid() % (1 << 14) * 4 + end, 256) for end in (1, 2))
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -252,7 +254,8 @@ class Ranks(Setup):
 
 
 def namespace(stack: ExitStack) -> None:
-    """With one cable to here."""
+    """With one cable to here. A killed run that had this one's number may have left both."""
+    subprocess.run(["ip", "netns", "delete", NAMESPACE], capture_output=True)
     run("ip", "netns", "add", NAMESPACE)
     stack.callback(run, "ip", "netns", "delete", NAMESPACE)
     run("ip", "link", "add", CABLE[0], "type", "veth", "peer", "name", CABLE[1], "netns", NAMESPACE)
