@@ -125,13 +125,6 @@ class Control:
             message[_PAYLOAD : _PAYLOAD + len(numbers)].view(np.float32)[:] = numbers
         self._senders[rank].send(message)
 
-    def tell_all(self, kind: Kind, value: int = 0, text: str = "", words: Words | None = None) -> None:
-        for rank in self._senders:
-            try:
-                self.tell(rank, kind, value, text=text, words=words)
-            except RuntimeError as error:  # its connection
-                self.lost(rank, error)
-
     # -- failing -------------------------------------------------------------------------------------------------------
 
     def check(self) -> None:
