@@ -44,7 +44,8 @@ SILENCE = 3.0  # seconds, of fronts, engines and ranks
 NAMESPACE = f"ppsd-{os.getpid()}"
 CABLE = f"pp{os.getpid()}a", f"pp{os.getpid()}b"  # its ends
 # A network of this run's own. One of a killed run may still be there, and two of the same addresses are none.
-HERE, THERE = ("10.123.%d.%d" % divmod(os.getpid() % (1 << 14) * 4 + end, 256) for end in (1, 2))
+_OWN = os.getpid() % (1 << 14) * 4
+HERE, THERE = (f"10.123.{_OWN >> 8}.{(_OWN & 255) + end}" for end in (1, 2))
 SCHEMA = {
     "type": "object",
     "properties": {

@@ -37,6 +37,7 @@ _DAMAGED = "the file is damaged or incomplete: download it again"
 
 # What a token stands for, given whether it is the first one of the text. None: no such token.
 _Piece = Callable[[int, bool], bytes | None]
+_UNFINISHED = 3  # bytes of a character that may wait for its last one
 
 
 def load_tokenizer(folder: Path, vocab_size: int | None = None, gguf: GgufModel | None = None) -> Tokenizer:
@@ -119,7 +120,7 @@ class Tokenizer(ABC):
         """A decoder for one answer that is still being written.
 
         Tokenizers that put a space in front of every text take one off the start of the answer. Where the answer goes
-        on from a text, that space belongs to it: push the ids of that text first and drop what comes back.
+        on from a text, that space belongs to it: `follow` that text first.
         """
         skipped: frozenset[int] = self.special_ids if skip_special_tokens else frozenset()
         return IncrementalDecoder(self._piece, skipped, self._leading_spaces)
@@ -172,6 +173,21 @@ class IncrementalDecoder:
             return ""
         self._first = False
         return self._without_leading_spaces(self._utf8.decode(piece))
+
+    def follow(self, ids: Sequence[int]) -> None:
+        """As if these had been pushed: the stream goes on from their text. Of a long one only the ends are read."""
+        begun = 0
+        while begun < len(ids) and (self._first or self._leading_spaces):
+            self.push(ids[begun])
+            begun += 1
+        last, size = len(ids), 0
+        while last > begun and size < _UNFINISHED:
+            last -= 1
+            size += len((ids[last] not in self._skipped and self._piece(ids[last], False)) or b"")
+        if last > begun:
+            self._utf8.reset()  # a character begins anew with its first byte, whatever is before
+        for id in ids[last:]:
+            self.push(id)
 
     def flush(self) -> str:
         """What was held back: U+FFFD if the answer ends inside a character, else nothing. The stream ends here."""

@@ -104,8 +104,7 @@ class Generation:
         self._tokens: deque[Token] = deque()  # of the round at hand
         self._process = os.getpid()
         decoder = tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
-        for id in prompt_ids:  # what the prompt's end means for the first characters is the decoder's to know
-            decoder.push(id)
+        decoder.follow(prompt_ids)
         self._text = StopStrings(decoder, params.stop, params.min_tokens)
         self._ids: list[int] = []
         self._logprobs: list[Logprob] = []

@@ -53,8 +53,7 @@ class Offsets:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._decoder, self._text = tokenizer.stream(), 0
-        for id in prompt:  # what the prompt's end means for the first characters is the decoder's to know
-            self._decoder.push(id)
+        self._decoder.follow(prompt)
 
     def next(self, id: int) -> int:
         """Of the answer's next token, in characters."""

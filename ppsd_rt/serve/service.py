@@ -57,13 +57,13 @@ class Service:
             raise ApiError(404, message, "model_not_found", "model")
 
     async def encode(self, prompt: Callable[[], Prompt] | Prompt, param: str) -> list[int]:
-        """Token ids of a prompt, or of what a function makes in a thread; none too many."""
+        """Token ids of a prompt, or of what a function makes; none too many. All but ids may take long: in a thread."""
 
         def encoded() -> list[int]:
             return self.engine.encode(prompt() if callable(prompt) else prompt)
 
         try:
-            ids = await to_thread.run_sync(encoded, limiter=self._one)
+            ids = encoded() if isinstance(prompt, list) else await to_thread.run_sync(encoded, limiter=self._one)
         except PpsdError as error:  # not UsageError alone: a chat template that refuses the messages
             code = error.code if isinstance(error, UsageError) else UsageError.code
             raise ApiError(400, str(error), code, param) from error

@@ -551,6 +551,31 @@ def test_invalid_bytes_do_not_pile_up(any_tokenizer: Tokenizer) -> None:
     assert stream.flush() == "�"
 
 
+def test_to_follow_a_text_is_to_push_all_of_it(any_tokenizer: Tokenizer) -> None:
+    rng = random.Random(7)
+    bytes_of_characters = any_tokenizer.encode("😀é你 a", add_special_tokens=False)
+    any_id = [*range(any_tokenizer.vocab_size), *any_tokenizer.special_ids, any_tokenizer.vocab_size, -1]
+    for _ in range(300):
+        text, more = (
+            [rng.choice(rng.choice((bytes_of_characters, any_id))) for _ in range(rng.randrange(15))] for _ in range(2)
+        )
+        skip = rng.random() < 0.5
+        pushed, followed = (any_tokenizer.stream(skip_special_tokens=skip) for _ in range(2))
+        for id in text:
+            pushed.push(id)
+        followed.follow(text)
+        assert [pushed.push(id) for id in more] == [followed.push(id) for id in more], (text, more)
+        assert pushed.flush() == followed.flush()
+
+
+def test_to_follow_a_long_text_looks_at_its_ends_alone(any_tokenizer: Tokenizer) -> None:
+    stream, looked = any_tokenizer.stream(), []
+    piece = stream._piece
+    stream._piece = lambda id, first: looked.append(id) or piece(id, first)
+    stream.follow(any_tokenizer.encode("lorem ipsum " * 1000))
+    assert len(looked) < 20
+
+
 def test_special_tokens_and_unknown_ids_in_a_stream(any_tokenizer: Tokenizer) -> None:
     special = sorted(any_tokenizer.special_ids)
     nothing = [any_tokenizer.vocab_size, any_tokenizer.vocab_size + 10**6, 2**40, -1]
