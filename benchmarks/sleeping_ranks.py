@@ -21,7 +21,7 @@ import numpy as np
 from made_up_costs import equal_costs
 from ranks import MEASURED, launch
 
-from ppsd_rt._native import StageCosts
+from ppsd_rt._native import StageCosts, pass_words
 from ppsd_rt.backend import Cancellation, Oracle, RunOptions
 from ppsd_rt.cli.info import machine
 from ppsd_rt.errors import PpsdError
@@ -174,7 +174,7 @@ def work(world: World, task: dict[str, Any], lead: Callable[..., None]) -> None:
                 groups,
                 control,
                 PythonStation(stage, HIDDEN, world.rank == world.last, delay),
-                HIDDEN,
+                pass_words(HIDDEN),
                 0,
                 None,
                 TEXT_BLOCKS,
@@ -192,7 +192,8 @@ def open_backend(groups: dict[int, Any], control: Any, stage: SleepingDraft) -> 
 
     drafter = PythonDrafter(stage, HIDDEN, VOCABULARY, True, False)
     head, sizes = HeadInfo("norm", 1, "sleeping", ""), (1,) * control.world.size
-    backend = RanksBackend(groups, control, drafter, _NoSlices(drafter), head, sizes, VOCABULARY, HIDDEN, 1)
+    words = pass_words(HIDDEN)
+    backend = RanksBackend(groups, control, drafter, _NoSlices(drafter), head, sizes, VOCABULARY, words, 1)
     backend.open()
     return backend
 

@@ -72,6 +72,10 @@ class Eagle3File(HeadFile):
 
     eagle: Eagle3Config
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        return self.eagle.taps
+
     @classmethod
     def load_folder(cls, folder: Path, model: Checkpoint) -> "Eagle3File":
         """Raises PpsdError, one line: what the head lacks, or how it differs from the model."""

@@ -81,6 +81,11 @@ class HeadFile:
     successors: npt.NDArray[np.int32] | None = None
 
     @property
+    def taps(self) -> tuple[int, ...]:
+        """After so many of the model's layers verification keeps what it reads."""
+        return ()
+
+    @property
     def drafts(self) -> bool:
         """Is there an exit head? (A file of kind `ngram` has successors alone.)"""
         return self.info.kind != NGRAM
@@ -143,7 +148,7 @@ class HeadFile:
 def refuse_eagle3(info: HeadInfo | None, where: str) -> None:
     """Raises PpsdError for a head of that kind, which `where` cannot draft with."""
     if info is not None and info.kind == EAGLE3:
-        raise PpsdError(f"an EAGLE-3 head does not draft {where}: use one process and --backend torch")
+        raise PpsdError(f"an EAGLE-3 head does not draft {where}: use --backend cpu")
 
 
 def body_config(info: HeadInfo, config: LlamaConfig) -> LlamaConfig:

@@ -37,16 +37,17 @@ class Pipeline:
         serves=True,
     ):
         checkpoint = Checkpoint(folder)
-        self.hidden, self.on_pass = checkpoint.config.hidden_size, on_pass
+        self.on_pass = on_pass
         head = find_head(str(head or f"norm:{sizes[0]}"), checkpoint)
+        taps = head.taps if head else ()
         self.slices = [slices_for(backend, device, (format, kv), 1, [], rank) for rank in range(len(sizes))]
         self.drafter = self.slices[0].drafter(checkpoint, head, sizes[0])
         self.stations = []
         for rank in range(1, len(sizes)):
             first, last = layers_of(sizes, rank)
-            self.stations.append(self.slices[rank].station(checkpoint, first, last, 0.0))
+            self.stations.append(self.slices[rank].station(checkpoint, first, last, 0.0, taps))
         self.loop = self.slices[0].loop(len(sizes), blocks)
-        self.words = _native.pass_words(self.hidden)
+        self.words = _native.pass_words(checkpoint.config.hidden_size, len(taps))
         self.failures, self._stop, self.answer = [], threading.Event(), None
         works = [self._lead, *(lambda rank=rank: self._serve(rank) for rank in range(1, len(sizes)))]
         self._threads = [threading.Thread(target=self._guarded, args=(work,)) for work in works] if serves else []

@@ -127,6 +127,7 @@ class PythonStation {
                  hidden, last, delay) {}
 
   int hidden() const { return hidden_; }
+  int taps() const { return 0; }
   PassStation& station() { return station_; }
   PythonStage& passes() { return stage_; }
 
@@ -224,7 +225,7 @@ py::class_<Station> bind_station(py::module_& m, const char* name, const char* d
         rank.station().post(message.data(), size_t(message.size()));
       }, py::arg("message"))
       .def("work", [](Station& rank, Words out, int milliseconds) {
-             if (size_t(out.size()) < most_pass_words(rank.hidden())) throw std::runtime_error("a pass does not fit");
+             if (size_t(out.size()) < most_pass_words(rank.hidden(), rank.taps())) throw std::runtime_error("a pass does not fit");
              int32_t* place = out.mutable_data();
              const py::gil_scoped_release release;
              return rank.station().work(place, milliseconds);
@@ -261,11 +262,12 @@ void bind_ranks(py::module_& m) {
       "Layers [first, last) of a model on the C++ kernels, as a stage of the loop: passes come, arrays of int32 words, and work() "
       "writes those for the next stage.")
       .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay,
-                       size_t kv_bytes) {
-             return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, delay, kv_bytes);
+                       size_t kv_bytes, const std::vector<int>& taps) {
+             return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, delay, kv_bytes, taps);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("first"), py::arg("last"), py::arg("cores"), py::arg("threads"),
-           py::arg("delay"), py::arg("kv_bytes") = 0)
+           py::arg("delay"), py::arg("kv_bytes") = 0, py::arg("taps") = std::vector<int>(),
+           "taps: of an EAGLE-3 head, after so many of the model's layers.")
       .def_property_readonly("blocks", &CpuStation::blocks, "Of the loop's KV caches, that there is memory for.")
       .def("dwell", [](CpuStation& station, std::vector<double> seconds) { station.passes().dwell(Dwell(std::move(seconds))); },
            py::arg("seconds"), "For benchmarks: what passes over 1, 2, ... rows take.")

@@ -86,7 +86,8 @@ py::tuple take(PyOutbox& answer) {
 }  // namespace
 
 void bind_serving(py::module_& m) {
-  m.def("pass_words", &most_pass_words, py::arg("hidden"), "Of the longest message between the loop and other ranks.");
+  m.def("pass_words", &most_pass_words, py::arg("hidden"), py::arg("taps") = 0,
+        "Of the longest message between the loop and other ranks. taps: of an EAGLE-3 head.");
   py::class_<News, std::shared_ptr<News>>(m, "News", "A descriptor that becomes readable when an answer that has it rings.")
       .def(py::init<>())
       .def_property_readonly("descriptor", &News::descriptor)
@@ -141,7 +142,7 @@ void bind_serving(py::module_& m) {
           [](PyLoop& loop, py::array_t<int32_t, py::array::c_style> out, int milliseconds) {
             chain_of(loop);
             Loop& made = loop.loop();
-            if (size_t(out.size()) < most_pass_words(made.model().shape.hidden_size)) throw std::runtime_error("a pass does not fit");
+            if (size_t(out.size()) < most_pass_words(made.model().shape.hidden_size, made.taps())) throw std::runtime_error("a pass does not fit");
             int32_t* place = out.mutable_data();
             const py::gil_scoped_release release;
             return made.work(place, milliseconds);

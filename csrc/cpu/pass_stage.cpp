@@ -8,8 +8,23 @@
 
 namespace ppsd {
 
-PassStage::PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks, const Blocks* loops)
-    : model_(model), layers_(layers), head_(head), team_(team), blocks_(size_t(std::max(blocks, 0))), loops_(loops) {}
+StageTaps::StageTaps(const std::vector<int>& taps, int first, int last) {
+  for (const int tap : taps) {
+    if (tap > last) continue;
+    theirs.push_back(tap > first || first == 0);   // between two stages it is the former's
+    if (theirs.back()) own.push_back(tap - first);
+  }
+}
+
+PassStage::PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks, const Blocks* loops,
+                     std::vector<bool> taps)
+    : model_(model),
+      layers_(layers),
+      head_(head),
+      team_(team),
+      blocks_(size_t(std::max(blocks, 0))),
+      loops_(loops),
+      taps_(std::move(taps)) {}
 
 uint8_t* PassStage::block(int number) {
   if (number < 0 || size_t(number) >= blocks_)
@@ -76,8 +91,24 @@ bool PassStage::run(Pass* pass, const Cancelled& cancelled, const Reserve& reser
   team_->run([&](int member) {
     if (!layers_->pass(*team_, member, rope, pass->hidden.data(), cancelled) && member == 0) done = false;
   });
-  if (done && head_ != nullptr) choose(*pass, verdict);
+  if (done) add_taps(pass);
+  if (done && head_ != nullptr) choose(*pass, verdict), verdict->tapped = std::move(pass->tapped);
   return done && (!dwell_ || dwell_->until(begun, dwell_->of(pass->rows()), cancelled));
+}
+
+// What its rows are at the taps of these layers, beside those that they have brought along.
+void PassStage::add_taps(Pass* pass) const {
+  const size_t hidden = size_t(model_.shape.hidden_size), rows = size_t(pass->rows());
+  const float *before = pass->tapped.data(), *own = layers_->tapped();
+  std::vector<float> all;
+  all.reserve(rows * taps_.size() * hidden);
+  for (size_t row = 0; row < rows; ++row)
+    for (const bool mine : taps_) {
+      const float*& from = mine ? own : before;
+      all.insert(all.end(), from, from + hidden);
+      from += hidden;
+    }
+  pass->tapped = std::move(all);
 }
 
 void PassStage::choose(const Pass& pass, PassVerdict* verdict) {

@@ -14,12 +14,23 @@
 
 namespace ppsd {
 
+// The taps of an EAGLE-3 head, which are after so many of the model's layers: those of layers [first, last), and those before.
+struct StageTaps {
+  StageTaps(const std::vector<int>& taps, int first, int last);
+  int before() const { return int(theirs.size() - own.size()); }
+
+  std::vector<int> own;       // after so many of these layers
+  std::vector<bool> theirs;   // of all up to `last`, in the head's order: is it one of these?
+};
+
 class PassStage {
  public:
   using Masks = std::function<std::shared_ptr<TokenMask>(int grammar)>;
 
   // blocks: as many as this rank has memory for. head: of the last rank, or null. loops: where the blocks are the loop's own.
-  PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks, const Blocks* loops = nullptr);
+  // taps: see StageTaps::theirs.
+  PassStage(const CpuModel& model, LayerStack* layers, Head* head, Team* team, int blocks, const Blocks* loops = nullptr,
+            std::vector<bool> taps = {});
 
   void use(Masks masks) { masks_ = std::move(masks); }
   // The rows through the layers, in place. verdict: what they choose, of the last rank. reserve: see below. False: cancelled on
@@ -38,6 +49,7 @@ class PassStage {
   uint8_t* block(int number);
   void change(const Pass& pass);
   Answer& answer(const PassPart& part);
+  void add_taps(Pass* pass) const;
   void choose(const Pass& pass, PassVerdict* verdict);
 
   const CpuModel& model_;
@@ -46,6 +58,7 @@ class PassStage {
   Team* const team_;
   const size_t blocks_;
   const Blocks* const loops_;   // or null
+  const std::vector<bool> taps_;
   Memory memory_;               // else: of all blocks; comes with the first pass
   std::map<int, Answer> answers_;
   int longest_ = 0;

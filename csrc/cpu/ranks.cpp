@@ -85,20 +85,22 @@ const float* Rope::reserve(int capacity) {
 }
 
 CpuStation::CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads,
-                       double delay, size_t kv_bytes)
+                       double delay, size_t kv_bytes, const std::vector<int>& taps)
     : model_(std::move(model)),
       team_(threads, std::move(cores)),
       stage_(*model_, first, last, threads),
       rope_(*model_),
       last_(last == model_->shape.num_layers),
       blocks_(blocks_in(kv_bytes, stage_.stack().end())),
-      passes_(*model_, &stage_.stack(), stage_.head(), &team_, blocks_),
+      taps_(taps, first, last),
+      passes_(*model_, &stage_.stack(), stage_.head(), &team_, blocks_, nullptr, taps_.theirs),
       station_(
           [this](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {
             return passes_.run(pass, cancelled, [this](int rows) { return reserve(rows); }, verdict);
           },
-          model_->shape.hidden_size, last_, delay) {
+          model_->shape.hidden_size, last_, delay, taps_.before()) {
   stage_.use(&team_);
+  stage_.stack().tap(taps_.own);
 }
 
 double CpuStation::time_pass(int rows, int context) {
@@ -145,6 +147,10 @@ double CpuDrafter::time_step(bool draw, int context) {
   DraftStep step;
   step.start = context;
   step.ids = {context % model_->shape.vocab_size};
+  if (EagleText* text = stage_.text()) {   // which would remember that it has drafted from this text
+    text->know(context, step.ids.data(), 1);
+    text->expect_again(0, model_->eagle->tap_width());
+  }
   const Clock::time_point begin = Clock::now();
   stage_.step(step, draw ? &draft : nullptr, nullptr);
   return since(begin);

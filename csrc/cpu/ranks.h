@@ -37,11 +37,12 @@ class Rope {
 // Layers [first, last) of a model, as a stage of the loop.
 class CpuStation {
  public:
-  // kv_bytes: for the KV caches. delay: see PassStation.
+  // kv_bytes: for the KV caches. delay: see PassStation. taps: of an EAGLE-3 head, see StageTaps.
   CpuStation(std::shared_ptr<const CpuModel> model, int first, int last, std::vector<int> cores, int threads, double delay,
-             size_t kv_bytes);
+             size_t kv_bytes, const std::vector<int>& taps = {});
 
   int hidden() const { return model_->shape.hidden_size; }
+  int taps() const { return int(taps_.theirs.size()); }   // that rows have when they leave
   int blocks() const { return blocks_; }   // that answers may have here
   PassStation& station() { return station_; }
   PassStage& passes() { return passes_; }
@@ -59,6 +60,7 @@ class CpuStation {
   Rope rope_;
   const bool last_;
   const int blocks_;
+  const StageTaps taps_;
   PassStage passes_;
   PassStation station_;
 };

@@ -20,8 +20,9 @@ namespace ppsd {
 
 class Chain {
  public:
-  // stages: rank 0's too. bell: rings when a verdict has come.
-  Chain(int stages, int hidden, std::shared_ptr<Bell> bell) : stages_(stages), hidden_(hidden), bell_(std::move(bell)) {}
+  // stages: rank 0's too. taps: of an EAGLE-3 head, that verdicts bring home. bell: rings when a verdict has come.
+  Chain(int stages, int hidden, int taps, std::shared_ptr<Bell> bell)
+      : stages_(stages), hidden_(hidden), taps_(taps), bell_(std::move(bell)) {}
 
   // -- for the loop --
   int stages() const { return stages_; }
@@ -53,7 +54,7 @@ class Chain {
   }
 
   // -- from the thread that receives. Throws std::runtime_error for what does not follow the protocol. --
-  void land(const int32_t* message, size_t words) { land(read_verdict(message, words, hidden_)); }
+  void land(const int32_t* message, size_t words) { land(read_verdict(message, words, hidden_, taps_)); }
   void land(PassVerdict verdict) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
@@ -72,7 +73,7 @@ class Chain {
   }
 
  private:
-  const int stages_, hidden_;
+  const int stages_, hidden_, taps_;
   const std::shared_ptr<Bell> bell_;
   uint64_t sent_ = 0, known_ = 0;   // the last pass, and the last one whose verdict the loop has
   uint64_t landed_ = 0;             // the last one whose verdict has come

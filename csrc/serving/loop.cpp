@@ -43,7 +43,7 @@ Loop::Loop(std::unique_ptr<Passes> early, OverRanks ranks, LoopLimits limits)
       x_(size_t(kPassRows) * passes_.model().shape.hidden_size),
       early_x_(x_.size()),
       policy_(passes_.drafts(), passes_.draft_share(), true),
-      ranks_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, bell_)),
+      ranks_(std::make_unique<Chain>(ranks.stages, passes_.model().shape.hidden_size, passes_.taps(), bell_)),
       chain_(ranks_.get()) {
   blocks_.note_changes();
 }
@@ -339,7 +339,8 @@ void Loop::plan(const std::vector<Answer*>& writing, int prompt_rows, int readin
   }
   if (chain_) policy_.times.sharers = std::min(chain_->stages(), int(running_.size()));
   const bool alone = chain_ ? running_.size() == 1 : writing.size() == 1 && reading == 0;
-  policy_.plan(&writers, {prompt_rows, reading, left, alone, stages_idle()});
+  // What an EAGLE-3 head drafts from has been verified.
+  policy_.plan(&writers, {prompt_rows, reading, left, alone, stages_idle() && !model().eagle});
   for (size_t i = 0; i < writing.size(); ++i) set_schedule(*writing[i], writers[i].schedule);
 }
 
@@ -511,13 +512,15 @@ void Loop::verify(const std::vector<Part>& parts) {
   const Clock::time_point begun = Clock::now();
   const Passes::Chosen chosen = passes_.verify(segments, x_.data(), siblings_of(parts), choosing, cancelled_);
   if (!chosen.done) return;
-  if (model().eagle) tell_eagle(parts);
   policy_.times.late.observe(rows, chosen.late);
   if (!choosing.empty()) policy_.times.choose.observe(int(choosing.size()), chosen.choose);
 
   const int* next = chosen.ids.data();
   x = x_.data();
+  int row = 0;
   for (const Part& part : parts) {
+    if (model().eagle) tell_eagle(part, passes_.tapped(row));
+    row += part.all_rows();
     const int chooses = part.chooses(), count = chooses + int(part.siblings.size());
     const float* first = x + size_t(part.rows - chooses) * hidden;
     span(part, part.prompt ? "prompt" : "verify", kVerifyTrack, begun);
@@ -538,16 +541,14 @@ void Loop::conclude(const Part& part, const int* chosen, const float* hidden, st
   else commit(part, chosen, hidden, std::move(logprobs));
 }
 
-// What the rows of the pass are at the taps of an EAGLE-3 head, which reads them when it drafts.
-void Loop::tell_eagle(const std::vector<Part>& parts) {
-  int row = 0;
-  for (const Part& part : parts) {
-    Answer& answer = *part.answer;
-    if (answer.eagle.pending() + part.rows > kPassRows) read_taps(answer);
-    answer.eagle.verified(part.start, part.rows, passes_.tapped(row), passes_.tap_width());
-    row += part.rows;
-    for (const Sibling& sibling : part.siblings) answer.eagle.beside(sibling.position, passes_.tapped(row++), passes_.tap_width());
-  }
+// What verified rows are at the taps of an EAGLE-3 head, which reads them when it drafts: [rows and siblings][taps][hidden].
+void Loop::tell_eagle(const Part& part, const float* taps) {
+  Answer& answer = *part.answer;
+  const size_t width = passes_.tap_width();
+  if (answer.eagle.pending() + part.rows > kPassRows) read_taps(answer);
+  answer.eagle.verified(part.start, part.rows, taps, width);
+  taps += size_t(part.rows) * width;
+  for (const Sibling& sibling : part.siblings) answer.eagle.beside(sibling.position, taps, width), taps += width;
 }
 
 void Loop::read_taps(Answer& answer) { passes_.read_taps(&answer.eagle, answer.table.pointers(), answer.table.size()); }

@@ -62,6 +62,7 @@ class Loop {
     return int(std::min(size_t(blocks_.count()) * kSpan, ranks_ ? kPassTables / 2 : size_t(1) << 30));
   }
   const CpuModel& model() const { return passes_.model(); }
+  int taps() const { return passes_.taps(); }   // that verdicts bring home
   void forget_rows() { forgotten_.store(true); }   // of answers that are over, where stages hold one text: they are others now
 
   // From any thread. automatic: the policy decides on drafts, round by round; of the schedule, `lookup` and `recycle` count.
@@ -124,7 +125,7 @@ class Loop {
   void verify(const std::vector<Part>& parts);
   void conclude(const Part& part, const int* chosen, const float* hidden, std::exception_ptr failure,
                 std::vector<Logprobs> logprobs);
-  void tell_eagle(const std::vector<Part>& parts);
+  void tell_eagle(const Part& part, const float* taps);
   void read_taps(Answer& answer);
   void commit(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);
   void prompt_done(const Part& part, const int* chosen, const float* hidden, std::vector<Logprobs> logprobs);

@@ -149,15 +149,18 @@ void Loop::land(const PassVerdict& verdict) {
   size_t chosen = 0;
   for (size_t p = 0; p < flight.parts.size(); ++p)
     if (!dropped(p)) rows += flight.parts[p].all_rows(), chosen += size_t(flight.parts[p].chosen);
-  const size_t hidden = size_t(model().shape.hidden_size);
-  if (chosen != verdict.chosen.size() || (passes_.uses_feedback() && verdict.hidden.size() != chosen * hidden))
+  const size_t hidden = size_t(model().shape.hidden_size), width = passes_.tap_width();
+  if (chosen != verdict.chosen.size() || (passes_.uses_feedback() && verdict.hidden.size() != chosen * hidden) ||
+      verdict.tapped.size() != size_t(rows) * width)
     throw std::runtime_error("a verdict is on another pass than was sent");
   if (ranks_ && flight.alone && verdict.dropped.empty())   // else it may have waited for others of its own, or not gone all the way
     policy_.times.late.observe(rows, std::chrono::duration<double>(Clock::now() - flight.begun).count());
   size_t next = 0;
+  const float* after = verdict.tapped.data();
   for (size_t p = 0; p < flight.parts.size(); ++p) {
     const Part& part = flight.parts[p];
     const size_t count = dropped(p) ? 0 : size_t(part.chosen), first = std::exchange(next, next + count);
+    const float* taps = std::exchange(after, after + (dropped(p) ? 0 : size_t(part.all_rows()) * width));
     const bool gone = part.answer == nullptr || part.answer->over || is_void(part);
     if (overlapping()) threads_->told(verdict, part.all_rows(), gone);
     if (gone) continue;
@@ -171,6 +174,7 @@ void Loop::land(const PassVerdict& verdict) {
     std::vector<Logprobs> logprobs;
     if (part.answer->request.sampling.logprobs >= 0 && verdict.logprobs.size() == chosen)
       logprobs.assign(verdict.logprobs.begin() + ptrdiff_t(first), verdict.logprobs.begin() + ptrdiff_t(next));
+    if (model().eagle) tell_eagle(part, taps);
     conclude(part, verdict.chosen.data() + first, verdict.hidden.data() + (passes_.uses_feedback() ? first * hidden : 0), failure,
              std::move(logprobs));
     // Else a stage would work on void rows, and take bandwidth from the draft step that it waits for.

@@ -92,30 +92,48 @@ size_t write_floats(const std::vector<float>& floats, int32_t* to) {
   return floats.size();
 }
 
+// Of rows [rows][width], those that stay.
+void keep_rows(const std::vector<bool>& stays, std::vector<float>* rows) {
+  const auto width = ptrdiff_t(rows->size() / std::max(stays.size(), size_t(1)));
+  auto from = rows->begin(), to = from;
+  for (const bool stay : stays) {
+    const auto end = from + width;
+    if (stay) to = from == to ? end : std::move(from, end, to);
+    from = end;
+  }
+  rows->erase(to, rows->end());
+}
+
+// To the rows of `part` and its siblings, [rows][width], those of `next`.
+void join_rows(const PassPart& part, std::vector<float>* rows, const PassPart& next, const std::vector<float>& more) {
+  const auto width = ptrdiff_t(rows->size() / size_t(part.all_rows()));
+  const auto beside = more.begin() + width * next.rows;
+  rows->insert(rows->begin() + width * part.rows, more.begin(), beside);
+  rows->insert(rows->end(), beside, more.end());
+}
+
 }  // namespace
 
 int Pass::rows() const {
   return std::accumulate(parts.begin(), parts.end(), 0, [](int sum, const PassPart& part) { return sum + part.all_rows(); });
 }
 
-void Pass::drop(const std::function<bool(const PassPart&)>& is_void, int width) {
-  auto from = hidden.begin(), to = from;
+void Pass::drop(const std::function<bool(const PassPart&)>& is_void) {
+  std::vector<bool> stays;   // of every row
   for (PassPart& part : parts) {
-    const auto end = from + ptrdiff_t(part.all_rows()) * width;
-    if (is_void(part)) part = {part.answer, part.epoch, 0, 0, 0, 0, {}, {}, -1, {}};
-    else to = from == to ? end : std::move(from, end, to);
-    from = end;
+    const bool dropped = is_void(part);
+    stays.insert(stays.end(), size_t(part.all_rows()), !dropped);
+    if (dropped) part = {part.answer, part.epoch, 0, 0, 0, 0, {}, {}, -1, {}};
   }
-  hidden.erase(to, hidden.end());
+  keep_rows(stays, &hidden);
+  keep_rows(stays, &tapped);
 }
 
 void Pass::join(const Pass& next) {
   PassPart& part = parts.front();
   const PassPart& more = next.parts.front();
-  const size_t width = hidden.size() / size_t(part.all_rows());
-  const auto beside = next.hidden.begin() + ptrdiff_t(width * size_t(more.rows));
-  hidden.insert(hidden.begin() + ptrdiff_t(width * size_t(part.rows)), next.hidden.begin(), beside);
-  hidden.insert(hidden.end(), beside, next.hidden.end());
+  join_rows(part, &hidden, more, next.hidden);
+  join_rows(part, &tapped, more, next.tapped);
   part.siblings.insert(part.siblings.end(), more.siblings.begin(), more.siblings.end());
   number = next.number;
   part.rows += more.rows;
@@ -142,11 +160,12 @@ size_t write_pass(const Pass& pass, int32_t* out) {
     tables.put(part.siblings);
   }
   const int32_t flags = (pass.wants_hidden ? kWireFeedback : 0) | (pass.traced ? kWireTrace : 0);
-  const size_t words = close_message(Wire::kPass, pass.number, pass.rows(), pass.limit, flags, tables, out);
-  return words + write_floats(pass.hidden, out + words);
+  size_t words = close_message(Wire::kPass, pass.number, pass.rows(), pass.limit, flags, tables, out);
+  words += write_floats(pass.hidden, out + words);
+  return words + write_floats(pass.tapped, out + words);
 }
 
-Pass read_pass(const int32_t* message, size_t words, int hidden) {
+Pass read_pass(const int32_t* message, size_t words, int hidden, int taps) {
   const WireHeader header = open_message(Wire::kPass, message, words);
   Reader tables(message + kWireIds, size_t(header.more));
   Pass pass;
@@ -196,7 +215,9 @@ Pass read_pass(const int32_t* message, size_t words, int hidden) {
   }
   if (beside && pass.parts.size() > 1) malformed();
   if (!tables.ended() || pass.rows() != header.count || pass.parts.empty()) malformed();
-  pass.hidden = read_floats(message + kWireIds + header.more, message + words, size_t(header.count) * size_t(hidden));
+  const int32_t *at = message + kWireIds + header.more, *end = message + words;
+  pass.hidden = read_floats(at, end, size_t(header.count) * size_t(hidden));
+  pass.tapped = read_floats(at + pass.hidden.size(), end, pass.hidden.size() * size_t(taps));
   return pass;
 }
 
@@ -212,16 +233,18 @@ size_t write_verdict(const PassVerdict& verdict, int32_t* out) {
     why.resize(std::min(why.size(), size_t(512)));
     tables.put(why);
   }
+  tables.put(int32_t(verdict.tapped.size()));
   const int32_t flags = (verdict.logprobs.empty() ? 0 : kWireLogprob) | (verdict.hidden.empty() ? 0 : kWireFeedback);
   size_t words = close_message(Wire::kChosen, verdict.number, int(verdict.chosen.size()), 0, flags, tables, out);
   if (!verdict.logprobs.empty()) {
     write_logprobs(verdict.logprobs, out + words);
     words += verdict.logprobs.size() * kWireLogprobs;
   }
-  return words + write_floats(verdict.hidden, out + words);
+  words += write_floats(verdict.hidden, out + words);
+  return words + write_floats(verdict.tapped, out + words);
 }
 
-PassVerdict read_verdict(const int32_t* message, size_t words, int hidden) {
+PassVerdict read_verdict(const int32_t* message, size_t words, int hidden, int taps) {
   const WireHeader header = open_message(Wire::kChosen, message, words);
   Reader tables(message + kWireIds, size_t(header.more));
   PassVerdict verdict;
@@ -236,7 +259,9 @@ PassVerdict read_verdict(const int32_t* message, size_t words, int hidden) {
     if (verdict.failures.size() == kMostFailures) malformed();
     verdict.failures.push_back(std::move(failure));
   }
-  if (!tables.ended() || int(verdict.chosen.size()) != header.count) malformed();
+  const auto tapped = size_t(tables.at_least(0));
+  if (!tables.ended() || int(verdict.chosen.size()) != header.count || tapped > size_t(kPassRows) * size_t(taps) * size_t(hidden))
+    malformed();
   const size_t count = verdict.chosen.size();
   const int32_t *at = message + kWireIds + header.more, *end = message + words;
   if (header.flags & kWireLogprob) {
@@ -245,6 +270,7 @@ PassVerdict read_verdict(const int32_t* message, size_t words, int hidden) {
     at += count * kWireLogprobs;
   }
   if (header.flags & kWireFeedback) verdict.hidden = read_floats(at, end, count * size_t(hidden));
+  verdict.tapped = read_floats(at + verdict.hidden.size(), end, tapped);
   return verdict;
 }
 

@@ -17,7 +17,10 @@
 // In one process stages have threads instead (stage_threads.h). They are handed the same passes, and all stages' layers lie in the
 // loop's own blocks. So the loop itself wipes and copies these, and answers bring their samplers along.
 //
-// On the wire a pass is a WireHeader (pipeline/wire.h), its tables, and the rows' hidden states.
+// An EAGLE-3 head reads what rows are after some of the layers, at its taps. Stages know where these are, and a row brings along
+// those that it has passed; the verdict takes them home, of every row.
+//
+// On the wire a pass is a WireHeader (pipeline/wire.h), its tables, the rows' hidden states, and their taps.
 #pragma once
 
 #include <cstdint>
@@ -69,9 +72,10 @@ struct Pass {
   int64_t sent = 0;                                  // the sender's wire_clock()
   // [rows][hidden]: what the stage before made of them. Siblings come after the rows of their part.
   std::vector<float> hidden;
+  std::vector<float> tapped;   // [rows][taps][hidden]: of the stages before, in the head's order
 
   int rows() const;   // with siblings
-  void drop(const std::function<bool(const PassPart&)>& is_void, int hidden);   // the rows of such parts
+  void drop(const std::function<bool(const PassPart&)>& is_void);   // the rows of such parts
   void join(const Pass& next);   // whose rows follow those of the only part here
 };
 
@@ -87,6 +91,7 @@ struct PassVerdict {
   std::vector<int32_t> chosen;
   std::vector<Logprobs> logprobs;   // [chosen], of parts that ask for none empty; or none at all
   std::vector<float> hidden;        // [chosen][hidden], where the exit head asks for it; or none
+  std::vector<float> tapped;        // [rows][taps][hidden], of all that were not dropped; or none
   std::vector<Failure> failures;
   std::chrono::steady_clock::time_point begun, ended;   // in one process: when the last stage worked on it
 };
@@ -94,13 +99,15 @@ struct PassVerdict {
 // Room for any pass, and for any verdict on one. Its tables may have kPassTables words in all: of a text of a million tokens
 // these are the ids that the last rank does not know, and where the blocks are.
 constexpr size_t kPassTables = size_t(1) << 20;
-inline size_t most_pass_words(int hidden) { return kWireIds + kPassTables + size_t(kPassRows) * (size_t(hidden) + kWireLogprobs); }
+inline size_t most_pass_words(int hidden, int taps = 0) {
+  return kWireIds + kPassTables + size_t(kPassRows) * (size_t(hidden) * size_t(1 + taps) + kWireLogprobs);
+}
 
-// They write into out[most_pass_words(hidden)] and return how many words it has become.
+// They write into out[most_pass_words] and return how many words it has become.
 size_t write_pass(const Pass& pass, int32_t* out);
 size_t write_verdict(const PassVerdict& verdict, int32_t* out);
-// `words`: as many as the buffer has. Throw std::runtime_error for what does not follow the protocol.
-Pass read_pass(const int32_t* message, size_t words, int hidden);
-PassVerdict read_verdict(const int32_t* message, size_t words, int hidden);
+// `words`: as many as the buffer has. taps: that rows bring along. Throw std::runtime_error for what does not follow the protocol.
+Pass read_pass(const int32_t* message, size_t words, int hidden, int taps);
+PassVerdict read_verdict(const int32_t* message, size_t words, int hidden, int taps);
 
 }  // namespace ppsd

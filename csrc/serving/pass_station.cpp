@@ -12,16 +12,17 @@ constexpr int kOver = std::numeric_limits<int>::max();   // the epoch of an answ
 
 }  // namespace
 
-PassStation::PassStation(Run run, int hidden, bool last, double delay)
+PassStation::PassStation(Run run, int hidden, bool last, double delay, int taps)
     : run_(std::move(run)),
       hidden_(hidden),
+      taps_(taps),
       last_(last),
       delay_(std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(delay))) {}
 
 // -- what comes in -----------------------------------------------------------------------------------------------------
 
 void PassStation::post(const int32_t* message, size_t words) {
-  Pass pass = read_pass(message, words, hidden_);
+  Pass pass = read_pass(message, words, hidden_, taps_);
   if (delay_.count() > 0) std::this_thread::sleep_until(due(pass));
   post(std::move(pass));
 }
@@ -73,7 +74,7 @@ bool PassStation::take_locked(Pass* pass) {
   if (inbox_.empty()) return false;
   *pass = std::move(inbox_.front());
   inbox_.pop_front();
-  pass->drop([this](const PassPart& part) { return is_void_locked(part); }, hidden_);
+  pass->drop([this](const PassPart& part) { return is_void_locked(part); });
   for (; !inbox_.empty() && joins_locked(*pass, inbox_.front()); inbox_.pop_front()) pass->join(inbox_.front());
   for (int answer : pass->closed) newest_.erase(answer);
   at_hand_.clear();
@@ -119,7 +120,7 @@ bool PassStation::work(Pass* pass, PassVerdict* verdict, int milliseconds) {
   *verdict = {};
   const bool done = run_(pass, [this] { return void_.load(std::memory_order_relaxed) || closed_.load(std::memory_order_relaxed); }, verdict);
   if (rows > 0) count(*pass, rows, done, begun);
-  if (!done) pass->drop([](const PassPart&) { return true; }, hidden_), *verdict = {};
+  if (!done) pass->drop([](const PassPart&) { return true; }), *verdict = {};
   verdict->number = pass->number;
   verdict->begun = begun, verdict->ended = Clock::now();
   for (size_t p = 0; p < pass->parts.size(); ++p)

@@ -34,7 +34,8 @@ class PassStation {
   using Run = std::function<bool(Pass* pass, const Cancelled& cancelled, PassVerdict* verdict)>;
 
   // last: it has the LM head and gives verdicts. delay: seconds that every message is taken to have been longer on its way.
-  PassStation(Run run, int hidden, bool last, double delay);
+  // taps: of an EAGLE-3 head, that rows bring along.
+  PassStation(Run run, int hidden, bool last, double delay, int taps = 0);
 
   // From the thread that receives. Throws std::runtime_error for what does not follow the protocol.
   void post(const int32_t* message, size_t words);
@@ -62,7 +63,7 @@ class PassStation {
   void count(const Pass& pass, int rows, bool done, Clock::time_point begun);
 
   const Run run_;
-  const int hidden_;
+  const int hidden_, taps_;
   const bool last_;
   const Clock::duration delay_;
   mutable std::mutex mutex_;

@@ -33,8 +33,8 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team
   if (model_->drafts())
     exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), model_->draft_ids, members());
   if (!keep.empty() && early_.size() > 0) throw std::runtime_error("hidden states are kept without an exit head");
-  late_.tap(eagle_ ? model_->eagle->taps : keep);
   if (late) {
+    late_.tap(eagle_ ? model_->eagle->taps : keep);
     head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, members());
     late_.followed_by(&model_->head.lm_head);
   }
@@ -53,7 +53,11 @@ double Passes::draft_share() const {
   };
   for (int i = 0; i < model_->exit_layer; ++i) early += bytes(model_->layers[i]);
   for (int i = model_->exit_layer; head_ && i < model_->shape.num_layers; ++i) late += bytes(model_->layers[i]);
-  if (!head_) late += early * size_t(model_->shape.num_layers - model_->exit_layer) / size_t(std::max(model_->exit_layer, 1));
+  if (!head_) {
+    const std::vector<PackedLayer>& own = model_->eagle ? model_->eagle->layers : model_->exit_layers;
+    const size_t one = model_->exit_layer > 0 ? early / size_t(model_->exit_layer) : own.empty() ? 0 : bytes(own.front());
+    late += one * size_t(model_->shape.num_layers - model_->exit_layer);
+  }
   const size_t all = early + late;
   for (const PackedLayer& layer : model_->exit_layers) early += bytes(layer);
   if (model_->eagle) early += model_->eagle->bytes();

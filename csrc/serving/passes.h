@@ -72,6 +72,7 @@ class Passes {
   // Of an EAGLE-3 head: what the rows of the last verification are at its taps, from row `row` on; and how many numbers each has.
   const float* tapped(int row) const { return late_.tapped() + size_t(row) * tap_width(); }
   size_t tap_width() const { return eagle_ ? eagle_->tap_width() : 0; }
+  int taps() const { return eagle_ ? int(model_->eagle->taps.size()) : 0; }
   void read_taps(EagleText* text, uint8_t* const* blocks, int spans) { eagle_->catch_up(*team_, text, blocks, spans); }
   std::exception_ptr failure(const Sampler* sampler) const { return head_->failure(sampler); }
 

@@ -132,8 +132,6 @@ class CpuBackend:
 
     def use_head(self, file: HeadFile | None) -> None:
         cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
-        if cuts and isinstance(file, Eagle3File):
-            raise PpsdError("an EAGLE-3 head reads what one verification stage leaves: leave --stages away")
         self._answers.forget_loop()
         model = self._base
         if file is not None:
@@ -216,6 +214,7 @@ class CpuBackend:
         with one_line(
             f"hold {self._kv_memory / 1e6:.0f} MB of KV caches", self._threads, mend="give a smaller --kv-memory"
         ):
+            # Stages overlap or take turns, and nothing overlaps with what an EAGLE-3 head drafts.
             cuts = None if self._head is not None and self._head.kind == EAGLE3 else self._cuts
             return _native.Loop(self._model, self._threads, self._kv_memory, self.concurrency, PROMPT_ROWS, cuts=cuts)
 

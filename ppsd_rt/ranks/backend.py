@@ -19,7 +19,7 @@ from .. import _native
 from ..backend import Cancellation, Oracle, RunOptions
 from ..cpu.answers import Answer, Answers
 from ..errors import GrammarFailed, PpsdError, UsageError
-from ..models.head_file import HeadFile, HeadInfo
+from ..models.head_file import EAGLE3, HeadFile, HeadInfo
 from ..pipeline.rounds import Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import Auto, Schedule, copying
 from ..planning.planner import explain
@@ -45,7 +45,10 @@ _PAUSE = 0.002  # between two messages whose way is measured: about a stage's pa
 
 
 class RanksBackend:
-    """Stages of this many layers each; `slices` has made `drafter`, which is what rank 0 holds of the model."""
+    """Stages of this many layers each; `slices` has made `drafter`, which is what rank 0 holds of the model.
+
+    words: of the longest message.
+    """
 
     name = "ranks"
     copies = True
@@ -59,11 +62,11 @@ class RanksBackend:
         head: HeadInfo | None,
         sizes: Sequence[int],
         vocab_size: int,
-        hidden: int,
+        words: int,
         threads: int,
     ) -> None:
         self._control, self._drafter, self._slices, self._head = control, drafter, slices, head
-        self.sizes, self._vocab_size, self._hidden, self._threads = tuple(sizes), vocab_size, hidden, threads
+        self.sizes, self._vocab_size, self._words, self._threads = tuple(sizes), vocab_size, words, threads
         self._groups, self._blocks = groups, 0
         self._loop: _native.Loop | None = None
         self._answers = Answers(self._make_loop)
@@ -362,14 +365,16 @@ class RanksBackend:
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
         assert self._head is not None
-        kind = kind_of(schedule, params, oracle, siblings=self.siblings, recycle=False)
-        return self._planners.planner(kind, self.costs(), self._head)
+        kind, costs = kind_of(schedule, params, oracle, siblings=self.siblings, recycle=False), self.costs()
+        if self._head.kind == EAGLE3:  # it never drafts while rows are verified
+            costs = _native.Costs(costs.turns)
+        return self._planners.planner(kind, costs, self._head)
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
     def _make_loop(self) -> _native.Loop:
         """Which the ranks work for from now on, whenever it has answers."""
-        world, words = self._control.world, _native.pass_words(self._hidden)
+        world, words = self._control.world, self._words
         loop = self._loop = self._slices.loop(world.size, self._blocks)
         sender = Sender(self._groups[PASSES], 1, PASSES, words)
         start(Receiver(self._groups[VERDICTS], world.last, VERDICTS, words, DEPTH, self._land, self._control.lost))

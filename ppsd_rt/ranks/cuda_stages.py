@@ -3,6 +3,7 @@
 The stages are those of ppsd_rt/cuda/parts.py.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,7 +63,9 @@ class CudaSlices:
         self.loop = drafter.loop
         return drafter
 
-    def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> PythonStation:
+    def station(
+        self, checkpoint: Checkpoint, first: int, last: int, delay: float, taps: Sequence[int] = ()
+    ) -> PythonStation:
         chooses = last == checkpoint.config.num_hidden_layers
         weights = self._part(checkpoint, (first, last), embeds=False, chooses=chooses)
         self.bytes = weights.bytes

@@ -13,6 +13,7 @@ from ..errors import PpsdError
 from ..extras import need
 from ..find_head import find_head
 from ..models.checkpoint import Checkpoint
+from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile, refuse_eagle3
 from ..models.resolve import resolve_model
 from .clock import CLOCK, Clock
@@ -91,10 +92,11 @@ def _play(
 ) -> "Engine | None":
     """Load the slice; then serve, or give the engine."""
     first, last = layers_of(sizes, control.world.rank)
-    hidden, vocabulary = checkpoint.config.hidden_size, checkpoint.config.vocab_size
+    vocabulary, taps = checkpoint.config.vocab_size, head.taps if head else ()
+    words = _native.pass_words(checkpoint.config.hidden_size, len(taps))
     if not control.world.drafts:
-        station.append(slices.station(checkpoint, first, last, options.link_delay))
-        serve(groups, control, station[0], hidden, slices.bytes, partial(grammars_of, checkpoint), slices.blocks)
+        station.append(slices.station(checkpoint, first, last, options.link_delay, taps))
+        serve(groups, control, station[0], words, slices.bytes, partial(grammars_of, checkpoint), slices.blocks)
         return None
 
     from ..engine import Engine
@@ -104,7 +106,7 @@ def _play(
     tokenizer = load_tokenizer(checkpoint.folder, vocabulary)
     drafter = slices.drafter(checkpoint, head, last)
     info = head.info if head else None
-    backend = RanksBackend(groups, control, drafter, slices, info, sizes, vocabulary, hidden, threads)
+    backend = RanksBackend(groups, control, drafter, slices, info, sizes, vocabulary, words, threads)
     backend.open()
     return Engine(checkpoint, tokenizer, backend, options.model)
 
@@ -144,7 +146,8 @@ def _open(world: World, options: RankOptions) -> tuple[Checkpoint, HeadFile | No
     )
     found = find_head(options.exit_head, checkpoint)
     head = found if found is not None and found.drafts else None
-    refuse_eagle3(head.info if head else None, "over ranks")
+    if options.backend != "cpu":
+        refuse_eagle3(head.info if head else None, f"over ranks of {options.backend}")
     if options.sizes:
         check_sizes(options.sizes, world.size, checkpoint.config.num_hidden_layers, head)
     return checkpoint, head, slices, threads
@@ -172,6 +175,8 @@ def _facts(
 
 def head_hash(head: HeadFile) -> str:
     digest = hashlib.sha256(f"{head.info.kind} {head.info.exit_layer}".encode())
+    if isinstance(head, Eagle3File):  # whose settings are beside its tensors
+        digest.update(repr(head.eagle).encode())
     for name, tensor in sorted(head.tensors.items()):
         digest.update(name.encode() + tensor.tobytes())
     if head.draft_ids is not None:

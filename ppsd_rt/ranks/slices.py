@@ -13,9 +13,10 @@ from ..cpu.default_threads import default_threads
 from ..cpu.failures import one_line
 from ..cpu.formats import FORMATS, kv_format, refuses
 from ..cpu.memory import kv_memory_of
-from ..cpu.packing import pack_model
+from ..cpu.packing import pack_eagle3, pack_model
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
+from ..models.eagle3 import Eagle3File
 from ..models.head_file import HeadFile
 
 if TYPE_CHECKING:
@@ -49,6 +50,11 @@ def draft_slice(
     checkpoint: Checkpoint, head: HeadFile | None, size: int, formats: Formats, threads: int
 ) -> _native.Model:
     """Layers [0, size) and the exit head after them; without one, nothing can be drafted."""
+    if isinstance(head, Eagle3File):
+        kv = kv_format(formats[0], checkpoint.config.head_dim, formats[1])
+        model = pack_slice(checkpoint, 0, 0, formats, threads, lm_head=False)
+        with one_line("pack the exit head", threads):
+            return pack_eagle3(model, head, kv, threads)
     whole = head is not None and head.draft_ids is None  # it reads the model's LM head
     model = pack_slice(checkpoint, 0, size, formats, threads, lm_head=whole)
     tensors = {"norm.weight": checkpoint.tensors["model.norm.weight"]} if head is None else dict(head.whole)
@@ -71,7 +77,7 @@ class Slices(Protocol):
 
     answers: that they decode at once. siblings: do these stages run rows that are not the text's? extras: does their
     sampler do `EXTRAS`? kind: of the device; two that round alike are of one kind. loop(stages, blocks): of rank 0,
-    once it has its drafter, over so many ranks.
+    once it has its drafter, over so many ranks. taps: see HeadFile; stages in Python have none.
     """
 
     bytes: int
@@ -87,7 +93,9 @@ class Slices(Protocol):
     @property
     def kind(self) -> str: ...
     def drafter(self, checkpoint: Checkpoint, head: HeadFile | None, size: int) -> RankDrafter: ...
-    def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation: ...
+    def station(
+        self, checkpoint: Checkpoint, first: int, last: int, delay: float, taps: Sequence[int] = ()
+    ) -> RankStation: ...
     def facts(self) -> dict[str, Any]: ...
 
     @property
@@ -137,10 +145,12 @@ class CpuSlices:
         self.blocks = min(self._kv_bytes // max(drafter.block_bytes, 1), 1 << 24)
         return drafter
 
-    def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> RankStation:
+    def station(
+        self, checkpoint: Checkpoint, first: int, last: int, delay: float, taps: Sequence[int] = ()
+    ) -> RankStation:
         model = self._made(checkpoint, verify_slice(checkpoint, first, last, self._formats, self._threads))
         with one_line("make a stage", self._threads):
-            station = _native.Station(model, first, last, self._cores, self._threads, delay, self._kv_bytes)
+            station = _native.Station(model, first, last, self._cores, self._threads, delay, self._kv_bytes, taps)
         self.blocks = station.blocks
         return station
 

@@ -23,19 +23,18 @@ def serve(
     groups: dict[int, Any],
     control: Control,
     station: RankStation,
-    hidden: int,
+    words: int,
     packed_bytes: int,
     grammars: Callable[[], Grammars] | None = None,
     blocks: int = 0,
 ) -> None:
-    """grammars: makes those of the model, once they are needed; None: answers have none. blocks: of KV caches, that
-    there is memory for.
+    """words: of the longest message. grammars: makes those of the model, once they are needed; None: answers have none.
+    blocks: of KV caches, that there is memory for.
 
     Raises PpsdError when the pipeline ends otherwise than by rank 0's word.
     """
     world, questions, traces = control.world, deque[tuple[int, int]](), deque[int]()
     rank, last = world.rank, world.rank == world.last
-    words = _native.pass_words(hidden)
     to, tag = (0, VERDICTS) if last else (rank + 1, PASSES)
     sender = Sender(groups[tag], to, tag, words)
 

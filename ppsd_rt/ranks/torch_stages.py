@@ -175,7 +175,9 @@ class TorchSlices:
         self.loop = drafter.loop
         return drafter
 
-    def station(self, checkpoint: Checkpoint, first: int, last: int, delay: float) -> PythonStation:
+    def station(
+        self, checkpoint: Checkpoint, first: int, last: int, delay: float, taps: Sequence[int] = ()
+    ) -> PythonStation:
         chooses = last == checkpoint.config.num_hidden_layers
         model = torch_slice(checkpoint, (first, last), False, chooses, self._dtype, self._device)
         self.bytes = weight_bytes(model)

@@ -168,7 +168,7 @@ def _setup(rng: Random, material: Material) -> Setup:
         exit_head=head,
         threads=_weighted(rng, material.threads),
         reference_threads=_weighted(rng, material.threads),
-        stages=min(_weighted(rng, material.stages), material.layers - (exit_layer or 0) if material.overlaps else 1),
+        stages=min(_weighted(rng, material.stages), material.layers - (exit_layer or 0)),
     )
 
 

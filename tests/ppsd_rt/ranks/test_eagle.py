@@ -1,0 +1,225 @@
+"""An EAGLE-3 head over ranks: what stages leave at its taps comes home, so it drafts what it drafts in one process."""
+
+import numpy as np
+import pytest
+from eagle_support import CASES, write_eagle3, write_knowing
+from rank_support import Pipeline, ids_of
+from support import slow, tiny_model, write_model
+
+from ppsd_rt import Engine, SamplingParams, _native
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.ranks.slices import slices_for
+
+LAYERS = 4
+SIZES = [(0, 4), (0, 2, 2), slow((0, 1, 1, 2)), slow((0, 3, 1))]
+PROMPT = [3 + (7 * i) % 60 for i in range(150)]  # more than two passes
+TURNS = "eesd:length=3,stop_rule=fixed"
+BESIDE = "eesd:length=4,stop_rule=fixed,siblings=0.0001"
+SAMPLINGS = [
+    {},
+    {"temperature": 0.8, "seed": 5},
+    {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "seed": 6},
+]
+
+
+@pytest.fixture(scope="module")
+def knowing(tmp_path_factory):
+    """A model whose layers do little, and a head that is often right about it."""
+    folder, settings = tmp_path_factory.mktemp("eagle"), {"tie_word_embeddings": False, "num_hidden_layers": LAYERS}
+    model = tiny_model(**settings)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter *= 0.02
+    write_model(folder / "model", model, **settings)
+    write_knowing(folder / "head", model.model.norm.weight.numpy(), model.lm_head.weight.numpy())
+    return folder / "model", folder / "head"
+
+
+@pytest.fixture(scope="module")
+def engine(knowing):
+    folder, head = knowing
+    return Engine.from_pretrained(folder, exit_head=head, backend="cpu", dtype="float32", threads=1)
+
+
+@pytest.fixture
+def ranks():
+    made = []
+
+    def make(folder, sizes, **options):
+        made.append(Pipeline(folder, sizes, **{"format": "float32", **options}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+        assert not each.failures
+
+
+def params(i=0, tokens=40, **more):
+    return SamplingParams(max_tokens=tokens, ignore_eos=True, **SAMPLINGS[i % len(SAMPLINGS)], **more)
+
+
+def judged(rounds):
+    return [[draft.token for draft in round.judged] for round in rounds]
+
+
+def here(engine, prompt, asked, schedule):
+    return [event.round for event in engine.generate(prompt, asked, schedule).events()]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_it_drafts_what_it_drafts_in_one_process(tmp_path, ranks, case, sizes):
+    """Taps after no layer and after all of them too, in any order; drafts that are never right, of random weights."""
+    folder = write_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    head = write_eagle3(tmp_path / "head", case)
+    one = Engine.from_pretrained(folder, exit_head=head, backend="cpu", dtype="float32", threads=1)
+    over = ranks(folder, sizes, head=head)
+    for prompt in (PROMPT, [*PROMPT, 5], [7]):  # the second one shares the first one's rows
+        expected, found = here(one, prompt, params(), TURNS), over.run(prompt, params(), TURNS)
+        assert ids_of(found) == ids_of(expected)
+        assert judged(found) == judged(expected)
+    assert any(judged(found))
+
+
+@pytest.mark.parametrize("schedule", [TURNS, BESIDE, "eesd:lookup=2,stop_rule=fixed"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_a_head_that_is_often_right(knowing, engine, ranks, sizes, schedule):
+    """It goes on from what verification left of accepted drafts, of wrong ones and of siblings that took their place."""
+    over, accepted, rescues = ranks(knowing[0], sizes, head=knowing[1]), 0, 0
+    for i in range(len(SAMPLINGS)):
+        asked = params(i, 120)
+        expected, found = here(engine, PROMPT[:20], asked, schedule), over.run(PROMPT[:20], asked, schedule)
+        assert ids_of(found) == ids_of(expected) == engine.generate(PROMPT[:20], asked, "plain").run().ids
+        assert judged(found) == judged(expected)
+        accepted += sum(round.accepted for round in found)
+        rescues += sum(round.rescued for round in found)
+    assert accepted > 30
+    assert (rescues > 0) == (schedule == BESIDE)
+
+
+@pytest.mark.parametrize("schedule", ["plain", TURNS, BESIDE, "eesd:length=12,recycle=on,lookup=2", "auto"])
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_several_answers_at_once(knowing, engine, ranks, sizes, schedule):
+    """Beginnings that they share, prompts in pieces, one that is cancelled, and the same ones again."""
+    texts = [[*PROMPT[:70], *(10 + (7 * i + j) % 60 for j in range(3 + 11 * i))] for i in range(7)]
+    truth = [engine.generate(text, params(i), "plain").run().ids for i, text in enumerate(texts)]
+    over = ranks(knowing[0], sizes, head=knowing[1])
+    for _ in range(2):
+        endless = over.add(texts[0], params(0, 2000), schedule)
+        answers = [over.add(text, params(i), schedule) for i, text in enumerate(texts)]
+        next(endless)
+        endless.close()
+        assert [ids_of(answer) for answer in answers] == truth
+    assert schedule != TURNS or over.loop.counts["draft_rows"] > 0
+    assert over.loop.counts["shared_rows"] > 64 * len(texts)
+
+
+def test_blocks_are_few(knowing, engine, ranks):
+    """Answers give way to others, and are read again."""
+    texts = [[10 + (7 * i + j) % 60 for j in range(3 + 11 * i)] for i in range(5)]
+    truth = [engine.generate(text, params(i, 60), "plain").run().ids for i, text in enumerate(texts)]
+    over = ranks(knowing[0], (0, 2, 2), head=knowing[1], blocks=4)
+    answers = [over.add(text, params(i, 60), TURNS) for i, text in enumerate(texts)]
+    assert [ids_of(answer) for answer in answers] == truth
+    assert over.loop.counts["preempted"] > 0
+
+
+def test_it_never_drafts_beside_verification(knowing, engine, ranks):
+    """Whoever asks: what it reads has not come home. An engine refuses such a schedule in words."""
+    came = []
+    over = ranks(knowing[0], (0, 2, 2), head=knowing[1], on_pass=lambda rank, words: came.append(rank))
+    found = over.run(PROMPT[:20], params(0, 60), "elastic")
+    assert ids_of(found) == engine.generate(PROMPT[:20], params(0, 60), "plain").run().ids
+    assert sum(round.accepted for round in found) > 10
+    assert [rank for rank in came if rank != 2] == [1, 0] * (len(came) // 3), "a pass leaves when the last one is home"
+
+
+@pytest.mark.parametrize("format", ["int8", slow("int4"), slow("bfloat16")])
+def test_in_the_models_formats(knowing, ranks, format):
+    folder, head = knowing
+    one = Engine.from_pretrained(folder, exit_head=head, backend="cpu", dtype=format, kv_dtype="bfloat16", threads=1)
+    over = ranks(folder, (0, 2, 2), head=head, format=format, kv="bfloat16")
+    expected, found = here(one, PROMPT, params(), TURNS), over.run(PROMPT, params(), TURNS)
+    assert ids_of(found) == ids_of(expected)
+    assert judged(found) == judged(expected)
+
+
+def test_drafts_are_timed_again_and_again(knowing, ranks, engine):
+    """A text that it has drafted from costs it nothing more, but a measurement wants to know what it costs."""
+    over = ranks(knowing[0], (0, 2, 2), head=knowing[1])
+    for _ in range(3):
+        assert over.drafter.time_step(False, 128) >= 0.0
+        assert over.drafter.time_step(True, 128) > 0.0
+        assert over.stations[0].time_pass(16, 128) > 0.0
+    assert ids_of(over.run(PROMPT, params(), TURNS)) == engine.generate(PROMPT, params(), "plain").run().ids
+
+
+# -- what comes over the wire ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def messages(knowing, ranks):
+    """A prompt's pass to each rank, its verdict, and where they went."""
+    sent = {}
+    over = ranks(knowing[0], (0, 2, 2), head=knowing[1], on_pass=lambda rank, words: sent.setdefault(rank, words.copy()))
+    over.run(PROMPT[:5], params(), "plain")
+    return over, sent
+
+
+def test_rows_bring_along_the_taps_that_they_have_passed(messages):
+    """Of five rows: hidden states, and those after 1, 2 and 4 of the layers, where the stages have 2 each."""
+    _, sent = messages
+    assert [len(sent[rank]) - 16 - int(sent[rank][6]) for rank in (1, 2)] == [5 * 64, 5 * 64 * 3]
+    assert len(sent[0]) - 16 - int(sent[0][6]) == 5 * 64 * 3
+    assert int(sent[0][16 + int(sent[0][6]) - 1]) == 5 * 64 * 3
+
+
+def _station(folder, taps=(1, 2, 4), first=2, last=LAYERS):
+    slices = slices_for("cpu", "cpu", ("float32", "auto"), 1, [], 1)
+    return slices.station(Checkpoint(folder), first, last, 0.0, taps)
+
+
+def test_a_pass_without_its_taps_is_refused(knowing, messages):
+    over, sent = messages
+    _station(knowing[0]).post(sent[2])
+    for length in (len(sent[2]) - 1, len(sent[1]), len(sent[2]) - 5 * 64):
+        with pytest.raises(RuntimeError, match="malformed"):
+            _station(knowing[0]).post(sent[2][:length])
+
+
+def test_a_verdict_with_other_taps_than_it_says_is_refused(knowing, messages):
+    over, sent = messages
+    with pytest.raises(RuntimeError, match="malformed"):
+        over.loop.land(sent[0][:-1])
+    place = 16 + int(sent[0][6]) - 1
+    for value in (-1, 1 << 30, 64 * 64 * 3 + 1):
+        damaged = sent[0].copy()
+        damaged[place] = value
+        with pytest.raises(RuntimeError, match="malformed"):
+            over.loop.land(damaged)
+
+
+@pytest.mark.parametrize("rows", [0, 4, 6])
+def test_a_verdict_with_the_taps_of_other_rows_is_refused(knowing, ranks, rows):
+    over = ranks(knowing[0], (0, 4), head=knowing[1], serves=False)
+    answer = over.add(PROMPT[:5], params(), "plain")
+    over.stations[0].post(over.passes(1)[0])
+    verdict = over.verdict()
+    verdict = np.concatenate([verdict, np.zeros(64 * 3, np.int32)])
+    verdict[16 + int(verdict[6]) - 1] = rows * 64 * 3
+    over.loop.land(verdict)
+    with pytest.raises(RuntimeError, match="another pass than was sent"):
+        over.passes(1)
+    over.loop.fail("the test is over")
+    with pytest.raises(RuntimeError, match="the test is over"):
+        next(answer)
+
+
+def test_a_buffer_that_is_too_short_for_the_taps(knowing, messages):
+    over, sent = messages
+    station = _station(knowing[0])
+    station.post(sent[2])
+    with pytest.raises(RuntimeError, match="does not fit"):
+        station.work(np.zeros(_native.pass_words(64), np.int32), 0)
+    assert station.work(np.zeros(_native.pass_words(64, 3), np.int32), 0) == len(sent[0])
