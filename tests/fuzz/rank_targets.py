@@ -82,9 +82,10 @@ def wire_message(
     limit: int = 0,
     flags: int = 0,
     adopted: tuple[int, ...] = (),
+    taps: int = 0,
 ) -> bytes:
     """A pass (csrc/serving/pass.h); parts: answer, epoch, start, rows, chooses, and where siblings are. opens: the
-    first answer begins. adopted: block and position of a sibling that is the text's row now."""
+    first answer begins. adopted: block and position of a sibling that is the text's row now. taps: that rows bring."""
     hidden, tables = SHAPE["hidden_size"], [0, 0, len(adopted) // 2, *adopted, 0, int(opens)]
     if opens:
         settings = np.zeros(16, np.int32)
@@ -101,39 +102,41 @@ def wire_message(
     header[:2] = 0x50535000 + _native.WIRE_VERSION, 1
     header[2:4].view(np.int64)[0] = number
     header[4:8] = limit, count, len(tables), flags
-    rows_of_pass = np.full(count * hidden, 0.1, np.float32)
+    rows_of_pass = np.full(count * hidden * (1 + taps), 0.1, np.float32)
     return header.tobytes() + np.array(tables, np.int32).tobytes() + rows_of_pass.tobytes()
 
 
-def wire_messages(place: Place) -> st.SearchStrategy[list[bytes]]:
+def wire_messages(place: Place, taps: int = 0) -> st.SearchStrategy[list[bytes]]:
     """Passes of an answer that begins and drafts, as rank 0 sends them; damaged."""
     numbers = st.sampled_from((0, 1, 2, 15, 16, 17, 63, 64, 2**20, 2**31 - 1, -1, -(2**31)))
     part = st.tuples(st.integers(0, 2), st.integers(0, 2), st.integers(0, 130), st.integers(0, 5), st.integers(0, 5))
     beside = st.tuples(part, st.lists(st.integers(0, 130), max_size=2)).map(lambda both: (*both[0], *both[1]))
     adopted = st.just(()) | st.tuples(numbers, numbers)
     parts = st.lists(part | beside, min_size=1, max_size=3)
-    odd = st.builds(wire_message, st.integers(0, 9), parts, st.booleans(), numbers, numbers, adopted)
+    odd = st.builds(
+        wire_message, st.integers(0, 9), parts, st.booleans(), numbers, numbers, adopted, st.integers(0, taps)
+    )
     good = [
-        wire_message(1, [(1, 0, 0, 3, 1)], opens=True),
-        wire_message(2, [(1, 0, 3, 1, 1)], limit=4),
-        wire_message(3, [(1, 0, 4, 1, 1)], limit=4),
-        wire_message(4, [(1, 1, 4, 2, 2)], limit=4),
-        wire_message(5, [(1, 1, 6, 2, 2, 6, 7)]),
-        wire_message(6, [(1, 2, 7, 1, 1)], adopted=(0, 6)),
+        wire_message(1, [(1, 0, 0, 3, 1)], opens=True, taps=taps),
+        wire_message(2, [(1, 0, 3, 1, 1)], limit=4, taps=taps),
+        wire_message(3, [(1, 0, 4, 1, 1)], limit=4, taps=taps),
+        wire_message(4, [(1, 1, 4, 2, 2)], limit=4, taps=taps),
+        wire_message(5, [(1, 1, 6, 2, 2, 6, 7)], taps=taps),
+        wire_message(6, [(1, 2, 7, 1, 1)], adopted=(0, 6), taps=taps),
     ]
     each = st.one_of(st.sampled_from(good), damaged(good), odd)
     return st.lists(each, min_size=1, max_size=4) | st.just(good)
 
 
-def wire(place: Place, messages: list[bytes]) -> str:
-    """A verification stage gets them."""
+def wire(place: Place, messages: list[bytes], taps: tuple[int, ...] = ()) -> str:
+    """A verification stage gets them. taps: of an EAGLE-3 head."""
     checkpoint = Checkpoint(place.model)
     layers, hidden = checkpoint.config.num_hidden_layers, checkpoint.config.hidden_size
     slices = slices_for("cpu", "cpu", ("float32", "auto"), 1, [], 1, kv_memory="1M")
 
     def use() -> None:
-        station = slices.station(checkpoint, 1, layers, 0.0)
-        out = np.zeros(_native.pass_words(hidden), np.int32)
+        station = slices.station(checkpoint, 1, layers, 0.0, taps)
+        out = np.zeros(_native.pass_words(hidden, len(taps)), np.int32)
         try:
             for data in messages:
                 station.post(np.frombuffer(data[: len(data) // 4 * 4], np.int32).copy())
@@ -149,4 +152,5 @@ TARGETS = {
     "handshake": (lambda place: damaged([pack(FACTS), pack({**FACTS, "error": "no such\nmodel"})]), handshake),
     "control": (control_messages, control),
     "wire": (wire_messages, wire),
+    "wire with taps": (lambda place: wire_messages(place, 1), lambda place, messages: wire(place, messages, (1, 2))),
 }

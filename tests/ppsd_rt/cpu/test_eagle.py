@@ -6,6 +6,7 @@ from eagle_support import CASES, tensors_of, write_eagle3, write_knowing
 from safetensors.numpy import save_file
 from support import slow, tiny_model, write_model
 
+from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.backend import RunOptions
 from ppsd_rt.engine import Engine
 from ppsd_rt.errors import PpsdError
@@ -138,6 +139,14 @@ def test_an_embedding_that_is_not_finite(folder, tmp_path):
         load(folder, head)
 
 
-def test_what_the_kernels_do_not_take_is_refused_in_one_line(folder, head):
-    with pytest.raises(PpsdError, match="leave --stages away"):
-        load(folder, head, stages=2)
+@pytest.mark.parametrize("stages", [2, 3])
+def test_stages_take_turns(folder, head, stages):
+    """Nothing overlaps with its drafts, so they are those of one stage; whatever costs say of overlap."""
+    one, several = load(folder, head), load(folder, head, stages=stages)
+    params, schedule = SamplingParams(max_tokens=20, ignore_eos=True), "eesd:stop_rule=fixed,length=3"
+    assert drafts_of(several, PROMPT, params, schedule) == drafts_of(one, PROMPT, params, schedule)
+    turns = StageCosts(1.0, 1.1, (9.0,) * 64)
+    several.backend.believe(Costs(turns, StageCosts(0.1, 0.1, (1.0,) * 64)))
+    for schedule in SCHEDULES:
+        assert several.generate(PROMPT, params, schedule).run().ids == one.generate(PROMPT, params, "plain").run().ids
+    assert several.backend._answers.loop.counts["overlapped"] == 0

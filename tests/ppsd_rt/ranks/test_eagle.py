@@ -85,7 +85,7 @@ def test_it_drafts_what_it_drafts_in_one_process(tmp_path, ranks, case, sizes):
 @pytest.mark.parametrize("schedule", [TURNS, BESIDE, "eesd:lookup=2,stop_rule=fixed"])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_a_head_that_is_often_right(knowing, engine, ranks, sizes, schedule):
-    """It goes on from what verification left of accepted drafts, of wrong ones and of siblings that took their place."""
+    """It goes on from what verification left of right drafts, of wrong ones and of siblings that took their place."""
     over, accepted, rescues = ranks(knowing[0], sizes, head=knowing[1]), 0, 0
     for i in range(len(SAMPLINGS)):
         asked = params(i, 120)
@@ -162,7 +162,9 @@ def test_drafts_are_timed_again_and_again(knowing, ranks, engine):
 def messages(knowing, ranks):
     """A prompt's pass to each rank, its verdict, and where they went."""
     sent = {}
-    over = ranks(knowing[0], (0, 2, 2), head=knowing[1], on_pass=lambda rank, words: sent.setdefault(rank, words.copy()))
+    over = ranks(
+        knowing[0], (0, 2, 2), head=knowing[1], on_pass=lambda rank, words: sent.setdefault(rank, words.copy())
+    )
     over.run(PROMPT[:5], params(), "plain")
     return over, sent
 
@@ -181,7 +183,7 @@ def _station(folder, taps=(1, 2, 4), first=2, last=LAYERS):
 
 
 def test_a_pass_without_its_taps_is_refused(knowing, messages):
-    over, sent = messages
+    _, sent = messages
     _station(knowing[0]).post(sent[2])
     for length in (len(sent[2]) - 1, len(sent[1]), len(sent[2]) - 5 * 64):
         with pytest.raises(RuntimeError, match="malformed"):
@@ -217,7 +219,7 @@ def test_a_verdict_with_the_taps_of_other_rows_is_refused(knowing, ranks, rows):
 
 
 def test_a_buffer_that_is_too_short_for_the_taps(knowing, messages):
-    over, sent = messages
+    _, sent = messages
     station = _station(knowing[0])
     station.post(sent[2])
     with pytest.raises(RuntimeError, match="does not fit"):

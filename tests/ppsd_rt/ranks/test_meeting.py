@@ -1,11 +1,13 @@
 """How ranks find each other, or end with one line; ranks are threads here, and clocks go as the tests say."""
 
+import json
 import socket
 import sys
 import threading
 from contextlib import contextmanager
 
 import pytest
+from eagle_support import write_eagle3
 from support import write_model
 from torch.distributed import HashStore
 
@@ -284,6 +286,22 @@ def test_ranks_that_differ_end_with_the_same_line(start, changed, line):
 def test_a_split_that_cannot_be_ends_all(start):
     lines = start({rank: {"exit_head": "norm:3"} for rank in range(3)}, ranks=range(3), size=3)
     assert lines == ["rank 0: 1 layers after the exit head do not go to 2 ranks"] * 3
+
+
+def test_what_an_eagle3_head_is_told_beside_its_tensors_must_be_the_same(start, tmp_path):
+    """Stages know from it what they are to keep."""
+    heads = [write_eagle3(tmp_path / str(rank)) for rank in range(2)]
+    settings = json.loads((heads[1] / "config.json").read_text())
+    (heads[1] / "config.json").write_text(json.dumps({**settings, "eagle_aux_hidden_state_layer_ids": [1, 2, 4]}))
+    lines = start({rank: {"exit_head": str(head)} for rank, head in enumerate(heads)})
+    assert set(lines) == {lines[0]}
+    assert lines[0].startswith("rank 1 has exit head eagle3 after layer 0")
+
+
+def test_ranks_of_torch_do_not_draft_with_an_eagle3_head(start, tmp_path):
+    changed = {"exit_head": str(write_eagle3(tmp_path / "head")), "backend": "torch"}
+    for line in start({0: changed, 1: changed}):
+        assert line.endswith(": an EAGLE-3 head does not draft over ranks of torch: use --backend cpu")
 
 
 # -- connecting --------------------------------------------------------------------------------------------------------
