@@ -31,7 +31,7 @@ class Passes {
   // Does it hold the rows of one text, whatever blocks say? Then it hears of every answer that begins, and what it keeps.
   virtual bool one_text() const { return false; }
   virtual int held() const { return 0; }   // of that text, rows that a later one may begin with
-  virtual void begin(const Request& request, int kept) {}
+  virtual void begin(const Request&, int) {}   // and what it keeps of the rows: see held
   bool lags() const { return exit_.size() > 0; }   // the exit head has layers of its own, see draw
   double draft_share() const;   // of the weights that all layers and the LM head read, those that a draft step reads
   // The longest text; and as what its rows are rotated, see make_rope: all texts that run are rotated alike.
