@@ -184,9 +184,7 @@ class IncrementalDecoder:
         while last > begun and size < _UNFINISHED:
             last -= 1
             size += len((ids[last] not in self._skipped and self._piece(ids[last], False)) or b"")
-        if last > begun:
-            self._utf8.reset()  # a character begins anew with its first byte, whatever is before
-        for id in ids[last:]:
+        for id in ids[last:]:  # a character begins anew with its first byte, whatever is before
             self.push(id)
 
     def flush(self) -> str:

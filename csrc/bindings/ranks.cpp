@@ -225,7 +225,8 @@ py::class_<Station> bind_station(py::module_& m, const char* name, const char* d
         rank.station().post(message.data(), size_t(message.size()));
       }, py::arg("message"))
       .def("work", [](Station& rank, Words out, int milliseconds) {
-             if (size_t(out.size()) < most_pass_words(rank.hidden(), rank.taps())) throw std::runtime_error("a pass does not fit");
+             if (size_t(out.size()) < most_pass_words(rank.hidden(), rank.taps()))
+               throw std::runtime_error("a pass does not fit");
              int32_t* place = out.mutable_data();
              const py::gil_scoped_release release;
              return rank.station().work(place, milliseconds);

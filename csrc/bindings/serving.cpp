@@ -142,7 +142,8 @@ void bind_serving(py::module_& m) {
           [](PyLoop& loop, py::array_t<int32_t, py::array::c_style> out, int milliseconds) {
             chain_of(loop);
             Loop& made = loop.loop();
-            if (size_t(out.size()) < most_pass_words(made.model().shape.hidden_size, made.taps())) throw std::runtime_error("a pass does not fit");
+            if (size_t(out.size()) < most_pass_words(made.model().shape.hidden_size, made.taps()))
+              throw std::runtime_error("a pass does not fit");
             int32_t* place = out.mutable_data();
             const py::gil_scoped_release release;
             return made.work(place, milliseconds);

@@ -136,8 +136,8 @@ py::list lock_step_toy(const Schedule& schedule, int tokens, std::vector<double>
 }
 
 // The draws of a stop rule over a history, for comparing it with its twin: a confidence is a draft, {chance, stopped} a copy.
-std::vector<bool> stop_rule_draws(const Schedule& schedule, uint64_t seed,
-                                  const std::vector<std::variant<double, std::pair<double, bool>, std::vector<std::pair<double, bool>>>>& history) {
+using Told = std::variant<double, std::pair<double, bool>, std::vector<std::pair<double, bool>>>;
+std::vector<bool> stop_rule_draws(const Schedule& schedule, uint64_t seed, const std::vector<Told>& history) {
   const auto controller = Controller::make(schedule.stop_rule, seed);
   std::vector<bool> draws;
   for (const auto& item : history) {

@@ -8,8 +8,8 @@
 // Drafts have to earn what they cost. The planner keeps an account in plain steps: every committed token is worth one,
 // every round costs what it is predicted to take, its schedule's bias included, so the bound is as good as the costs are.
 // What drafting may lose in all is 2 % of the tokens (and the share of 16 tokens may be spent at once), so a round drafts
-// only as much as the account can pay if every draft is rejected (siblings are charged afterwards). A head of unknown quality is tried at a bounded
-// cost, whatever its file says of it; one that is right pays for longer drafts at once.
+// only as much as the account can pay if every draft is rejected (siblings are charged afterwards). A head of unknown
+// quality is tried at a bounded cost, whatever its file says of it; one that is right pays for longer drafts at once.
 //
 // What rounds really take corrects this in two ways. The machine's pace changes from moment to moment and is common to
 // all schedules; a schedule's bias is how much longer than predicted it takes than plain decoding does in the same
