@@ -12,7 +12,7 @@ from .heads import HEADS
 from .lengths import LENGTHS
 from .long_answers import LONG_ANSWERS
 from .lossless import LOSSLESS
-from .prompts import PROMPTS
+from .prompts import PROMPTS, PROMPTS_LARGE
 from .real_ranks import RANKS
 from .rivals import RIVAL_RULES
 from .sensitivity import SENSITIVITY
@@ -27,7 +27,7 @@ from .waste import WASTE
 # The shortest first.
 EXPERIMENTS = (
     LOSSLESS, ENGINES, TICKS, WASTE, DEVICES, BRANCHES, SIBLINGS, TREES, LENGTHS, THOMPSON, RIVAL_RULES, DENOMINATORS,
-    VANILLA, SENSITIVITY, PROMPTS, EXITS_AND_LENGTHS, CLOCK, STAGES, LONG_ANSWERS, EESD_HEAD, RANKS, HEADS,
+    VANILLA, SENSITIVITY, PROMPTS, PROMPTS_LARGE, EXITS_AND_LENGTHS, CLOCK, STAGES, LONG_ANSWERS, EESD_HEAD, RANKS, HEADS,
 )  # fmt: skip
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment"]

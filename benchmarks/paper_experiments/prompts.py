@@ -1,10 +1,11 @@
 """The papers' own prompts: acceptance, tokens a pass and speed by benchmark, with intervals over the prompts.
 
 The files are not ours to ship: PAPERS_PROMPTS is a folder with some of FILES, a JSON object a line (`id`, `prompt`,
-`family`), as `ppsd-run --prompts` reads them. On the default model with the head that ships, in int8.
+`family`), as `ppsd-run --prompts` reads them. `prompts`: on the default model with the head that ships, in int8.
+`prompts_1.5b`: a fifth of them, greedy, on Qwen2.5-Coder-1.5B with its own head, in int4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -19,32 +20,52 @@ from ppsd_rt.pipeline.schedule import parse_schedule
 from .bootstrap import interval
 from .experiment import Claim, Experiment, Found, Parts, markdown
 from .given import given
+from .vanilla import target
 
 FILES = {"SPD's 240": "spd_240.jsonl", "Spec-Bench's 480": "spec_bench_480.jsonl"}
 WAYS = {"Beta-TS": "eesd:stop_rule=beta", "paying": "eesd", "auto": "auto"}
 TEMPERATURES = (0.0, 1.0)
 EVERY, AT_ONCE = 80, 5  # prompts of a family; of these in a part, so that a run that is ended has some of each family
 FEW = 30  # judged drafts, of which a share says little
+EVERY_LARGE, AT_ONCE_LARGE = 16, 4
 TOKENS, LONGEST_PROMPT, STAGES, PLACES = 96, 1500, 4, 6  # of an answer, of a prompt; simulated; drafts a round
+
+
+def small() -> Engine:
+    return Engine.from_pretrained("smollm2-135m", backend="cpu", dtype="int8")
 
 
 def parts(quick: bool) -> Parts:
     return {
-        f"{name}, T = {temperature:g}, {first + 1} to {first + AT_ONCE}": partial(measured, file, temperature, first)
+        f"{name}, T = {temperature:g}, {first + 1} to {first + AT_ONCE}": partial(
+            measured, small, file, temperature, first, AT_ONCE
+        )
         for first in range(0, AT_ONCE if quick else EVERY, AT_ONCE)
         for name, file in FILES.items()
         for temperature in TEMPERATURES
     }
 
 
-def measured(file: str, temperature: float, first: int) -> list[dict[str, Any]]:
-    """One row a prompt. Ways take turns, and each answer is compared with plain decoding's."""
+def parts_large(quick: bool) -> Parts:
+    many = 1 if quick else AT_ONCE_LARGE
+    return {
+        f"{name}, T = 0, {first + 1} to {first + many}": partial(measured, target, file, 0.0, first, many)
+        for first in range(0, many if quick else EVERY_LARGE, many)
+        for name, file in FILES.items()
+    }
+
+
+def measured(
+    model: Callable[[], Engine], file: str, temperature: float, first: int, many: int
+) -> list[dict[str, Any]]:
+    """One row a prompt: `many` of each family, after its first ones. Ways take turns, and each answer is compared with
+    plain decoding's."""
     path = given("PAPERS_PROMPTS", f"a folder with {' and '.join(FILES.values())}") / file
-    engine = Engine.from_pretrained("smollm2-135m", backend="cpu", dtype="int8")
+    engine = model()
     rows = []
     prompts = read_prompts(str(path))
     before = first_of_each_family(prompts, first)
-    for prompt in first_of_each_family(prompts, first + AT_ONCE):
+    for prompt in first_of_each_family(prompts, first + many):
         if prompt in before:
             continue
         ids = engine.encode([{"role": "user", "content": prompt.prompt}])
@@ -121,3 +142,5 @@ PROMPTS = Experiment(
     parts,
     table,
 )
+
+PROMPTS_LARGE = Experiment("prompts_1.5b", PROMPTS.claims, parts_large, table)

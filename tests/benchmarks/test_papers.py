@@ -391,6 +391,7 @@ def test_parts_of_the_papers_prompts_are_one_sample(load, monkeypatch):
     assert len(module.parts(True)) == 4
     names = list(module.parts(False))
     assert len(names) == 4 * 16
+    assert len(module.parts_large(False)) == 2 * 4
     assert names[0].startswith("SPD's 240, T = 0") and names[4].startswith(
         "SPD's 240, T = 0"
     )  # a bit of all, then more
@@ -427,7 +428,7 @@ def test_prompts_of_a_part_are_of_no_other(load, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "read_prompts", lambda path: [NamedPrompt(n, str(n), "ab"[n % 2]) for n in range(14)])
     monkeypatch.setattr(module, "given", lambda variable, what: tmp_path)
     monkeypatch.setattr(module, "TOKENS", 8)
-    rows = module.measured("a file", 0.0, 5)
+    rows = module.measured(module.small, "a file", 0.0, 5, 5)
     assert asked == ["10", "11", "12", "13"]
     assert not any(row[name]["differs"] for row in rows for name in module.WAYS)
 
