@@ -707,6 +707,7 @@ class testing:
         margin: float = ...,
         reading: int = ...,
         sharers: int = ...,
+        copying: int = ...,
     ) -> tuple[list[int], float, float, float, bool]: ...
     @staticmethod
     def let_threads_start(count: int) -> None:

@@ -235,7 +235,7 @@ void bind_testing(py::module_& m) {
       "allot",
       [](const std::array<std::vector<std::pair<int, double>>, 4>& seen, double draft_share,
          const std::vector<double>& acceptance, int others, int writing, int left, int most, double margin,
-         int reading, int sharers) {
+         int reading, int sharers, int copying) {
         PassTimes times;
         times.sharers = sharers;
         times.draft_share = draft_share;
@@ -243,12 +243,12 @@ void bind_testing(py::module_& m) {
         PassTime* const kinds[] = {&times.early, &times.draft, &times.late, &times.choose};
         for (int kind = 0; kind < 4; ++kind)
           for (const auto& [rows, seconds] : seen[kind]) kinds[kind]->observe(rows, seconds);
-        const Allotment given = allot(times, acceptance, others, writing, left, most, reading);
+        const Allotment given = allot(times, acceptance, others, writing, left, most, reading, copying);
         return py::make_tuple(given.drafts, given.tokens_per_second, given.row_seconds, given.draft_seconds, given.copies);
       },
       py::arg("seen"), py::arg("draft_share"), py::arg("acceptance"), py::arg("others"), py::arg("writing"),
       py::arg("left"), py::arg("most"), py::arg("margin") = 1.0, py::arg("reading") = 0,
-      py::arg("sharers") = 1);
+      py::arg("sharers") = 1, py::arg("copying") = 1);
   m.def("running_threads", &running_threads);
   m.def("let_threads_start", &let_threads_start, py::arg("count"));
   m.def("roster", &roster, py::arg("size"), py::arg("pinnable"), py::arg("seconds"), py::arg("lost"),

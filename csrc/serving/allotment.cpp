@@ -11,7 +11,7 @@ constexpr int kRefinements = 3;   // of what a second is worth, which depends on
 }  // namespace
 
 Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, int others, int writing, int left, int most,
-                int reading) {
+                int reading, int copying) {
   const int answers = int(acceptance.size()), own = answers + others;
   Allotment out;
   out.drafts.assign(size_t(answers), 0);
@@ -55,10 +55,13 @@ Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, i
     out.drafts = drafts;
     out.tokens_per_second = worth = std::max(tokens / seconds, least);
     const int last = std::max(rows, own + 1);   // one draft, if there is none
-    out.row_seconds = times.margin * (times.verify(last) - times.verify(own)) / (last - own);
+    const double draft_row = (times.verify(last) - times.verify(own)) / (last - own);
     const int drawing = std::max(first, 1);   // who share the step
-    out.copies = out.row_seconds * worth < times.margin;   // even a sure one must pay; what passes took is known by then
-    out.draft_seconds = out.row_seconds + times.margin * times.draw(drawing) / drawing;
+    out.draft_seconds = times.margin * (draft_row + times.draw(drawing) / drawing);
+    double copy_row = draft_row;
+    for (int m = 1; m <= copying; ++m) copy_row = std::max(copy_row, (times.verify(own + m) - times.verify(own)) / m);
+    out.row_seconds = times.margin * copy_row;
+    out.copies = copy_row * worth < 1.0;   // even a sure one must pay; what passes took is known by then
   }
   return out;
 }

@@ -13,6 +13,7 @@ constexpr double kFixedRows = 5.0;     // the guess: reading the weights takes a
 constexpr double kGuessSpread = 0.05;  // and it counts as passes whose rows differ by this share of them
 constexpr double kPace = 0.3;          // how much of what a pass took too long is the pace of all,
 constexpr double kRecent = 0.15;       // and how much is of its number of rows,
+constexpr double kBurst = 1.1;         // more than that counts as this: requests that are read meanwhile meet any number of rows
 constexpr double kRemembered = 200.0;  // half of which is forgotten after so many passes
 
 }  // namespace
@@ -36,8 +37,9 @@ void PassTime::observe(int rows, double seconds) {
   if (seen.pass == 0) {
     seen.ratio = ratio;
   } else {
-    pace_ *= std::pow(ratio / seen.ratio, kPace);
-    seen.ratio *= std::pow(ratio / seen.ratio, kRecent);
+    const double step = std::min(ratio / seen.ratio, kBurst);
+    pace_ *= std::pow(step, kPace);
+    seen.ratio *= std::pow(step, kRecent);
   }
   seen.pass = ++passes_;
   expect();

@@ -53,7 +53,7 @@ void Policy::plan(std::vector<Writer>* writers, const Pass& pass) {
     left -= std::max(writer.schedule.max_chunk, writer.schedule.lookahead);
     others += writer.schedule.max_chunk;
   }
-  allotment_ = allot(times, acceptance, others, committed, left, kMaxChunk, pass.reading);
+  allotment_ = allot(times, acceptance, others, committed, left, kMaxChunk, pass.reading, copying);
   for (int drafts : allotment_.drafts) left -= drafts;
   for (Writer& writer : *writers) {
     Drafting& drafting = *writer.drafting;
