@@ -40,13 +40,12 @@ class Slowly(nn.Module):
 def fresh_head(
     model: LlamaForCausalLM, taps: Sequence[int], draft_ids: Sequence[int], name: str, hash: str
 ) -> Eagle3Head:
-    """Of the model's shape. It begins as the model's last layer, whose attention reads the feature alone at first, and
-    the feature as the last tap."""
+    """Of the model's shape. It begins as the model's last layer, whose attention reads the feature alone at first; the
+    feature as the last tap."""
     config = replace(model.config, num_hidden_layers=1, tie_word_embeddings=False)
     eagle = Eagle3Config(config, tuple(taps), norm_before_residual=True, fc_norm=True)
     head = Eagle3Head(eagle, HeadInfo(EAGLE3, 0, name, hash), len(draft_ids))
     last = {name: weight.float() for name, weight in model.model.layers[-1].state_dict().items()}
-    generator = torch.Generator().manual_seed(0)
     for kind in "qkv":
         weight = last[f"self_attn.{kind}_proj.weight"]
         last[f"self_attn.{kind}_proj.weight"] = torch.cat((torch.zeros_like(weight), weight), dim=1)
@@ -56,7 +55,8 @@ def fresh_head(
     with torch.no_grad():
         for norm in head.fc_norm or ():
             norm.weight.fill_(1.0)
-        head.fc.weight.normal_(0, (3 * hidden) ** -0.5, generator=generator)
+        head.fc.weight.zero_()
+        head.fc.weight[:, -hidden:] = torch.eye(hidden)
         head.norm.weight.copy_(model.model.norm.weight)
     head.draft_ids = torch.tensor(draft_ids)
     head.lm_head.weight = nn.Parameter(model.lm_head.weight[head.draft_ids].float().clone())

@@ -90,7 +90,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=262_144)
     parser.add_argument("--slots", type=int, default=64)
     parser.add_argument("--seed", type=int, default=44)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=TrainSettings.epochs)
+    parser.add_argument("--batch-tokens", type=int, default=TrainSettings.batch_tokens)
     parser.add_argument("--taps", type=int, nargs="+", help="after so many layers [2, the middle, 3 from the end]")
     parser.add_argument("--vocabulary", type=int, default=4096)
     parser.add_argument("--learning-rate", type=float, default=TrainSettings.learning_rate)
@@ -115,7 +116,7 @@ def main() -> None:
         slots=args.slots,
         seed=args.seed,
         format="int8",
-        train=TrainSettings(learning_rate=args.learning_rate, epochs=args.epochs),
+        train=TrainSettings(args.learning_rate, epochs=args.epochs, batch_tokens=args.batch_tokens),
     )
     judges = [prompt.prompt for prompt in read_prompts(None)]
     job = EagleDistillation(checkpoint, model, tokenizer, settings, args.work, args.text, judges, 2, tell=print)
@@ -126,6 +127,7 @@ def main() -> None:
         pass
     write_head(args.out, job.trainer.heads[0], checkpoint.folder)
     held_out = read_shard(args.text, HELD_OUT)
+    job.trainer.accept(held_out)
     beside = {}
     for file in args.beside:
         head = ExitHead.from_file(HeadFile.load(file, checkpoint), model)

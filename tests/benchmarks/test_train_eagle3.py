@@ -102,7 +102,7 @@ def test_the_gradient_is_that_of_the_loss(module, model, monkeypatch):
     for output, share in zip(outputs, shares / shares.sum(), strict=True):
         log_q = head.logits(output).log_softmax(-1)
         expected += share * (0.5 * (p * (p.log() - log_q)).sum() - 0.5 * (top * log_q).sum()) / rows
-    assert loss == pytest.approx(float(expected), rel=1e-4)
+    assert loss == pytest.approx(expected.item(), rel=1e-4)
     named = dict(head.named_parameters())
     gradients = torch.autograd.grad(expected, list(named.values()))
     for (name, parameter), gradient in zip(named.items(), gradients, strict=True):
