@@ -1,6 +1,8 @@
 """benchmarks/train_eagle3.py: what is trained is what drafts, and it learns, on a tiny model."""
 
 import importlib
+import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from support import tiny_model, write_model
 
 from ppsd_rt.distill.shards import Text
 from ppsd_rt.distill.train import Trainer, TrainSettings
+from ppsd_rt.engine import Engine
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.eagle3 import Eagle3File
 from ppsd_rt.models.eagle3_head import Eagle3Head
@@ -17,6 +20,7 @@ from ppsd_rt.models.llama import LlamaForCausalLM, to_numpy
 from ppsd_rt.models.rope import Rope
 from ppsd_rt.reference.eagle_stage import EagleDraftStage
 from ppsd_rt.reference.stage import Taps
+from ppsd_rt.sampling.params import SamplingParams
 
 TAPS, IDS = (1, 2, 3), [*range(2, 120)]
 
@@ -128,3 +132,44 @@ def test_what_counts_as_foreseen(module, model):
     ((share,),) = trainer.accept(texts)
     assert share == pytest.approx(tokens.count(named) / len(tokens))
     assert trainer.by_step == [share] * module.STEPS
+
+
+def test_the_command_writes_a_head_that_drafts_and_goes_on_when_called_again(module, tmp_path, monkeypatch, capsys):
+    script = importlib.import_module("train_eagle3")
+    monkeypatch.setattr(script, "read_prompts", lambda path: [])
+    model = write_model(tmp_path / "model")
+    options = ["--tokens", "2048", "--slots", "2", "--epochs", "1", "--vocabulary", "100", "--batch-tokens", "512"]
+    folders = [word for name in ("text", "work", "out") for word in (f"--{name}", str(tmp_path / name))]
+    monkeypatch.setattr("sys.argv", ["train_eagle3.py", "-m", str(model), "--taps", "1", "2", "3", *options, *folders])
+    script.main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["steps"] > 1
+    assert len(told["eagle3"]) == module.STEPS
+    monkeypatch.setattr(module.EagleTrainer, "learn", None)  # nothing is trained again
+    script.main()
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == told
+    engine = Engine.from_pretrained(model, exit_head=tmp_path / "out", backend="cpu", dtype="int8", threads=1)
+    answer = engine.generate("Hello", SamplingParams(max_tokens=20, ignore_eos=True), "eesd:stop_rule=fixed").run()
+    assert answer.statistics.judged > 0
+    choices = importlib.import_module("small_trees")
+    monkeypatch.setattr("sys.argv", ["x", str(tmp_path / "out"), "-m", str(model), "--text", str(tmp_path / "text")])
+    choices.main()
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])["found"]["made up, row 0.014"]
+    assert found["siblings"]["speed"] >= found["chain"]["speed"] > 0
+
+
+def test_the_best_tree_of_choices(module):
+    """Of 10 rounds the text takes the first choice in 6, the second in 3, and after the second the first in 2."""
+    trees = importlib.import_module("small_trees")
+    taken = Counter({(): 10, (0,): 6, (1,): 3, (0, 0): 3, (1, 0): 2})
+    costs = importlib.import_module("made_up_costs").one_machine(0.1, 0.0)
+    speeds = {family: trees.best(taken, family, costs, dear=False) for family in trees.FAMILIES}
+    assert speeds["chain"]["tokens"] == pytest.approx(1.9)
+    assert speeds["siblings"]["tokens"] == pytest.approx(2.2)
+    assert speeds["tree"]["tokens"] == pytest.approx(2.4)
+    seconds = costs.round(2) + 2 * costs.row_step  # two nodes beside the chain pass the early layers
+    assert speeds["tree"]["speed"] == pytest.approx(2.4 / seconds)
+    # Where that draft after the second choice has its price, it does not pay.
+    smaller = 2.2 / (costs.round(2) + costs.row_step)
+    assert smaller > 2.4 / (seconds + 0.1)
+    assert trees.best(taken, "tree", costs, dear=True)["speed"] == pytest.approx(smaller)
