@@ -91,7 +91,9 @@ def seconds(costs: StageCosts, nodes: Sequence[Choices], dear: bool) -> float:
     depth = max(map(len, nodes))
     parents = {path[:-1] for path in nodes if len(path) > 1}
     more_drafts = len(parents) - (depth - 1) if dear else 0
-    more_rows = costs.verify[len(nodes)] - costs.verify[depth] + (len(nodes) - depth) * costs.row_step
+    more_rows = costs.verify[len(nodes)] - costs.verify[depth]
+    # Early layers take the rows together as the others do.
+    more_rows *= 1.0 + costs.row_step / costs.verify[0]
     return costs.round(depth) + more_rows + more_drafts * costs.draft_step
 
 

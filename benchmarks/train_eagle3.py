@@ -12,6 +12,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,6 @@ from ppsd_rt.lab.cli.prompt_files import read_prompts
 from ppsd_rt.models.checkpoint import Checkpoint, save
 from ppsd_rt.models.eagle3_head import Eagle3Head
 from ppsd_rt.models.exit_head import ExitHead
-from ppsd_rt.models.files import read_json_object
 from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.models.llama import LlamaForCausalLM, to_numpy
 from ppsd_rt.models.resolve import resolve_model
@@ -43,11 +43,19 @@ class EagleDistillation(Distillation):
         self.trial = []
 
 
-def write_head(folder: Path, head: Eagle3Head, model: Path) -> None:
-    """In SafeAILab's layout. model: the folder whose configuration the layer has."""
+SHAPE = (
+    "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "max_position_embeddings", "rms_norm_eps", "rope_theta",
+)  # fmt: skip
+
+
+def write_head(folder: Path, head: Eagle3Head) -> None:
+    """In SafeAILab's layout, with a layer as Llama has it."""
     assert head.draft_ids is not None
     ids = head.draft_ids.numpy()
-    raw = read_json_object(model / "config.json") | {
+    raw: dict[str, Any] = {name: getattr(head.eagle.layer, name) for name in SHAPE}
+    raw |= {
+        "model_type": "llama",
         "architectures": ["LlamaForCausalLMEagle3"],
         "num_hidden_layers": 1,
         "tie_word_embeddings": False,
@@ -104,9 +112,14 @@ def main() -> None:
     args = parser.parse_args()
 
     checkpoint = Checkpoint(resolve_model(args.model))
-    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size)
+    config = checkpoint.config
+    if config.rope_scaling or config.qk_norm or config.attention_bias or config.mlp_bias or config.layer_attention:
+        raise SystemExit(
+            "train_eagle3.py: only for layers as plain Llama has them: no biases, no norms of q and k, no windows"
+        )
+    tokenizer = load_tokenizer(checkpoint.folder, config.vocab_size)
     model = TorchBackend(checkpoint, "auto", "cpu", None).model
-    layers = checkpoint.config.num_hidden_layers
+    layers = config.num_hidden_layers
     settings = Settings(
         model_hash=checkpoint.hash,
         kinds=("feedback",),  # as far as the run knows
@@ -125,7 +138,7 @@ def main() -> None:
         pass
     for _ in job.train():
         pass
-    write_head(args.out, job.trainer.heads[0], checkpoint.folder)
+    write_head(args.out, job.trainer.heads[0])
     held_out = read_shard(args.text, HELD_OUT)
     job.trainer.accept(held_out)
     beside = {}
