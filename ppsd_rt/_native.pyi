@@ -333,6 +333,7 @@ class Tuning:
     same_moment: int
     held_up: float
     probing: float
+    probe_rounds: int
     last_probe: int
     plain_probe: int
     drift: float

@@ -21,7 +21,10 @@ def planner(costs: Costs, prior: float = 0.4) -> _native.Planner:
 
 
 class World:
-    """Rounds as they would come: every draft is right with chance `acceptance`, and time passes as the costs say."""
+    """Rounds as they would come: every draft is right with chance `acceptance`, and time passes as the costs say.
+
+    dearer: how many times longer a round takes after one of the other kind, plain ones and those with drafts.
+    """
 
     def __init__(
         self,
@@ -30,7 +33,9 @@ class World:
         acceptance: float,
         seed: int = 0,
         noise: tuple[float, float] = (0.97, 1.05),
+        dearer: tuple[float, float] = (1.0, 1.0),
     ) -> None:
+        self.dearer, self.drafted = dearer, False
         self.plan, self.costs, self.acceptance, self.noise = plan, costs, acceptance, noise
         self.random, self.speeds = random.Random(seed), dict[float, float]()
         self.seconds, self.tokens, self.pace, self.plain_rounds, self.overlapped = 0.0, 0, 1.0, 0, 0.0
@@ -52,6 +57,9 @@ class World:
             c = self.costs.turns
             seconds = self.pace * (c.round(drafts) if drafts else c.plain_step)
             seconds *= self.random.uniform(*self.noise)
+            if self.drafted != (drafts > 0):
+                seconds *= self.dearer[drafts > 0]
+            self.drafted = drafts > 0
             self.plain_rounds += drafts == 0
             self.seconds += seconds
             self.tokens += accepted + 1

@@ -236,6 +236,7 @@ void each_field(Field&& field) {
   field("same_moment", &Tuning::same_moment);
   field("held_up", &Tuning::held_up);
   field("probing", &Tuning::probing);
+  field("probe_rounds", &Tuning::probe_rounds);
   field("last_probe", &Tuning::last_probe);
   field("plain_probe", &Tuning::plain_probe);
   field("drift", &Tuning::drift);

@@ -178,8 +178,9 @@ void Planner::learn(const Round& round, double seconds) {
   const bool right = learn_verdicts(round);
   if (probing_) {
     since_probe_ = 0;   // a draft that was right is worth another one soon
-    if (mode_ != Mode::kPlain)
-      probe_after_ = right ? first_probe_ : std::max(first_probe_, std::min(2 * probe_after_, tuning_.last_probe));
+    if (right) probe_after_ = first_probe_;
+    else if (mode_ != Mode::kPlain && probe_left_ == 1)
+      probe_after_ = std::max(first_probe_, std::min(2 * probe_after_, tuning_.last_probe));
   }
   if (siblings_ && mode_ == Mode::kTurns && !probing_) rescued_ += (1.0 - kFade) * (double(round.rescued) - rescued_);
   const int drafts = mode_ == Mode::kTurns ? std::max(round.rows - 1 - round.copied - round.siblings, 0) : 0;
@@ -214,8 +215,11 @@ void Planner::correct(double ratio) {
   const double usual = pace_ * bias_[mode];
   ratio = std::clamp(ratio, 0.6 * usual, tuning_.held_up * usual);
   ++round_;
-  if (mode_ != last_mode_) pace_before_ = pace_, switched_ = round_;
+  const bool first = mode_ != last_mode_;
+  if (first) pace_before_ = pace_, switched_ = round_;
   last_mode_ = mode_;
+  // It finds in the caches what rounds of the other kind have left there.
+  if (first && mode_ != Mode::kOverlap && probing_ && probe_left_ > 1) return;
   const bool stale = round_ - sampled_[mode] > tuning_.same_moment;
   recent_[mode] = stale ? ratio : recent_[mode] + tuning_.recent * (ratio - recent_[mode]);
   sampled_[mode] = round_;
@@ -308,7 +312,14 @@ void Planner::decide() {
 
   const int wait = best.mode != Mode::kPlain ? (drifted() ? tuning_.same_moment : tuning_.plain_probe)
                    : verdicts_ < tuning_.acquainted ? 0 : probe_after_;
-  probing_ = since_probe_++ >= wait && best.mode != Mode::kOverlap && most > 0;
+  const bool may = best.mode != Mode::kOverlap && most > 0;
+  if (probing_ && probe_left_ > 1 && may && best.mode == beside_) {
+    --probe_left_;
+  } else {
+    probing_ = since_probe_++ >= wait && may;
+    probe_left_ = verdicts_ < tuning_.acquainted ? 1 : tuning_.probe_rounds;
+  }
+  beside_ = best.mode;
   if (probing_ && best.mode == Mode::kTurns && drifted()) compared_[int(Mode::kTurns)] = 0;   // what was compared is past
   if (probing_) best = best.mode == Mode::kPlain ? predict_turns(1, a) : plain;
   // Drafting goes on while the chance that all drafts so far and the next one are right is worth what the next one

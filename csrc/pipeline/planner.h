@@ -125,6 +125,8 @@ class Planner {
   Prediction::Mode mode_ = Prediction::Mode::kPlain;
   Schedule schedule_;
   bool probing_ = false;                       // this round is not what seems best, but tells something
+  int probe_left_ = 0;                         // rounds of this probe, with the one at hand
+  Prediction::Mode beside_ = Prediction::Mode::kPlain;   // what seems best, and the probe is held against
   int since_probe_ = 0, first_probe_, probe_after_, rounds_in_mode_ = 0;
   int overlapped_stay_;                        // overlapped rounds after which others are tried again
   int apart_;                                  // rounds between two changes, at least

@@ -17,6 +17,7 @@ struct Tuning {
 
   // -- probes --
   double probing = 0.015;         // share of the time that drafts may cost that are only tried
+  int probe_rounds = 2;           // one after the other; the first one is dearer than those after it, and tells nothing
   int last_probe = 64;            // plain rounds before a draft is tried, at most, if a draft is cheap
   int plain_probe = 48;           // drafting rounds before a plain one,
   double drift = 1.15;            // or `same_moment` of them, if they take so many times longer or shorter than after the last
