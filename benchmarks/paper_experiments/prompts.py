@@ -55,9 +55,7 @@ def parts_large(quick: bool) -> Parts:
     }
 
 
-def measured(
-    model: Callable[[], Engine], file: str, temperature: float, first: int, many: int
-) -> list[dict[str, Any]]:
+def measured(model: Callable[[], Engine], file: str, temperature: float, first: int, many: int) -> list[dict[str, Any]]:
     """One row a prompt: `many` of each family, after its first ones. Ways take turns, and each answer is compared with
     plain decoding's."""
     path = given("PAPERS_PROMPTS", f"a folder with {' and '.join(FILES.values())}") / file
