@@ -27,6 +27,6 @@ struct Allotment {
 // copying: answers that may copy. How many find something nobody knows yet: the first row may begin a group of the kernels
 // that costs as much as four, and the fifth another one.
 Allotment allot(const PassTimes& times, const std::vector<double>& acceptance, int others, int writing, int left, int most,
-                int reading = 0, int copying = 1);
+                int reading, int copying);
 
 }  // namespace ppsd
