@@ -88,8 +88,7 @@ class Served:
     def __init__(self, name: str, command: list[object], url: str | None) -> None:
         """url: where it will listen; None: it says so on standard error."""
         self._name = name
-        # Every engine waits for its threads as its makers chose: told to sleep, llama-server is 2.3 times slower for one
-        # client.
+        # Every engine waits for its threads as its makers chose: told to sleep, llama-server is 2.3 times slower.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("OMP_")}
         words = [str(word) for word in command]
         self._process = subprocess.Popen(
