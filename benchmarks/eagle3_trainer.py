@@ -138,18 +138,13 @@ class EagleTrainer(Trainer):
         outputs, last, _ = self._outputs([self.texts[index] for index in part])
         leaves = [output.detach().requires_grad_() for output in outputs]
         shares = LATER ** torch.arange(self.steps_of_head)
-        total, weight = 0.0, self.settings.top_weight
+        total = 0.0
         for start in range(0, len(last), CHUNK):  # in chunks, for logits are large
             chunk = slice(start, start + CHUNK)
-            with torch.no_grad():
-                log_p = self._logits(self.model.model.norm(last[chunk])).log_softmax(-1)
-                target = log_p.exp()
-                entropy = -(target * log_p).sum()
-                best = target.argmax(-1, keepdim=True)
-                target.mul_(1 - weight).scatter_add_(1, best, torch.full_like(best, weight, dtype=target.dtype))
-                self.guess += float(-target.sum(0) @ self._frequencies - (1 - weight) * entropy) / total_rows
+            target, least, guess = self._target(self.model.model.norm(last[chunk]))
+            self.guess += guess / total_rows
             for leaf, share in zip(leaves, (shares / shares.sum()).tolist(), strict=True):
-                off = -(target * self._head_logits(leaf[chunk]).log_softmax(-1)).sum() - (1 - weight) * entropy
+                off = -(target * self._head_logits(leaf[chunk]).log_softmax(-1)).sum() - least
                 (share * off / total_rows).backward()
                 total += share * float(off.detach())
         torch.autograd.backward(outputs, [leaf.grad for leaf in leaves])

@@ -44,26 +44,23 @@ class OwnHeads(Trainer):
     @torch.no_grad()
     def _loss(self, hidden: Sequence[Tensor], teacher: Tensor) -> tuple[list[float], list[Tensor], float]:
         """As of Trainer, which says what the loss is. The sums of the changes' gradients are kept for _backward."""
-        weight, losses = self.settings.top_weight, [0.0] * len(hidden)
+        losses, guess = [0.0] * len(hidden), 0.0
         gradients: list[list[Tensor]] = [[] for _ in hidden]
         rows = [self._rows_of(number) for number in range(len(hidden))]
         self._sums = [torch.zeros_like(change) for change in self.changes]
         for start in range(0, len(teacher), CHUNK):
             chunk = slice(start, start + CHUNK)
-            log_p = self._logits(teacher[chunk]).log_softmax(-1)
-            target = log_p.exp()
-            entropy = -float((target * log_p).sum())
-            best = target.argmax(-1, keepdim=True)
-            target.mul_(1 - weight).scatter_add_(1, best, torch.full_like(best, weight, dtype=target.dtype))
+            target, least, guessed = self._target(teacher[chunk])
+            guess += guessed
             for number, (h, rate) in enumerate(zip(hidden, FORMS.values(), strict=True)):
                 x = h[chunk].to(self.dtype)
                 log_q = (x @ rows[number].t()).float().log_softmax(-1)
-                losses[number] += -float((target * log_q).sum()) - (1 - weight) * entropy
+                losses[number] += -float((target * log_q).sum()) - least
                 off = (log_q.exp_() - target).to(self.dtype)
                 gradients[number].append(off @ rows[number])
                 if rate:
                     self._sums[number] += rate * (off.t() @ x).float()
-        return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)], 0.0
+        return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)], guess
 
     def _backward(self, part: Sequence[int], total_rows: int) -> list[float]:
         losses = super()._backward(part, total_rows)

@@ -2,7 +2,7 @@
 
 The files are not ours to ship: PAPERS_PROMPTS is a folder with some of FILES, a JSON object a line (`id`, `prompt`,
 `family`), as `ppsd-run --prompts` reads them. `prompts`: on the default model with the head that ships, in int8.
-`prompts_1.5b`: a fifth of them, greedy, on Qwen2.5-Coder-1.5B with its own head, in int4.
+`prompts_1.5b`: a fifth of them, on Qwen2.5-Coder-1.5B with its own head, in int4.
 """
 
 from collections.abc import Callable, Sequence
@@ -49,9 +49,12 @@ def parts(quick: bool) -> Parts:
 def parts_large(quick: bool) -> Parts:
     many = 1 if quick else AT_ONCE_LARGE
     return {
-        f"{name}, T = 0, {first + 1} to {first + many}": partial(measured, target, file, 0.0, first, many)
+        f"{name}, T = {temperature:g}, {first + 1} to {first + many}": partial(
+            measured, target, file, temperature, first, many
+        )
         for first in range(0, many if quick else EVERY_LARGE, many)
         for name, file in FILES.items()
+        for temperature in TEMPERATURES
     }
 
 

@@ -180,22 +180,32 @@ class Trainer:
 
         By hand and in chunks: through the LM head autograd would keep several [n, draft vocabulary] tensors alive.
         """
-        weight = self.settings.top_weight
         losses, guess = [0.0] * len(hidden), 0.0
         gradients: list[list[Tensor]] = [[] for _ in hidden]
         for start in range(0, len(teacher), CHUNK):
             chunk = slice(start, start + CHUNK)
-            log_p = self._logits(teacher[chunk]).log_softmax(-1)
-            target = log_p.exp()
-            entropy = -float((target * log_p).sum())
-            best = target.argmax(-1, keepdim=True)
-            target.mul_(1 - weight).scatter_add_(1, best, torch.full_like(best, weight, dtype=target.dtype))
-            guess += -float(target.sum(0) @ self._frequencies) - (1 - weight) * entropy
+            target, least, guessed = self._target(teacher[chunk])
+            guess += guessed
             for number, h in enumerate(hidden):
                 log_q = self._logits(h[chunk]).log_softmax(-1)
-                losses[number] += -float((target * log_q).sum()) - (1 - weight) * entropy
+                losses[number] += -float((target * log_q).sum()) - least
                 gradients[number].append((log_q.exp_() - target).to(self.dtype) @ self._lm_head)
         return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)], guess
+
+    @torch.no_grad()
+    def _target(self, teacher: Tensor) -> tuple[Tensor, float, float]:
+        """What a head is to make of rows whose normed last hidden states these are [n, hidden]: [n, draft vocabulary].
+
+        Then, summed over the rows, the part of the cross-entropy that no head can avoid, and the loss of a guess by
+        frequency.
+        """
+        weight = self.settings.top_weight
+        log_p = self._logits(teacher).log_softmax(-1)
+        target = log_p.exp()
+        least = (1 - weight) * -float((target * log_p).sum())
+        best = target.argmax(-1, keepdim=True)
+        target.mul_(1 - weight).scatter_add_(1, best, torch.full_like(best, weight, dtype=target.dtype))
+        return target, least, -float(target.sum(0) @ self._frequencies) - least
 
 
 def _counts(texts: Sequence[Text], vocabulary: int) -> Tensor:

@@ -391,7 +391,7 @@ def test_parts_of_the_papers_prompts_are_one_sample(load, monkeypatch):
     assert len(module.parts(True)) == 4
     names = list(module.parts(False))
     assert len(names) == 4 * 16
-    assert len(module.parts_large(False)) == 2 * 4
+    assert len(module.parts_large(False)) == 2 * 2 * 4
     assert names[0].startswith("SPD's 240, T = 0") and names[4].startswith(
         "SPD's 240, T = 0"
     )  # a bit of all, then more
