@@ -130,7 +130,10 @@ def table(found: Found) -> str:
     head = ("prompts, sampling", "family", "prompts", "acceptance", "tokens a pass")
     ways = (f"`{schedule}`, times plain" for schedule in WAYS.values())
     answers = sum(len(every) for every in found.values()) * len(WAYS)
-    after = f"\n\n{differing} of {answers:,} answers differ from plain decoding's."
+    autos = [row["auto"]["speed"] for every in found.values() for row in every if row["auto"]["speed"] is not None]
+    slower, slow = (f"{sum(speed < bar for speed in autos) / len(autos):.1%}" for bar in (1.0, 0.9))
+    after = f"\n\n{differing} of {answers:,} answers differ from plain decoding's. Of those of `auto`, each timed once,"
+    after += f" {slower} are slower than plain decoding, and {slow} have less than 0.9 of its speed."
     return markdown((*head, *ways, f"`ppsd`, {STAGES} stages, simulated"), lines, left=2) + after
 
 

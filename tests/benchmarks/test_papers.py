@@ -408,7 +408,9 @@ def test_parts_of_the_papers_prompts_are_one_sample(load, monkeypatch):
         ["all", "4", "0.60 (0.60 to 0.60)"],
     ]
     assert table[2].split(" | ")[5] == "1.60 (1.50 to 1.70)"
-    assert table[-1] == "3 of 12 answers differ from plain decoding's."
+    assert table[-1].startswith("3 of 12 answers differ from plain decoding's.") and " 0.0% are slower" in table[-1]
+    slower = module.table({names[0]: [row("gsm8k", 0.95), row("gsm8k", 0.85), row("gsm8k", 1.1), row("gsm8k", 1.2)]})
+    assert "50.0% are slower than plain decoding, and 25.0% have less than 0.9" in slower
 
 
 def test_prompts_of_a_part_are_of_no_other(load, monkeypatch, tmp_path):
