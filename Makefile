@@ -11,7 +11,7 @@ SEEDS ?= 1000
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
 
-.PHONY: run quick test test-slow test-all clients lint types sanitize fuzz virtual-gpu wheel check clean
+.PHONY: run quick test test-slow test-all clients lint types tidy sanitize fuzz virtual-gpu wheel check clean
 
 run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with speculation, compare with plain decoding
 	@echo "[4/4] answering with the default model; the first answer measures for some seconds what each step costs here"
@@ -47,6 +47,13 @@ types: $(VENV)/development
 	@ln -s $(CURDIR)/ppsd_rt/* build/types/ppsd_rt/
 	@ln -s $(CURDIR)/models $(CURDIR)/triton_kernels build/types/ppsd_rt/
 	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p ppsd_rt
+
+# GCC's precompiled headers say nothing to Clang.
+tidy: $(VENV)/development  ## clang-tidy on csrc, as .clang-tidy says; minutes
+	$(BIN)/pip install --quiet clang-tidy==23.1.4
+	PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/tidy -DPPSD_MODULE=OFF -DPPSD_KERNELS=native \
+	  -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
+	$(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p build/tidy -quiet
 
 sanitize: $(VENV)/development  ## the C++ carriers and the CPU library under stress, under each sanitizer
 	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh

@@ -4,7 +4,7 @@
 
 The default model is cut into slices, one to a process, and every slice is busy as long as the stage of a model would be
 whose plain token takes `--token-ms` (csrc/pipeline/dwell.h). The slices compute too, so answers are real ones, and each
-is compared with one process's; they need little of a core. What is measured is the loop (csrc/serving/loop.h):
+is compared with one process's; they need little of a core. What is measured is the loop (csrc/decoding/loop.h):
 `in turn` has the same ranks decode one answer after the other.
 """
 

@@ -223,6 +223,7 @@ class _JsonTokenizer(Tokenizer):
             self.base_size = max(self._tokenizer.get_vocab(with_added_tokens=False).values(), default=-1) + 1
         self._path = path
         self._bytes_of, self._leading_spaces = _compiled_decoder(state, path)
+        self._pieces: dict[tuple[int, bool], bytes] = {}  # that have been asked for
         names = special_tokens(folder)
         if all(token.content != names.get("eos_token") for token in _added_tokens(folder).values()):
             _eos_id(self.token_to_id, names.get("eos_token"), path)  # before it gets an id like the others
@@ -274,8 +275,10 @@ class _JsonTokenizer(Tokenizer):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def _piece(self, id: int, first: bool) -> bytes | None:
-        token = self.id_to_token(id)
-        return None if token is None else self._bytes_of(token, first)
+        known = self._pieces.get((id, first))
+        if known is None and (token := self.id_to_token(id)) is not None:
+            known = self._pieces[id, first] = self._bytes_of(token, first)
+        return known
 
 
 class _SentencePieceTokenizer(Tokenizer):

@@ -1,6 +1,5 @@
 """An answer in the making, and what is made of it."""
 
-import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 from .backend import Backend, Cancellation, RunOptions, one_at_a_time
 from .errors import PpsdError
+from .forks import forks
 from .models.config import LlamaConfig
 from .models.tokenizer import Tokenizer
 from .pipeline.rounds import Draft, Drafted, Limits, Logprob, Round
@@ -102,7 +102,7 @@ class Generation:
         self._begun = self._running = self._over = False
         self._spent = self._worked = 0.0  # seconds, since the last round; and of the backend, by its own clock
         self._tokens: deque[Token] = deque()  # of the round at hand
-        self._process = os.getpid()
+        self._forks = forks()
         decoder = tokenizer.stream(skip_special_tokens=params.skip_special_tokens)
         decoder.follow(prompt_ids)
         self._text = StopStrings(decoder, params.stop, params.min_tokens)
@@ -173,7 +173,7 @@ class Generation:
         return self._rest
 
     def _next(self) -> Committed | Drafted | None:
-        if os.getpid() != self._process:  # `_turn` may be held by a thread that is not here
+        if forks() != self._forks:  # `_turn` may be held by a thread that is not here
             raise PpsdError("this answer was begun before a fork: begin it again in this process")
         with self._turn:
             self._place.go_on()

@@ -1,6 +1,5 @@
 """The stages of a model, for a loop of your own: draft, verify, commit, roll back. `examples/own_loop.py` is one."""
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -9,6 +8,7 @@ from typing import Protocol, runtime_checkable
 from .arguments import whole_number
 from .backend import Backend
 from .errors import PpsdError, UsageError
+from .forks import forks
 from .generation import Prompt
 from .models.config import LlamaConfig
 from .pipeline.rounds import Draft
@@ -81,7 +81,7 @@ class Stages:
         self._capacity = self._committed = self._verified = 0
         self._tokens: list[int] = []  # of the drafted rows
         self._turn = Lock()
-        self._process = os.getpid()
+        self._forks = forks()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -170,7 +170,7 @@ class Stages:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if os.getpid() != self._process:
+        if forks() != self._forks:
             raise PpsdError("these stages were made before a fork: make others in this process")
         if not self._turn.acquire(blocking=False):
             raise PpsdError("another thread uses these stages: make others for it, with engine.stages()")

@@ -39,6 +39,8 @@ class StopStrings:
         return text
 
     def _pass_on(self, piece: str) -> str:
+        if not self._stop:
+            return piece
         text, self._held = self._held + piece, ""
         found = [(place + len(stop), place, stop) for stop in self._stop if (place := text.find(stop)) >= 0]
         if found and self._pushed > self._least:

@@ -14,7 +14,7 @@ SCHEDULES = ("ppsd", "elastic")
 
 def parts(quick: bool) -> Parts:
     return {
-        f"{n} stages, {link} ms": partial(part, n, link, 64 if quick else 128) for link in (0, 5) for n in (2, 4, 8)
+        f"{n} stages, {link} ms": partial(part, n, link, 32 if quick else 128) for link in (0, 5) for n in (2, 4, 8)
     }
 
 

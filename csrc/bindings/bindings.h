@@ -10,7 +10,7 @@
 #include "../cpu/engine.h"
 #include "../pipeline/planner.h"
 #include "../pipeline/thread.h"
-#include "../serving/thread.h"
+#include "../decoding/thread.h"
 #include "values.h"
 
 namespace ppsd::bindings {
@@ -139,7 +139,7 @@ pybind11::class_<PyAnswer<Answer>> bind_answer(pybind11::module_& m, const char*
 void bind_planning(pybind11::module_& m);
 void bind_cpu(pybind11::module_& m);
 void bind_stages(pybind11::module_& m);
-void bind_serving(pybind11::module_& m);
+void bind_decoding(pybind11::module_& m);
 void bind_simulation(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_ranks(pybind11::module_& m);

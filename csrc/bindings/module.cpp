@@ -10,7 +10,7 @@ PYBIND11_MODULE(_native, m) {
   bind_planning(m);
   bind_cpu(m);
   bind_stages(m);
-  bind_serving(m);
+  bind_decoding(m);
   bind_simulation(m);
   bind_cuda(m);
   bind_ranks(m);

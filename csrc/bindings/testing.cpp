@@ -13,7 +13,7 @@
 #include "../cpu/roster.h"
 #include "../pipeline/lockstep.h"
 #include "../pipeline/toy_stages.h"
-#include "../serving/allotment.h"
+#include "../decoding/allotment.h"
 
 namespace py = pybind11;
 using namespace ppsd;

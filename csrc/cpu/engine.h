@@ -1,4 +1,4 @@
-// The stages of a model for one text, with teams: what is measured and scored by. Answers are the loop's (../serving/loop.h).
+// The stages of a model for one text, with teams: what is measured and scored by. Answers are the loop's (../decoding/loop.h).
 #pragma once
 
 #include <functional>

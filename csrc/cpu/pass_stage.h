@@ -1,4 +1,4 @@
-// A slice of layers on another rank, or on threads of its own, for passes of the loop: see ../serving/pass.h.
+// A slice of layers on another rank, or on threads of its own, for passes of the loop: see ../decoding/pass.h.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "../pipeline/dwell.h"
-#include "../serving/blocks.h"
-#include "../serving/pass.h"
+#include "../decoding/blocks.h"
+#include "../decoding/pass.h"
 #include "stage.h"
 
 namespace ppsd {

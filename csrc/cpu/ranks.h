@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "../serving/pass_station.h"
+#include "../decoding/pass_station.h"
 #include "pass_stage.h"
 #include "stage.h"
 

@@ -75,10 +75,10 @@ void Gate::open() {
 #endif
 }
 
-Team::Team(int size, std::vector<int> cores, std::vector<int> around)
+Team::Team(int size, std::vector<int> cores, const std::vector<int>& around)
     : size_(std::max(size, 1)),
       cores_(std::move(cores)),
-      around_(around.empty() ? cores_ : std::move(around)),
+      around_(around.empty() ? cores_ : around),
       roster_(size_, !cores_.empty()),
       active_(size_),
       calls_(std::make_unique<Call[]>(size_t(size_))) {

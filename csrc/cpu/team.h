@@ -56,7 +56,7 @@ class Team {
   // `cores`: which core each member runs on, member 0 included; empty: `size` members, not pinned.
   // `around`: where they may run while others crowd them out of those; empty: on any of `cores`.
   // Throws NoThread.
-  Team(int size, std::vector<int> cores, std::vector<int> around = {});
+  Team(int size, std::vector<int> cores, const std::vector<int>& around = {});
   ~Team();
   Team(const Team&) = delete;
   Team& operator=(const Team&) = delete;

@@ -140,7 +140,8 @@ std::optional<Round> Plan::land(const Record& record, int64_t drafts_done) {
   for (int token : record.committed) {
     if (token < 0) throw std::runtime_error(kNoNumber);
     round.committed.push_back(token);
-    if ((finished_ = text_.append(token))) break;
+    finished_ = text_.append(token);
+    if (finished_) break;
   }
   const int count = int(round.committed.size());
   round.judged.assign(record.judged.begin(), record.judged.begin() + std::min(count, int(record.judged.size())));

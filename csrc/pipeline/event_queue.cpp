@@ -77,7 +77,7 @@ void EventQueue::wait_for_room() {
 void EventQueue::finish(std::exception_ptr failure) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (std::exchange(over_, true)) return;
-  failure_ = failure;
+  failure_ = std::move(failure);
   wake();
 }
 

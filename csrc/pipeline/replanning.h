@@ -1,4 +1,4 @@
-// `auto` beside a scheduler whose rows may be under way when a verdict lands: in simulated time. Over ranks: serving/policy.h.
+// `auto` beside a scheduler whose rows may be under way when a verdict lands: in simulated time. Over ranks: decoding/policy.h.
 #pragma once
 
 #include <memory>

@@ -12,7 +12,7 @@ namespace {
 
 std::atomic<int> running{0}, may_start{-1};
 
-[[maybe_unused]] const int registered = pthread_atfork(nullptr, nullptr, [] {
+[[maybe_unused]] const int kRegistered = pthread_atfork(nullptr, nullptr, [] {
   ++fork_count;
   running = 0;
 });

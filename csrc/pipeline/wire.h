@@ -1,5 +1,5 @@
 // How passes and verdicts look on a network: a header of kWireIds int32 words, in the byte order of the hosts, tables
-// (serving/pass.h), and rows.
+// (decoding/pass.h), and rows.
 //
 //   0 magic     1 kind      2-3 epoch   4 limit     5 count     6 more      7 flags     8-9 sent (ns)     10-15 zero
 #pragma once

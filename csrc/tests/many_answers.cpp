@@ -7,8 +7,8 @@
 
 #include "../cpu/pass_stage.h"
 #include "../cpu/engine.h"
-#include "../serving/pass_station.h"
-#include "../serving/thread.h"
+#include "../decoding/pass_station.h"
+#include "../decoding/thread.h"
 #include "check.h"
 #include "tiny_model.h"
 

@@ -5,7 +5,7 @@
 
 A replica is a pipeline of stages, each a worker of its own; of one stage it is a process. Its answers share passes.
 Over several stages as many passes are under way as there are stages, each with its share of the answers, as in
-csrc/serving/chain.h. What is assumed beside simulate.py:
+csrc/decoding/chain.h. What is assumed beside simulate.py:
 
 - a pass over n rows takes `1 + row_share * (n - 1)` times as long as one over one row, whatever they are;
 - a message takes `link`, and beside it a time with an exponential distribution, of mean `late`; none overtakes another;

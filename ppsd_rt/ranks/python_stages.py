@@ -1,7 +1,7 @@
 """Stages that Python runs, as csrc/bindings/ranks.cpp asks them: torch's (torch_stages.py) and CUDA's (cuda_stages.py).
 
 Rows come and go as float32 arrays of the host, which hold bfloat16 and float16 exactly. A stage holds the rows of one
-text, so the loop over such stages has one answer at a time (csrc/serving/passes.h).
+text, so the loop over such stages has one answer at a time (csrc/decoding/passes.h).
 """
 
 from collections.abc import Callable, Sequence

@@ -116,6 +116,8 @@ class Answers:
         )
 
     async def _prepared(self) -> None:
+        if self._wanted[0][1].grammar is None and self._echo is None:
+            return
         self._preparing = asyncio.create_task(self._prepare())
         try:
             await asyncio.wait([self._preparing])

@@ -122,8 +122,11 @@ def reported(completion: Completion) -> list[tuple[int, Logprob]]:
     return list(zip(completion.ids, completion.logprobs, strict=True))
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))  # json.dumps would make one for each chunk
+
+
 def data(value: dict[str, Any]) -> str:
-    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n"
+    return f"data: {_ENCODER.encode(value)}\n\n"
 
 
 def event_line(event: dict[str, Any]) -> str:

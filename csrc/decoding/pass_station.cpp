@@ -111,9 +111,9 @@ bool PassStation::work(Pass* pass, PassVerdict* verdict, int milliseconds) {
     if (!pass->opened.empty()) trace_ = pass->traced ? std::make_shared<Trace>(Clock::time_point()) : nullptr;
   }
   struct Busy {   // also while an exception passes by
-    explicit Busy(std::atomic<int64_t>* since) : since_(since) { since_->store(wire_clock()); }
-    ~Busy() { since_->store(0); }
-    std::atomic<int64_t>* since_;
+    explicit Busy(std::atomic<int64_t>* cell) : since(cell) { since->store(wire_clock()); }
+    ~Busy() { since->store(0); }
+    std::atomic<int64_t>* since;
   } busy(&busy_since_);
   const Clock::time_point begun = Clock::now();
   const int rows = pass->rows();

@@ -11,6 +11,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "outbox.h"
@@ -67,7 +68,7 @@ class Chain {
   void fail(std::exception_ptr failure) {   // nothing lands any more
     {
       const std::lock_guard<std::mutex> lock(mutex_);
-      failure_ = failure;
+      failure_ = std::move(failure);
     }
     bell_->ring();
   }

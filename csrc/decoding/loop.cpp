@@ -67,7 +67,7 @@ LoopCounts Loop::counts() {
   return shown_;
 }
 
-void Loop::end_all(std::exception_ptr failure) {
+void Loop::end_all(const std::exception_ptr& failure) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.splice(waiting_.end(), arrived_);
@@ -305,7 +305,7 @@ bool Loop::make_room(Answer& answer, int rows) {
 
 void Loop::fail(Answer& answer, std::exception_ptr failure) {
   answer.over = true;
-  answer.failure = failure;
+  answer.failure = std::move(failure);
 }
 
 // Its rows stay for texts that begin like its own.
@@ -533,7 +533,7 @@ void Loop::verify(const std::vector<Part>& parts) {
 
 // What a pass has made of a part. chosen: after each row that chooses, and then after each sibling; hidden: likewise
 // [chosen][hidden].
-void Loop::conclude(const Part& part, const int* chosen, const float* hidden, std::exception_ptr failure,
+void Loop::conclude(const Part& part, const int* chosen, const float* hidden, const std::exception_ptr& failure,
                     std::vector<Logprobs> logprobs) {
   counts_.rows += part.rows;
   if (failure) fail(*part.answer, failure);

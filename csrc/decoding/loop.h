@@ -82,7 +82,7 @@ class Loop {
 
   // By one thread at a time. A round; false: there is nothing to do until something is added, cancelled or consumed.
   bool step();
-  void end_all(std::exception_ptr failure);
+  void end_all(const std::exception_ptr& failure);
   void pin_caller() { passes_.team().pin_caller(); }
   // For tests, between answers: see Team.
   void judge_by(const std::function<Team::Pass(int active)>& told) {
@@ -123,7 +123,7 @@ class Loop {
   bool draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws);
   bool gather(const std::vector<Answer*>& writing, const std::vector<Part>& prompts, std::vector<Part>* parts);
   void verify(const std::vector<Part>& parts);
-  void conclude(const Part& part, const int* chosen, const float* hidden, std::exception_ptr failure,
+  void conclude(const Part& part, const int* chosen, const float* hidden, const std::exception_ptr& failure,
                 std::vector<Logprobs> logprobs);
   void tell_eagle(const Part& part, const float* taps);
   void read_taps(Answer& answer);

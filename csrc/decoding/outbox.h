@@ -83,7 +83,7 @@ class Outbox {
     events_.put(std::move(event), std::chrono::duration<double>(Clock::now() - begun_).count());
   }
   void tell() { events_.tell(); }
-  void finish(std::exception_ptr failure = nullptr) { events_.finish(failure); }
+  void finish(std::exception_ptr failure = nullptr) { events_.finish(std::move(failure)); }
 
  private:
   using Clock = EventQueue::Clock;

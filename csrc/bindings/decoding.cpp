@@ -85,7 +85,7 @@ py::tuple take(PyOutbox& answer) {
 
 }  // namespace
 
-void bind_serving(py::module_& m) {
+void bind_decoding(py::module_& m) {
   m.def("pass_words", &most_pass_words, py::arg("hidden"), py::arg("taps") = 0,
         "Of the longest message between the loop and other ranks. taps: of an EAGLE-3 head.");
   py::class_<News, std::shared_ptr<News>>(m, "News", "A descriptor that becomes readable when an answer that has it rings.")
