@@ -244,7 +244,9 @@ class Meeting:
             return question()
         except RuntimeError:  # its connection has closed
             keeper = "torchrun's agent has" if self.world.hosted else "rank 0 has"
-            raise PpsdError(f"{keeper} ended during the start, and with it the store that the ranks meet in") from None
+            raise PpsdError(
+                f"{keeper} ended during the start, and with it the store that the ranks meet in: see its own message"
+            ) from None
 
 
 def _seat(rank: int) -> str:

@@ -299,9 +299,12 @@ def test_what_an_eagle3_head_is_told_beside_its_tensors_must_be_the_same(start, 
 
 
 def test_ranks_of_torch_do_not_draft_with_an_eagle3_head(start, tmp_path):
-    changed = {"exit_head": str(write_eagle3(tmp_path / "head")), "backend": "torch"}
-    for line in start({0: changed, 1: changed}):
-        assert line.endswith(": an EAGLE-3 head does not draft over ranks of torch: use --backend cpu")
+    """Rank 1 says it, for whom rank 0 waits: a rank 0 that fails does not wait for those that are still to come."""
+    head = str(write_eagle3(tmp_path / "head"))
+    lines = start({0: {"exit_head": head}, 1: {"exit_head": head, "backend": "torch"}})
+    assert set(lines) == {lines[0]}
+    assert lines[0].startswith("rank 1: ")
+    assert lines[0].endswith(": an EAGLE-3 head does not draft over ranks of torch: use --backend cpu")
 
 
 # -- connecting --------------------------------------------------------------------------------------------------------
