@@ -61,8 +61,9 @@ class Sender:
         import torch
 
         self._group, self._peer, self._tag = group, peer, tag
-        self._buffers = np.zeros((groups, messages, words), np.int32)
-        self._tensors = torch.from_numpy(self._buffers)
+        # Not numpy's, whose pages are huge: the first messages would each wait until 2 MiB have been cleared.
+        self._tensors = torch.empty((groups, messages, words), dtype=torch.int32)
+        self._buffers: Words = self._tensors.numpy()
         self._pending: list[list[Any]] = [[] for _ in range(groups)]
         self._next = 0
 
@@ -125,8 +126,8 @@ class Receiver(Thread):
         import torch
 
         self._group, self._peer, self._tag, self._handle, self._lost = group, peer, tag, handle, lost
-        self._buffers = np.zeros((depth, words), np.int32)
-        self._tensors = torch.from_numpy(self._buffers)
+        self._tensors = torch.empty((depth, words), dtype=torch.int32)  # as of Sender
+        self._buffers: Words = self._tensors.numpy()
         self._works = [self._receive(place) for place in range(depth)]
 
     def _receive(self, place: int) -> Any:
