@@ -197,6 +197,7 @@ void Loop::sweep(Answers* answers) {
       if (answer.running) settle();
       if (answer.failure) answer.table.wipe();   // NaNs must not reach the next owner
       else leave(answer);
+      show_counts();   // whoever hears that it is over finds it counted
       answer.out->finish(answer.failure);
       at = answers->erase(at);
     } else {
