@@ -97,12 +97,7 @@ def test_greedy_answers_equal_transformers(exact, peer_answer, family):
 TORCH = "torch-bfloat16" if torch.cpu._is_avx512_bf16_supported() else "torch-float32"
 FORMATS = [TORCH, "cpu-bfloat16", "cpu-int8", "cpu-int4"]
 FAST = [(TORCH, "math"), ("cpu-int8", "chat"), ("cpu-int4", "qa")]
-THIRDS = ["chat", "math", "summary"]  # meet all schedules between them, where each meets every third
-CASES = [
-    case if case in FAST else slow(*case)
-    for case in itertools.product(FORMATS, FAMILIES)
-    if case[0] != TORCH or case[1] in THIRDS
-]
+CASES = [case if case in FAST else slow(*case) for case in itertools.product(FORMATS, FAMILIES)]
 
 
 @pytest.mark.parametrize(("fast", "family"), CASES, indirect=["fast"])

@@ -20,8 +20,7 @@ SOUND = Report(
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton's assembler runs on Linux")
 @pytest.mark.parametrize(
     ("models", "format", "capability"),
-    [("135M,8B", format, 90) for format in ("bf16", "int4")]
-    + [("135M", format, 90) for format in ("int8", "fp8")]
+    [("135M,8B", format, 90) for format in ("bf16", "int8", "int4", "fp8")]
     + [("135M", format, 80) for format in ("bf16", "int8", "int4")],
 )
 def test_every_kernel_is_sound(models, format, capability):

@@ -120,7 +120,7 @@ def verified_rows(engine):
     ("schedule", "params"),
     [
         slow("eesd:length=3,stop_rule=fixed", replace(SHORTER, temperature=0.9, seed=19)),
-        slow("eesd:length=3,stop_rule=fixed", replace(SHORTER, temperature=1.0, top_k=5, seed=8)),
+        slow("eesd:length=3,stop_rule=fixed", replace(LONG, temperature=1.0, top_k=5, seed=6)),
         slow("eesd:length=4,stop_rule=survival=0.001,lookup=3", SHORTER),
         slow("eesd:first_chunk=0,max_chunk=2,lookahead=9,stop_rule=fixed", SHORTER),
     ],

@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).parents[3] / "benchmarks/lose_engines.py"
 def test_no_fault_takes_or_changes_an_answer(tmp_path, setup):
     folder = write_model(tmp_path / "model", num_hidden_layers=4, max_position_embeddings=1024)
     command = [sys.executable, SCRIPT, "-m", folder, "--exit-head", "norm:1", "--setups", setup]
-    command += ["--faults", "4", "--clients", "2", "--tokens", "150"]
+    command += ["--faults", "4", "--clients", "2", "--tokens", "400"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     report = json.loads(done.stdout)[setup]
