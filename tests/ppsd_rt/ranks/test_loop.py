@@ -280,6 +280,14 @@ def test_answers_are_those_of_one_process(engine, ranks, sizes, schedule):
     assert over.loop.counts["shared_rows"] > 64 * len(texts), "blocks are there, and rows of begun ones are copied"
 
 
+def test_an_answer_that_is_over_has_been_counted(ranks):
+    over, text = ranks((2, 4)), prompts(1)[0]
+    for _ in range(100):  # counts that came later would now and then be missed
+        before = over.loop.counts["rows"]
+        assert len(committed(over.add(text, params(0, 4), "plain"))) == 4
+        assert over.loop.counts["rows"] == before + len(text) + 3
+
+
 def test_as_many_passes_are_under_way_as_there_are_ranks(ranks):
     """Messages to rank 1 and verdicts of the last rank, in the order in which they came."""
     came = []
