@@ -15,11 +15,10 @@ size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
-Head::Head(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids,
-           int members)
+Head::Head(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, int members)
     : kernels_(kernels),
       head_(head),
-      draft_ids_(draft_ids),
+      whole_(head.lm_head.outputs),
       eps_(shape.rms_norm_eps),
       x_(size_t(kPassRows) * shape.hidden_size),
       phases_(size_t(members)),
@@ -48,7 +47,8 @@ void Head::begin_pass(const std::vector<Row>& rows, bool store) {
   for (auto group = groups_.begin(); group != groups_.end();) {
     const auto first = positions_.begin() + group->first;
     try {
-      if (group->sampler != nullptr) group->sampler->begin_rows({first, first + group->rows}, outputs(), store);
+      if (group->sampler != nullptr)
+        group->sampler->begin_rows({first, first + group->rows}, group->vocabulary->size(), store);
       ++group;
     } catch (const std::runtime_error&) {   // of a grammar: the others go on
       failures_.emplace_back(group->sampler, std::current_exception());
@@ -64,11 +64,11 @@ void Head::group(const std::vector<Row>& rows, bool store) {
       order_.push_back(r);
       choices_.push_back(*choice);
     }
-  if (!order_.empty()) groups_.push_back({0, int(order_.size()), nullptr, 0, nullptr});
+  if (!order_.empty()) groups_.push_back({0, int(order_.size()), nullptr, 0, nullptr, &whole_, 0});
   for (int r = 0; r < int(rows.size()); ++r) {
     if (!store && rows[r].sampler->alike(rows[r].position)) continue;
     if (groups_.empty() || groups_.back().sampler != rows[r].sampler)
-      groups_.push_back({int(order_.size()), 0, rows[r].sampler, 0, nullptr});
+      groups_.push_back({int(order_.size()), 0, rows[r].sampler, 0, nullptr, rows[r].vocabulary ? rows[r].vocabulary : &whole_, 0});
     order_.push_back(r);
     ++groups_.back().rows;
   }
@@ -79,7 +79,10 @@ void Head::group(const std::vector<Row>& rows, bool store) {
 void Head::place(const std::vector<Row>& rows) {
   const size_t hidden = size_t(head_.lm_head.inputs);
   size_t memory = 0;
+  panels_in_all_ = head_.lm_head.panels();
   for (Group& group : groups_) {
+    group.own_from = panels_in_all_;
+    panels_in_all_ += group.vocabulary->own().panels();
     group.memory = memory;
     memory += aligned(Activations::bytes(kernels_, head_.lm_head.format, group.rows, int(hidden)));
     const float* first = rows[order_[group.first]].x;
@@ -119,12 +122,11 @@ void Head::pass(Team& team, int member) {
     kernels_.normalize(group.x, group.rows, head_.norm.data(), eps_, inputs.back());
     LogitsPhase phase{};
     if (group.sampler != nullptr) {
-      phase = group.sampler->phase(member, draft_ids(), outputs());
+      phase = group.sampler->phase(member, *group.vocabulary);
     } else {
       phase.positions = positions_.data();
       phase.each = choices_.data();
       phase.choice = Choice::kBest;
-      phase.draft_ids = draft_ids();
       phase.best = best_[member].data();
       phase.strange = strange_[member].data();
     }
@@ -136,8 +138,9 @@ void Head::pass(Team& team, int member) {
     phases[i].input = &inputs[i];
   }
   const int step = phases.size() == 1 ? matrix.panels() : kPanelsInTurn;
-  team.share(panels_, member, matrix.panels(), kTogether, [&](int begin, int end) {
-    for (; begin < end; begin += step)
+  team.share(panels_, member, panels_in_all_, kTogether, [&](int begin, int end) {
+    own_logits(phases, begin, end);
+    for (end = std::min(end, matrix.panels()); begin < end; begin += step)
       for (const LogitsPhase& phase : phases) kernels_.logits(phase, begin, std::min(begin + step, end));
   });
   team.barrier();
@@ -146,7 +149,20 @@ void Head::pass(Team& team, int member) {
     for (int r = 0; r < group.rows; ++r)
       if ((group.first + r) % team.active() == member)
         chosen_[order_[group.first + r]] =
-            group.sampler->choose(member, r, positions_[group.first + r], draft_ids(), outputs());
+            group.sampler->choose(member, r, positions_[group.first + r], *group.vocabulary);
+  }
+}
+
+// Those of the panels [begin, end) that are the groups' own: of ids that stand in their texts. Logits are stored.
+void Head::own_logits(const std::vector<LogitsPhase>& phases, int begin, int end) {
+  for (size_t i = 0; i < groups_.size(); ++i) {
+    const Matrix& own = groups_[i].vocabulary->own();
+    const int first = std::max(begin - groups_[i].own_from, 0), last = std::min(end - groups_[i].own_from, own.panels());
+    if (first >= last) continue;
+    LogitsPhase phase = phases[i];
+    phase.weights = &own;
+    phase.logits += head_.lm_head.outputs;
+    kernels_.logits(phase, first, last);
   }
 }
 

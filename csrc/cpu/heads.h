@@ -12,14 +12,14 @@ namespace ppsd {
 
 class Head {
  public:
-  // draft_ids: the ids of the head's outputs, or empty: the whole vocabulary.
-  Head(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, const std::vector<int>& draft_ids, int members);
+  Head(const Kernels& kernels, const ModelShape& shape, const PackedHead& head, int members);
 
   // A row of the text that the sampler knows, which chooses the token for `position`.
   struct Row {
     const float* x;   // [hidden]
     Sampler* sampler;
     int position;
+    const DraftVocabulary* vocabulary = nullptr;   // that it chooses from, of an exit head; null: all ids
   };
   // By one thread, before the members begin. Rows of one sampler lie together. store: the samplers keep the logits, of the
   // first of their rows as row 0. What `x` holds is read by `pass` if the rows follow one another there, and here if not.
@@ -28,8 +28,6 @@ class Head {
   // The rows' tokens (Sampler::kNone: as of Sampler::choose, or a grammar failed).
   const std::vector<int>& chosen();
   std::exception_ptr failure(const Sampler* sampler) const;   // of its grammar, the last time; or null
-  const int* draft_ids() const { return draft_ids_.empty() ? nullptr : draft_ids_.data(); }
-  int outputs() const { return head_.lm_head.outputs; }
 
  private:
   // Rows that the kernel takes together: of one sampler, or of all that differ in temperature and seed alone.
@@ -38,13 +36,16 @@ class Head {
     Sampler* sampler = nullptr;   // null: of several
     size_t memory = 0;            // where its activations begin
     const float* x = nullptr;     // [rows][hidden]
+    const DraftVocabulary* vocabulary = nullptr;
+    int own_from = 0;             // where the panels begin that are its own: see share_own
   };
   void group(const std::vector<Row>& rows, bool store);
   void place(const std::vector<Row>& rows);
+  void own_logits(const std::vector<LogitsPhase>& phases, int begin, int end);
 
   const Kernels& kernels_;
   const PackedHead& head_;
-  const std::vector<int>& draft_ids_;
+  const DraftVocabulary whole_;
   const float eps_;
   std::vector<Group> groups_;
   std::vector<std::pair<const Sampler*, std::exception_ptr>> failures_;
@@ -53,6 +54,7 @@ class Head {
   std::vector<int> positions_;
   std::vector<RowChoice> choices_;
   std::vector<int> chosen_;
+  int panels_in_all_ = 0;                      // of the head, then those of each group's own
   std::vector<Memory> inputs_;                 // of each member
   std::vector<std::vector<LogitsPhase>> phases_;   // of each member [groups]
   std::vector<std::vector<Candidate>> best_;   // of each member [rows]

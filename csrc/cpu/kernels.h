@@ -302,7 +302,8 @@ struct LogitsPhase {
   float inverse_temperature;     // kBest: 0 is greedy (no noise); else noise is added
   uint64_t seed;
   int top_k;
-  float* logits;                 // kStore: [rows][outputs]
+  float* logits;                 // kStore: [rows], `stride` apart
+  int stride;
   Candidate* best;               // kBest: [rows], this thread's
   std::vector<Candidate>* top;   // kTop: [rows], this thread's; capacity is kept
   uint8_t* strange;              // [rows], this thread's: 1 where one of the logits is NaN or infinite
@@ -316,6 +317,8 @@ struct Kernels {
   bool (*by_block)(Format weights, int rows, int width);   // how activations are to lie
   // Panels [begin, end) of `out`. False: one of the weights is no finite number.
   bool (*pack)(const Matrix& out, const Source& source, int begin, int end);
+  // One output of `out`. row: [inputs], or null: zeros. importance: as of Source. False: likewise.
+  bool (*pack_output)(const Matrix& out, const void* row, Stored stored, const float* importance, int output);
   void (*unpack)(const Matrix& in, int output, float* row);
   // RMSNorm of x [rows][width], times weight, in the activations' format.
   void (*normalize)(const float* x, int rows, const float* weight, float eps, const Activations& out);

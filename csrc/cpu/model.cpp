@@ -56,33 +56,30 @@ bool lie_ready(const std::vector<RowOf>& rows) {
   });
 }
 
-// A panel of int4 of rows that are stored in four bits; `rows`: of its outputs that there are. False: a scale is no finite
-// number.
-bool copy_four_bits(const Matrix& matrix, int p, const RowOf* rows, int count) {
+// An output of int4, of a row that is stored in four bits. False: a scale is no finite number.
+bool copy_four_bits(const Matrix& matrix, int output, const RowOf& row) {
   constexpr int kMost = 8;   // blocks of 32 in one of a file's
+  const int l = output % kPanel;
   bool finite = true;
-  uint8_t* panel = matrix.panel(p);
-  for (int l = 0; l < count; ++l) {
-    const BlockType& type = *rows[l].tensor->blocks;
-    const auto* from = static_cast<const uint8_t*>(rows[l].tensor->row(rows[l].row));
-    uint8_t* to = panel;
-    for (int i = 0; i < matrix.inputs; i += type.values, from += type.bytes) {
-      FourBits blocks[kMost];
-      type.four_bits(from, blocks);
-      for (int b = 0; b < type.values / kBlock; ++b, to += kInt4Block) {
-        auto* halves = reinterpret_cast<uint16_t*>(to);
-        halves[l] = nearest_half(blocks[b].scale);
-        halves[kPanel + l] = nearest_half(blocks[b].minimum);
-        for (int word = 0; word < kBlock / 8; ++word)
-          std::memcpy(to + kInt4Codes + word * 4 * kPanel + l * 4, blocks[b].codes + word * 4, 4);
-        finite = finite && std::isfinite(blocks[b].scale) && std::isfinite(blocks[b].minimum);
-      }
+  const BlockType& type = *row.tensor->blocks;
+  const auto* from = static_cast<const uint8_t*>(row.tensor->row(row.row));
+  uint8_t* to = matrix.panel(output / kPanel);
+  for (int i = 0; i < matrix.inputs; i += type.values, from += type.bytes) {
+    FourBits blocks[kMost];
+    type.four_bits(from, blocks);
+    for (int b = 0; b < type.values / kBlock; ++b, to += kInt4Block) {
+      auto* halves = reinterpret_cast<uint16_t*>(to);
+      halves[l] = nearest_half(blocks[b].scale);
+      halves[kPanel + l] = nearest_half(blocks[b].minimum);
+      for (int word = 0; word < kBlock / 8; ++word)
+        std::memcpy(to + kInt4Codes + word * 4 * kPanel + l * 4, blocks[b].codes + word * 4, 4);
+      finite = finite && std::isfinite(blocks[b].scale) && std::isfinite(blocks[b].minimum);
     }
   }
   return finite;
 }
 
-// The same of int6, of rows that are stored in six bits.
+// A panel of int6 of rows that are stored in six bits; `rows`: of its outputs that there are. False: likewise.
 bool copy_six_bits(const Matrix& matrix, int p, const RowOf* rows, int count) {
   bool finite = true;
   for (int l = 0; l < count; ++l) {
@@ -227,8 +224,11 @@ Matrix Packer::pack(Matrix matrix, const std::vector<RowOf>& rows, const float* 
   const auto pack_panel = [&](int member, int p) {
     const int begin = p * kPanel, end = std::min(begin + kPanel, matrix.outputs);
     const auto stored_so = [](const RowOf& row) { return row.tensor->four_bits(); };
-    if (matrix.format_of(p) == Format::kInt4 && std::all_of(&rows[begin], &rows[begin] + (end - begin), stored_so))
-      return copy_four_bits(matrix, p, &rows[begin], end - begin);
+    if (matrix.format_of(p) == Format::kInt4 && std::all_of(&rows[begin], &rows[begin] + (end - begin), stored_so)) {
+      bool finite = true;
+      for (int i = begin; i < end; ++i) finite = copy_four_bits(matrix, i, rows[i]) && finite;
+      return finite;
+    }
     if (matrix.format_of(p) == Format::kInt6) return copy_six_bits(matrix, p, &rows[begin], end - begin);
     float* to = decoded.data() + member * panel_values;
     for (int i = begin; i < end && !ready; ++i, to += matrix.inputs) {
@@ -259,6 +259,17 @@ std::vector<float> Packer::vector(const Tensor& tensor) {
   for (int64_t r = 0; r < tensor.rows; ++r) read_row(tensor, r, out.data() + r * tensor.columns);
   if (!std::all_of(out.begin(), out.end(), [](float x) { return std::isfinite(x); })) throw std::runtime_error(kNotFinite);
   return out;
+}
+
+void pack_row(const Kernels& kernels, const Tensor& tensor, int64_t r, const Matrix& matrix, int output) {
+  if (matrix.format == Format::kInt4 && tensor.four_bits()) {
+    copy_four_bits(matrix, output, {&tensor, r});
+    return;
+  }
+  std::vector<float> decoded;
+  if (tensor.blocks != nullptr) read_row(tensor, r, (decoded.resize(size_t(tensor.columns)), decoded.data()));
+  const void* row = decoded.empty() ? tensor.row(r) : decoded.data();
+  kernels.pack_output(matrix, row, decoded.empty() ? tensor.stored : Stored::kFp32, nullptr, output);
 }
 
 void read_row(const Tensor& tensor, int64_t r, float* out) {

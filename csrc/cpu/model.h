@@ -75,6 +75,8 @@ struct Tensor {
 };
 
 void read_row(const Tensor& tensor, int64_t r, float* out);   // as float32: [columns]
+// Row r of a tensor as one output of a matrix that has its memory; Packer::draft_head packs it to the same bits.
+void pack_row(const Kernels& kernels, const Tensor& tensor, int64_t r, const Matrix& matrix, int output);
 
 // A row of a tensor, on its way into a packed matrix.
 struct RowOf {

@@ -88,17 +88,17 @@ void Sampler::ask_mask() {
 }
 
 // Bias, mask and stop ids that come too early, in the stored logits.
-void Sampler::edit(int r, const int* draft_ids, int outputs) {
-  float* scores = logits_.data() + size_t(r) * outputs;
+void Sampler::edit(int r, const DraftVocabulary& ids) {
+  float* scores = logits_.data() + size_t(r) * size_t(ids.size());
   for (const auto& [id, bias] : sampling_.logit_bias)
-    if (const int index = index_of(id, draft_ids, outputs); index >= 0) scores[index] += bias;
+    if (const int index = ids.index_of(id); index >= 0) scores[index] += bias;
   if (sampling_.bans_stops(positions_[size_t(r)]))
     for (const int id : sampling_.stop_ids)
-      if (const int index = index_of(id, draft_ids, outputs); index >= 0) scores[index] = kLowest;
+      if (const int index = ids.index_of(id); index >= 0) scores[index] = kLowest;
   if (!sampling_.mask) return;
   const uint32_t* allowed = allowed_.data() + size_t(r) * TokenMask::words(int(first_seen_.size()));
-  for (int i = 0; i < outputs; ++i) {
-    const int id = draft_ids ? draft_ids[i] : i;
+  for (int i = 0; i < ids.size(); ++i) {
+    const int id = ids.ids() ? ids.ids()[i] : i;
     if ((allowed[id / 32] >> (id % 32) & 1) == 0) scores[i] = kLowest;
   }
 }
@@ -111,35 +111,36 @@ std::optional<RowChoice> Sampler::alike(int position) const {
   return RowChoice{sampling_.temperature > 0.0f ? 1.0f / sampling_.temperature : 0.0f, sampling_.seed};
 }
 
-LogitsPhase Sampler::phase(int member, const int* draft_ids, int outputs) const {
+LogitsPhase Sampler::phase(int member, const DraftVocabulary& ids) const {
   LogitsPhase phase{};
   phase.rows = int(positions_.size());
   phase.positions = positions_.data();
   phase.choice = choice_;
-  phase.draft_ids = draft_ids;
+  phase.draft_ids = ids.ids();
   // Stored logits are penalised when the token is chosen: confidence wants them as they are.
   phase.repetition_penalty = sampling_.repetition_penalty;
   phase.first_seen = sampling_.penalised() && choice_ != Choice::kStore ? first_seen_.data() : nullptr;
   phase.inverse_temperature = sampling_.temperature > 0.0f ? 1.0f / sampling_.temperature : 0.0f;
   phase.seed = sampling_.seed;
-  phase.top_k = std::min(sampling_.top_k, outputs);
+  phase.top_k = std::min(sampling_.top_k, ids.size());
   phase.best = const_cast<Candidate*>(scratch_[member].best.data());
   phase.top = const_cast<std::vector<Candidate>*>(scratch_[member].top.data());
   phase.logits = logits_.data();
+  phase.stride = ids.size();
   phase.strange = const_cast<uint8_t*>(scratch_[member].strange.data());
   return phase;
 }
 
-int Sampler::choose(int member, int r, int position, const int* draft_ids, int outputs) {
+int Sampler::choose(int member, int r, int position, const DraftVocabulary& ids) {
   Scratch& scratch = scratch_[member];
   if (std::any_of(scratch_.begin(), scratch_.end(), [r](const Scratch& each) { return each.strange[size_t(r)] != 0; }))
     return kNone;
   if (choice_ == Choice::kStore) {
-    const float* scores = logits(r, outputs);
-    if (!logprobs_.empty()) scratch.raw.assign(scores, scores + outputs);
-    edit(r, draft_ids, outputs);
-    const int token = choose_stored(scratch, scores, position, draft_ids, outputs);
-    if (!logprobs_.empty()) logprobs_[r] = logprobs_of(kernels_, scratch.raw.data(), outputs, token, sampling_.logprobs);
+    const float* scores = logits(r, ids.size());
+    if (!logprobs_.empty()) scratch.raw.assign(scores, scores + ids.size());
+    edit(r, ids);
+    const int token = choose_stored(scratch, scores, position, ids);
+    if (!logprobs_.empty()) logprobs_[r] = logprobs_of(kernels_, scratch.raw.data(), ids.size(), token, sampling_.logprobs);
     return token;
   }
   if (choice_ == Choice::kBest) {
@@ -155,25 +156,19 @@ int Sampler::choose(int member, int r, int position, const int* draft_ids, int o
   return choose_among(scratch, position, 0.0);
 }
 
-int Sampler::choose_without(int token, int member, int r, int position, const int* draft_ids, int outputs) {
-  float& score = logits_[size_t(r) * outputs + index_of(token, draft_ids, outputs)];
+int Sampler::choose_without(int token, int member, int r, int position, const DraftVocabulary& ids) {
+  float& score = logits_[size_t(r) * size_t(ids.size()) + size_t(ids.index_of(token))];
   const float was = std::exchange(score, kLowest);
-  const int second = choose_stored(scratch_[member], logits(r, outputs), position, draft_ids, outputs);
+  const int second = choose_stored(scratch_[member], logits(r, ids.size()), position, ids);
   score = was;
   return second;
 }
 
-int Sampler::index_of(int token, const int* draft_ids, int outputs) {
-  if (draft_ids == nullptr) return token >= 0 && token < outputs ? token : -1;   // a stop id may be none of the vocabulary's
-  const int* found = std::lower_bound(draft_ids, draft_ids + outputs, token);
-  return found != draft_ids + outputs && *found == token ? int(found - draft_ids) : -1;
-}
-
-double Sampler::confidence(int r, int token, const int* draft_ids, int outputs) const {
-  const float* scores = logits(r, outputs);
-  const int index = index_of(token, draft_ids, outputs);
+double Sampler::confidence(int r, int token, const DraftVocabulary& ids) const {
+  const float* scores = logits(r, ids.size());
+  const int index = ids.index_of(token);
   float max, sum;
-  kernels_.soft_sum(scores, outputs, 1.0f, &max, &sum);
+  kernels_.soft_sum(scores, ids.size(), 1.0f, &max, &sum);
   const double chance = std::exp(double(scores[index]) - double(max)) / double(sum);
   return chance > 0.0 ? std::min(chance, 1.0) : 0.0;   // 0 also where it is no number
 }
@@ -184,11 +179,11 @@ float Sampler::penalise(float score, int id, int position) const {
 }
 
 // Of the ids that the answer holds before the position, in scratch.scores.
-void Sampler::penalise_answer(Scratch& scratch, int position, const int* draft_ids, int n) const {
+void Sampler::penalise_answer(Scratch& scratch, int position, const DraftVocabulary& ids) const {
   scratch.counts.resize(first_seen_.size());
   for (int p = sampling_.answer; p < position; ++p) ++scratch.counts[ids_[p]];
   for (int p = sampling_.answer; p < position; ++p) {
-    const int count = std::exchange(scratch.counts[ids_[p]], 0), index = index_of(ids_[p], draft_ids, n);
+    const int count = std::exchange(scratch.counts[ids_[p]], 0), index = ids.index_of(ids_[p]);
     if (count > 0 && index >= 0)
       scratch.scores[index] -= float(double(sampling_.frequency_penalty) * count + double(sampling_.presence_penalty));
   }
@@ -210,14 +205,15 @@ Logprobs Sampler::logprobs_of(const Kernels& kernels, const float* logits, int n
   return logprobs;
 }
 
-int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, const int* draft_ids, int n) {
+int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, const DraftVocabulary& ids) {
   const float* scores = raw;
-  auto id_of = [&](int i) { return draft_ids ? draft_ids[i] : i; };
+  const int n = ids.size();
+  auto id_of = [&](int i) { return ids.ids() ? ids.ids()[i] : i; };
   if (sampling_.penalised() || sampling_.counted()) {
     scratch.scores.assign(raw, raw + n);
     if (sampling_.penalised())
       for (int i = 0; i < n; ++i) scratch.scores[i] = penalise(raw[i], id_of(i), position);
-    if (sampling_.counted()) penalise_answer(scratch, position, draft_ids, n);
+    if (sampling_.counted()) penalise_answer(scratch, position, ids);
     scores = scratch.scores.data();
   }
   if (sampling_.temperature == 0.0f) {
@@ -227,7 +223,7 @@ int Sampler::choose_stored(Scratch& scratch, const float* raw, int position, con
 
   const float inverse = 1.0f / sampling_.temperature;
   const bool filtered = sampling_.top_k > 0 || sampling_.top_p < 1.0f || sampling_.min_p > 0.0f;
-  if (!filtered) return kernels_.choose(scores, draft_ids, n, inverse, sampling_.seed, position).id;
+  if (!filtered) return kernels_.choose(scores, ids.ids(), n, inverse, sampling_.seed, position).id;
 
   // Few ids matter: those within a margin of the best, and ever more of them until the filters have what they need.
   const int usable = int(n - std::count(scores, scores + n, kLowest));

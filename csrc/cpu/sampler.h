@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../pipeline/protocol.h"
-#include "kernels.h"
+#include "draft_vocabulary.h"
 #include "token_mask.h"
 
 namespace ppsd {
@@ -48,21 +48,21 @@ class Sampler {
   int known() const { return int(ids_.size()); }
   const std::vector<int>& ids() const { return ids_; }
 
-  // How an LM head of so many outputs should deliver its results for rows that choose the tokens for these positions.
+  // How an LM head of so many ids should deliver its results for rows that choose the tokens for these positions.
   // `store`: logits, whatever the filters.
   void begin_rows(std::vector<int> positions, int outputs, bool store);
   // How the row for a position chooses, where temperature and seed are all that matters: such rows of several texts can be
   // given to the LM head together, without begin_rows and choose.
   std::optional<RowChoice> alike(int position) const;
-  LogitsPhase phase(int member, const int* draft_ids, int outputs) const;
+  LogitsPhase phase(int member, const DraftVocabulary& ids) const;
   static constexpr int kNone = std::numeric_limits<int>::max();
   // After the LM head, once: the token of row r; kNone: a logit is NaN or infinite, or nothing may be chosen. Rows may be asked for by different members at
   // the same time. Adds the bias to stored logits, and takes out what the mask forbids.
-  int choose(int member, int r, int position, const int* draft_ids, int outputs);
+  int choose(int member, int r, int position, const DraftVocabulary& ids);
   // What would be chosen from stored logits if there were no `token`, which was: the second choice.
-  int choose_without(int token, int member, int r, int position, const int* draft_ids, int outputs);
+  int choose_without(int token, int member, int r, int position, const DraftVocabulary& ids);
   // The probability of `token` among the stored logits of row r after `choose`: no penalty, no filter, temperature 1.
-  double confidence(int r, int token, const int* draft_ids, int outputs) const;
+  double confidence(int r, int token, const DraftVocabulary& ids) const;
   // Of the rows that have been chosen for, of the logits as the model gives them; empty if they are not asked for.
   std::vector<Logprobs> take_logprobs() { return std::move(logprobs_); }
   const float* logits(int r, int outputs) const { return logits_.data() + size_t(r) * outputs; }
@@ -80,11 +80,10 @@ class Sampler {
     std::vector<int> counts;                   // [vocabulary], zeros between uses
   };
 
-  static int index_of(int token, const int* draft_ids, int outputs);   // -1: it is not among them
   void ask_mask();
-  void edit(int r, const int* draft_ids, int outputs);
-  void penalise_answer(Scratch& scratch, int position, const int* draft_ids, int n) const;
-  int choose_stored(Scratch& scratch, const float* raw, int position, const int* draft_ids, int n);
+  void edit(int r, const DraftVocabulary& ids);
+  void penalise_answer(Scratch& scratch, int position, const DraftVocabulary& ids) const;
+  int choose_stored(Scratch& scratch, const float* raw, int position, const DraftVocabulary& ids);
   int choose_among(Scratch& scratch, int position, double total);
   float penalise(float score, int id, int position) const;
 

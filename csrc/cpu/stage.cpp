@@ -45,6 +45,10 @@ std::vector<int> chosen_by(const Chunk& chunk, int first) {
 
 }  // namespace
 
+DraftVocabulary CpuModel::draft_vocabulary() const {
+  return {*kernels, draft_ids, eagle ? Tensor{nullptr, Stored::kFp32, lm_head.rows, lm_head.columns} : lm_head, drafting_head().lm_head.format};
+}
+
 // -- draft -------------------------------------------------------------------------------------------------------------
 
 CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
@@ -56,10 +60,11 @@ CpuDraftStage::CpuDraftStage(const CpuModel& model, int members)
                          : nullptr),
       blocks_(eagle_ ? eagle_->end() : late_.end()),
       feedback_(*model.kernels, model.shape, model.exit_feedback, members),
+      vocabulary_(model.draft_vocabulary()),
       sampler_(*model.kernels, model.shape.vocab_size, members),
       x_(size_t(kPassRows) * model.shape.hidden_size) {
   if (model.drafts())
-    head_ = std::make_unique<Head>(*model.kernels, model.shape, model.drafting_head(), model.draft_ids, members);
+    head_ = std::make_unique<Head>(*model.kernels, model.shape, model.drafting_head(), members);
   late_.followed_by(&model.exit_head.lm_head);
   early_.followed_by(model.exit_layers.empty() ? &model.exit_head.lm_head : &model.exit_layers.front().qkv);
 }
@@ -82,6 +87,7 @@ void CpuDraftStage::begin(const Sampling& sampling, int kept) {
   drawing.logprobs = -1;   // of drafts nobody asks
   drawing.mask = drawing.draft_mask;
   sampler_.begin(drawing, length_);
+  vocabulary_ = model_.draft_vocabulary();
 }
 
 bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
@@ -90,6 +96,7 @@ bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& c
   const int count = int(step.ids.size());
   check_bound((size_t(step.start) + count) * model_.shape.hidden_size * 4, exit_hidden_.bytes(), "bytes of exit states");
   sampler_.know(step.start, step.ids.data(), count);
+  if (follows_ && draft != nullptr) vocabulary_.follow(sampler_.ids());
   if (eagle_ && count > 0) text_.know(step.start, step.ids.data(), count);
   for (int done = 0; done < count; done += kPassRows)
     if (!run_rows(step.ids.data() + done, std::min(kPassRows, count - done), cancelled)) return false;
@@ -118,7 +125,7 @@ bool CpuDraftStage::run_rows(const int* ids, int rows, const Cancelled& cancelle
 bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
   if (eagle_) {
     eagle_->advance(*team_, {{&text_, blocks_.pointers(), blocks_.size(), length_ - 1}});
-    begin_choice(head_.get(), {{text_.output(), &sampler_, length_}}, true);
+    begin_choice(head_.get(), {{text_.output(), &sampler_, length_, &vocabulary_}}, true);
     team_->run([&](int member) { head_->pass(*team_, member); });
     choose(draft);
     return true;
@@ -139,7 +146,7 @@ bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& c
     late_.begin_pass({segment(first, behind)});
     feedback_.begin_pass();
     float* newest = x_.data() + size_t(behind - 1) * hidden;
-    if (last) begin_choice(head_.get(), {{newest, &sampler_, length_}}, true);
+    if (last) begin_choice(head_.get(), {{newest, &sampler_, length_, &vocabulary_}}, true);
     team_->run([&](int member) {
       if (last && heard) feedback_.pass(*team_, member, feedback->hidden.data(), distance, newest);
       if (!late_.pass(*team_, member, rope_, x_.data(), cancelled)) {
@@ -157,14 +164,12 @@ bool CpuDraftStage::draw(const DraftStep& step, Draft* draft, const Cancelled& c
 
 // From the logits for position length_: a draft token.
 void CpuDraftStage::choose(Draft* draft) {
-  const int* ids = head_->draft_ids();
-  const int outputs = head_->outputs();
   draft->token = head_->chosen().front();
   if (draft->token == Sampler::kNone) {   // of no number: a draft like any other that is wrong
-    *draft = {ids ? ids[0] : 0, 0.0};
+    *draft = {vocabulary_.ids() ? vocabulary_.ids()[0] : 0, 0.0};
     return;
   }
-  draft->confidence = sampler_.confidence(0, draft->token, ids, outputs);
+  draft->confidence = sampler_.confidence(0, draft->token, vocabulary_);
 }
 
 Draft foreseen(const Oracle& oracle, Draft draft, int position, int vocab_size) {
@@ -184,9 +189,8 @@ CpuVerifyStage::CpuVerifyStage(const CpuModel& model, int first, int last, int m
     : model_(model),
       layers_(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), members),
       blocks_(layers_.end()) {
-  static const std::vector<int> all;
   if (last == model.shape.num_layers) {
-    head_ = std::make_unique<Head>(*model.kernels, model.shape, model.head, all, members);
+    head_ = std::make_unique<Head>(*model.kernels, model.shape, model.head, members);
     layers_.followed_by(&model.head.lm_head);
     sampler_ = std::make_unique<Sampler>(*model.kernels, model.shape.vocab_size, members);
   }
@@ -250,7 +254,7 @@ std::vector<int> CpuVerifyStage::choose_rows(const float* x, const std::vector<i
 
 const float* CpuVerifyStage::logits(const Chunk& chunk) {
   choose_rows(chunk.hidden.data(), chosen_by(chunk, 0), true);
-  return sampler_->logits(0, head_->outputs());
+  return sampler_->logits(0, model_.shape.vocab_size);
 }
 
 }  // namespace ppsd

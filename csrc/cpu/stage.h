@@ -33,6 +33,7 @@ struct CpuModel {
 
   const PackedHead& drafting_head() const { return eagle ? eagle->head : exit_head; }
   bool drafts() const { return !drafting_head().norm.empty(); }
+  DraftVocabulary draft_vocabulary() const;   // that a text begins with
 };
 
 std::vector<const PackedLayer*> pointers(const std::vector<PackedLayer>& layers, int first, int last);
@@ -58,6 +59,7 @@ class CpuDraftStage final : public DraftStage {
   int length() const { return length_; }
   void begin(const Sampling& sampling, int kept);   // a new answer that shares the first `kept` rows
   const OwnBlocks& blocks() const { return blocks_; }
+  void follow_text() { follows_ = true; }   // it drafts ids of the text too (measurements are of the listed ones)
 
   bool step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) override;
   void export_hidden(Chunk* chunk) override;
@@ -83,6 +85,8 @@ class CpuDraftStage final : public DraftStage {
   OwnBlocks blocks_;                     // of all
   FeedbackStack feedback_;
   std::unique_ptr<Head> head_;
+  DraftVocabulary vocabulary_;
+  bool follows_ = false;
   Sampler sampler_;
   int length_ = 0;                       // rows that have passed the early layers
   int head_length_ = 0;                  // and the exit head's own

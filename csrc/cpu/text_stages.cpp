@@ -7,6 +7,7 @@ namespace ppsd {
 TextStages::TextStages(std::shared_ptr<const CpuModel> model, int threads, const Sampling& sampling)
     : model_(std::move(model)), sampling_(sampling), engine_(new CpuEngine(model_, threads), NotAfterFork()) {
   begin(0, 0);
+  engine_->draft().follow_text();
   engine_->use_shared_team();
 }
 

@@ -23,6 +23,7 @@ struct Loop::Answer {
         scheduler(fitted(request.schedule, true, false), request.limits, request.sampling.seed),
         table(&loop->blocks_, rotated_as),
         exits(size_t(loop->model().shape.hidden_size)),
+        vocabulary(loop->model().draft_vocabulary()),
         drafting(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members()),
         verifying(std::make_shared<Sampler>(*loop->model().kernels, loop->model().shape.vocab_size, loop->passes_.members())) {
     Sampling sampling = request.sampling;
@@ -80,6 +81,7 @@ struct Loop::Answer {
   BlockTable table;
   ExitRows exits;
   EagleText eagle;            // what an EAGLE-3 head knows of it
+  DraftVocabulary vocabulary;
   Sampler drafting;
   const std::shared_ptr<Sampler> verifying;   // which stages on threads of their own use too
   Drafting drafts;

@@ -430,9 +430,11 @@ bool Loop::draft(const std::vector<Answer*>& writing) {
 bool Loop::draw(const std::vector<Part>& parts, std::vector<Passes::Draw>* draws) {
   for (const Part& part : parts) {
     Answer& answer = *part.answer;
+    answer.vocabulary.follow(answer.text());
     const int end = answer.exits.end(), first = passes_.lags() ? std::min(answer.headed, end - 1) : end - 1;
     const Segment rows{end - first, first, answer.table.pointers(), answer.table.size()};
-    draws->push_back({rows, answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, answer.step.sibling_bar,
+    draws->push_back({rows, answer.exits.at(first), answer.step.feedback.get(), &answer.drafting, &answer.vocabulary,
+                      answer.step.sibling_bar,
                       &answer.eagle, {}});
   }
   if (!passes_.draw(draws, cancelled_)) return false;

@@ -8,11 +8,6 @@
 #include "../cpu/half.h"
 
 namespace ppsd {
-namespace {
-
-const std::vector<int> kWholeVocabulary;
-
-}  // namespace
 
 Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team, const std::vector<int>& keep, bool late)
     : model_(std::move(model)),
@@ -31,11 +26,11 @@ Passes::Passes(std::shared_ptr<const CpuModel> model, std::unique_ptr<Team> team
       kept_width_(keep.size() * size_t(model_->shape.hidden_size)),
       feedback_(*model_->kernels, model_->shape, model_->exit_feedback, members(), kPassRows) {
   if (model_->drafts())
-    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), model_->draft_ids, members());
+    exit_head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->drafting_head(), members());
   if (!keep.empty() && early_.size() > 0) throw std::runtime_error("hidden states are kept without an exit head");
   if (late) {
     late_.tap(eagle_ ? model_->eagle->taps : keep);
-    head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->head, kWholeVocabulary, members());
+    head_ = std::make_unique<Head>(*model_->kernels, model_->shape, model_->head, members());
     late_.followed_by(&model_->head.lm_head);
   }
   exit_.followed_by(&model_->drafting_head().lm_head);
@@ -158,7 +153,7 @@ bool Passes::draw_at_once(const std::vector<Draw*>& draws, const Cancelled& canc
     x += size_t(draw.rows.rows) * hidden;
     if (away > 0) std::memcpy(states_.data() + i * hidden, draw.feedback->hidden.data(), row_bytes);
     segments.push_back(draw.rows);
-    rows.push_back({x - hidden, draw.sampler, draw.position()});
+    rows.push_back({x - hidden, draw.sampler, draw.position(), draw.vocabulary});
   }
   float* last = x - draws.size() * hidden;
   exit_.begin_pass(segments);
@@ -222,25 +217,24 @@ bool Passes::draw_by_eagle(const std::vector<Draw*>& draws) {
 void Passes::ask_head(const std::vector<Draw*>& draws) {
   std::vector<Head::Row> rows;
   const float* x = drawn_from_.data();
-  for (const Draw* draw : draws) rows.push_back({x, draw->sampler, draw->position()}), x += model_->shape.hidden_size;
+  for (const Draw* draw : draws) rows.push_back({x, draw->sampler, draw->position(), draw->vocabulary}), x += model_->shape.hidden_size;
   exit_head_->begin_pass(rows, true);
   team_->run([&](int member) { exit_head_->pass(*team_, member); });
 }
 
 // From the logits of its row: a draft token, and a second choice if it may be as probable as the bar.
 void Passes::take(Draw* draw, int chosen) const {
-  const int* ids = exit_head_->draft_ids();
-  const int outputs = exit_head_->outputs();
+  const DraftVocabulary& ids = *draw->vocabulary;
   Draft& draft = draw->draft;
-  draft = {ids ? ids[0] : 0, 0.0};   // all logits NaN, or nothing allowed: any id, which verification rejects
+  draft = {ids.ids() ? ids.ids()[0] : 0, 0.0};   // all logits NaN, or nothing allowed: any id, which verification rejects
   if (chosen == Sampler::kNone) return;
   draft.token = chosen;
-  draft.confidence = draw->sampler->confidence(0, chosen, ids, outputs);
-  if (draw->sibling_bar <= 0.0 || 1.0 - draft.confidence < draw->sibling_bar || outputs < 2) return;
-  const int second = draw->sampler->choose_without(chosen, 0, 0, draw->position(), ids, outputs);
+  draft.confidence = draw->sampler->confidence(0, chosen, ids);
+  if (draw->sibling_bar <= 0.0 || 1.0 - draft.confidence < draw->sibling_bar || ids.size() < 2) return;
+  const int second = draw->sampler->choose_without(chosen, 0, 0, draw->position(), ids);
   if (second == Sampler::kNone) return;
   draft.sibling = second;
-  draft.sibling_confidence = draw->sampler->confidence(0, second, ids, outputs);
+  draft.sibling_confidence = draw->sampler->confidence(0, second, ids);
 }
 
 // -- verification ------------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Passes {
     const float* states;        // [rows][hidden], after the early layers
     const Feedback* feedback;   // or null
     Sampler* sampler;
+    const DraftVocabulary* vocabulary;
     double sibling_bar;         // above 0: the second choice too, if it can be as probable
     EagleText* text;            // of an EAGLE-3 head
     Draft draft;                // what comes of it

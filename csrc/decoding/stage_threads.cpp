@@ -8,8 +8,6 @@
 namespace ppsd {
 namespace {
 
-const std::vector<int> kWholeVocabulary;
-
 // Drafting has one thread, the others are dealt out to the verification stages.
 int team_size(int threads, int stages, int stage) {
   const int spare = std::max(threads - 1, stages);
@@ -23,7 +21,7 @@ struct StageThreads::Stage {
       : model(passes.model()),
         team(threads, std::move(cores)),
         layers(*model.kernels, model.shape, model.format, model.kv, pointers(model.layers, first, last), team.size(), begin),
-        head(last == model.shape.num_layers ? std::make_unique<Head>(*model.kernels, model.shape, model.head, kWholeVocabulary, team.size()) : nullptr),
+        head(last == model.shape.num_layers ? std::make_unique<Head>(*model.kernels, model.shape, model.head, team.size()) : nullptr),
         slice(model, &layers, head.get(), &team, blocks.count(), &blocks),
         station(
             [this, &passes](Pass* pass, const Cancelled& cancelled, PassVerdict* verdict) {

@@ -21,7 +21,7 @@ inline V penalise(const LogitsPhase& phase, int position, const int32_t* ids, V 
 }
 
 inline void store_scores(const LogitsPhase& phase, int r, int index, int count, V y) {
-  float* out = phase.logits + size_t(r) * phase.weights->outputs + index;
+  float* out = phase.logits + size_t(r) * phase.stride + index;
   if (count == kPanel) return Simd::store(out, y);
   float scores[16];
   Simd::store(scores, y);

@@ -144,48 +144,44 @@ inline void pack_block_int4(uint8_t* block, int l, V first, V second, const floa
   for (int k = 0; k < kBlock / 2; ++k) block[code_at(k, l)] = uint8_t(bytes[k]);
 }
 
-bool pack_panel(const Matrix& out, const Source& source, int p) {
+// A row of a checkpoint into a panel's output l; null: zeros. False: one of the weights is no finite number.
+bool pack_output(const Matrix& out, const void* row, Stored stored, const float* importance, int output) {
+  const int p = output / kPanel, l = output % kPanel;
   const Format format = out.format_of(p);
-  const Stored stored = source.stored;
   uint8_t* panel = out.panel(p);
   V nothing = Simd::zero();   // stays so, as long as all weights are finite
-  for (int l = 0; l < kPanel; ++l) {
-    const int output = p * kPanel + l;
-    const void* row = output < out.outputs ? source.rows[output].data : nullptr;
-    float block[kBlock];
-    for (int b = 0; b < out.inputs / kBlock; ++b) {
-      const V first = row ? load_stored(row, stored, b * kBlock) : Simd::zero();
-      const V second = row ? load_stored(row, stored, b * kBlock + 16) : Simd::zero();
-      nothing = Simd::add(nothing, Simd::add(Simd::sub(first, first), Simd::sub(second, second)));
-      if (format == Format::kInt4) {
-        const float* importance = source.importance ? source.importance + b * kBlock : nullptr;
-        pack_block_int4(panel + size_t(b) * kInt4Block, l, first, second, importance);
-      } else if (format == Format::kInt8) {
-        const float largest = Simd::max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
-        const uint16_t half = nearest_half(largest / 127.0f);
-        reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
-        const float scale = half_to_float(half);
-        // The scale is rounded first, so a weight may come to 127.06: it is cut to what a byte holds.
-        const V inverse = Simd::set1(scale > 0.0f ? 1.0f / scale : 0.0f), most = Simd::set1(127.0f);
-        const V least = Simd::set1(-127.0f);
-        int8_t values[kBlock];
-        Simd::store_i8(values, Simd::to_int(Simd::min(Simd::max(Simd::mul(first, inverse), least), most)));
-        Simd::store_i8(values + 16, Simd::to_int(Simd::min(Simd::max(Simd::mul(second, inverse), least), most)));
-        uint8_t* weights = panel + out.scale_bytes() + size_t(b) * kBlock * kPanel;
-        for (int i = 0; i < kBlock; ++i)
-          weights[(i / 4) * 64 + l * 4 + i % 4] = uint8_t(values[i] + Simd::kWeightOffset);
-      } else if (format == Format::kBf16) {
-        uint16_t values[kBlock];
-        Simd::store_bf16(values, first);
-        Simd::store_bf16(values + 16, second);
-        uint16_t* weights = reinterpret_cast<uint16_t*>(panel) + size_t(b) * kBlock * kPanel;
-        for (int i = 0; i < kBlock; ++i) weights[(i / 2) * 32 + l * 2 + i % 2] = values[i];
-      } else {
-        Simd::store(block, first);
-        Simd::store(block + 16, second);
-        float* weights = reinterpret_cast<float*>(panel) + size_t(b) * kBlock * kPanel;
-        for (int i = 0; i < kBlock; ++i) weights[i * kPanel + l] = block[i];
-      }
+  float block[kBlock];
+  for (int b = 0; b < out.inputs / kBlock; ++b) {
+    const V first = row ? load_stored(row, stored, b * kBlock) : Simd::zero();
+    const V second = row ? load_stored(row, stored, b * kBlock + 16) : Simd::zero();
+    nothing = Simd::add(nothing, Simd::add(Simd::sub(first, first), Simd::sub(second, second)));
+    if (format == Format::kInt4) {
+      pack_block_int4(panel + size_t(b) * kInt4Block, l, first, second, importance ? importance + b * kBlock : nullptr);
+    } else if (format == Format::kInt8) {
+      const float largest = Simd::max_lanes(Simd::max(Simd::abs(first), Simd::abs(second)));
+      const uint16_t half = nearest_half(largest / 127.0f);
+      reinterpret_cast<uint16_t*>(panel)[b * kPanel + l] = half;
+      const float scale = half_to_float(half);
+      // The scale is rounded first, so a weight may come to 127.06: it is cut to what a byte holds.
+      const V inverse = Simd::set1(scale > 0.0f ? 1.0f / scale : 0.0f), most = Simd::set1(127.0f);
+      const V least = Simd::set1(-127.0f);
+      int8_t values[kBlock];
+      Simd::store_i8(values, Simd::to_int(Simd::min(Simd::max(Simd::mul(first, inverse), least), most)));
+      Simd::store_i8(values + 16, Simd::to_int(Simd::min(Simd::max(Simd::mul(second, inverse), least), most)));
+      uint8_t* weights = panel + out.scale_bytes() + size_t(b) * kBlock * kPanel;
+      for (int i = 0; i < kBlock; ++i)
+        weights[(i / 4) * 64 + l * 4 + i % 4] = uint8_t(values[i] + Simd::kWeightOffset);
+    } else if (format == Format::kBf16) {
+      uint16_t values[kBlock];
+      Simd::store_bf16(values, first);
+      Simd::store_bf16(values + 16, second);
+      uint16_t* weights = reinterpret_cast<uint16_t*>(panel) + size_t(b) * kBlock * kPanel;
+      for (int i = 0; i < kBlock; ++i) weights[(i / 2) * 32 + l * 2 + i % 2] = values[i];
+    } else {
+      Simd::store(block, first);
+      Simd::store(block + 16, second);
+      float* weights = reinterpret_cast<float*>(panel) + size_t(b) * kBlock * kPanel;
+      for (int i = 0; i < kBlock; ++i) weights[i * kPanel + l] = block[i];
     }
   }
   return Simd::sum_lanes(nothing) == 0.0f;
@@ -193,7 +189,10 @@ bool pack_panel(const Matrix& out, const Source& source, int p) {
 
 bool pack(const Matrix& out, const Source& source, int begin, int end) {
   bool finite = true;
-  for (int p = begin; p < end; ++p) finite = pack_panel(out, source, p) && finite;
+  for (int output = begin * kPanel; output < end * kPanel; ++output) {
+    const void* row = output < out.outputs ? source.rows[output].data : nullptr;
+    finite = pack_output(out, row, source.stored, source.importance, output) && finite;
+  }
   return finite;
 }
 

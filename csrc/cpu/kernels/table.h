@@ -27,7 +27,7 @@ uint64_t stream(const uint8_t* data, size_t bytes) {
 }
 
 Kernels table(const char* name) {
-  return {name, Simd::kWeightOffset, Simd::kBf16Words, Simd::kRows, by_block, pack, unpack, normalize, convert,
+  return {name, Simd::kWeightOffset, Simd::kBf16Words, Simd::kRows, by_block, pack, pack_output, unpack, normalize, convert,
           qkv, attend, add, swiglu, logits, soft_sum, gumbel, choose, stream};
 }
 
