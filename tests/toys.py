@@ -27,6 +27,9 @@ class ToyDraft:
         self.drafts, self.ids = drafts, []
         self.learned, self.siblings = [], {}
 
+    def follow(self, text):
+        pass
+
     def run_tokens(self, ids):
         assert ids, "a pass without rows"
         self.ids += ids

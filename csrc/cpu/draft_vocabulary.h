@@ -20,6 +20,7 @@ class DraftVocabulary {
 
   // The text's ids so far. What it has of them depends on the text alone, not on when it was told.
   void follow(const std::vector<int>& text);
+  void roll_back(int length) { followed_ = followed_ < length ? followed_ : length; }   // later tokens are others now
 
   const int* ids() const { return ids_.empty() ? nullptr : ids_.data(); }   // [size()]; null: 0, 1, ...
   int size() const { return size_; }

@@ -93,6 +93,7 @@ void CpuDraftStage::begin(const Sampling& sampling, int kept) {
 bool CpuDraftStage::step(const DraftStep& step, Draft* draft, const Cancelled& cancelled) {
   length_ = std::min(length_, step.start);
   head_length_ = std::min(head_length_, length_);
+  vocabulary_.roll_back(length_);
   const int count = int(step.ids.size());
   check_bound((size_t(step.start) + count) * model_.shape.hidden_size * 4, exit_hidden_.bytes(), "bytes of exit states");
   sampler_.know(step.start, step.ids.data(), count);

@@ -129,6 +129,7 @@ class TorchDraft(_Held):
                     self._stage.run_tokens(ids, cancelled)
                 if not draw:
                     return 0, 0.0
+                self._stage.follow(self._ids)
                 own_ids = self._stage.draft_ids
                 logits = self._sampler.edited(self._stage.draft_logits(), self._ids, own_ids)
                 token = self._sampler.pick(logits, self.length, self._ids, own_ids)

@@ -21,6 +21,7 @@ from ..models.exit_head import ExitHead
 from ..models.head_file import DISTANCES
 from ..models.llama import FP32_CPU_ROWS, Attend, LlamaForCausalLM
 from ..models.rope import Rope, rotated_as
+from .draft_vocabulary import DraftVocabulary
 
 # Attention of a block spans a multiple of this many positions (a multiple of every block size, so that a block never
 # straddles two spans).
@@ -185,7 +186,8 @@ class DraftStage(Stage):
         config, like = model.config, model.model.embed_tokens.weight
         super().__init__(model.model.layers[: head.info.exit_layer if head else layers], config, like)
         self._embed = model.model.embed_tokens
-        self._head = head
+        self._head, self._lm_head = head, model.lm_head
+        self._vocabulary = self._new_vocabulary()
         self._head_stage = Stage(head.layers if head else [], config, like)
         self._exit_hidden = like.new_zeros(0, config.hidden_size)
         self._sibling_hidden: dict[int, Tensor] = {}  # [1, hidden] by position
@@ -193,7 +195,18 @@ class DraftStage(Stage):
 
     @property
     def draft_ids(self) -> Tensor | None:
-        return self._head.draft_ids if self._head else None
+        """[draft vocabulary] int64, ascending; None: all."""
+        return self._vocabulary.ids if self._vocabulary else None
+
+    def follow(self, text: Sequence[int]) -> None:
+        """From now on the ids of the text so far may be drafted too."""
+        if self._vocabulary:
+            self._vocabulary.follow(text)
+
+    def _new_vocabulary(self) -> DraftVocabulary | None:
+        if self._head is None or self._head.draft_ids is None:
+            return None
+        return DraftVocabulary(self._head.draft_ids, self._lm_head.weight)
 
     def reserve(self, capacity: int) -> None:
         super().reserve(capacity)
@@ -243,16 +256,20 @@ class DraftStage(Stage):
         position, verified = self._verified
         if head.feedback is not None and 1 <= (distance := self.length - 1 - position) <= DISTANCES:
             exits = torch.cat([exits[:-1], head.feedback(exits[-1:], verified, distance)])
-        x = stage.run(exits)[-1:]
-        return in_blocks(self.rows, self.length - 1, x, lambda rows, _: head.lm_head(head.norm(rows)))[0]
+        x = head.norm(stage.run(exits)[-1:])
+        logits = in_blocks(self.rows, self.length - 1, x, lambda rows, _: head.lm_head(rows))[0]
+        return self._vocabulary.logits(x[0], logits) if self._vocabulary else logits
 
     def begin_text(self, length: int) -> None:
         super().begin_text(length)
         self._head_stage.begin_text(length)
+        self._vocabulary = self._new_vocabulary()
 
     def rollback(self, length: int) -> None:
         super().rollback(length)
         self._head_stage.rollback(length)
+        if self._vocabulary:
+            self._vocabulary.roll_back(length)
         self._sibling_hidden.clear()
         if self._verified[0] >= length:
             self._verified = (-1, self._verified[1])

@@ -34,6 +34,7 @@ class TorchStages:
             self._ids += ids
         if not draw:
             return None
+        self._draft.follow(self._ids)
         draft_ids = self._draft.draft_ids
         logits = self._sampler.edited(self._draft.draft_logits(), self._ids, draft_ids)
         token = self._sampler.pick(logits, len(self._ids), self._ids, draft_ids)

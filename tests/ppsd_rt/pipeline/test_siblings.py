@@ -149,7 +149,7 @@ def test_a_feedback_head_receives_what_became_of_siblings(folder, tmp_path, exit
     told = []
     for backend in ("cpu", "torch"):
         engine = load(folder, backend, head=path)
-        generation = engine.generate("Hello", free(SamplingParams(), 100), SCHEDULE, RunOptions(report_drafts=True))
+        generation = engine.generate("a b c", free(SamplingParams(), 100), SCHEDULE, RunOptions(report_drafts=True))
         events = list(generation.events())
         rounds = [event.round for event in events if isinstance(event, Committed)]
         assert any(round.rescued for round in rounds)
