@@ -1,0 +1,125 @@
+"""An exit head drafts from the ids that its file lists and from those that stand in the text, on every backend."""
+
+import numpy as np
+import pytest
+import torch
+from support import loud_head, tiny_model, write_model
+
+from ppsd_rt import Committed, Engine, RunOptions, SamplingParams
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.pipeline.rounds import Drafted
+from ppsd_rt.reference.draft_vocabulary import MOST, DraftVocabulary
+
+SIZE = 1000
+LISTED = range(0, SIZE, 50)
+PROMPT = [7, 150, 333, 9, 7]
+SCHEDULE = "eesd:length=4,stop_rule=fixed"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model that repeats itself, and heads of the same weights: one lists few ids, the other these and the prompt's."""
+    folder = tmp_path_factory.mktemp("draft-vocabulary") / "model"
+    shape = {"vocab_size": SIZE, "max_position_embeddings": 1024}
+    write_model(folder, tiny_model(**shape), **shape)
+    hash = Checkpoint(folder).hash
+    for name, listed in (("few", LISTED), ("more", sorted({*LISTED, *PROMPT}))):
+        head = loud_head(hash, vocab_size=SIZE)
+        head.save(folder / f"{name}.safetensors", torch.float32, draft_ids=list(listed))
+    return folder
+
+
+def load(folder, backend="cpu", head="few", **options):
+    return Engine.from_pretrained(folder, backend=backend, exit_head=folder / f"{head}.safetensors", threads=2, **options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
+def test_a_row_of_the_text_has_the_bits_of_a_listed_one(folder, dtype):
+    """The first draft token and its probability: of the ids of the prompt, listed or not."""
+    told = []
+    for head in ("few", "more"):
+        stages = load(folder, head=head, dtype=dtype).stages()
+        first = stages.prefill(PROMPT)
+        told.append([stages.draft([first]), stages.draft([PROMPT[2]])])
+    few, more = told
+    assert few == more
+
+
+@pytest.mark.parametrize("params", [{}, {"temperature": 1.3, "seed": 5}, {"repetition_penalty": 1.4, "min_tokens": 40}])
+def test_cpu_and_torch_draft_the_same(folder, params):
+    params = SamplingParams(max_tokens=60, ignore_eos=True, **params)
+    told = []
+    for backend in ("cpu", "torch"):
+        engine = load(folder, backend, dtype="float32")
+        events = engine.generate(PROMPT, params, SCHEDULE, RunOptions(report_drafts=True)).events()
+        told.append([(event.position, event.token) for event in events if isinstance(event, Drafted)])
+    assert told[0] == told[1]
+    assert {token for _, token in told[0]} - set(LISTED)
+    assert {token for _, token in told[0]} & set(LISTED)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
+def test_only_what_is_listed_or_stands_in_the_text_is_drafted(folder, backend):
+    params = SamplingParams(max_tokens=80, ignore_eos=True, temperature=2.0, seed=3)
+    completion = load(folder, backend).generate(PROMPT, params, SCHEDULE, RunOptions(report_drafts=True))
+    known, text, own = {*LISTED, *PROMPT}, list(PROMPT), 0
+    for event in completion.events():
+        if isinstance(event, Drafted):
+            assert event.token in known | set(text)
+            own += event.token not in known
+        elif isinstance(event, Committed):
+            text += event.round.committed
+    assert own > 0  # of the answer's ids
+
+
+def test_a_draft_does_not_depend_on_company(folder):
+    engine = load(folder, dtype="int8")
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    prompts = [[*PROMPT, 100 + number, 200 + number, 300 + number] for number in range(6)]
+    options = RunOptions(report_drafts=True)
+
+    def drafts(events):
+        return [(event.position, event.token) for event in events if isinstance(event, Drafted)]
+
+    alone = [drafts(engine.generate(prompt, params, SCHEDULE, options).events()) for prompt in prompts]
+    generations = [engine.generate(prompt, params, SCHEDULE, options) for prompt in prompts]
+    events = [[] for _ in prompts]
+    running = {number: generation.events() for number, generation in enumerate(generations)}
+    while running:
+        for number, left in list(running.items()):
+            event = next(left, None)
+            if event is None:
+                del running[number]
+            else:
+                events[number].append(event)
+    assert [drafts(each) for each in events] == alone
+
+
+def test_the_newest_ids_are_kept():
+    table = torch.eye(2 * MOST + 10)
+    vocabulary = DraftVocabulary(torch.tensor([3, 5]), table)
+    text = [*range(2 * MOST), 40, 5]
+    by_steps = DraftVocabulary(torch.tensor([3, 5]), table)
+    for length in (3, 700, len(text)):
+        by_steps.follow(text[:length])
+    vocabulary.follow(text)
+    newest = {40, *range(MOST + 1, 2 * MOST)}
+    assert set(vocabulary.ids.tolist()) == {3, 5, *newest} == set(by_steps.ids.tolist())
+    x = torch.arange(2.0 * MOST + 10)
+    logits = vocabulary.logits(x, x[[3, 5]])
+    np.testing.assert_array_equal(logits, vocabulary.ids.float())
+
+
+def test_a_long_prompt_leaves_the_newest_ids(folder):
+    """More ids than there is room for: torch and C++ keep the same ones."""
+    prompt = [int(token) for token in np.random.default_rng(1).permutation(SIZE)[:900]]
+    told = []
+    for backend in ("cpu", "torch"):
+        stages = load(folder, backend, dtype="float32").stages(SamplingParams(temperature=1.5, seed=2))
+        row, tokens = stages.prefill(prompt), []
+        for _ in range(12):
+            row = stages.draft([row]).token
+            tokens.append(row)
+        told.append(tokens)
+    assert told[0] == told[1]
+    assert set(told[0]) <= {*LISTED, *prompt[-MOST - len(LISTED) - 12 :]}
