@@ -5,7 +5,7 @@
     choice[r] = id of the best score, the lowest of equal ones; of those that the filters leave (filters.py)
     confidence[r] = softmax(logits[r])[choice]                             unfiltered, at temperature 1
 
-id_i is i, or draft_ids[i], ascending, where W holds only the rows of a draft vocabulary. Penalty (Keskar et al.,
+id_i is i, or draft_ids[i], where W holds only the rows of a draft vocabulary; a negative one is never chosen. Penalty (Keskar et al.,
 arXiv 1909.05858): a logit is divided by it (multiplied, if negative) when the id stands before p. first_seen[id] < p
 tells so of committed tokens; after state[KNOWN], up to where it certainly does, the text is looked at.
 
@@ -72,16 +72,17 @@ def heads_kernel(
         INPUTS, STEPS, AHEAD, PARTS, SLICES, RUN, EVEN, FORMAT, True, X_AT, DOT, PDL,
     )  # fmt: skip
     outputs = program * BLOCK + tl.arange(0, BLOCK)
-    live = outputs < OUTPUTS
+    inside = outputs < OUTPUTS
+    ids = tl.load(draft_ids + outputs, mask=inside, other=-1) if DRAFT else outputs
+    live = inside & (ids >= 0)
     row = tl.arange(0, _MAX_ROWS)
     here = row < rows
     place, cell = row * programs + program, row[None, :] * OUTPUTS + outputs[:, None]
     filtered = wanted(sampling)
     if STORE or filtered:
-        tl.store(logits + cell, y, mask=live[:, None] & here[None, :])
+        tl.store(logits + cell, y, mask=inside[:, None] & here[None, :])
     flaw = tl.where(live[:, None], y - y, 0.0)  # NaN where a logit is NaN or infinite, and so is their sum then
     y = tl.where(live[:, None], y, float("-inf"))
-    ids = tl.load(draft_ids + outputs, mask=live, other=0) if DRAFT else outputs
     position = position_of(tl.load(state + _START) + row, row, rows, siblings, SIBLINGS) + 1
     score = y
     if PENALISE:
@@ -97,9 +98,10 @@ def heads_kernel(
     inverse = tl.load(sampling + 2).to(tl.float32, bitcast=True)
     if filtered:
         best = tl.max(score, axis=0)
-        tl.store(kept + cell, score + 0.0, mask=live[:, None] & here[None, :])  # no negative zeros
+        tl.store(kept + cell, score + 0.0, mask=inside[:, None] & here[None, :])  # no negative zeros
         tl.store(kept_tops + place, best, mask=here)
-        tl.store(kept_totals + place, tl.sum(tl.exp((score - best[None, :]) * inverse), axis=0), mask=here)
+        above = tl.where(best > float("-inf"), best, 0.0)[None, :]  # none may be live
+        tl.store(kept_totals + place, tl.sum(tl.exp((score - above) * inverse), axis=0), mask=here)
     if inverse > 0:
         low, high = tl.load(sampling).to(tl.uint32, bitcast=True), tl.load(sampling + 1).to(tl.uint32, bitcast=True)
         numbers = ids[:, None] + row[None, :] * 0
@@ -111,7 +113,8 @@ def heads_kernel(
     tl.store(indices + place, index, mask=here)
     tl.store(chosen + place, tl.max(tl.where(outputs[:, None] == index[None, :], y, float("-inf")), axis=0), mask=here)
     tl.store(tops + place, top, mask=here)
-    tl.store(totals + place, tl.sum(tl.exp(y - top[None, :]) + flaw, axis=0), mask=here)
+    above = tl.where(top > float("-inf"), top, 0.0)[None, :]
+    tl.store(totals + place, tl.sum(tl.exp(y - above) + flaw, axis=0), mask=here)
     if SECOND:
         place += _MAX_ROWS * programs
         score = tl.where(outputs[:, None] == index[None, :], float("-inf"), score)
@@ -228,9 +231,9 @@ def heads(
     """choices [16] int32 and confidences [16] float32 of the first state[ROWS] rows; logits [16, outputs] where given.
     A choice is -1 where a logit of its row is NaN or infinite.
 
-    draft_ids: int32 [outputs]. text [capacity] and first_seen [vocabulary], int32, where the repetition penalty may be
-    other than 1. siblings: int32 [SIBLING_WORDS], where rows may be siblings'. seconds: second choices [16] and their
-    confidences, likewise; of confidence 0 where there is none.
+    draft_ids: int32 [outputs], negative where no id is. text [capacity] and first_seen [vocabulary], int32, where the
+    repetition penalty may be other than 1. siblings: int32 [SIBLING_WORDS], where rows may be siblings'. seconds:
+    second choices [16] and their confidences, likewise; of confidence 0 where there is none.
     """
     second, second_chances = seconds or (None, None)
     cut, s = tiling(weight)._replace(splits=1), scratch

@@ -30,6 +30,7 @@ from ..triton_kernels.heads import sampling_words
 from ..triton_kernels.state import KNOWN, MAX_ROWS, ROWS, START, WORDS
 from . import devices, errors
 from .buffers import NEVER, Site, Work, bytes_of_site
+from .draft_vocabulary import DraftVocabulary
 from .graphs import CaptureFailed, PartGraphs, Recorder, Step
 from .launches import decoder_layer, early_layers, exit_head, lm_head
 from .prompt import PromptLayers
@@ -224,8 +225,13 @@ class DraftPart(Part):
 
     def __init__(self, weights: DeviceWeights, how: How) -> None:
         self._head_length = 0  # rows that the exit head's own layers have seen
+        self._vocabulary = DraftVocabulary(weights.head)
         self._verified = -1  # the newest row of which site.last_hidden knows what the last layer made of it
         super().__init__(weights, how)
+
+    def begin(self, keep: int, end: int, prompt: int, params: SamplingParams) -> None:
+        super().begin(keep, end, prompt, params)
+        self._vocabulary.begin()
 
     def learn(self, position: int, hidden: Rows) -> None:
         """What the last layer made of the newest verified row [1, hidden]: for heads of the kind `feedback`."""
@@ -236,10 +242,13 @@ class DraftPart(Part):
     def step(self, start: int, ids: Sequence[int], draw: bool, cancelled: Cancelled) -> tuple[int, float] | None:
         """(draft token, the head's own probability of it), 0s where none is drawn; None: it became void on the way."""
         self._goes_on(start, ids)
+        self._vocabulary.roll_back(start)
         end, prompt = start + len(ids), self._prompt_rows(start, len(ids))
         site, early = self.site, self.site.late[0]
         with self._on_device():
             site.text[start:end] = torch.tensor(ids, dtype=torch.int32)
+            if draw:
+                self._vocabulary.follow(self._text.ids)
             if prompt:
                 self.prompt_layers.reserve(prompt)
                 self.prompt_layers.early(start, start + prompt, len(self.weights.layers))
@@ -300,7 +309,7 @@ class Text:
     """The tokens of the rows that have come, and where each stands first: a repetition penalty asks for that."""
 
     def __init__(self) -> None:
-        self._ids: list[int] = []
+        self.ids: list[int] = []
         self._first: dict[int, int] = {}
         self._places: Tensor | None = None  # int32 [vocabulary] on the device; None: nobody asks
 
@@ -314,11 +323,11 @@ class Text:
 
     def go_on(self, start: int, ids: Sequence[int]) -> None:
         changed: dict[int, int] = {}
-        for place, token in enumerate(self._ids[start:], start):  # rows that are gone
+        for place, token in enumerate(self.ids[start:], start):  # rows that are gone
             if self._first.get(token) == place:
                 del self._first[token]
                 changed[token] = NEVER
-        self._ids[start:] = ids
+        self.ids[start:] = ids
         for place, token in enumerate(ids, start):
             if token not in self._first:
                 self._first[token] = changed[token] = place

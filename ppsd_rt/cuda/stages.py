@@ -56,6 +56,7 @@ from ..triton_kernels.verdict import arrived, begin_draft, begin_verification, d
 from . import devices
 from .buffers import NEVER, Buffers, Site, Work
 from .devices import Copy, Leg, Window, synonyms
+from .draft_vocabulary import DraftVocabulary
 from .launches import decoder_layer, early_layers, exit_head, lm_head
 from .prompt import PromptPass
 from .weights import DeviceWeights
@@ -89,6 +90,7 @@ class DeviceStages:
         self.capacity = capacity
         head = weights.head
         early = [*weights.layers[: weights.exit_layer], *(head.layers if head else ())]
+        self._vocabulary = DraftVocabulary(head)
         self._draft = Work(weights, early, head.lm_head if head else None, self.home)
         self._late = [
             Work(weights, weights.layers[low:high], weights.lm_head if last else None, device)
@@ -196,6 +198,8 @@ class DeviceStages:
         first_seen = torch.full((config.vocab_size,), NEVER, dtype=torch.int32)
         first_seen[torch.from_numpy(tokens)] = torch.from_numpy(first_places).int()
         b.first_seen.copy_(first_seen)
+        self._vocabulary.begin()
+        self._vocabulary.follow(prompt)
         words = self._words({START: rows})
         for site in self._sites.values():
             site.sampling.copy_(sampling_words(sampling, "cpu"))

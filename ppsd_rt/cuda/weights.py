@@ -26,6 +26,7 @@ from ..models.head_file import DISTANCES, LAYERS, HeadFile, HeadInfo, head_shape
 from ..models.llama import from_numpy
 from ..models.random_weights import RandomCheckpoint
 from ..models.shapes import model_shapes
+from ..models.text_ids import MOST
 from ..triton_kernels.int4 import GROUP, LEVELS
 from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise, quantise_fp8, quantise_int4
 from ..triton_kernels.prompt_layers import OUTPUTS_BLOCK
@@ -33,6 +34,7 @@ from ..triton_kernels.qkv import HeadNorms
 
 QUANTISED: dict[str, Callable[..., Weight]] = {"int8": quantise, "int4": quantise_int4, "fp8": quantise_fp8}
 FORMATS = ("float32", "bfloat16", *QUANTISED)
+NO_ID = -1  # in a place that no id of the text has taken
 _ROWS_AT_A_TIME = 8192  # of a matrix that is quantised: its float32 copy should not need much memory
 
 Source = Callable[[str], Tensor]  # a checkpoint's tensor by its name, on any device, in any float format
@@ -86,7 +88,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Head:
-    """An exit head. draft_ids: int32 [outputs], ascending, or None for the whole vocabulary.
+    """An exit head. draft_ids: int32 [outputs], ascending, then places for ids of the text (NO_ID: free), or None for the
+    whole vocabulary. rows: of such ids, as lm_head holds them.
 
     feedback: of a head of that kind its matrices, one below the other [DISTANCES * hidden, hidden], and its norm.
     """
@@ -98,6 +101,7 @@ class Head:
     draft_ids: Tensor | None
     feedback: Weight | None = None
     feedback_norm: Tensor | None = None
+    rows: Callable[[Tensor], Weight] | None = None
 
 
 @dataclass(frozen=True)
@@ -241,17 +245,23 @@ class DeviceWeights:
         if info.hears:
             heard = loader.matrix(*(f"feedback.{distance}.weight" for distance in range(1, DISTANCES + 1)))
             norm = loader.plain("feedback.norm.weight")
-        lm_head, ids = self.lm_head, None
+        norms = loader.plain("norm.weight")
         if draft_ids is not None:
-            ids = torch.tensor(draft_ids, dtype=torch.int32, device=self.device)
-            lm_head = lm_head.rows(ids.long().to(lm_head.values.device))
-            if self.format == "int4":  # drafts are only proposed
-                tied = self.config.tie_word_embeddings
-                lm_head = quantise_int4(self.embedding[ids.long()] if tied else lm_head.wide())
+            ids = torch.tensor([*draft_ids, *[NO_ID] * MOST], dtype=torch.int32, device=self.device)
+            drafted = self._draft_rows(ids.clamp(min=0))
+            return replace(self, head=Head(info, layers, norms, drafted, ids, heard, norm, self._draft_rows))
+        lm_head = self.lm_head
         if self.places and self.places[-1] != self.device:  # the exit head drafts on the first device
-            shared = draft_ids is None and self.config.tie_word_embeddings and self.format not in QUANTISED
+            shared = self.config.tie_word_embeddings and self.format not in QUANTISED
             lm_head = Weight(self.embedding) if shared else lm_head.to(self.device)
-        return replace(self, head=Head(info, layers, loader.plain("norm.weight"), lm_head, ids, heard, norm))
+        return replace(self, head=Head(info, layers, norms, lm_head, None, heard, norm))
+
+    def _draft_rows(self, ids: Tensor) -> Weight:
+        """Of the LM head, on the device that drafts; int4 where the model is, for drafts are only proposed."""
+        if self.format == "int4" and self.config.tie_word_embeddings:
+            return quantise_int4(self.embedding[ids.long()])
+        rows = self.lm_head.rows(ids.long().to(self.lm_head.values.device)).to(self.device)
+        return quantise_int4(rows.wide()) if self.format == "int4" else rows
 
     @property
     def device(self) -> torch.device:

@@ -116,6 +116,10 @@ class TorchDraft(_Held):
         self._stage = DraftStage(model, head, layers)
         super().__init__(self._stage, model.model.embed_tokens.weight)
 
+    def begin(self, keep: int, end: int, prompt: int, params: SamplingParams, mask: TokenMask | None = None) -> None:
+        super().begin(keep, end, prompt, params, mask)
+        self._stage.begin_vocabulary()
+
     def learn(self, position: int, hidden: Rows) -> None:
         """What the last layer made of the newest verified row [1, hidden]."""
         self._stage.learn(position, self._to_device(hidden)[0])

@@ -187,7 +187,7 @@ class DraftStage(Stage):
         super().__init__(model.model.layers[: head.info.exit_layer if head else layers], config, like)
         self._embed = model.model.embed_tokens
         self._head, self._lm_head = head, model.lm_head
-        self._vocabulary = self._new_vocabulary()
+        self.begin_vocabulary()
         self._head_stage = Stage(head.layers if head else [], config, like)
         self._exit_hidden = like.new_zeros(0, config.hidden_size)
         self._sibling_hidden: dict[int, Tensor] = {}  # [1, hidden] by position
@@ -203,10 +203,10 @@ class DraftStage(Stage):
         if self._vocabulary:
             self._vocabulary.follow(text)
 
-    def _new_vocabulary(self) -> DraftVocabulary | None:
-        if self._head is None or self._head.draft_ids is None:
-            return None
-        return DraftVocabulary(self._head.draft_ids, self._lm_head.weight)
+    def begin_vocabulary(self) -> None:
+        """Of another text."""
+        listed = self._head.draft_ids if self._head else None
+        self._vocabulary = None if listed is None else DraftVocabulary(listed, self._lm_head.weight)
 
     def reserve(self, capacity: int) -> None:
         super().reserve(capacity)
@@ -263,13 +263,13 @@ class DraftStage(Stage):
     def begin_text(self, length: int) -> None:
         super().begin_text(length)
         self._head_stage.begin_text(length)
-        self._vocabulary = self._new_vocabulary()
+        self.begin_vocabulary()
 
     def rollback(self, length: int) -> None:
         super().rollback(length)
         self._head_stage.rollback(length)
         if self._vocabulary:
-            self._vocabulary.roll_back(length)
+            self._vocabulary.text.roll_back(length)
         self._sibling_hidden.clear()
         if self._verified[0] >= length:
             self._verified = (-1, self._verified[1])

@@ -7,8 +7,9 @@ from support import loud_head, tiny_model, write_model
 
 from ppsd_rt import Committed, Engine, RunOptions, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.text_ids import MOST
 from ppsd_rt.pipeline.rounds import Drafted
-from ppsd_rt.reference.draft_vocabulary import MOST, DraftVocabulary
+from ppsd_rt.reference.draft_vocabulary import DraftVocabulary
 
 SIZE = 1000
 LISTED = range(0, SIZE, 50)
@@ -18,7 +19,7 @@ SCHEDULE = "eesd:length=4,stop_rule=fixed"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A model that repeats itself, and heads of the same weights: one lists few ids, the other these and the prompt's."""
+    """A model, and two heads of the same weights: one lists few ids, the other these and the prompt's."""
     folder = tmp_path_factory.mktemp("draft-vocabulary") / "model"
     shape = {"vocab_size": SIZE, "max_position_embeddings": 1024}
     write_model(folder, tiny_model(**shape), **shape)
@@ -30,7 +31,9 @@ def folder(tmp_path_factory):
 
 
 def load(folder, backend="cpu", head="few", **options):
-    return Engine.from_pretrained(folder, backend=backend, exit_head=folder / f"{head}.safetensors", threads=2, **options)
+    return Engine.from_pretrained(
+        folder, backend=backend, exit_head=folder / f"{head}.safetensors", threads=2, **options
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])

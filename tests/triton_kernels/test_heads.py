@@ -104,6 +104,29 @@ def test_heads(outputs, hidden, format, temperature, draft, penalty):
     assert torch.equal(run(x, norm, weight, 16, start, sampling, **settings)[0], whole[0]), "logits need not be stored"
 
 
+@pytest.mark.parametrize(
+    "params", [{}, {"temperature": 0.9}, {"temperature": 0.9, "top_k": 40}, {"temperature": 2.0, "top_p": 0.95}]
+)
+def test_outputs_without_an_id_are_not_there(params):
+    """A whole program of them too."""
+    norm, weight = head_of(96, 64)
+    sampling, x = sampling_words(SamplingParams(seed=SEED, **params), DEVICE), make(16, 64, seed=3)
+    ids = torch.arange(96, dtype=torch.int32, device=DEVICE) * 3 + 1
+    there = [*range(30), 40, 41]
+    some = torch.full_like(ids, -1)
+    some[there] = ids[there]
+    seconds = [
+        (torch.full((16,), -1, dtype=torch.int32, device=DEVICE), torch.full((16,), -1.0, device=DEVICE))
+        for _ in range(2)
+    ]
+    found = run(x, norm, weight, 7, 20, sampling, draft_ids=some, seconds=seconds[0])
+    few = run(x, norm, weight.rows(torch.tensor(there)), 7, 20, sampling, draft_ids=ids[there], seconds=seconds[1])
+    assert torch.equal(found[0], few[0])
+    close(found[1], few[1])
+    assert torch.equal(seconds[0][0], seconds[1][0])
+    close(seconds[0][1], seconds[1][1])
+
+
 def test_a_row_chooses_by_its_position_alone():
     """Row 5 of one pass and row 0 of another, at the same position, see the same noise."""
     norm, weight = head_of(96, 64)

@@ -1,6 +1,7 @@
 """The device's stages, launched eagerly: every order of launches commits what plain decoding in torch says."""
 
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,15 +14,17 @@ from support import slow, write_model
 import ppsd_rt.cuda.prompt
 from ppsd_rt.backend import Oracle
 from ppsd_rt.cpu.importance import importance_for
+from ppsd_rt.cuda.draft_vocabulary import DraftVocabulary
 from ppsd_rt.cuda.stages import DeviceStages
-from ppsd_rt.cuda.weights import DeviceWeights
+from ppsd_rt.cuda.weights import NO_ID, DeviceWeights
 from ppsd_rt.errors import UsageError
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.models.llama import from_numpy
+from ppsd_rt.models.text_ids import MOST
 from ppsd_rt.reference.stage import DraftStage, VerifyStage
 from ppsd_rt.sampling.params import SamplingParams
-from ppsd_rt.triton_kernels.linear import quantise, quantise_int4
+from ppsd_rt.triton_kernels.linear import Weight, quantise, quantise_int4
 from ppsd_rt.triton_kernels.state import (
     RECORD_ACCEPTED,
     RECORD_JUDGED,
@@ -151,6 +154,40 @@ def test_without_a_head_and_from_answer_to_answer(monkeypatch):
         assert told(records_of(stages, 4 * number + 1), prompt) == truth
 
 
+@pytest.mark.parametrize("format", ["float32", slow("int8"), "int4", slow("fp8")])
+def test_ids_of_the_text_may_be_drafted_too(format):
+    """Their rows are those that a head has which lists them; they are of one text."""
+    weights, ids = weights_of(model_of(num_hidden_layers=2), format=format), [5, 9]
+    of_text = [token for token in dict.fromkeys(PROMPT) if token not in ids]
+    few, more = (weights.with_random_head("layer", 1, listed) for listed in (ids, sorted([*ids, *of_text])))
+    stages = DeviceStages(few, 64)
+    for text in (PROMPT, [5, 9, 5], PROMPT):
+        stages.begin(text, GREEDY, end=40)
+        places = dict(zip(few.head.draft_ids.tolist(), few.head.lm_head.wide(), strict=True))
+        assert places.keys() - {NO_ID} == {*ids, *text}
+        listed = dict(zip(more.head.draft_ids.tolist(), more.head.lm_head.wide(), strict=True))
+        assert all(torch.equal(row, listed[token]) for token, row in places.items() if token != NO_ID)
+    drafts = set()
+    for seed in range(12):
+        stages.begin(PROMPT, SamplingParams(temperature=3.0, seed=seed), end=60, most=15, lookahead=15)
+        for _ in range(3):
+            stages.draft_step()
+        drafts |= set(stages.text[len(PROMPT) : len(PROMPT) + 3].tolist())
+    assert drafts <= {*ids, *PROMPT}
+    assert drafts & set(of_text)
+
+
+def test_the_newest_ids_of_a_text_take_the_places_of_the_oldest():
+    head = weights_of(model_of(num_hidden_layers=2)).with_random_head("layer", 1, [0]).head
+    rows = torch.arange(2 * MOST, dtype=torch.float32)[:, None].expand(-1, head.lm_head.inputs)
+    head = replace(head, rows=lambda ids: Weight(rows[ids]))
+    vocabulary, text = DraftVocabulary(head), [*range(1, MOST + 40), 3, 1]
+    for length in (10, 500, len(text)):
+        vocabulary.follow(text[:length])
+    assert set(head.draft_ids.tolist()) == {0, 1, 3, *range(42, MOST + 40)}
+    assert head.lm_head.values[1:, 0].tolist() == head.draft_ids[1:].tolist()
+
+
 def test_passes_beyond_the_end_are_void():
     model = model_of(num_hidden_layers=2)
     stages = DeviceStages(weights_of(model, "norm"), 32)
@@ -220,7 +257,7 @@ def test_int4_leaves_keys_values_and_the_lm_head_int8(tmp_path, monkeypatch, tie
     assert torch.equal(part.lm_head.wide(), weights.lm_head.wide())
     head = weights.with_head(HeadFile.norm(1, checkpoint, 40)).head.lm_head
     assert head.format == "int4"
-    assert torch.equal(head.wide(), quantise_int4(table[:40] if tied else weights.lm_head.wide()[:40]).wide())
+    assert torch.equal(head.wide()[:40], quantise_int4(table[:40] if tied else weights.lm_head.wide()[:40]).wide())
 
 
 def test_weights_count_their_bytes():
@@ -228,7 +265,7 @@ def test_weights_count_their_bytes():
     weights = weights_of(model, "layer", draft_ids=DRAFTABLE)
     layer = sum(p.nbytes for n, p in model.model.layers[0].named_parameters() if "norm" not in n)
     assert weights.bytes == 2 * layer + 4 * VOCAB * 32
-    assert weights.draft_bytes == 2 * layer + 4 * len(DRAFTABLE) * 32
+    assert weights.draft_bytes == 2 * layer + 4 * (len(DRAFTABLE) + MOST) * 32
     assert weights_of(model).draft_bytes == 0
     assert isinstance(weights.embedding, torch.Tensor)
     assert weights.lm_head.values.data_ptr() == weights.embedding.data_ptr(), "a tied LM head is not copied"
