@@ -88,8 +88,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Head:
-    """An exit head. draft_ids: int32 [outputs], ascending, then places for ids of the text (NO_ID: free), or None for the
-    whole vocabulary. rows: of such ids, as lm_head holds them.
+    """An exit head. draft_ids: int32 [outputs], ascending, then places for ids of the text (NO_ID: free), or None for
+    the whole vocabulary. rows: of such ids, as lm_head holds them.
 
     feedback: of a head of that kind its matrices, one below the other [DISTANCES * hidden, hidden], and its norm.
     """
