@@ -6,8 +6,9 @@
     confidence[r] = softmax(logits[r])[choice]                             unfiltered, at temperature 1
 
 id_i is i, or draft_ids[i], where W holds only the rows of a draft vocabulary; a negative one is never chosen. Penalty
-(Keskar et al., arXiv 1909.05858): a logit is divided by it (multiplied, if negative) when the id stands before p. first_seen[id] < p
-tells so of committed tokens; after state[KNOWN], up to where it certainly does, the text is looked at.
+(Keskar et al., arXiv 1909.05858): a logit is divided by it (multiplied, if negative) when the id stands before p.
+first_seen[id] < p tells so of committed tokens; after state[KNOWN], up to where it certainly does, the text is looked
+at.
 
 Each program of `heads_kernel` boils its outputs down to five numbers a row, `choose_kernel` the programs to one. What a
 request sets (seed, temperature, penalty, filters) stands in device memory, so that a captured launch serves every

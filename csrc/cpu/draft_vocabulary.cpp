@@ -7,8 +7,8 @@ namespace ppsd {
 
 DraftVocabulary::DraftVocabulary(const Kernels& kernels, const std::vector<int>& listed, const Tensor& lm_head, Format format)
     : kernels_(&kernels),
-      lm_head_(listed.empty() ? Tensor{} : lm_head),
-      size_(listed.empty() ? int(lm_head.rows) : int(listed.size())),
+      lm_head_(lm_head),
+      size_(int(listed.size())),
       ids_(listed),
       own_{format, 0, int(lm_head.columns)} {}
 

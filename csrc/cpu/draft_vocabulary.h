@@ -14,8 +14,8 @@ class DraftVocabulary {
   static constexpr int kMost = 512;   // ids of the text: the newest ones
 
   explicit DraftVocabulary(int outputs) : size_(outputs) {}   // a whole vocabulary
-  // listed: ascending, or empty: the whole vocabulary. lm_head: [vocabulary][hidden]; the rows of the text's ids are packed from it in
-  // this format. Not present: the text adds none.
+  // listed: ascending. lm_head: [vocabulary][hidden]; rows of the text's ids are packed from it in this format. Not present: the
+  // text adds none.
   DraftVocabulary(const Kernels& kernels, const std::vector<int>& listed, const Tensor& lm_head, Format format);
 
   // The text's ids so far. What it has of them depends on the text alone, not on when it was told.

@@ -46,7 +46,8 @@ std::vector<int> chosen_by(const Chunk& chunk, int first) {
 }  // namespace
 
 DraftVocabulary CpuModel::draft_vocabulary() const {
-  return {*kernels, draft_ids, eagle ? Tensor{nullptr, Stored::kFp32, lm_head.rows, lm_head.columns} : lm_head, drafting_head().lm_head.format};
+  if (draft_ids.empty()) return DraftVocabulary(shape.vocab_size);
+  return {*kernels, draft_ids, draft_rows, drafting_head().lm_head.format};
 }
 
 // -- draft -------------------------------------------------------------------------------------------------------------

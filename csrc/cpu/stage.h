@@ -28,6 +28,7 @@ struct CpuModel {
   PackedHead exit_head;                // its matrix may be `head`'s
   std::shared_ptr<const Eagle> eagle;  // or this, which reads what all layers make of the text
   std::vector<int> draft_ids;          // or empty: the whole vocabulary
+  Tensor draft_rows;                   // the LM head whose rows are drafted with for ids of the text; or not present
   std::vector<std::shared_ptr<const Memory>> memory;   // what the matrices lie in; models with other heads share it
   size_t packed_bytes = 0;
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..models.eagle3_head import Eagle3Head
 from ..models.llama import LlamaForCausalLM
+from .draft_vocabulary import DraftVocabulary
 from .stage import DraftStage, Stage, Taps, in_blocks, zeros
 
 
@@ -21,8 +22,8 @@ class EagleDraftStage(DraftStage):
     """
 
     def __init__(self, model: LlamaForCausalLM, head: Eagle3Head, taps: Taps) -> None:
-        super().__init__(model, None)
         self._eagle, self._taps = head, taps
+        super().__init__(model, None)
         self._own = Stage(head.layers, head.eagle.layer, self._like)
         self._sure = 0
         self._outputs = self._like.new_zeros(0, model.config.hidden_size)  # of the head's rows
@@ -32,7 +33,13 @@ class EagleDraftStage(DraftStage):
 
     @property
     def draft_ids(self) -> Tensor | None:
-        return self._eagle.draft_ids
+        return self._vocabulary.ids if self._vocabulary else self._eagle.draft_ids
+
+    def begin_vocabulary(self) -> None:
+        """Ids of the text may be drafted where the head's LM head holds the model's own rows."""
+        listed, rows = self._eagle.draft_ids, self._lm_head.weight
+        same = listed is not None and _same(self._eagle.lm_head.weight, rows[listed])
+        self._vocabulary = DraftVocabulary(listed, rows) if listed is not None and same else None
 
     def reserve(self, capacity: int) -> None:
         super().reserve(capacity)
@@ -70,7 +77,9 @@ class EagleDraftStage(DraftStage):
         while self._own.length < last:
             row = self._own.length
             self._run(self._eagle_rows(self._eagle.next_feature, self._outputs[row - 1 : row], row - 1))
-        return self._eagle_rows(self._eagle.logits, self._outputs[last - 1 : last], last - 1)[0]
+        output = self._outputs[last - 1 : last]
+        logits = self._eagle_rows(self._eagle.logits, output, last - 1)[0]
+        return self._vocabulary.logits(self._eagle.norm(output)[0], logits) if self._vocabulary else logits
 
     def _run(self, features: Tensor) -> None:
         """The head's next rows, whose features [count, hidden] these are."""
@@ -97,3 +106,8 @@ class EagleDraftStage(DraftStage):
         del self._ids[self.length :]
         self._sibling_ids.clear()
         self._forget(self.length)
+
+
+def _same(rows: Tensor, model: Tensor) -> bool:
+    """[n, hidden] each: but for rounding?"""
+    return bool(((rows - model).float().norm(dim=1) <= 0.01 * model.float().norm(dim=1)).all())

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from eagle_support import CASES, tensors_of, write_eagle3, write_knowing
-from safetensors.numpy import save_file
+from eagle_support import CASES, draft_ids, tensors_of, write_eagle3, write_knowing
+from safetensors.numpy import load_file, save_file
 from support import slow, tiny_model, write_model
 
 from ppsd_rt._native import Costs, StageCosts
@@ -53,6 +53,22 @@ def test_it_drafts_what_torch_drafts(folder, head):
         for schedule in ("eesd:stop_rule=fixed,length=5", "eesd:lookup=2,stop_rule=fixed,siblings=0.005"):
             expected, found = (drafts_of(engine, prompt, params, schedule) for engine in engines)
             assert found == expected, (prompt, schedule)
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_ids_of_the_text_are_drafted_where_the_heads_rows_are_the_models(folder, tmp_path, shares):
+    """A head that has trained its LM head has nothing to score other ids with."""
+    head = write_eagle3(tmp_path / "head")
+    tensors = load_file(head / "model.safetensors")
+    rows = load_file(folder / "model.safetensors")["model.embed_tokens.weight"][draft_ids("safeailab")]
+    tensors["lm_head.weight"] = rows if shares else rows + 0.1 * tensors["lm_head.weight"]
+    save_file(tensors, head / "model.safetensors")
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=2.0, seed=1)
+    told = [
+        drafts_of(load(folder, head, backend), PROMPT, params, "eesd:stop_rule=fixed") for backend in ("torch", "cpu")
+    ]
+    assert told[0] == told[1]
+    assert bool({token for _, token in told[0]} - set(draft_ids("safeailab").tolist())) == shares
 
 
 def test_a_head_that_is_often_right(tmp_path):
