@@ -261,7 +261,12 @@ def distill_options(parser: Parser) -> None:
     )
     kinds = "one head of each, in the same pass: feedback, layer, two-layer, adapter; ngram: only count, in minutes"
     group.add_argument("--kind", default="feedback", metavar="KIND[,KIND...]", help=kinds)
-    group.add_argument("--begin", type=named, metavar="HEAD", help="a head to go on from [the model's last layers]")
+    group.add_argument(
+        "--begin",
+        type=named,
+        metavar="HEAD",
+        help="a head to go on from; none: the model's last layers [with --prompts the head that ships, else none]",
+    )
     group.add_argument("--draft-vocabulary", default="4096", metavar="N[,N...]", help="most frequent ids; 0: all")
     group.add_argument(
         "--intermediate-size",
@@ -280,6 +285,16 @@ def distill_options(parser: Parser) -> None:
         help="several heads: FILE[-KIND][-E][-vN].safetensors",
     )
     group = parser.add_argument_group("data and training")
+    group.add_argument(
+        "--prompts",
+        type=named,
+        metavar="FILE",
+        help="prompts like those that the head is for, one a line or as JSON lines: the model answers them too, and a "
+        "tenth of them judges the head",
+    )
+    group.add_argument(
+        "--prompts-share", type=number, default=0.5, metavar="S", help="of the texts that answer --prompts [0.5]"
+    )
     group.add_argument(
         "--tokens",
         type=at_most(10**10),

@@ -23,6 +23,7 @@ from ..models.tokenizer import Tokenizer
 from .deduplication import Deduplication
 from .forecast import Forecast, sampling_speed, step_seconds
 from .mix import mix_of
+from .prompts import FAMILY, NO_PROMPTS, Prompts
 from .rate import Trial, ended, judging, next_rate, trial_steps
 from .samplers import NativeSampler, TorchSampler
 from .shards import STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
@@ -35,6 +36,7 @@ PEEK_TEXTS = 48  # greedy texts of such a look; the end uses all
 MOST_NATIVE_SLOTS = 64  # rows of one pass of the C++ engine
 WIDE = 1024  # from this hidden size on, a whole layer of the model is more than a head needs
 HELD_OUT = 0  # number of the shard that is never trained on
+TEXT_SETTINGS = ("model_hash", "slots", "seed", "format", "prompts", "prompts_share")  # that decide what is sampled
 
 
 def default_exit_layer(layers: int) -> int:
@@ -61,6 +63,8 @@ class Settings:
     seed: int
     format: str = ""  # that the C++ engine samples in; empty: torch samples
     begin: str = ""  # the hash of the head's file that training begins with; empty: the model's last layers
+    prompts: str = ""  # the hash of the user's prompts; empty: there are none
+    prompts_share: float = 0.0
     intermediate_size: int = 0  # of the heads' MLPs; 0: the model's
     feedback_rank: int = 0  # HeadInfo.feedback_rank
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -112,16 +116,20 @@ class Distillation:
         workers: int = 1,
         begin: HeadFile | None = None,
         tell: Callable[[str], None] = lambda text: None,
+        prompts: Prompts = NO_PROMPTS,
+        before: HeadFile | None = None,
     ) -> None:
         """text: the folder of the sampled text, which several runs can share; by default the run's own.
 
         judges: prompts that heads are judged by; text that holds one is not trained on.
         workers: processes that sample side by side on a CPU; they do not change what is sampled.
         begin: a head that training goes on from. tell: of what the user should know.
+        before: a head that the new ones are compared with, on held-out prompts.
         """
         self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
         self.settings, self.folder, self.text = settings, folder, text or folder
         self.judges, self.workers, self.begin, self.tell = judges, workers, begin, tell
+        self.prompts, self.before = prompts, before
         self.trials: list[Trial] = []
         self.judged = False  # the learning rate stays
         self.infos = [
@@ -144,14 +152,14 @@ class Distillation:
         mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
         keep = (*(layer for layer in settings.exit_layers if layer > 0), model.config.num_hidden_layers)
         keep = keep if self.infos else ()
-        self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep)
+        self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep, prompts)
 
     def prepare(self, resume: bool) -> None:
         """Claim the folders, or take up what an earlier run with the same settings left in them."""
         wanted = json.loads(json.dumps(asdict(self.settings)))
         if not _claim(self.folder / "settings.json", wanted) and not resume:
             raise PpsdError(f"{self.folder} holds an earlier run: add --resume, or choose another --work folder")
-        sampled = {name: wanted[name] for name in ("model_hash", "slots", "seed", "format")}
+        sampled = {name: wanted[name] for name in TEXT_SETTINGS}
         _claim(self.text / "text.json", {**sampled, "layers": list(self.plan.keep)}, at_least="layers")
         self.plan = replace(self.plan, keep=tuple(read_json_object(self.text / "text.json")["layers"]))
 
@@ -226,7 +234,19 @@ class Distillation:
         shares = self.trainer.accept(held_out, vocabularies)
         self.acceptance = [[share if held_out else None for share in of_head] for of_head in shares]
         self.coverage = [_coverage(held_out, ids) for ids in vocabularies]
-        self._log(step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out))
+        self._compare([text for text in held_out if self.plan.families[text.family] == FAMILY], vocabularies)
+        facts = {"of_prompts": self.of_prompts, "of_before": self.of_before} if self.held_out_prompts else {}
+        self._log(
+            step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out), **facts
+        )
+
+    def _compare(self, answers: Sequence[Text], vocabularies: Sequence[list[int] | None]) -> None:
+        """On greedy answers to held-out prompts: acceptance of each head and vocabulary, and of the head before."""
+        self.of_prompts, self.of_before = self.trainer.accept(answers, vocabularies), None
+        self.held_out_prompts = len(answers)
+        if self.before is not None and self.before.drafts and answers:
+            head = ExitHead.from_file(self.before, self.model)
+            ((self.of_before,),) = Trainer(self.model, [head], [], self.settings.train, 1).accept(answers)
 
     def _begin_training(self, texts: Sequence[Text], steps: int, rate: float) -> None:
         self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, steps, rate)
@@ -271,10 +291,13 @@ class Distillation:
             save_head(written[-1], info, {}, None, successors=self.successors)
         if not self.infos:
             return written
-        for head, shares in zip(self.trainer.heads, self.acceptance, strict=True):
-            for size, share, coverage in zip(self.settings.draft_vocabularies, shares, self.coverage, strict=True):
+        sizes = self.settings.draft_vocabularies
+        for head, *shares in zip(self.trainer.heads, self.acceptance, self.of_prompts, strict=True):
+            for size, share, of_prompts, coverage in zip(sizes, *shares, self.coverage, strict=True):
                 recipe = {**asdict(self.settings), "steps": self.trainer.step, "learning_rate": self.trainer.rate}
                 facts = {"held_out_greedy": share, "draft_vocabulary_coverage": coverage}
+                if self.held_out_prompts:
+                    facts["held_out_prompts"] = of_prompts
                 known = {name: round(value, 4) for name, value in facts.items() if value is not None}
                 head.info = replace(head.info, recipe=recipe, acceptance=known)
                 written.append(path(head.info, size))
@@ -286,7 +309,8 @@ class Distillation:
         special = [id for id in sorted(self.tokenizer.special_ids) if id < self.checkpoint.config.vocab_size]
         counts = Counter(id for text in texts for id in text.ids[text.answer :].tolist())
         frequent = [id for id, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-        return list(dict.fromkeys([*special, *frequent, *range(self.checkpoint.config.vocab_size)]))
+        known = [] if self.begin is None or self.begin.draft_ids is None else self.begin.draft_ids.tolist()
+        return list(dict.fromkeys([*special, *frequent, *known, *range(self.checkpoint.config.vocab_size)]))
 
     def _draft_ids(self, size: int) -> list[int] | None:
         return sorted(self.frequent[:size]) if size else None

@@ -6,6 +6,7 @@ text was written, and to compute them again would cost as much as the sampling d
 
 import multiprocessing
 import os
+import random
 import signal
 import threading
 import time
@@ -26,6 +27,7 @@ from ..cpu.backend import CpuBackend
 from ..errors import PpsdError
 from ..models.checkpoint import Array, Checkpoint, read_file, save
 from .mix import Mix
+from .prompts import FAMILY, NO_PROMPTS, Ids, Prompts
 from .samplers import NativeSampler, Sampler, States, TorchSampler
 from .self_text import MAX_ANSWER, Conversation, SelfText
 
@@ -70,14 +72,24 @@ class Plan:
     seed: int
     mix: Mix
     keep: tuple[int, ...]  # the layers whose hidden states are kept, in order
+    prompts: Prompts = NO_PROMPTS
 
     def missing(self) -> list[int]:
         return [number for number in range(self.shards) if not shard_path(self.folder, number).exists()]
 
+    def of_shard(self, number: int, seed: int) -> Iterator[tuple[Ids, bool]]:
+        """Its prompts. Of those that are its own all are answered: no answer takes more than MAX_ANSWER steps."""
+        own = max(1, int(self.prompts.share * self.slots * STEPS / MAX_ANSWER))
+        return self.prompts.of_shard(number, own, random.Random(seed))
 
-def capacity(mix: Mix, context: int) -> int:
-    """Tokens of the longest text that can come up, within the model's context."""
-    return min(mix.longest + MAX_ANSWER, context)
+    @property
+    def families(self) -> list[str]:
+        """Shards have the place of a text's family in this list."""
+        return [*self.mix.names, FAMILY]
+
+    def capacity(self, context: int) -> int:
+        """Tokens of the longest text that can come up, within the model's context."""
+        return min(max(self.mix.longest, self.prompts.longest) + MAX_ANSWER, context)
 
 
 def write_shards(plan: Plan, samplers: Samplers) -> Iterator[int]:
@@ -101,7 +113,7 @@ class NativeSamplers:
     def samplers(self, plan: Plan) -> Samplers:
         checkpoint = Checkpoint(self.checkpoint)
         backend = CpuBackend(checkpoint, self.format, "cpu", 1)
-        longest = capacity(plan.mix, checkpoint.config.max_position_embeddings)
+        longest = plan.capacity(checkpoint.config.max_position_embeddings)
         return lambda seed: NativeSampler(backend, plan.slots, longest, plan.keep)
 
     def write_shards(self, plan: Plan, workers: int) -> Iterator[int]:
@@ -148,7 +160,7 @@ def _terminal_blocked() -> Iterator[None]:
 
 
 def torch_samplers(model: Any, plan: Plan) -> Samplers:
-    longest = capacity(plan.mix, model.config.max_position_embeddings)
+    longest = plan.capacity(model.config.max_position_embeddings)
     return lambda seed: TorchSampler(model, plan.slots, longest, seed)
 
 
@@ -189,7 +201,7 @@ def _write_in_worker(number: int) -> None:
 def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Iterator[int]:
     """Sample one shard (slots * STEPS tokens) and save it whole; yields the tokens so far."""
     seed = plan.seed * 1_000_003 + number
-    generated = SelfText(samplers(seed), plan.mix, seed)
+    generated = SelfText(samplers(seed), plan.mix, seed, plan.prompts.share, plan.of_shard(number, seed))
     yield from generated.run(STEPS)
     metadata = {"seed": str(plan.seed), "slots": str(plan.slots)}
     rows = [c.states for c in generated.finished if c.states is not None]
@@ -197,9 +209,8 @@ def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Iterator[int]:
         states = np.concatenate(rows)
         by_layer = {str(layer): states[:, kind] for kind, layer in enumerate(plan.keep)}
         save(states_path(plan.folder, number), by_layer, metadata)
-    save(
-        shard_path(plan.folder, number), _pack(generated.finished, plan.mix), metadata
-    )  # last: it says that all is there
+    # Last: it says that all is there.
+    save(shard_path(plan.folder, number), _pack(generated.finished, plan.families), metadata)
 
 
 def read_shard(folder: Path, number: int) -> list[Text]:
@@ -233,15 +244,14 @@ def _read_shard(folder: Path, number: int) -> list[Text]:
     return [Text(ids, answer, bool(greedy), family, rows) for ids, answer, greedy, family, rows in facts]
 
 
-def _pack(conversations: Sequence[Conversation], mix: Mix) -> dict[str, Array]:
+def _pack(conversations: Sequence[Conversation], families: Sequence[str]) -> dict[str, Array]:
     def integers(values: Sequence[int]) -> Array:
         return np.array(values, dtype=np.int32)
 
-    names = [family.name for family in mix.families]
     return {
         "ids": integers([id for c in conversations for id in c.ids]),
         "lengths": integers([len(c.ids) for c in conversations]),
         "answers": integers([c.answer for c in conversations]),
         "greedy": integers([c.temperature == 0 for c in conversations]),
-        "families": integers([names.index(c.beginning.family) for c in conversations]),
+        "families": integers([families.index(c.beginning.family) for c in conversations]),
     }

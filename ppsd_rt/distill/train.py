@@ -138,7 +138,7 @@ class Trainer:
     def _teacher(self, texts: Sequence[Text], ids: Tensor) -> list[Tensor]:
         """-> each head's exit hidden states, then the last layer's (before the norm), [batch, longest, hidden]."""
         layers = [*(head.info.exit_layer for head in self.heads), self.model.config.num_hidden_layers]
-        if not all(text.states for text in texts):
+        if not all({layer for layer in layers if layer} <= text.states.keys() for text in texts):
             _, kept = self.model.forward_batch(ids, self._rope, keep=layers)
             return [kept[layer] for layer in layers]
         return [self._padded(texts, layer, ids) if layer else self.model.model.embed_tokens(ids) for layer in layers]
