@@ -19,9 +19,9 @@ from ..distill import run as distillation
 from ..distill.deduplication import Deduplication
 from ..distill.forecast import PAYS, Forecast, expected_speed
 from ..distill.prompts import LONGEST, NO_PROMPTS, Prompts, prompts_of
-from ..distill.rate import first_rate
+from ..distill.rate import GOES_ON, first_rate
 from ..distill.self_text import LEAST_ANSWER
-from ..distill.shards import STEPS
+from ..distill.shards import HELD_OUT_SLOTS, STEPS
 from ..distill.train import TrainSettings
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
@@ -64,7 +64,8 @@ def run(args: argparse.Namespace) -> None:
     before = _before(args, checkpoint)
     known = HeadFile.load(before, checkpoint) if before else None
     begin = known if known is not None and _begins(args, known.info, kinds, layers) else None
-    rate = args.learning_rate if args.learning_rate is not None else first_rate(checkpoint.config.hidden_size)
+    usual = first_rate(checkpoint.config.hidden_size) * (GOES_ON if begin else 1.0)
+    rate = args.learning_rate if args.learning_rate is not None else usual
     neurons, rank = _sizes_of_body(args, begin, checkpoint)
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
@@ -72,7 +73,7 @@ def run(args: argparse.Namespace) -> None:
         exit_layers=layers or (_exit_layer(begin, checkpoint),),
         tokens=TOKENS if args.tokens is None else args.tokens,
         draft_vocabularies=tuple(size if size < checkpoint.config.vocab_size else 0 for size in sizes),
-        slots=args.slots,
+        slots=distillation.MOST_NATIVE_SLOTS if args.slots is None else args.slots,
         seed=args.seed,
         format=_format(args, checkpoint),
         begin=hashlib.sha256(before.read_bytes()).hexdigest()[:16] if before and begin else "",
@@ -94,12 +95,15 @@ def run(args: argparse.Namespace) -> None:
             checkpoint, model, tokenizer, settings, work, text, judges, workers, begin, note, prompts, known
         )
 
-    begun = _begun(work)
+    begun = _begun(work, "tokens")
+    if args.slots is None:
+        settings = replace(settings, slots=_begun(work, "slots") or job_of(settings).usual_slots())
     if begun is None:
         forecast = job_of(settings).forecast()
         if args.hours is not None:
-            settings = replace(settings, tokens=_within(args.hours, forecast, args.slots))
-        _tell(forecast, settings, len(job_of(settings).plan.missing()))
+            settings = replace(settings, tokens=_within(args.hours, forecast, settings.slots))
+        plan = job_of(settings).plan
+        _tell(forecast, settings, plan.tokens(plan.missing()))
     elif args.hours is not None:
         settings = replace(settings, tokens=begun)
     job = job_of(settings)
@@ -162,12 +166,12 @@ def _exit_layer(begin: HeadFile | None, checkpoint: Checkpoint) -> int:
     return begin.info.exit_layer if begin else distillation.default_exit_layer(checkpoint.config.num_hidden_layers)
 
 
-def _begun(work: Path) -> int | None:
-    """The tokens that an earlier run in this folder has planned with; None: there is none."""
+def _begun(work: Path, name: str) -> int | None:
+    """A number that an earlier run in this folder has planned with; None: there is none."""
     if not (work / "settings.json").exists():
         return None
-    tokens = read_json_object(work / "settings.json").get("tokens")
-    return tokens if isinstance(tokens, int) else None
+    number = read_json_object(work / "settings.json").get(name)
+    return number if isinstance(number, int) else None
 
 
 def _within(hours: float, forecast: Forecast, slots: int) -> int:
@@ -176,22 +180,22 @@ def _within(hours: float, forecast: Forecast, slots: int) -> int:
         raise UsageError(f"--hours must be above 0, not {hours}")
     shards = forecast.shards_within(3600 * hours, slots)
     if shards == 0:
-        shard = slots * STEPS
-        least = (forecast.sampling(2 * shard) + forecast.training(shard)) / 3600
+        shard, held_out = slots * STEPS, min(slots, HELD_OUT_SLOTS) * STEPS
+        least = (forecast.sampling(shard + held_out) + forecast.training(shard)) / 3600
         raise UsageError(f"--hours {hours:g} is too short: the least that can be done takes about {least:.1f} here")
     return shards * slots * STEPS
 
 
-def _tell(forecast: Forecast, settings: distillation.Settings, missing: int) -> None:
-    """missing: shards, the held-out one among them, that no earlier run has sampled into this folder."""
+def _tell(forecast: Forecast, settings: distillation.Settings, sampled: int) -> None:
+    """sampled: tokens, held-out ones among them, that no earlier run has sampled into this folder."""
     shard = settings.slots * STEPS
-    tokens, sampled = settings.shards * shard, missing * shard
+    tokens = settings.shards * shard
     sampling, training = forecast.sampling(sampled), forecast.training(tokens)
     if tokens != settings.tokens:
         slots = f"{STEPS} in each of {settings.slots} slots; fewer --slots, smaller shards"
         note(f"--tokens {settings.tokens:,} becomes {tokens:,}: shards of {shard:,} ({slots}); one more is held out")
     text = f"sampling {sampled:,} tokens takes about {_duration(sampling)} on this machine"
-    if missing == 0:
+    if sampled == 0:
         text = "all of its text has been sampled"
     if settings.kinds != (NGRAM,):
         steps = max(1, round(forecast.steps(tokens)))

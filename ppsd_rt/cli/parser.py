@@ -305,7 +305,10 @@ def distill_options(parser: Parser) -> None:
         "--hours", type=number, metavar="H", help="as many tokens as can be sampled and trained on in H hours"
     )
     group.add_argument(
-        "--slots", type=at_most(10**5), default=64, metavar="N", help="texts sampled side by side; CPU: at most 64"
+        "--slots",
+        type=at_most(10**5),
+        metavar="N",
+        help="texts sampled side by side; CPU: at most 64 [64; as many as a GPU's memory holds]",
     )
     group.add_argument("--epochs", type=at_most(10**4), default=3, metavar="N", help="passes over the sampled text")
     group.add_argument("--batch-tokens", type=whole, default=4096, metavar="N", help="answer tokens per step")

@@ -25,17 +25,17 @@ from .forecast import Forecast, sampling_speed, step_seconds
 from .mix import mix_of
 from .prompts import FAMILY, NO_PROMPTS, Prompts
 from .rate import Trial, ended, judging, next_rate, trial_steps
-from .samplers import NativeSampler, TorchSampler
-from .shards import STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
+from .samplers import MOST_SLOTS, NativeSampler, Sampler, TorchSampler, slots_within
+from .shards import HELD_OUT, STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
 from .successors import count_successors, foreseen
 from .train import Trainer, TrainSettings, batches
 
 CHECKPOINT_SECONDS = 45.0  # an interruption loses less than a minute
 PEEK_STEPS = 25  # steps between looks at the held-out text
+READ_STEPS = {"cpu": 1, "cuda": 8}  # steps between reads of the losses, for which a GPU is waited for
 PEEK_TEXTS = 48  # greedy texts of such a look; the end uses all
 MOST_NATIVE_SLOTS = 64  # rows of one pass of the C++ engine
 WIDE = 1024  # from this hidden size on, a whole layer of the model is more than a head needs
-HELD_OUT = 0  # number of the shard that is never trained on
 TEXT_SETTINGS = ("model_hash", "slots", "seed", "format", "prompts", "prompts_share")  # that decide what is sampled
 
 
@@ -153,6 +153,17 @@ class Distillation:
         keep = (*(layer for layer in settings.exit_layers if layer > 0), model.config.num_hidden_layers)
         keep = keep if self.infos else ()
         self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep, prompts)
+        self.device = model.model.norm.weight.device
+        if self.device.type == "cuda":
+            torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape
+
+    def usual_slots(self) -> int:
+        """On a GPU as many as its memory has room for, but no more than the tokens to sample fill."""
+        if self.device.type != "cuda":
+            return MOST_NATIVE_SLOTS
+        longest = self.plan.capacity(self.model.config.max_position_embeddings)
+        room = slots_within(0.9 * torch.cuda.mem_get_info(self.device)[0], self.model, longest)
+        return max(1, min(room, MOST_SLOTS, self.settings.tokens // STEPS))
 
     def prepare(self, resume: bool) -> None:
         """Claim the folders, or take up what an earlier run with the same settings left in them."""
@@ -177,11 +188,13 @@ class Distillation:
         """In a method of its own: its model and KV caches are gone before a step of training is measured."""
         settings, config = self.settings, self.checkpoint.config
         longest = min(512, config.max_position_embeddings)
+        sampler: Sampler
         if settings.format:
             backend = CpuBackend(self.checkpoint, settings.format, "cpu", self.workers)
-            sampler = NativeSampler(backend, settings.slots, longest, self.plan.keep)
-            return sampling_speed(sampler, min(193, longest // 2))  # of which the texts share three blocks
-        return sampling_speed(TorchSampler(self.model, settings.slots, longest, settings.seed), 1)  # it attends to all
+            sampler = NativeSampler(backend, settings.slots, longest, self.plan.keep, ())
+        else:
+            sampler = TorchSampler(self.model, settings.slots, longest, settings.seed, ())
+        return sampling_speed(sampler, min(193, longest // 2))  # of which the texts share three blocks
 
     def sample(self) -> Iterator[Progress]:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""
@@ -191,7 +204,7 @@ class Distillation:
         else:
             written = write_shards(plan, torch_samplers(self.model, plan))
         for tokens in written:
-            yield Progress("sampling", tokens, plan.shards * plan.slots * STEPS)
+            yield Progress("sampling", tokens, plan.tokens(range(plan.shards)))
 
     def train(self) -> Iterator[Progress]:
         unique = Deduplication(self.tokenizer, self.judges)
@@ -209,26 +222,34 @@ class Distillation:
         self._begin_training(texts, len(plan), self.settings.train.learning_rate)
         self._load()
         acceptance: tuple[float, ...] = ()
-        losses: tuple[float, ...] = ()
+        losses: list[float] = []
         saved = time.monotonic()
+        trial = trial_steps(len(plan), self.settings.train.batch_tokens)
+        unread: list[torch.Tensor] = []
         while self.trainer.step < len(plan):
-            losses = tuple(self.trainer.learn(plan[self.trainer.step]))
-            if self._begins_anew(losses, len(plan)):
-                continue
+            unread.append(torch.stack([*self.trainer.learn(plan[self.trainer.step]), self.trainer.guess]))
             step = self.trainer.step
-            if step % PEEK_STEPS == 0 or step == len(plan):
+            peeks = step % PEEK_STEPS == 0 or step == len(plan)
+            if step % READ_STEPS[self.device.type] and step != trial and not peeks:
+                continue
+            read = torch.stack(unread).tolist()
+            unread = []
+            *losses, self.guess = read[-1]
+            if self._begins_anew(read, trial, len(plan)):
+                continue
+            if peeks:
                 shares = self.trainer.accept(held_out[:PEEK_TEXTS]) if held_out else []
                 acceptance = tuple(of_head[-1] for of_head in shares)
                 self._log(step=step, losses=losses, peek_acceptance=acceptance)
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self._save()
                 saved = time.monotonic()
-            yield Progress("training", step, len(plan), losses, acceptance)
+            yield Progress("training", step, len(plan), tuple(losses), acceptance)
         self._save()
-        if losses and not max(losses) < self.trainer.guess:
+        if losses and not max(losses) < self.guess:
             self.tell(
                 f"these heads have learned nothing: their loss is {max(losses):.2f}, and a guess by frequency has "
-                f"{self.trainer.guess:.2f}; sample more --tokens, or give a lower --learning-rate"
+                f"{self.guess:.2f}; sample more --tokens, or give a lower --learning-rate"
             )
         vocabularies = [self._draft_ids(size) for size in self.settings.draft_vocabularies]
         shares = self.trainer.accept(held_out, vocabularies)
@@ -252,13 +273,13 @@ class Distillation:
         self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, steps, rate)
         self.trial: list[tuple[float, float]] = []  # of the first steps: the best head's loss, and that of a guess
 
-    def _begins_anew(self, losses: Sequence[float], steps: int) -> bool:
-        """With another learning rate, where the first steps have taught nothing."""
-        length = trial_steps(steps, self.settings.train.batch_tokens)
-        if self.trainer.step > length or self.judged:
+    def _begins_anew(self, read: Sequence[Sequence[float]], trial: int, steps: int) -> bool:
+        """With another learning rate, where the first `trial` steps have taught nothing. read: of each step since the
+        last time the losses of the heads and of a guess."""
+        if self.trainer.step > trial or self.judged:
             return False
-        self.trial.append((judging(losses), self.trainer.guess))
-        if self.trainer.step < length:
+        self.trial += [(judging(losses), guess) for *losses, guess in read]
+        if self.trainer.step < trial:
             return False
         self.trials.append(ended(self.trainer.rate, *zip(*self.trial, strict=True)))
         last = self.trials[-1]
@@ -269,7 +290,7 @@ class Distillation:
             return False
         goes_on = "goes on all the same, for no rate did better" if rate is None else f"begins anew with {rate:.2g}"
         self.tell(
-            f"a learning rate of {last.rate:.2g} teaches nothing: after {length} steps the loss is "
+            f"a learning rate of {last.rate:.2g} teaches nothing: after {trial} steps the loss is "
             f"{last.loss:.2f}, and a guess by frequency has {last.guess:.2f}; training {goes_on}"
         )
         if rate is None:

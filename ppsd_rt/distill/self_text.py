@@ -58,11 +58,11 @@ class SelfText:
         self.slots = [self._begin(self._new()) for _ in range(sampler.slots)]
 
     def run(self, steps: int) -> Iterator[int]:
-        """Write in every slot for `steps` passes; yields after each pass the number of rows so far."""
-        for step in range(1, steps + 1):
+        """Write in every slot for `steps` passes; yields after each of the sampler's steps the rows so far."""
+        for done in range(0, steps, self.sampler.stride):
             self.sampler.step()
             self.slots = [self._go_on(*slot) if slot[1].over else slot for slot in self.slots]
-            yield step * len(self.slots)
+            yield min(done + self.sampler.stride, steps) * len(self.slots)
         self.sampler.stop()
         for conversation, text in self.slots:
             if conversation.answer and text.written:
@@ -86,7 +86,7 @@ class SelfText:
         temperature, most = slot.question_temperature, slot.beginning.most_question
         if slot.answer:
             temperature, most = slot.temperature, min(MAX_ANSWER, self.sampler.capacity - len(slot.ids))
-        return slot, self.sampler.write(slot.ids, temperature, slot.seed, most, self.mix.end_ids)
+        return slot, self.sampler.write(slot.ids, temperature, slot.seed, most)
 
     def _go_on(self, slot: Conversation, text: Writing) -> tuple[Conversation, Writing]:
         if slot.answer:
