@@ -134,11 +134,11 @@ class EagleTrainer(Trainer):
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             return self.heads[0].logits(output).float()
 
-    def _backward(self, part: Sequence[int], total_rows: int) -> list[float]:
+    def _backward(self, part: Sequence[int], total_rows: int) -> Tensor:
         outputs, last, _ = self._outputs([self.texts[index] for index in part])
         leaves = [output.detach().requires_grad_() for output in outputs]
         shares = LATER ** torch.arange(self.steps_of_head)
-        total = 0.0
+        total = torch.zeros(1)
         for start in range(0, len(last), CHUNK):  # in chunks, for logits are large
             chunk = slice(start, start + CHUNK)
             target, least, guess = self._target(self.model.model.norm(last[chunk]))
@@ -146,9 +146,9 @@ class EagleTrainer(Trainer):
             for leaf, share in zip(leaves, (shares / shares.sum()).tolist(), strict=True):
                 off = -(target * self._head_logits(leaf[chunk]).log_softmax(-1)).sum() - least
                 (share * off / total_rows).backward()
-                total += share * float(off.detach())
+                total += share * off.detach()
         torch.autograd.backward(outputs, [leaf.grad for leaf in leaves])
-        return [total / total_rows]
+        return total / total_rows
 
     @torch.no_grad()
     def accept(self, texts: Sequence[Text], vocabularies: Sequence[Any] = (None,)) -> list[list[float]]:

@@ -66,7 +66,8 @@ def write_given(plan: Plan, held_out: Path, checkpoint: Checkpoint, tokenizer: T
         return
     each = plan.slots * STEPS // PIECE  # texts of a shard
     texts = pieces(tokenizer, each * (plan.shards - 1))
-    sampler = NativeSampler(CpuBackend(checkpoint, dtype, "cpu", os.cpu_count() or 1), plan.slots, PIECE + 1, plan.keep)
+    backend = CpuBackend(checkpoint, dtype, "cpu", os.cpu_count() or 1)
+    sampler = NativeSampler(backend, plan.slots, PIECE + 1, plan.keep, ())
     for number in plan.missing():
         mine = texts[each * (number - 1) : each * number]
         states = np.concatenate([read(sampler, mine[at : at + plan.slots]) for at in range(0, each, plan.slots)])
@@ -82,7 +83,7 @@ def write_given(plan: Plan, held_out: Path, checkpoint: Checkpoint, tokenizer: T
 
 def read(sampler: NativeSampler, ids: np.ndarray) -> np.ndarray:
     """Hidden states of texts side by side, [texts, PIECE, kinds, hidden] bfloat16 bits."""
-    texts = [sampler.write(text.tolist(), 0.0, 0, 1, ()) for text in ids]
+    texts = [sampler.write(text.tolist(), 0.0, 0, 1) for text in ids]
     while not all(text.over for text in texts):
         sampler.step()
     return np.stack([text.states() for text in texts])

@@ -63,15 +63,17 @@ class Feedback(nn.Module):
     def along(self, x: Tensor, last: Tensor, distances: Tensor) -> Tensor:
         """x, last [batch, rows, hidden]: whole texts, `last` after the last layer; distances [batch, rows] int64.
 
-        A row whose distance is 0 or beyond DISTANCES receives nothing.
+        A row whose distance is 0 or beyond DISTANCES receives nothing. distances are on the CPU, wherever the others
+        are: a GPU would have to be waited for.
         """
-        heard = torch.zeros_like(x)
-        places = torch.arange(x.shape[1], device=x.device)
-        for distance in range(1, DISTANCES + 1):
-            texts, rows = ((distances == distance) & (places >= distance)).nonzero(as_tuple=True)
-            verified = last[texts, rows - distance]
-            heard[texts, rows] = self.get_submodule(str(distance))(self._said(verified)).to(x.dtype)
-        return x + heard
+        places = torch.arange(x.shape[1])
+        steps = range(1, DISTANCES + 1)
+        found = [((distances == step) & (places >= step)).flatten().nonzero()[:, 0] for step in steps]
+        rows = torch.cat(found).to(x.device, non_blocking=True).split([len(some) for some in found])
+        heard, last = torch.zeros_like(x).flatten(0, 1), last.flatten(0, 1)
+        for step, some in zip(steps, rows, strict=True):
+            heard[some] = self.get_submodule(str(step))(self._said(last[some - step])).to(x.dtype)
+        return x + heard.view_as(x)
 
 
 class ExitHead(nn.Module):

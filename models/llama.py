@@ -185,14 +185,19 @@ def to_numpy(tensor: Tensor) -> Array:
     return tensor.contiguous().view(torch.uint16).numpy() if tensor.dtype == torch.bfloat16 else tensor.numpy()
 
 
-def causal_attention(rope: Rope) -> Attend:
-    """attend() over whole sequences [batch, length, heads, head_dim] that begin at position 0."""
+def causal_attention(rope: Rope, keep: Callable[[Tensor, Tensor], None] | None = None) -> Attend:
+    """attend() over whole sequences [batch, length, heads, head_dim] that begin at position 0.
+
+    keep: hears of the rotated keys and of the values, [batch, kv heads, length, head_dim].
+    """
 
     def attend(q: Tensor, k: Tensor, v: Tensor, how: LayerAttention) -> Tensor:
         length = q.shape[-3]
         if how.rotary:
             q, k = rope.rotate(q, slice(0, length)), rope.rotate(k, slice(0, length))
         q, k, v = (t.transpose(-3, -2) for t in (q, k, v))
+        if keep is not None:
+            keep(k, v)
         seen = None
         if how.window is not None and how.window < length:
             seen = torch.ones(length, length, dtype=torch.bool, device=q.device).tril().triu(1 - how.window)

@@ -42,9 +42,9 @@ class OwnHeads(Trainer):
         return (self._lm_head.float() + rate * self.changes[number]).to(self.dtype) if rate else self._lm_head
 
     @torch.no_grad()
-    def _loss(self, hidden: Sequence[Tensor], teacher: Tensor) -> tuple[list[float], list[Tensor], float]:
+    def _loss(self, hidden: Sequence[Tensor], teacher: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
         """As of Trainer, which says what the loss is. The sums of the changes' gradients are kept for _backward."""
-        losses, guess = [0.0] * len(hidden), 0.0
+        losses, guess = torch.zeros(len(hidden)), torch.zeros(())
         gradients: list[list[Tensor]] = [[] for _ in hidden]
         rows = [self._rows_of(number) for number in range(len(hidden))]
         self._sums = [torch.zeros_like(change) for change in self.changes]
@@ -55,14 +55,14 @@ class OwnHeads(Trainer):
             for number, (h, rate) in enumerate(zip(hidden, FORMS.values(), strict=True)):
                 x = h[chunk].to(self.dtype)
                 log_q = (x @ rows[number].t()).float().log_softmax(-1)
-                losses[number] += -float((target * log_q).sum()) - least
+                losses[number] -= (target * log_q).sum() + least
                 off = (log_q.exp_() - target).to(self.dtype)
                 gradients[number].append(off @ rows[number])
                 if rate:
                     self._sums[number] += rate * (off.t() @ x).float()
         return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)], guess
 
-    def _backward(self, part: Sequence[int], total_rows: int) -> list[float]:
+    def _backward(self, part: Sequence[int], total_rows: int) -> Tensor:
         losses = super()._backward(part, total_rows)
         for change, added in zip(self.changes, self._sums, strict=True):
             change.grad = added / total_rows if change.grad is None else change.grad + added / total_rows
@@ -130,7 +130,7 @@ def measured(tokens: int, seed: int) -> dict[str, Any]:
         losses = trainer.learn(batch)
     shares = trainer.foresees(held_out)
     judged = sum(len(text.ids) - text.answer for text in held_out)
-    return {"tokens": tokens, "judged": judged, "steps": len(plan), "losses": losses, "acceptance": shares}
+    return {"tokens": tokens, "judged": judged, "steps": len(plan), "losses": losses.tolist(), "acceptance": shares}
 
 
 def table(found: Found) -> str:

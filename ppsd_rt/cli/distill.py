@@ -5,7 +5,7 @@ import hashlib
 import math
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,17 +16,20 @@ from ..backends import check_machine
 from ..cpu.backend import CpuBackend
 from ..cpu.formats import DEFAULT_FORMAT, refuses
 from ..distill import run as distillation
+from ..distill.deduplication import Deduplication
 from ..distill.forecast import PAYS, Forecast, expected_speed
-from ..distill.rate import first_rate
-from ..distill.shards import STEPS
+from ..distill.prompts import LONGEST, NO_PROMPTS, Prompts, prompts_of
+from ..distill.rate import GOES_ON, first_rate
+from ..distill.self_text import LEAST_ANSWER
+from ..distill.shards import HELD_OUT_SLOTS, STEPS
 from ..distill.train import TrainSettings
 from ..engine import Engine
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Checkpoint
 from ..models.files import read_json_object
-from ..models.head_file import NGRAM, HeadFile, HeadInfo, read_info
+from ..models.head_file import NGRAM, HeadFile, HeadInfo, find_shipped, read_info
 from ..models.resolve import resolve_model
-from ..models.tokenizer import load_tokenizer
+from ..models.tokenizer import Tokenizer, load_tokenizer
 from ..printable import printable, quoted
 from ..reference.backend import TorchBackend, pick_device
 from . import signals
@@ -56,19 +59,26 @@ def run(args: argparse.Namespace) -> None:
     folder = resolve_model(args.model)
     checkpoint = Checkpoint(folder)
     tokenizer = load_tokenizer(folder, checkpoint.config.vocab_size)
-    begin = HeadFile.load(Path(args.begin), checkpoint) if args.begin else None
-    rate = args.learning_rate if args.learning_rate is not None else first_rate(checkpoint.config.hidden_size)
+    judges = [prompt.prompt for prompt in prompt_reader()(args.judged_by)]
+    prompts = _prompts(args, tokenizer, checkpoint, judges)
+    before = _before(args, checkpoint)
+    known = HeadFile.load(before, checkpoint) if before else None
+    begin = known if known is not None and _begins(args, known.info, kinds, layers) else None
+    usual = first_rate(checkpoint.config.hidden_size) * (GOES_ON if begin else 1.0)
+    rate = args.learning_rate if args.learning_rate is not None else usual
     neurons, rank = _sizes_of_body(args, begin, checkpoint)
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
         kinds=kinds,
-        exit_layers=layers or (distillation.default_exit_layer(checkpoint.config.num_hidden_layers),),
+        exit_layers=layers or (_exit_layer(begin, checkpoint),),
         tokens=TOKENS if args.tokens is None else args.tokens,
         draft_vocabularies=tuple(size if size < checkpoint.config.vocab_size else 0 for size in sizes),
-        slots=args.slots,
+        slots=distillation.MOST_NATIVE_SLOTS if args.slots is None else args.slots,
         seed=args.seed,
         format=_format(args, checkpoint),
-        begin=hashlib.sha256(Path(args.begin).read_bytes()).hexdigest()[:16] if args.begin else "",
+        begin=hashlib.sha256(before.read_bytes()).hexdigest()[:16] if before and begin else "",
+        prompts=prompts.hash,
+        prompts_share=prompts.share,
         intermediate_size=neurons,
         feedback_rank=rank,
         train=TrainSettings(learning_rate=rate, batch_tokens=args.batch_tokens, epochs=args.epochs),
@@ -78,20 +88,22 @@ def run(args: argparse.Namespace) -> None:
     ).model
     work = Path(args.work or f"{Path(args.out).with_suffix('')}-work")
     text = Path(args.text) if args.text else None
-    judges = [prompt.prompt for prompt in prompt_reader()(args.judged_by)]
     workers = args.threads or os.cpu_count() or 1
 
     def job_of(settings: distillation.Settings) -> distillation.Distillation:
         return distillation.Distillation(
-            checkpoint, model, tokenizer, settings, work, text, judges, workers, begin, note
+            checkpoint, model, tokenizer, settings, work, text, judges, workers, begin, note, prompts, known
         )
 
-    begun = _begun(work)
+    begun = _begun(work, "tokens")
+    if args.slots is None:
+        settings = replace(settings, slots=_begun(work, "slots") or job_of(settings).usual_slots())
     if begun is None:
         forecast = job_of(settings).forecast()
         if args.hours is not None:
-            settings = replace(settings, tokens=_within(args.hours, forecast, args.slots))
-        _tell(forecast, settings, len(job_of(settings).plan.missing()))
+            settings = replace(settings, tokens=_within(args.hours, forecast, settings.slots))
+        plan = job_of(settings).plan
+        _tell(forecast, settings, plan.tokens(plan.missing()))
     elif args.hours is not None:
         settings = replace(settings, tokens=begun)
     job = job_of(settings)
@@ -103,24 +115,63 @@ def run(args: argparse.Namespace) -> None:
         complain(f"{signals.said()}; the same command with --resume goes on from {work}")
         raise
     for file in job.save(path):
-        info = read_info(file)
-        if info.kind == NGRAM:
-            right = _share(info.acceptance.get("held_out_greedy"))
-            print(printable(f"{file}: {len(job.successors):,} successors, of held-out tokens they foresee {right}"))
-            continue
-        right, known = (_share(info.acceptance.get(n)) for n in ("held_out_greedy", "draft_vocabulary_coverage"))
-        head = f"{info.kind} after layer {info.exit_layer}"
-        print(printable(f"{file}: {head}, held-out acceptance {right}, vocabulary covers {known}"))
-        if settings.format and (acceptance := info.acceptance.get("held_out_greedy")) is not None:
+        for line in _told(job, file, before):
+            print(printable(f"{file}: {line}"))
+        acceptance = read_info(file).acceptance.get("held_out_greedy")
+        if job.infos and settings.format and acceptance is not None:
             print(printable(f"{file}: {_worth(folder, file, settings.format, args.threads, acceptance)}"))
 
 
-def _begun(work: Path) -> int | None:
-    """The tokens that an earlier run in this folder has planned with; None: there is none."""
+def _told(job: distillation.Distillation, file: Path, before: Path | None) -> Iterator[str]:
+    """Of a head that has been trained. before: the head that it is compared with."""
+    info = read_info(file)
+    right = _share(info.acceptance.get("held_out_greedy"))
+    if info.kind == NGRAM:
+        yield f"{len(job.successors):,} successors, of held-out tokens they foresee {right}"
+        return
+    known = _share(info.acceptance.get("draft_vocabulary_coverage"))
+    yield f"{info.kind} after layer {info.exit_layer}, held-out acceptance {right}, vocabulary covers {known}"
+    if (now := info.acceptance.get("held_out_prompts")) is not None:
+        was = "" if job.of_before is None else f"{job.of_before:.3f} before ({before}), "
+        yield f"on {job.held_out_prompts} held-out prompts acceptance {was}{now:.3f} now"
+
+
+def _prompts(args: argparse.Namespace, tokenizer: Tokenizer, checkpoint: Checkpoint, judges: Sequence[str]) -> Prompts:
+    """What --prompts holds, without what heads are judged by."""
+    if args.prompts is None:
+        return NO_PROMPTS
+    longest = min(LONGEST, checkpoint.config.max_position_embeddings - LEAST_ANSWER)
+    messages = [
+        prompt.messages or ({"role": "user", "content": prompt.prompt},) for prompt in prompt_reader()(args.prompts)
+    ]
+    leaking = Deduplication(tokenizer, judges).leaking
+    return prompts_of(messages, tokenizer, leaking, args.prompts_share, longest, args.seed, note)
+
+
+def _before(args: argparse.Namespace, checkpoint: Checkpoint) -> Path | None:
+    """The head that there is before: that of --begin, or for --prompts the one that ships."""
+    if args.begin not in (None, "none"):
+        return Path(args.begin)
+    return find_shipped(checkpoint.hash) if args.prompts is not None else None
+
+
+def _begins(args: argparse.Namespace, before: HeadInfo, kinds: Sequence[str], layers: Sequence[int]) -> bool:
+    """Does training go on from this head? Where --begin says nothing, it does if one just like it is to be trained."""
+    same = (before.kind,) == tuple(kinds) and tuple(layers or (before.exit_layer,)) == (before.exit_layer,)
+    return same if args.begin is None else bool(args.begin != "none")
+
+
+def _exit_layer(begin: HeadFile | None, checkpoint: Checkpoint) -> int:
+    """Where nothing is said."""
+    return begin.info.exit_layer if begin else distillation.default_exit_layer(checkpoint.config.num_hidden_layers)
+
+
+def _begun(work: Path, name: str) -> int | None:
+    """A number that an earlier run in this folder has planned with; None: there is none."""
     if not (work / "settings.json").exists():
         return None
-    tokens = read_json_object(work / "settings.json").get("tokens")
-    return tokens if isinstance(tokens, int) else None
+    number = read_json_object(work / "settings.json").get(name)
+    return number if isinstance(number, int) else None
 
 
 def _within(hours: float, forecast: Forecast, slots: int) -> int:
@@ -129,22 +180,22 @@ def _within(hours: float, forecast: Forecast, slots: int) -> int:
         raise UsageError(f"--hours must be above 0, not {hours}")
     shards = forecast.shards_within(3600 * hours, slots)
     if shards == 0:
-        shard = slots * STEPS
-        least = (forecast.sampling(2 * shard) + forecast.training(shard)) / 3600
+        shard, held_out = slots * STEPS, min(slots, HELD_OUT_SLOTS) * STEPS
+        least = (forecast.sampling(shard + held_out) + forecast.training(shard)) / 3600
         raise UsageError(f"--hours {hours:g} is too short: the least that can be done takes about {least:.1f} here")
     return shards * slots * STEPS
 
 
-def _tell(forecast: Forecast, settings: distillation.Settings, missing: int) -> None:
-    """missing: shards, the held-out one among them, that no earlier run has sampled into this folder."""
+def _tell(forecast: Forecast, settings: distillation.Settings, sampled: int) -> None:
+    """sampled: tokens, held-out ones among them, that no earlier run has sampled into this folder."""
     shard = settings.slots * STEPS
-    tokens, sampled = settings.shards * shard, missing * shard
+    tokens = settings.shards * shard
     sampling, training = forecast.sampling(sampled), forecast.training(tokens)
     if tokens != settings.tokens:
         slots = f"{STEPS} in each of {settings.slots} slots; fewer --slots, smaller shards"
         note(f"--tokens {settings.tokens:,} becomes {tokens:,}: shards of {shard:,} ({slots}); one more is held out")
     text = f"sampling {sampled:,} tokens takes about {_duration(sampling)} on this machine"
-    if missing == 0:
+    if sampled == 0:
         text = "all of its text has been sampled"
     if settings.kinds != (NGRAM,):
         steps = max(1, round(forecast.steps(tokens)))

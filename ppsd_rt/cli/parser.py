@@ -261,7 +261,12 @@ def distill_options(parser: Parser) -> None:
     )
     kinds = "one head of each, in the same pass: feedback, layer, two-layer, adapter; ngram: only count, in minutes"
     group.add_argument("--kind", default="feedback", metavar="KIND[,KIND...]", help=kinds)
-    group.add_argument("--begin", type=named, metavar="HEAD", help="a head to go on from [the model's last layers]")
+    group.add_argument(
+        "--begin",
+        type=named,
+        metavar="HEAD",
+        help="a head to go on from; none: the model's last layers [with --prompts the head that ships, else none]",
+    )
     group.add_argument("--draft-vocabulary", default="4096", metavar="N[,N...]", help="most frequent ids; 0: all")
     group.add_argument(
         "--intermediate-size",
@@ -281,6 +286,16 @@ def distill_options(parser: Parser) -> None:
     )
     group = parser.add_argument_group("data and training")
     group.add_argument(
+        "--prompts",
+        type=named,
+        metavar="FILE",
+        help="prompts like those that the head is for, one a line or as JSON lines: the model answers them too, and a "
+        "tenth of them judges the head",
+    )
+    group.add_argument(
+        "--prompts-share", type=number, default=0.5, metavar="S", help="of the texts that answer --prompts [0.5]"
+    )
+    group.add_argument(
         "--tokens",
         type=at_most(10**10),
         metavar="N",
@@ -290,7 +305,10 @@ def distill_options(parser: Parser) -> None:
         "--hours", type=number, metavar="H", help="as many tokens as can be sampled and trained on in H hours"
     )
     group.add_argument(
-        "--slots", type=at_most(10**5), default=64, metavar="N", help="texts sampled side by side; CPU: at most 64"
+        "--slots",
+        type=at_most(10**5),
+        metavar="N",
+        help="texts sampled side by side; CPU: at most 64 [64; as many as a GPU's memory holds]",
     )
     group.add_argument("--epochs", type=at_most(10**4), default=3, metavar="N", help="passes over the sampled text")
     group.add_argument("--batch-tokens", type=whole, default=4096, metavar="N", help="answer tokens per step")

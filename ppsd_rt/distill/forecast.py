@@ -12,7 +12,7 @@ from ..models.llama import LlamaForCausalLM
 from ..pipeline.schedule import MAX_CHUNK
 from ..planning.closed_forms import draft_then_verify
 from .samplers import Sampler
-from .shards import STEPS, Text
+from .shards import HELD_OUT_SLOTS, STEPS, Text
 from .train import Trainer, TrainSettings
 
 ANSWERED = 0.65  # of what is sampled, the share that heads are trained on (docs/history/exit-heads.md: 3769 steps)
@@ -42,19 +42,19 @@ class Forecast:
 
     def shards_within(self, seconds: float, slots: int) -> int:
         """Shards of training text that can be sampled, with one that is held out, and trained on; perhaps none."""
-        shard = slots * STEPS
-        return max(0, int((seconds - self.sampling(shard)) / (self.sampling(shard) + self.training(shard))))
+        shard, held_out = slots * STEPS, min(slots, HELD_OUT_SLOTS) * STEPS
+        return max(0, int((seconds - self.sampling(held_out)) / (self.sampling(shard) + self.training(shard))))
 
 
 def sampling_speed(sampler: Sampler, begin: int, clock: Clock = time.perf_counter, steps: int = 6) -> float:
     """Tokens a second, of texts that begin with so many tokens."""
-    texts = [sampler.write([0] * begin, 0.0, 0, steps + 1, ()) for _ in range(sampler.slots)]
-    while not all(text.written for text in texts):  # warms up
+    texts = [sampler.write([0] * begin, 0.0, 0, steps * sampler.stride + 1) for _ in range(sampler.slots)]
+    while not all(text.begun for text in texts):  # warms up
         sampler.step()
     before = clock()
     for _ in range(steps - 1):
         sampler.step()
-    return sampler.slots * (steps - 1) / (clock() - before)
+    return sampler.slots * sampler.stride * (steps - 1) / (clock() - before)
 
 
 def step_seconds(
@@ -75,9 +75,9 @@ def step_seconds(
         rows = torch.randn(length, config.hidden_size, generator=generator).bfloat16().view(torch.uint16).numpy()
         texts.append(Text(ids, answer, True, states=dict.fromkeys(layers, rows)))
     trainer = Trainer(model, heads, texts, settings, steps=2)
-    trainer.learn(range(len(texts)))
+    trainer.learn(range(len(texts))).tolist()  # which waits for a GPU
     before = clock()
-    trainer.learn(range(len(texts)))
+    trainer.learn(range(len(texts))).tolist()
     return clock() - before
 
 

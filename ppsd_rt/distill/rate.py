@@ -16,6 +16,7 @@ KNOWN_WIDTH, KNOWN_RATE = 576, 5e-3
 EXPONENT = 2.35  # through both widths above
 TRIAL = 25  # steps, or more of smaller batches, after which heads are judged, unless there are not twice as many
 TRIAL_TOKENS = TRIAL * 4096  # at least
+GOES_ON = 0.6  # of that rate, for a head that has been trained before (docs/history/exit-heads.md)
 LOWER = 3.0  # the next rate is so much lower
 MOST_TRIALS = 5
 

@@ -23,18 +23,20 @@ from ..models.tokenizer import Tokenizer
 from .deduplication import Deduplication
 from .forecast import Forecast, sampling_speed, step_seconds
 from .mix import mix_of
+from .prompts import FAMILY, NO_PROMPTS, Prompts
 from .rate import Trial, ended, judging, next_rate, trial_steps
-from .samplers import NativeSampler, TorchSampler
-from .shards import STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
+from .samplers import MOST_SLOTS, NativeSampler, Sampler, TorchSampler, slots_within
+from .shards import HELD_OUT, STEPS, NativeSamplers, Plan, Text, read_shard, torch_samplers, write_shards
 from .successors import count_successors, foreseen
 from .train import Trainer, TrainSettings, batches
 
 CHECKPOINT_SECONDS = 45.0  # an interruption loses less than a minute
 PEEK_STEPS = 25  # steps between looks at the held-out text
+READ_STEPS = {"cpu": 1, "cuda": 8}  # steps between reads of the losses, for which a GPU is waited for
 PEEK_TEXTS = 48  # greedy texts of such a look; the end uses all
 MOST_NATIVE_SLOTS = 64  # rows of one pass of the C++ engine
 WIDE = 1024  # from this hidden size on, a whole layer of the model is more than a head needs
-HELD_OUT = 0  # number of the shard that is never trained on
+TEXT_SETTINGS = ("model_hash", "slots", "seed", "format", "prompts", "prompts_share")  # that decide what is sampled
 
 
 def default_exit_layer(layers: int) -> int:
@@ -61,6 +63,8 @@ class Settings:
     seed: int
     format: str = ""  # that the C++ engine samples in; empty: torch samples
     begin: str = ""  # the hash of the head's file that training begins with; empty: the model's last layers
+    prompts: str = ""  # the hash of the user's prompts; empty: there are none
+    prompts_share: float = 0.0
     intermediate_size: int = 0  # of the heads' MLPs; 0: the model's
     feedback_rank: int = 0  # HeadInfo.feedback_rank
     train: TrainSettings = field(default_factory=TrainSettings)
@@ -112,16 +116,20 @@ class Distillation:
         workers: int = 1,
         begin: HeadFile | None = None,
         tell: Callable[[str], None] = lambda text: None,
+        prompts: Prompts = NO_PROMPTS,
+        before: HeadFile | None = None,
     ) -> None:
         """text: the folder of the sampled text, which several runs can share; by default the run's own.
 
         judges: prompts that heads are judged by; text that holds one is not trained on.
         workers: processes that sample side by side on a CPU; they do not change what is sampled.
         begin: a head that training goes on from. tell: of what the user should know.
+        before: a head that the new ones are compared with, on held-out prompts.
         """
         self.checkpoint, self.model, self.tokenizer = checkpoint, model, tokenizer
         self.settings, self.folder, self.text = settings, folder, text or folder
         self.judges, self.workers, self.begin, self.tell = judges, workers, begin, tell
+        self.prompts, self.before = prompts, before
         self.trials: list[Trial] = []
         self.judged = False  # the learning rate stays
         self.infos = [
@@ -144,14 +152,25 @@ class Distillation:
         mix = mix_of(tokenizer, frozenset(checkpoint.config.eos_token_ids))
         keep = (*(layer for layer in settings.exit_layers if layer > 0), model.config.num_hidden_layers)
         keep = keep if self.infos else ()
-        self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep)
+        self.plan = Plan(self.text, settings.shards + 1, settings.slots, settings.seed, mix, keep, prompts)
+        self.device = model.model.norm.weight.device
+        if self.device.type == "cuda":
+            torch.backends.cuda.enable_cudnn_sdp(False)  # it plans anew for each shape
+
+    def usual_slots(self) -> int:
+        """On a GPU as many as its memory has room for, but no more than the tokens to sample fill."""
+        if self.device.type != "cuda":
+            return MOST_NATIVE_SLOTS
+        longest = self.plan.capacity(self.model.config.max_position_embeddings)
+        room = slots_within(0.9 * torch.cuda.mem_get_info(self.device)[0], self.model, longest)
+        return max(1, min(room, MOST_SLOTS, self.settings.tokens // STEPS))
 
     def prepare(self, resume: bool) -> None:
         """Claim the folders, or take up what an earlier run with the same settings left in them."""
         wanted = json.loads(json.dumps(asdict(self.settings)))
         if not _claim(self.folder / "settings.json", wanted) and not resume:
             raise PpsdError(f"{self.folder} holds an earlier run: add --resume, or choose another --work folder")
-        sampled = {name: wanted[name] for name in ("model_hash", "slots", "seed", "format")}
+        sampled = {name: wanted[name] for name in TEXT_SETTINGS}
         _claim(self.text / "text.json", {**sampled, "layers": list(self.plan.keep)}, at_least="layers")
         self.plan = replace(self.plan, keep=tuple(read_json_object(self.text / "text.json")["layers"]))
 
@@ -169,11 +188,13 @@ class Distillation:
         """In a method of its own: its model and KV caches are gone before a step of training is measured."""
         settings, config = self.settings, self.checkpoint.config
         longest = min(512, config.max_position_embeddings)
+        sampler: Sampler
         if settings.format:
             backend = CpuBackend(self.checkpoint, settings.format, "cpu", self.workers)
-            sampler = NativeSampler(backend, settings.slots, longest, self.plan.keep)
-            return sampling_speed(sampler, min(193, longest // 2))  # of which the texts share three blocks
-        return sampling_speed(TorchSampler(self.model, settings.slots, longest, settings.seed), 1)  # it attends to all
+            sampler = NativeSampler(backend, settings.slots, longest, self.plan.keep, ())
+        else:
+            sampler = TorchSampler(self.model, settings.slots, longest, settings.seed, ())
+        return sampling_speed(sampler, min(193, longest // 2))  # of which the texts share three blocks
 
     def sample(self) -> Iterator[Progress]:
         """Text: the held-out shard, then the shards to train on; those that are there already are kept."""
@@ -183,7 +204,7 @@ class Distillation:
         else:
             written = write_shards(plan, torch_samplers(self.model, plan))
         for tokens in written:
-            yield Progress("sampling", tokens, plan.shards * plan.slots * STEPS)
+            yield Progress("sampling", tokens, plan.tokens(range(plan.shards)))
 
     def train(self) -> Iterator[Progress]:
         unique = Deduplication(self.tokenizer, self.judges)
@@ -201,44 +222,64 @@ class Distillation:
         self._begin_training(texts, len(plan), self.settings.train.learning_rate)
         self._load()
         acceptance: tuple[float, ...] = ()
-        losses: tuple[float, ...] = ()
+        losses: list[float] = []
         saved = time.monotonic()
+        trial = trial_steps(len(plan), self.settings.train.batch_tokens)
+        unread: list[torch.Tensor] = []
         while self.trainer.step < len(plan):
-            losses = tuple(self.trainer.learn(plan[self.trainer.step]))
-            if self._begins_anew(losses, len(plan)):
-                continue
+            unread.append(torch.stack([*self.trainer.learn(plan[self.trainer.step]), self.trainer.guess]))
             step = self.trainer.step
-            if step % PEEK_STEPS == 0 or step == len(plan):
+            peeks = step % PEEK_STEPS == 0 or step == len(plan)
+            if step % READ_STEPS[self.device.type] and step != trial and not peeks:
+                continue
+            read = torch.stack(unread).tolist()
+            unread = []
+            *losses, self.guess = read[-1]
+            if self._begins_anew(read, trial, len(plan)):
+                continue
+            if peeks:
                 shares = self.trainer.accept(held_out[:PEEK_TEXTS]) if held_out else []
                 acceptance = tuple(of_head[-1] for of_head in shares)
                 self._log(step=step, losses=losses, peek_acceptance=acceptance)
             if time.monotonic() - saved > CHECKPOINT_SECONDS:
                 self._save()
                 saved = time.monotonic()
-            yield Progress("training", step, len(plan), losses, acceptance)
+            yield Progress("training", step, len(plan), tuple(losses), acceptance)
         self._save()
-        if losses and not max(losses) < self.trainer.guess:
+        if losses and not max(losses) < self.guess:
             self.tell(
                 f"these heads have learned nothing: their loss is {max(losses):.2f}, and a guess by frequency has "
-                f"{self.trainer.guess:.2f}; sample more --tokens, or give a lower --learning-rate"
+                f"{self.guess:.2f}; sample more --tokens, or give a lower --learning-rate"
             )
         vocabularies = [self._draft_ids(size) for size in self.settings.draft_vocabularies]
         shares = self.trainer.accept(held_out, vocabularies)
         self.acceptance = [[share if held_out else None for share in of_head] for of_head in shares]
         self.coverage = [_coverage(held_out, ids) for ids in vocabularies]
-        self._log(step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out))
+        self._compare([text for text in held_out if self.plan.families[text.family] == FAMILY], vocabularies)
+        facts = {"of_prompts": self.of_prompts, "of_before": self.of_before} if self.held_out_prompts else {}
+        self._log(
+            step=len(plan), acceptance=self.acceptance, coverage=self.coverage, held_out_texts=len(held_out), **facts
+        )
+
+    def _compare(self, answers: Sequence[Text], vocabularies: Sequence[list[int] | None]) -> None:
+        """On greedy answers to held-out prompts: acceptance of each head and vocabulary, and of the head before."""
+        self.of_prompts, self.of_before = self.trainer.accept(answers, vocabularies), None
+        self.held_out_prompts = len(answers)
+        if self.before is not None and self.before.drafts and answers:
+            head = ExitHead.from_file(self.before, self.model)
+            ((self.of_before,),) = Trainer(self.model, [head], [], self.settings.train, 1).accept(answers)
 
     def _begin_training(self, texts: Sequence[Text], steps: int, rate: float) -> None:
         self.trainer = Trainer(self.model, self._fresh_heads(), texts, self.settings.train, steps, rate)
         self.trial: list[tuple[float, float]] = []  # of the first steps: the best head's loss, and that of a guess
 
-    def _begins_anew(self, losses: Sequence[float], steps: int) -> bool:
-        """With another learning rate, where the first steps have taught nothing."""
-        length = trial_steps(steps, self.settings.train.batch_tokens)
-        if self.trainer.step > length or self.judged:
+    def _begins_anew(self, read: Sequence[Sequence[float]], trial: int, steps: int) -> bool:
+        """With another learning rate, where the first `trial` steps have taught nothing. read: of each step since the
+        last time the losses of the heads and of a guess."""
+        if self.trainer.step > trial or self.judged:
             return False
-        self.trial.append((judging(losses), self.trainer.guess))
-        if self.trainer.step < length:
+        self.trial += [(judging(losses), guess) for *losses, guess in read]
+        if self.trainer.step < trial:
             return False
         self.trials.append(ended(self.trainer.rate, *zip(*self.trial, strict=True)))
         last = self.trials[-1]
@@ -249,7 +290,7 @@ class Distillation:
             return False
         goes_on = "goes on all the same, for no rate did better" if rate is None else f"begins anew with {rate:.2g}"
         self.tell(
-            f"a learning rate of {last.rate:.2g} teaches nothing: after {length} steps the loss is "
+            f"a learning rate of {last.rate:.2g} teaches nothing: after {trial} steps the loss is "
             f"{last.loss:.2f}, and a guess by frequency has {last.guess:.2f}; training {goes_on}"
         )
         if rate is None:
@@ -271,10 +312,13 @@ class Distillation:
             save_head(written[-1], info, {}, None, successors=self.successors)
         if not self.infos:
             return written
-        for head, shares in zip(self.trainer.heads, self.acceptance, strict=True):
-            for size, share, coverage in zip(self.settings.draft_vocabularies, shares, self.coverage, strict=True):
+        sizes = self.settings.draft_vocabularies
+        for head, *shares in zip(self.trainer.heads, self.acceptance, self.of_prompts, strict=True):
+            for size, share, of_prompts, coverage in zip(sizes, *shares, self.coverage, strict=True):
                 recipe = {**asdict(self.settings), "steps": self.trainer.step, "learning_rate": self.trainer.rate}
                 facts = {"held_out_greedy": share, "draft_vocabulary_coverage": coverage}
+                if self.held_out_prompts:
+                    facts["held_out_prompts"] = of_prompts
                 known = {name: round(value, 4) for name, value in facts.items() if value is not None}
                 head.info = replace(head.info, recipe=recipe, acceptance=known)
                 written.append(path(head.info, size))
@@ -286,7 +330,8 @@ class Distillation:
         special = [id for id in sorted(self.tokenizer.special_ids) if id < self.checkpoint.config.vocab_size]
         counts = Counter(id for text in texts for id in text.ids[text.answer :].tolist())
         frequent = [id for id, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
-        return list(dict.fromkeys([*special, *frequent, *range(self.checkpoint.config.vocab_size)]))
+        known = [] if self.begin is None or self.begin.draft_ids is None else self.begin.draft_ids.tolist()
+        return list(dict.fromkeys([*special, *frequent, *known, *range(self.checkpoint.config.vocab_size)]))
 
     def _draft_ids(self, size: int) -> list[int] | None:
         return sorted(self.frequent[:size]) if size else None

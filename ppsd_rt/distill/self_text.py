@@ -2,17 +2,19 @@
 
 A chat model writes the user's turn too: it continues the template's user header, and some first words, until it ends
 the turn, as in Magpie (arXiv 2406.08464), and then answers. A base model simply writes. Most answers are greedy, for
-greedy decoding is what most drafts are for, the others at a temperature.
+greedy decoding is what most drafts are for, the others at a temperature. A user's prompt is answered greedily the first
+time, and then at a temperature.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import PpsdError
-from .mix import Beginning, Mix
+from .mix import Beginning, Mix, Recent
+from .prompts import FAMILY, Ids
 from .samplers import Sampler, States, Writing
 
 MAX_ANSWER = 256
@@ -42,21 +44,25 @@ class Conversation:
 class SelfText:
     """Slots that each hold a conversation; a finished one makes room for a new one, while the others go on."""
 
-    def __init__(self, sampler: Sampler, mix: Mix, seed: int) -> None:
+    def __init__(
+        self, sampler: Sampler, mix: Mix, seed: int, share: float = 0.0, prompts: Iterable[tuple[Ids, bool]] = ()
+    ) -> None:
+        """share: of the conversations, which answer the next of `prompts` (Prompts.of_shard) while there are some."""
+        mix = mix.within(sampler.capacity - LEAST_ANSWER)
         needed = mix.longest + LEAST_ANSWER
         if needed > sampler.capacity:
             raise PpsdError(f"sampled conversations need a context of {needed}; the model has {sampler.capacity}")
-        self.sampler, self.mix = sampler, mix
-        self.random = random.Random(seed)
+        self.sampler, self.mix, self.share, self.prompts = sampler, mix, share, iter(prompts)
+        self.random, self.recent = random.Random(seed), Recent()
         self.finished: list[Conversation] = []
         self.slots = [self._begin(self._new()) for _ in range(sampler.slots)]
 
     def run(self, steps: int) -> Iterator[int]:
-        """Write in every slot for `steps` passes; yields after each pass the number of rows so far."""
-        for step in range(1, steps + 1):
+        """Write in every slot for `steps` passes; yields after each of the sampler's steps the rows so far."""
+        for done in range(0, steps, self.sampler.stride):
             self.sampler.step()
             self.slots = [self._go_on(*slot) if slot[1].over else slot for slot in self.slots]
-            yield step * len(self.slots)
+            yield min(done + self.sampler.stride, steps) * len(self.slots)
         self.sampler.stop()
         for conversation, text in self.slots:
             if conversation.answer and text.written:
@@ -64,8 +70,13 @@ class SelfText:
 
     def _new(self) -> Conversation:
         """A conversation that has only its beginning, and how warm its parts will be."""
-        beginning, draw = self.mix.draw(self.random), self.random
-        answer = 0.0 if draw.random() < GREEDY_SHARE else draw.choice(ANSWER_TEMPERATURES)
+        draw = self.random
+        given = next(self.prompts, None) if draw.random() < self.share else None
+        if given is None:
+            beginning, greedy = self.mix.draw(draw, self.recent), draw.random() < GREEDY_SHARE
+        else:
+            beginning, greedy = Beginning(FAMILY, given[0], False, 0), given[1]
+        answer = 0.0 if greedy else draw.choice(ANSWER_TEMPERATURES)
         question, seed = draw.choice(QUESTION_TEMPERATURES), draw.getrandbits(63)
         begun = 0 if beginning.asks else len(beginning.ids)
         return Conversation(beginning, list(beginning.ids), seed, question, answer, begun)
@@ -75,7 +86,7 @@ class SelfText:
         temperature, most = slot.question_temperature, slot.beginning.most_question
         if slot.answer:
             temperature, most = slot.temperature, min(MAX_ANSWER, self.sampler.capacity - len(slot.ids))
-        return slot, self.sampler.write(slot.ids, temperature, slot.seed, most, self.mix.end_ids)
+        return slot, self.sampler.write(slot.ids, temperature, slot.seed, most)
 
     def _go_on(self, slot: Conversation, text: Writing) -> tuple[Conversation, Writing]:
         if slot.answer:
@@ -95,3 +106,4 @@ class SelfText:
             slot.states = np.zeros((len(slot.ids), *states.shape[1:]), np.uint16)
             slot.states[: len(states)] = states
         self.finished.append(slot)
+        self.recent.add(slot.beginning.family, slot.ids, slot.answer)

@@ -6,10 +6,11 @@ text was written, and to compute them again would cost as much as the sampling d
 
 import multiprocessing
 import os
+import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -26,12 +27,15 @@ from ..cpu.backend import CpuBackend
 from ..errors import PpsdError
 from ..models.checkpoint import Array, Checkpoint, read_file, save
 from .mix import Mix
+from .prompts import FAMILY, NO_PROMPTS, Ids, Prompts
 from .samplers import NativeSampler, Sampler, States, TorchSampler
 from .self_text import MAX_ANSWER, Conversation, SelfText
 
 STEPS = 1024  # tokens that each slot writes for a shard: less than a minute with 64 slots on one core
+HELD_OUT = 0  # number of the shard that is never trained on
+HELD_OUT_SLOTS = 128  # at most, of that shard: of thousands a GPU would write more than is ever judged by
 
-Samplers = Callable[[int], Sampler]  # a fresh one for each seed
+Samplers = Callable[[int, int], Sampler]  # a fresh one, of so many slots, for each seed
 
 
 @dataclass(frozen=True)
@@ -70,25 +74,45 @@ class Plan:
     seed: int
     mix: Mix
     keep: tuple[int, ...]  # the layers whose hidden states are kept, in order
+    prompts: Prompts = NO_PROMPTS
 
     def missing(self) -> list[int]:
         return [number for number in range(self.shards) if not shard_path(self.folder, number).exists()]
 
+    def slots_of(self, number: int) -> int:
+        return min(self.slots, HELD_OUT_SLOTS) if number == HELD_OUT else self.slots
 
-def capacity(mix: Mix, context: int) -> int:
-    """Tokens of the longest text that can come up, within the model's context."""
-    return min(mix.longest + MAX_ANSWER, context)
+    def tokens(self, numbers: Iterable[int]) -> int:
+        """That these shards take."""
+        return sum(self.slots_of(number) * STEPS for number in numbers)
+
+    @property
+    def there(self) -> int:
+        """Tokens of the shards that are there."""
+        return self.tokens(range(self.shards)) - self.tokens(self.missing())
+
+    def of_shard(self, number: int, seed: int) -> Iterator[tuple[Ids, bool]]:
+        """Its prompts. Of those that are its own all are answered: no answer takes more than MAX_ANSWER steps."""
+        own = max(1, int(self.prompts.share * self.slots * STEPS / MAX_ANSWER))
+        return self.prompts.of_shard(number, own, random.Random(seed))
+
+    @property
+    def families(self) -> list[str]:
+        """Shards have the place of a text's family in this list."""
+        return [*self.mix.names, FAMILY]
+
+    def capacity(self, context: int) -> int:
+        """Tokens of the longest text that can come up, within the model's context."""
+        return min(max(self.mix.longest, self.prompts.longest) + MAX_ANSWER, context)
 
 
 def write_shards(plan: Plan, samplers: Samplers) -> Iterator[int]:
     """Sample what is missing; yields the number of tokens so far, those of earlier runs included."""
-    each = plan.slots * STEPS
-    done = (plan.shards - len(plan.missing())) * each
     for number in plan.missing():
+        done = plan.there
         for tokens in _write_shard(plan, number, samplers):
             yield done + tokens
-        done += each
-    yield done
+    yield plan.there
 
 
 @dataclass(frozen=True)
@@ -101,8 +125,8 @@ class NativeSamplers:
     def samplers(self, plan: Plan) -> Samplers:
         checkpoint = Checkpoint(self.checkpoint)
         backend = CpuBackend(checkpoint, self.format, "cpu", 1)
-        longest = capacity(plan.mix, checkpoint.config.max_position_embeddings)
-        return lambda seed: NativeSampler(backend, plan.slots, longest, plan.keep)
+        longest = plan.capacity(checkpoint.config.max_position_embeddings)
+        return lambda slots, seed: NativeSampler(backend, slots, longest, plan.keep, plan.mix.end_ids)
 
     def write_shards(self, plan: Plan, workers: int) -> Iterator[int]:
         """Like the function of that name, in `workers` processes: they do more than one with as many threads.
@@ -112,13 +136,11 @@ class NativeSamplers:
         if workers == 1:
             yield from write_shards(plan, self.samplers(plan))
             return
-        each = plan.slots * STEPS
-        done = (plan.shards - len(plan.missing())) * each
         context = multiprocessing.get_context("spawn")
         pool: ProcessPoolExecutor | None = None
         try:
             with _terminal_blocked():
-                counter = context.Value("q", done)
+                counter = context.Value("q", plan.there)
             with _terminal_blocked():  # again: the first semaphore starts a process of Python's, and so unblocks
                 pool = ProcessPoolExecutor(workers, context, _start_worker, (self, plan, counter))
                 pending: list[Future[None]] = [pool.submit(_write_in_worker, number) for number in plan.missing()]
@@ -148,8 +170,8 @@ def _terminal_blocked() -> Iterator[None]:
 
 
 def torch_samplers(model: Any, plan: Plan) -> Samplers:
-    longest = capacity(plan.mix, model.config.max_position_embeddings)
-    return lambda seed: TorchSampler(model, plan.slots, longest, seed)
+    longest = plan.capacity(model.config.max_position_embeddings)
+    return lambda slots, seed: TorchSampler(model, slots, longest, seed, plan.mix.end_ids)
 
 
 def _result(future: Future[None]) -> None:
@@ -183,13 +205,15 @@ def _write_in_worker(number: int) -> None:
     plan: Plan = _worker["plan"]
     for _ in _write_shard(plan, number, _worker["samplers"]):
         with _worker["counter"].get_lock():
-            _worker["counter"].value += plan.slots
+            _worker["counter"].value += plan.slots_of(number)
 
 
 def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Iterator[int]:
     """Sample one shard (slots * STEPS tokens) and save it whole; yields the tokens so far."""
     seed = plan.seed * 1_000_003 + number
-    generated = SelfText(samplers(seed), plan.mix, seed)
+    generated = SelfText(
+        samplers(plan.slots_of(number), seed), plan.mix, seed, plan.prompts.share, plan.of_shard(number, seed)
+    )
     yield from generated.run(STEPS)
     metadata = {"seed": str(plan.seed), "slots": str(plan.slots)}
     rows = [c.states for c in generated.finished if c.states is not None]
@@ -197,9 +221,8 @@ def _write_shard(plan: Plan, number: int, samplers: Samplers) -> Iterator[int]:
         states = np.concatenate(rows)
         by_layer = {str(layer): states[:, kind] for kind, layer in enumerate(plan.keep)}
         save(states_path(plan.folder, number), by_layer, metadata)
-    save(
-        shard_path(plan.folder, number), _pack(generated.finished, plan.mix), metadata
-    )  # last: it says that all is there
+    # Last: it says that all is there.
+    save(shard_path(plan.folder, number), _pack(generated.finished, plan.families), metadata)
 
 
 def read_shard(folder: Path, number: int) -> list[Text]:
@@ -233,15 +256,14 @@ def _read_shard(folder: Path, number: int) -> list[Text]:
     return [Text(ids, answer, bool(greedy), family, rows) for ids, answer, greedy, family, rows in facts]
 
 
-def _pack(conversations: Sequence[Conversation], mix: Mix) -> dict[str, Array]:
+def _pack(conversations: Sequence[Conversation], families: Sequence[str]) -> dict[str, Array]:
     def integers(values: Sequence[int]) -> Array:
         return np.array(values, dtype=np.int32)
 
-    names = [family.name for family in mix.families]
     return {
         "ids": integers([id for c in conversations for id in c.ids]),
         "lengths": integers([len(c.ids) for c in conversations]),
         "answers": integers([c.answer for c in conversations]),
         "greedy": integers([c.temperature == 0 for c in conversations]),
-        "families": integers([names.index(c.beginning.family) for c in conversations]),
+        "families": integers([families.index(c.beginning.family) for c in conversations]),
     }

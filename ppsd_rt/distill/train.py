@@ -10,9 +10,11 @@ from torch import Tensor
 from ..models.exit_head import ExitHead
 from ..models.llama import LlamaForCausalLM, causal_attention
 from ..models.rope import Rope
+from .areas import in_areas
 from .shards import Text
 
-AREA = 8192  # tokens, padding included, that pass through the model together
+AREAS = {"cpu": 8192, "cuda": 32768}  # tokens, padding included, that pass through the model together
+WINDOW = 16  # steps that share their texts out by length
 LONGEST_CHUNK = 8  # drafts in a row that a feedback head is trained for
 DEAF_SHARE = 0.1  # of the texts on which a feedback head receives nothing
 CHUNK = 2048  # rows whose logits are held at a time: [CHUNK, draft vocabulary] in float32
@@ -62,23 +64,26 @@ class Trainer:
         self._lm_head = model.lm_head.weight if ids is None else model.lm_head.weight[ids.to(self.device)]
         self._ids = torch.arange(len(self._lm_head), device=self.device) if ids is None else ids.to(self.device)
         self._frequencies = _counts(texts, model.config.vocab_size).to(self.device)[self._ids].log().log_softmax(0)
-        self.guess = 0.0  # the loss of the last step, had it been guessed by frequency
+        self.guess = torch.zeros((), device=self.device)  # the loss of the last step, had it been guessed by frequency
         for head in self.heads:
             head.to(self.device, torch.float32).requires_grad_(True)
         parameters = [parameter for head in self.heads for parameter in head.parameters()]
-        self.optimizer = torch.optim.AdamW(parameters, self.rate, betas=(0.9, 0.95), weight_decay=0.0)
+        on_gpu = self.device.type == "cuda"
+        self.optimizer = torch.optim.AdamW(parameters, self.rate, betas=(0.9, 0.95), weight_decay=0.0, fused=on_gpu)
 
-    def learn(self, batch: Sequence[int]) -> list[float]:
-        """One step on the texts with these indices -> the loss of each head, in nats per row."""
+    def learn(self, batch: Sequence[int]) -> Tensor:
+        """One step on the texts with these indices -> the loss of each head, in nats per row, [heads].
+
+        Nothing here waits for a GPU, which is to be a step behind: whoever reads the losses does.
+        """
         for group in self.optimizer.param_groups:
             group["lr"] = self.rate * self._warmth()
         self.optimizer.zero_grad(set_to_none=True)
         rows = sum(len(self.texts[index].ids) - self.texts[index].answer for index in batch)
-        losses = [0.0] * len(self.heads)
-        self.guess = 0.0
-        for part in in_areas(self.texts, batch):
-            for number, loss in enumerate(self._backward(part, rows)):
-                losses[number] += loss
+        losses = torch.zeros(len(self.heads), device=self.device)
+        self.guess = torch.zeros((), device=self.device)
+        for part in self._areas(self.texts, batch):
+            losses += self._backward(part, rows)
         for head in self.heads:
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         self.optimizer.step()
@@ -99,22 +104,27 @@ class Trainer:
         for mask, some in zip(out, vocabularies, strict=True):
             if some is not None:
                 mask |= ~torch.isin(self._ids, torch.tensor(some, device=self.device))
-        right, judged = [[0] * len(vocabularies) for _ in self.heads], 0
+        right, judged = torch.zeros(len(self.heads), len(vocabularies), device=self.device), 0
         greedy = [index for index, text in enumerate(texts) if text.greedy]
-        for part in in_areas(texts, greedy):
+        for part in self._areas(texts, greedy):
             ids, rows = self._pad([texts[index] for index in part])
             *exits, last = self._teacher([texts[index] for index in part], ids)
-            distances = chunk_places(ids.shape, judged).to(self.device)
-            following = ids[:, 1:][rows[:, :-1]]
+            distances = chunk_places(ids.shape, judged)
+            where = self._where(rows)
+            following = ids.flatten()[where + 1]
             judged += len(following)
             for number, (head, states) in enumerate(zip(self.heads, exits, strict=True)):
-                hidden = self._student(head, states, last, distances)[rows]
+                hidden = self._student(head, states, last, distances).flatten(0, 1)[where]
                 for h, true in zip(hidden.split(CHUNK), following.split(CHUNK), strict=True):
                     logits = self._logits(h)
                     for which, mask in enumerate(out):
                         best = logits.masked_fill(mask, -torch.inf).argmax(-1)
-                        right[number][which] += int((self._ids[best] == true).sum())
-        return [[count / max(judged, 1) for count in counts] for counts in right]
+                        right[number, which] += (self._ids[best] == true).sum()
+        shares: list[list[float]] = (right.double() / max(judged, 1)).tolist()
+        return shares
+
+    def _areas(self, texts: Sequence[Text], batch: Sequence[int]) -> Iterator[list[int]]:
+        return in_areas(texts, batch, AREAS[self.device.type])
 
     def _warmth(self) -> float:
         warm = max(1, round(self.steps * self.settings.warm_up))
@@ -123,7 +133,7 @@ class Trainer:
         return 0.5 * (1 + math.cos(math.pi * (self.step - warm) / max(1, self.steps - warm)))
 
     def _pad(self, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
-        """-> ids [batch, longest], and which rows are followed by an answer token [batch, longest] bool."""
+        """-> ids [batch, longest], and which rows are followed by an answer token, [batch, longest] bool on the CPU."""
         longest = max(len(text.ids) for text in texts)
         ids = torch.zeros(len(texts), longest, dtype=torch.int64)
         rows = torch.zeros(len(texts), longest, dtype=torch.bool)
@@ -132,13 +142,17 @@ class Trainer:
             rows[number, text.answer - 1 : len(text.ids) - 1] = True
         if longest > len(self._rope.cos):
             self._rope = Rope(self.model.config, longest, self.device)
-        return ids.to(self.device), rows.to(self.device)
+        return ids.to(self.device, non_blocking=True), rows
+
+    def _where(self, rows: Tensor) -> Tensor:
+        """The places of a mask's rows among all of [batch, longest]; found on the CPU, so that no GPU is waited for."""
+        return rows.flatten().nonzero()[:, 0].to(self.device, non_blocking=True)
 
     @torch.no_grad()
     def _teacher(self, texts: Sequence[Text], ids: Tensor) -> list[Tensor]:
         """-> each head's exit hidden states, then the last layer's (before the norm), [batch, longest, hidden]."""
         layers = [*(head.info.exit_layer for head in self.heads), self.model.config.num_hidden_layers]
-        if not all(text.states for text in texts):
+        if not all({layer for layer in layers if layer} <= text.states.keys() for text in texts):
             _, kept = self.model.forward_batch(ids, self._rope, keep=layers)
             return [kept[layer] for layer in layers]
         return [self._padded(texts, layer, ids) if layer else self.model.model.embed_tokens(ids) for layer in layers]
@@ -158,29 +172,32 @@ class Trainer:
     def _logits(self, hidden: Tensor) -> Tensor:  # [n, hidden] -> [n, draft vocabulary] float32
         return (hidden.to(self.dtype) @ self._lm_head.t()).float()
 
-    def _backward(self, part: Sequence[int], total_rows: int) -> list[float]:
-        """Add the gradients of these texts to every head -> each head's part of the loss."""
+    def _backward(self, part: Sequence[int], total_rows: int) -> Tensor:
+        """Add the gradients of these texts to every head -> each head's part of the loss, [heads]."""
         texts = [self.texts[index] for index in part]
         ids, rows = self._pad(texts)
         *exits, last = self._teacher(texts, ids)
-        distances = chunk_places(ids.shape, self.step * 1009 + part[0], deaf=DEAF_SHARE).to(self.device)
+        distances = chunk_places(ids.shape, self.step * 1009 + part[0], deaf=DEAF_SHARE)
+        where = self._where(rows)
         hidden = [
-            self._student(head, states, last, distances)[rows] for head, states in zip(self.heads, exits, strict=True)
+            self._student(head, states, last, distances).flatten(0, 1)[where]
+            for head, states in zip(self.heads, exits, strict=True)
         ]
-        losses, gradients, guess = self._loss([h.detach() for h in hidden], self.model.model.norm(last[rows]))
+        teacher = self.model.model.norm(last.flatten(0, 1)[where])
+        losses, gradients, guess = self._loss([h.detach() for h in hidden], teacher)
         self.guess += guess / total_rows
         for h, gradient in zip(hidden, gradients, strict=True):
             h.backward(gradient / total_rows)
-        return [loss / total_rows for loss in losses]
+        return losses / total_rows
 
     @torch.no_grad()
-    def _loss(self, hidden: Sequence[Tensor], teacher: Tensor) -> tuple[list[float], list[Tensor], float]:
+    def _loss(self, hidden: Sequence[Tensor], teacher: Tensor) -> tuple[Tensor, list[Tensor], Tensor]:
         """For each head's hidden states [n, hidden] the summed loss of the rows, and its gradient [n, hidden]; and the
         loss of a guess by frequency.
 
         By hand and in chunks: through the LM head autograd would keep several [n, draft vocabulary] tensors alive.
         """
-        losses, guess = [0.0] * len(hidden), 0.0
+        losses, guess = torch.zeros(len(hidden), device=self.device), torch.zeros((), device=self.device)
         gradients: list[list[Tensor]] = [[] for _ in hidden]
         for start in range(0, len(teacher), CHUNK):
             chunk = slice(start, start + CHUNK)
@@ -188,12 +205,12 @@ class Trainer:
             guess += guessed
             for number, h in enumerate(hidden):
                 log_q = self._logits(h[chunk]).log_softmax(-1)
-                losses[number] += -float((target * log_q).sum()) - least
+                losses[number] -= (target * log_q).sum() + least
                 gradients[number].append((log_q.exp_() - target).to(self.dtype) @ self._lm_head)
         return losses, [torch.cat(g).to(h.dtype) for g, h in zip(gradients, hidden, strict=True)], guess
 
     @torch.no_grad()
-    def _target(self, teacher: Tensor) -> tuple[Tensor, float, float]:
+    def _target(self, teacher: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What a head is to make of rows whose normed last hidden states these are [n, hidden]: [n, draft vocabulary].
 
         Then, summed over the rows, the part of the cross-entropy that no head can avoid, and the loss of a guess by
@@ -202,10 +219,10 @@ class Trainer:
         weight = self.settings.top_weight
         log_p = self._logits(teacher).log_softmax(-1)
         target = log_p.exp()
-        least = (1 - weight) * -float((target * log_p).sum())
+        least = (weight - 1) * (target * log_p).sum()
         best = target.argmax(-1, keepdim=True)
         target.mul_(1 - weight).scatter_add_(1, best, torch.full_like(best, weight, dtype=target.dtype))
-        return target, least, -float(target.sum(0) @ self._frequencies) - least
+        return target, least, -(target.sum(0) @ self._frequencies) - least
 
 
 def _counts(texts: Sequence[Text], vocabulary: int) -> Tensor:
@@ -232,31 +249,25 @@ def chunk_places(shape: Sequence[int], seed: int, deaf: float = 0.0) -> Tensor:
     return places * (torch.rand(texts, 1, generator=generator) >= deaf)
 
 
-def in_areas(texts: Sequence[Text], batch: Sequence[int]) -> Iterator[list[int]]:
-    """The batch in groups of texts of similar length, so that little is padding, of at most AREA tokens each."""
-    group: list[int] = []
-    for index in sorted(batch, key=lambda index: len(texts[index].ids)):
-        if group and (len(group) + 1) * len(texts[index].ids) > AREA:
-            yield group
-            group = []
-        group.append(index)
-    if group:
-        yield group
-
-
 def batches(texts: Sequence[Text], settings: TrainSettings, seed: int) -> list[list[int]]:
-    """Indices of the texts of every step: each epoch in an order of its own, `batch_tokens` answer tokens a step."""
+    """Indices of the texts of every step: each epoch in an order of its own, `batch_tokens` answer tokens a step.
+
+    The texts of a step are of like length, so that little is padding: WINDOW steps share theirs out by length.
+    """
     generator = torch.Generator().manual_seed(seed)
+    answers = [len(text.ids) - text.answer for text in texts]
+    size = max(1, round(WINDOW * settings.batch_tokens * len(texts) / max(1, sum(answers))))
     steps: list[list[int]] = []
     for _ in range(settings.epochs):
-        step: list[int] = []
-        tokens = 0
-        for index in torch.randperm(len(texts), generator=generator).tolist():
-            step.append(index)
-            tokens += len(texts[index].ids) - texts[index].answer
-            if tokens >= settings.batch_tokens:
-                steps.append(step)
-                step, tokens = [], 0
-        if step:
-            steps.append(step)
+        order = torch.randperm(len(texts), generator=generator)
+        for window in order.split(size):
+            of_window: list[list[int]] = [[]]
+            tokens = 0
+            for index in sorted(window.tolist(), key=lambda index: len(texts[index].ids)):
+                if tokens >= settings.batch_tokens:
+                    of_window.append([])
+                    tokens = 0
+                of_window[-1].append(index)
+                tokens += answers[index]
+            steps += [of_window[place] for place in torch.randperm(len(of_window), generator=generator).tolist()]
     return steps

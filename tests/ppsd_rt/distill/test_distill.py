@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import re
 import signal
 import subprocess
@@ -21,7 +22,8 @@ from ppsd_rt.distill import rate, shards
 from ppsd_rt.distill import run as distillation
 from ppsd_rt.distill.deduplication import Deduplication
 from ppsd_rt.distill.forecast import ANSWERED, Forecast
-from ppsd_rt.distill.mix import PLAIN, mix_of
+from ppsd_rt.distill.mix import PLAIN, Recent, mix_of
+from ppsd_rt.distill.prompts import FAMILY, prompts_of
 from ppsd_rt.distill.run import Distillation, Settings
 from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
 from ppsd_rt.distill.self_text import MAX_ANSWER, SelfText
@@ -60,6 +62,10 @@ def mix(tokenizer):
     return mix_of(tokenizer, frozenset({EOS}))
 
 
+def capacity(mix):
+    return mix.longest + MAX_ANSWER
+
+
 def written(generated, steps=STEPS):
     for _ in generated.run(steps):
         pass
@@ -68,7 +74,7 @@ def written(generated, steps=STEPS):
 
 @pytest.fixture(scope="module")
 def generated(model, mix):
-    return written(SelfText(TorchSampler(model, 12, shards.capacity(mix, 4096), seed=3), mix, seed=3))
+    return written(SelfText(TorchSampler(model, 12, capacity(mix), 3, mix.end_ids), mix, seed=3))
 
 
 def test_the_template_is_cut_where_the_question_stands(tokenizer, mix):
@@ -102,7 +108,7 @@ def test_conversations_have_the_shape_of_the_template(generated, mix):
 def test_what_cpp_writes_is_what_the_engine_says(folder, tokenizer, mix, format):
     """Greedy answers are the engine's plain ones, whatever stands beside them; the states are those of the layers."""
     backend = CpuBackend(Checkpoint(folder), format, "cpu", 2)
-    generated = written(SelfText(NativeSampler(backend, 16, shards.capacity(mix, 4096), (0, 2, 4)), mix, seed=3), 300)
+    generated = written(SelfText(NativeSampler(backend, 16, capacity(mix), (0, 2, 4), mix.end_ids), mix, seed=3), 300)
     engine, checked = Engine(Checkpoint(folder), tokenizer, backend, "tiny"), 0
     for text in generated.finished[:12]:
         if text.temperature == 0:
@@ -124,19 +130,97 @@ def test_what_cpp_writes_is_what_the_engine_says(folder, tokenizer, mix, format)
 
 
 def test_no_text_is_trained_on_twice_and_none_that_heads_are_judged_by(tokenizer):
+    """Eight ids in common suffice (here ids are bytes); a shorter prompt has to stand there whole."""
+
     def text(words):
         return shards.Text(torch.tensor(tokenizer.encode(words)), 1, True)
 
-    unique = Deduplication(tokenizer, ["What is rain?", "Tell me how a lock works when a ship comes"])
-    texts = [text("a b c"), text("a b c"), text("so what is Rain, then"), text("me how a lock works when a boat comes")]
-    texts += [text("how a lock works when it rains"), text("what is snow")]
-    kept = unique.new(texts)
-    assert [tokenizer.decode(t.ids.tolist()) for t in kept] == [
-        "a b c",
-        "how a lock works when it rains",
-        "what is snow",
-    ]
-    assert (unique.doubles, unique.leaks) == (1, 2)
+    unique = Deduplication(tokenizer, ["Rain?", "How does a lock work"])
+    leaks = ["so what is rain?", "HOW DOES A", "a padlock work?"]
+    texts = ["a b c", "a b c", *leaks, "rain", "how do", "? a lock"]
+    kept = unique.new([*map(text, texts), shards.Text(torch.tensor([VOCAB + 7, 5]), 1, True)])
+    assert [tokenizer.decode(t.ids.tolist()) for t in kept[:-1]] == ["a b c", "rain", "how do", "? a lock"]
+    assert (unique.doubles, unique.leaks) == (1, 3)
+    assert unique.new([text("how d"), text("oes a")]), "two texts do not make one leak"
+    assert unique.leaking([]).tolist() == []
+
+
+def prompts(tokenizer, count, **changes):
+    given = [[{"role": "user", "content": f"Prompt {number:03}, please."}] for number in range(count)]
+    options = {"leaking": lambda texts: [False] * len(texts), "share": 0.5, "longest": 200, "seed": 1}
+    return prompts_of(given, tokenizer, **{**options, "tell": lambda text: None, **changes})
+
+
+def test_prompts_come_in_whole_passes(tokenizer):
+    given = prompts(tokenizer, 50)
+    assert len(given.held_out) == 5 and len({*given.learned, *given.held_out}) == 50
+    assert [*given.of_shard(0, 16, random.Random(0))] == [(ids, True) for ids in given.held_out]
+    first = []
+    for number in range(1, 5):
+        drawn = list(itertools.islice(given.of_shard(number, 16, random.Random(number)), 120))
+        own = [ids for ids, new in drawn if new]
+        again = [ids for ids, new in drawn if not new]
+        assert [new for _, new in drawn] == sorted((new for _, new in drawn), reverse=True)
+        assert set(again[:45]) == set(again[45:90]) == set(given.learned)
+        first += own
+    assert first == list(given.learned), "each once, over all shards"
+
+
+def test_prompts_that_cannot_be_used_are_told(tokenizer):
+    said = []
+    given = [[{"role": "user", "content": text}] for text in ("a", "b", "a", "x" * 500, "c", "d")]
+    options = {"share": 1.0, "longest": 200, "seed": 1, "tell": said.append}
+    kept = prompts_of(
+        given, tokenizer, lambda texts: [tokenizer.decode(ids).count("d\n") > 0 for ids in texts], **options
+    )
+    assert len(kept.learned) == 2 and len(kept.held_out) == 1
+    left_out = "1 longer than 200 tokens, 1 like prompts of --judged-by, 1 doubles"
+    assert said == [f"of 6 prompts 3 are used; left out: {left_out}"]
+    with pytest.raises(UsageError, match="two prompts at the least, one of them to judge by; 0 can be used"):
+        prompts(tokenizer, 9, leaking=lambda texts: [True] * len(texts))
+    for share in (0, 1.5, float("nan")):
+        with pytest.raises(UsageError, match="--prompts-share must be above 0"):
+            prompts(tokenizer, 9, share=share)
+    with pytest.raises(UsageError, match="prompt 2 of --prompts is empty"):
+        prompts_of([given[0], [{"role": "user", "content": " "}]], tokenizer, None, 1.0, 200, 1, print)
+
+
+def test_prompts_are_answered_greedily_once(model, mix, tokenizer):
+    given = prompts(tokenizer, 8, share=0.7)
+    sampler = TorchSampler(model, 12, capacity(mix), 3, mix.end_ids)
+    generated = written(SelfText(sampler, mix, 3, given.share, given.of_shard(1, 8, random.Random(3))), 600)
+    answered = [c for c in generated.finished if c.beginning.family == FAMILY]
+    assert 0.5 < len(answered) / len(generated.finished) < 0.85
+    assert {c.beginning.ids for c in answered} == set(given.learned)
+    greedy = [c.beginning.ids for c in answered if c.temperature == 0]
+    assert len(greedy) == len(set(greedy))
+    assert all(c.answer == len(c.beginning.ids) for c in answered)
+
+
+def test_requests_are_about_what_was_said(tokenizer, mix):
+    """Passages are whole sentences of answers; the next turn follows a whole conversation."""
+    answer = "One two three, and four and five and so on. Six! And then it was"
+    asked = [*mix.openings[0], *tokenizer.encode("Tell me", add_special_tokens=False), *mix.between]
+    recent, source, seen = Recent(), random.Random(1), {}
+    assert all(mix.draw(source, recent).family in mix.names for _ in range(99))
+    for family in mix.names:
+        recent.add(family, [*asked, *tokenizer.encode(answer, add_special_tokens=False), EOS], len(asked))
+    for _ in range(3000):
+        beginning = mix.draw(source, recent)
+        seen.setdefault(beginning.family, []).append(tokenizer.decode(beginning.ids, skip_special_tokens=False))
+        assert len(beginning.ids) + beginning.most_question + len(mix.between) <= mix.longest
+    about = {family.name: family for family in mix.families if family.about}
+    for name, family in about.items():
+        for text in seen[name]:
+            if family.goes_on:
+                turn = "<|im_end|>\n<|im_start|>user\n"
+                assert text.startswith("<|im_start|>user\nTell me<|im_end|>\n<|im_start|>assistant\n" + answer + turn)
+            else:
+                assert answer[: answer.index("!") + 1] in text and "And then" not in text
+            assert text.endswith("<|im_start|>assistant\n") == (family.most_question == 0)
+    few = mix.within(mix.longest - 1)
+    assert len(few.families) < len(mix.families) and few.longest < mix.longest
+    assert [f.name for f in mix.within(9).families] == [f.name for f in mix.families if not f.about]
 
 
 @torch.no_grad()
@@ -160,9 +244,9 @@ def test_sampled_answers_follow_their_temperature(folder, model, tokenizer, nati
     mix = mix_of(tokenizer, frozenset({EOS}))
     if native:
         backend = CpuBackend(Checkpoint(folder), "float32", "cpu", 1)
-        sampler = NativeSampler(backend, 24, shards.capacity(mix, 4096), ())
+        sampler = NativeSampler(backend, 24, capacity(mix), (), mix.end_ids)
     else:
-        sampler = TorchSampler(model, 24, shards.capacity(mix, 4096), seed=8)
+        sampler = TorchSampler(model, 24, capacity(mix), 8, mix.end_ids)
     generated = written(SelfText(sampler, mix, seed=8), 600)
     rope = Rope(model.config, 1024)
     for temperature in (0.4, 1.0):
@@ -186,16 +270,16 @@ def test_a_base_model_simply_writes(tmp_path):
     (folder / "tokenizer_config.json").write_text('{"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}')
     mix = mix_of(load_tokenizer(folder), frozenset({EOS}))
     assert [family.name for family in mix.families] == [PLAIN]
-    assert (VOCAB - 2,) in mix.families[0].starters  # an empty one begins with the beginning-of-sequence id
+    assert ((VOCAB - 2,), ()) in mix.families[0].starters  # an empty one begins with the beginning-of-sequence id
     model = LlamaForCausalLM.from_checkpoint(Checkpoint(folder), torch.float32)
-    generated = written(SelfText(TorchSampler(model, 4, shards.capacity(mix, 4096), seed=0), mix, seed=0), 300)
+    generated = written(SelfText(TorchSampler(model, 4, capacity(mix), 0, mix.end_ids), mix, seed=0), 300)
     assert all(c.answer == len(c.beginning.ids) for c in generated.finished)
 
 
 def test_a_context_that_is_too_short_is_refused(mix):
     model = tiny_model(max_position_embeddings=100)
     with pytest.raises(PpsdError, match="context"):
-        SelfText(TorchSampler(model, 1, shards.capacity(mix, 100), seed=0), mix, seed=0)
+        SelfText(TorchSampler(model, 1, 100, 0, mix.end_ids), mix, seed=0)
 
 
 def test_loss_and_gradient_are_those_of_autograd():
@@ -218,9 +302,9 @@ def test_loss_and_gradient_are_those_of_autograd():
     log_u = (counts / counts.sum()).log().expand(7, -1)
     divergence = torch.nn.functional.kl_div(log_u, log_p, reduction="sum", log_target=True)
     blind = (1 - weight) * divergence + weight * torch.nn.functional.nll_loss(log_u, log_p.argmax(-1), reduction="sum")
-    assert guess == pytest.approx(blind.item(), rel=1e-4)
+    assert guess.item() == pytest.approx(blind.item(), rel=1e-4)
     expected.backward()
-    assert loss == pytest.approx(expected.item(), rel=1e-4)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
     torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-5)
 
 
@@ -266,7 +350,7 @@ def test_states_that_came_with_the_text_teach_the_same(model, generated):
     for some in (texts, known):
         heads = [ExitHead.from_model(model, HeadInfo("adapter", layer, "tiny", "0"), [*range(99)]) for layer in (0, 2)]
         trainer = Trainer(model, heads, some, TrainSettings(), 4)
-        losses.append([trainer.learn(batch) for batch in ([5, 1, 7], [2, 3], [5, 1, 7])])
+        losses.append([trainer.learn(batch).tolist() for batch in ([5, 1, 7], [2, 3], [5, 1, 7])])
     torch.testing.assert_close(torch.tensor(losses[0]), torch.tensor(losses[1]), rtol=0.01, atol=0.01)
 
 
@@ -333,7 +417,7 @@ def test_heads_of_one_run_are_those_of_runs_of_their_own(model, generated):
     def trained(*kinds):
         heads = [ExitHead.from_model(model, HeadInfo(kind, 2, "tiny", "")) for kind in kinds]
         trainer = Trainer(model, heads, texts, TrainSettings(), 2)
-        losses = [trainer.learn(range(len(texts))) for _ in range(2)]
+        losses = [trainer.learn(range(len(texts))).tolist() for _ in range(2)]
         return heads, list(zip(*losses, strict=True))
 
     texts = [shards.Text(torch.tensor(c.ids), c.answer, c.temperature == 0) for c in generated.finished[:6]]

@@ -8,26 +8,28 @@ from support import tiny_model
 
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.distill.forecast import Forecast, expected_speed, sampling_speed, step_seconds
+from ppsd_rt.distill.shards import HELD_OUT_SLOTS
 from ppsd_rt.distill.train import TrainSettings
 from ppsd_rt.models.exit_head import ExitHead
 from ppsd_rt.models.head_file import HeadInfo
 
 
 class Writer:
-    slots, capacity = 8, 512
+    slots, capacity, stride = 8, 512, 2
 
     def __init__(self):
         self.texts, self.steps = [], 0
 
-    def write(self, ids, temperature, seed, most, ends):
-        self.texts.append(SimpleNamespace(left=len(ids), written=[]))
+    def write(self, ids, temperature, seed, most):
+        assert most > self.stride * 6, "no text may end before all is measured"
+        self.texts.append(SimpleNamespace(left=len(ids), begun=False))
         return self.texts[-1]
 
     def step(self):
         self.steps += 1
         for text in self.texts:
             text.left = max(text.left - 50, 0)
-            text.written += [0] * (text.left == 0)
+            text.begun = text.left == 0
 
 
 def ticking(seconds):
@@ -37,7 +39,7 @@ def ticking(seconds):
 
 def test_sampling_speed_counts_what_comes_after_the_first_step():
     writer = Writer()
-    assert sampling_speed(writer, 193, ticking(0.5), steps=6) == 8 * 5 / 0.5
+    assert sampling_speed(writer, 193, ticking(0.5), steps=6) == 8 * 2 * 5 / 0.5
     assert len(writer.texts) == 8 and writer.steps == 4 + 5  # four to read
 
 
@@ -56,6 +58,8 @@ def test_a_forecast_adds_up():
     shard = 1024 / 1000 + forecast.training(1024)
     assert forecast.shards_within(1.024 + 3 * shard, slots=1) == 3
     assert forecast.shards_within(1.0, slots=1) == 0
+    few, many = HELD_OUT_SLOTS * 1.024, 1000 * shard
+    assert forecast.shards_within(few + 2.01 * many, slots=1000) == 2, "what is held out does not grow with the slots"
 
 
 def test_what_a_head_lets_expect():
