@@ -195,7 +195,9 @@ class _Parser:
         if kind in "dwsDWS":
             sure = {"d": _DIGIT, "w": _WORD, "s": _SPACE}[kind.lower()]
             if kind.islower() == negated:  # the other readers' characters too: they are left out in the end
-                sure = _joined(sure, {"d": lambda: categories("Nd"), "w": _some_words, "s": lambda: _SOME_SPACE}[kind.lower()]())
+                sure = _joined(
+                    sure, {"d": lambda: categories("Nd"), "w": _some_words, "s": lambda: _SOME_SPACE}[kind.lower()]()
+                )
             return sure if kind.islower() else others(sure)
         if kind in "pP":
             found = re.compile(r"\{(?:(?:General_Category|gc)=)?([A-Z][A-Za-z_]*)\}").match(self._text, self._at)
@@ -263,7 +265,9 @@ class _Parser:
         return ((ord(character), ord(character)),)
 
 
-_CATEGORIES = set("L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp Cc Cf".split())
+_CATEGORIES = set(
+    "L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp Cc Cf".split()
+)
 _LONG = {"Letter": "L", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Mark": "M", "Number": "N"}
 _LONG |= {"Decimal_Number": "Nd", "Punctuation": "P", "punct": "P", "Symbol": "S", "Separator": "Z"}
 

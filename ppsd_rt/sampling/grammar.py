@@ -19,7 +19,7 @@ from ..errors import GrammarFailed, PpsdError, UsageError
 from ..extras import need
 from ..printable import quoted
 from .grammar_trials import Cancel, GrammarTrials
-from .grammar_worker import Unheld, Vocabulary, compile_grammar
+from .grammar_worker import ASKS, Unheld, Vocabulary, compile_grammar
 from .json_schema import OPTIONS
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class Grammar:
             raise UsageError(f"a grammar of kind {self.kind} must be a text, not {quoted(self.text)}")
 
     @classmethod
-    def json(cls) -> "Grammar":
+    def json(cls, *, bounded: bool = True) -> "Grammar":
         """A JSON object: at most 64 members in an object or array, 4 deep, in strings of at most 1000 characters.
 
         Without such limits, as of `json_schema({"type": "object"})`, a small model may not find an end.
         """
-        return cls.json_schema(_any_object())
+        return cls.json_schema(_any_object(), bounded=bounded)
 
     @classmethod
     def json_schema(
@@ -105,18 +105,22 @@ class Grammar:
         return cls("lark", grammar)
 
     @classmethod
-    def from_response_format(cls, wanted: Mapping[str, Any]) -> "Grammar | None":
-        """Of OpenAI's `response_format`: None for `text`. Besides: `{"type": "regex", "regex": ...}`, and with lark."""
+    def from_response_format(cls, wanted: Mapping[str, Any], *, bounded: bool = True) -> "Grammar | None":
+        """Of OpenAI's `response_format`: None for `text`. Besides: `{"type": "regex", "regex": ...}`, and with lark.
+
+        The schema may also stand beside the type, json_object too, as with llama.cpp, Together and Fireworks. bounded:
+        as of `json_schema`.
+        """
         kind = wanted.get("type") if isinstance(wanted, Mapping) else None
         if kind == "text":
             return None
-        if kind == "json_object":
-            return cls.json()
-        if kind == "json_schema":
-            given = wanted.get("json_schema")
-            if not isinstance(given, Mapping) or "schema" not in given:
-                raise UsageError("response_format: json_schema needs an object with the key schema")
-            return cls.json_schema(given["schema"])
+        if kind in ("json_object", "json_schema"):
+            given = wanted.get("json_schema", wanted) if kind == "json_schema" else wanted
+            if isinstance(given, Mapping) and given.get("schema") is not None:
+                return cls.json_schema(given["schema"], strict=given.get("strict") is not False, bounded=bounded)
+            if kind == "json_object":
+                return cls.json(bounded=bounded)
+            raise UsageError("response_format: json_schema needs an object with the key schema")
         if kind in ("regex", "lark"):
             return cls(kind, wanted.get(kind, ""))
         raise UsageError(
@@ -217,7 +221,7 @@ class Grammars:
         """
         matcher = self._known(grammar, cancel)[0]
         if isinstance(matcher, str):
-            raise UsageError(f"the {grammar.kind} is not valid: {matcher}")
+            raise UsageError(f"the {grammar.kind} {'' if matcher.startswith(ASKS) else 'is not valid: '}{matcher}")
         return lambda: TokenMask(matcher.deep_copy(), self._ends, self._vocab_size)
 
     def unheld(self, grammar: Grammar) -> Unheld:

@@ -20,12 +20,14 @@ try:
 except ImportError:  # as a program
     sys.path.insert(0, os.path.dirname(__file__))
     from json_schema import OPTIONS, Rules, rules  # type: ignore[no-redef,import-not-found]
+
     sys.path.pop(0)
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _STACK = 4 << 20  # bytes: what compiles on half of the usual stack does so on the threads of a server
+ASKS = "asks for what no grammar can hold"
 Unheld = tuple[tuple[str, str], ...]  # places in a schema, and why what stands there is not held
 
 
@@ -86,8 +88,8 @@ def _rules(tokenizer: "LLTokenizer", schema: Any, prefix: str = "") -> Rules:
     made = rules(schema, lives, prefix)
     lenient = isinstance(schema, dict) and (schema.get(OPTIONS) or {}).get("lenient")
     if made.unheld and not lenient:
-        said = "; ".join(f"{place or '/'}: {why}" for place, why in made.unheld[:5])
-        raise ValueError(f'it cannot be held, which "strict": false allows: {said}')
+        said = "; ".join(f"at {place}: {why}" for place, why in made.unheld[:5])
+        raise ValueError(f'{ASKS}, {said}. "strict": false leaves it out')
     return made
 
 

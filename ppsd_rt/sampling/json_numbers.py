@@ -64,22 +64,26 @@ class Numbers:
         if self.integer or (step and step.denominator == 1):
             low, high = self._integers(bounded)
             if step > 1:
-                return _multiples("integer", step, *(None if n is None else max(-_WIDE, min(_WIDE, n)) for n in (low, high)))
+                ends = [None if n is None else max(-_WIDE, min(_WIDE, n)) for n in (low, high)]
+                return _multiples(int(step), *ends, False, False)
             return f"/{_integers(low, high)}/"
         places = next((n for n in range(_PLACES + 1) if step == Fraction(1, 10**n)), None) if step else _PLACES
         if places is None:
-            wide = Fraction(10**15)
-            low, high = self.least if self.least is not None else -wide, self.most if self.most is not None else wide
-            return _multiples("number", step, low, high, self.above, self.below)
-        form = _Form(places, max(_DIGITS, *(len(str(int(abs(n)))) for n in (self.least, self.most) if n)) if bounded and (self.least or self.most) else _DIGITS if bounded else None, bounded)
+            least = -(10.0**15) if self.least is None else float(self.least)
+            most = 10.0**15 if self.most is None else float(self.most)
+            if step.numerator >= 2**31 or 10**9 % step.denominator:
+                raise NoNumber("multipleOf has too many digits")
+            return _multiples(float(step), least, most, self.above, self.below)
+        longest = max(len(str(int(abs(n or 0)))) for n in (self.least, self.most, 10 ** (_DIGITS - 1)))
+        form = _Form(places, longest if bounded else None, not bounded and not step)
         parts = []
         if self.most is None or self.most > 0 or (self.most == 0 and not self.below):
-            least = self.least if self.least is not None and self.least >= 0 else Fraction(0)
-            parts.append(form.between(least, self.above and least == self.least, self.most, self.below, not self.step))
+            first = self.least if self.least is not None and self.least >= 0 else Fraction(0)
+            parts.append(form.between(first, self.above and first == self.least, self.most, self.below, not self.step))
         if self.least is None or self.least < 0:
-            most = None if self.least is None else -self.least
-            least, above = (-self.most, self.below) if self.most is not None and self.most < 0 else (Fraction(0), True)
-            parts.append(f'"-" {form.between(least, above, most, self.above, not self.step)}')
+            last = None if self.least is None else -self.least
+            first, above = (-self.most, self.below) if self.most is not None and self.most < 0 else (Fraction(0), True)
+            parts.append(f'"-" {form.between(first, above, last, self.above, not self.step)}')
         return "(" + " | ".join(parts) + ")"
 
     def _integers(self, bounded: bool) -> tuple[int | None, int | None]:
@@ -102,16 +106,13 @@ def _common(a: Fraction, b: Fraction) -> Fraction:
     return Fraction(lcm(a.numerator * b.denominator, b.numerator * a.denominator), a.denominator * b.denominator)
 
 
-def _multiples(kind: str, step: Fraction, low: object, high: object, above: bool = False, below: bool = False) -> str:
+def _multiples(step: float, low: float | None, high: float | None, above: bool, below: bool) -> str:
     """llguidance has a counter of remainders."""
-    if step.numerator >= 2**31 or step.denominator >= 10**9:
-        raise NoNumber("multipleOf has too many digits")
-    number = (lambda n: int(n)) if kind == "integer" else float
-    schema = {"type": kind, "multipleOf": number(step)}
-    if low is not None:
-        schema["exclusiveMinimum" if above else "minimum"] = number(low)
-    if high is not None:
-        schema["exclusiveMaximum" if below else "maximum"] = number(high)
+    if step >= 2**31:
+        raise NoNumber("multipleOf is too large")
+    ends = {"exclusiveMinimum" if above else "minimum": low, "exclusiveMaximum" if below else "maximum": high}
+    schema = {"type": "integer" if isinstance(step, int) else "number", "multipleOf": step}
+    schema |= {name: end for name, end in ends.items() if end is not None}
     return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_flexible': False}})}"
 
 
@@ -154,11 +155,14 @@ def _same_length(low: str, high: str) -> str:
 
 @dataclass(frozen=True)
 class _Form:
-    """How numbers without a sign are written. places: digits after the point; digits: before it, None for no limit."""
+    """How numbers without a sign are written. places: digits after the point; digits: before it, None for no limit.
+
+    endless: any number of places, and exponents of any length.
+    """
 
     places: int
     digits: int | None
-    bounded: bool
+    endless: bool
 
     def between(self, low: Fraction, above: bool, high: Fraction | None, below: bool, exponents: bool) -> str:
         least = self._least(low, above)
@@ -166,7 +170,7 @@ class _Form:
             return f"({least} & {self._most(high, below)})"
         if low or not exponents:
             return least
-        if not self.bounded:
+        if self.endless:
             return f"({least} /([eE][+-]?[0-9]+)?/)"
         small = "[0-9]{1,2}" if above else "[0-9]{1,3}"
         return f"({least} /([eE](-{small}|{_LARGE}))?/)"
@@ -176,7 +180,9 @@ class _Form:
         more = _between(whole + 1, 10**self.digits - 1 if self.digits else None) + self._any_rest()
         parts = [more] if self.digits is None or len(str(whole + 1)) <= self.digits else []
         if rest:
-            after = [rest[:at] + f"[{int(rest[at]) + 1}-9]" + self._more(at + 1) for at in range(len(rest)) if rest[at] < "9"]
+            after = [
+                rest[:at] + f"[{int(rest[at]) + 1}-9]" + self._more(at + 1) for at in range(len(rest)) if rest[at] < "9"
+            ]
         elif above:
             after = ["0" * zeros + "[1-9]" + self._more(zeros + 1) for zeros in range(self.places)]
         else:
@@ -197,7 +203,9 @@ class _Form:
             parts += [] if below else [f"{whole}([.]0{{1,{self.places}}})?" if self.places else str(whole)]
         else:
             parts.append(str(whole))
-            after = [rest[:at] + f"[0-{int(rest[at]) - 1}]" + self._more(at + 1) for at in range(len(rest)) if rest[at] > "0"]
+            after = [
+                rest[:at] + f"[0-{int(rest[at]) - 1}]" + self._more(at + 1) for at in range(len(rest)) if rest[at] > "0"
+            ]
             after += [rest[:at] for at in range(1, len(rest))]
             after += [] if below else [rest + f"0{{0,{self.places - len(rest)}}}"]
             parts.append(f"{whole}[.]({'|'.join(after)})")
@@ -212,11 +220,11 @@ class _Form:
         return whole, str(rest).zfill(self.places).rstrip("0") if rest else ""
 
     def _any_rest(self) -> str:
-        return f"([.][0-9]{{1,{self.places}}})?" if self.places else ""
+        return f"([.][0-9]{'+' if self.endless else f'{{1,{self.places}}}'})?" if self.places else ""
 
     def _more(self, used: int) -> str:
         left = self.places - used
-        return f"[0-9]{{0,{left}}}" if left > 0 else ""
+        return "[0-9]*" if self.endless else f"[0-9]{{0,{left}}}" if left > 0 else ""
 
     def _not_zero(self, used: int) -> str:
         left = self.places - used

@@ -8,6 +8,7 @@ like, each of which is one rule for each type. What is written may be narrower t
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -20,7 +21,7 @@ except ImportError:  # in the process that tries grammars out, which imports no 
     import ecma_regex as ecma  # type: ignore[no-redef,import-not-found]
     from json_numbers import NoNumber, Numbers, exact  # type: ignore[no-redef,import-not-found]
 
-OPTIONS = "x-ppsd"  # key of the root: {"lenient", "unbounded", "compact"}
+OPTIONS = "x-ppsd"  # key of the root: {"lenient", "unbounded", "compact", "of"}; of: what a place begins with
 _TYPES = frozenset(("null", "boolean", "number", "string", "array", "object"))
 _MOST_SHAPES = 256  # of one value
 _MOST_RULES = 20_000
@@ -66,6 +67,10 @@ FORMATS = {
 # OpenAPI's and pydantic's names that leave a text as free as it was.
 _FREE_FORMATS = {"binary", "password", "float", "double", "path", "file-path", "directory-path"}
 _WHOLE_FORMATS = {"int32": 2**31, "int64": 2**63}
+
+
+class _Again(Exception):
+    """A schema refers to itself, without a value between; the text is its place."""
 
 
 class _Unheld(Exception):
@@ -153,6 +158,7 @@ class _Compiler:
         self._draft = int(dialect[1]) if dialect else 2020
         self._root, self._prefix, self._lives = root, prefix, lives
         self._bounded, self._compact = not options.get("unbounded"), bool(options.get("compact"))
+        self._of = str(options.get("of", ""))
         self._unheld: dict[str, str] = {}
         self._shapes: dict[All, list[Shape]] = {}
         self._possible: dict[All, bool] = {}
@@ -173,7 +179,7 @@ class _Compiler:
         return Rules(self._lines, start, list(self._unheld.items()))
 
     def unheld(self, place: str, why: str) -> None:
-        self._unheld.setdefault(place, why)
+        self._unheld.setdefault(self._of + place, why)
 
     # --- shapes ---
 
@@ -192,8 +198,10 @@ class _Compiler:
             return [ANY] if schema else []
         if not isinstance(schema, dict):
             raise ValueError(f"{place or 'the root'} must be an object, true or false")
-        if place in around or len(around) > 100:
-            raise ValueError(f"{place or '#'} refers to itself without end")
+        if place in around:
+            raise _Again(place)
+        if len(around) > 100:
+            raise ValueError("it nests too deep")
         around = (*around, place)
         found = [self._plain(at)]
 
@@ -201,13 +209,21 @@ class _Compiler:
             nonlocal found
             found = self._meet(found, others, f"{place}/{keyword}")
 
-        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
-            if keyword in schema:
-                meet(self._expand(self._resolved(at, keyword), around), keyword)
-        for one in self._several(at, "allOf"):
-            meet(self._expand(one, around), "allOf")
+        beside = [
+            (self._resolved(at, name), name) for name in ("$ref", "$dynamicRef", "$recursiveRef") if name in schema
+        ]
+        for one, keyword in (*beside, *((one, "allOf") for one in self._several(at, "allOf"))):
+            try:
+                meet(self._expand(one, around), keyword)
+            except _Again as again:  # that it holds itself says nothing
+                if str(again) != place:
+                    raise
         if "anyOf" in schema:
-            meet([shape for one in self._several(at, "anyOf") for shape in self._expand(one, around)], "anyOf")
+            ways = []
+            for one in self._several(at, "anyOf"):
+                with suppress(_Again):  # it is no other way than those beside it
+                    ways += self._expand(one, around)
+            meet(ways, "anyOf")
         if "oneOf" in schema:
             meet(self._one_of(at, around), "oneOf")
         if "not" in schema:
@@ -252,6 +268,7 @@ class _Compiler:
 
     def _one_of(self, at: At, around: tuple[str, ...]) -> list[Shape]:
         branches = self._several(at, "oneOf")
+        each = [self._expand(one, around) for one in branches]
         each = [self._expand(one, around) for one in branches]
         made = []
         for number, one in enumerate(branches):
@@ -350,12 +367,15 @@ class _Compiler:
                 raise ValueError(f"{at.place}/{keyword} must be a number")
             return exact(given)
 
-        for keyword, side, edge in (("inimum", "least", "above"), ("aximum", "most", "below")):
-            plain, strict = f"m{keyword}", f"exclusiveM{keyword}"
+        def side(keyword: str, strict: bool) -> Numbers:
+            low = keyword.endswith("inimum")
+            return Numbers(least=value(keyword), above=strict) if low else Numbers(most=value(keyword), below=strict)
+
+        for plain, strict in (("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")):
             if plain in schema:
-                found = found.both(Numbers(**{side: value(plain), edge: schema.get(strict) is True}))
+                found = found.both(side(plain, schema.get(strict) is True))  # true: of draft 4
             if strict in schema and not isinstance(schema[strict], bool):
-                found = found.both(Numbers(**{side: value(strict), edge: True}))
+                found = found.both(side(strict, True))
         if "multipleOf" in schema:
             step = value("multipleOf")
             if step <= 0:
@@ -380,7 +400,9 @@ class _Compiler:
 
     def _number(self, at: At, keyword: str, default: int | None) -> int | None:
         given = at.schema.get(keyword, default)
-        if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or given < 0 or given % 1):
+        if given is not None and (
+            isinstance(given, bool) or not isinstance(given, int | float) or given < 0 or given % 1
+        ):
             raise ValueError(f"{at.place}/{keyword} must be a whole number from 0 on")
         return None if given is None else int(given)
 
@@ -430,7 +452,9 @@ class _Compiler:
             except (KeyError, IndexError, TypeError, ValueError, AssertionError):
                 found = None
         if found is None:
-            raise ValueError(f"{at.place}/{keyword} refers to {json.dumps(reference)[:100]}, which is not in the schema")
+            raise ValueError(
+                f"{at.place}/{keyword} refers to {json.dumps(reference)[:100]}, which is not in the schema"
+            )
         return found
 
     def _anchored(self, at: At) -> Iterator[tuple[str, At]]:
@@ -497,7 +521,9 @@ class _Compiler:
         if some == [ANY]:
             return others
         found = [made for a in some for b in others if (made := self._both(a, b)) is not None]
-        found = list(dict.fromkeys(found)) if all(shape.values is None and not shape.barred for shape in found) else found
+        found = (
+            list(dict.fromkeys(found)) if all(shape.values is None and not shape.barred for shape in found) else found
+        )
         if len(found) > _MOST_SHAPES:
             raise ValueError(f"{place or 'the root'} has too many combinations")
         return found
@@ -576,7 +602,11 @@ class _Compiler:
         if kind != "object" or not _some(shape.members):
             return kind != "object"
         return not depth or all(
-            any(self._open(one, inner, depth - 1) for one in self.shapes(self._member(shape, name)) for inner in one.types)
+            any(
+                self._open(one, inner, depth - 1)
+                for one in self.shapes(self._member(shape, name))
+                for inner in one.types
+            )
             for name in shape.required
         )
 
@@ -701,12 +731,16 @@ class _Compiler:
             yield from (self._literal(one) for one in shape.values if self._fits(one, shape))
             return
         for kind in sorted(shape.types):
-            if not self._open(shape, kind, 0) or not self._filled(shape, kind, {s for s in self._inner(shape) if self.possible(s)}):
+            if not self._open(shape, kind, 0) or not self._filled(
+                shape, kind, {s for s in self._inner(shape) if self.possible(s)}
+            ):
                 continue
             if kind == "null" and not any(one is None for one in shape.barred):
                 yield '"null"'
             elif kind == "boolean":
-                yield from (f'"{json.dumps(one)}"' for one in (False, True) if not any(_same(one, b) for b in shape.barred))
+                yield from (
+                    f'"{json.dumps(one)}"' for one in (False, True) if not any(_same(one, b) for b in shape.barred)
+                )
             elif kind in ("integer", "number"):
                 yield from self._number_bodies(shape, kind)
             elif kind == "string":
@@ -742,7 +776,9 @@ class _Compiler:
         if self._compact:
             return ecma.quote(text + (" " if text in ",:" else ""))
         space = r"[ ]{0,2}(\r?\n[ \t]{0,24})?" if self._bounded else r"[ \t\r\n]*"
-        return self._terminal(f"/{space if before else ''}[{text if text != '[' and text != ']' else chr(92) + text}]{space if after else ''}/")
+        return self._terminal(
+            f"/{space if before else ''}[{text if text != '[' and text != ']' else chr(92) + text}]{space if after else ''}/"
+        )
 
     @property
     def _open_object(self) -> str:
@@ -792,7 +828,7 @@ class _Compiler:
         """An expression of a terminal."""
         least, most = shape.length
         times = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
-        parts = [f"/\"{ecma.CHARACTER}{times}\"/"]
+        parts = [f'/"{ecma.CHARACTER}{times}"/']
         if shape.patterns and not least and most is None and not all(wrong for _, wrong in shape.patterns):
             parts = []
         parts += [("~" if wrong else "") + f"({ecma.terminal(parsed)})" for parsed, wrong in shape.patterns]
@@ -863,7 +899,8 @@ class _Compiler:
         name = f"{self._prefix}u{len(self._lines)}"
         ways = [f'"" %if bit_count_ge(_, {least})']
         ways += [
-            f"{self._comma} {text} {name}::set_bit({n}) %if and(bit_clear({n}), bit_count_lt(_, {most}))" for n, text in each
+            f"{self._comma} {text} {name}::set_bit({n}) %if and(bit_clear({n}), bit_count_lt(_, {most}))"
+            for n, text in each
         ]
         self._lines.append(f"{name}::_ : " + " | ".join(ways))
         self._lines.append(f"{name}f::_ : " + " | ".join(f"{text} {name}::set_bit({n})" for n, text in each))
@@ -948,7 +985,7 @@ class _Compiler:
             if not self.possible(wanted):
                 continue
             wrong = [*listed, *(one for other, one in enumerate(patterns) if other != number)]
-            key = f"{patterns[number]}" if number < len(patterns) else f"/\"{ecma.CHARACTER}*\"/"
+            key = f"{patterns[number]}" if number < len(patterns) else f'/"{ecma.CHARACTER}*"/'
             key += "".join(f" & ~({one})" for one in ([" | ".join(wrong)] if wrong else []))
             if self._alive(key + sure):
                 made.append(f"{self._terminal(key + sure)} {self._colon} {self.rule(wanted)}")
@@ -987,7 +1024,9 @@ _NEGATED: dict[str, Callable[[Any], list[Any]]] = {
     "maximum": lambda n: [{"type": "number", "exclusiveMinimum": n}],
     "exclusiveMinimum": lambda n: [{"type": "number", "maximum": n}],
     "exclusiveMaximum": lambda n: [{"type": "number", "minimum": n}],
-    "items": lambda one: [{"type": "array", "contains": {"not": one}}] if not isinstance(one, list) else _refuse("items"),
+    "items": lambda one: (
+        [{"type": "array", "contains": {"not": one}}] if not isinstance(one, list) else _refuse("items")
+    ),
 }
 _KEYWORDS = frozenset(
     "$dynamicRef $recursiveRef additionalItems additionalProperties contains dependencies dependentRequired "
@@ -1047,4 +1086,6 @@ def _same(a: Any, b: Any) -> bool:
 
 def _unquoted(pointer: str) -> str:
     """A reference is a part of a URI."""
-    return re.sub("(?:%[0-9a-fA-F]{2})+", lambda found: bytes.fromhex(found[0].replace("%", "")).decode(errors="replace"), pointer)
+    return re.sub(
+        "(?:%[0-9a-fA-F]{2})+", lambda found: bytes.fromhex(found[0].replace("%", "")).decode(errors="replace"), pointer
+    )

@@ -25,9 +25,37 @@ Json = Any
 _NAMES = ("a", "b", "kind", "x-1", 'q"t', "é", "n\n")
 _PATTERNS = (
     *("^[a-z]+$", "^a|b$", "[0-9]{2,4}", r"^\d{3}-\d{2}$", r"^\w+\s\w+$", r"\S", r"^[^a-f]*$", "^(?!foo).*$", "(?=a)b"),
-    *("(?<=x)y", r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$", r'^["\\]{1,3}$', r"^\u00e9\x41\t?$", r"^[^\W\d]+$", "^(ab|c)*?d$", "x"),
-    *(r"^\p{Lu}\p{L}*$", r"^[\d\-_.]+$", "^$", r"\D", r"\W$", "^(?:a|(?<n>b))c", r"\bfoo\b", r"(a)\1", "^.{2,5}$", "[]", "[^]"),
-    *(r"^(?=.*\d)(?=.*[a-z]).{3,8}$", "a(?!b)", "(?<!a)b$", r"^\/[^/]+\/$", "^a{2}b{1,}c{0,2}$", r"^[\s\S]$", "^[a-c&&b]$"),
+    *(
+        "(?<=x)y",
+        r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$",
+        r'^["\\]{1,3}$',
+        r"^\u00e9\x41\t?$",
+        r"^[^\W\d]+$",
+        "^(ab|c)*?d$",
+        "x",
+    ),
+    *(
+        r"^\p{Lu}\p{L}*$",
+        r"^[\d\-_.]+$",
+        "^$",
+        r"\D",
+        r"\W$",
+        "^(?:a|(?<n>b))c",
+        r"\bfoo\b",
+        r"(a)\1",
+        "^.{2,5}$",
+        "[]",
+        "[^]",
+    ),
+    *(
+        r"^(?=.*\d)(?=.*[a-z]).{3,8}$",
+        "a(?!b)",
+        "(?<!a)b$",
+        r"^\/[^/]+\/$",
+        "^a{2}b{1,}c{0,2}$",
+        r"^[\s\S]$",
+        "^[a-c&&b]$",
+    ),
 )
 
 
@@ -113,8 +141,12 @@ class Drawing:
             minProperties=lambda: draw.randrange(4),
             maxProperties=lambda: draw.randrange(1, 6),
             **self._rarely(
-                patternProperties=lambda: {draw.choice(_PATTERNS): self._schema(0) for _ in range(draw.randrange(1, 3))},
-                propertyNames=lambda: draw.choice(({"pattern": "^[a-z]+$"}, {"enum": ["a", "b", "z"]}, {"maxLength": 2})),
+                patternProperties=lambda: {
+                    draw.choice(_PATTERNS): self._schema(0) for _ in range(draw.randrange(1, 3))
+                },
+                propertyNames=lambda: draw.choice(
+                    ({"pattern": "^[a-z]+$"}, {"enum": ["a", "b", "z"]}, {"maxLength": 2})
+                ),
                 dependentRequired=lambda: {draw.choice(_NAMES): [draw.choice(_NAMES)]},
                 dependentSchemas=lambda: {draw.choice(_NAMES): self._schema(0)},
                 unevaluatedProperties=lambda: draw.choice((False, self._schema(0))),
@@ -160,7 +192,27 @@ class Drawing:
 
 def vocabulary() -> Vocabulary:
     """All bytes, and texts that cross the borders of JSON's parts as those of models do."""
-    more = ['{"', '":', '": ', '",', '", "', '"}', '"]', "]}", "}}", "[[", '["', "},", "}, {", ", ", "12", "007", "00", "e+", "-0"]
+    more = [
+        '{"',
+        '":',
+        '": ',
+        '",',
+        '", "',
+        '"}',
+        '"]',
+        "]}",
+        "}}",
+        "[[",
+        '["',
+        "},",
+        "}, {",
+        ", ",
+        "12",
+        "007",
+        "00",
+        "e+",
+        "-0",
+    ]
     more += ["true", "null", " {", "\n  ", "  ", "ab", "kind", '"kind"', ".5", "foo", "é", "\\n", '\\"', "\\u00"]
     tokens = [bytes([byte]) for byte in range(256)] + [text.encode() for text in more] + [b"<end>"]
     return Vocabulary(tokens, [len(tokens) - 1], None, [len(tokens) - 1], len(tokens))
@@ -185,7 +237,9 @@ class Answers:
             allowed = [n for n in allowed if n != self._end]
             closing = [n for n in self._closing if n in allowed]
             plain = [n for n in allowed if self._tokens[n].isascii()]
-            near = closing if closing and random.random() < 0.4 else plain if plain and random.random() < 0.9 else allowed
+            near = (
+                closing if closing and random.random() < 0.4 else plain if plain and random.random() < 0.9 else allowed
+            )
             chosen = random.choice(near)
             text += self._tokens[chosen]
             if not matcher.consume_token(chosen):
@@ -194,9 +248,7 @@ class Answers:
 
 
 def validator(schema: Json) -> Any:
-    return jsonschema_rs.validator_for(
-        schema, validate_formats=True, ignore_unknown_formats=True
-    )
+    return jsonschema_rs.validator_for(schema, validate_formats=True, ignore_unknown_formats=True)
 
 
 def strict_json(text: str) -> Any:
@@ -227,7 +279,17 @@ def judge(schema: Json, answers: Answers, random: random.Random, count: int, see
         matcher = compile_grammar(answers.tokenizer, "lark", lark)
     except ValueError as error:
         said = str(error)
-        kind = "not held" if "cannot be held" in said else "no answer" if "no answer" in said else "everything" if "every value" in said else "refers" if "refers" in said else said[:200]
+        kind = (
+            "not held"
+            if "can hold" in said
+            else "no answer"
+            if "no answer" in said
+            else "everything"
+            if "every value" in said
+            else "refers"
+            if "refers" in said
+            else said[:200]
+        )
         seen[kind] += 1
         return None if kind in ("not held", "no answer", "everything", "refers") else said
     try:
