@@ -29,6 +29,7 @@ from .pipeline.schedule import AUTO, PLAIN, Auto, Schedule, copying, describe, p
 from .printable import quoted
 from .sampling.grammar import Grammar, Grammars, Masks
 from .sampling.grammar_trials import Cancel
+from .sampling.grammar_worker import Unheld
 from .sampling.params import MOST_LOGPROBS, SamplingParams
 from .stages import Stages
 from .turns import Turn, Turns
@@ -283,6 +284,12 @@ class Engine:
             if self._grammars is None:
                 self._grammars = Grammars(self.tokenizer, self.config.vocab_size, sorted(self.config.eos_token_ids))
         return self._grammars.masks(grammar, cancel)
+
+    def unheld(self, grammar: Grammar) -> Unheld:
+        """Places in its schema and why what stands there is not held: of one with `strict=False`."""
+        self.compile(grammar)
+        assert self._grammars is not None
+        return self._grammars.unheld(grammar)
 
     def fulfils(self, grammar: Grammar, ids: Sequence[int]) -> bool:
         """Does the grammar let an answer of these ids end? For one that `max_tokens` or the context has cut."""

@@ -19,7 +19,8 @@ from ..errors import GrammarFailed, PpsdError, UsageError
 from ..extras import need
 from ..printable import quoted
 from .grammar_trials import Cancel, GrammarTrials
-from .grammar_worker import Vocabulary, compile_grammar
+from .grammar_worker import ASKS, Unheld, Vocabulary, compile_grammar
+from .json_schema import OPTIONS
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -53,18 +54,29 @@ class Grammar:
             raise UsageError(f"a grammar of kind {self.kind} must be a text, not {quoted(self.text)}")
 
     @classmethod
-    def json(cls) -> "Grammar":
+    def json(cls, *, bounded: bool = True) -> "Grammar":
         """A JSON object: at most 64 members in an object or array, 4 deep, in strings of at most 1000 characters.
 
         Without such limits, as of `json_schema({"type": "object"})`, a small model may not find an end.
         """
-        return cls.json_schema(_any_object())
+        return cls.json_schema(_any_object(), bounded=bounded)
 
     @classmethod
-    def json_schema(cls, schema: Mapping[str, Any] | bool | str) -> "Grammar":
-        """JSON by a schema: a dict, or its JSON."""
+    def json_schema(
+        cls, schema: Mapping[str, Any] | bool | str, *, strict: bool = True, bounded: bool = True
+    ) -> "Grammar":
+        """JSON by a schema: a dict, or its JSON.
+
+        strict: a keyword that cannot be held is an error; else it is left out, and `Engine.unheld` tells it. bounded:
+        numbers and white space have an end where the schema gives them none.
+        """
+        if isinstance(schema, str):
+            schema = cls("json_schema", schema).schema() if not strict or not bounded else schema
         if isinstance(schema, str):
             return cls("json_schema", schema)
+        if isinstance(schema, Mapping):
+            options = {"lenient": not strict, "unbounded": not bounded}
+            schema = {**schema, **({OPTIONS: options} if any(options.values()) else {})}
         if not isinstance(schema, Mapping | bool):
             raise UsageError(f"a JSON schema must be a dict or JSON, not {quoted(schema)}")
         try:
@@ -93,18 +105,22 @@ class Grammar:
         return cls("lark", grammar)
 
     @classmethod
-    def from_response_format(cls, wanted: Mapping[str, Any]) -> "Grammar | None":
-        """Of OpenAI's `response_format`: None for `text`. Besides: `{"type": "regex", "regex": ...}`, and with lark."""
+    def from_response_format(cls, wanted: Mapping[str, Any], *, bounded: bool = True) -> "Grammar | None":
+        """Of OpenAI's `response_format`: None for `text`. Besides: `{"type": "regex", "regex": ...}`, and with lark.
+
+        The schema may also stand beside the type, json_object too, as with llama.cpp, Together and Fireworks. bounded:
+        as of `json_schema`.
+        """
         kind = wanted.get("type") if isinstance(wanted, Mapping) else None
         if kind == "text":
             return None
-        if kind == "json_object":
-            return cls.json()
-        if kind == "json_schema":
-            given = wanted.get("json_schema")
-            if not isinstance(given, Mapping) or "schema" not in given:
-                raise UsageError("response_format: json_schema needs an object with the key schema")
-            return cls.json_schema(given["schema"])
+        if kind in ("json_object", "json_schema"):
+            given = wanted.get("json_schema", wanted) if kind == "json_schema" else wanted
+            if isinstance(given, Mapping) and given.get("schema") is not None:
+                return cls.json_schema(given["schema"], strict=given.get("strict") is not False, bounded=bounded)
+            if kind == "json_object":
+                return cls.json(bounded=bounded)
+            raise UsageError("response_format: json_schema needs an object with the key schema")
         if kind in ("regex", "lark"):
             return cls(kind, wanted.get(kind, ""))
         raise UsageError(
@@ -194,7 +210,8 @@ class Grammars:
         vocabulary = Vocabulary(*made)
         vocabulary.encode = partial(tokenizer.encode, add_special_tokens=False)
         self._tokenizer, self._trials = vocabulary.tokenizer(), GrammarTrials(made)
-        self._seen: OrderedDict[Grammar, tuple[LLMatcher | str, int]] = OrderedDict()  # or why not; bytes. Newest last
+        # Or why not; bytes. The newest last.
+        self._seen: OrderedDict[Grammar, tuple[LLMatcher | str, int, Unheld]] = OrderedDict()
         self._lock = Lock()
 
     def masks(self, grammar: Grammar, cancel: Cancel | None = None) -> Masks:
@@ -202,29 +219,37 @@ class Grammars:
 
         cancel: gets a function that ends the wait; any thread may call it.
         """
+        matcher = self._known(grammar, cancel)[0]
+        if isinstance(matcher, str):
+            raise UsageError(f"the {grammar.kind} {'' if matcher.startswith(ASKS) else 'is not valid: '}{matcher}")
+        return lambda: TokenMask(matcher.deep_copy(), self._ends, self._vocab_size)
+
+    def unheld(self, grammar: Grammar) -> Unheld:
+        """Places in its schema, and why what stands there is not held; of a grammar that need not hold all."""
+        return self._known(grammar, None)[2]
+
+    def _known(self, grammar: Grammar, cancel: Cancel | None) -> "tuple[LLMatcher | str, int, Unheld]":
         with self._lock:
             known = self._seen.get(grammar)
             if known is not None:
                 self._seen.move_to_end(grammar)
-        if known is None:
-            known = self._compiled(grammar, cancel)
-            with self._lock:
-                self._seen[grammar] = known
-                while len(self._seen) > _MOST_SEEN or sum(size for _, size in self._seen.values()) > _MOST_KEPT:
-                    self._seen.popitem(last=False)
-        matcher = known[0]
-        if isinstance(matcher, str):
-            raise UsageError(f"the {grammar.kind} is not valid: {matcher}")
-        return lambda: TokenMask(matcher.deep_copy(), self._ends, self._vocab_size)
+                return known
+        known = self._compiled(grammar, cancel)
+        with self._lock:
+            self._seen[grammar] = known
+            while len(self._seen) > _MOST_SEEN or sum(size for _, size, _ in self._seen.values()) > _MOST_KEPT:
+                self._seen.popitem(last=False)
+        return known
 
-    def _compiled(self, grammar: Grammar, cancel: Cancel | None) -> "tuple[LLMatcher | str, int]":
+    def _compiled(self, grammar: Grammar, cancel: Cancel | None) -> "tuple[LLMatcher | str, int, Unheld]":
         if len(grammar.text) > _MOST_TEXT:
-            return f"it has {len(grammar.text)} characters, and {_MOST_TEXT} are the most", 0
-        wrong, size = self._trials.run(grammar.kind, grammar.text, cancel)
+            return f"it has {len(grammar.text)} characters, and {_MOST_TEXT} are the most", 0, ()
+        wrong, size, made, unheld = self._trials.run(grammar.kind, grammar.text, cancel)
         try:
-            return _in_one_line(wrong) if wrong else compile_grammar(self._tokenizer, grammar.kind, grammar.text), size
+            matcher = _in_one_line(wrong) if wrong else compile_grammar(self._tokenizer, grammar.kind, made)
+            return matcher, size, unheld
         except ValueError as error:
-            return _in_one_line(str(error)), 0
+            return _in_one_line(str(error)), 0, ()
 
 
 def _in_one_line(text: str) -> str:

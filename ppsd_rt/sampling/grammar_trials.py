@@ -12,12 +12,14 @@ from typing import Any
 
 from ..errors import PpsdError, UsageError
 from ..forks import hears_of_forks
+from .grammar_worker import Unheld
 
 SECONDS = 2.0  # of processor time for one grammar: a hundred times what those of programs take
 MEMORY = 256 << 20  # bytes
 _MOST_AT_ONCE = 8  # processes
 _MOST_IDLE = 2
 
+Tried = tuple[str | None, int, str, Unheld]
 Cancel = Callable[[Callable[[], None]], None]
 
 
@@ -35,8 +37,9 @@ class GrammarTrials:
         self._places = Semaphore(_MOST_AT_ONCE)
         self._idle: list[subprocess.Popen[bytes]] = []
 
-    def run(self, kind: str, text: str, cancel: Cancel | None = None) -> tuple[str | None, int]:
-        """What is wrong with a grammar, a limit that it hits included, or None; and the bytes that it takes.
+    def run(self, kind: str, text: str, cancel: Cancel | None = None) -> Tried:
+        """What is wrong with a grammar, a limit that it hits included, or None; the bytes that it takes; and what
+        `grammar_worker.prepare` makes of it.
 
         cancel: gets a function that ends the trial; UsageError then. PpsdError where no process can be started.
         """
@@ -68,20 +71,20 @@ class GrammarTrials:
                     _end(self._idle.pop())
             return found
 
-    def _ask(self, process: "subprocess.Popen[bytes]", job: tuple[Any, ...]) -> tuple[str | None, int]:
+    def _ask(self, process: "subprocess.Popen[bytes]", job: tuple[Any, ...]) -> Tried:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             pickle.dump(job, process.stdin)
             process.stdin.flush()
-            found: tuple[str | None, int] = pickle.load(process.stdout)
+            found: Tried = pickle.load(process.stdout)
             return found
         except (EOFError, OSError, pickle.UnpicklingError):
             status = _end(process)
         if status == -signal.SIGPROF:
-            return f"compiling it takes more than {self._seconds:g} s of processor time", 0
+            return f"compiling it takes more than {self._seconds:g} s of processor time", 0, "", ()
         if status < 0:
-            return f"compiling it takes more than {self._memory >> 20} MiB of memory, or it nests too deep", 0
+            return f"compiling it takes more than {self._memory >> 20} MiB of memory, or it nests too deep", 0, "", ()
         raise PpsdError(f"{sys.executable} cannot compile grammars: it ended with status {status}")
 
     def _process(self) -> "subprocess.Popen[bytes]":

@@ -15,17 +15,20 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+try:
+    from .json_schema import OPTIONS, Rules, rules
+except ImportError:  # as a program
+    sys.path.insert(0, os.path.dirname(__file__))
+    from json_schema import OPTIONS, Rules, rules  # type: ignore[no-redef,import-not-found]
+
+    sys.path.pop(0)
+
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-# Between two parts of JSON. Models that do not know what to say next write white space until the answer's limit.
-WHITE = r"[\x20\x0A\x0D\x09]{1,24}"
-_MOST_UNIQUE = 16  # items of an array whose items must differ: llguidance does not know that they must
 _STACK = 4 << 20  # bytes: what compiles on half of the usual stack does so on the threads of a server
-# Of a schema, what constrains no value.
-_NOTES = {"$anchor", "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description"}
-_NOTES |= {"example", "examples", "readOnly", "title", "writeOnly", "x-guidance"}
-_LOOKS_AROUND = re.compile(r"\(\?(?:[=!]|<[=!])")
+ASKS = "asks for what no grammar can hold"
+Unheld = tuple[tuple[str, str], ...]  # places in a schema, and why what stands there is not held
 
 
 class Vocabulary:
@@ -50,91 +53,67 @@ class Vocabulary:
         return self._made
 
 
-def compile_grammar(tokenizer: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
-    """ValueError, which says why, for what is no grammar, says nothing, or gives up before the first token."""
+def prepare(tokenizer: "LLTokenizer", kind: str, text: str) -> tuple[str, Unheld]:
+    """A grammar as llguidance takes it. ValueError for a schema that is none, or that cannot be held and has to be."""
+    if kind == "json_schema":
+        try:
+            made = _rules(tokenizer, json.loads(text))
+        except RecursionError:
+            raise ValueError("it nests too deep") from None
+        return "\n".join(["%llguidance {}", f"start: {made.start}", *made.lines]), tuple(made.unheld)
+    if kind != "lark" or "%json" not in text:
+        return text, ()
+    unheld: list[tuple[str, str]] = []
+    lines = [text]
+    decoder, at = json.JSONDecoder(), 0
+    while found := re.compile(r"%json\s*(?=\{)").search(lines[0], at):
+        schema, end = decoder.raw_decode(lines[0], found.end())
+        made = _rules(tokenizer, schema, f"json{len(lines)}-")
+        lines[0] = lines[0][: found.start()] + made.start + lines[0][end:]
+        at = found.start()
+        lines += made.lines
+        unheld += made.unheld
+    return "\n".join(lines), tuple(unheld)
+
+
+def _rules(tokenizer: "LLTokenizer", schema: Any, prefix: str = "") -> Rules:
     from llguidance import LLMatcher
 
-    if kind == "json_schema":
-        schema = _schema(text)
-        made = LLMatcher.grammar_from_json_schema(schema, overrides={"whitespace_pattern": WHITE})
-    elif kind == "regex":
-        made = LLMatcher.grammar_from_regex(text)
-    else:
-        made = LLMatcher.grammar_from_lark(text)
+    def lives(terminal: str) -> bool:
+        matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_lark(f"start: T\nT: {terminal}"), log_level=0)
+        if matcher.is_error():
+            raise ValueError(matcher.get_error())
+        return _begins(matcher)
+
+    made = rules(schema, lives, prefix)
+    lenient = isinstance(schema, dict) and (schema.get(OPTIONS) or {}).get("lenient")
+    if made.unheld and not lenient:
+        said = "; ".join(f"at {place}: {why}" for place, why in made.unheld[:5])
+        raise ValueError(f'{ASKS}, {said}. "strict": false leaves it out')
+    return made
+
+
+def compile_grammar(tokenizer: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
+    """Of what `prepare` made. ValueError, which says why, for what is no grammar, or gives up before the first token."""
+    from llguidance import LLMatcher
+
+    made = LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text)
     matcher = LLMatcher(tokenizer, made, log_level=0)
     if matcher.is_error():
         raise ValueError(matcher.get_error())
-    first = matcher.deep_copy()
-    mask = first.compute_bitmask()
-    if first.get_error().startswith("NoExtensionBias") or not (first.is_error() or any(mask)):
+    if not _begins(matcher.deep_copy()):
         raise ValueError("it allows no answer at all")
-    if first.is_error():
-        raise ValueError(f"it gives up at once: {first.get_error()}")
     return matcher
 
 
-def _schema(text: str) -> str:
-    try:
-        schema = json.loads(text)
-    except RecursionError:
-        raise ValueError("it nests too deep") from None
-    if _says_nothing(schema, schema, ()):
-        raise ValueError("it allows every value: say at least a type")
-    if isinstance(schema, dict) and (schema.get("x-guidance") or {}).get("lenient"):
-        return json.dumps(_near(schema, schema))
-    return text
-
-
-def _says_nothing(schema: Any, root: Any, seen: tuple[str, ...], again: bool = True) -> bool:
-    """Does it allow every value, or refer to nothing but itself? again: what a reference back says, alone or beside
-    others that all hold, nothing; as one choice among others it adds no value to them."""
-    if not isinstance(schema, dict):
-        return schema is True
-    said = {key: value for key, value in schema.items() if key not in _NOTES}
-    for key, value in said.items():
-        if key == "$ref":
-            if not (again if value in seen else _says_nothing(_resolved(root, value), root, (*seen, value), again)):
-                return False
-        elif key == "allOf" and isinstance(value, list):
-            if not all(_says_nothing(one, root, seen, again) for one in value):
-                return False
-        elif key in ("anyOf", "oneOf") and isinstance(value, list):
-            if not any(_says_nothing(one, root, seen, False) for one in value):
-                return False
-        else:
-            return False
-    return True
-
-
-def _resolved(root: Any, reference: object) -> Any:
-    """What a reference inside the schema points to; False, which allows nothing, where it points to nothing here."""
-    if not isinstance(reference, str) or not reference.startswith("#"):
+def _begins(matcher: "LLMatcher") -> bool:
+    """Is there a first token? ValueError where it gives up."""
+    mask = matcher.compute_bitmask()
+    if matcher.get_error().startswith("NoExtensionBias"):
         return False
-    for step in reference[1:].split("/")[1:]:
-        root = root.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(root, dict) else None
-    return False if root is None else root
-
-
-def _near(schema: Any, root: Any) -> Any:
-    """What llguidance can do of a schema: without patterns that look around, such as those that pydantic writes for
-    Decimal; and with a bound where items must differ, or a small model repeats them up to the answer's limit."""
-    if isinstance(schema, list):
-        return [_near(one, root) for one in schema]
-    if not isinstance(schema, dict):
-        return schema
-    made = {
-        key: _near(value, root)
-        for key, value in schema.items()
-        if not (key == "pattern" and isinstance(value, str) and _LOOKS_AROUND.search(value))
-    }
-    if schema.get("uniqueItems") is True and "maxItems" not in schema:
-        items, least = schema.get("items"), schema.get("minItems")
-        if isinstance(items, dict) and "$ref" in items:
-            items = _resolved(root, items["$ref"])
-        values = items.get("enum") if isinstance(items, dict) else None
-        most = len(values) if isinstance(values, list) else _MOST_UNIQUE
-        made["maxItems"] = max(most, least) if isinstance(least, int) else most
-    return made
+    if matcher.is_error():
+        raise ValueError(f"it gives up at once: {matcher.get_error()}")
+    return any(mask)
 
 
 def _held() -> tuple[int, int]:
@@ -145,23 +124,29 @@ def _held() -> tuple[int, int]:
     return int(virtual) * page, int(resident) * page
 
 
-def _try(tokenizer: "LLTokenizer", seconds: float, memory: int, kind: str, text: str) -> tuple[str | None, int]:
-    """What is wrong with a grammar, if anything is, and the bytes that it takes. seconds: of processor time."""
+def _try(
+    tokenizer: "LLTokenizer", seconds: float, memory: int, kind: str, text: str
+) -> tuple[str | None, int, str, Unheld]:
+    """What is wrong with a grammar, if anything is; the bytes that it takes; what `prepare` makes of it.
+
+    seconds: of processor time.
+    """
     address, before = _held()
     resource.setrlimit(resource.RLIMIT_AS, (address + memory, resource.RLIM_INFINITY))
     signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process: nothing handles it
     try:
-        matcher = compile_grammar(tokenizer, kind, text)
+        made, unheld = prepare(tokenizer, kind, text)
+        matcher = compile_grammar(tokenizer, kind, made)
     except MemoryError:
         os.abort()
     except BaseException as error:  # a panic of the library is no Exception
-        return str(error), 0
+        return str(error), 0, "", ()
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     taken = _held()[1] - before
     del matcher
-    return None, max(0, taken)
+    return None, max(0, taken), made, unheld
 
 
 def main() -> None:

@@ -57,6 +57,7 @@ class Answers:
         self._echo, self.echoed = echo, dict[tuple[int, ...], Sequence[Logprob | None]]()
         self._preparing: asyncio.Task[None] | None = None
         self.completions: list[Completion] = []
+        self.unheld: list[dict[str, str]] = []  # places in the answer's schema, and why what stands there is not held
 
     async def run(self, emit: Emit | None, receive: Receive, noted: dict[str, object]) -> None:
         """Until all have ended; then `completions` has them. `emit` gets an answer's number and what has come of it.
@@ -130,7 +131,7 @@ class Answers:
     async def _prepare(self) -> None:
         grammar = self._wanted[0][1].grammar
         if grammar is not None:
-            await self._service.compile(grammar, self._held_by)
+            self.unheld = await self._service.compile(grammar, self._held_by)
         if self._echo is not None:
             for prompt in {tuple(prompt) for prompt in self.prompts}:
                 self.echoed[prompt] = await self._service.prompt_logprobs(prompt, self._echo)

@@ -28,7 +28,7 @@ from .requests import ChatRequest, CompletionRequest, DetokenizeRequest, Generat
 from .responses import ResponsesRequest, ResponsesShape, Store
 from .service import Service
 from .shape import Shape
-from .stream import EventStream
+from .stream import EventStream, unheld_header
 
 _ERRORS: dict[int | str, dict[str, Any]] = {"4XX": {"model": AnyErrorReply}, "5XX": {"model": AnyErrorReply}}
 _EVENT = {"type": "object", "properties": {"data": {"type": "string"}}, "required": ["data"]}
@@ -42,7 +42,12 @@ def make_app(service: Service) -> ASGIApp:
     if settings.origins:  # before the guard: a browser asks for leave without a key
         headers = ["x-request-id", "retry-after"]
         app = CORSMiddleware(
-            app, settings.origins, allow_methods=["*"], allow_headers=["*"], expose_headers=headers, max_age=600
+            app,
+            settings.origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=[*headers, "x-unheld"],
+            max_age=600,
         )
     return Observe(app, service)
 
@@ -71,7 +76,7 @@ def make_paths(service: Service) -> FastAPI:
         body.refuse()
         service.note(body)
         ids = [await service.encode(prompt, "prompt") for prompt in body.prompts]
-        params = service.params(body, {}, service.grammar(body.format))
+        params = service.params(body, {}, service.grammar(body))
         return await _answer(service, body, request, CompletionShape(service, body), ids, params, body.echoes)
 
     store = Store()
@@ -169,9 +174,11 @@ async def _answer(
     if body.stream:
         return EventStream(answers, shape, noted)
     await answers.run(None, request.receive, noted)
-    whole = shape.whole(answers)
+    whole, headers = shape.whole(answers), unheld_header(answers)
     if isinstance(whole, dict):
-        return JSONResponse(whole)
+        return JSONResponse({**whole, **shape.unheld()}, headers=headers)
+    if answers.unheld:
+        return JSONResponse({**whole.model_dump(), **shape.unheld()}, headers=headers)
     return Response(whole.model_dump_json(), media_type="application/json")
 
 

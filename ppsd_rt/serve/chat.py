@@ -53,7 +53,7 @@ class Chat:
         """Of each answer; `encode` comes first."""
         request, service, tools = self.request, self._service, self.tools
         tokenizer, syntax = service.engine.tokenizer, self._prompt.syntax
-        grammar, schema = service.grammar(request.format), None
+        grammar, schema = service.grammar(request), None
         if grammar is not None and grammar.kind == "json_schema":
             schema = grammar.schema()
         if lark := tools.grammar(syntax, tokenizer, self._inside, schema):

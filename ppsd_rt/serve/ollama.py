@@ -49,7 +49,8 @@ class OllamaRequest(Lenient):
         given = {_OPTIONS[name]: value for name, value in (self.options or {}).items() if name in _OPTIONS}
         form: Json | None = None
         if isinstance(self.format, dict):
-            form = {"type": "json_schema", "json_schema": {"schema": self.format}}
+            strict = (self.model_extra or {}).get("strict")
+            form = {"type": "json_schema", "json_schema": {"schema": self.format, "strict": strict}}
         elif self.format:
             form = {"type": "json_object"}
         if isinstance(given.get("max_tokens"), int) and given["max_tokens"] < 0:
@@ -92,7 +93,7 @@ class OllamaShape(OneAnswerShape):
         return _dump(self._line(said, None)) if said else ""
 
     def end(self, answers: Answers) -> str:
-        return _dump(self._line(self._calls, answers))
+        return _dump({**self._line(self._calls, answers), **self.unheld()})
 
     def error(self, error: ApiError) -> str:
         return _dump({"error": error.detail})

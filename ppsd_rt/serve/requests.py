@@ -176,6 +176,7 @@ class Generate(Lenient):
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
     json_schema: Json | None = None  # llama.cpp's
+    unbounded_json: Annotated[bool, Field(description="numbers and white space without end")] | None = None
     return_tokens: Annotated[bool, Field(description="chunks say how each token came about")] | None = None
 
     @model_validator(mode="before")
@@ -215,7 +216,8 @@ class Generate(Lenient):
         schema = self.guided_json or guided.get("json") or self.json_schema
         choice = guided.get("choice") if self.guided_choice is None else self.guided_choice
         if schema is not None:
-            return {"type": "json_schema", "json_schema": {"schema": schema}}
+            strict = (self.model_extra or {}).get("strict")
+            return {"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}}
         if choice is not None:
             return {"type": "choice", "choice": choice}
         if regex := self.guided_regex or guided.get("regex"):

@@ -146,7 +146,7 @@ class ResponsesShape(OneAnswerShape):
         return "".join(map(event_line, made))
 
     def end(self, answers: Answers) -> str:
-        reply = self._ended(answers.usage())
+        reply = {**self._ended(answers.usage()), **self.unheld()}
         return event_line(self._event(f"response.{reply['status']}", response=reply))
 
     def error(self, error: ApiError) -> str:

@@ -17,6 +17,7 @@ from ..generation import Prompt
 from ..pipeline.rounds import Logprob
 from ..printable import printable, shortened
 from ..sampling.grammar import Grammar
+from ..sampling.grammar_worker import Unheld
 from ..sampling.params import LEAST_TEMPERATURE, SamplingParams
 from .admission import Admission, Places
 from .errors import ApiError, from_engine
@@ -24,9 +25,8 @@ from .metrics import Metrics
 from .prompt import ChatPrompt
 from .requests import Generate, ignored
 from .settings import Settings
-from .tools import lenient
 
-_MOST_NAMES = 1000  # of ignored fields: clients may invent them
+_MOST_NAMES = 1000  # of ignored fields and unheld keywords: clients may invent them
 _NAMES = {field.name: field.name for field in fields(SamplingParams)}
 
 
@@ -47,7 +47,7 @@ class Service:
         self._live: set[Running] = set()
         template = engine.tokenizer.chat_template
         self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
-        self._ignored: set[str] = set()
+        self._noted: set[tuple[str, str]] = set()
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
         self._one = CapacityLimiter(1)  # tokenizers and chat templates: long ones must not hold up the event loop
 
@@ -91,12 +91,16 @@ class Service:
         for name in ignored(request):
             if self.settings.strict:
                 raise ApiError(400, f"Unknown parameter: '{name}'", "unknown_parameter", name)
-            if name not in self._ignored and len(self._ignored) < _MOST_NAMES:
-                self._ignored.add(name)
-                self.settings.log("ignored", field=shortened(printable(name), 100))
+            self._note_once("ignored", name)
 
-    def grammar(self, wanted: Mapping[str, Any] | None) -> Grammar | None:
-        """Of `Generate.format`. What llguidance does not know of a JSON schema is left out, unless --strict."""
+    def _note_once(self, event: str, what: str) -> None:
+        if (event, what) not in self._noted and len(self._noted) < _MOST_NAMES:
+            self._noted.add((event, what))
+            self.settings.log(event, field=shortened(printable(what), 200))
+
+    def grammar(self, request: Generate) -> Grammar | None:
+        """Of `Generate.format`."""
+        wanted = request.format
         if wanted is None:
             return None
         if wanted.get("type") == "choice":
@@ -104,11 +108,8 @@ class Service:
             if not isinstance(choice, list) or not choice or not all(isinstance(one, str) for one in choice):
                 raise ApiError(400, "a choice must be a list of texts", "invalid_value", "structured_outputs")
             return Grammar.lark("start: " + " | ".join(map(json.dumps, choice)))
-        inner = wanted.get("json_schema")
-        if not self.settings.strict and isinstance(inner, Mapping) and isinstance(inner.get("schema"), dict):
-            wanted = {**wanted, "json_schema": {**inner, "schema": lenient(inner["schema"])}}
         try:
-            return Grammar.from_response_format(wanted)
+            return Grammar.from_response_format(wanted, bounded=not request.unbounded_json)
         except UsageError as error:
             raise ApiError(400, str(error), "invalid_value", "response_format") from error
 
@@ -149,12 +150,23 @@ class Service:
         except UsageError as error:
             raise from_engine(error, _NAMES | dict(names)) from error
 
-    async def compile(self, grammar: Grammar, param: str) -> None:
-        """So that `begin` finds it. ApiError for one that is none, or hopeless; nobody else waits for it meanwhile."""
+    async def compile(self, grammar: Grammar, param: str) -> list[dict[str, str]]:
+        """So that `begin` finds it. ApiError for one that is none, or hopeless; nobody else waits for it meanwhile.
+
+        Returns what is not held of the answer's schema; what is not of tools' schemas is logged once.
+        """
         cancellation = Cancellation()
-        compile = partial(self.engine.compile, grammar, cancellation.tells)
+
+        def compile() -> Unheld:
+            self.engine.compile(grammar, cancellation.tells)
+            return self.engine.unheld(grammar)
+
         try:
-            await to_thread.run_sync(compile, limiter=self._compiling, abandon_on_cancel=True)
+            unheld = await to_thread.run_sync(compile, limiter=self._compiling, abandon_on_cancel=True)
+            for place, why in unheld:
+                if not place.startswith("/"):
+                    self._note_once("unheld", f"{place}: {why}")
+            return [{"place": place, "why": why} for place, why in unheld if place.startswith("/")]
         except UsageError as error:
             raise ApiError(400, str(error), "invalid_value", param) from error
         finally:

@@ -24,6 +24,10 @@ class Shape(ABC):
     media_type = "text/event-stream"
     answers: Answers
 
+    def unheld(self) -> dict[str, Any]:
+        """A field that tells what is not held of the answer's schema, where there is such a thing."""
+        return {"unheld": self.answers.unheld} if self.answers.unheld else {}
+
     @abstractmethod
     def whole(self, answers: Answers) -> BaseModel | dict[str, Any]:
         """At the end."""
@@ -50,6 +54,7 @@ class OpenAIShape(Shape):
         self._model, self._tokenizer = service.engine.name, service.engine.tokenizer
         self._request, self._with_tokens = request, bool(request.return_tokens)
         self._begun: set[int] = set()  # answers of which a chunk has been sent
+        self._told = False  # has the first chunk been sent?
 
     @abstractmethod
     def part(self, index: int, text: str, first: bool) -> dict[str, Any]:
@@ -107,7 +112,12 @@ class OpenAIShape(Shape):
 
     def _chunk(self, index: int, part: dict[str, Any], finish: str | None = None) -> dict[str, Any]:
         choice = {"index": index, "logprobs": None, **part, "finish_reason": finish}
-        return {**self._head(), "choices": [choice], **self._usage_so_far()}
+        return {**self._head(), **self._first(), "choices": [choice], **self._usage_so_far()}
+
+    def _first(self) -> dict[str, Any]:
+        """What only the first chunk of a stream has."""
+        self._told, told = True, self._told
+        return {} if told else self.unheld()
 
     def _usage_so_far(self) -> dict[str, Any]:
         if self._request.with_every_usage:

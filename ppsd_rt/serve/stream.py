@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -9,6 +10,8 @@ from starlette.types import Receive, Scope, Send
 from .answers import Answers, Event
 from .errors import ApiError
 from .shape import Shape
+
+_MOST_PLACES, _LONGEST_HEADER = 20, 2000
 
 
 class EventStream(Response):
@@ -28,6 +31,7 @@ class EventStream(Response):
             async with turn:
                 if not started:
                     started = True
+                    self.headers.update(unheld_header(self._answers))
                     start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
                     await send(start)
                 await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
@@ -46,3 +50,9 @@ class EventStream(Response):
         else:
             last = self._shape.end(self._answers)
         await write(last, more=False)
+
+
+def unheld_header(answers: Answers) -> dict[str, str]:
+    """The places in the answer's schema at which something is not held; as far as they fit into a header."""
+    places = [quote(one["place"], safe="/") for one in answers.unheld[:_MOST_PLACES]]
+    return {"x-unheld": ", ".join(places)[:_LONGEST_HEADER]} if places else {}

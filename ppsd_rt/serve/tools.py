@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..models.tokenizer import Tokenizer
-from ..sampling.grammar_worker import WHITE
+from ..sampling.json_schema import OPTIONS
 from .errors import ApiError
 from .requests import ChatRequest, Function, Json
 
@@ -105,7 +105,6 @@ class Tools:
         thinks: the answer begins inside of `<think>`. schema: of an answer without calls.
         """
         if schema is not None:
-            schema = lenient(schema, whitespace_pattern=WHITE)
             if not (self.functions or thinks):
                 return None
         elif not self.least and not any(one.strict for one in self.functions):
@@ -150,16 +149,11 @@ class Tools:
         return "\n".join(["%llguidance {}", f"start: {start}", *rules])
 
 
-def lenient(schema: Json, **style: Any) -> Json:
-    """What llguidance does not know of a schema is left out. style: of `x-guidance`."""
-    return {**schema, "x-guidance": {"lenient": True, **style}}
-
-
 def _schema(function: Function, held: bool) -> Json:
-    """Of the arguments; written as Python writes JSON, as the models have seen it."""
+    """Of the arguments; written as Python writes JSON, as the models have seen it. To many clients it is a hint: what
+    cannot be held is left out."""
     schema = dict(function.parameters or {}) if held or function.strict else {}
-    style = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-    return lenient({"type": "object", **schema}, **style)
+    return {"type": "object", **schema, OPTIONS: {"lenient": True, "compact": True, "of": function.name}}
 
 
 def _named(choice: Json) -> object:

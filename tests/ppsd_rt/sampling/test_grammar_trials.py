@@ -48,7 +48,7 @@ def test_a_grammar_that_takes_too_long(grammars, hopeless, monkeypatch):
 def test_a_grammar_that_takes_too_much_memory(tokenizer):
     vocabulary = [tokenizer.token_bytes(id) for id in range(VOCAB)], [EOS], None, [EOS], VOCAB
     trials = GrammarTrials(vocabulary, memory=16 << 20)
-    wrong, _ = trials.run(MULTIPLE.kind, MULTIPLE.text)
+    wrong, *_ = trials.run(MULTIPLE.kind, MULTIPLE.text)
     assert wrong == "compiling it takes more than 16 MiB of memory, or it nests too deep"
     assert trials.run("regex", "a+")[0] is None, "the next one has a process of its own"
 
@@ -131,13 +131,13 @@ def test_a_trial_can_be_cancelled_and_others_go_on(grammars, monkeypatch):
 
 def test_compiled_grammars_are_kept_within_bounds(grammars, monkeypatch):
     tried = []
-    monkeypatch.setattr(grammars._trials, "run", lambda kind, text, cancel: (tried.append(text), (None, 0))[1])
+    monkeypatch.setattr(grammars._trials, "run", lambda kind, text, cancel: (tried.append(text), (None, 0, text, ()))[1])
     monkeypatch.setattr(grammar_module, "_MOST_SEEN", 2)
     for pattern in ("k1", "k2", "k1", "k3", "k1", "k2"):
         grammars.masks(Grammar.regex(pattern))
     assert tried == ["k1", "k2", "k3", "k2"]
     assert len(grammars._seen) == 2
-    monkeypatch.setattr(grammars._trials, "run", lambda *_: (None, 200 << 20))
+    monkeypatch.setattr(grammars._trials, "run", lambda kind, text, cancel: (None, 200 << 20, text, ()))
     for pattern in ("big1", "big2"):
         grammars.masks(Grammar.regex(pattern))
     assert [grammar.text for grammar in grammars._seen] == ["big2"]
@@ -150,8 +150,10 @@ def test_white_space_in_json_has_a_bound(grammars, tokenizer):
         ids = tokenizer.encode(text, add_special_tokens=False)
         return mask.allowed(0, ids)[tokenizer.encode(" ", add_special_tokens=False)[0]]
 
-    assert allowed('{"a":' + " " * 23)
-    assert not allowed('{"a":' + " " * 24)
+    for begin, most in (('{"a":', 2), ('{"a":\n', 24), ('{"a": 1 \r\n', 24)):
+        assert allowed(begin + " " * (most - 1))
+        assert not allowed(begin + " " * most)
+    assert not allowed(" ")
 
 
 def test_processes_end_with_the_one_that_started_them():

@@ -8,7 +8,6 @@ from serve_support import HANG, SCHEDULE, USER, serving
 
 from ppsd_rt import Grammar, SamplingParams
 from ppsd_rt.serve.settings import default_queue
-from ppsd_rt.serve.tools import lenient
 
 EXTRAS = {
     "colour": "red",
@@ -37,9 +36,6 @@ def test_a_strict_server_refuses_them(engine):
         for body, name in (({"colour": 1}, "colour"), ({"messages": [{**USER[0], "mood": 1}]}, "messages[].mood")):
             error = served.post(**body).json()["error"]
             assert (error["code"], error["param"]) == ("unknown_parameter", name)
-        unique = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-        asked = {"type": "json_schema", "json_schema": {"schema": unique}}
-        assert "uniqueItems" in served.post(response_format=asked).json()["error"]["message"]
         assert served.post().status_code == 200
 
 
@@ -99,8 +95,94 @@ def test_grammars_by_other_names(served, body):
     assert json.loads(said) == {"a": "red"}
 
 
-def test_keywords_that_no_grammar_holds_are_left_out(served):
-    """Of pydantic's set[...] and Decimal."""
+LOOSE = {
+    "type": "object",
+    "properties": {"a": {"type": "string", "maxLength": 3, "pattern": r"(x)\1"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+PLACE = "/properties/a/pattern"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": LOOSE}}},
+        {"response_format": {"type": "json_schema", "schema": LOOSE}},
+        {"response_format": {"type": "json_object", "schema": LOOSE}},
+        {"guided_json": LOOSE},
+        {"structured_outputs": {"json": LOOSE}},
+        {"json_schema": LOOSE},
+    ],
+    ids=str,
+)
+def test_keywords_that_are_not_held_are_refused_by_name_and_place(served, body):
+    refused = served.post(**body)
+    error = refused.json()["error"]
+    assert refused.status_code == 400 and error["param"] == "response_format"
+    assert f"at {PLACE}: a reference back" in error["message"] and '"strict": false' in error["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": LOOSE, "strict": False}}},
+        {"response_format": {"type": "json_object", "schema": LOOSE, "strict": False}},
+        {"guided_json": LOOSE, "strict": False},
+    ],
+    ids=str,
+)
+def test_or_told_in_the_reply(served, body):
+    whole = served.post(**body, max_tokens=60)
+    unheld = [{"place": PLACE, "why": "a reference back"}]
+    assert (whole.headers["x-unheld"], whole.json()["unheld"]) == (PLACE, unheld)
+    assert set(json.loads(whole.json()["choices"][0]["message"]["content"])) == {"a"}
+    streamed = served.post(**body, max_tokens=60, stream=True)
+    chunks = [json.loads(line[6:]) for line in streamed.text.split("\n\n") if line.startswith("data: {")]
+    assert streamed.headers["x-unheld"] == PLACE
+    assert [chunk["unheld"] for chunk in chunks if "unheld" in chunk] == [unheld]
+    assert "x-unheld" not in served.post(response_format={"type": "json_object"}).headers
+
+
+def test_other_protocols_tell_it_too(served):
+    ollama = {"messages": USER, "format": LOOSE, "strict": False, "options": {"num_predict": 60}}
+    for stream in (False, True):
+        reply = served.http.post("/api/chat", json={**ollama, "stream": stream})
+        assert (
+            json.loads(reply.text.strip().split("\n")[-1])["unheld"][0]["place"] == reply.headers["x-unheld"] == PLACE
+        )
+    form = {"type": "json_schema", "name": "x", "schema": LOOSE, "strict": False}
+    asked = {"input": "Hi", "text": {"format": form}, "max_output_tokens": 60}
+    reply = served.http.post("/v1/responses", json=asked)
+    assert reply.json()["unheld"][0]["place"] == reply.headers["x-unheld"] == PLACE
+    events = served.http.post("/v1/responses", json={**asked, "stream": True}).text.strip().split("\n\n")
+    assert json.loads(events[-1].partition("data: ")[2])["response"]["unheld"][0]["place"] == PLACE
+
+
+def test_of_a_tool_the_log_tells_it_once(roomy):
+    tool = {"type": "function", "function": {"name": "look", "parameters": LOOSE}}
+    with serving(roomy) as served:
+        for _ in range(2):
+            reply = served.post(tools=[tool], tool_choice="required", parallel_tool_calls=False, max_tokens=200)
+            assert "x-unheld" not in reply.headers and "unheld" not in reply.json()
+            call = reply.json()["choices"][0]["message"]["tool_calls"][0]["function"]
+            assert set(json.loads(call["arguments"])) == {"a"}
+        lines = [served.log._entries.get(timeout=HANG) for _ in range(3)]
+    assert [line["field"] for line in lines if line["event"] == "unheld"] == [f"look{PLACE}: a reference back"]
+
+
+def test_numbers_end_unless_they_need_not(served):
+    schema = {"type": "integer", "minimum": 1}
+    digits = map(str, served.engine.tokenizer.encode("0123456789"))  # it writes nothing else, as long as it may
+    body = {"response_format": {"type": "json_schema", "schema": schema}, "logit_bias": dict.fromkeys(digits, 100)}
+    said = served.post(**body, max_tokens=60).json()["choices"][0]
+    assert said["finish_reason"] == "stop" and 1 <= int(said["message"]["content"]) < 2**63
+    free = served.post(**body, max_tokens=60, unbounded_json=True).json()["choices"][0]
+    assert free["finish_reason"] == "length" and len(free["message"]["content"]) == 60
+
+
+def test_keywords_of_pydantic(served):
+    """Of its set[...] and Decimal."""
     schema = {
         "type": "object",
         "properties": {
@@ -127,8 +209,10 @@ def test_items_that_must_differ_are_bounded(roomy, items, least, most):
     """Of pydantic's set[...]: a small model repeats them for ever."""
     array = {"type": "array", "items": items, "uniqueItems": True} | ({"minItems": least} if least else {})
     schema = {"$defs": {"Colour": {"enum": ["a", "b", "c"]}}, "type": "object", "properties": {"a": array}}
-    mask = roomy.compile(Grammar.json_schema(lenient({**schema, "required": ["a"], "additionalProperties": False})))()
-    ids = roomy.tokenizer.encode('{"a":[' + ",".join(['"a"'] * most), add_special_tokens=False)
+    schema |= {"required": ["a"], "additionalProperties": False}
+    mask = roomy.compile(Grammar.json_schema(schema, strict=False))()
+    texts = [f'"{letter}"' for letter in "abc"[:most]] if most < 16 else ['"a"'] * most
+    ids = roomy.tokenizer.encode('{"a":[' + ",".join(texts), add_special_tokens=False)
     comma, end = (roomy.tokenizer.encode(text, add_special_tokens=False)[0] for text in ",]")
     assert all(mask.allowed(0, ids[:place])[id] for place, id in enumerate(ids))
     allowed = mask.allowed(0, ids)
