@@ -49,9 +49,10 @@ def options(folder):
 
 @pytest.mark.parametrize(
     "machine",
-    [["--dtype", "int8"], slow(["--dtype", "int4"]), slow(["--backend", "torch"])],
+    [["--dtype", "int8"], ["--dtype", "int4"], ["--backend", "torch"]],
     ids=" ".join,
 )
+@pytest.mark.slow
 def test_check_over_ranks_finds_no_difference(folder, tmp_path, machine):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('{"id": "a", "prompt": "Once upon a time"}\n{"id": "b", "prompt": "Once upon a hill"}\n')
