@@ -10,6 +10,8 @@ SEEDS ?= 1000
 
 # A waiting OpenMP thread that spins takes the core that another one needs.
 export OMP_WAIT_POLICY ?= passive
+# Images of containers set it; then every process that a test starts compiles all its modules anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run quick test test-slow test-all clients lint types tidy sanitize fuzz virtual-gpu wheel check clean
 
@@ -19,7 +21,8 @@ run: $(VENV)/runtime  ## fetch the default model once, answer a prompt with spec
 	@$(BIN)/ppsd-run --backend cpu --compare --max-tokens 128 "$(PROMPT)"
 
 # Tests need neither a GPU nor a network, beyond package installs and the default model's.
-PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# schemathesis is called; as a plugin it takes seconds to start.
+PYTEST := $(BIN)/python -m pytest -p no:schemathesis -n auto --dist worksteal
 
 quick: $(VENV)/quick  ## what a developer runs after each change, in under a minute; needs no torch
 	$(PYTEST) -q -m "not slow" $$(cat tests/quick.txt)
@@ -32,7 +35,8 @@ test-slow: $(VENV)/development  ## those marked slow: what they prove in depth h
 	$(BIN)/ppsd-run pull
 	$(PYTEST) -m slow --durations 10
 
-test-all: test test-slow
+test-all: test test-slow  ## before a release; .ci/passed.txt says when it was run last
+	-.ci/passed test-all
 
 clients: $(VENV)/development  ## real clients against the server, in an environment of their own under build/clients
 	tests/clients/run.sh $(abspath $(BIN))/ppsd-run
@@ -52,13 +56,15 @@ $(BIN)/clang-tidy: | $(VENV)/development
 	$(BIN)/pip install --quiet clang-tidy==23.1.4
 
 # GCC's precompiled headers say nothing to Clang, which has other warnings than those that -Werror is for.
-tidy: $(BIN)/clang-tidy  ## clang-tidy on csrc, as .clang-tidy says; minutes
+tidy: $(BIN)/clang-tidy  ## clang-tidy on csrc or FILES of it, as .clang-tidy says; minutes
 	PATH="$(abspath $(BIN)):$$PATH" CXXFLAGS= cmake -S . -B build/tidy -DPPSD_MODULE=OFF \
 	  -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DCMAKE_EXPORT_COMPILE_COMMANDS=ON >/dev/null
-	$(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p build/tidy -quiet
+	$(BIN)/run-clang-tidy.py -clang-tidy-binary $(BIN)/clang-tidy -p build/tidy -quiet $(FILES)
+	-$(if $(FILES),,.ci/passed tidy)
 
 sanitize: $(VENV)/development  ## the C++ carriers and the CPU library under stress, under each sanitizer
-	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh
+	PATH="$(abspath $(BIN)):$$PATH" csrc/tests/sanitize.sh $(SANITIZE)
+	-$(if $(SANITIZE),,.ci/passed sanitize)
 
 fuzz: $(VENV)/development  ## damaged input of every kind for MINUTES; what is found goes to build/fuzz. Then random schedules
 	@mkdir -p build
@@ -74,7 +80,7 @@ wheel: $(VENV)/development  ## a wheel that runs elsewhere, in dist/
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 
-check: lint types test-all
+check: lint types tidy sanitize clients test-all  ## all of it, before a release
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -108,19 +108,29 @@ def block_type(self, element_ty, shape, made=language.block_type.__init__):
     if element_ty.is_ptr():
         made(self, element_ty, shape)
         return
-    key = (element_ty.name, *(getattr(size, "value", size) for size in shape))
+    sizes = tuple([getattr(size, "value", size) for size in shape])
+    key = element_ty.name, sizes
     if key not in block_types:
         made(self, element_ty, shape)
-        block_types[key] = dict(vars(self))
+        block_types[key] = {**vars(self), "of_tensors": shape_of(sizes)}
     vars(self).update(block_types[key])
 
 
+def shape_of(sizes):
+    if sizes not in shapes:
+        shapes[sizes] = (
+            language.tuple([language.constexpr(size) for size in sizes]),
+            language.constexpr(math.prod(sizes)),
+        )
+    return shapes[sizes]
+
+
 def tensor(self, handle, type):
-    key = tuple(getattr(size, "value", size) for size in type.shape) if type.is_block() else ()
-    if key not in shapes:
-        shapes[key] = language.tuple([language.constexpr(size) for size in key]), language.constexpr(math.prod(key))
+    of_tensors = vars(type).get("of_tensors")
+    if of_tensors is None:  # a number, or pointers
+        of_tensors = shape_of(tuple([getattr(size, "value", size) for size in type.shape]) if type.is_block() else ())
     self.handle, self.type, self.dtype = handle, type, type.scalar
-    self.shape, self.numel = shapes[key]
+    self.shape, self.numel = of_tensors
 
 
 def tuple_of_values(self, args, type=None, made=language.tuple.__init__):

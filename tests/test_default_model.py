@@ -136,7 +136,7 @@ def peak():
 
 load_tokenizer(Path(sys.argv[1]))
 before = peak()
-engine = Engine.from_pretrained(sys.argv[1], exit_head="norm:6", backend="cpu")
+engine = Engine.from_pretrained(sys.argv[1], exit_head="norm:6", backend="cpu", threads=2)
 engine.generate("Hello", SamplingParams(max_tokens=8)).run()
 print(peak() - before, engine.backend.facts()["packed_megabytes"])
 """

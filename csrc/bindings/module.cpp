@@ -3,6 +3,8 @@
 
 #include "../cpu/token_mask.h"
 
+void (*bind_testing)(pybind11::module_&) = nullptr;
+
 PYBIND11_MODULE(_native, m) {
   m.doc() = "The C++ half of ppsd_rt: kernels, CPU stages, scheduler.";
   pybind11::register_exception<ppsd::NoThread>(m, "NoThread", PyExc_RuntimeError).doc() = "The system starts no more threads.";
@@ -14,8 +16,7 @@ PYBIND11_MODULE(_native, m) {
   bind_simulation(m);
   bind_cuda(m);
   bind_ranks(m);
-#if defined(PPSD_TESTING)
+  if (bind_testing == nullptr) return;
   pybind11::module_ testing = m.def_submodule("testing", "What only tests and benchmarks call.");
   bind_testing(testing);
-#endif
 }

@@ -204,9 +204,7 @@ py::array_t<float> packed(const py::object& rows, const std::string& format) {
   return out;
 }
 
-}  // namespace
-
-void bind_testing(py::module_& m) {
+void bind(py::module_& m) {
   py::class_<Crowd, std::shared_ptr<Crowd>>(m, "Crowd",
       "Passes of teams beside made-up other programs, counted by the members that worked.")
       .def_property_readonly("worked", [](Crowd& crowd) {
@@ -260,3 +258,7 @@ void bind_testing(py::module_& m) {
     return uniform_from_word(philox(PhiloxKey(seed), {uint32_t(id), uint32_t(position), stream, 0})[0]);
   });
 }
+
+[[maybe_unused]] const bool kLinked = (bind_testing = &bind, true);
+
+}  // namespace

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # sanitize.sh [SECONDS [SEED [SANITIZERS...]]]
 # Builds csrc/tests/stress.cpp and cuda_carrier.cpp under each sanitizer and runs them for SECONDS (20) and half of that;
-# prints one line for each. SEED (1): of the schedules, prompts and models that stress draws.
+# prints one line for each. SEED (1): of the schedules, prompts and models that stress draws. PPSD_KERNELS (all): as
+# CMakeLists.txt says.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 seconds=${1:-20}
@@ -17,7 +18,7 @@ for sanitizers in ${wanted:-thread address,undefined}; do
     echo "$sanitizers: skipped, ${CXX:-c++} cannot build and run with -fsanitize=$sanitizers here"
     continue
   fi
-  if ! { cmake -S . -B "$folder" -DPPSD_MODULE=OFF -DPPSD_TESTS=ON -DPPSD_SANITIZE=$sanitizers \
+  if ! { cmake -S . -B "$folder" -DPPSD_MODULE=OFF -DPPSD_TESTS=ON -DPPSD_SANITIZE=$sanitizers -DPPSD_KERNELS="${PPSD_KERNELS:-all}" \
            -DCMAKE_BUILD_TYPE=None -DCMAKE_CXX_FLAGS=-O1 &&
          cmake --build "$folder" --target stress cuda_carrier --parallel 2; } >"$folder/log" 2>&1; then
     echo "$sanitizers: does not build:"

@@ -274,7 +274,7 @@ def test_json_streams_any_text(request: pytest.FixtureRequest, kind: str, text: 
     assert shown + stream.flush() == whole
 
 
-@settings(UNHURRIED, max_examples=300)
+@settings(UNHURRIED, max_examples=100)
 @given(data=st.data(), skip=st.booleans())
 def test_byte_level_streams_any_ids(byte_level: Path, data: st.DataObject, skip: bool) -> None:
     judge = tokenizers.Tokenizer.from_file(str(byte_level / "tokenizer.json"))
@@ -283,7 +283,7 @@ def test_byte_level_streams_any_ids(byte_level: Path, data: st.DataObject, skip:
     assert "".join(pushed(tokenizer, ids, skip=skip)) == judge.decode(ids, skip_special_tokens=skip)
 
 
-@settings(UNHURRIED, max_examples=300)
+@settings(UNHURRIED, max_examples=100)
 @given(data=st.data(), skip=st.booleans())
 @pytest.mark.parametrize("kind", ["metaspace_json", "word_json"])
 def test_other_decoders_stream_any_ids(
@@ -466,7 +466,7 @@ def test_spm_adds_what_the_config_says(
     assert tokenizer.encode("hello") == before + inner + after
 
 
-@settings(UNHURRIED, max_examples=300)
+@settings(UNHURRIED, max_examples=100)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", ["spm", "llama_json"])
 def test_byte_fallback_streams_any_ids(

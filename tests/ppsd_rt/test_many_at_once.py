@@ -464,8 +464,9 @@ def test_no_memory_for_a_loop_is_said(cpu, monkeypatch):
 
 
 def test_spare_memory_within_ulimit(monkeypatch):
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (memory._address_space() + 5000, 0))
-    assert spare_memory() <= 5000
+    monkeypatch.setattr(memory, "_address_space", lambda: 10**6)
+    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (10**6 + 5000, 0))
+    assert spare_memory() == 5000
     monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (1, 0))
     assert spare_memory() == 0
 

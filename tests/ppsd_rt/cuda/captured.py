@@ -119,7 +119,6 @@ def answer(engine, schedule, trace=False, params=PARAMS, prompt=PROMPT):
 def answers(folder):
     engine = engine_of(folder)
     result = {"plain": answer(engine, "plain")}
-    result["fixed"] = answer(engine, "eesd:length=2,stop_rule=fixed")
     result["elastic"] = answer(engine, "elastic:first_chunk=1,lookup=1", trace=True)
     table = StageCosts(0.1, 0.11, (1.0,) * 16)
     engine.backend._costs = Costs(table, table)  # measuring takes the interpreter too long; drafting pays by these

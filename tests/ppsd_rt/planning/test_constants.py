@@ -19,6 +19,8 @@ spec = importlib.util.spec_from_file_location(
 bench = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(bench)
 
+pytestmark = pytest.mark.slow  # test_never_slower.py has the constants as they are
+
 DEFAULT = Tuning().to_dict()
 ROUNDS = [name for name in DEFAULT if name not in bench.CALIBRATION]
 # Of the best fixed schedule, in `worst` and `copies` of plain decoding. With the constants as they are: 0.974, 0.981,
