@@ -9,7 +9,6 @@ constexpr double kWeight = 4.0;      // drafts that a prior counts as
 constexpr double kDiscount = 0.98;   // what older ones of the same source keep at each
 constexpr double kHead = 0.5;        // prior of the exit head
 constexpr size_t kBytesOfToken = 256;   // of an index of one text alone: half of it stays empty
-constexpr double kCheaper = 0.05;     // by so much a copy may be worse than the head: it costs no draft step
 
 }  // namespace
 
@@ -88,7 +87,7 @@ std::optional<Draft> CommittedText::choose_copy(const Schedule& schedule, const 
   if (!copy) return std::nullopt;
   copy->confidence = std::clamp(copy->confidence * copies_[Ngrams::from_own_text(copy->copied)].ratio(), 0.0, 0.99);
   if (!controller_->may_copy(copy->confidence, stopped)) return std::nullopt;
-  const bool head_is_better = schedule.lookahead > 0 && !stopped && copy->confidence < head_.ratio() - kCheaper;
+  const bool head_is_better = schedule.lookahead > 0 && !stopped && copy->confidence < head_.ratio();
   return head_is_better ? std::nullopt : copy;
 }
 

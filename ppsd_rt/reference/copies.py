@@ -10,7 +10,6 @@ WEIGHT = 4.0  # drafts that a prior counts as
 DISCOUNT = 0.98  # what older ones of the same source keep at each
 HEAD = 0.5  # prior of the exit head
 BYTES_OF_TOKEN = 256  # of an index of one text alone: half of it stays empty
-CHEAPER = 0.05  # by so much a copy may be worse than the head: it costs no draft step
 
 
 class _Trust:
@@ -50,8 +49,8 @@ class Copies:
         return Draft(copy.token, min(max(chance, 0.0), 0.99), copy.copied)
 
     def beats_head(self, chance: float) -> bool:
-        """Is a copy with this chance about as good as what the exit head has been drawing?"""
-        return chance >= self._head.ratio - CHEAPER
+        """Is a copy with this chance as good as what the exit head has been drawing?"""
+        return chance >= self._head.ratio
 
     def observe(self, schedule: Schedule, judged: Sequence[Draft], accepted: int, tokens: Sequence[int], first: int) -> None:
         """After a verdict, which committed `tokens` from position `first` on; the first `accepted` judged drafts were right.
