@@ -185,7 +185,7 @@ class Loop:
         automatic: bool = ...,
         report_drafts: bool = ...,
         masks: tuple[Any, Any] | None = ...,
-        successors: Successors | None = ...,
+        ngrams: Ngrams | None = ...,
         planner: Planner | None = ...,
         oracle: Oracle | None = ...,
         trace: bool = ...,
@@ -327,6 +327,7 @@ class Tuning:
     def __init__(self, **changes: float) -> None: ...
     def to_dict(self) -> dict[str, Any]: ...
     prior_weight: float
+    copies: float
     recent: float
     bias_step: float
     costs_weight: float
@@ -376,10 +377,13 @@ class Measured:
     @property
     def predicted_seconds(self) -> float: ...
 
-class Successors:
-    """What usually follows a token, and two tokens, in all texts of an engine: for schedules that recycle."""
+class Ngrams:
+    """What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: what copied drafts come from."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, bytes: int = ...) -> None: ...
+    def of(self, owner: int) -> Ngrams:
+        """The same, for texts of this owner: those of different owners never see each other."""
+
     def know(self, counted: npt.NDArray[np.int32]) -> None:
         """Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often)."""
 
@@ -553,7 +557,7 @@ class GraphSession:
         report_drafts: bool,
         trace: bool,
         before: float,
-        successors: Successors | None,
+        ngrams: Ngrams | None,
     ) -> None: ...
     def __iter__(self) -> Iterator[Drafted | Round]: ...
     def __next__(self) -> Drafted | Round: ...
@@ -572,7 +576,7 @@ class LaunchPlan:
         seed: int,
         stages: int,
         in_turns: bool,
-        successors: Successors | None,
+        ngrams: Ngrams | None,
     ) -> None: ...
     def begin(self, prompt: Sequence[int], keep: int, first: int) -> Round: ...
     def next(self, drafts_done: int) -> str: ...
@@ -721,7 +725,8 @@ class testing:
     @staticmethod
     def lock_step_events(
         prompt: Sequence[int],
-        draw: Callable[[list[int]], tuple[int, float, int, float]],  # token, confidence, second choice, its confidence
+        # (text, drafts before this one) -> token, confidence, second choice, its confidence
+        draw: Callable[[list[int], int], tuple[int, float, int, float]],
         truth: Callable[[list[int]], int],
         schedule: Schedule,
         limits: Limits,
@@ -729,6 +734,18 @@ class testing:
         stages: int,
         per_stage: int,
     ) -> list[Drafted | Round]: ...
+    @staticmethod
+    def replay(
+        schedule: Schedule | Planner,
+        prompt: Sequence[int],
+        draw: Callable[[list[int], int], tuple[int, float, int, float]],
+        truth: Callable[[list[int]], int],
+        limits: Limits,
+        costs: StageCosts,
+        ngrams: Ngrams | None,
+    ) -> list[tuple[float, Round]]:
+        """A recorded answer in simulated time; seconds of each round."""
+
     @staticmethod
     def lock_step_toy(
         schedule: Schedule,

@@ -45,6 +45,8 @@ class RunOptions:
     masks: the engine's, of the grammar that the sampling asks for.
     prompt_progress: called now and then while the prompt is computed, with the rows done and the rows to do; the last
     time with all of them, however it ends. The cpu backend calls it, the others do not.
+    owner: drafts are copied from this text and from others of the same owner, and from nobody else's; None: from this
+    text alone.
     """
 
     report_drafts: bool = False
@@ -52,6 +54,7 @@ class RunOptions:
     oracle: Oracle | None = None
     masks: Masks | None = None
     prompt_progress: Callable[[int, int], None] | None = None
+    owner: int | None = 0
 
 
 class Cancellation:
@@ -112,7 +115,7 @@ class Backend(Protocol):
     def head(self) -> HeadInfo | None: ...
     def use_head(self, file: HeadFile | None) -> None: ...
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
-        """What usually follows, as of HeadFile, for schedules that recycle; None: nothing is known yet."""
+        """Forget what earlier answers said, from which drafts are copied, and begin with what usually follows, as of HeadFile."""
 
     def rounds(
         self,

@@ -131,7 +131,7 @@ class Engines:
             engine = self._engine
             try:
                 masks = engine.compile(ask.params.grammar) if ask.params.grammar else None
-                options = RunOptions(report_drafts=ask.report_drafts, masks=masks)
+                options = RunOptions(report_drafts=ask.report_drafts, masks=masks, owner=ask.owner)
                 asked = ask.prompt, ask.params, ask.schedule, ask.limits, options, cancellation
                 with closing(engine.backend.rounds(*asked)) as rounds:
                     for event in rounds:

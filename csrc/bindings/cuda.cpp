@@ -152,13 +152,13 @@ void bind_cuda(py::module_& m) {
   bind_answer<GraphSession>(m, "GraphSession", "An answer by captured CUDA graphs: iterates over the same events as LoopAnswer.")
       .def(py::init([](std::shared_ptr<Lanes> lanes, const Graphs& graphs, std::vector<int> prompt, int keep, int first,
                        const Steering& schedule, const Limits& limits, uint64_t seed, bool in_turns, bool report_drafts,
-                       bool trace, double before, std::shared_ptr<Successors> successors) {
+                       bool trace, double before, std::optional<OwnedNgrams> ngrams) {
              GraphRequest request;
              request.prompt = std::move(prompt);
              request.keep = keep, request.first = first;
              steer(schedule, &request);
              request.limits = limits;
-             request.successors = std::move(successors);
+             request.ngrams = ngrams.value_or(OwnedNgrams());
              request.seed = seed, request.in_turns = in_turns, request.report_drafts = report_drafts;
              auto session = std::make_unique<PyAnswer<GraphSession>>();
              session->before = before;
@@ -168,19 +168,19 @@ void bind_cuda(py::module_& m) {
            }),
            py::kw_only(), py::arg("lanes"), py::arg("graphs"), py::arg("prompt"), py::arg("keep"), py::arg("first"),
            py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("in_turns"), py::arg("report_drafts"),
-           py::arg("trace"), py::arg("before"), py::arg("successors"));
+           py::arg("trace"), py::arg("before"), py::arg("ngrams"));
 
   py::class_<PyPlan>(m, "LaunchPlan",
       "What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession.")
       .def(py::init([](const Steering& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns,
-                       std::shared_ptr<Successors> successors) {
+                       std::optional<OwnedNgrams> ngrams) {
              GraphRequest request;
              steer(schedule, &request);
              const Schedule first = request.planner ? request.planner->schedule() : request.schedule;
-             return PyPlan{request.planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages, {}, std::move(successors)), {}};
+             return PyPlan{request.planner, in_turns, Plan(allowed(first, in_turns), limits, seed, stages, {}, ngrams.value_or(OwnedNgrams())), {}};
            }),
            py::kw_only(), py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("in_turns"),
-           py::arg("successors"))
+           py::arg("ngrams"))
       .def("begin", [](PyPlan& p, const std::vector<int>& prompt, int keep, int first) {
              return event_of(Event(p.plan.begin(prompt, keep, first)));
            }, py::arg("prompt"), py::arg("keep"), py::arg("first"))

@@ -41,7 +41,7 @@ Chain& chain_of(PyLoop& loop) {
 
 PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, const Schedule& schedule, const Limits& limits,
              bool automatic, bool report_drafts,
-             const std::optional<std::pair<py::object, py::object>>& masks, std::shared_ptr<Successors> successors,
+             const std::optional<std::pair<py::object, py::object>>& masks, const std::optional<OwnedNgrams>& ngrams,
              std::shared_ptr<Planner> planner, const std::optional<Oracle>& oracle, bool trace, int grammar) {
   if (prompt.empty()) throw std::invalid_argument("an answer begins with a prompt");
   Request request;
@@ -53,7 +53,7 @@ PyOutbox add(PyLoop& loop, std::vector<int> prompt, const Sampling& sampling, co
   }
   request.schedule = schedule;
   request.limits = limits;
-  request.successors = std::move(successors);
+  request.ngrams = ngrams.value_or(OwnedNgrams());
   request.report_drafts = report_drafts;
   request.planner = std::move(planner);
   if (oracle) request.oracle = *oracle;
@@ -113,7 +113,7 @@ void bind_decoding(py::module_& m) {
            "stepped: it has no thread.")
       .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
            py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false,
-           py::arg("masks") = py::none(), py::arg("successors") = nullptr, py::arg("planner") = nullptr,
+           py::arg("masks") = py::none(), py::arg("ngrams") = py::none(), py::arg("planner") = nullptr,
            py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("grammar") = 0,
            "Queue an answer. automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this "
            "one while it runs alone. grammar: its number over ranks. MemoryError: it may become longer "

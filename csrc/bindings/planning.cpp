@@ -230,6 +230,7 @@ void bind_costs(py::module_& m) {
 template <class Field>
 void each_field(Field&& field) {
   field("prior_weight", &Tuning::prior_weight);
+  field("copies", &Tuning::copies);
   field("recent", &Tuning::recent);
   field("bias_step", &Tuning::bias_step);
   field("costs_weight", &Tuning::costs_weight);
@@ -291,15 +292,17 @@ void bind_planning(py::module_& m) {
       .def_property_readonly("mode", [](const Prediction& prediction) { return name_of(prediction.mode); })
       .def_readonly("length", &Prediction::length)
       .def_readonly("tokens_per_second", &Prediction::tokens_per_second);
-  py::class_<Successors, std::shared_ptr<Successors>>(m, "Successors",
-      "What usually follows a token, and two tokens, in all texts of an engine: for schedules that recycle.")
-      .def(py::init<>())
-      .def("know", [](Successors& successors, const py::array_t<int32_t, py::array::c_style | py::array::forcecast>& rows) {
+  py::class_<OwnedNgrams>(m, "Ngrams",
+      "What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: what copied drafts come from.")
+      .def(py::init([](size_t bytes) { return OwnedNgrams{std::make_shared<Ngrams>(bytes)}; }), py::arg("bytes") = Ngrams::kBytes)
+      .def("of", [](const OwnedNgrams& ngrams, uint64_t owner) { return OwnedNgrams{ngrams.all, owner}; }, py::arg("owner"),
+           "The same, for texts of this owner: those of different owners never see each other.")
+      .def("know", [](const OwnedNgrams& ngrams, const py::array_t<int32_t, py::array::c_style | py::array::forcecast>& rows) {
              if (rows.ndim() != 2 || rows.shape(1) != 4) throw std::invalid_argument("rows of four numbers each");
              std::vector<std::array<int, 4>> counted;
              for (py::ssize_t i = 0; i < rows.shape(0); ++i)
                counted.push_back({rows.at(i, 0), rows.at(i, 1), rows.at(i, 2), rows.at(i, 3)});
-             successors.know(counted);
+             ngrams.all->know(counted);
            }, py::arg("counted"),
            "Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often).");
   py::class_<Planner::Measured>(m, "Measured", "What rounds of a kind took, and what had been predicted for them.")

@@ -12,6 +12,8 @@
 #include "../cpu/checkpoint.h"
 #include "../cpu/roster.h"
 #include "../pipeline/lockstep.h"
+#include "../pipeline/replanning.h"
+#include "../pipeline/simulated.h"
 #include "../pipeline/toy_stages.h"
 #include "../decoding/allotment.h"
 
@@ -40,7 +42,7 @@ class PyDraftStage final : public DraftStage {
     ids_.resize(step.start);
     ids_.insert(ids_.end(), step.ids.begin(), step.ids.end());
     if (draft != nullptr) {
-      const auto [token, confidence, sibling, sibling_confidence] = draw_(ids_).cast<std::tuple<int, double, int, double>>();
+      const auto [token, confidence, sibling, sibling_confidence] = draw_(ids_, step.place).cast<std::tuple<int, double, int, double>>();
       *draft = {token, confidence, 0, -1, 0.0};
       if (step.sibling_bar > 0.0 && 1.0 - confidence >= step.sibling_bar)
         draft->sibling = sibling, draft->sibling_confidence = sibling_confidence;
@@ -99,6 +101,30 @@ py::list lock_step_events(const std::vector<int>& prompt, py::function draw, py:
   carrier.begin(prompt, 0);
   py::list events;
   while (auto event = carrier.next()) events.append(event_of(*event));
+  return events;
+}
+
+// A recorded answer in simulated time: [(seconds, event)].
+py::list replay(const Steering& steering, const std::vector<int>& prompt, py::function draw, py::function truth,
+                const Limits& limits, const StageCosts& costs, const std::optional<OwnedNgrams>& ngrams) {
+  PyDraftStage draft(std::move(draw));
+  PyVerifyStage verify(std::move(truth));
+  const auto* planner = std::get_if<std::shared_ptr<Planner>>(&steering);
+  if (planner) (*planner)->begin(int(prompt.size()));
+  Replanning replanning(planner ? *planner : nullptr);
+  Simulated* clock = nullptr;
+  double before = 0.0;
+  const auto after_round = [&](const Round& round, Scheduler* scheduler) {
+    replanning.after(round, clock->seconds() - std::exchange(before, clock->seconds()), scheduler);
+    return true;
+  };
+  Simulated carrier({&draft, {&verify}}, planner ? (*planner)->schedule() : std::get<Schedule>(steering), limits, 0, costs,
+                    false, after_round);
+  clock = &carrier;
+  carrier.remember(ngrams.value_or(OwnedNgrams()));
+  carrier.begin(prompt, 0);
+  py::list events;
+  while (auto event = carrier.next()) events.append(py::make_tuple(carrier.seconds(), event_of(*event)));
   return events;
 }
 
@@ -219,6 +245,8 @@ void bind(py::module_& m) {
   m.def("lock_step_events", &lock_step_events, py::arg("prompt"), py::arg("draw"), py::arg("truth"), py::arg("schedule"),
         py::arg("limits"), py::arg("seed"), py::arg("stages"), py::arg("per_stage"));
 
+  m.def("replay", &replay, py::arg("schedule"), py::arg("prompt"), py::arg("draw"), py::arg("truth"), py::arg("limits"),
+        py::arg("costs"), py::arg("ngrams"));
   m.def("lock_step_toy", &lock_step_toy, py::arg("schedule"), py::arg("tokens"), py::arg("acceptance"), py::arg("seed"),
         py::arg("stages"), py::arg("per_stage"), py::arg("second") = 0.0);
   m.def("toy_answer", [](uint64_t seed, int tokens) { return ToyModel{seed}.plain(Toy::prompt(), 1 + tokens); });

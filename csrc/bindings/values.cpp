@@ -50,6 +50,8 @@ StopRule stop_rule_of(const py::object& rule) {
   read_if_there(rule, "bins", &read.bins);
   read_if_there(rule, "weight", &read.weight);
   read_if_there(rule, "copy_threshold", &read.copy_threshold);
+  read_if_there(rule, "thresholds", &read.thresholds);
+  read_if_there(rule, "copy_thresholds", &read.copy_thresholds);
   read_if_there(rule, "cost", &read.cost);
   return read;
 }
@@ -183,7 +185,9 @@ py::object sampling_params_of(const Sampling& s) {
 py::object schedule_of(const Schedule& s) {
   using py::literals::operator""_a;
   const py::object rule = py::module_::import("ppsd_rt.pipeline.stop_rules")
-      .attr("Survival")("threshold"_a = s.stop_rule.threshold, "copy_threshold"_a = s.stop_rule.copy_threshold);
+      .attr("Survival")("threshold"_a = s.stop_rule.threshold, "copy_threshold"_a = s.stop_rule.copy_threshold,
+                        "thresholds"_a = py::tuple(py::cast(s.stop_rule.thresholds)),
+                        "copy_thresholds"_a = py::tuple(py::cast(s.stop_rule.copy_thresholds)));
   return py::module_::import("ppsd_rt.pipeline.schedule")
       .attr("Schedule")("first_chunk"_a = s.first_chunk, "max_chunk"_a = s.max_chunk, "lookahead"_a = s.lookahead,
                         "overlap"_a = s.overlap, "stop_rule"_a = rule, "lookup"_a = s.lookup, "siblings"_a = s.siblings,

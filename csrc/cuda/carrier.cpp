@@ -47,11 +47,11 @@ class Patience {
 }  // namespace
 
 GraphCarrier::GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
-                           bool report_drafts, AfterRound after_round, Trace* trace, std::shared_ptr<Successors> successors)
+                           bool report_drafts, AfterRound after_round, Trace* trace, OwnedNgrams ngrams)
     : lanes_(lanes),
       graphs_(std::move(graphs)),
       plan_(schedule, limits, seed, std::min(graphs_.stages(), kMailSlots),
-            {graphs_.whole_rounds(), graphs_.siblings.whole_rounds()}, std::move(successors)),
+            {graphs_.whole_rounds(), graphs_.siblings.whole_rounds()}, std::move(ngrams)),
       report_drafts_(report_drafts),
       one_device_(std::all_of(lanes->verify.begin(), lanes->verify.end(),
                               [&](const Lane& lane) { return lane.device == lanes->draft.device; })),

@@ -63,7 +63,7 @@ class GraphCarrier final : public Carrier {
 
   GraphCarrier(Lanes* lanes, Graphs graphs, const Schedule& schedule, const Limits& limits, uint64_t seed,
                bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr,
-               std::shared_ptr<Successors> successors = nullptr);
+               OwnedNgrams ngrams = {});
   ~GraphCarrier() override;   // waits for what is in flight, but never for long
 
   // The prompt has been run, its rows from `keep` on just now, and gave `first`.

@@ -7,11 +7,13 @@
 namespace ppsd::cuda {
 
 Plan::Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages, WholeRounds whole,
-           std::shared_ptr<Successors> successors)
+           OwnedNgrams ngrams)
     : schedule_(schedule),
       stages_(stages),
       whole_(whole),
-      text_(schedule.stop_rule, limits, seed, std::move(successors)) {}
+      text_(schedule.stop_rule, limits, seed) {
+  text_.remember(std::move(ngrams));
+}
 
 Round Plan::begin(const std::vector<int>& prompt, int keep, int first) {
   Round round = text_.begin(prompt, keep, first, schedule_);

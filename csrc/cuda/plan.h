@@ -13,7 +13,7 @@
 //   queued as soon as a verification stage is free for it: after the first draft step that surely gives it a row, or
 //   after as many as the schedule wants to wait for. After a rejection that is a step that surely began after it.
 //
-// Copies (csrc/pipeline/lookup.h, successors.h): what may be drafted without the exit head is decided here, on the text
+// Copies (csrc/pipeline/ngrams.h): what may be drafted without the exit head is decided here, on the text
 // that verdicts have told, and offered to the device, which takes it when a draft step or a row begins: as far as the
 // text there agrees, and as far as there is room. An offer that comes late, or half, is only a draft that is missing or
 // wrong. So that it need not come late, no round is queued ahead of the verdict while the text repeats itself.
@@ -34,7 +34,7 @@
 #include "../pipeline/committed_text.h"
 #include "../pipeline/protocol.h"
 #include "../pipeline/schedule.h"
-#include "../pipeline/successors.h"
+#include "../pipeline/ngrams.h"
 
 namespace ppsd::cuda {
 
@@ -74,12 +74,12 @@ class Plan {
   static constexpr int kDraftsAhead = 4;   // draft steps in flight while a pass overlaps with them
 
   // stages: of verification; with overlap, each may hold a pass. whole: bit K: K drafts and their pass can be one launch.
-  // successors: of all answers; without them a schedule that recycles begins to count by itself.
+  // ngrams: what is copied from.
   struct WholeRounds {
     uint32_t without = 0, with_siblings = 0;
   };
   Plan(const Schedule& schedule, const Limits& limits, uint64_t seed, int stages = 1, WholeRounds whole = {0, 0},
-       std::shared_ptr<Successors> successors = nullptr);
+       OwnedNgrams ngrams = {});
 
   // The prompt has passed all layers, its rows from `keep` on just now, and its last row gave `first`.
   Round begin(const std::vector<int>& prompt, int keep, int first);

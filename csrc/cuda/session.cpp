@@ -29,7 +29,7 @@ GraphSession::GraphSession(std::shared_ptr<Lanes> lanes, Graphs graphs, GraphReq
       carrier_(lanes_.get(), std::move(graphs),
                allowed(request_.planner ? request_.planner->schedule() : request_.schedule, request_.in_turns),
                request_.limits, request_.seed, request_.report_drafts,
-               [this](const Round& round, Plan* plan) { return committed(round, plan); }, trace, request_.successors),
+               [this](const Round& round, Plan* plan) { return committed(round, plan); }, trace, request_.ngrams),
       thread_([this] { work(); }) {}
 
 GraphSession::~GraphSession() { end(); }

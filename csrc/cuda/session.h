@@ -17,7 +17,7 @@ struct GraphRequest {
   Limits limits;
   Schedule schedule;
   std::shared_ptr<Planner> planner;   // `auto`: it chooses the schedule, round by round
-  std::shared_ptr<Successors> successors;   // of all answers, for schedules that recycle; or null
+  OwnedNgrams ngrams;   // what is copied from
   bool in_turns = false;              // no overlap, whatever the schedule says
   uint64_t seed = 0;
   bool report_drafts = false;

@@ -34,7 +34,7 @@ struct Loop::Answer {
     sampling.logprobs = -1;   // of drafts nobody asks
     sampling.mask = sampling.draft_mask;
     drafting.begin(sampling, 0);
-    scheduler.recycle(request.successors);
+    scheduler.remember(request.ngrams);
     drafts.automatic = chosen;
     drafts.asked = request.schedule;
     drafts.planner = request.planner;

@@ -6,7 +6,7 @@
 
 #include "../cpu/stage.h"
 #include "../pipeline/planner.h"
-#include "../pipeline/successors.h"
+#include "../pipeline/ngrams.h"
 #include "../pipeline/trace.h"
 
 namespace ppsd {
@@ -16,7 +16,7 @@ struct Request {
   Sampling sampling;
   Limits limits;
   Schedule schedule;
-  std::shared_ptr<Successors> successors;   // of all answers, for schedules that recycle; or null
+  OwnedNgrams ngrams;             // what is copied from
   std::shared_ptr<Planner> planner;   // `auto`: it chooses the schedule, round by round
   bool report_drafts = false;
   Oracle oracle;

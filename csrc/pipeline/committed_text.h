@@ -1,24 +1,24 @@
-// The text of one answer, and what is learned from it: when to stop drafting, what can be copied, what usually follows.
-// The scheduler and the launch plan of csrc/cuda have one each.
+// The text of one answer, and what is learned from it: when to stop drafting, what can be copied, and what copies and the
+// exit head are worth here. The scheduler and the launch plan of csrc/cuda have one each.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "lookup.h"
+#include "ngrams.h"
 #include "protocol.h"
 #include "schedule.h"
-#include "successors.h"
 
 namespace ppsd {
 
 class CommittedText {
  public:
-  // successors: of all answers; without them a schedule that recycles begins to count by itself.
-  CommittedText(const StopRule& rule, const Limits& limits, uint64_t seed, std::shared_ptr<Successors> successors = nullptr);
-  void recycle(std::shared_ptr<Successors> successors) { successors_ = std::move(successors); }   // before begin
+  CommittedText(const StopRule& rule, const Limits& limits, uint64_t seed);
+  // Null: what it copies is from this text alone.
+  void remember(OwnedNgrams ngrams) { ngrams_ = std::move(ngrams); }   // before begin
 
   // keep: rows of the prompt that an earlier answer left, which has counted their tokens.
   Round begin(const std::vector<int>& prompt, int keep, int first, const Schedule& schedule);
@@ -40,7 +40,7 @@ class CommittedText {
   int token_at(const Drafts& drafts, int position) const {
     return position < size() ? tokens_[position] : drafts[size_t(position - size())].token;
   }
-  // What costs no draft step after these drafts: a copy, or what usually follows, if the exit head would not do better.
+  // What costs no draft step after these drafts: a copy, if the exit head would not do better.
   // most: drafts that there may be. stopped: the stop rule has ended drafting.
   template <class Drafts>
   std::optional<Draft> next_copy(const Schedule& schedule, const Drafts& drafts, int most, bool stopped) const {
@@ -51,15 +51,23 @@ class CommittedText {
   }
 
  private:
-  std::optional<Draft> choose_copy(const Schedule& schedule, const Lookup::TokenAt& at, int known, bool stopped) const;
+  std::optional<Draft> choose_copy(const Schedule& schedule, const Ngrams::TokenAt& at, int known, bool stopped) const;
 
   const Limits limits_;
   const uint64_t seed_;
   std::vector<int> tokens_;
   std::unique_ptr<Controller> controller_;
-  Lookup lookup_;
-  std::shared_ptr<Successors> successors_;
-  int counted_ = 0;   // of the text's tokens, in successors_
+  // What was right and what had been expected to be, older ones counting less.
+  struct Trust {
+    double right, expected;
+    double ratio() const { return right / expected; }
+    void count(double chance, bool was_right);
+  };
+  OwnedNgrams ngrams_;
+  Ngrams::Text text_;
+  int counted_ = 0, seen_ = 0;  // of the text's tokens there; and of these, those that an earlier answer has counted
+  std::array<Trust, 2> copies_; // from other texts, from this one: over what ngrams_ promises
+  Trust head_;                  // over all of its drafts
 };
 
 }  // namespace ppsd

@@ -9,7 +9,7 @@ namespace {
 
 using Mode = Prediction::Mode;
 
-const double kFade = StopRule().discount;   // of what was observed, at each verdict, rescue and copy
+const double kFade = StopRule().discount;   // of what was observed, at each verdict and rescue
 
 // Tokens of a round of `length` drafts.
 double tokens_per_round(double acceptance, int length) {
@@ -25,6 +25,16 @@ Schedule in_turns(int drafts, double threshold) {
   schedule.stop_rule.threshold = threshold;
   schedule.first_chunk = schedule.max_chunk = schedule.lookahead = drafts;
   return schedule;
+}
+
+// What the row after n drafts, and those after it, add to a pass: of a group of rows that the kernels take together, each has
+// its share.
+double next_row(const StageCosts& costs, int drafts) {
+  const double before = costs.pass(drafts + 1);
+  double least = costs.pass(drafts + 2) - before;
+  for (int more = 2; drafts + 1 + more <= kMaxRows; ++more)
+    least = std::min(least, (costs.pass(drafts + 1 + more) - before) / more);
+  return least;
 }
 
 // What a second row adds to a pass, where it adds the most: the other stages wait for that one anyway.
@@ -60,8 +70,6 @@ Planner::Planner(const Costs& costs, double prior, const Simulate& simulate, int
       siblings_(siblings),
       accepted_(tuning_.prior_weight * (std::isfinite(prior) ? std::clamp(prior, 0.01, 0.99) : 0.5)),
       rejected_(tuning_.prior_weight - accepted_),
-      promised_(tuning.prior_weight),
-      kept_(tuning.prior_weight),
       ranks_(costs.overlapped && !costs.overlapped->links.empty()),
       overlaps_(costs.overlapped ? overlapped_schedules(ranks_) : std::vector<Schedule>()) {
   overlapped_stay_ = tuning_.stay * (ranks_ ? costs.overlapped->stages() + 1 : 1);
@@ -154,11 +162,7 @@ const Schedule& Planner::after(const Round& round, double seconds, bool left_ove
 bool Planner::learn_verdicts(const Round& round) {
   bool right = false;
   for (int i = 0; i < int(round.judged.size()); ++i) {
-    if (round.judged[i].copied > 0) {
-      promised_ = kFade * promised_ + round.judged[i].confidence;
-      kept_ = kFade * kept_ + (i < round.accepted);
-      continue;
-    }
+    if (round.judged[i].copied > 0) continue;
     right = right || i < round.accepted;
     ++verdicts_;
     accepted_ *= kFade;
@@ -343,9 +347,14 @@ void Planner::decide() {
   if ((lookup_ > 0 || recycle_) && !probing_) {
     const int copies = mode_ == Mode::kPlain ? affordable_copies() : kMaxChunk;
     if (copies > 0) schedule_.lookup = lookup_, schedule_.recycle = recycle_;
-    // Matches say less of a sampled text than of a greedy one: a chance is worth what copies have kept of theirs.
-    const double kept = std::clamp(kept_ / std::max(promised_, 1e-3), 0.2, 1.5);
-    schedule_.stop_rule.copy_threshold = std::min(worth(row(kMaxRows / 2)) / kept, 0.98);
+    StopRule& rule = schedule_.stop_rule;
+    rule.copy_threshold = worth(tuning_.copies * row(kMaxRows / 2));
+    if (mode_ != Mode::kOverlap)
+      for (int drafts = 0; drafts < kMaxChunk; ++drafts) {
+        const double next = next_row(c, drafts);
+        rule.thresholds.push_back(worth((c.draft_step + next) / std::max(a, 0.05)));
+        rule.copy_thresholds.push_back(worth(tuning_.copies * next));
+      }
     if (mode_ == Mode::kPlain) schedule_.max_chunk = copies;   // copies are its only drafts
   }
 }

@@ -102,7 +102,6 @@ class Planner {
   int verdicts_ = 0;                           // on drafts of the exit head, in all
   double credit_ = 0.0;
   int tokens_ = 0;                             // of this answer
-  double promised_, kept_;                     // of judged copies: the sum of their chances, and how many were right
   // Tokens per second of the overlapped schedules at acceptance 0, 1 / kGrid, ..., 1 (0: not simulated yet): for texts of
   // StageCosts::kContext rows, of twice as many, and so on.
   static constexpr int kGrid = 20;

@@ -59,9 +59,7 @@ struct DraftStep {
 struct Draft {
   int token = 0;
   double confidence = 0.0;     // the exit head's own probability, or the chance of a copy
-  // 0: drawn by the exit head; else tokens of the match that it was copied after, or from kFromSuccessors on what usually
-  // follows (successors.h)
-  int copied = 0;
+  int copied = 0;              // 0: drawn by the exit head; else copied, after a match of this kind (ngrams.h)
   int sibling = -1;            // the exit head's second choice, to be verified beside it, or -1
   double sibling_confidence = 0.0;
 };

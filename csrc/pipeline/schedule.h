@@ -20,13 +20,14 @@ struct StopRule {
   int bins = 10;            // kCalibrated, kSurvival, kPaying
   double weight = 4.0;      // the same: the prior counts as so many verdicts
   double copy_threshold = 0.1;   // kSurvival: of copies, which cost a row and no draft step
+  std::vector<double> thresholds, copy_thresholds;   // kSurvival: after so many drafts of a chunk; empty: always the same
   double cost = 0.2;        // kPaying: of a draft and its row, in plain tokens
 };
 
 struct Schedule {
   int first_chunk = 0, max_chunk = 0, lookahead = 0;
   int lookup = 0;           // tokens that must match for a draft to be copied; 0: none is
-  bool recycle = false;     // where nothing can be copied, what usually follows is drafted (successors.h)
+  bool recycle = false;     // they are copied from other texts too (ngrams.h), after matches of any length
   double siblings = 0.0;    // the least chance of being needed and right for a sibling to be verified; 0: none is
   bool overlap = false;
   StopRule stop_rule;

@@ -21,8 +21,8 @@ class Scheduler {
  public:
   Scheduler(const Schedule& schedule, const Limits& limits, uint64_t seed);
 
-  // What usually follows, of all answers; before begin. Without it, a schedule that recycles begins to count by itself.
-  void recycle(std::shared_ptr<Successors> successors) { text_.recycle(std::move(successors)); }
+  // What it copies from; before begin. Without it, that is its own text.
+  void remember(OwnedNgrams ngrams) { text_.remember(std::move(ngrams)); }
 
   // The prompt has passed all layers, its rows from `keep` on just now; its last row is `hidden` and gave `first`.
   Round begin(const std::vector<int>& prompt, int keep, int first, std::vector<float> hidden = {},

@@ -17,6 +17,7 @@ class Simulated final : public Carrier {
   Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, StageCosts costs,
             bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr);
 
+  void remember(OwnedNgrams ngrams) { scheduler_.remember(std::move(ngrams)); }   // before begin
   void begin(const std::vector<int>& prompt, int keep) { prompt_ = prompt, keep_ = keep; }
   std::optional<Event> next() override;
   void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }

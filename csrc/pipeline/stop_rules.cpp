@@ -106,35 +106,34 @@ class CalibratedThompson final : public Controller {
 
 class Survival final : public Controller {
  public:
-  explicit Survival(const StopRule& rule)
-      : threshold_(rule.threshold),
-        copy_threshold_(rule.copy_threshold),
-        discount_(rule.discount),
-        bins_(rule.bins, rule.weight) {}
+  explicit Survival(const StopRule& rule) : rule_(rule), bins_(rule.bins, rule.weight) {}
 
-  bool stop(double confidence) override {
-    alive_ *= bins_.at(confidence).mean();
-    return alive_ < threshold_;
-  }
-  bool stop_copying(double chance) override {
-    alive_ *= chance;
-    return alive_ < threshold_;
-  }
+  bool stop(double confidence) override { return draft(bins_.at(confidence).mean()); }
+  bool stop_copying(double chance) override { return draft(chance); }
   void observe(const std::vector<Judged>& verdict) override {
-    bins_.observe(verdict, discount_);
+    bins_.observe(verdict, rule_.discount);
     alive_ = 1.0;
+    drafts_ = 0;
   }
-  // A first copy tells what its chance is worth, and costs a row; those after it are mostly dropped where it is wrong.
-  bool may_copy(double chance, bool) const override { return alive_ * chance >= (alive_ < 1.0 ? 2 : 1) * copy_threshold_; }
-  void set_thresholds(const StopRule& rule) override {
-    threshold_ = rule.threshold;
-    copy_threshold_ = rule.copy_threshold;
+  bool may_copy(double chance, bool) const override {
+    return alive_ * chance >= at_place(rule_.copy_thresholds, rule_.copy_threshold);
   }
+  void set_thresholds(const StopRule& rule) override { rule_ = rule; }
 
  private:
-  double threshold_, copy_threshold_, discount_;
+  bool draft(double chance) {
+    alive_ *= chance;
+    ++drafts_;
+    return alive_ < at_place(rule_.thresholds, rule_.threshold);
+  }
+  double at_place(const std::vector<double>& each, double all) const {
+    return each.empty() ? all : each[std::min(drafts_, each.size() - 1)];
+  }
+
+  StopRule rule_;
   Bins bins_;
-  double alive_ = 1.0;
+  double alive_ = 1.0;   // the chance that all drafts of this chunk are right
+  size_t drafts_ = 0;
 };
 
 class Paying final : public Controller {

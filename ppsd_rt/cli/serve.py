@@ -53,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
             strict=args.strict,
             plain_contents=args.plain_contents,
             origins=tuple(args.cors),
+            memory=args.memory,
             timeout=args.timeout,
             grace=args.grace,
             here=here,

@@ -27,6 +27,12 @@ def server_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="special tokens in messages are text, so that a user cannot end a turn [they are tokens]",
     )
+    group.add_argument(
+        "--memory",
+        choices=("own", "shared", "off"),
+        default="own",
+        help="whose earlier answers make new ones faster: those of the same `user`, everybody's, nobody's [own]",
+    )
     group = parser.add_argument_group("an engine that may be lost (answers go on with the same tokens)")
     group.add_argument(
         "--restarts", type=whole, metavar="N", help="decode in a child process, started again up to N times"

@@ -152,9 +152,9 @@ class CpuBackend:
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         self._counted = successors
-        self._successors = _native.Successors()
+        self._ngrams = _native.Ngrams()
         if successors is not None:
-            self._successors.know(successors)
+            self._ngrams.know(successors)
 
     @property
     def _engine(self) -> _native.Engine:
@@ -176,7 +176,7 @@ class CpuBackend:
         request = {
             "sampling": params,
             "schedule": copying(schedule) if isinstance(schedule, Auto) else schedule,
-            "successors": self._successors,
+            "ngrams": None if options.owner is None else self._ngrams.of(options.owner),
             "automatic": automatic,
             "limits": limits,
             "report_drafts": options.report_drafts,

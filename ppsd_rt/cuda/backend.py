@@ -133,9 +133,9 @@ class CudaBackend:
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         self._counted = successors
-        self._successors = _native.Successors()
+        self._ngrams = _native.Ngrams()
         if successors is not None:
-            self._successors.know(successors)
+            self._ngrams.know(successors)
 
     def use_head(self, file: HeadFile | None) -> None:
         refuse_eagle3(file.info if file else None, "on the cuda backend")
@@ -312,7 +312,7 @@ class CudaBackend:
             "limits": limits,
             "seed": params.seed or 0,
             "in_turns": self._serial,
-            "successors": self._successors,
+            "ngrams": None if options.owner is None else self._ngrams.of(options.owner),
         }
         if self._graphs is None:
             plan = _native.LaunchPlan(stages=len(stages.slices), **arguments)

@@ -1,6 +1,6 @@
 """What usually follows in a model's own text, counted: it drafts before any head is trained, and beside one.
 
-The table goes into the head's file; an engine begins with it and goes on counting (reference/successors.py).
+The table goes into the head's file; an engine begins with it and goes on counting (reference/ngrams.py).
 """
 
 from collections import Counter
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..reference.successors import COUNTS, Successors
+from ..reference.ngrams import MOST as SUREST
+from ..reference.ngrams import Ngrams
 from .shards import Text
 
 MOST = 1 << 16  # rows of the table: a megabyte
@@ -21,7 +22,7 @@ LEAST = 2  # times that what follows must have come up
 def count_successors(texts: Iterable[Text]) -> npt.NDArray[np.int32]:
     """int32 [rows, 4]: the token before the last (-1: any), the last, what followed most often, and how sure it is.
 
-    Sure: from 0 to COUNTS - 1, the share of the times that it followed. The most frequent ones are kept.
+    Sure: from 0 to SUREST, the share of the times that it followed. The most frequent ones are kept.
     """
     pairs: Counter[tuple[int, ...]] = Counter()
     for text in texts:
@@ -40,18 +41,19 @@ def count_successors(texts: Iterable[Text]) -> npt.NDArray[np.int32]:
 
 
 def _sure(share: float) -> int:
-    return min(max(round(COUNTS * share) - 1, 0), COUNTS - 1)
+    return min(max(round((SUREST + 1) * share) - 1, 0), SUREST)
 
 
 def foreseen(counted: npt.NDArray[Any], texts: Sequence[Text]) -> float | None:
     """Share of the tokens of these texts' answers that the table foresees; None: there are none."""
-    table = Successors()
+    table = Ngrams()
     table.know(counted.tolist())
+    nobody = table.begin()
     right = judged = 0
     for text in texts:
         ids = text.ids.tolist()
         for place in range(text.answer, len(ids)):
-            draft = table.propose(ids[:place][-2:])
+            draft = table.propose(ids[:place][-2:], nobody, 0, True)
             right += draft is not None and draft.token == ids[place]
             judged += 1
     return right / judged if judged else None

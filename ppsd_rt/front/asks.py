@@ -26,6 +26,7 @@ class Ask:
     schedule: Schedule | Auto
     limits: Limits
     report_drafts: bool = False
+    owner: int | None = 0
 
 
 @dataclass(frozen=True)

@@ -110,6 +110,7 @@ def ask_of(message: Message) -> Ask:
         parse_schedule(message["schedule"]),
         Limits(limits["end"], frozenset(limits["stop_ids"]), limits["own"]),
         message["report_drafts"],
+        message["owner"],
     )
 
 

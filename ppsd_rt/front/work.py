@@ -129,7 +129,7 @@ class _Calls:
     def _answer(self, number: int, message: Message, cancellation: Cancellation) -> None:
         ask, backend = ask_of(message["ask"]), self._engine.backend
         masks = self._engine.compile(ask.params.grammar) if ask.params.grammar else None
-        options = RunOptions(report_drafts=ask.report_drafts, masks=masks)
+        options = RunOptions(report_drafts=ask.report_drafts, masks=masks, owner=ask.owner)
         with closing(backend.rounds(ask.prompt, ask.params, ask.schedule, ask.limits, options, cancellation)) as events:
             for event in events:
                 if cancellation.asked:

@@ -177,8 +177,8 @@ class Survival:
     with chance s gains s times the acceptance by one draft more: it should stop where that is worth less than the draft
     costs, so the threshold is (seconds of a draft) * (tokens per second) / acceptance. A copied draft has a threshold
     of its own, (seconds of a row more in the pass) * (tokens per second), and may follow when the head is not asked
-    any more. After another draft it has to promise twice that: long copies are mostly dropped where texts do not
-    repeat.
+    any more. The first rows of a pass cost less than later ones: `thresholds` and `copy_thresholds` are those after 0,
+    1, 2, ... drafts of the chunk, the last one for all further ones; without them they are always the same.
     """
 
     kind: ClassVar[str] = "survival"
@@ -187,6 +187,8 @@ class Survival:
     weight: float = 4.0
     discount: float = 0.98
     copy_threshold: float = 0.1
+    thresholds: tuple[float, ...] = ()
+    copy_thresholds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _check_discount(self.discount)
@@ -205,22 +207,25 @@ class SurvivalController:
     """`rule` may be replaced by one with other thresholds: what has been learned stays."""
 
     def __init__(self, rule: Survival) -> None:
-        self.rule, self.bins, self.alive = rule, _Bins(rule.bins, rule.weight), 1.0
+        self.rule, self.bins, self.alive, self.drafts = rule, _Bins(rule.bins, rule.weight), 1.0, 0
 
     def stop(self, confidence: float) -> bool:
-        self.alive *= self.bins.at(confidence).mean()
-        return self.alive < self.rule.threshold
+        return self.stop_copying(self.bins.at(confidence).mean())
 
     def stop_copying(self, chance: float) -> bool:
         self.alive *= chance
-        return self.alive < self.rule.threshold
+        self.drafts += 1
+        return self.alive < self._at_place(self.rule.thresholds, self.rule.threshold)
 
     def may_copy(self, chance: float, stopped: bool) -> bool:
-        return self.alive * chance >= (2 if self.alive < 1 else 1) * self.rule.copy_threshold
+        return self.alive * chance >= self._at_place(self.rule.copy_thresholds, self.rule.copy_threshold)
 
     def observe(self, verdict: Sequence[tuple[float, bool]]) -> None:
         self.bins.observe(verdict, self.rule.discount)
-        self.alive = 1.0
+        self.alive, self.drafts = 1.0, 0
+
+    def _at_place(self, each: Sequence[float], otherwise: float) -> float:
+        return each[min(self.drafts, len(each) - 1)] if each else otherwise
 
 
 @dataclass(frozen=True)

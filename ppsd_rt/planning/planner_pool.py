@@ -34,12 +34,11 @@ def kind_of(
     oracle: Oracle | None = None,
     *,
     siblings: bool = True,
-    recycle: bool = True,
 ) -> AnswerKind:
-    """siblings, recycle: can the backend do it? An oracle copies nothing."""
+    """siblings: can the backend do it? An oracle copies nothing."""
     beside = siblings and schedule.siblings and not params.looks_back
     if oracle is None:
-        return AnswerKind(params.temperature > 0, None, schedule.lookup, beside, recycle and schedule.recycle)
+        return AnswerKind(params.temperature > 0, None, schedule.lookup, beside, schedule.recycle)
     return AnswerKind(params.temperature > 0, oracle.acceptance, 0, beside and oracle.second > 0, False)
 
 

@@ -71,6 +71,7 @@ class RanksBackend:
         self._loop: _native.Loop | None = None
         self._answers = Answers(self._make_loop)
         self._planners = PlannerPool()
+        self._ngrams = _native.Ngrams()
         self._costs: _native.Costs | None = None
         self._grammar = 0  # the number of the newest
         self._telling = Lock()  # one grammar after the other
@@ -141,7 +142,9 @@ class RanksBackend:
         return self._head
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
-        """Over ranks every answer counts by itself."""
+        self._ngrams = _native.Ngrams()
+        if successors is not None:
+            self._ngrams.know(successors)
 
     def use_head(self, file: HeadFile | None) -> None:
         if (file.info if file else None) != self._head:
@@ -165,6 +168,7 @@ class RanksBackend:
         request = {
             "sampling": params,
             "schedule": copying(schedule) if isinstance(schedule, Auto) else schedule,
+            "ngrams": None if options.owner is None else self._ngrams.of(options.owner),
             "automatic": isinstance(schedule, Auto),
             "limits": limits,
             "report_drafts": options.report_drafts,
@@ -365,7 +369,7 @@ class RanksBackend:
 
     def _plan(self, schedule: Auto, oracle: Oracle | None, params: SamplingParams) -> _native.Planner:
         assert self._head is not None
-        kind, costs = kind_of(schedule, params, oracle, siblings=self.siblings, recycle=False), self.costs()
+        kind, costs = kind_of(schedule, params, oracle, siblings=self.siblings), self.costs()
         if self._head.kind == EAGLE3:  # it never drafts while rows are verified
             costs = _native.Costs(costs.turns)
         return self._planners.planner(kind, costs, self._head)

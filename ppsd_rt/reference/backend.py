@@ -22,10 +22,10 @@ from ..pipeline.schedule import MAX_ROWS, Auto, Schedule
 from ..planning.planner_pool import PlannerPool, kind_of
 from ..sampling.params import EXTRAS, SamplingParams
 from .eagle_stage import EagleDraftStage
+from .ngrams import Ngrams
 from .pipeline import Pipeline, Ticks
 from .sampler import Sampler
 from .stage import DraftStage, Taps, VerifyStage
-from .successors import Successors
 from .text_stages import TorchStages
 from .timeline import Timeline
 
@@ -104,9 +104,9 @@ class TorchBackend:
 
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
         self._counted = successors
-        self._successors = Successors()
+        self._ngrams = Ngrams()
         if successors is not None:
-            self._successors.know(successors.tolist())
+            self._ngrams.know(successors.tolist())
 
     def _new_stages(self) -> tuple[DraftStage, VerifyStage]:
         if isinstance(self._head, Eagle3Head):
@@ -157,9 +157,9 @@ class TorchBackend:
             self._timeline = Timeline() if options.trace else None
             mask, ticks = options.masks() if options.masks else None, self._ticks(schedule)
             sampler = Sampler(params, len(prompt) - limits.own, mask, limits.stop_ids)
-            pipeline = Pipeline(
-                self._draft, self._verify, schedule, sampler, limits, ticks, self._timeline, self._successors
-            )
+            ngrams = None if options.owner is None else self._ngrams
+            stages = self._draft, self._verify
+            pipeline = Pipeline(*stages, schedule, sampler, limits, ticks, self._timeline, ngrams, options.owner or 0)
             self._active = pipeline
         events = pipeline.run(prompt)
         if planner is not None:

@@ -31,9 +31,9 @@ from torch import Tensor
 from ..pipeline.rounds import Draft, Drafted, Limits, Logprob, Round
 from ..pipeline.schedule import MAX_ROWS, SIBLING_DRAFTS, Schedule
 from ..pipeline.stop_rules import Survival, SurvivalController
-from .lookup import Lookup
+from .copies import BYTES_OF_TOKEN, Copies
+from .ngrams import Ngrams
 from .sampler import Sampler, confidence
-from .successors import Successors
 from .timeline import DRAFT, VERIFY, Timeline
 
 Event = TypeVar("Event", Round, Drafted)
@@ -120,18 +120,19 @@ class Pipeline:
         limits: Limits,
         ticks: Ticks,
         timeline: Timeline | None = None,
-        successors: Successors | None = None,
+        ngrams: Ngrams | None = None,
+        owner: int = 0,
     ) -> None:
-        """successors: of all answers, for schedules that recycle; without them those begin to count by themselves."""
+        """ngrams: what is copied from, and whose text this is; None: from this text alone."""
         self.draft, self.verify = draft, verify
         self.schedule, self.sampler, self.limits, self.ticks = schedule, sampler, limits, ticks
         self.timeline = timeline
         self.controller = schedule.stop_rule.start(sampler.params.seed or 0)
         self.tokens: list[int] = []
         self.drafts: list[Draft] = []
-        self.lookup: Lookup | None = None
-        self.successors = successors
-        self._counted = 0  # of the text's tokens, in `successors`
+        self.copies: Copies | None = None
+        self._ngrams, self._owner = ngrams, owner
+        self._seen = 0  # tokens of the text that an earlier answer has counted
         self.finished = False
         self.tick = 0
         self._epoch = 0
@@ -165,7 +166,7 @@ class Pipeline:
             self.tokens.append(self.sampler.choose(logits[0], len(prompt), prompt))
             reported = [self.sampler.logprob(logits[0], self.tokens[-1])]
         self.draft.learn(len(prompt) - 1, self.verify.last_hidden()[-1])
-        self._counted = start + (start > 0)  # an earlier answer has counted what it left
+        self._seen = start + (start > 0)
         self._look_up()
         self._launched = len(prompt)
         self.finished = self._ended()
@@ -183,14 +184,12 @@ class Pipeline:
         self._look_up()
 
     def _look_up(self) -> None:
-        if self.schedule.copies:
-            self.lookup = self.lookup or Lookup(self.schedule.lookup)
-        if self.lookup and self.schedule.lookup:
-            self.lookup.learn(self.tokens)
-        if self.schedule.recycle:
-            self.successors = self.successors or Successors()
-            self.successors.learn(self.tokens, self._counted)
-            self._counted = len(self.tokens)
+        if not self.schedule.copies:
+            return
+        if self.copies is None:
+            ngrams = self._ngrams or Ngrams(self.limits.end * BYTES_OF_TOKEN)
+            self.copies = Copies(ngrams, self._owner, self._seen)
+        self.copies.learn(self.tokens)
 
     # -- draft ---------------------------------------------------------------------------------------------------------
 
@@ -211,15 +210,13 @@ class Pipeline:
         """What the text goes on with if it repeats itself, where drafting may go on."""
         most = max(self.schedule.lookahead, self.schedule.max_chunk)
         room = len(self.tokens) + len(self.drafts) < self.limits.end - 1 and len(self.drafts) < most
-        if self.lookup is None or not self.schedule.copies or not room or self._drafted_end():
+        if self.copies is None or not self.schedule.copies or not room or self._drafted_end():
             return None
-        copy = self.lookup.propose(self._known()) if self.schedule.lookup else None
-        usual = self.successors.propose(self._known()) if self.schedule.recycle and self.successors else None
-        if usual is not None and (copy is None or usual.confidence > copy.confidence):
-            copy = usual
+        copy = self.copies.propose(self.schedule, self._known())
         if copy is None or not self.controller.may_copy(copy.confidence, self._stopped):
             return None
-        head_is_better = self.schedule.drafts and not self.lookup.beats_head(copy.confidence)
+        asks_head = self.schedule.drafts and not self._stopped
+        head_is_better = asks_head and not self.copies.beats_head(copy.confidence)
         return None if head_is_better else copy
 
     def _drafted_end(self) -> bool:
@@ -350,10 +347,8 @@ class Pipeline:
         self.controller.observe(
             [(draft.confidence, i < accepted) for i, draft in enumerate(judged) if not draft.copied]
         )
-        if self.lookup and self.schedule.copies:
-            self.lookup.observe(judged, accepted)
-        if self.successors and self.schedule.recycle:
-            self.successors.observe(judged, accepted)
+        if self.copies:
+            self.copies.observe(self.schedule, judged, accepted, self.tokens, flight.start + 1)
         self._look_up()
         self._stopped = False
         dropped, epoch = 0, self._epoch

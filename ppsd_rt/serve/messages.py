@@ -63,6 +63,7 @@ class MessagesRequest(Lenient):
         return {
             **extra,
             "messages": [*system, *said],
+            "user": (self.metadata or {}).get("user_id"),
             "max_tokens": self.max_tokens,
             "tools": tools or None,
             "tool_choice": kind if tools else None,

@@ -54,7 +54,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "xtc_probability": (0,),
 }
 # Known, and without effect on an answer here.
-_HARMLESS = {"user", "metadata", "store", "service_tier", "prediction", "prompt_cache_key", "prompt_cache_retention"}
+_HARMLESS = {"metadata", "store", "service_tier", "prediction", "prompt_cache_key", "prompt_cache_retention"}
 _HARMLESS |= {"safety_identifier", "verbosity", "cache_prompt", "reasoning_effort", "spaces_between"}
 _HARMLESS |= {"include_obfuscation", "request_id", "priority", "parallel_tool_calls", "strict", "name", "id", "index"}
 _HARMLESS |= {"include", "truncation", "thinking", "reasoning", "enable_thinking", "type"}
@@ -147,6 +147,7 @@ class Generate(Lenient):
     """What both kinds of request have."""
 
     model: str | None = None
+    user: str | None = None
     max_tokens: Annotated[Whole, Field(ge=-1, lt=2**31)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None

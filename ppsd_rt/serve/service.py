@@ -1,6 +1,8 @@
 """The engine, its limits, and the requests that it works on."""
 
+import hashlib
 import json
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -48,8 +50,18 @@ class Service:
         template = engine.tokenizer.chat_template
         self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
         self._noted: set[tuple[str, str]] = set()
+        self._secret = secrets.token_bytes(16)
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
         self._one = CapacityLimiter(1)  # tokenizers and chat templates: long ones must not hold up the event loop
+
+    def owner(self, user: str | None) -> int | None:
+        """RunOptions.owner of a request. Without a user it is of all requests that have none."""
+        if self.settings.memory == "off":
+            return None
+        if self.settings.memory == "shared" or not user:
+            return 0
+        digest = hashlib.blake2b(user.encode(errors="surrogatepass"), digest_size=8, key=self._secret).digest()
+        return int.from_bytes(digest, "big") | 1
 
     def check_model(self, name: str | None) -> None:
         if name not in (None, self.engine.name):

@@ -27,7 +27,7 @@ def reference_events(schedule, truth, drafts, limits, seed, stages, per_stage):
 
 
 def native_events(schedule, truth, drafts, limits, seed, stages, per_stage):
-    def draw(history):
+    def draw(history, place):
         logits = drafts(history)
         token = int(logits.argmax())
         second = int(logits.clone().index_fill(0, torch.tensor(token), -torch.inf).argmax())

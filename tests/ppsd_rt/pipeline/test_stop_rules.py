@@ -91,11 +91,13 @@ def test_paying_comes_to_the_length_that_is_fastest(acceptance, cost, best):
     assert abs(sum(late) / len(late) - best) < 1.5
 
 
-def test_a_copy_after_another_draft_has_to_promise_twice_as_much():
-    controller = Survival(copy_threshold=0.3).start(0)
+def test_thresholds_may_depend_on_how_many_drafts_there_are():
+    controller = Survival(copy_threshold=0.9, thresholds=(0.0, 0.1, 0.7), copy_thresholds=(0.3, 0.6)).start(0)
     assert controller.may_copy(0.31, False) and not controller.may_copy(0.29, False)
-    controller.stop_copying(0.99)
-    assert controller.may_copy(0.62, False) and not controller.may_copy(0.58, False)
+    assert not controller.stop_copying(0.8)
+    assert controller.may_copy(0.76, False) and not controller.may_copy(0.74, False)
+    assert controller.stop_copying(0.8), "0.64 is less than 0.7"
+    assert controller.may_copy(0.95, False) and not controller.may_copy(0.9, False), "the last one goes for all others"
     controller.observe([])  # a round later
     assert controller.may_copy(0.31, False)
 

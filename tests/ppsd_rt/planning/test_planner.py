@@ -108,15 +108,18 @@ def test_a_first_draft_need_not_pay_for_a_sibling():
     assert plan.schedule().drafts == 1
 
 
-def test_copies_that_do_not_keep_their_promise_have_to_promise_more():
-    plan = _native.Planner(costs(), 0.4, lookup=3)
-    before = plan.schedule().stop_rule.copy_threshold
-    for _ in range(30):
-        plan.after(1, 1, 0, ROW + ONE, copied=1, chance=0.7)
-    assert plan.schedule().stop_rule.copy_threshold > 2 * before
-    for _ in range(200):
-        plan.after(2, 1, 1, ROW + ONE, copied=1, chance=0.7)
-    assert plan.schedule().stop_rule.copy_threshold < 1.2 * before
+def test_rows_have_the_prices_that_the_costs_say():
+    """The fifth row begins a group of four that the kernels take together: each of them has its share of that."""
+    verify = tuple(1e-3 * (5 + (n >= 4) + (n >= 8) + (n >= 12)) for n in range(16))
+    plan = _native.Planner(Costs(StageCosts(0.1e-3, 0.2e-3, verify)), 0.7, lookup=3)
+    earned(plan)
+    rule = plan.schedule().stop_rule
+    first, *_, last = rule.copy_thresholds
+    assert len(rule.copy_thresholds) == len(rule.thresholds) == MAX_CHUNK
+    assert first == last == 0.02, "rows that fill a group cost nothing"
+    assert rule.copy_thresholds[3] > 5 * first
+    assert rule.copy_thresholds[3] == pytest.approx(rule.copy_thresholds[7])
+    assert rule.thresholds[3] > rule.thresholds[2]
 
 
 @pytest.mark.parametrize("drafts", [0, 1, 5])

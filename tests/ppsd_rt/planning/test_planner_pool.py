@@ -28,7 +28,6 @@ def test_what_tells_answers_apart():
 
 
 def test_a_backend_that_cannot_is_not_asked_to():
-    assert not kind_of(AUTO, GREEDY, recycle=False).recycle
     assert not kind_of(
         AUTO, SamplingParams(repetition_penalty=1.2)
     ).siblings  # a sibling's row would change the penalty

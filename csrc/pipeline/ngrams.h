@@ -1,0 +1,85 @@
+// Copied drafts: what followed the last 1 to 16 tokens wherever an engine has read or said them before, in the text at hand
+// or in other ones. Bounded in bytes: what is longest out of use goes first. Twin of ppsd_rt/reference/ngrams.py, which says
+// where the idea and the figures are from.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "protocol.h"
+
+namespace ppsd {
+
+class Ngrams {
+ public:
+  using TokenAt = std::function<int(int)>;   // of a position, drafts included
+
+  static constexpr size_t kBytes = size_t(32) << 20;   // of what all answers share
+  static constexpr std::array<int, 8> kOrders = {1, 2, 3, 4, 6, 8, 12, 16};   // tokens that are looked back at
+  static constexpr int kCounts = 4;   // how often the same token has followed, as far as it is told apart
+  static constexpr int kKinds = 2 * int(kOrders.size()) * kCounts;   // of matches: in other texts, and then in the text at hand
+
+  explicit Ngrams(size_t bytes = kBytes);
+
+  // owner: texts of different owners never see each other's tokens.
+  struct Text {
+    uint64_t owner = 0;
+    uint16_t number = 0;   // 0: not begun
+  };
+  // From any thread, as all of these.
+  Text begin(uint64_t owner = 0);
+  // `tokens` from position `first` on are new in this text; those before `seen` had been counted in another one.
+  void learn(const std::vector<int>& tokens, int first, int seen, const Text& text);
+  // Counted beforehand: each is {one or two tokens before, the oldest first, -1 for none; what follows; how often}.
+  void know(const std::vector<std::array<int, 4>>& counted);
+  // What follows the tokens before position `known`, after the longest match that is wanted: of `shortest` tokens in the
+  // text itself (0: none), of any length in `others`. Draft::copied is 1 and its kind.
+  std::optional<Draft> propose(const TokenAt& at, int known, const Text& text, int shortest, bool others) const;
+  // A proposal of this kind was right, or wrong.
+  void observe(int copied, bool right);
+  static bool from_own_text(int copied) { return copied > kKinds / 2; }
+
+ private:
+  struct Entry {
+    uint32_t tag;
+    uint32_t used;    // tokens that had been counted then, in all; 0: empty
+    int32_t next;
+    uint16_t text;
+    uint16_t count;   // how often `next` has followed after the first time
+  };
+  static constexpr int kWays = 4;   // entries of a set, which lie in one line of the cache
+  struct alignas(64) Set {
+    std::array<Entry, kWays> entries;
+  };
+  struct Chance {
+    double right, all;
+  };
+  using Keys = std::array<uint64_t, kOrders.size()>;
+
+  template <class At>
+  static int keys(const At& at, int end, uint64_t owner, Keys* keys);
+  Set& set(uint64_t key) { return sets_[key >> shift_]; }
+  const Entry* find(uint64_t key) const;
+  Entry* claim(uint64_t key);
+
+  int shift_ = 63;
+  mutable std::mutex mutex_;
+  std::vector<Set> sets_;
+  std::array<Chance, size_t(kKinds)> chances_;
+  uint32_t counted_ = 0;
+  uint16_t texts_ = 0;
+};
+
+// Those of one owner's texts; null: of nobody's.
+struct OwnedNgrams {
+  std::shared_ptr<Ngrams> all;
+  uint64_t owner = 0;
+};
+
+}  // namespace ppsd
