@@ -57,10 +57,10 @@ class Reader(Shapes):
             found = self._meet(found, others, f"{place}/{keyword}")
         for keyword in ("unevaluatedProperties", "unevaluatedItems"):
             if keyword in schema:
-                found = [self._rest(shape, keyword, (at.down(keyword),)) for shape in found]
+                found = [self._unsaid(shape, keyword, (at.down(keyword),)) for shape in found]
         return found
 
-    def _rest(self, shape: Shape, keyword: str, rest: All) -> Shape:
+    def _unsaid(self, shape: Shape, keyword: str, rest: All) -> Shape:
         if keyword == "unevaluatedItems":
             return shape if shape.items is not None else replace(shape, items=rest)
         return shape if shape.others is not None else replace(shape, others=rest)

@@ -18,7 +18,7 @@ from typing import Any
 import jsonschema_rs
 
 from ppsd_rt.sampling.grammar_worker import Vocabulary, compile_grammar, prepare
-from ppsd_rt.sampling.json_schema import FORMATS
+from ppsd_rt.sampling.json_formats import FORMATS
 
 Json = Any
 
