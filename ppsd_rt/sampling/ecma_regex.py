@@ -8,7 +8,7 @@ and `.` of Python, Rust and ECMA), only what all of them agree on is written.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
 from typing import Any
 from unicodedata import category
@@ -193,16 +193,15 @@ class _Parser:
         """After a backslash. negated: inside of a negated class, where what some reader takes is taken."""
         kind = self._take()
         if kind in "dwsDWS":
-            sure = {"d": _DIGIT, "w": _WORD, "s": _SPACE}[kind.lower()]
+            small = kind.lower()
+            sure = {"d": _DIGIT, "w": _WORD, "s": _SPACE}[small]
             if kind.islower() == negated:  # the other readers' characters too: they are left out in the end
-                sure = _joined(
-                    sure, {"d": lambda: categories("Nd"), "w": _some_words, "s": lambda: _SOME_SPACE}[kind.lower()]()
-                )
+                sure = {"d": partial(categories, "Nd"), "w": _some_words, "s": lambda: _SOME_SPACE}[small]()
             return sure if kind.islower() else others(sure)
         if kind in "pP":
             found = re.compile(r"\{(?:(?:General_Category|gc)=)?([A-Z][A-Za-z_]*)\}").match(self._text, self._at)
             name = found and _LONG.get(found[1], found[1])
-            if not found or name not in _CATEGORIES:
+            if not name or not _CATEGORIES.fullmatch(name):
                 raise Unheld(r"a property other than a general category such as \p{L}")
             self._at = found.end()
             return categories(name) if kind == "p" else others(categories(name))
@@ -265,9 +264,7 @@ class _Parser:
         return ((ord(character), ord(character)),)
 
 
-_CATEGORIES = set(
-    "L Lu Ll Lt Lm Lo M Mn Mc Me N Nd Nl No P Pc Pd Ps Pe Pi Pf Po S Sm Sc Sk So Z Zs Zl Zp Cc Cf".split()
-)
+_CATEGORIES = re.compile("L[ultmo]?|M[nce]?|N[dlo]?|P[cdseifo]?|S[mcko]?|Z[slp]?|C[cf]")
 _LONG = {"Letter": "L", "Uppercase_Letter": "Lu", "Lowercase_Letter": "Ll", "Mark": "M", "Number": "N"}
 _LONG |= {"Decimal_Number": "Nd", "Punctuation": "P", "punct": "P", "Symbol": "S", "Separator": "Z"}
 

@@ -13,15 +13,15 @@ import resource
 import signal
 import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-try:
+if __package__:
     from .json_schema import OPTIONS, Rules, rules
-except ImportError:  # as a program
-    sys.path.insert(0, os.path.dirname(__file__))
-    from json_schema import OPTIONS, Rules, rules  # type: ignore[no-redef,import-not-found]
-
-    sys.path.pop(0)
+else:  # as a program: this folder becomes a package of its own
+    sys.modules["grammars"] = ModuleType("grammars")
+    sys.modules["grammars"].__path__ = [os.path.dirname(__file__)]
+    from grammars.json_schema import OPTIONS, Rules, rules  # type: ignore[no-redef,import-not-found]
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -94,7 +94,7 @@ def _rules(tokenizer: "LLTokenizer", schema: Any, prefix: str = "") -> Rules:
 
 
 def compile_grammar(tokenizer: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
-    """Of what `prepare` made. ValueError, which says why, for what is no grammar, or gives up before the first token."""
+    """Of what `prepare` made. ValueError, which says why, for what is no grammar or gives up before the first token."""
     from llguidance import LLMatcher
 
     made = LLMatcher.grammar_from_regex(text) if kind == "regex" else LLMatcher.grammar_from_lark(text)

@@ -64,8 +64,8 @@ class Numbers:
         if self.integer or (step and step.denominator == 1):
             low, high = self._integers(bounded)
             if step > 1:
-                ends = [None if n is None else max(-_WIDE, min(_WIDE, n)) for n in (low, high)]
-                return _multiples(int(step), *ends, False, False)
+                first, last = (None if n is None else max(-_WIDE, min(_WIDE, n)) for n in (low, high))
+                return _multiples(int(step), first, last, False, False)
             return f"/{_integers(low, high)}/"
         places = next((n for n in range(_PLACES + 1) if step == Fraction(1, 10**n)), None) if step else _PLACES
         if places is None:
@@ -78,12 +78,12 @@ class Numbers:
         form = _Form(places, longest if bounded else None, not bounded and not step)
         parts = []
         if self.most is None or self.most > 0 or (self.most == 0 and not self.below):
-            first = self.least if self.least is not None and self.least >= 0 else Fraction(0)
-            parts.append(form.between(first, self.above and first == self.least, self.most, self.below, not self.step))
+            begin = self.least if self.least is not None and self.least >= 0 else Fraction(0)
+            parts.append(form.between(begin, self.above and begin == self.least, self.most, self.below, not self.step))
         if self.least is None or self.least < 0:
-            last = None if self.least is None else -self.least
-            first, above = (-self.most, self.below) if self.most is not None and self.most < 0 else (Fraction(0), True)
-            parts.append(f'"-" {form.between(first, above, last, self.above, not self.step)}')
+            end = None if self.least is None else -self.least
+            begin, above = (-self.most, self.below) if self.most is not None and self.most < 0 else (Fraction(0), True)
+            parts.append(f'"-" {form.between(begin, above, end, self.above, not self.step)}')
         return "(" + " | ".join(parts) + ")"
 
     def _integers(self, bounded: bool) -> tuple[int | None, int | None]:

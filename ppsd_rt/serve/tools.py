@@ -8,7 +8,6 @@ the parser is our own (reader.py).
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from ..models.tokenizer import Tokenizer
 from ..sampling.json_schema import OPTIONS

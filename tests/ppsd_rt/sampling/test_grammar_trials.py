@@ -131,7 +131,9 @@ def test_a_trial_can_be_cancelled_and_others_go_on(grammars, monkeypatch):
 
 def test_compiled_grammars_are_kept_within_bounds(grammars, monkeypatch):
     tried = []
-    monkeypatch.setattr(grammars._trials, "run", lambda kind, text, cancel: (tried.append(text), (None, 0, text, ()))[1])
+    monkeypatch.setattr(
+        grammars._trials, "run", lambda kind, text, cancel: (tried.append(text), (None, 0, text, ()))[1]
+    )
     monkeypatch.setattr(grammar_module, "_MOST_SEEN", 2)
     for pattern in ("k1", "k2", "k1", "k3", "k1", "k2"):
         grammars.masks(Grammar.regex(pattern))

@@ -8,7 +8,7 @@ import pytest
 from fuzz.schemas import Answers, Drawing, campaign, strict_json, validator
 
 from ppsd_rt.sampling.grammar_worker import compile_grammar, prepare
-from ppsd_rt.sampling.json_schema import FORMATS
+from ppsd_rt.sampling.json_formats import FORMATS
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_formats(answers, name):
     [
         ({"type": "integer"}, ["0", "-9223372036854775808", "9223372036854775807"], ["9223372036854775808", "1.0"]),
         ({"type": "integer", "minimum": 2**70}, [str(2**70), str(2**72)], [str(2**69)]),
-        ({"type": "number"}, ["-0.5", "1e-999", "1.5E+288", "6.626e-34"], ["1e289", "1e1000", "0." + "1" * 18, "1" * 20]),
+        ({"type": "number"}, ["-0.5", "1e-999", "1.5E+288"], ["1e289", "1e1000", "0." + "1" * 18, "1" * 20]),
         ({"type": "number", "exclusiveMinimum": 0, "maximum": 1}, ["0." + "0" * 16 + "1", "1.0"], ["0", "0.0", "1.1"]),
         ({"type": "number", "minimum": 0}, ["0", "6e23", "1.5"], ["-1", "1e300"]),
         ({"type": "integer", "multipleOf": 7, "minimum": 1}, ["7", "700"], ["0", "8"]),
@@ -73,9 +73,9 @@ def test_formats(answers, name):
         ({"type": "object", "maxProperties": 1}, ["{}", '{"b":1}'], ['{"a":1,"b":1}']),
         ({"type": "object", "propertyNames": {"pattern": "^x"}}, ['{"x":1}'], ['{"y":1}']),
         ({"type": "object", "patternProperties": {"^n": {"type": "null"}}}, ['{"n":null,"m":1}'], ['{"n":1}']),
-        ({"type": "object", "properties": {"a": {}}, "dependentRequired": {"a": ["b"]}}, ['{"a":1,"b":1}'], ['{"a":1}']),
-        ({"type": "object", "properties": {"a": {}}, "dependencies": {"a": {"required": ["b"]}}}, ["{}"], ['{"a":1}']),
-        ({"allOf": [{"properties": {"a": {}}}], "type": "object", "unevaluatedProperties": False}, ['{"a":1}'], ['{"b":1}']),
+        ({"type": "object", "dependentRequired": {"a": ["b"]}}, ['{"a":1,"b":1}'], ['{"a":1}']),
+        ({"type": "object", "dependencies": {"a": {"required": ["b"]}}}, ["{}"], ['{"a":1}']),
+        ({"allOf": [{"properties": {"a": {}}}], "unevaluatedProperties": False}, ['{"a":1}'], ['{"b":1}']),
         ({"type": "integer", "not": {"const": 3}}, ["2", "4"], ["3"]),
         ({"type": "integer", "oneOf": [{"minimum": 3}, {"maximum": 5}]}, ["2", "6"], ["3", "5"]),
         ({"if": {"const": 1}, "then": False, "else": {"type": "integer"}}, ["0", "2"], ["1"]),
@@ -124,8 +124,11 @@ def test_patterns(answers, pattern, good, bad):
 
 @pytest.mark.parametrize(
     "pattern",
-    [r"(a)\1", r"\bword", r"\k<a>", "a{,5}", "a**", "(", ")", "[b-a]", r"\z", r"\p{Script=Greek}", "x(?=a)*", "(a$)b", r"\ud83d"],
-)  # fmt: skip
+    [
+        *(r"(a)\1", r"\bword", r"\k<a>", "a{,5}", "a**", "(", ")", "[b-a]", r"\z", r"\p{Script=Greek}"),
+        *("x(?=a)*", "(a$)b", r"\ud83d"),
+    ],
+)
 def test_patterns_that_are_refused(answers, pattern):
     assert refused(answers, {"type": "object", "properties": {"a/b": {"type": "string", "pattern": pattern}}}) == [
         "/properties/a~1b/pattern"
