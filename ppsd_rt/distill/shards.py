@@ -92,8 +92,10 @@ class Plan:
         return self.tokens(range(self.shards)) - self.tokens(self.missing())
 
     def of_shard(self, number: int, seed: int) -> Iterator[tuple[Ids, bool]]:
-        """Its prompts. Of those that are its own all are answered: no answer takes more than MAX_ANSWER steps."""
-        own = max(1, int(self.prompts.share * self.slots * STEPS / MAX_ANSWER))
+        """Its prompts. All that are its own are answered: few texts take as many rows as a prompt and MAX_ANSWER."""
+        learned = self.prompts.learned
+        rows = MAX_ANSWER + sum(map(len, learned)) / max(1, len(learned))
+        own = max(1, int(self.prompts.share * self.slots * STEPS / rows))
         return self.prompts.of_shard(number, own, random.Random(seed))
 
     @property

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from support import EOS, TEMPLATE, VOCAB, slow, tiny_model, write_model
+from support import EOS, FAMILIES, TEMPLATE, VOCAB, slow, tiny_model, write_model
 
 from ppsd_rt.cli.main import main
 from ppsd_rt.cli.parser import parse
@@ -25,7 +25,7 @@ from ppsd_rt.distill.forecast import ANSWERED, Forecast
 from ppsd_rt.distill.mix import PLAIN, Recent, mix_of
 from ppsd_rt.distill.prompts import FAMILY, prompts_of
 from ppsd_rt.distill.run import Distillation, Settings
-from ppsd_rt.distill.samplers import NativeSampler, TorchSampler
+from ppsd_rt.distill.samplers import NativeSampler, TorchSampler, slots_within
 from ppsd_rt.distill.self_text import MAX_ANSWER, SelfText
 from ppsd_rt.distill.successors import count_successors, foreseen
 from ppsd_rt.distill.train import Trainer, TrainSettings, batches
@@ -236,6 +236,58 @@ def test_greedy_answers_are_what_the_model_says(model, generated):
             assert (logits.gather(1, true[:, None])[:, 0] >= best - 1e-3).all()  # equal but for rounding
             checked += len(true)
     assert checked > 200
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("fused", [False, slow(True)])
+@pytest.mark.parametrize("family", ["llama", *FAMILIES])
+def test_torch_writes_what_the_model_says_in_every_family(family, fused):
+    """Texts of several lengths begin in slots that others have left, with plain attention and with the kernel."""
+    if fused:
+        pytest.importorskip("triton", reason="Triton is not installed")
+    model = tiny_model(**FAMILIES.get(family, {}))
+    sampler = TorchSampler(model, 3, 60, 1, (EOS,))
+    sampler.fused, sampler.stride = fused, 2 if fused else 8
+    source, texts, waiting, longest = random.Random(2), [], 4 if fused else 9, 6 if fused else 30
+    while waiting or not all(text.over for _, text in texts):
+        running = sum(not text.over for _, text in texts)
+        for _ in range(min(waiting, 3 - running)):
+            ids = [source.randrange(VOCAB - 1) for _ in range(source.randrange(1, 30))]
+            texts.append((ids, sampler.write(ids, 0.0, 0, source.randrange(1, longest))))
+            waiting -= 1
+        sampler.step()
+    for ids, text in texts:
+        whole = [*ids, *text.written]
+        hidden, _ = model.forward_batch(torch.tensor([whole]), Rope(model.config, 64))
+        logits = model.lm_head(hidden)[0, len(ids) - 1 : -1]
+        assert 1 <= len(text.written) <= text.most
+        assert len(text.written) == text.most or text.written[-1] == EOS
+        true = logits.gather(1, torch.tensor(text.written)[:, None])[:, 0]
+        assert (true >= logits.max(-1).values - 1e-3).all(), "equal but for rounding"
+
+
+def test_a_sampler_that_is_stopped_gives_what_there_is(model):
+    sampler = TorchSampler(model, 2, 100, 1, ())
+    begun = sampler.write([1, 2, 3], 1.0, 0, 90)
+    sampler.step()
+    late = sampler.write([4], 1.0, 0, 90)
+    sampler.stop()
+    assert begun.over and len(begun.written) == sampler.stride
+    assert late.written == []
+    again = TorchSampler(model, 2, 100, 1, ())
+    same = again.write([1, 2, 3], 1.0, 0, 90)
+    again.step()
+    again.stop()
+    assert same.written == begun.written, "the same seed, the same text"
+
+
+def test_as_many_slots_as_memory_holds(model):
+    """What a sampler holds is within what is counted for it, and no slot more fits."""
+    passing = -slots_within(0, model, 100)
+    cache = TorchSampler(model, 1, 100, 0, ()).keys.nbytes * 2
+    assert slots_within(1e9, model, 100) * cache < 1e9
+    assert slots_within(2e9, model, 100) - slots_within(1e9, model, 100) <= 1e9 / cache
+    assert passing > 0
 
 
 @pytest.mark.parametrize("native", [slow(False), True])
@@ -662,6 +714,46 @@ def test_the_command(folder, tmp_path, capsys):
     check_heads(folder, tmp_path, said.out)
     assert re.search(r"sampling 32,768 tokens takes about .+ on this machine, training 3 steps about .+;", said.err)
     assert said.out.count("plain decoding on this machine") + said.out.count("no use on this machine") == 2
+
+
+def test_a_head_for_prompts_of_ones_own(folder, tmp_path, capsys):
+    """It goes on from a head, and says how right both are on prompts that are held out; judged ones are left out."""
+    mine, judged, out = (tmp_path / name for name in ("mine.jsonl", "judged.txt", "again.safetensors"))
+    given = [f"What is number {number} good for?" for number in range(30)]
+    mine.write_text("".join(json.dumps({"messages": [{"role": "user", "content": text}]}) + "\n" for text in given))
+    judged.write_text("number 7 good\n")
+    options = ["distill", "-m", folder, "--dtype", "float32", "--threads", 1, "--tokens", 16000, "--slots", 16]
+    options = [*map(str, options), "--draft-vocabulary", "64", "--epochs", "1"]
+    assert main([*options, "--kind", "layer", "--out", str(tmp_path / "first.safetensors")]) == 0
+    assert "held-out prompts" not in capsys.readouterr().out
+    begin = ["--begin", str(tmp_path / "first.safetensors"), "--kind", "layer", "--judged-by", str(judged)]
+    assert main([*options, *begin, "--prompts", str(mine), "--prompts-share", "0.6", "--out", str(out)]) == 0
+    said = capsys.readouterr()
+    assert "of 30 prompts 29 are used; left out: 1 like prompts of --judged-by" in said.err
+    told = re.search(
+        r"on 2 held-out prompts acceptance (0\.\d+) before \(.*first.safetensors\), (0\.\d+) now", said.out
+    )
+    head = HeadFile.load(out, Checkpoint(folder))
+    assert head.info.acceptance["held_out_prompts"] == pytest.approx(float(told[2]), abs=6e-4)
+    assert head.info.recipe["prompts_share"] == 0.6
+    tokenizer = load_tokenizer(folder)
+    asked = [
+        {found for text in shards.read_shard(tmp_path / "again-work", number) for found in prompts_in(tokenizer, text)}
+        for number in (0, 1)
+    ]
+    assert len(asked[0]) == 2 and len(asked[1]) == 27 and not asked[0] & asked[1]
+    assert "7" not in asked[0] | asked[1]
+    assert (
+        main([*options, *begin, "--prompts", str(mine), "--prompts-share", "0.5", "--out", str(out), "--resume"]) == 1
+    )
+    assert "was begun with prompts_share = 0.6" in capsys.readouterr().err
+
+
+def prompts_in(tokenizer, text):
+    return re.findall(
+        r"^<\|im_start\|>user\nWhat is number (\d+) good for",
+        tokenizer.decode(text.ids.tolist(), skip_special_tokens=False),
+    )
 
 
 def test_tokens_that_are_rounded_are_told_before_it_starts(folder, tmp_path, monkeypatch, capsys):
