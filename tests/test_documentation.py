@@ -2,13 +2,19 @@
 
 import re
 import shlex
+from functools import cache
 from itertools import groupby, pairwise
 from pathlib import Path
 
 import pytest
 from support import write_model
 
-from ppsd_rt.cli.parser import parse
+from ppsd_rt import _native
+from ppsd_rt.cli.commands import COMMANDS
+from ppsd_rt.cli.parser import _build, parse
+from ppsd_rt.cpu.answers import MOST_ANSWERS
+from ppsd_rt.lab.cli.check import SCHEDULES
+from ppsd_rt.sampling.grammar_trials import MEMORY, SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -26,7 +32,24 @@ RESULT = re.compile(r"`(?:benchmarks/results/)?(\d{4}-\d\d-\d\d-[a-z\d.-]+\.json
 OURS = re.compile(r"`((?:benchmarks|csrc|docs|models|ppsd_rt|tests|triton_kernels)/(?:[\w.-]+/)*)`")
 COMMENTED = re.compile(r"//.*?((?:[\w-]+/)+\w+\.(?:py|pyi|md))\b")
 MAKE = re.compile(r"`make ([a-z-]+)[^`]*`")
+SOURCES = ("benchmarks", "csrc", "examples", "models", "ppsd_rt", "tests", "triton_kernels")
 OPERATORS = "|&;<>()"
+OPTION = re.compile(r"`(?:[\w. -]* )?(--[a-z][\w-]*)")
+DEFAULT = re.compile(r"^\| `(?:-\w`, `)?(--[a-z][\w-]*)[^|]*\| ([\d .]+) \|", re.MULTILINE)
+NAMED = re.compile(r"`_?([A-Za-z_][\w:.]*)`,? (?:of|in) `((?:[\w.-]+/)+[\w.-]+\.(?:py|h|cpp))`")
+CONSTANT = re.compile(r"^\| `(\w+)`(?:, `(\w+)`)? \| ([\d.]+)(?:, (\d+))? \|", re.MULTILINE)
+FOREIGN = {"--address", "--check", "--max-restarts", "--model_args", "--nproc-per-node"}  # other programs' options
+WIRE = int(re.findall(r"kWireVersion = (\d+);", (ROOT / "csrc/pipeline/wire.h").read_text())[0])
+LIMITS = {  # what a page says: the constant that makes it true
+    ("docs/design/overview.md", r"answers at once \| up to (\d+) \|"): MOST_ANSWERS,
+    ("docs/guide/python.md", r"decodes up to (\d+) answers side by side"): MOST_ANSWERS,
+    ("docs/design/exactness.md", r"\| schedules \| (\d+) \|"): len(SCHEDULES),
+    ("docs/guide/python.md", r"more than (\d+) s of processor time"): SECONDS,
+    ("docs/guide/serve.md", r"Its limits are (\d+) s of processor time"): SECONDS,
+    ("docs/guide/serve.md", r"of processor time, (\d+) MiB"): MEMORY >> 20,
+    ("docs/design/pipeline-protocol.md", r"`csrc/pipeline/wire.h`, version (\d+)"): WIRE,
+    ("docs/design/kernels.md", r"A pass takes up to (\d+) rows"): _native.PASS_ROWS,
+}
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 
@@ -109,6 +132,53 @@ def test_files_and_links_exist(page):
         target = page.parent / link if link else page
         assert target.exists(), link
         assert not anchor or anchor in anchors(target), f"{link}#{anchor}"
+
+
+@cache
+def sources(*endings):
+    found = (path for folder in SOURCES for path in (ROOT / folder).rglob("*.*") if path.suffix in endings)
+    return "".join(path.read_text(encoding="utf-8") for path in found)
+
+
+@every_page
+def test_options_exist(page):
+    """Ours stand in quotes in some source."""
+    known = set(re.findall(r"[\"'](--[a-z][\w-]*)", sources(".py"))) | FOREIGN
+    assert set(OPTION.findall(page.read_text(encoding="utf-8"))) <= known
+
+
+def test_tables_of_options_have_the_defaults_of_the_command():
+    actions = [action for name in COMMANDS for action in _build(name)._actions]
+    rows = [row for page in PAGES for row in DEFAULT.findall(page.read_text(encoding="utf-8"))]
+    assert len(rows) > 15
+    for option, default in rows:
+        found = [action for action in actions if option in action.option_strings]
+        known = [float(f.default or 0) for f in found if not isinstance(f.default, list)]
+        known += [float(text) for f in found for text in re.findall(r"\[(\d+)", f.help)]  # it is said there alone
+        assert float(default.replace(" ", "")) in known, option
+
+
+def test_names_stand_in_the_files_that_pages_say():
+    for page in PAGES:
+        for name, path in NAMED.findall(page.read_text(encoding="utf-8")):
+            assert re.split(r"::|\.", name)[-1] in (ROOT / path).read_text(encoding="utf-8"), f"{name} in {path}"
+
+
+def test_constants_are_those_of_the_code():
+    page = (ROOT / "docs/design/planner.md").read_text(encoding="utf-8")
+    said = {}
+    for first, second, value, other in CONSTANT.findall(page):
+        said |= {first: float(value)} | ({second: float(other)} if second else {})
+    assert said == _native.Tuning().to_dict()
+    for (name, words), value in LIMITS.items():
+        [found] = set(re.findall(words, (ROOT / name).read_text(encoding="utf-8")))
+        assert float(found) == value, name
+
+
+def test_environment_variables_are_all_on_their_page():
+    read = set(re.findall(r"(?:environ(?:\.get)?[\[(]|getenv\()\"(PPSD_(?!FAKE)\w+)", sources(".py", ".cpp")))
+    page = (ROOT / "docs/reference/environment.md").read_text(encoding="utf-8")
+    assert read - set(re.findall(r"PPSD_\w+", page)) == set()
 
 
 def test_files_that_the_sources_name_exist():

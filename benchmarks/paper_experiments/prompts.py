@@ -6,7 +6,7 @@ The files are not ours to ship: PAPERS_PROMPTS is a folder with some of FILES, a
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from statistics import median
 from typing import Any
 
@@ -20,7 +20,6 @@ from ppsd_rt.pipeline.schedule import parse_schedule
 from .bootstrap import interval
 from .experiment import Claim, Experiment, Found, Parts, markdown
 from .given import given
-from .vanilla import target
 
 FILES = {"SPD's 240": "spd_240.jsonl", "Spec-Bench's 480": "spec_bench_480.jsonl"}
 WAYS = {"Beta-TS": "eesd:stop_rule=beta", "paying": "eesd", "auto": "auto"}
@@ -33,6 +32,12 @@ TOKENS, LONGEST_PROMPT, STAGES, PLACES = 96, 1500, 4, 6  # of an answer, of a pr
 
 def small() -> Engine:
     return Engine.from_pretrained("smollm2-135m", backend="cpu", dtype="int8")
+
+
+@cache
+def large() -> Engine:
+    path = given("PAPERS_TARGET", "the Q4_K_M file of Qwen2.5-Coder-1.5B-Instruct")
+    return Engine.from_pretrained(path, backend="cpu", dtype="int4", exit_head="auto")
 
 
 def parts(quick: bool) -> Parts:
@@ -50,7 +55,7 @@ def parts_large(quick: bool) -> Parts:
     many = 1 if quick else AT_ONCE_LARGE
     return {
         f"{name}, T = {temperature:g}, {first + 1} to {first + many}": partial(
-            measured, target, file, temperature, first, many
+            measured, large, file, temperature, first, many
         )
         for first in range(0, many if quick else EVERY_LARGE, many)
         for name, file in FILES.items()

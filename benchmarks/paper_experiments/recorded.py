@@ -1,7 +1,6 @@
 """What an exit head says of its drafts, and what those of the default model's cost."""
 
 import json
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -23,25 +22,15 @@ def engine() -> Engine:
 
 
 def recorded(temperature: float, prompts: int) -> Text:
-    """Of the default model with its head, on the development prompts."""
-    asked = [engine().encode([{"role": "user", "content": p.prompt}]) for p in read_prompts(None)[:prompts]]
-    return texts_of(engine(), asked, TOKENS, temperature)
+    """Was a draft right, and how sure was the head? Of the default model with its head, on the development prompts.
 
-
-@cache
-def recorded_answers(temperature: float, prompts: int) -> list[Text]:
-    """The same, each answer a text."""
-    asked = [engine().encode([{"role": "user", "content": p.prompt}]) for p in read_prompts(None)[:prompts]]
-    return [texts_of(engine(), [prompt], TOKENS, temperature) for prompt in asked]
-
-
-def texts_of(engine: Engine, prompts: Sequence[Sequence[int]], tokens: int, temperature: float = 0.0) -> Text:
-    """Was a draft right, and how sure was the head? Of nearly every position of the answers: rounds of 15 drafts have
-    each judged up to the first wrong one, which the next round begins after."""
-    params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=1)
+    Of nearly every position: rounds of 15 drafts have each judged up to the first wrong one; the next begins after it.
+    """
+    params = SamplingParams(max_tokens=TOKENS, temperature=temperature, seed=1)
     right, confidence = [], []
-    for prompt in prompts:
-        for event in engine.generate(prompt, params, LONGEST).events():
+    for prompt in read_prompts(None)[:prompts]:
+        ids = engine().encode([{"role": "user", "content": prompt.prompt}])
+        for event in engine().generate(ids, params, LONGEST).events():
             round = getattr(event, "round", None)
             for place, draft in enumerate(round.judged if round else ()):
                 right.append(place < round.accepted)

@@ -10,7 +10,7 @@ from support import write_model
 
 from ppsd_rt import Engine
 from ppsd_rt.cli.prompts import NamedPrompt
-from ppsd_rt.lab.simulate import equal_stages, simulate
+from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import MAX_CHUNK, parse_schedule
 from ppsd_rt.planning.closed_forms import draft_then_verify
 
@@ -185,94 +185,7 @@ def test_the_bandit_over_lengths_finds_the_best_one(load):
         assert module.replay(text, costs, module.LengthBandit(costs, 1)).speed > 0.97 * best
 
 
-# -- second choices in a pipeline --------------------------------------------------------------------------------------
-
-
-def test_first_choices_alone_are_as_fast_as_formula_and_scheduler_say(load):
-    module = load("paper_experiments.branches")
-    text = module.made_up(20_000, 0.66, 0.0, seed=1)
-    for stages in (2, 4, 8):
-        speed = module.speed_up(module.choices_of(text), stages, module.Policy(1, seconds=False), 0.0)
-        assert speed == pytest.approx(stages / (text.acceptance + (1 - text.acceptance) * stages), rel=0.01)
-        scheduler = simulate(parse_schedule("ppsd"), equal_stages(stages), text.acceptance, 5000)
-        # The scheduler's rounds that find two rows waiting are not in the formula.
-        assert speed == pytest.approx(scheduler.tokens_per_second, rel=0.05)
-
-
-def test_ticks_of_a_known_text_with_second_choices(load):
-    """First, first, second choice, ... in 4 stages. By first choices alone a wrong draft costs 4 ticks, a right one 1.
-    A sibling's verdict comes a tick after that of the row before it, and drafts after it begin only then."""
-    module = load("paper_experiments.branches")
-    choices = module.Choices((0, 0, 1) * 400, ((0.7, 0.2),) * 1200)
-
-    def ticks(policy):  # of a token
-        return 4 / module.speed_up(choices, 4, policy, 0.0)
-
-    assert ticks(module.Policy(1, seconds=False)) == pytest.approx((1 + 1 + 4) / 3, rel=0.01)
-    siblings = ticks(module.Policy(2, expanded=False))
-    assert siblings == pytest.approx((1 + 1 + 3) / 3, rel=0.01)
-    assert 1 < ticks(module.Policy(3)) < siblings
-    assert ticks(module.Policy(4)) == pytest.approx(1, rel=0.02)  # the right row is always under way
-    cheap, dear = (module.speed_up(choices, 4, module.Policy(2), share) for share in (0.0, 0.5))
-    assert cheap / 1.5 < dear < cheap
-
-
-def test_second_choices_that_are_never_right_bring_nothing(load):
-    module = load("paper_experiments.branches")
-    choices = module.choices_of(module.made_up(3000, 0.66, 0.0, seed=1), second=0.0)
-    chain, pairs = (module.speed_up(choices, 4, policy, 0.0) for policy in (module.Policy(1, False), module.Policy(2)))
-    assert pairs == pytest.approx(chain)
-    assert chain > module.speed_up(choices, 4, module.Policy(2), 0.1)
-
-
-# -- second choices on a GPU -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("right", "chain", "siblings", "tree", "both"),  # which choice of the head is the text's; tokens of a round
-    [
-        ((0, 0, 0), 4, 4, 4, 4),
-        ((2, 0, 0), 1, 1, 1, 1),
-        ((1, 2, 0), 1, 2, 2, 2),
-        ((1, 0, 0), 1, 2, 3, 3),  # the second choice, one after it, and that one's row
-        ((1, 1, 0), 1, 2, 3, 3),
-        ((0, 1, 0), 2, 3, 3, 3),
-        ((0, 0, 1), 3, 4, 3, 4),  # the tree has one choice at the third position
-    ],
-)
-def test_tokens_of_a_round_with_second_choices(load, right, chain, siblings, tree, both):
-    module = load("paper_experiments.trees")
-    assert [module.tokens(policy, 3, right) for policy in module.POLICIES] == [chain, siblings, tree, both]
-
-
-def test_rows_of_a_pass_with_second_choices(load):
-    module = load("paper_experiments.trees")
-    assert [module.rows(policy, 3) for policy in module.POLICIES] == [4, 7, 8, 9]
-    assert [module.rows(policy, 1) for policy in module.POLICIES] == [2, 3, 3, 3]
-
-
-# -- rules of others, and costs a tick ---------------------------------------------------------------------------------
-
-
-def test_a_constant_of_time_a_tick_is_found_again(load, monkeypatch):
-    """Cells that the simulator made with 1.5 ms a tick give 1.5 ms, and no error at other numbers of stages."""
-    module = load("paper_experiments.ticks")
-    tokens, chance = 100, 0.6
-
-    def cell(model, stages):
-        theory = stages / (chance + (1 - chance) * stages) / (1 + stages / module.LAYERS)
-        assert module.acceptance(theory, stages) == pytest.approx(chance)
-        return theory, module.predicted(model, stages, chance, 1.5, tokens)
-
-    made = {(model, 0): {n: cell(model, n) for n in (4, 8, 16)} for model in ("4B", "9B")}
-    monkeypatch.setattr(module, "CELLS", made)
-    found = module.measured(0, tokens)
-    assert found["constant_ms"] == found["of_all_ms"] == pytest.approx(1.5)
-    for each in found["cells"]:
-        assert each["predicted"] == pytest.approx(each["wall"])
-    table = module.table_of({"T = 0": found})
-    assert table.count("+0.0% (fitted)") == 2
-    assert table.count("| T = 0 |") == 6
+# -- single experiments -----------------------------------------------------------------------------------------------
 
 
 def test_drafting_after_the_verdict_gains_what_its_tokens_say(load):
@@ -281,55 +194,6 @@ def test_drafting_after_the_verdict_gains_what_its_tokens_say(load):
     free = module.after_the_verdict(4, 1.0, 1e6, 0.0, 3)  # links cost all: a round of 4 tokens is as long as a token
     assert free == pytest.approx(4, rel=0.01)
     assert module.best(4, 0.9, 1.0, 0.0)[0] > module.best(4, 0.3, 1.0, 0.0)[0]
-
-
-def drafts_of(rule, rounds):
-    """How far it drafts, where each round's drafts are right up to so many."""
-    lengths = []
-    for right in rounds:
-        most, drafts = rule.begin(), 0
-        while drafts < most:
-            drafts += 1
-            if rule.stop(0.5):
-                break
-        verdict = [(0.5, True)] * min(right, drafts) + [(0.5, False)] * (right < drafts)
-        rule.ended(verdict, drafts)
-        lengths.append(drafts)
-    return lengths
-
-
-def test_rules_of_others(load):
-    module, costs = load("paper_experiments.rivals"), load("made_up_costs").one_machine(0.1, 0.035)
-    assert drafts_of(module.Heuristic(), [5, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0]) == [5, 7, 9, 8, 7, 6, 5, 4, 3, 2, 1]
-    goodput = drafts_of(module.Goodput(costs), [0] * 60)
-    assert goodput[0] > 1 and goodput[-1] == 1
-    arms = drafts_of(module.LengthsAsArms(), [1] * 400)  # one is right: drafting more brings no more
-    assert arms[:6] == [1, 2, 3, 4, 6, 8]
-    assert drafts_of(module.LengthsAsArms(), [8] * 400)[-200:].count(8) > 100
-    assert drafts_of(module.AnyWrong(0.7), [0]) == [3]  # 0.55 ** 2 is just above 0.3
-    survival = drafts_of(module.SurvivalByThroughput(costs), [0] * 50)
-    assert survival[-1] == 1 <= survival[0]
-    assert module.best_length([0.9, 0.9, 0.9], [1.0, 1.0, 1.0]) == 3
-    assert module.best_length([0.9, 0.1, 0.1], [1.0, 2.0, 3.0]) == 1
-    assert module.ucb([1, 0, 3], [1.0, 0.0, 0.0]) == 1
-
-
-def test_the_reconstruction_that_ships_is_one_of_the_family(load):
-    thompson, texts = load("paper_experiments.thompson"), load("paper_experiments.lengths_replay")
-    assert thompson.OURS in thompson.VARIANTS
-    assert len(set(thompson.VARIANTS)) == 384
-    costs = load("made_up_costs").one_machine(0.1, 0.035)
-    answers = [texts.made_up(1000, 0.7, 1.0, seed=seed) for seed in range(4)]
-    family, ships = (
-        thompson.speed(thompson.replays(answers, costs, make), costs)
-        for make in (lambda seed: thompson.Thompson(thompson.OURS, seed), lambda seed: texts.Rule("beta", seed, 6))
-    )
-    assert family == pytest.approx(ships, rel=0.03)  # other draws, the same rule
-    found = thompson.measured([texts.made_up(40, 0.7, 1.0)], 1)
-    assert found["best_fixed"] > 1
-    table = thompson.table({"T = 0": found}).splitlines()
-    assert len(table) == 2 + 6
-    assert "chance θ, discount 0.98, cap 6, each answer anew" in table[5]
 
 
 def test_campaigns_of_one_seed_count_once(load):
@@ -433,21 +297,6 @@ def test_prompts_of_a_part_are_of_no_other(load, monkeypatch, tmp_path):
     rows = module.measured(module.small, "a file", 0.0, 5, 5)
     assert asked == ["10", "11", "12", "13"]
     assert not any(row[name]["differs"] for row in rows for name in module.WAYS)
-
-
-def test_a_separate_draft_model_is_worth_what_its_acceptance_and_costs_say(load):
-    module = load("paper_experiments.vanilla")
-    answers = {"right": [1, 1, 1, 0], "differs": False, "draft_step": 0.25, "auto": 1.2}
-    found = {"math": [answers, {**answers, "draft_step": 0.35}], "code": [{"right": [1, 1], "differs": True}]}
-    passes = [1.0 + 0.1 * rows for rows in range(module.LONGEST + 1)]
-    lines = module.table({**found, "passes": passes}).splitlines()
-    best = max(module.speed(0.75, 0.3, passes, length) for length in range(1, module.LONGEST + 1))
-    assert lines[2].startswith("| math | 2 | 0.75 (0.75 to 0.75) |")
-    assert f"| {best:.2f} ({best:.2f} to {best:.2f}) | 1.20 (1.20 to 1.20) |" in lines[2]
-    assert lines[3].endswith("| - |")  # too short an answer for a speed
-    assert lines[4].startswith("| all | 3 | 0.80 (0.75 to 1.00) |")
-    assert "1 of 3 answers" in lines[-1]
-    assert module.table(found).splitlines()[2].endswith("| - | - | - |")  # costs are measured last
 
 
 def test_long_answers_are_held_against_ppsd_answer_by_answer(load):

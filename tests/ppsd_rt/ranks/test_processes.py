@@ -1,6 +1,5 @@
 """Real processes over gloo: exact answers, and an end with one line when a rank is another one, dies or hangs."""
 
-import importlib
 import json
 import os
 import re
@@ -9,16 +8,15 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 import openai
 import pytest
 from eagle_support import write_eagle3
+from rank_support import Processes, kill_once
 from support import slow, write_model
 
 from ppsd_rt import Engine, Grammar, SamplingParams
 
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 RANKS = 3
 GUARD = 500.0  # seconds after which ranks that do not end are ended; no test is about how soon
 PROMPT = "Once upon a time"
@@ -27,13 +25,6 @@ PROMPT = "Once upon a time"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("ranks") / "model", num_hidden_layers=4, max_position_embeddings=512)
-
-
-@pytest.fixture
-def kill_ranks(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    yield importlib.import_module("kill_ranks")
-    sys.modules.pop("kill_ranks", None)
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +138,9 @@ def test_many_clients_of_ranks_that_serve(folder):
 
 
 @pytest.mark.slow
-def test_ranks_that_differ_end_with_the_same_line(folder, tmp_path, kill_ranks):
+def test_ranks_that_differ_end_with_the_same_line(folder, tmp_path):
     """As processes; test_meeting.py has more of them, as threads."""
-    running = kill_ranks.Ranks(RANKS, [*options(folder), "hello"], tmp_path, {2: ["--dtype", "float32"]})
+    running = Processes(RANKS, [*options(folder), "hello"], tmp_path, {2: ["--dtype", "float32"]})
     try:
         assert running.wait(GUARD) == [1] * RANKS
     finally:
@@ -165,19 +156,19 @@ LONG = ["-n", "400", "--link-ms", "200", "--schedule", "elastic"]
 
 
 @pytest.mark.parametrize("victim", [slow(0), 1, slow(2)])
-def test_a_rank_that_is_killed_is_named_by_all_others(folder, tmp_path, kill_ranks, answer, victim):
+def test_a_rank_that_is_killed_is_named_by_all_others(folder, tmp_path, answer, victim):
     command = [*options(folder), *LONG, PROMPT]
-    kill = kill_ranks.kill_once(RANKS, command, tmp_path, answer, victim, 0.0, signal.SIGKILL, GUARD)
-    assert not kill_ranks.bad(kill), kill
+    kill = kill_once(RANKS, command, tmp_path, answer, victim, signal.SIGKILL, GUARD)
+    assert not kill.bad, kill
     assert 0 < kill.whole < len(answer)
     assert "has died: its connection closed" in kill.lines[(victim + 1) % RANKS]  # and no limit has run out
 
 
 @pytest.mark.slow
-def test_a_rank_that_falls_silent_is_named_too(folder, tmp_path, kill_ranks, answer):
+def test_a_rank_that_falls_silent_is_named_too(folder, tmp_path, answer):
     command = [*options(folder), *LONG, "--rank-timeout", "60", PROMPT]
-    kill = kill_ranks.kill_once(RANKS, command, tmp_path, answer, 1, 0.0, signal.SIGSTOP, GUARD)
-    assert not kill_ranks.bad(kill), kill
+    kill = kill_once(RANKS, command, tmp_path, answer, 1, signal.SIGSTOP, GUARD)
+    assert not kill.bad, kill
     assert "silent for 60 s" in kill.lines[0]
 
 
