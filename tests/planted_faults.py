@@ -1,0 +1,94 @@
+"""Faults planted one at a time: `make test` has to find each. Changes the sources and puts them back; minutes for each.
+
+    python tests/planted_faults.py [WORD ...]     those with a WORD in their line; without one, all
+
+Named is where it is looked for first: a file that finds it, so that not all tests run for each.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# area, file, what stands there, what is put there, tests
+FAULTS = (
+    ("kernels: a window is a row longer", "csrc/cpu/kernels/attention.h",
+     "queries[i].position - phase.window + 1)", "queries[i].position - phase.window)", "ppsd_rt/cpu/test_families.py"),
+    ("kernels: a repetition penalty rewards", "csrc/cpu/kernels/head.h",
+     "Simd::mul(y, penalty), Simd::div(y, penalty)", "Simd::div(y, penalty), Simd::mul(y, penalty)", "ppsd_rt/cpu"),
+    ("kernels: a sibling's own value weighs twice", "csrc/cpu/kernels/attention.h",
+     "std::exchange(weights[i][queries[i].position - first], 0.0f)", "weights[i][queries[i].position - first]",
+     "ppsd_rt/pipeline/test_siblings.py"),
+    ("kernels: Triton's window is a row longer", "triton_kernels/attention.py",
+     "(start + row - WINDOW)[None, :]", "(start + row - WINDOW - 1)[None, :]", "triton_kernels/test_attention.py"),
+    ("scheduler: drafts of an older epoch are kept", "csrc/pipeline/scheduler.cpp",
+     "if (step.epoch != epoch() || finished_) return false;", "if (finished_) return false;",
+     "ppsd_rt/pipeline ppsd_rt/cpu ppsd_rt/ranks"),
+    ("scheduler: an end does not end a verdict", "csrc/pipeline/scheduler.cpp",
+     "if (!foreseen || finished_) break;", "if (!foreseen) break;", "ppsd_rt/pipeline/test_scheduler.py"),
+    ("scheduler: a rejected row counts as good", "csrc/pipeline/scheduler.cpp",
+     "good = last + int(spares)", "good = last + 1", "ppsd_rt/pipeline/test_scheduler.py"),
+    ("scheduler: any sibling is right that has the id", "csrc/pipeline/scheduler.cpp",
+     "sibling.position == text_.size() - 1 && sibling.id", "sibling.id", "ppsd_rt/pipeline ppsd_rt/cpu ppsd_rt/ranks"),
+    ("scheduler: on a GPU a pass of an older epoch counts", "triton_kernels/verdict.py",
+     "valid = (rows > 0) & (its_epoch == epoch)", "valid = rows > 0", "triton_kernels/test_verdict.py"),
+    ("blocks: rows of another text are copied", "csrc/decoding/blocks.cpp",
+     "if (other->first.first != before) return;", "", "ppsd_rt/test_many.py ppsd_rt/cpu ppsd_rt/test_many_at_once.py"),
+    ("blocks: what a block held is not forgotten", "csrc/decoding/blocks.cpp",
+     "    index_.erase(states_[block].key);\n", "", "ppsd_rt/test_many.py ppsd_rt/cpu ppsd_rt/test_many_at_once.py"),
+    ("blocks: a block like another one leaks", "csrc/decoding/blocks.cpp",
+     "    hold(other->second);\n    release(block);\n", "    hold(other->second);\n",
+     "ppsd_rt/test_many.py ppsd_rt/cpu ppsd_rt/test_many_at_once.py"),
+    ("protocol: a log-probability is its id", "csrc/pipeline/wire.h",
+     "get(words + 3 + 2 * i)", "get(words + 2 + 2 * i)", "ppsd_rt/ranks/test_stations.py"),
+    ("protocol: ranks of two formats meet", "ppsd_rt/ranks/handshake.py",
+     "for field in FIELDS:\n            if its", "for field in FIELDS[:6]:\n            if its",
+     "ppsd_rt/ranks/test_meeting.py"),
+    ("protocol: numbers are sent without their count", "ppsd_rt/ranks/control.py",
+     "message[6] = len(numbers)", "message[6] = 0", "ppsd_rt/ranks"),
+    ("server: an empty key opens", "ppsd_rt/serve/guard.py",
+     'not hmac.compare_digest(given.strip().encode("latin-1"), key.encode())',
+     'not key.encode().startswith(given.strip().encode("latin-1"))', "ppsd_rt/serve"),
+    ("server: a body may be sent in pieces of any sum", "ppsd_rt/serve/guard.py",
+     "        self.check(self._size)\n", "", "ppsd_rt/serve"),
+    ("server: answers that have ended keep their places", "ppsd_rt/serve/admission.py",
+     "        self._admission.waiting -= self._waiting\n", "", "ppsd_rt/serve"),
+    ("files: a shard's tensor is taken from another", "models/checkpoint.py",
+     "if weight_map.get(name) != shard:", "if name not in weight_map:", "models/test_checkpoint.py"),
+    ("files: a write that fails leaves half a file", "ppsd_rt/files/output.py",
+     "            Path(unfinished).unlink(missing_ok=True)\n            raise", "            raise",
+     "ppsd_rt/files/test_output_file.py"),
+    ("files: a GGUF tensor is read 32 bytes early", "models/gguf_import.py",
+     "file.seek(tensor.start)", "file.seek(tensor.start // 64 * 64)", "models/test_gguf_import.py"),
+)  # fmt: skip
+
+
+def run(*command: str) -> int:
+    environment = {**os.environ, "PPSD_TESTING": "ON", "PPSD_KERNELS": os.environ.get("PPSD_KERNELS", "native")}
+    return subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL).returncode
+
+
+def found(path: Path, old: str, new: str, tests: str) -> bool:
+    source = path.read_text()
+    assert source.count(old) == 1, f"{path} has changed: {old!r} is there {source.count(old)} times"
+    path.write_text(source.replace(old, new))
+    try:
+        if path.suffix in (".cpp", ".h") and run(sys.executable, "setup.py", "-q", "build_ext", "--inplace"):
+            raise SystemExit(f"{new!r} does not compile")
+        named = [f"tests/{name}" for name in tests.split()]
+        return run(sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:schemathesis", "-m", "not slow", *named) == 1
+    finally:
+        path.write_text(source)
+
+
+if __name__ == "__main__":
+    wanted = [fault for fault in FAULTS if not sys.argv[1:] or any(word in fault[0] for word in sys.argv[1:])]
+    missed = 0
+    for name, file, old, new, tests in wanted:
+        caught = found(ROOT / file, old, new, tests)
+        missed += not caught
+        print(f"{'found ' if caught else 'MISSED'}  {name}", flush=True)
+    if any(file.startswith("csrc") for _, file, *_ in wanted):
+        run(sys.executable, "setup.py", "-q", "build_ext", "--inplace")
+    raise SystemExit(missed)
