@@ -8,7 +8,7 @@ and `.` of Python, Rust and ECMA), only what all of them agree on is written.
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from itertools import groupby
 from typing import Any
 from unicodedata import category
@@ -194,16 +194,15 @@ class _Parser:
         kind = self._take()
         if kind in "dwsDWS":
             small = kind.lower()
-            sure = {"d": _DIGIT, "w": _WORD, "s": _SPACE}[small]
-            if kind.islower() == negated:  # the other readers' characters too: they are left out in the end
-                sure = {"d": partial(categories, "Nd"), "w": _some_words, "s": lambda: _SOME_SPACE}[small]()
-            return sure if kind.islower() else others(sure)
+            wide = kind.islower() == negated  # of what is left out in the end
+            found = _most(small) if wide else {"d": _DIGIT, "w": _WORD, "s": _SPACE}[small]
+            return found if kind.islower() else others(found)
         if kind in "pP":
-            found = re.compile(r"\{(?:(?:General_Category|gc)=)?([A-Z][A-Za-z_]*)\}").match(self._text, self._at)
-            name = found and _LONG.get(found[1], found[1])
-            if not name or not _CATEGORIES.fullmatch(name):
+            named = re.compile(r"\{(?:(?:General_Category|gc)=)?([A-Z][A-Za-z_]*)\}").match(self._text, self._at)
+            name = _LONG.get(named[1], named[1]) if named else ""
+            if not named or not _CATEGORIES.fullmatch(name):
                 raise Unheld(r"a property other than a general category such as \p{L}")
-            self._at = found.end()
+            self._at = named.end()
             return categories(name) if kind == "p" else others(categories(name))
         code = self._code(kind)
         return ((code, code),)
@@ -285,9 +284,11 @@ def categories(*names: str) -> Ranges:
 
 
 @cache
-def _some_words() -> Ranges:
-    """What Python or Rust takes for a letter of a word."""
-    return _joined(categories("L", "M", "N", "Pc"), ((0x200C, 0x200D), (0x24B6, 0x24E9), (0x1F130, 0x1F189)))
+def _most(kind: str) -> Ranges:
+    """What Python or Rust takes for a digit, a letter of a word or a space."""
+    if kind == "w":
+        return _joined(categories("L", "M", "N", "Pc"), ((0x200C, 0x200D), (0x24B6, 0x24E9), (0x1F130, 0x1F189)))
+    return categories("Nd") if kind == "d" else _SOME_SPACE
 
 
 def _joined(*several: Iterable[tuple[int, int]]) -> Ranges:

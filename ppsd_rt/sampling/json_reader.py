@@ -37,7 +37,10 @@ class Reader(Shapes):
         if schemas not in self._read:
             found = [ANY]
             for one in schemas:
-                found = self._meet(found, self._expand(one, ()), one.place)
+                try:
+                    found = self._meet(found, self._expand(one, ()), one.place)
+                except _Again as again:
+                    raise ValueError(f"{again or '#'} refers to itself without a value between") from None
             self._read[schemas] = found
         return self._read[schemas]
 

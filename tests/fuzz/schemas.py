@@ -278,7 +278,7 @@ def judge(schema: Json, answers: Answers, random: random.Random, count: int, see
         lark, _ = prepare(answers.tokenizer, "json_schema", json.dumps(schema))
         matcher = compile_grammar(answers.tokenizer, "lark", lark)
     except ValueError as error:
-        known = ("can hold", "no answer", "every value", "nests too deep")
+        known = ("can hold", "no answer", "every value", "nests too deep", "refers to itself")
         kind = next((kind for kind in known if kind in str(error)), "")
         seen[kind] += 1
         return None if kind else str(error)
