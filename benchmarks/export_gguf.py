@@ -20,36 +20,8 @@ from ppsd_rt.models.gguf_import import convert_gguf
 from ppsd_rt.models.resolve import resolve_model
 from ppsd_rt.models.tokenizer import load_tokenizer
 
-FORMATS = {
-    "F32": gguf.GGMLQuantizationType.F32,
-    "F16": gguf.GGMLQuantizationType.F16,
-    "BF16": gguf.GGMLQuantizationType.BF16,
-    "Q8_0": gguf.GGMLQuantizationType.Q8_0,
-    "Q4_0": gguf.GGMLQuantizationType.Q4_0,
-}
-_FILE_TYPES = {
-    "F32": gguf.LlamaFileType.ALL_F32,
-    "F16": gguf.LlamaFileType.MOSTLY_F16,
-    "BF16": gguf.LlamaFileType.MOSTLY_BF16,
-    "Q8_0": gguf.LlamaFileType.MOSTLY_Q8_0,
-    "Q4_0": gguf.LlamaFileType.MOSTLY_Q4_0,
-}
-_MODEL = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-_LAYER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
+FORMATS = {name: gguf.GGMLQuantizationType[name] for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0")}
+_NAMES = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 512)  # layers, at most
 
 
 def model_folder(name: str) -> Path:
@@ -75,7 +47,7 @@ def export(folder: Path, format: str, target: Path, tokenizer: bool = False) -> 
     unfinished = target.with_name(target.name + ".unfinished")
     writer = gguf.GGUFWriter(unfinished, "llama")
     writer.add_name(folder.name)
-    writer.add_file_type(_FILE_TYPES[format])
+    writer.add_file_type(gguf.LlamaFileType["ALL_F32" if format == "F32" else f"MOSTLY_{format}"])
     writer.add_vocab_size(config.vocab_size)
     if tokenizer:
         _add_tokenizer(writer, folder, config)
@@ -126,10 +98,9 @@ def interleave(rows: npt.NDArray[np.float32], config: LlamaConfig) -> npt.NDArra
 
 
 def gguf_name(name: str) -> str:
-    if name in _MODEL:
-        return _MODEL[name]
-    _, _, number, rest = name.split(".", 3)
-    return f"blk.{number}.{_LAYER[rest.removesuffix('.weight')]}.weight"
+    found = _NAMES.get_name(name, try_suffixes=(".weight",))
+    assert found is not None, name
+    return str(found)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from paper_experiments import EXPERIMENTS, Experiment
-from paper_experiments.given import NotGiven
+from paper_experiments.experiment import NotGiven
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -55,8 +55,7 @@ def measure(experiment: Experiment, folder: Path, args: argparse.Namespace, prog
         facts["cpu_seconds"] = round(cpu_seconds() - used, 1)
         # The load says how far the cores were others'.
         found[name] = {**facts, "load": os.getloadavg()[0], "machine": machine(), "found": value}
-        claims = [vars(claim) for claim in experiment.claims]
-        result = {"measurement": "papers", "experiment": experiment.name, "claims": claims, "quick": args.quick}
+        result = {"measurement": "papers", "experiment": experiment.name, "quick": args.quick}
         in_order = {name: found[name] for name in parts if name in found}
         result |= {"command": f"python benchmarks/papers.py --only {experiment.name}", "parts": in_order}
         result["command"] += " --quick" if args.quick else ""

@@ -21,6 +21,7 @@ from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.cli.info import machine
 from ppsd_rt.engine import Engine as AnyEngine
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.lab.cli.bench_options import list_of
 from ppsd_rt.ranks import slices
 from ppsd_rt.ranks.world import find_world
 
@@ -111,15 +112,11 @@ def counts(engine: AnyEngine) -> dict[str, int]:
 # -- the driver --------------------------------------------------------------------------------------------------------
 
 
-def numbers(text: str) -> list[int]:
-    return [int(item) for item in text.split(",")]
-
-
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=numbers, default=[4, 8])
-    parser.add_argument("--clients", type=numbers, default=[1, 2, 4, 8, 16])
-    parser.add_argument("--schedules", type=lambda text: text.split(","), default=["plain", "ppsd", "auto"])
+    parser.add_argument("--stages", type=list_of(int), default=[4, 8])
+    parser.add_argument("--clients", type=list_of(int), default=[1, 2, 4, 8, 16])
+    parser.add_argument("--schedules", type=list_of(str), default=["plain", "ppsd", "auto"])
     parser.add_argument("-n", "--tokens", type=int, default=40)
     parser.add_argument("--token-ms", type=float, default=160.0, help="of a plain token, through all stages")
     parser.add_argument("--head-ms", type=float, default=2.0, help="of the exit head")
@@ -137,12 +134,9 @@ def run(args: argparse.Namespace, stages: int) -> list[dict[str, Any]]:
         task |= {"in_turn": in_turn}
         if in_turn:
             task |= {"clients": [2], "schedules": ["plain"]}
-        output = launch(__file__, stages, ["--worker", json.dumps(task)])
-        line = next(line for line in output.splitlines() if line.startswith(MEASURED))
-        for row in json.loads(line.removeprefix(MEASURED)):
+        for row in launch(__file__, stages, task):
             rows.append({"stages": stages, "in_turn": in_turn, **row})
             rows[-1]["over_in_turn"] = row["tokens_per_second"] / rows[0]["tokens_per_second"]
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     return rows
 
 

@@ -14,7 +14,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from ppsd_rt._native import StageCosts, pass_words
 from ppsd_rt.backend import Cancellation, Oracle, RunOptions
 from ppsd_rt.cli.info import machine
 from ppsd_rt.errors import PpsdError
+from ppsd_rt.lab.cli.bench_options import list_of
 from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.models.head_file import HeadInfo
 from ppsd_rt.pipeline.rounds import Limits, Round
@@ -148,8 +149,7 @@ class _NoSlices:
 # -- a rank ------------------------------------------------------------------------------------------------------------
 
 
-def work(world: World, task: dict[str, Any], lead: Callable[..., None]) -> None:
-    """As a rank. lead: what rank 0 does with (groups, control, costs, task)."""
+def work(world: World, task: dict[str, Any]) -> None:
     from ppsd_rt.ranks.connect import connect
     from ppsd_rt.ranks.control import Control
     from ppsd_rt.ranks.launch import leave
@@ -167,7 +167,7 @@ def work(world: World, task: dict[str, Any], lead: Callable[..., None]) -> None:
     meeting.close()
     try:
         if world.drafts:
-            lead(groups, control, costs, task)
+            answers(groups, control, costs, task)
         else:
             stage = SleepingVerify(costs.stages[world.rank - 1])
             serve(
@@ -186,22 +186,16 @@ def work(world: World, task: dict[str, Any], lead: Callable[..., None]) -> None:
     leave(None, 0)
 
 
-def open_backend(groups: dict[int, Any], control: Any, stage: SleepingDraft) -> Any:
-    """Of rank 0."""
+def answers(groups: dict[int, Any], control: Any, costs: StageCosts, task: dict[str, Any]) -> None:
+    """Every schedule at every acceptance, in turns; the result is printed after MEASURED."""
     from ppsd_rt.ranks.backend import RanksBackend
 
+    stage = SleepingDraft(costs)
     drafter = PythonDrafter(stage, HIDDEN, VOCABULARY, True, False)
     head, sizes = HeadInfo("norm", 1, "sleeping", ""), (1,) * control.world.size
     words = pass_words(HIDDEN)
     backend = RanksBackend(groups, control, drafter, _NoSlices(drafter), head, sizes, VOCABULARY, words, 1)
     backend.open()
-    return backend
-
-
-def answers(groups: dict[int, Any], control: Any, costs: StageCosts, task: dict[str, Any]) -> None:
-    """Every schedule at every acceptance, in turns; the result is printed after MEASURED."""
-    stage = SleepingDraft(costs)
-    backend = open_backend(groups, control, stage)
     truth, rows = text_of(2 + task["tokens"]), []
     for repeat in range(task["repeats"]):
         for acceptance in task["acceptance"]:
@@ -247,14 +241,9 @@ def measure(args: argparse.Namespace, stages: int, link_ms: float) -> dict[str, 
     costs = equal_costs(stages, args.token_ms, args.head_ms, args.row_share, link_ms)
     task = {"costs": costs.to_dict(), "link_ms": link_ms, "tokens": args.tokens, "repeats": args.repeats}
     task |= {"acceptance": args.acceptance, "schedules": args.schedules, "measure": "auto" in args.schedules}
-    lines = launch(__file__, stages, ["--worker", json.dumps(task)]).splitlines()
-    result = json.loads(next(line for line in lines if line.startswith(MEASURED)).removeprefix(MEASURED))
-    return {
-        "stages": stages,
-        "link_ms": link_ms,
-        **result,
-        "rows": [beside(row, args, costs) for row in result["rows"]],
-    }
+    result = launch(__file__, stages, task)
+    rows = [beside(row, args, costs) for row in result["rows"]]
+    return {"stages": stages, "link_ms": link_ms, **result, "rows": rows}
 
 
 def beside(row: dict[str, Any], args: argparse.Namespace, costs: StageCosts) -> dict[str, Any]:
@@ -270,16 +259,12 @@ def beside(row: dict[str, Any], args: argparse.Namespace, costs: StageCosts) -> 
     return row
 
 
-def numbers(text: str) -> list[float]:
-    return [float(item) for item in text.split(",")]
-
-
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", type=lambda text: list(map(int, text.split(","))), default=[2, 4, 8, 16])
-    parser.add_argument("--link-ms", type=numbers, default=[0.0, 1.0, 5.0])
-    parser.add_argument("--acceptance", type=numbers, default=[0.6, 0.8, 0.9])
-    parser.add_argument("--schedules", type=lambda text: text.split(","), default=list(SCHEDULES))
+    parser.add_argument("--stages", type=list_of(int), default=[2, 4, 8, 16])
+    parser.add_argument("--link-ms", type=list_of(float), default=[0.0, 1.0, 5.0])
+    parser.add_argument("--acceptance", type=list_of(float), default=[0.6, 0.8, 0.9])
+    parser.add_argument("--schedules", type=list_of(str), default=list(SCHEDULES))
     parser.add_argument("-n", "--tokens", type=int, default=64)
     parser.add_argument("-r", "--repeats", type=int, default=2, help="each with other mistakes of the oracle")
     parser.add_argument("--token-ms", type=float, default=160.0, help="of a plain token, through all stages")
@@ -294,16 +279,8 @@ def main() -> int:
     if args.worker:
         world = find_world()
         assert world is not None
-        work(world, args.worker, answers)
-    runs = []
-    for stages in args.stages:
-        for link_ms in args.link_ms:
-            runs.append(measure(args, stages, link_ms))
-            for row in runs[-1]["rows"]:
-                keys = [key for key in ("speedup", "simulated", "over_simulated", "closed_form") if row.get(key)]
-                shown = " ".join(f"{key} {row[key]:.3f}" for key in keys)
-                print(f"{stages:3} stages, link {link_ms:g} ms, {row['acceptance']:g} {row['schedule']:8} {shown}",
-                      file=sys.stderr, flush=True)  # fmt: skip
+        work(world, args.worker)
+    runs = [measure(args, stages, link_ms) for stages in args.stages for link_ms in args.link_ms]
     options = {name: value for name, value in vars(args).items() if name != "worker"}
     print(json.dumps({"measurement": "sleeping-ranks", "machine": machine(), "options": options, "runs": runs}))
     return 0

@@ -14,12 +14,13 @@ from ppsd_rt.cli.commands import COMMANDS
 from ppsd_rt.cli.parser import _build, parse
 from ppsd_rt.cpu.answers import MOST_ANSWERS
 from ppsd_rt.lab.cli.check import SCHEDULES
+from ppsd_rt.models.checkpoint import read_metadata
 from ppsd_rt.sampling.grammar_trials import MEMORY, SECONDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
 API = ROOT / "docs" / "guide" / "python.md"
-TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md", "examples/README.md")
+TOP = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md", "examples/README.md")
 PAGES = sorted([*(ROOT / name for name in TOP), *(ROOT / "docs").rglob("*.md")])
 
 FENCE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -173,6 +174,19 @@ def test_constants_are_those_of_the_code():
     for (name, words), value in LIMITS.items():
         [found] = set(re.findall(words, (ROOT / name).read_text(encoding="utf-8")))
         assert float(found) == value, name
+
+
+def test_shipped_heads_are_what_their_page_says():
+    page = (ROOT / "docs/guide/exit-heads.md").read_text(encoding="utf-8")
+    paths = [next((ROOT / "models/heads").glob(f"{name}-*.safetensors")) for name in ("smollm2", "qwen2.5-coder")]
+    metadata = [read_metadata(path) for path in paths]
+    for row, values in (
+        ("exit layer", [head["exit_layer"] for head in metadata]),
+        ("draft vocabulary", [head["draft_vocabulary"] for head in metadata]),
+        ("size", [str(round(path.stat().st_size / 1e6)) for path in paths]),
+    ):
+        [said] = re.findall(rf"^\| {row} \| (\d+) [^|]*\| (\d+) [^|]*\|$", page, re.MULTILINE)
+        assert list(said) == values, row
 
 
 def test_environment_variables_are_all_on_their_page():

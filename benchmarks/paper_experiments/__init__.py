@@ -4,7 +4,7 @@ from .clock import CLOCK
 from .denominators import DENOMINATORS
 from .devices import DEVICES
 from .engines import ENGINES
-from .experiment import Claim, Experiment
+from .experiment import Experiment
 from .lengths import LENGTHS
 from .long_answers import LONG_ANSWERS
 from .lossless import LOSSLESS
@@ -21,4 +21,4 @@ EXPERIMENTS = (
     STAGES, LONG_ANSWERS, RANKS,
 )  # fmt: skip
 
-__all__ = ["EXPERIMENTS", "Claim", "Experiment"]
+__all__ = ["EXPERIMENTS", "Experiment"]

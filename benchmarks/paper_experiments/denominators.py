@@ -10,7 +10,7 @@ from ppsd_rt import SamplingParams
 from ppsd_rt.lab.bench.plot import Chart, Line, Panel
 from ppsd_rt.lab.cli.prompt_files import read_prompts
 
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, markdown
 from .recorded import TOKENS, engine
 
 SCHEDULES = (*(f"eesd:length={length},stop_rule=fixed" for length in range(1, 9)), "ppsd")
@@ -71,10 +71,4 @@ def charts(found: Found) -> dict[str, Chart]:
     return {"denominators": Chart("Accepted drafts by", "draft length", "acceptance", [Panel("", lines)], 1)}
 
 
-DENOMINATORS = Experiment(
-    "denominators",
-    (Claim("PPSD", "reviews at ICLR 2026", "why is its acceptance higher, with the same exit and head?"),),
-    parts,
-    table,
-    charts,
-)
+DENOMINATORS = Experiment("denominators", parts, table, charts)

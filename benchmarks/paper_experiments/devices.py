@@ -16,7 +16,7 @@ from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.lab.utilisation import utilisation
 from ppsd_rt.pipeline.schedule import parse_schedule
 
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, markdown
 
 STAGES = (1, 4, 8, 16)
 SCHEDULES = ("plain", "eesd", "ppsd", "elastic", "auto")
@@ -91,9 +91,4 @@ def table(found: Found) -> str:
     return markdown(head, rows, left=3)
 
 
-DEVICES = Experiment(
-    "devices",
-    (Claim("PPSD", "reviews at ICLR 2026", "no baseline on as many devices; what do stages cost that wait or err?"),),
-    parts,
-    table,
-)
+DEVICES = Experiment("devices", parts, table)

@@ -12,7 +12,7 @@ from ppsd_rt.lab.bench.plot import Chart, Line, Panel
 from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
 
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, markdown
 
 STAGES = (2, 4, 8, 16)
 ACCEPTANCE = (0.6, 0.7, 0.8)
@@ -91,10 +91,4 @@ def charts(found: Found) -> dict[str, Chart]:
     return {"engines": Chart("Acceptance 0.7, one answer", "stages", "speed-up (times plain)", panels, 3)}
 
 
-ENGINES = Experiment(
-    "engines",
-    (Claim("vLLM, SGLang", "pulls 50514, 30775", "a pipeline drafts on its last stage, after the verdict"),),
-    parts,
-    table,
-    charts,
-)
+ENGINES = Experiment("engines", parts, table, charts)

@@ -9,7 +9,7 @@ from ppsd_rt._native import StageCosts
 from ppsd_rt.lab.bench.plot import Chart, Line, Panel
 from ppsd_rt.pipeline.schedule import MAX_CHUNK
 
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, markdown
 from .lengths_replay import RULES, Replay, Rule, Text, foreseeing, made_up, replay
 from .recorded import calibrated_costs, recorded
 
@@ -116,13 +116,4 @@ def charts(found: Found) -> dict[str, Chart]:
     }
 
 
-LENGTHS = Experiment(
-    "lengths",
-    (
-        Claim("EESD", "Figure 1 (b)", "of fixed draft lengths one is best, and both sides of it lose"),
-        Claim("EESD", "abstract", "Thompson sampling finds the number of drafts, and is faster than fixed numbers"),
-    ),
-    parts,
-    table,
-    charts,
-)
+LENGTHS = Experiment("lengths", parts, table, charts)

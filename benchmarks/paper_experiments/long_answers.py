@@ -14,8 +14,7 @@ from ppsd_rt._native import Costs, Planner
 from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
 
-from .bootstrap import interval
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, interval, markdown
 from .stages import of, part
 
 STAGES, ACCEPTANCE, EXPECTED = 16, 0.8, 0.5  # what `auto` expects of drafts before it has seen any
@@ -79,9 +78,4 @@ def compared(pairs: list[list[float]]) -> tuple[str, ...]:
     return f"{len(pairs)}", *speeds, interval([auto / ppsd for ppsd, auto in pairs], median)
 
 
-LONG_ANSWERS = Experiment(
-    "long_answers",
-    (Claim("PPSD", "abstract", "almost the optimal acceleration"),),
-    parts,
-    table,
-)
+LONG_ANSWERS = Experiment("long_answers", parts, table)

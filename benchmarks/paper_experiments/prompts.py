@@ -17,9 +17,7 @@ from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
 
-from .bootstrap import interval
-from .experiment import Claim, Experiment, Found, Parts, markdown
-from .given import given
+from .experiment import Experiment, Found, Parts, given, interval, markdown
 
 FILES = {"SPD's 240": "spd_240.jsonl", "Spec-Bench's 480": "spec_bench_480.jsonl"}
 WAYS = {"Beta-TS": "eesd:stop_rule=beta", "paying": "eesd", "auto": "auto"}
@@ -142,14 +140,6 @@ def table(found: Found) -> str:
     return markdown((*head, *ways, f"`ppsd`, {STAGES} stages, simulated"), lines, left=2) + after
 
 
-PROMPTS = Experiment(
-    "prompts",
-    (
-        Claim("PPSD", "abstract", "2.01x to 3.81x on MT-Bench, HumanEval, GSM8K and others"),
-        Claim("EESD", "abstract", "faster than other ways to speculate, on Spec-Bench-like tasks"),
-    ),
-    parts,
-    table,
-)
+PROMPTS = Experiment("prompts", parts, table)
 
-PROMPTS_LARGE = Experiment("prompts_1.5b", PROMPTS.claims, parts_large, table)
+PROMPTS_LARGE = Experiment("prompts_1.5b", parts_large, table)

@@ -7,7 +7,7 @@ from typing import Any
 
 import ranks
 
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, markdown
 from .stages import shown
 
 # Layers of each rank, by how many there are. The LM head costs what eight layers do.
@@ -76,12 +76,4 @@ def table(found: Found) -> str:
     return markdown((*head, "eesd", "ppsd", "ppsd, closed form", "elastic", "auto", "tensor-parallel"), rows)
 
 
-RANKS = Experiment(
-    "ranks",
-    (
-        Claim("PPSD", "abstract, 4 to 10 stages", "2.01x to 3.81x over plain decoding"),
-        Claim("PPSD", "reviews at ICLR 2026", "no equal-device baseline, no tensor parallelism, no cost of messages"),
-    ),
-    parts,
-    table,
-)
+RANKS = Experiment("ranks", parts, table)

@@ -15,7 +15,7 @@ from ppsd_rt._native import Costs, Planner
 from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.pipeline.schedule import parse_schedule
 
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, markdown
 from .recorded import engine
 
 PAGES = sorted((Path(__file__).parents[2] / "docs" / "design").glob("*.md"))
@@ -89,9 +89,4 @@ def table(found: Found) -> str:
     return markdown(("sampling, prompt", "acceptance of the first draft", "drafts judged", *links), rows)
 
 
-SENSITIVITY = Experiment(
-    "sensitivity",
-    (Claim("PPSD", "reviews at ICLR 2026", "other temperatures, long prompts and slow links are not shown"),),
-    parts,
-    table,
-)
+SENSITIVITY = Experiment("sensitivity", parts, table)

@@ -5,7 +5,7 @@ from typing import Any
 
 import sleeping_loop
 
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, markdown
 from .stages import shown
 
 BESIDE = ":siblings=0.01"
@@ -39,9 +39,4 @@ def table(found: Found) -> str:
     return markdown(head, rows, left=3)
 
 
-SIBLINGS = Experiment(
-    "siblings",
-    (Claim("SpecPipe", "abstract", "a tree of drafts fills a pipeline: 4.19x to 5.53x over plain pipelines"),),
-    parts,
-    table,
-)
+SIBLINGS = Experiment("siblings", parts, table)

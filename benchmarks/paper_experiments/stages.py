@@ -8,7 +8,7 @@ import sleeping_ranks
 
 from ppsd_rt.lab.bench.plot import Chart, Line, Panel
 
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, markdown
 
 # A part each: the planner of `auto` changes more often than the others.
 KINDS = {"": [name for name in sleeping_ranks.SCHEDULES if name != "auto"], ", auto": ["auto"]}
@@ -77,14 +77,4 @@ def charts(found: Found) -> dict[str, Chart]:
     return {"stages": chart}
 
 
-STAGES = Experiment(
-    "stages",
-    (
-        Claim("PPSD", "abstract, 4 to 10 stages", "2.01x to 3.81x over plain decoding"),
-        Claim("PPSD", "section 4 (Eq. 4 to 7)", "n / (α + (1 - α) n) for n equal stages: 2.50x at α 0.8 and 4 stages"),
-        Claim("PPSD, run by SPD's authors", "Qwen3.5-9B, T=0", "1.53x at 4 stages, 1.44x at 8, 0.98x at 16, measured"),
-    ),
-    parts,
-    table,
-    charts,
-)
+STAGES = Experiment("stages", parts, table, charts)

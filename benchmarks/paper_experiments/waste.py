@@ -9,7 +9,7 @@ from ppsd_rt.lab.simulate import simulate
 from ppsd_rt.lab.utilisation import utilisation
 from ppsd_rt.pipeline.schedule import parse_schedule
 
-from .experiment import Claim, Experiment, Found, Parts, markdown
+from .experiment import Experiment, Found, Parts, markdown
 
 STAGES = (2, 4, 8, 16)
 ACCEPTANCE, SHOWN = (0.6, 0.8, 0.9), 0.8
@@ -92,13 +92,4 @@ def is_of(row: dict[str, Any], name: str) -> bool:
     return row["schedule"] == name and row["acceptance"] == SHOWN
 
 
-WASTE = Experiment(
-    "waste",
-    (
-        Claim("PPSD", "abstract", "no effort wasted: a token is verified while the next is drafted"),
-        Claim("PPSD", "reviews at ICLR 2026", "stalls, bubbles and communication are not reported"),
-    ),
-    parts,
-    table,
-    charts,
-)
+WASTE = Experiment("waste", parts, table, charts)

@@ -55,7 +55,7 @@ def experiment(papers, calls):
         return measure
 
     names = ("one", "breaks", "three")
-    return papers.Experiment("trial", (), lambda quick: {n: part(n) for n in names}, lambda found: f"| {len(found)} |")
+    return papers.Experiment("trial", lambda quick: {n: part(n) for n in names}, lambda found: f"| {len(found)} |")
 
 
 def measured(papers, made, folder, quick=False, again=False):
@@ -91,9 +91,9 @@ def test_it_says_how_long_each_part_took(papers, tmp_path):
 
 
 def test_what_lacks_its_files_is_left_out_and_the_rest_is_measured(papers, monkeypatch, tmp_path, capsys):
-    given = importlib.import_module("paper_experiments.given").given
+    given = importlib.import_module("paper_experiments.experiment").given
     monkeypatch.delenv("PAPERS_TRIAL", raising=False)
-    lacking = papers.Experiment("lacking", (), lambda quick: {"part": lambda: given("PAPERS_TRIAL", "it")}, str)
+    lacking = papers.Experiment("lacking", lambda quick: {"part": lambda: given("PAPERS_TRIAL", "it")}, str)
     monkeypatch.setattr(papers, "EXPERIMENTS", (lacking, experiment(papers, ["breaks"])))
     page = tmp_path / "page.md"
     page.write_text("<!-- trial -->\n<!-- end of trial -->\n")
@@ -240,7 +240,7 @@ def test_acceptance_by_each_denominator(load):
 
 
 def test_an_interval_is_of_the_figures_of_other_draws(load):
-    interval = load("paper_experiments.bootstrap").interval
+    interval = load("paper_experiments.experiment").interval
     assert interval([2.0], max) == "2.00 (2.00 to 2.00)"
     figure, low, high = (
         float(each.strip("()")) for each in interval(range(101), lambda e: sum(e) / len(e)).split() if each != "to"

@@ -190,7 +190,7 @@ def test_steps_of_one_second_are_the_ticks_of_the_lock_step(schedule, acceptance
 
 @pytest.mark.parametrize("name", ["ppsd", "elastic"])
 def test_siblings_under_way_shorten_what_follows_a_rejection(name):
-    """The same text by the same drafts. 1.11 is what benchmarks/paper_experiments/branches.py says, for `ppsd`."""
+    """The same text by the same drafts. 1.11 was simulated in ticks (docs/history/benchmarks.md), for `ppsd`."""
     stage = table(0.98, 0.02)
     costs = pipeline_costs(stage, 0.0, (stage,) * 3)
     without, with_siblings = (
