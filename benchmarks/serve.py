@@ -10,9 +10,11 @@ for all engines. `direct:FORMAT+SCHEDULE` is ours in this process without HTTP: 
 
 `tokens/s`: of all answers, from the first request to the end of the last answer. `first`: from a request to the first
 bytes of its answer. `pause`: between arrivals of bytes in an answer, 0 where every answer came at once; ours may bring
-several tokens at once. `x`: the first engine over this one, with as many clients. llama-server is what
-`benchmarks/build_llama_cpp.sh server` builds; it gets as many slots (-np) as there are clients. `llama.cpp:file` reads
-the .gguf file that -m names as it is. The last line of the output is one JSON object.
+several tokens at once. `loop` and `client`: processor time of the event loop that hands tokens on, and of these
+clients, in percent of one core, taken from the cores that decode; `direct` has neither HTTP nor clients. `x`: the first
+engine over this one, with as many clients. llama-server is what `benchmarks/build_llama_cpp.sh server` builds; it gets
+as many slots (-np) as there are clients. `llama.cpp:file` reads the .gguf file that -m names as it is. The last line of
+the output is one JSON object.
 """
 
 import argparse
@@ -28,7 +30,9 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from time import perf_counter, sleep
+from itertools import pairwise
+from pathlib import Path
+from time import perf_counter, sleep, thread_time
 from typing import Any, Protocol
 
 import httpx2
@@ -59,6 +63,8 @@ COLUMNS = (
     Column("first_ms_99", "99th", 0),
     Column("pause_ms", "pause ms", 1),
     Column("pause_ms_99", "99th", 1),
+    Column("loop_cpu", "loop %", 1),
+    Column("client_cpu", "client %", 1),
 )
 
 
@@ -79,6 +85,7 @@ class Target(Protocol):
     """What the clients ask."""
 
     async def ask(self, ids: list[int], tokens: int) -> Arrivals: ...
+    def loop_seconds(self) -> float: ...
     def close(self) -> None: ...
 
 
@@ -116,29 +123,26 @@ class Served:
         host, port = self.url.removeprefix("http://").split(":")
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
         head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        found, pieces, before = Arrivals(), list[bytes](), perf_counter()
+        loop, begin = asyncio.get_running_loop(), perf_counter()
         try:
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.write((head + body).encode())
-            while piece := await reader.read(65536):
-                now = perf_counter()
-                pieces.append(piece)
-                if found.first:
-                    found.pauses.append(now - before)
-                elif b"data:" not in piece:  # the reply's head, which some servers send before they have any text
-                    continue
-                else:
-                    found.first = now - before
-                before = now
-            writer.close()
+            _, reader = await loop.create_connection(lambda: _Reader((head + body).encode()), host, int(port))
+            pieces = await reader.whole
         except OSError as error:
             raise Failed(f"{self._name}: {error}. {self._status()}") from None
-        reply = b"".join(pieces)
+        # Some servers send the reply's head before they have any text.
+        times = [begin, *(now for place, (now, piece) in enumerate(pieces) if place or b"data:" in piece)]
+        steps = [after - before for before, after in pairwise(times)]
+        found, reply = Arrivals(steps[0] if steps else 0.0, steps[1:]), b"".join(piece for _, piece in pieces)
         counted = re.findall(rb'"completion_tokens":\s*(\d+)', reply)
         if not reply.startswith(b"HTTP/1.1 200 ") or not counted:
             raise Failed(f"{self._name} answers {reply[:2000].decode(errors='replace')!r}. {self._status()}")
         found.tokens = int(counted[-1])
         return found
+
+    def loop_seconds(self) -> float:
+        """Of the thread that ours has its event loop in; llama-server's decodes, too."""
+        fields = Path(f"/proc/{self.pid}/task/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def close(self) -> None:
         self._process.terminate()
@@ -195,7 +199,29 @@ class Direct:
                 found.tokens += len(event.tokens)
         return found
 
+    def loop_seconds(self) -> float:
+        return thread_time()
+
     def close(self) -> None: ...
+
+
+class _Reader(asyncio.Protocol):
+    """Sends a request, and keeps what comes and when: a callback for each piece, and no task that wakes."""
+
+    def __init__(self, request: bytes) -> None:
+        self._request, self._pieces = request, list[tuple[float, bytes]]()
+        self.whole: asyncio.Future[list[tuple[float, bytes]]] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self._pieces.append((perf_counter(), data))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.whole.done():
+            self.whole.set_result(self._pieces)
 
 
 @dataclass
@@ -210,9 +236,10 @@ class Case:
     figures: dict[str, list[float]] = field(default_factory=dict)
 
     def measure(self) -> None:
-        begin = perf_counter()
+        begin, loop, mine = perf_counter(), self.target.loop_seconds(), thread_time()
         answers = asyncio.run(self._all())
         seconds = perf_counter() - begin
+        loop, mine = self.target.loop_seconds() - loop, thread_time() - mine
         firsts = [1000 * answer.first for answer in answers]
         pauses = [1000 * pause for answer in answers for pause in answer.pauses] or [0.0]
         found = {
@@ -221,6 +248,8 @@ class Case:
             "first_ms_99": float(np.quantile(firsts, 0.99)),
             "pause_ms": float(np.median(pauses)),
             "pause_ms_99": float(np.quantile(pauses, 0.99)),
+            "loop_cpu": 100 * loop / seconds,
+            "client_cpu": 0.0 if isinstance(self.target, Direct) else 100 * mine / seconds,
         }
         for name, figure in found.items():
             self.figures.setdefault(name, []).append(figure)

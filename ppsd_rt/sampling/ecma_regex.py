@@ -1,8 +1,8 @@
 """Regular expressions of JSON Schema (ECMA-262) as terminals of llguidance's Lark, over text as JSON quotes it.
 
 A terminal is what stands between two quotation marks, these included. No mark stands alone inside, so that `^` and `$`
-are the marks, and `&` and `~` of terminals make look-around of what surrounds them. Where readers differ (`\\w`, `\\s`
-and `.` of Python, Rust and ECMA), only what all of them agree on is written.
+are the marks, and `&` and `~` of terminals make look-around of what surrounds them. Where readers differ (`\\w`, `\\s`,
+`.` and `$` of Python, Rust and ECMA), only what all of them agree on is written.
 """
 
 import re
@@ -76,14 +76,17 @@ def quote(text: str) -> str:
     return '"' + text.translate(ESCAPED) + '"'
 
 
-def parse(pattern: str) -> Any:
-    """Unheld for what is no ECMA expression or cannot be held anywhere."""
-    return _Parser(pattern).parse()
+def parse(pattern: str, wide: bool = False) -> Any:
+    """Unheld for what is no ECMA expression or cannot be held anywhere.
+
+    Narrow: what all readers find the pattern in. wide: what any of them does, for texts that it must not be found in.
+    """
+    return _Parser(pattern, wide).parse()
 
 
 class _Parser:
-    def __init__(self, pattern: str) -> None:
-        self._text, self._at = pattern, 0
+    def __init__(self, pattern: str, wide: bool) -> None:
+        self._text, self._at, self._wide = pattern, 0, wide
 
     def parse(self) -> Any:
         found = self._alternatives(0)
@@ -118,6 +121,8 @@ class _Parser:
     def _sequence(self, depth: int) -> Seq:
         items: list[Any] = []
         while (character := self._peek()) and character not in "|)":
+            if character == END and self._wide:  # Python's matches before a last new line, too
+                items.append(Rep(Set(_LINE_ENDS[:1]), 0, 1))
             item = self._term(depth)
             times = self._times()
             if times is not None:
@@ -154,7 +159,7 @@ class _Parser:
         if character in _ASSERTIONS:
             return character
         if character == ".":
-            return Set(others(_LINE_ENDS))
+            return Set(others(_LINE_ENDS[:1] if self._wide else _LINE_ENDS))
         if character == "[":
             return self._class()
         if character == "(":
@@ -176,10 +181,13 @@ class _Parser:
             if not (found := re.compile(r"<[^\W\d]\w*>").match(self._text, self._at)):
                 raise Unheld("a group begins as none of ECMA-262 does")
             self._at = found.end()
+        negative = look in ("?!", "?<!")
+        self._wide ^= negative
         inner = self._alternatives(depth + 1)
+        self._wide ^= negative
         if not self._next(")"):
             raise Unheld("a parenthesis is not closed")
-        return inner if look is None else Look(inner, "<" not in look, look.endswith("!"))
+        return inner if look is None else Look(inner, "<" not in look, negative)
 
     def _escape(self) -> Any:
         kind = self._peek()
@@ -190,11 +198,11 @@ class _Parser:
         return Set(self._characters(False))
 
     def _characters(self, negated: bool) -> Ranges:
-        """After a backslash. negated: inside of a negated class, where what some reader takes is taken."""
+        """After a backslash. negated: inside of a negated class."""
         kind = self._take()
         if kind in "dwsDWS":
             small = kind.lower()
-            wide = kind.islower() == negated  # of what is left out in the end
+            wide = (kind.islower() == negated) != self._wide
             found = _most(small) if wide else {"d": _DIGIT, "w": _WORD, "s": _SPACE}[small]
             return found if kind.islower() else others(found)
         if kind in "pP":

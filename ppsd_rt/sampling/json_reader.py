@@ -158,7 +158,7 @@ class Reader(Shapes):
             matching=tuple(
                 (pattern, (one,))
                 for pattern, one in zip(schema.get("patternProperties", {}), matching, strict=True)
-                if self._pattern(pattern, one.place) is not None
+                if all(self._pattern(pattern, one.place, wide) is not None for wide in (False, True))
             ),
             names=(at.down("propertyNames"),) if "propertyNames" in schema else (),
             members=self._range(at, "Properties"),
@@ -190,8 +190,9 @@ class Reader(Shapes):
             if keyword in schema:
                 if not isinstance(schema[keyword], str):
                     raise ValueError(f"{place}/{keyword} must be a text")
-                if (parsed := self._pattern(schema[keyword], f"{place}/pattern")) is not None:
-                    patterns.append((parsed, keyword != "pattern"))
+                wrong = keyword != "pattern"
+                if (parsed := self._pattern(schema[keyword], f"{place}/pattern", wrong)) is not None:
+                    patterns.append((parsed, wrong))
         wanted = schema.get("format")
         if wanted in FORMATS:
             patterns.append((self._pattern(f"^({FORMATS[wanted]})$", f"{place}/format"), False))
@@ -270,20 +271,13 @@ class Reader(Shapes):
             raise ValueError(f"{at.place}/{keyword} must be a list")
         return [at.down(keyword, number) for number in range(len(given))]
 
-    def _pattern(self, pattern: str, place: str) -> Any:
+    def _pattern(self, pattern: str, place: str, wide: bool = False) -> Any:
         """None: it cannot be held, and nothing says it any more."""
-        if pattern not in self._parsed:
-            try:
-                parsed = ecma.parse(pattern)
-                ecma.terminal(parsed)
-                self._parsed[pattern] = parsed
-            except ecma.Unheld as error:
-                self._parsed[pattern] = error
-        parsed = self._parsed[pattern]
-        if isinstance(parsed, ecma.Unheld):
-            self.unheld(place, str(parsed))
+        try:
+            return self.parsed(pattern, wide)
+        except ecma.Unheld as error:
+            self.unheld(place, str(error))
             return None
-        return parsed
 
     def _resolved(self, at: At, keyword: str) -> At:
         reference = at.schema[keyword]

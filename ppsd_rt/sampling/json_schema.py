@@ -293,13 +293,13 @@ class _Writer(Reader):
                 return None
             sure = f" & ({' | '.join(ways)})"
         listed = [self._literal(name) for name in taken]
-        patterns = [ecma.terminal(self._parsed[pattern]) for pattern, _ in shape.matching]
+        narrow, wide = ([ecma.terminal(self.parsed(one, w)) for one, _ in shape.matching] for w in (False, True))
         made = []
         for number, (_, wanted) in enumerate([*shape.matching, ("", shape.others or ())]):
             if not self.possible(wanted):
                 continue
-            wrong = [*listed, *(one for other, one in enumerate(patterns) if other != number)]
-            key = f"{patterns[number]}" if number < len(patterns) else f'/"{ecma.CHARACTER}*"/'
+            wrong = [*listed, *(one for other, one in enumerate(wide) if other != number)]
+            key = narrow[number] if number < len(narrow) else f'/"{ecma.CHARACTER}*"/'
             key += "".join(f" & ~({one})" for one in ([" | ".join(wrong)] if wrong else []))
             if self._alive(key + sure):
                 made.append(f"{self._terminal(key + sure)} {self._colon} {self.rule(wanted)}")

@@ -78,12 +78,26 @@ class Shapes:
         self._lives = lives
         self._unheld: dict[str, str] = {}
         self._possible: dict[All, bool] = {}
-        self._parsed: dict[str, Any] = {}  # patterns
+        self._parsed: dict[tuple[str, bool], Any] = {}  # patterns, or why they are not held
         self._living: dict[str, bool] = {}
 
     def shapes(self, schemas: All) -> list[Shape]:
         """All ways to fit these schemas."""
         raise NotImplementedError
+
+    def parsed(self, pattern: str, wide: bool) -> Any:
+        """As `ecma_regex.parse`; it can be written as a terminal. Unheld."""
+        if (pattern, wide) not in self._parsed:
+            try:
+                found = ecma.parse(pattern, wide)
+                ecma.terminal(found)
+            except ecma.Unheld as error:
+                found = error
+            self._parsed[pattern, wide] = found
+        found = self._parsed[pattern, wide]
+        if isinstance(found, ecma.Unheld):
+            raise found
+        return found
 
     def unheld(self, place: str, why: str) -> None:
         self._unheld.setdefault(place, why)
@@ -154,7 +168,7 @@ class Shapes:
 
     def _member(self, shape: Shape, name: str) -> All:
         """What the value under a name is to fit."""
-        matched = [s for pattern, s in shape.matching if ecma.matcher(self._parsed[pattern]).search(name)]
+        matched = [s for pattern, s in shape.matching if ecma.matcher(self.parsed(pattern, True)).search(name)]
         if name not in shape.by_name and not matched:
             return shape.others or ()
         return joined(shape.by_name.get(name, ()), *matched)
