@@ -34,7 +34,7 @@ from ppsd_rt import _native
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.lab.bench.bandwidth import Bandwidth
 from ppsd_rt.lab.bench.evaluate import evaluate, windows
-from ppsd_rt.lab.bench.report import Column, Report
+from ppsd_rt.lab.bench.report import Column, Report, medians
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
 from ppsd_rt.lab.cli.bench_options import list_of, positive
@@ -189,10 +189,8 @@ def _speed(
     with progress_bar("measuring") as advance:
         whole = whole and take_turns(actions, args.repeats, lambda action: action(), advance)
     rows = [_row(case, cases) for case in cases if case.rest]
-    keys = ("engine", "format", "threads", "prompt_tokens", "tokens", "prompt_tokens_per_second")
-    keys += ("decode_tokens_per_second", "prompt_ratio", "decode_ratio", "same_tokens")
-    short = [{key: median_of(row[key]) for key in keys if row[key] is not None} for row in rows]
-    summary = {"repeats": args.repeats, "interrupted": not whole, "bandwidth": bandwidth.as_dict(), "results": short}
+    summary = {"repeats": args.repeats, "interrupted": not whole, "bandwidth": bandwidth.as_dict()}
+    summary["results"] = [medians(row, [column.key for column in COLUMNS]) for row in rows]
     return Report("same prompts, same weights, in turns", COLUMNS, rows, facts, summary), whole
 
 
@@ -305,10 +303,6 @@ def text_gguf_file(folder: Path, format: str) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         export(folder, format, target, tokenizer=True)
     return target
-
-
-def median_of(value: Any) -> Any:
-    return value.median if isinstance(value, Spread) else value
 
 
 def engine_and_format(text: str) -> tuple[str, str]:

@@ -18,11 +18,11 @@ from itertools import product
 from statistics import median
 from typing import Any
 
-from peers import Worker, at_hand, common_arguments, engine_and_format, median_of, model_for, parse
+from peers import Worker, at_hand, common_arguments, engine_and_format, model_for, parse
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.lab.bench.report import Column, Report
+from ppsd_rt.lab.bench.report import Column, Report, medians
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
 from ppsd_rt.lab.cli.bench_options import list_of, positive
@@ -79,8 +79,8 @@ def main() -> int:
         for case in cases:
             case.worker.close()
     rows = [_row(case, cases[0]) for case in cases if case.total.samples]
-    short = [{key: median_of(value) for key, value in row.items() if key != "by_prompt"} for row in rows]
-    summary = {"repeats": args.repeats, "interrupted": not whole, "results": short}
+    results = [medians(row, [column.key for column in COLUMNS]) for row in rows]
+    summary = {"repeats": args.repeats, "interrupted": not whole, "results": results}
     print_with_summary(
         Report("the first engine over each, the same prompts in turns", COLUMNS, rows, facts, summary), args.output
     )

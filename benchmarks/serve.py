@@ -39,12 +39,12 @@ import httpx2
 import numpy as np
 from export_gguf import FORMATS
 from peer_worker import LLAMA_SERVER as SERVER
-from peers import FILE, median_of, model_for
+from peers import FILE, model_for
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.generation import Committed
-from ppsd_rt.lab.bench.report import Column, Report
+from ppsd_rt.lab.bench.report import Column, Report, medians
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
 from ppsd_rt.lab.cli.bench_options import list_of, positive
@@ -303,8 +303,7 @@ def main(argv: list[str] | None = None) -> int:
             if not whole:
                 break
     rows = [_row(case, cases) for case in cases if case.figures]
-    short = [{key: median_of(value) for key, value in row.items()} for row in rows]
-    summary = {"repeats": args.repeats, "interrupted": not whole, "results": short}
+    summary = {"repeats": args.repeats, "interrupted": not whole, "results": [medians(row) for row in rows]}
     print_with_summary(Report("whole requests, in turns", COLUMNS, rows, facts, summary), args.output)
     return status or (0 if whole else 130)
 

@@ -24,7 +24,7 @@ from ...triton_kernels.qkv import qkv
 from ...triton_kernels.state import KNOWN, ROWS, START, WORDS
 from ...triton_kernels.swiglu import swiglu
 from .device_clock import DeviceClock, Work
-from .report import Column, Report
+from .report import Column, Report, medians
 from .spread import Spread, take_turns
 
 KERNELS = (
@@ -264,9 +264,7 @@ def measure_device_kernels(
         "dependent_launches": pdl,
         "repeats": repeats,
         "interrupted": not whole,
-        "results": [
-            {key: value.median if isinstance(value, Spread) else value for key, value in row.items()} for row in rows_of
-        ],
+        "results": [medians(row) for row in rows_of],
     }
     return Report("kernels on the device", COLUMNS, rows_of, {**facts, **clock.facts()}, summary), whole
 

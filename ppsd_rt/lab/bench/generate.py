@@ -21,7 +21,7 @@ from ...pipeline.schedule import PLAIN, Auto, Schedule
 from ...sampling.params import SamplingParams
 from ...statistics import Statistics
 from .bandwidth import Bandwidth
-from .report import Column, Report
+from .report import Column, Report, medians
 from .spread import Spread, take_turns
 
 COLUMNS = (
@@ -328,8 +328,4 @@ def _short(row: dict[str, Any]) -> dict[str, Any]:
         "bandwidth_share",
     )
     keys = (*labels, *speeds, "acceptance", "copied", "rescued", "tokens_per_round", "differing")
-    return {key: _median(row[key]) for key in keys if row.get(key) is not None}
-
-
-def _median(value: Any) -> Any:
-    return value.median if isinstance(value, Spread) else value
+    return medians(row, keys)

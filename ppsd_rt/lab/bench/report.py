@@ -6,7 +6,7 @@ Tables, Markdown and CSV are rows alone. In JSON the last line is one object: th
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +37,12 @@ class Column:
 
     def _number(self, value: float) -> str:
         return f"{100 * value:.{self.digits}f}%" if self.percent else f"{value:.{self.digits}f}"
+
+
+def medians(row: Row, keys: Iterable[str] | None = None) -> dict[str, Any]:
+    """A line of the summary: what was measured of these keys, or of all; of spreads the median."""
+    plain = {key: value.median if isinstance(value, Spread) else value for key, value in row.items()}
+    return {key: plain[key] for key in keys or plain if plain.get(key) is not None}
 
 
 @dataclass(frozen=True)
