@@ -120,4 +120,4 @@ def test_any_json_ends(folder):
     assert "," in allowed("{" + '"a":1,' * (grammar._MEMBERS - 2) + '"a":1')
     assert allowed("{" + '"a":1,' * (grammar._MEMBERS - 1) + '"a":1.0') & {",", "}"} == {"}"}
     assert " " in allowed('{"a": ')
-    assert " " not in allowed('{"a":\n' + " " * 23)
+    assert " " not in allowed('{"a":\n' + " " * 24)

@@ -132,9 +132,10 @@ def test_texts_side_by_side_are_what_they_are_alone(folder):
     engine, reference = load(folder), load(folder, backend="torch")
     texts = [engine.encode(PROMPT[start:90]) for start in (0, 30)]
     alone = [engine.generate(text, SAMPLINGS[0], "plain").run().ids[0] for text in texts]
-    samplers = NativeSampler(engine.backend, 2, 256, []), TorchSampler(reference.backend.model, 2, 256, seed=0)
+    model = reference.backend.model
+    samplers = NativeSampler(engine.backend, 2, 256, [], ()), TorchSampler(model, 2, 256, seed=0, ends=())
     for sampler in samplers:
-        writing = [sampler.write(text, 0.0, 0, 1, ()) for text in texts]
+        writing = [sampler.write(text, 0.0, 0, 1) for text in texts]
         while not all(text.over for text in writing):
             sampler.step()
         assert [text.written for text in writing] == [[id] for id in alone]

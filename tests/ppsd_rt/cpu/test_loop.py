@@ -13,7 +13,7 @@ from ppsd_rt.pipeline.rounds import Limits, Round
 from ppsd_rt.pipeline.schedule import Auto, copying, parse_schedule
 
 CONTEXT = 448
-COUNTED = _native.Successors()  # by all answers of `auto`
+COUNTED = _native.Ngrams()  # by all answers of `auto`
 SCHEDULES = (
     "plain",
     "eesd:length=4,stop_rule=fixed",
@@ -68,7 +68,7 @@ class Request:
             copying(Auto(2)) if automatic else parse_schedule(self.schedule),
             Limits(self.end, frozenset(self.params.stop_token_ids)),
             automatic=automatic,
-            successors=COUNTED if automatic else None,
+            ngrams=COUNTED if automatic else None,
             **more,
         )
 
