@@ -335,7 +335,7 @@ def _has(item: Any, kinds: tuple[Any, ...]) -> bool:
 
 
 _PLACED = (BEGIN, END, Look)
-CHARACTER = r'([^"\\\x00-\x1F\x7F]|\\(["\\bfnrt]|u00(0[0-7bBeEfF]|1[0-9a-fA-F]|7[fF])))'
+CHARACTER = r'([^"\\\x00-\x1F\x7F]|\\(["\\bfnrt]|u00(0[0-7bef]|1[0-9a-f]|7f)))'
 TEXT = f"/{CHARACTER}*/"
 MARK = r'"\""'
 

@@ -72,6 +72,7 @@ def test_formats(answers, name):
         ({"type": "object", "properties": {"a": False}}, ["{}", '{"b":1}'], ['{"a":1}']),
         ({"type": "object", "maxProperties": 1}, ["{}", '{"b":1}'], ['{"a":1,"b":1}']),
         ({"type": "object", "propertyNames": {"pattern": "^x"}}, ['{"x":1}'], ['{"y":1}']),
+        ({"type": "string"}, ['"\\u007f\\u001f"'], ['"\\u007F"', '"\\u0061"', '"\\/"', '"\x7f"']),
         ({"type": "object", "patternProperties": {"^n": {"type": "null"}}}, ['{"n":null,"m":1}'], ['{"n":1}']),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, ['{"a":1,"b":1}'], ['{"a":1}']),
         ({"type": "object", "dependencies": {"a": {"required": ["b"]}}}, ["{}"], ['{"a":1}']),

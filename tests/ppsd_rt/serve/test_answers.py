@@ -157,16 +157,21 @@ def test_rounds_that_come_together_have_one_chunk(served, engine):
     with engine.generate(USER, SamplingParams(max_tokens=24), SCHEDULE, options) as generation:
         events = list(generation.events())
     rounds = [event for event in events if isinstance(event, Committed)]
-    shape = ChatShape(served.service, Chat(served.service, request))
-    shape.answers = Answers(served.service, [], [], options)
+    answers = Answers(served.service, [engine.encode(USER)], [SamplingParams()], options)
+
+    def made():
+        shape = ChatShape(served.service, Chat(served.service, request))
+        shape.answers = answers
+        return shape
+
+    shape = made()
     (chunk,) = shape.chunks(0, rounds)
     choice = chunk["choices"][0]
     assert choice["delta"] == {"role": "assistant", "content": generation.completion.text}
     assert [token["id"] for token in choice["tokens"]] == list(generation.completion.ids)
     assert list(shape.chunks(0, [])) == []
 
-    shape = ChatShape(served.service, Chat(served.service, request))
-    shape.answers = Answers(served.service, [], [], options)
+    shape = made()
     mixed = list(shape.chunks(0, [*events, generation.completion]))
     changes = sum(type(one) is not type(other) for one, other in pairwise(events))
     drafts = [chunk for chunk in mixed if "drafted" in chunk["choices"][0]]
