@@ -39,7 +39,7 @@ test-all: test test-slow  ## before a release; .ci/passed.txt says when it was r
 	-.ci/passed test-all
 
 clients: $(VENV)/development  ## real clients against the server, in an environment of their own under build/clients
-	tests/clients/run.sh $(abspath $(BIN))/ppsd-run
+	tests/clients/run.sh "$(abspath $(BIN))/ppsd-run"
 
 lint: $(VENV)/development
 	$(BIN)/ruff check .
@@ -48,9 +48,8 @@ lint: $(VENV)/development
 # mypy does not see through an editable install, so it gets the packages as they will be installed.
 types: $(VENV)/development
 	@rm -rf build/types && mkdir -p build/types/ppsd_rt
-	@ln -s $(CURDIR)/ppsd_rt/* build/types/ppsd_rt/
-	@ln -s $(CURDIR)/models $(CURDIR)/triton_kernels build/types/ppsd_rt/
-	cd build/types && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p ppsd_rt
+	@cd build/types/ppsd_rt && ln -s ../../../ppsd_rt/* ../../../models ../../../triton_kernels .
+	cd build/types && "$(abspath $(BIN))/mypy" --config-file ../../pyproject.toml -p ppsd_rt
 
 $(BIN)/clang-tidy: | $(VENV)/development
 	$(BIN)/pip install --quiet clang-tidy==23.1.4

@@ -65,6 +65,8 @@ def expected(engine, prompt, params, count):
     text, answer = list(prompt), []
     for _ in range(count):
         scores = engine.backend.logits(text)[0].astype(np.float32)
+        seen, penalty = list(set(text)), np.float32(params.repetition_penalty)
+        scores[seen] = np.where(scores[seen] < 0, scores[seen] * penalty, scores[seen] / penalty)
         for id, bias in params.logit_bias:
             scores[id] += np.float32(bias)
         for id in set(answer):
@@ -77,10 +79,15 @@ def expected(engine, prompt, params, count):
 
 @pytest.mark.parametrize(
     "options",
-    [{"presence_penalty": 2.0}, {"frequency_penalty": 0.3}, {"presence_penalty": -1, "logit_bias": {70: 6.0}}],
-    ids=["presence", "frequency", "with bias"],
+    [
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": 0.3},
+        {"presence_penalty": -1, "logit_bias": {70: 6.0}},
+        {"repetition_penalty": 1.7},
+    ],
+    ids=["presence", "frequency", "with bias", "repetition"],
 )
-def test_only_ids_of_the_answer_are_penalised_each_time_or_once(engine, options):
+def test_penalties_are_their_definitions(engine, options):
     params = free(40, **options)
     answer = engine.generate(PROMPT, params, SCHEDULES["head"]).run()
     assert list(answer.ids) == expected(engine, answer.prompt_ids, params, 40)

@@ -21,7 +21,8 @@ BODY = {"messages": USER, "max_tokens": 24, "temperature": 0}
 def test_the_key_guards_all_but_the_page_and_the_health(engine):
     with serving(engine, api_key="sésame") as served:
         assert served.http.get("/health").status_code == served.http.get("/").status_code == 200
-        for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic sésame".encode()}):
+        wrong = ("Basic sésame", "Bearer wrong", "Bearer", "Bearer sés", "Bearer sésames")
+        for headers in ({}, *({"Authorization": each.encode()} for each in wrong)):
             for path in ("/v1/models", "/metrics", "/openapi.json"):
                 reply = served.http.get(path, headers=headers)
                 assert (reply.status_code, reply.headers["WWW-Authenticate"]) == (401, "Bearer")
