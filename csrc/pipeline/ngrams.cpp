@@ -1,6 +1,8 @@
 #include "ngrams.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <new>
 
 namespace ppsd {
 namespace {
@@ -22,9 +24,11 @@ uint64_t mix(uint64_t sum, int token) {
 
 }  // namespace
 
-Ngrams::Ngrams(size_t bytes) {
+Ngrams::Ngrams(size_t bytes) : memory_(nullptr, std::free) {
   while (shift_ > 32 && (size_t(1) << (65 - shift_)) * sizeof(Set) <= bytes) --shift_;
-  sets_.resize(size_t(1) << (64 - shift_));
+  memory_.reset(std::calloc((size_t(1) << (64 - shift_)) + 1, sizeof(Set)));
+  if (!memory_) throw std::bad_alloc();
+  sets_ = reinterpret_cast<Set*>((reinterpret_cast<uintptr_t>(memory_.get()) + sizeof(Set) - 1) / sizeof(Set) * sizeof(Set));
   for (size_t kind = 0; kind < chances_.size(); ++kind)
     chances_[kind] = {kWeight * kPrior[2 * kind / kKinds][kind / kCounts % kOrders.size()][kind % kCounts], kWeight};
 }
@@ -35,14 +39,16 @@ Ngrams::Text Ngrams::begin(uint64_t owner) {
   return {owner, texts_};
 }
 
-// Of the tokens before position `end`, by order -> how many there are.
+// Of the tokens before position `end`, by order -> how many there are. Their sets are on the way into the caches then.
 template <class At>
-int Ngrams::keys(const At& at, int end, uint64_t owner, Keys* keys) {
+int Ngrams::keys(const At& at, int end, uint64_t owner, Keys* keys) const {
   uint64_t sum = owner;
   int order = 0;
   for (int back = 1; back <= std::min(end, kOrders.back()); ++back) {
     sum = mix(sum, at(end - back));
-    if (back == kOrders[size_t(order)]) (*keys)[size_t(order++)] = sum * 0xD6E8FEB86659FD93u;
+    if (back != kOrders[size_t(order)]) continue;
+    (*keys)[size_t(order)] = sum * 0xD6E8FEB86659FD93u;
+    __builtin_prefetch(&sets_[(*keys)[size_t(order++)] >> shift_]);
   }
   return order;
 }
@@ -56,7 +62,7 @@ const Ngrams::Entry* Ngrams::find(uint64_t key) const {
 // Its entry, or the one that is longest out of use, emptied.
 Ngrams::Entry* Ngrams::claim(uint64_t key) {
   if (const Entry* known = find(key)) return const_cast<Entry*>(known);
-  auto& entries = set(key).entries;
+  auto& entries = sets_[key >> shift_].entries;
   Entry& oldest = *std::min_element(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
   oldest = {uint32_t(key), 0, -1, 0, 0};
   return &oldest;
@@ -66,9 +72,12 @@ Ngrams::Entry* Ngrams::claim(uint64_t key) {
 // has said so.
 void Ngrams::learn(const std::vector<int>& tokens, int first, int seen, const Text& text) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  Keys keys;
+  const auto at = [&](int position) { return tokens[size_t(position)]; };
+  Keys keys, next;
+  int orders = 0, next_orders = this->keys(at, first, text.owner, &next);
   for (int i = first; i < int(tokens.size()); ++i) {
-    const int orders = this->keys([&](int position) { return tokens[size_t(position)]; }, i, text.owner, &keys);
+    keys = next, orders = next_orders;
+    if (i + 1 < int(tokens.size())) next_orders = this->keys(at, i + 1, text.owner, &next);
     ++counted_;
     for (int order = 0; order < orders; ++order) {
       Entry& entry = *claim(keys[size_t(order)]);

@@ -54,7 +54,7 @@ class Ngrams {
     uint16_t count;   // how often `next` has followed after the first time
   };
   static constexpr int kWays = 4;   // entries of a set, which lie in one line of the cache
-  struct alignas(64) Set {
+  struct Set {
     std::array<Entry, kWays> entries;
   };
   struct Chance {
@@ -63,14 +63,14 @@ class Ngrams {
   using Keys = std::array<uint64_t, kOrders.size()>;
 
   template <class At>
-  static int keys(const At& at, int end, uint64_t owner, Keys* keys);
-  Set& set(uint64_t key) { return sets_[key >> shift_]; }
+  int keys(const At& at, int end, uint64_t owner, Keys* keys) const;
   const Entry* find(uint64_t key) const;
   Entry* claim(uint64_t key);
 
   int shift_ = 63;
   mutable std::mutex mutex_;
-  std::vector<Set> sets_;
+  std::unique_ptr<void, void (*)(void*)> memory_;   // pages that nothing was written to take no room
+  Set* sets_;
   std::array<Chance, size_t(kKinds)> chances_;
   uint32_t counted_ = 0;
   uint16_t texts_ = 0;

@@ -7,7 +7,7 @@ namespace ppsd {
 struct Tuning {
   // -- acceptance --
   double prior_weight = 4.0;      // verdicts that the head file's acceptance counts as
-  double copies = 1.5;            // what a copy must promise over the price of its row: its chance is known less well than the price
+  double copies = 2.0;            // what a copy must promise over the price of its row: its chance is less well known
 
   // -- corrections of predicted seconds --
   double recent = 0.2;            // share of a new round in the recent ratio of measured to predicted seconds

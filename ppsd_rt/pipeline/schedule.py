@@ -33,8 +33,7 @@ class Schedule:
     lookup:      where the last so many tokens or more have stood in the text before, the one that followed them is
                  drafted (copied) and the exit head is not asked; 0: never. With lookahead 0 copies are the only drafts,
                  and no exit head is needed.
-    recycle:     where that finds nothing, what usually follows the last two tokens, or the last one, is drafted
-                 likewise: by what earlier answers of the engine, and this one, have said (Token Recycling).
+    recycle:     likewise what followed in other prompts and answers of the engine, and in this text after fewer tokens.
     siblings:    the exit head's second choice for a position is verified beside its first (a row, and no draft step) if
                  the chance that it is needed and right, by the head's own confidence, is at least this; 0: never.
 
