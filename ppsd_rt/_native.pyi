@@ -378,7 +378,7 @@ class Measured:
     def predicted_seconds(self) -> float: ...
 
 class Ngrams:
-    """What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: what copied drafts come from."""
+    """What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: copies come from here."""
 
     def __init__(self, bytes: int = ...) -> None: ...
     def of(self, owner: int) -> Ngrams:

@@ -115,7 +115,11 @@ class Backend(Protocol):
     def head(self) -> HeadInfo | None: ...
     def use_head(self, file: HeadFile | None) -> None: ...
     def know(self, successors: npt.NDArray[np.int32] | None) -> None:
-        """Forget what earlier answers said, from which drafts are copied, and begin with what usually follows, as of HeadFile."""
+        """Forget what earlier answers said, from which drafts are copied.
+
+        successors: what usually follows, as of HeadFile, to begin with.
+        """
+
 
     def rounds(
         self,

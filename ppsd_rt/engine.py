@@ -133,7 +133,7 @@ class Engine:
         self.forget()
 
     def forget(self) -> None:
-        """Forget what earlier answers said, from which drafts are copied: benchmarks that ask the same again need it."""
+        """Forget what earlier answers said, from which drafts are copied: for benchmarks that ask the same again."""
         self.backend.know(self._counted)
 
     def encode(self, prompt: Prompt, template_variables: Mapping[str, Any] | None = None) -> list[int]:

@@ -52,8 +52,10 @@ class Copies:
         """Is a copy with this chance as good as what the exit head has been drawing?"""
         return chance >= self._head.ratio
 
-    def observe(self, schedule: Schedule, judged: Sequence[Draft], accepted: int, tokens: Sequence[int], first: int) -> None:
-        """After a verdict, which committed `tokens` from position `first` on; the first `accepted` judged drafts were right.
+    def observe(
+        self, schedule: Schedule, judged: Sequence[Draft], accepted: int, tokens: Sequence[int], first: int
+    ) -> None:
+        """After a verdict, which committed `tokens` from position `first` on; the first `accepted` judged were right.
 
         Every committed token says what a copy would have been worth there, whether it was drafted or not.
         """

@@ -1,10 +1,10 @@
 """Copied drafts: what followed the last 1 to 16 tokens wherever an engine has read or said them before.
 
-Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding, 2023) copies from the text at hand, Token Recycling
-(arXiv 2408.08696) and SuffixDecoding (arXiv 2411.04975) from earlier answers too. Ours is one index of both: hashed n-grams,
-each with the token that followed and how often it has. The longest match counts. Its length, its count and whether it
-is from the text at hand give the chance that the copy is right, which verdicts correct; so copies share a chunk with the
-exit head's drafts, and the stop rule takes their chance as it takes the head's confidence.
+Prompt lookup decoding (github.com/apoorvumang/prompt-lookup-decoding, 2023) copies from the text at hand, Token
+Recycling (arXiv 2408.08696) and SuffixDecoding (arXiv 2411.04975) from earlier answers too. Ours is one index of both:
+hashed n-grams, each with the token that followed and how often it has. The longest match counts. Its length, its count
+and whether it is from the text at hand give the chance that the copy is right, which verdicts correct. So copies share
+a chunk with the exit head's drafts, and the stop rule takes their chance as it takes the head's confidence.
 
 The priors were measured on 900 greedy answers of the default model (docs/history/decoding.md tells how).
 """

@@ -58,6 +58,6 @@ def test_limits_beyond_all_positions():
     limits = Limits(10**30, frozenset({7, 3}))
     drafts = [5, 5, 3]
     events = testing.lock_step_events(
-        [1], lambda ids, place: (drafts[0], 0.5, 0, 0.0), lambda ids: drafts[len(ids) - 1], named("plain"), limits, 0, 1, 1
+        [1], lambda *_: (drafts[0], 0.5, 0, 0.0), lambda ids: drafts[len(ids) - 1], named("plain"), limits, 0, 1, 1
     )
     assert [event.committed for event in events] == [(5,), (5,), (3,)]

@@ -1,8 +1,8 @@
 """`auto` on recorded answers, in simulated time: no source of drafts costs what another one brings.
 
-`recorded_answers.npz` has the 34 development prompts, the default model's greedy answers (int4), and what the exit head that
-shipped on 2026-11-27 drafts at each of their tokens: [tokens, 8], after 0 to 7 drafts that were right.
-`benchmarks/record_answers.py` has made it. The planner and the scheduler are the real ones; a round takes what the costs say.
+`recorded_answers.npz` has the 34 development prompts, the default model's greedy answers (int4), and what the exit head
+that shipped on 2026-11-27 drafts at each of their tokens: [tokens, 8], after 0 to 7 drafts that were right.
+`benchmarks/record_answers.py` has made it. The planner and the scheduler are the real ones; time passes as costs say.
 """
 
 from collections.abc import Callable
@@ -45,7 +45,7 @@ class Recorded:
 
         def draw(ids: list[int], place: int) -> tuple[int, float, int, float]:
             newest = len(ids) - len(self.prompt) - 1 - place
-            known = right(ids) and 0 <= newest and place < len(self.drafts[newest])
+            known = right(ids) and newest >= 0 and place < len(self.drafts[newest])
             return (*(self.drafts[newest][place] if known else (VOCAB, 0.3)), -1, 0.0)
 
         events = _native.testing.replay(
@@ -65,7 +65,9 @@ class Recorded:
         drafts = []
         for token, row in enumerate(self.drafts):
             truth = self.answer[token + 1 : token + 1 + len(row)]
-            drafts.append([(t, c) if d == t or rng.random() > share else (d, c) for (d, c), t in zip(row, truth, strict=False)])
+            drafts.append(
+                [(t, c) if d == t or rng.random() < share else (d, c) for (d, c), t in zip(row, truth, strict=False)]
+            )
         return Recorded(self.prompt, self.answer, drafts)
 
 

@@ -1,4 +1,4 @@
-"""Copied drafts: what is counted and proposed, what copies are worth in a text, and what they bring in whole answers."""
+"""Copied drafts: what is counted and proposed, what it is worth in a text, and what it brings in whole answers."""
 
 from dataclasses import replace
 
@@ -106,7 +106,8 @@ def test_memory_is_bounded_and_what_is_longest_out_of_use_goes_first():
     assert sum(map(len, ngrams._sets.values())) <= (1 << 16) // 16
 
     def found(first):
-        return sum(ngrams.propose([token - 1, token], text, 1, False) is not None for token in range(first, first + 100))
+        pairs = ([token - 1, token] for token in range(first, first + 100))
+        return sum(ngrams.propose(pair, text, 1, False) is not None for pair in pairs)
 
     assert found(2890) > 95
     assert found(100) < 5
@@ -216,7 +217,7 @@ def test_one_answer_teaches_the_next_of_the_same_owner(folder, backend):
     engine = engine_of(folder, backend)
     plain = engine.generate([5, 6, 7], WARM, "plain").run()
 
-    def right(options=RunOptions()):  # noqa: B008 (frozen)
+    def right(options=RunOptions()):
         answer = engine.generate([5, 6, 7], WARM, "recycle", options).run()
         assert answer.ids == plain.ids
         assert answer.statistics.judged == 0, "no exit head was asked"
