@@ -313,12 +313,11 @@ class Distillation:
         if not self.infos:
             return written
         sizes = self.settings.draft_vocabularies
-        for head, *shares in zip(self.trainer.heads, self.acceptance, self.of_prompts, strict=True):
-            for size, share, of_prompts, coverage in zip(sizes, *shares, self.coverage, strict=True):
+        for head, shares, prompts in zip(self.trainer.heads, self.acceptance, self.of_prompts, strict=True):
+            for size, share, of_prompts, coverage in zip(sizes, shares, prompts, self.coverage, strict=True):
                 recipe = {**asdict(self.settings), "steps": self.trainer.step, "learning_rate": self.trainer.rate}
-                facts = {"held_out_greedy": share, "draft_vocabulary_coverage": coverage}
-                if self.held_out_prompts:
-                    facts["held_out_prompts"] = of_prompts
+                right = of_prompts if self.held_out_prompts else None
+                facts = {"held_out_greedy": share, "draft_vocabulary_coverage": coverage, "held_out_prompts": right}
                 known = {name: round(value, 4) for name, value in facts.items() if value is not None}
                 head.info = replace(head.info, recipe=recipe, acceptance=known)
                 written.append(path(head.info, size))
