@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -327,8 +326,8 @@ class Distillation:
     def _by_frequency(self, texts: Sequence[Text]) -> list[int]:
         """All ids: the special ones, then the others as often as they come up in the sampled answers."""
         special = [id for id in sorted(self.tokenizer.special_ids) if id < self.checkpoint.config.vocab_size]
-        counts = Counter(id for text in texts for id in text.ids[text.answer :].tolist())
-        frequent = [id for id, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+        counts = torch.cat([text.ids[text.answer :] for text in texts]).bincount()
+        frequent = counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())].tolist()
         known = [] if self.begin is None or self.begin.draft_ids is None else self.begin.draft_ids.tolist()
         return list(dict.fromkeys([*special, *frequent, *known, *range(self.checkpoint.config.vocab_size)]))
 
