@@ -3,7 +3,6 @@
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -313,12 +312,11 @@ class Distillation:
         if not self.infos:
             return written
         sizes = self.settings.draft_vocabularies
-        for head, *shares in zip(self.trainer.heads, self.acceptance, self.of_prompts, strict=True):
-            for size, share, of_prompts, coverage in zip(sizes, *shares, self.coverage, strict=True):
+        for head, shares, prompts in zip(self.trainer.heads, self.acceptance, self.of_prompts, strict=True):
+            for size, share, of_prompts, coverage in zip(sizes, shares, prompts, self.coverage, strict=True):
                 recipe = {**asdict(self.settings), "steps": self.trainer.step, "learning_rate": self.trainer.rate}
-                facts = {"held_out_greedy": share, "draft_vocabulary_coverage": coverage}
-                if self.held_out_prompts:
-                    facts["held_out_prompts"] = of_prompts
+                right = of_prompts if self.held_out_prompts else None
+                facts = {"held_out_greedy": share, "draft_vocabulary_coverage": coverage, "held_out_prompts": right}
                 known = {name: round(value, 4) for name, value in facts.items() if value is not None}
                 head.info = replace(head.info, recipe=recipe, acceptance=known)
                 written.append(path(head.info, size))
@@ -328,8 +326,8 @@ class Distillation:
     def _by_frequency(self, texts: Sequence[Text]) -> list[int]:
         """All ids: the special ones, then the others as often as they come up in the sampled answers."""
         special = [id for id in sorted(self.tokenizer.special_ids) if id < self.checkpoint.config.vocab_size]
-        counts = Counter(id for text in texts for id in text.ids[text.answer :].tolist())
-        frequent = [id for id, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0]))]
+        counts = torch.cat([text.ids[text.answer :] for text in texts]).bincount()
+        frequent = counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())].tolist()
         known = [] if self.begin is None or self.begin.draft_ids is None else self.begin.draft_ids.tolist()
         return list(dict.fromkeys([*special, *frequent, *known, *range(self.checkpoint.config.vocab_size)]))
 

@@ -281,7 +281,7 @@ class TorchSampler:
     def _sample(self, hidden: Tensor, inverse_temperatures: Tensor) -> Tensor:
         """hidden [rows, hidden], [rows, 1] -> an id of each row, [rows]."""
         weight = self.model.lm_head.weight
-        if hidden.is_cuda:
+        if hidden.is_cuda and hidden.dtype != torch.float32:  # not rounded to them first
             logits = torch.mm(hidden, weight.t(), out_dtype=torch.float32)
         else:
             logits = (hidden @ weight.t()).float()

@@ -3,9 +3,7 @@
 The table goes into the head's file; an engine begins with it and goes on counting (reference/ngrams.py).
 """
 
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,32 +14,31 @@ from ..reference.ngrams import Ngrams
 from .shards import Text
 
 MOST = 1 << 16  # rows of the table: a megabyte
+BITS = 21  # of an id, so that three fit one number: the largest vocabularies have 2^18
 LEAST = 2  # times that what follows must have come up
 
 
-def count_successors(texts: Iterable[Text]) -> npt.NDArray[np.int32]:
+def count_successors(texts: Sequence[Text]) -> npt.NDArray[np.int32]:
     """int32 [rows, 4]: the token before the last (-1: any), the last, what followed most often, and how sure it is.
 
     Sure: from 0 to SUREST, the share of the times that it followed. The most frequent ones are kept.
     """
-    pairs: Counter[tuple[int, ...]] = Counter()
-    for text in texts:
-        ids = text.ids.tolist()
-        pairs.update((-1, last, following) for last, following in pairwise(ids))
-        pairs.update(zip(ids, ids[1:], ids[2:], strict=False))
-    total: Counter[tuple[int, ...]] = Counter()
-    best: dict[tuple[int, ...], tuple[int, int]] = {}
-    for (*before, following), count in pairs.items():
-        key = tuple(before)
-        total[key] += count
-        best[key] = max(best.get(key, (0, 0)), (count, following))
-    often = sorted((-count, key, following) for key, (count, following) in best.items() if count >= LEAST)
-    rows = [(*key, following, _sure(-count / total[key])) for count, key, following in often[:MOST]]
-    return np.array(rows, dtype=np.int32).reshape(-1, 4)
-
-
-def _sure(share: float) -> int:
-    return min(max(round((SUREST + 1) * share) - 1, 0), SUREST)
+    ids = np.concatenate([text.ids.numpy() for text in texts] or [np.zeros(0, np.int64)])
+    of = np.repeat(np.arange(len(texts)), [len(text.ids) for text in texts])
+    pairs = ((ids[:-1] << BITS) + ids[1:])[of[:-1] == of[1:]]
+    triples = (((ids[:-2] + 1 << BITS) + ids[1:-1] << BITS) + ids[2:])[of[:-2] == of[2:]]
+    found, counts = np.unique(np.concatenate([pairs, triples]), return_counts=True)
+    keys, following = found >> BITS, found & (1 << BITS) - 1
+    order = np.lexsort((following, counts, keys))  # the last one of each key follows it most often
+    begins = np.flatnonzero(np.diff(keys, prepend=-1))
+    best = order[np.append(begins[1:], len(keys)) - 1] if len(keys) else order
+    total = np.add.reduceat(counts, begins) if len(keys) else counts
+    often = np.lexsort((keys[best], -counts[best]))
+    often = often[counts[best][often] >= LEAST][:MOST]
+    best, total = best[often], total[often]
+    sure = np.clip(np.rint((SUREST + 1) * counts[best] / total) - 1, 0, SUREST)
+    rows = ((keys[best] >> BITS) - 1, keys[best] & (1 << BITS) - 1, following[best], sure)
+    return np.stack(rows, axis=1).astype(np.int32)
 
 
 def foreseen(counted: npt.NDArray[Any], texts: Sequence[Text]) -> float | None:
