@@ -17,9 +17,9 @@ class Settings:
     queue: answers that may wait for their first token. timeout: seconds for a request, from its first byte to its last.
     grace: seconds that running answers have after SIGTERM. keep_alive: seconds that an idle connection stays open.
     strict: unknown fields are refused. plain_contents: special tokens in the contents of messages are text. origins:
-    of other sites' pages that may ask; `*` is all. memory: whose earlier answers an answer may copy drafts from: `own`, of the
-    same user; `shared`, of all; `off`, of nobody. here: is there an engine now? clock, now, sleep,
-    log: for the tests to replace.
+    of other sites' pages that may ask; `*` is all. memory: whose earlier answers an answer may copy drafts from: `own`,
+    of the same user; `shared`, of all; `off`, of nobody. here: is there an engine now? clock, now, sleep, log: for the
+    tests to replace.
     """
 
     api_key: str | None = None
