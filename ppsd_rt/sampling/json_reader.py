@@ -40,7 +40,7 @@ class Reader(Shapes):
                 try:
                     found = self._meet(found, self._expand(one, ()), one.place)
                 except _Again as again:
-                    raise ValueError(f"{again or '#'} refers to itself without a value between") from None
+                    raise ValueError(f"{str(again) or '#'} refers to itself without a value between") from None
             self._read[schemas] = found
         return self._read[schemas]
 

@@ -50,7 +50,8 @@ class _Writer(Reader):
         if any(replace(shape, place="") == ANY for shape in self.shapes(root)):
             raise ValueError("it allows every value: say at least a type")
         if not self.possible(root):
-            raise ValueError("it allows no answer at all")
+            dead = f": no text fits {self.dead} as a whole" if self.dead else ""
+            raise ValueError(f"it allows no answer at all{dead}")
         start, of = self.rule(root), str(self.options.get("of", ""))
         return Rules(self._lines, start, [(of + place, why) for place, why in self._unheld.items()])
 

@@ -80,6 +80,7 @@ class Shapes:
         self._possible: dict[All, bool] = {}
         self._parsed: dict[tuple[str, bool], Any] = {}  # patterns, or why they are not held
         self._living: dict[str, bool] = {}
+        self.dead = ""  # a place whose strings cannot be
 
     def shapes(self, schemas: All) -> list[Shape]:
         """All ways to fit these schemas."""
@@ -185,7 +186,9 @@ class Shapes:
         if kind in ("integer", "number"):
             return replace(shape.numbers, integer=shape.numbers.integer or kind == "integer").any()
         if kind == "string":
-            return some(shape.length) and (not shape.patterns or self._alive(self._string(shape)))
+            alive = some(shape.length) and (not shape.patterns or self._alive(self._string(shape)))
+            self.dead = self.dead if alive else shape.place or "/"
+            return alive
         if kind == "array":
             return some(shape.count)
         if kind != "object" or not some(shape.members):

@@ -166,7 +166,7 @@ def test_keywords_that_are_refused(answers, schema, places):
         ({"$ref": "http://elsewhere/x"}, "is not in the schema"),
         ({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}, "no answer at all"),
         ({"allOf": [{"type": "string"}, {"type": "null"}]}, "no answer at all"),
-        ({"type": "string", "pattern": "^a$", "minLength": 2}, "no answer at all"),
+        ({"type": "string", "pattern": "^a$", "minLength": 2}, "no answer at all: no text fits / as a whole"),
     ],
     ids=str,
 )
