@@ -34,6 +34,7 @@ PEEK_STEPS = 25  # steps between looks at the held-out text
 READ_STEPS = {"cpu": 1, "cuda": 8}  # steps between reads of the losses, for which a GPU is waited for
 PEEK_TEXTS = 48  # greedy texts of such a look; the end uses all
 MOST_NATIVE_SLOTS = 64  # rows of one pass of the C++ engine
+KNOWN_COUNT = 4  # times more that an id counts which the head drafts that training begins with
 WIDE = 1024  # from this hidden size on, a whole layer of the model is more than a head needs
 TEXT_SETTINGS = ("model_hash", "slots", "seed", "format", "prompts", "prompts_share")  # that decide what is sampled
 
@@ -325,11 +326,12 @@ class Distillation:
 
     def _by_frequency(self, texts: Sequence[Text]) -> list[int]:
         """All ids: the special ones, then the others as often as they come up in the sampled answers."""
-        special = [id for id in sorted(self.tokenizer.special_ids) if id < self.checkpoint.config.vocab_size]
-        counts = torch.cat([text.ids[text.answer :] for text in texts]).bincount()
-        frequent = counts.argsort(descending=True, stable=True)[: int(counts.count_nonzero())].tolist()
-        known = [] if self.begin is None or self.begin.draft_ids is None else self.begin.draft_ids.tolist()
-        return list(dict.fromkeys([*special, *frequent, *known, *range(self.checkpoint.config.vocab_size)]))
+        config = self.checkpoint.config
+        special = [id for id in sorted(self.tokenizer.special_ids) if id < config.vocab_size]
+        counts = torch.cat([text.ids[text.answer :] for text in texts]).bincount(minlength=config.vocab_size)
+        if self.begin is not None and self.begin.draft_ids is not None:
+            counts[torch.from_numpy(self.begin.draft_ids).long()] += KNOWN_COUNT
+        return list(dict.fromkeys([*special, *counts.argsort(descending=True, stable=True).tolist()]))
 
     def _draft_ids(self, size: int) -> list[int] | None:
         return sorted(self.frequent[:size]) if size else None
