@@ -93,34 +93,26 @@ def short(tuning: Tuning, seed: int) -> Iterable[float]:
 
 
 def copies(tuning: Tuning, seed: int) -> Iterable[float]:
-    """Before one round in four the text repeats itself, and is said to go on alike with some chance."""
+    """Before one round in four the text repeats itself, and goes on alike with a chance that is known."""
     c, turns = costs(), costs().turns
-    for kept in (0.33, 1.0):
-        plan, rng = _native.Planner(c, 0.0, 3, tuning=tuning), random.Random(seed)
-        seconds, tokens = 0.0, 0
-        while tokens < 600:
-            schedule = plan.schedule()
-            most, drafts = schedule.max_chunk, schedule.lookahead
-            chance, copied = rng.uniform(0.3, 0.95), 0
-            if not drafts and rng.random() < 0.25:
-                while copied < most and chance ** (copied + 1) >= schedule.stop_rule.copy_threshold:
-                    copied += 1
-            accepted = 0
-            while accepted < copied and rng.random() < kept * chance:
-                accepted += 1
-            judged = min(copied + drafts, accepted + 1)
-            took = turns.round(drafts) if drafts else turns.plain_step + turns.verify[copied] - turns.verify[0]
-            seconds, tokens = seconds + took, tokens + accepted + 1
-            plan.after(
-                accepted + 1,
-                judged,
-                accepted,
-                took,
-                min(copied, judged),
-                chance=chance,
-                dropped=copied + drafts - judged,
-            )
-        yield tokens / seconds * c.plain_seconds
+    plan, rng = _native.Planner(c, 0.0, 3, tuning=tuning), random.Random(seed)
+    seconds, tokens = 0.0, 0
+    while tokens < 1200:
+        schedule = plan.schedule()
+        most, drafts = schedule.max_chunk, schedule.lookahead
+        prices = schedule.stop_rule.copy_thresholds
+        chance, copied = rng.uniform(0.1, 0.95), 0
+        if not drafts and rng.random() < 0.25:
+            while copied < most and chance ** (copied + 1) >= prices[copied]:
+                copied += 1
+        accepted = 0
+        while accepted < copied and rng.random() < chance:
+            accepted += 1
+        judged = min(copied + drafts, accepted + 1)
+        took = turns.round(drafts) if drafts else turns.plain_step + turns.verify[copied] - turns.verify[0]
+        seconds, tokens = seconds + took, tokens + accepted + 1
+        plan.after(accepted + 1, judged, accepted, took, min(copied, judged), dropped=copied + drafts - judged)
+    yield tokens / seconds * c.plain_seconds
 
 
 def overlapped(tuning: Tuning, seed: int) -> Iterable[float]:

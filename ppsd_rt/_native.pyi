@@ -418,7 +418,6 @@ class Planner:
         siblings: int = ...,
         rescued: bool = ...,
         position: int = ...,
-        chance: float = ...,
         dropped: int = ...,
     ) -> None: ...
     def begin(self, context: int) -> None: ...

@@ -329,7 +329,7 @@ void bind_planning(py::module_& m) {
            }, py::arg("mode"), py::arg("length"), py::arg("acceptance"))
       .def("schedule", [](const Planner& planner) { return schedule_of(planner.schedule()); })
       .def("after", [](Planner& planner, int committed, int judged, int accepted, double seconds, int copied, int siblings,
-                       bool rescued, int position, double chance, int dropped) {
+                       bool rescued, int position, int dropped) {
              Round round;
              round.position = position;
              round.rows = judged + dropped + 1 + siblings;
@@ -339,12 +339,12 @@ void bind_planning(py::module_& m) {
              round.copied = copied;   // of the judged, the first ones
              round.committed.assign(size_t(committed), 0);
              round.judged.assign(size_t(judged), Draft{});
-             for (int i = 0; i < copied; ++i) round.judged[i].copied = 1, round.judged[i].confidence = chance;
+             for (int i = 0; i < copied; ++i) round.judged[i].copied = 1;
              round.accepted = accepted;
              planner.after(round, seconds);
            }, py::arg("committed"), py::arg("judged"), py::arg("accepted"), py::arg("seconds"),
            py::arg("copied") = 0, py::arg("siblings") = 0, py::arg("rescued") = false, py::arg("position") = StageCosts::kContext,
-           py::arg("chance") = 0.5, py::arg("dropped") = 0)
+           py::arg("dropped") = 0)
       .def("begin", &Planner::begin, py::arg("context"))
       .def("measured", [](const Planner& planner) {
         py::dict out;

@@ -147,7 +147,7 @@ def test_copies_have_to_earn_their_rows_too():
         if tokens >= 16:
             assert seconds <= tokens * c.plain_seconds / 0.98
         judged = min(copied + drafts, 1)
-        plan.after(1, judged, 0, took, copied=min(copied, 1), dropped=copied + drafts - judged, chance=0.8)
+        plan.after(1, judged, 0, took, copied=min(copied, 1), dropped=copied + drafts - judged)
 
 
 # -- over ranks --------------------------------------------------------------------------------------------------------
