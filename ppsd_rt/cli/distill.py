@@ -17,9 +17,9 @@ from ..cpu.backend import CpuBackend
 from ..cpu.formats import DEFAULT_FORMAT, refuses
 from ..distill import run as distillation
 from ..distill.deduplication import Deduplication
-from ..distill.forecast import PAYS, Forecast, expected_speed
+from ..distill.forecast import PAYS, Forecast, expected_speed, steps_for
 from ..distill.prompts import LONGEST, NO_PROMPTS, Prompts, prompts_of
-from ..distill.rate import GOES_ON, first_rate
+from ..distill.rate import first_rate, rate_to_go_on
 from ..distill.self_text import LEAST_ANSWER
 from ..distill.shards import HELD_OUT_SLOTS, STEPS
 from ..distill.train import TrainSettings
@@ -64,8 +64,7 @@ def run(args: argparse.Namespace) -> None:
     before = _before(args, checkpoint)
     known = HeadFile.load(before, checkpoint) if before else None
     begin = known if known is not None and _begins(args, known.info, kinds, layers) else None
-    usual = first_rate(checkpoint.config.hidden_size) * (GOES_ON if begin else 1.0)
-    rate = args.learning_rate if args.learning_rate is not None else usual
+    rate = args.learning_rate if args.learning_rate is not None else first_rate(checkpoint.config.hidden_size)
     neurons, rank = _sizes_of_body(args, begin, checkpoint)
     settings = distillation.Settings(
         model_hash=checkpoint.hash,
@@ -106,6 +105,9 @@ def run(args: argparse.Namespace) -> None:
         _tell(forecast, settings, plan.tokens(plan.missing()))
     elif args.hours is not None:
         settings = replace(settings, tokens=begun)
+    if begin is not None and args.learning_rate is None:
+        rate = rate_to_go_on(checkpoint.config.hidden_size, steps_for(settings.train, settings.tokens))
+        settings = replace(settings, train=replace(settings.train, learning_rate=rate))
     job = job_of(settings)
     job.prepare(args.resume)
     try:
@@ -133,7 +135,8 @@ def _told(job: distillation.Distillation, file: Path, before: Path | None) -> It
     yield f"{info.kind} after layer {info.exit_layer}, held-out acceptance {right}, vocabulary covers {known}"
     if (now := info.acceptance.get("held_out_prompts")) is not None:
         was = "" if job.of_before is None else f"{job.of_before:.3f} before ({before}), "
-        yield f"on {job.held_out_prompts} held-out prompts acceptance {was}{now:.3f} now"
+        no_better = "; no better: sample more --tokens" if job.of_before is not None and now <= job.of_before else ""
+        yield f"on {job.held_out_prompts} held-out prompts acceptance {was}{now:.3f} now{no_better}"
 
 
 def _prompts(args: argparse.Namespace, tokenizer: Tokenizer, checkpoint: Checkpoint, judges: Sequence[str]) -> Prompts:

@@ -21,6 +21,11 @@ PAYS = 1.02  # times plain decoding: from here on drafts are worth their head
 Clock = Callable[[], float]  # -> seconds
 
 
+def steps_for(settings: TrainSettings, tokens: int) -> float:
+    """On so many sampled tokens."""
+    return settings.epochs * ANSWERED * tokens / settings.batch_tokens
+
+
 @dataclass(frozen=True)
 class Forecast:
     """tokens_per_second: sampled. step_seconds: of training on `batch_tokens` answer tokens."""
@@ -38,7 +43,7 @@ class Forecast:
         return self.steps(tokens) * self.step_seconds
 
     def steps(self, tokens: int) -> float:
-        return self.settings.epochs * ANSWERED * tokens / self.settings.batch_tokens
+        return steps_for(self.settings, tokens)
 
     def shards_within(self, seconds: float, slots: int) -> int:
         """Shards of training text that can be sampled, with one that is held out, and trained on; perhaps none."""

@@ -17,6 +17,7 @@ EXPONENT = 2.35  # through both widths above
 TRIAL = 25  # steps, or more of smaller batches, after which heads are judged, unless there are not twice as many
 TRIAL_TOKENS = TRIAL * 4096  # at least
 GOES_ON = 0.6  # of that rate, for a head that has been trained before (docs/history/exit-heads.md)
+ENOUGH_STEPS = 300  # fewer teach such a head little, and at that rate undo what it has learned
 LOWER = 3.0  # the next rate is so much lower
 MOST_TRIALS = 5
 
@@ -24,6 +25,11 @@ MOST_TRIALS = 5
 def first_rate(hidden_size: int) -> float:
     """For a model of this width; no higher for narrower ones."""
     return float(f"{KNOWN_RATE * min(1.0, (KNOWN_WIDTH / hidden_size) ** EXPONENT):.2g}")
+
+
+def rate_to_go_on(hidden_size: int, steps: float) -> float:
+    """For a head that has been trained before, in a run of so many steps."""
+    return float(f"{first_rate(hidden_size) * GOES_ON * min(1.0, (steps / ENOUGH_STEPS) ** 0.5):.2g}")
 
 
 @dataclass(frozen=True)

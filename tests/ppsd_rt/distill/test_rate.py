@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from ppsd_rt.distill.rate import MOST_TRIALS, Trial, ended, first_rate, judging, next_rate, trial_steps
+from ppsd_rt.distill.rate import MOST_TRIALS, Trial, ended, first_rate, judging, next_rate, rate_to_go_on, trial_steps
 
 NAN = float("nan")
 
@@ -12,6 +12,10 @@ NAN = float("nan")
 def test_the_first_rate_goes_through_what_was_measured():
     assert (first_rate(576), first_rate(1536), first_rate(64)) == (5e-3, 5e-4, 5e-3)
     assert first_rate(4096) < first_rate(2048) < 5e-4
+
+
+def test_a_trained_head_goes_on_more_slowly_the_shorter_the_run():
+    assert [rate_to_go_on(576, steps) for steps in (3, 75, 300, 9000)] == [3e-4, 1.5e-3, 3e-3, 3e-3]
 
 
 def test_short_runs_have_no_trial():
