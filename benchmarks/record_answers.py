@@ -1,6 +1,6 @@
 """Records what an exit head drafts along greedy answers, for tests/ppsd_rt/planning/test_recorded.py.
 
-    python benchmarks/record_answers.py tests/ppsd_rt/planning/recorded_answers.npz --tokens 96
+python benchmarks/record_answers.py tests/ppsd_rt/planning/recorded_answers.npz --tokens 96
 """
 
 import argparse
