@@ -120,7 +120,6 @@ class Backend(Protocol):
         successors: what usually follows, as of HeadFile, to begin with.
         """
 
-
     def rounds(
         self,
         prompt: Sequence[int],
