@@ -37,6 +37,7 @@ from .commands import prompt_reader
 from .notes import complain, note
 
 TOKENS = 2_000_000  # to sample, where nothing is said
+LEAST_SLOTS = 8  # of which a shard is small enough for the shortest --hours
 # On the development prompts (2026-11-21-amd-epyc-2-heads.json, 2026-11-24-amd-epyc-generate-1.5b.json and
 # 2026-11-25-intel-xeon-5-generate-1.5b.json).
 KNOWN = (
@@ -99,6 +100,9 @@ def run(args: argparse.Namespace) -> None:
         settings = replace(settings, slots=_begun(work, "slots") or job_of(settings).usual_slots())
     if begun is None:
         forecast = job_of(settings).forecast()
+        while args.slots is None and settings.slots > LEAST_SLOTS and _too_short(args.hours, forecast, settings.slots):
+            settings = replace(settings, slots=settings.slots // 2)  # smaller shards
+            forecast = job_of(settings).forecast()
         if args.hours is not None:
             settings = replace(settings, tokens=_within(args.hours, forecast, settings.slots))
         plan = job_of(settings).plan
@@ -175,6 +179,10 @@ def _begun(work: Path, name: str) -> int | None:
         return None
     number = read_json_object(work / "settings.json").get(name)
     return number if isinstance(number, int) else None
+
+
+def _too_short(hours: float | None, forecast: Forecast, slots: int) -> bool:
+    return hours is not None and hours > 0 and forecast.shards_within(3600 * hours, slots) == 0
 
 
 def _within(hours: float, forecast: Forecast, slots: int) -> int:

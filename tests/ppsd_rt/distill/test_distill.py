@@ -790,6 +790,24 @@ def test_a_run_of_so_many_hours(folder, tmp_path, monkeypatch, capsys):
     assert planned == [3599 * 16 * 1024] * 2  # the first shard is held out
 
 
+def test_a_short_run_has_smaller_shards(folder, tmp_path, monkeypatch):
+    """Of 64 slots a shard would take 8 seconds, and the held-out one 4; of 32 it is 4 and 2."""
+    forecast = Forecast(16 * 1024, 4096 / (3 * ANSWERED * 16 * 1024), TrainSettings())
+    monkeypatch.setattr(Distillation, "forecast", lambda job: forecast)
+    planned = []
+
+    def stop(job):
+        planned.append((job.settings.slots, job.settings.tokens))
+        raise PpsdError("enough")
+
+    monkeypatch.setattr(Distillation, "sample", stop)
+    options = ["--out", str(tmp_path / "head.safetensors"), "--dtype", "float32", "--threads", "1"]
+    begin = ["distill", "-m", str(folder), *options, "--hours", str(7 / 3600)]
+    assert main(begin) == 1
+    assert main([*begin, "--resume"]) == 1
+    assert planned == [(32, 32 * 1024)] * 2
+
+
 @pytest.mark.parametrize(
     ("there", "words"),
     [
