@@ -75,16 +75,14 @@ def replanned(pipeline: Pipeline, planner: Planner, events: Iterator[Round | Dra
 
 def learn(planner: Planner, round: Round, seconds: float) -> None:
     """seconds: since the round before."""
-    copies = [draft.confidence for draft in round.judged if draft.copied]
     planner.after(
         committed=len(round.committed),
         judged=len(round.judged),
         accepted=round.accepted,
         seconds=seconds,
-        copied=len(copies),
+        copied=sum(draft.copied > 0 for draft in round.judged),
         siblings=round.siblings,
         rescued=round.rescued,
         position=round.position,
-        chance=sum(copies) / len(copies) if copies else 0.0,
         dropped=round.dropped,
     )
