@@ -93,7 +93,7 @@ class TwoRanks {
         team_(1, {}),
         layers_(*model->kernels, model->shape, model->format, model->kv,
                 pointers(model->layers, model->exit_layer, model->shape.num_layers), 1),
-        head_(*model->kernels, model->shape, model->head, whole_, 1),
+        head_(*model->kernels, model->shape, model->head, 1),
         stage_(*model, &layers_, &head_, &team_, blocks),
         rope_(make_rope(model->rotary, kContext)),
         station_(
@@ -125,7 +125,6 @@ class TwoRanks {
   }
 
   const CpuModel& model_;
-  const std::vector<int> whole_;
   Loop loop_;
   Team team_;
   LayerStack layers_;
