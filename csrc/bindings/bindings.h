@@ -33,6 +33,10 @@ struct PyEngine {
 // Who chooses the schedule: the caller, or a planner round by round.
 using Steering = std::variant<Schedule, std::shared_ptr<Planner>>;
 
+// An answer in simulated time -> [(seconds, event)], and its text. A planner knows the costs that it was made with, not these.
+std::pair<pybind11::list, std::vector<int>> in_simulated_time(const Steering& steering, const Stages& stages,
+    const std::vector<int>& prompt, const Limits& limits, uint64_t seed, const StageCosts& costs, OwnedNgrams ngrams, Trace* trace);
+
 template <class Request>
 void steer(const Steering& steering, Request* request) {
   if (const auto* schedule = std::get_if<Schedule>(&steering)) request->schedule = *schedule;

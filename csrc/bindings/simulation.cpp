@@ -11,15 +11,10 @@ namespace py = pybind11;
 using namespace ppsd;
 using namespace ppsd::bindings;
 
-namespace {
-
-// ([(seconds, event)], tokens, spans). steering: a planner knows the costs that it was made with, not these.
-py::tuple simulate(const Steering& steering, int tokens, std::vector<double> acceptance, double second, uint64_t seed,
-                   const StageCosts& costs, bool trace) {
-  Toy toy(tokens, std::move(acceptance), seed, costs.verify.size(), second);
-  const auto spans = trace ? std::make_unique<Trace>() : nullptr;
+std::pair<py::list, std::vector<int>> ppsd::bindings::in_simulated_time(const Steering& steering, const Stages& stages,
+    const std::vector<int>& prompt, const Limits& limits, uint64_t seed, const StageCosts& costs, OwnedNgrams ngrams, Trace* trace) {
   const auto* planner = std::get_if<std::shared_ptr<Planner>>(&steering);
-  if (planner) (*planner)->begin(Toy::kPrompt);
+  if (planner) (*planner)->begin(int(prompt.size()));
   Replanning replanning(planner ? *planner : nullptr);
   Simulated* clock = nullptr;
   double before = 0.0;
@@ -27,13 +22,25 @@ py::tuple simulate(const Steering& steering, int tokens, std::vector<double> acc
     replanning.after(round, clock->seconds() - std::exchange(before, clock->seconds()), scheduler);
     return true;
   };
-  Simulated carrier(toy.stages(), planner ? (*planner)->schedule() : std::get<Schedule>(steering), toy.limits, seed, costs,
-                    false, after_round, spans.get());
+  Simulated carrier(stages, planner ? (*planner)->schedule() : std::get<Schedule>(steering), limits, seed, costs, false,
+                    after_round, trace);
   clock = &carrier;
-  carrier.begin(Toy::prompt(), 0);
+  carrier.remember(std::move(ngrams));
+  carrier.begin(prompt, 0);
   py::list events;
   while (auto event = carrier.next()) events.append(py::make_tuple(carrier.seconds(), event_of(*event)));
-  return py::make_tuple(events, carrier.tokens(), trace_spans(spans.get()));
+  return {events, carrier.tokens()};
+}
+
+namespace {
+
+// ([(seconds, event)], tokens, spans)
+py::tuple simulate(const Steering& steering, int tokens, std::vector<double> acceptance, double second, uint64_t seed,
+                   const StageCosts& costs, bool trace) {
+  Toy toy(tokens, std::move(acceptance), seed, costs.verify.size(), second);
+  const auto spans = trace ? std::make_unique<Trace>() : nullptr;
+  const auto [events, text] = in_simulated_time(steering, toy.stages(), Toy::prompt(), toy.limits, seed, costs, {}, spans.get());
+  return py::make_tuple(events, text, trace_spans(spans.get()));
 }
 
 }  // namespace

@@ -12,8 +12,6 @@
 #include "../cpu/checkpoint.h"
 #include "../cpu/roster.h"
 #include "../pipeline/lockstep.h"
-#include "../pipeline/replanning.h"
-#include "../pipeline/simulated.h"
 #include "../pipeline/toy_stages.h"
 #include "../decoding/allotment.h"
 
@@ -109,23 +107,7 @@ py::list replay(const Steering& steering, const std::vector<int>& prompt, py::fu
                 const Limits& limits, const StageCosts& costs, const std::optional<OwnedNgrams>& ngrams) {
   PyDraftStage draft(std::move(draw));
   PyVerifyStage verify(std::move(truth));
-  const auto* planner = std::get_if<std::shared_ptr<Planner>>(&steering);
-  if (planner) (*planner)->begin(int(prompt.size()));
-  Replanning replanning(planner ? *planner : nullptr);
-  Simulated* clock = nullptr;
-  double before = 0.0;
-  const auto after_round = [&](const Round& round, Scheduler* scheduler) {
-    replanning.after(round, clock->seconds() - std::exchange(before, clock->seconds()), scheduler);
-    return true;
-  };
-  Simulated carrier({&draft, {&verify}}, planner ? (*planner)->schedule() : std::get<Schedule>(steering), limits, 0, costs,
-                    false, after_round);
-  clock = &carrier;
-  carrier.remember(ngrams.value_or(OwnedNgrams()));
-  carrier.begin(prompt, 0);
-  py::list events;
-  while (auto event = carrier.next()) events.append(py::make_tuple(carrier.seconds(), event_of(*event)));
-  return events;
+  return in_simulated_time(steering, {&draft, {&verify}}, prompt, limits, 0, costs, ngrams.value_or(OwnedNgrams()), nullptr).first;
 }
 
 // Made-up stages and a made-up clock, the methods of a Python object.

@@ -16,6 +16,9 @@ class DraftVocabulary:
 
     def __init__(self, head: Head | None) -> None:
         self._head = head if head is not None and head.draft_ids is not None else None
+        if self._head is not None:
+            assert self._head.draft_ids is not None
+            self._listed = frozenset(self._head.draft_ids[:-MOST].tolist())
         self.begin()
 
     def begin(self) -> None:
@@ -23,7 +26,7 @@ class DraftVocabulary:
         self._slots: dict[int, int] = {}  # of its ids
         if self._head is not None:
             assert self._head.draft_ids is not None
-            self._text = TextIds(self._head.draft_ids[:-MOST].tolist())
+            self._text = TextIds(self._listed)
             self._head.draft_ids[-MOST:] = NO_ID
 
     def follow(self, text: Sequence[int]) -> None:

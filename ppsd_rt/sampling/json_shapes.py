@@ -1,5 +1,6 @@
 """Shapes: what a JSON schema says of a value, without references and alternatives, and how shapes go together."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -71,7 +72,7 @@ class Shape:
 ANY = Shape()
 
 
-class Shapes:
+class Shapes(ABC):
     """Of one schema; `shapes`, which reads it, is the subclass's."""
 
     def __init__(self, lives: Lives) -> None:
@@ -82,9 +83,9 @@ class Shapes:
         self._living: dict[str, bool] = {}
         self.dead = ""  # a place whose strings cannot be
 
+    @abstractmethod
     def shapes(self, schemas: All) -> list[Shape]:
         """All ways to fit these schemas."""
-        raise NotImplementedError
 
     def parsed(self, pattern: str, wide: bool) -> Any:
         """As `ecma_regex.parse`; it can be written as a terminal. Unheld."""
