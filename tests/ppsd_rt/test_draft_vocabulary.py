@@ -113,16 +113,25 @@ def test_the_newest_ids_are_kept():
     np.testing.assert_array_equal(logits, vocabulary.ids.float())
 
 
-def test_a_long_prompt_leaves_the_newest_ids(folder):
-    """More ids than there is room for: torch and C++ keep the same ones."""
-    prompt = [int(token) for token in np.random.default_rng(1).permutation(SIZE)[:900]]
+def test_a_long_text_leaves_the_newest_ids(folder):
+    """More ids than there is room for: torch and C++ keep the same ones, and those that come back."""
+    ids = [int(token) for token in np.random.default_rng(1).permutation(SIZE)]
+    oldest = [token for token in ids[:600] if token not in LISTED][-MOST:][:60]  # which leave, and come back
     told = []
     for backend in ("cpu", "torch"):
-        stages = load(folder, backend, dtype="float32").stages(SamplingParams(temperature=1.5, seed=2))
-        row, tokens = stages.prefill(prompt), []
-        for _ in range(12):
-            row = stages.draft([row]).token
-            tokens.append(row)
-        told.append(tokens)
+        stages = load(folder, backend, dtype="float32").stages(SamplingParams(temperature=3.0, seed=2))
+        row, drafts = stages.prefill(ids[:600]), []
+        for rows in ([], ids[600:700], oldest):
+            rows = [row, *rows]
+            for _ in range(40):
+                drafts.append(stages.draft(rows))
+                rows = [drafts[-1].token]
+            row = rows[0]
+        told.append([(draft.token, round(draft.confidence, 4)) for draft in drafts])
     assert told[0] == told[1]
-    assert set(told[0]) <= {*LISTED, *prompt[-MOST - len(LISTED) - 12 :]}
+    tokens = [token for token, _ in told[0]]
+    assert set(tokens[:40]) & set(oldest)
+    assert set(tokens[40:80]) & set(ids[600:700])
+    left = set(oldest) - set(tokens[:40])  # a draft is text: it makes its id new
+    assert not set(tokens[40:80]) & left
+    assert set(tokens[80:]) & left
