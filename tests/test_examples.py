@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from support import loud_head, write_model
 
 from ppsd_rt import Engine, SamplingParams
 from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import HeadFile
 from ppsd_rt.pipeline.rounds import Draft
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
@@ -46,6 +48,21 @@ def test_own_loop_decodes_the_ids_of_plain(engine, sampling):
         assert tuple(ids) == engine.generate(prompt, params, "plain").run().ids
         assert 0 < passes < len(ids) - 1  # some drafts were right
         assert own_loop(engine, prompt, params, least=1.1) == (ids, len(ids) - 1)
+
+
+def test_whole_loop_decodes_the_engines_ids(tmp_path):
+    """Whatever the number of drafts, to the bit; some are right, and what is rolled back leaves no trace."""
+    folder = write_model(tmp_path / "model", max_position_embeddings=96)
+    checkpoint = Checkpoint(folder)
+    head = loud_head(checkpoint.hash)
+    head.save(tmp_path / "head.safetensors")
+    decoder = example("whole_loop").Decoder(checkpoint, HeadFile.load(tmp_path / "head.safetensors", checkpoint))
+    prompt = list(range(3, 20))
+    plain, *others = (list(decoder.answer(prompt, 40, drafts)) for drafts in (0, 1, 4, 8))
+    ids = list(chain(*plain))
+    assert all(list(chain(*rounds)) == ids and len(rounds) < len(plain) for rounds in others)
+    with Engine.from_pretrained(folder, backend="cpu", dtype="float32", exit_head="none", threads=1) as engine:
+        assert tuple(ids) == engine.generate(prompt, SamplingParams(max_tokens=40), "plain").run().ids
 
 
 def test_own_loop_ends_at_a_stop_id():
