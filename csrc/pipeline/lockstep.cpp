@@ -91,8 +91,8 @@ void LockStep::step() {
   if (!stages_.draft->step(step, step.draw ? &draft : nullptr, [this] { return cancelled(); }))
     return scheduler_.cancel();
   const int position = step.start + int(step.ids.size());
-  if (scheduler_.stepped(step, step.draw ? &draft : nullptr) && step.draw && report_drafts_)
-    events_.emplace_back(Drafted{position, draft.token});
+  scheduler_.stepped(step, step.draw ? &draft : nullptr);
+  if (step.draw && report_drafts_) events_.emplace_back(Drafted{position, draft.token});
 }
 
 }  // namespace ppsd

@@ -44,7 +44,6 @@ struct Logprobs {
 
 // The draft stage's next step: rows to run through the early layers, then perhaps the exit head on the last of them.
 struct DraftStep {
-  uint64_t epoch = 0;
   int start = 0;               // first row to run; rows from here on that the stage holds are void
   std::vector<int> ids;        // may be empty: only the head is asked
   int copied = 0;              // so many of the ids, the last ones, are drafts that were copied just now

@@ -82,7 +82,6 @@ int Scheduler::sibling_at(int position) const {
 DraftStep Scheduler::next_step() {
   DraftStep step;
   step.copied = copy();
-  step.epoch = epoch();
   step.adopted = std::exchange(for_step_, std::nullopt);
   step.start = drafted_rows_;
   for (int row = drafted_rows_; row < known(); ++row) {
@@ -96,8 +95,7 @@ DraftStep Scheduler::next_step() {
   return step;
 }
 
-bool Scheduler::stepped(const DraftStep& step, const Draft* draft) {
-  if (step.epoch != epoch() || finished_) return false;
+void Scheduler::stepped(const DraftStep& step, const Draft* draft) {
   drafted_rows_ = step.start + int(step.ids.size());
   // While the head alone was asked, a verdict may have committed the token that it drew a draft for.
   if (draft != nullptr && drafted_rows_ == known()) {
@@ -106,7 +104,6 @@ bool Scheduler::stepped(const DraftStep& step, const Draft* draft) {
     if (!worth_it || text_.is_stop(kept.sibling)) kept.sibling = -1;   // (after a stop there is nothing to know)
     add(kept, text_.controller().stop(kept.confidence));
   }
-  return true;
 }
 
 // -- verify ------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ class Scheduler {
   // -- drafting: one step at a time --
   bool may_step() const;                       // a step is allowed now
   DraftStep next_step();                       // what it is; drafts that can be copied are
-  bool stepped(const DraftStep& step, const Draft* draft);   // it is done; false: it was void
+  void stepped(const DraftStep& step, const Draft* draft);   // it is done, and no rollback came meanwhile
 
   // -- verifying: chunks in order, several may be under way; a verdict may be on several of them --
   bool ready() const;                          // a free verification stage may take a chunk now

@@ -85,8 +85,8 @@ void Simulated::finish_step() {
   stages_.draft->step(step, step.draw ? &draft : nullptr, nullptr);
   record("draft", kDraftTrack, int(step.ids.size()), drafting_.begun);
   const int position = step.start + int(step.ids.size());
-  if (scheduler_.stepped(step, step.draw ? &draft : nullptr) && step.draw && report_drafts_)
-    events_.emplace_back(Drafted{position, draft.token});
+  scheduler_.stepped(step, step.draw ? &draft : nullptr);
+  if (step.draw && report_drafts_) events_.emplace_back(Drafted{position, draft.token});
 }
 
 void Simulated::finish_chunk(int stage) {
