@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import httpx2
-import openai
+from support import Lazily
 
 from ppsd_rt.pipeline.schedule import parse_schedule
 from ppsd_rt.serve.run import Server, listen
 from ppsd_rt.serve.service import Service
 from ppsd_rt.serve.settings import Settings
 
+anthropic, openai = Lazily("anthropic"), Lazily("openai")
 SCHEDULE = parse_schedule("eesd:length=3,stop_rule=fixed")
 NAME = "tiny"
 USER = [{"role": "user", "content": "Why is the sky blue?"}]

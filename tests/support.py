@@ -1,5 +1,6 @@
 """Small models that tests make for themselves: no network, no weights, milliseconds."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -27,6 +28,16 @@ TEMPLATE = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 VOCAB = 256 + len(SPECIAL)
 EOS = VOCAB - 1
+
+
+class Lazily:
+    """A module that is imported when something is first asked of it: workers that only collect its tests need none."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(importlib.import_module(self._name), name)
 
 
 def slow(*values: object, **options: object) -> object:

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
+import scipy
 from support import VOCAB, write_model
 
 from ppsd_rt import Engine, SamplingParams, UsageError
@@ -39,7 +39,7 @@ def test_first_tokens_of_many_prompts_with_one_seed_fit_their_softmaxes(engine):
     seen, wanted = (np.bincount(bins, weights=of[order]) for of in (counts, expected))
     filled = wanted > 0
     assert filled.sum() > 20
-    assert stats.chisquare(seen[filled], wanted[filled] * seen.sum() / wanted.sum()).pvalue > 1e-3
+    assert scipy.stats.chisquare(seen[filled], wanted[filled] * seen.sum() / wanted.sum()).pvalue > 1e-3
 
 
 def test_without_a_seed_every_answer_draws_its_own_and_says_which(engine):

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+import scipy
 import torch
-from scipy import stats
 from support import slow
 
 from ppsd_rt.errors import UsageError
@@ -75,7 +75,7 @@ def test_sampled_tokens_follow_the_filtered_softmax(params):
     if predicted[-1] < 1:
         observed[-2:], predicted[-2:] = [sum(observed[-2:])], [sum(predicted[-2:])]
     scale = sum(observed) / sum(predicted)
-    assert stats.chisquare(observed, [p * scale for p in predicted]).pvalue > 1e-3
+    assert scipy.stats.chisquare(observed, [p * scale for p in predicted]).pvalue > 1e-3
 
 
 def test_one_seed_samples_differently_at_each_position():

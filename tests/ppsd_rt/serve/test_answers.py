@@ -4,9 +4,8 @@ import asyncio
 import json
 from itertools import pairwise
 
-import openai
 import pytest
-from serve_support import NAME, SCHEDULE, USER
+from serve_support import NAME, SCHEDULE, USER, openai
 
 from ppsd_rt import Committed, RunOptions, SamplingParams
 from ppsd_rt.sampling.grammar import Grammar

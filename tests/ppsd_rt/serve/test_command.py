@@ -9,9 +9,8 @@ import socket
 import sys
 import threading
 
-import openai
 import pytest
-from serve_support import HANG
+from serve_support import HANG, openai
 from support import write_model
 
 from ppsd_rt.cli import main as cli

@@ -2,9 +2,8 @@
 
 import json
 
-import openai
 import pytest
-from serve_support import NAME, USER, serving
+from serve_support import NAME, USER, openai, serving
 from support import tiny_model, write_model
 
 from ppsd_rt import Engine

@@ -6,9 +6,8 @@ import socket
 import threading
 
 import httpx2
-import openai
 import pytest
-from serve_support import HANG, USER, serving
+from serve_support import HANG, USER, openai, serving
 
 from ppsd_rt import Grammar
 from ppsd_rt.errors import GrammarFailed

@@ -2,10 +2,8 @@
 
 import json
 
-import anthropic
-import openai
 import pytest
-from serve_support import CITY, HANG, NAME, SCHEDULE, USER
+from serve_support import CITY, HANG, NAME, SCHEDULE, USER, anthropic, openai
 
 from ppsd_rt import SamplingParams
 from ppsd_rt.serve import responses
