@@ -168,7 +168,7 @@ def test_ids_of_the_text_may_be_drafted_too(format):
         listed = dict(zip(more.head.draft_ids.tolist(), more.head.lm_head.wide(), strict=True))
         assert all(torch.equal(row, listed[token]) for token, row in places.items() if token != NO_ID)
     drafts = set()
-    for seed in range(12):
+    for seed in range(2):
         stages.begin(PROMPT, SamplingParams(temperature=3.0, seed=seed), end=60, most=15, lookahead=15)
         for _ in range(3):
             stages.draft_step()
