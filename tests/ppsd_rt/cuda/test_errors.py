@@ -1,5 +1,6 @@
 """A machine that lacks something gets one line that says what."""
 
+import json
 import os
 import subprocess
 import sys
@@ -17,17 +18,30 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from ppsd_rt.cuda.weights import DeviceWeights
 
-NATIVE = "from ppsd_rt import _native; print(_native.cuda_device(int({ordinal})))"
-PICK = "from ppsd_rt.cuda.errors import pick_device; print(pick_device('cuda:{ordinal}'))"
+NATIVE = "from ppsd_rt import _native; print(_native.cuda_device(0))"
+PICK = """  # torch is imported once; each case then has a process, which loads a driver for itself
+import json, os, sys, torch
+from ppsd_rt.cuda.errors import pick_devices
+for names, built, environment in json.loads(sys.argv[1]):
+    if os.fork() == 0:
+        os.environ.update(environment)
+        if built:
+            torch.cuda.is_available = torch.backends.cuda.is_built = lambda: True
+        try:
+            print(pick_devices(names), flush=True)
+        except Exception as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.wait()
+"""
 GB = 10**9
 
 
-def last_line(program, driver, ordinal=0, **environment):
-    """What a process of its own says, or what it fails with."""
+def said(driver, *command, **environment):
+    """By a process of its own: its lines, or its complaint's."""
     variables = {**os.environ, "PPSD_CUDA_DRIVER": str(driver), **environment}
-    program = program.format(ordinal=ordinal)
-    done = subprocess.run([sys.executable, "-c", program], env=variables, capture_output=True, text=True)
-    return (done.stdout or done.stderr).strip().splitlines()[-1]
+    done = subprocess.run([sys.executable, "-c", *command], env=variables, capture_output=True, text=True)
+    return (done.stdout or done.stderr).strip().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -43,22 +57,29 @@ def last_line(program, driver, ordinal=0, **environment):
     ],
 )
 def test_drivers(fake_driver, environment, line):
-    assert line in last_line(NATIVE, fake_driver, **environment)
+    assert line in said(fake_driver, NATIVE, **environment)[-1]
 
 
 def test_no_driver():
-    assert "CudaError: no NVIDIA driver: " in last_line(NATIVE, "nowhere.so")
+    assert "CudaError: no NVIDIA driver: " in said("nowhere.so", NATIVE)[-1]
 
 
-def test_a_gpu_that_is_not_there_or_too_old(fake_driver):
-    assert "there is no GPU 7: the driver sees 2; use --backend cpu" in last_line(PICK, fake_driver, 7)
-    line = last_line(PICK, fake_driver, PPSD_FAKE_CUDA_SM="75")
-    assert "Fake GPU (sm_75) is too old for the cuda backend, which needs sm_80 or newer; use --backend torch" in line
-
-
-@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch has CUDA")
-def test_torch_without_cuda(fake_driver):
-    assert "this torch was built without CUDA" in last_line(PICK, fake_driver)
+def test_gpus_that_are_not_there_or_too_old(fake_driver):
+    """Of several, each is looked at."""
+    old, three = {"PPSD_FAKE_CUDA_SM": "75"}, "cuda:0,cuda:1,cuda:2"
+    too_old = "Fake GPU (sm_75) is too old for the cuda backend, which needs sm_80 or newer; use --backend torch"
+    cases = [
+        ("cuda:7", False, {}, "there is no GPU 7: the driver sees 2; use --backend cpu"),
+        ("cuda:0", False, old, too_old),
+        (three, True, {}, "there is no GPU 2: the driver sees 2; use --backend cpu"),
+        (three, True, old, too_old),
+        ("cuda:0,cuda:1", True, {}, "[device(type='cuda', index=0), device(type='cuda', index=1)]"),
+    ]
+    if not torch.backends.cuda.is_built():
+        cases.append(("cuda:0", False, {}, "this torch was built without CUDA"))
+    lines = said(fake_driver, PICK, json.dumps([case[:3] for case in cases]), TRITON_INTERPRET="0")
+    for (*_, expected), line in zip(cases, lines, strict=True):
+        assert line.startswith(expected)
 
 
 def test_without_triton(monkeypatch):
