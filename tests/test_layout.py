@@ -1,6 +1,7 @@
 """How the modules stand to each other."""
 
 import ast
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def imports(path, package, modules):
                 yield name if name in modules else ".".join(home)
 
 
+@cache
 def graph():
     """module -> those that it imports; without the package itself, which imports on first use."""
     modules = {}
