@@ -11,7 +11,7 @@ from weakref import WeakSet
 from .arguments import whole_number
 from .async_generation import AsyncGeneration
 from .backend import Backend, RunOptions
-from .backends import make_backend
+from .backends import check_machine, make_backend
 from .errors import ContextFull, PpsdError, UsageError
 from .find_head import find_head
 from .forks import hears_of_forks
@@ -81,6 +81,7 @@ class Engine:
         the machine has to spare. Where it is full, answers wait for each other.
         Raises PpsdError with one line that says what to do.
         """
+        check_machine(device, threads)  # before a model is fetched
         try:
             checkpoint, tokenizer = open_model(str(model), backend)
             made = make_backend(backend, checkpoint, dtype, device, threads, stages, kv_dtype, kv_memory)

@@ -494,7 +494,10 @@ def test_info_and_heads_without_torch(run, monkeypatch):
         (["convert", "/no\n\x1b/such.gguf", "/tmp/out"], 1, r"/no\n\x1b/such.gguf"),
     ],
 )
-def test_wrong_usage_is_one_line(run, args, status, words):
+def test_wrong_usage_is_one_line(run, args, status, words, tmp_path, monkeypatch):
+    """Before the default model is asked for, which this cache has not."""
+    monkeypatch.setenv("PPSD_CACHE", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
     got, out, err = run(*args, model=False)
     assert (got, out) == (status, "")
     assert words in err
