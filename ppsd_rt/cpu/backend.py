@@ -156,6 +156,10 @@ class CpuBackend:
         if successors is not None:
             self._ngrams.know(successors)
 
+    def recall(self, ids: Sequence[int], owner: int) -> None:
+        """Copy drafts from this text too, as if it had been answered here."""
+        self._ngrams.of(owner).learn(ids)
+
     @property
     def _engine(self) -> _native.Engine:
         if self._made is None:
