@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> None:
     if args.background is not None:
         _recede(args.background)
     need("torch", "torch", "learning")
-    with Lock(folder, "training.lock", "learns from"):
+    with Lock(folder, ".training.lock", "learns from"):
         _train(args, folder, told, checkpoint, heads)
 
 

@@ -6,7 +6,7 @@
     secret                  what the owners' numbers come from
     heads/                  heads that have learned from it: heads.py
     own-*/                  text that the model wrote itself, to mix in: train.py
-    lock, training.lock     held by the process that keeps, and by the one that trains
+    .lock, .training.lock   held by the process that keeps, and by the one that trains
 
 A record that was cut short where its writer was killed ends its file. Only its owner may read the folder.
 """
@@ -77,7 +77,7 @@ class Record:
 class Lock:
     """Of a folder, for as long as this process lives or until `close`. PpsdError where another one has it."""
 
-    def __init__(self, folder: Path, name: str = "lock", what: str = "keeps answers in") -> None:
+    def __init__(self, folder: Path, name: str = ".lock", what: str = "keeps answers in") -> None:
         self._file = os.open(folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -199,10 +199,11 @@ class Kept:
 
     def _append(self, packed: bytes) -> None:
         size = self._path.stat().st_size if self._path.exists() else 0
-        if size and size + len(packed) > self._most_bytes // FILES:
+        most = self._most_bytes // FILES
+        if size and size + len(packed) > most:
             self._path, size = self._numbered(_number(self._path) + 1), 0
             files = _files(self.folder)
-            while files and sum(path.stat().st_size for path in files) + len(packed) > self._most_bytes:
+            while files and sum(path.stat().st_size for path in files) + max(most, len(packed)) > self._most_bytes:
                 files.pop(0).unlink()
         with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0) as file:
             try:
@@ -256,11 +257,11 @@ def _is_count(value: Any) -> bool:
 def forget(folder: Path) -> int:
     """Delete all that was kept and learned -> bytes. PpsdError while a process keeps answers there, or trains."""
     read_model(folder)  # nobody else's folder is emptied
-    with Lock(folder), Lock(folder, "training.lock", "learns from"):
+    with Lock(folder), Lock(folder, ".training.lock", "learns from"):
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         # Last, model.json: a process that is killed here leaves what the next one can delete.
         for path in sorted(folder.iterdir(), key=lambda path: path.name == "model.json"):
-            if path.suffix != ".lock" and path.name != "lock":
+            if not path.name.endswith(".lock"):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
     return size
 

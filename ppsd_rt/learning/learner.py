@@ -124,6 +124,8 @@ class Learner:
         self._stopped, self._closed, self._owes, self._before = False, False, 0, 0
         self._names: list[str] = []
         self._learns = self.heads.load() is not None
+        if not self._learns:
+            _LOG.info("there is no head to learn with: what %s keeps is copied from, and nothing else", folder)
         self._try_swap()
         self._recall()
         self._thread: threading.Thread | None = None
@@ -168,7 +170,7 @@ class Learner:
 
     def look(self) -> None:
         """Begin a training, let it go on, or use what it has brought, as far as the engine is idle."""
-        now, status = self._clock(), None
+        now, status, gone = self._clock(), None, None
         with self._lock:
             idle = 0.0 if self._running else now - self._idle_since
             training = self._training
@@ -179,14 +181,15 @@ class Learner:
                     training.go_on()
                     self._stopped = False
                 elif now - self._stopped_since >= LET_GO_AFTER:
-                    training.end()
-                    self._training = None
+                    gone, self._training = training, None
             elif training is not None and self._resting():
                 training.stop()
                 self._stopped, self._stopped_since = True, now
             elif training is None and idle >= BEGIN_AFTER and self._due() and not self._resting():
                 self._before, self._stopped = self.kept.fresh, False
                 self._training = self._begin(self.kept.folder)
+        if gone is not None:
+            gone.end()  # which takes longer than a request may wait
         if status is not None:
             self._owes = 0 if status == 0 else self.kept.fresh  # what failed is tried again when there is more
             if status == 0:

@@ -1,7 +1,8 @@
 """Training the head that drafts on what was answered before, and judging it before it comes into use.
 
 Self-distillation as in `ppsd-run distill` (EESD, arXiv 2406.03853), on a user's own traffic as in Online Speculative
-Decoding (arXiv 2310.07177): here while nothing is asked, in the engine's own number format; a head that is no better is dropped.
+Decoding (arXiv 2310.07177): here while nothing is asked, in the engine's own number format. A head that is no better is
+dropped.
 """
 
 import math
@@ -98,7 +99,7 @@ class Learning:
         self.heads.trained(place, self.outcome, path)
 
     def forecast(self) -> float:
-        """Seconds, measured in moments: of writing own text that is missing, of reading the answers, and of training."""
+        """Seconds, measured in moments: of writing own text that is missing, reading the answers, and training."""
         before = self.heads.load()
         if before is None:
             return 0.0
