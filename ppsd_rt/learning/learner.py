@@ -18,7 +18,6 @@ from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 from weakref import finalize, ref
 
-from ..cpu.backend import CpuBackend
 from ..errors import PpsdError
 from ..forks import hears_of_forks
 from ..generation import Generation
@@ -111,10 +110,13 @@ class Learner:
     ) -> None:
         """threaded: else `work` and `look` are the caller's to call, as tests do."""
         self.heads = LearnedHeads(folder, exit_head, engine.checkpoint)
-        backend: CpuBackend = engine.backend
-        model, head = str(engine.checkpoint.folder.absolute()), str(self.heads.root and self.heads.root.absolute())
-        head = exit_head if exit_head == "auto" else head
-        told = {"hash": engine.checkpoint.hash, "name": model, "dtype": backend.dtype, "head": head}
+        found = exit_head != "auto" and self.heads.root
+        told = {
+            "hash": engine.checkpoint.hash,
+            "name": str(engine.checkpoint.folder.absolute()),
+            "dtype": engine.backend.dtype,
+            "head": str(found.absolute()) if found else exit_head,
+        }
         self.kept = Kept(folder, told, engine.config.vocab_size, self.heads.learned)
         self._engine, self._begin, self._resting, self._clock = ref(engine), begin, resting, clock
         self._ended: SimpleQueue[tuple[Any, ...] | None] = SimpleQueue()  # its `put` may interrupt itself
@@ -162,10 +164,10 @@ class Learner:
         except Empty:
             return False
         if item is not None:
-            self.kept.add(*item)
             with self._lock:
                 self._running -= 1
                 self._idle_since = self._clock()
+            self.kept.add(*item)
         return True
 
     def look(self) -> None:
@@ -224,8 +226,7 @@ class Learner:
     def _loop(self) -> None:
         while not self._closed:
             try:
-                while not self._closed and self.work(LOOK):
-                    pass
+                self.work(LOOK)
                 self.look()
             except (PpsdError, OSError) as error:
                 _LOG.warning("learning: %s", error)

@@ -140,6 +140,10 @@ class Learning:
     def _divide(self, unique: Deduplication, most: int) -> tuple[list[Text], list[Text], Place]:
         """The newest answers, to judge by; those before, to learn from, of `most` ids; and where the last one ends."""
         records = [*read_records(self.folder, self.checkpoint.config.vocab_size)]
+        before = self.heads.learned
+        fresh = sum(record.tokens for record, place in records if place > before)
+        if fresh < LEAST_TOKENS:
+            raise PpsdError(f"{self.folder} has {fresh:,} answer tokens that are new: {LEAST_TOKENS:,} are the least")
         texts = []
         for record, _ in records:
             if record.free and (cut := max(0, len(record.ids) - MOST_IDS)) < record.answer:
@@ -150,11 +154,10 @@ class Learning:
         judged, texts = texts[max(0, first) :], texts[: max(0, first)]
         asked = {text.ids[: text.answer].numpy().tobytes() for text in judged}  # answered again at a temperature
         texts = [text for text in texts if text.ids[: text.answer].numpy().tobytes() not in asked]
-        learned = texts[newest([len(text.ids) for text in texts], most) :]
-        have = sum(map(_tokens, learned))
-        if have < LEAST_TOKENS:
-            raise PpsdError(f"{self.folder} has {have:,} answer tokens to learn from: {LEAST_TOKENS:,} are the least")
-        return judged, learned, records[-1][1]
+        others = texts[newest([len(text.ids) for text in texts], most) :]
+        if not others:
+            raise PpsdError(f"{self.folder} has {len(judged)} answers to judge by, and no others to learn from")
+        return judged, others, records[-1][1]
 
     def _judge(
         self, judge: Trainer, trainer: Trainer, judged: Sequence[Text], fixed: Sequence[Text], tokens: int

@@ -415,6 +415,8 @@ def test_a_head_that_is_right_more_often_comes_into_use(learning):
     assert learning.heads.names == ["00001.safetensors"] and learning.heads.outcomes == [outcome]
     *_, (_, end) = read_records(learning.folder, 259)
     assert learning.heads.learned == end
+    with pytest.raises(PpsdError, match="has 0 answer tokens that are new"):
+        ran(learning)
     info = read_info(learning.folder / "heads" / "00001.safetensors")
     assert info.recipe["learned_tokens"] == outcome.trained and info.acceptance["kept_answers"] == round(
         outcome.after, 4
@@ -450,7 +452,7 @@ def test_a_training_that_is_killed_changes_nothing_and_may_begin_anew(learning):
 
 def test_too_little_to_learn_from_is_said(learning, monkeypatch):
     monkeypatch.setattr(train, "LEAST_TOKENS", 100_000)
-    with pytest.raises(PpsdError, match=r"answer tokens to learn from: 100,000 are the least$"):
+    with pytest.raises(PpsdError, match=r"has 3,600 answer tokens that are new: 100,000 are the least$"):
         ran(learning)
 
 
