@@ -160,13 +160,13 @@ class Engine:
         self.learner = Learner(self, folder, exit_head)
 
     def swap_head(self, file: HeadFile) -> bool:
-        """Draft with this head from the next answer on. False: some have not ended, and nothing has changed."""
+        """Draft with this head, which has learned from the one in use, from the next answer on. False: some answers have
+        not ended, and nothing has changed."""
         with self._swapping:
             if not all(answer.over for answer in list(self._answers)):
                 return False
-            self.backend.use_head(file)
-            self._counted = file.successors
-            self.forget()
+            swapping: Any = self.backend  # one that `learn` has not refused
+            swapping.swap_head(file)
         return True
 
     def forget(self) -> None:

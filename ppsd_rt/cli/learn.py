@@ -85,8 +85,9 @@ def _recede(parent: int) -> None:
     """Take what nobody else wants of the processor, and end with the process that asked for this."""
     quiet()
     os.nice(19)
-    with suppress(AttributeError, OSError):  # Linux alone has it
+    with suppress(AttributeError, OSError):  # Linux alone has these
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, this goes first
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it reaches one that is stopped
     if os.getppid() != parent:

@@ -156,6 +156,12 @@ class CpuBackend:
         if successors is not None:
             self._ngrams.know(successors)
 
+    def swap_head(self, file: HeadFile) -> None:
+        """To a head of the same sizes: what was said stays known, and what drafts cost."""
+        costs, counted, ngrams = self._costs, self._counted, self._ngrams
+        self.use_head(file)
+        self._costs, self._counted, self._ngrams = costs, counted, ngrams
+
     def recall(self, ids: Sequence[int], owner: int) -> None:
         """Copy drafts from this text too, as if it had been answered here."""
         self._ngrams.of(owner).learn(ids)

@@ -140,7 +140,7 @@ class Kept:
         self.secret = secret.read_bytes()
         self._days = read_days(self.folder)
         self._seen, self.fresh, self.tokens = set[bytes](), 0, 0
-        last = 0, 0
+        self._vocabulary, last = vocabulary, (0, 0)
         for record, last in read_records(self.folder, vocabulary):
             self._seen.add(record.digest)
             self.tokens += record.tokens
@@ -204,7 +204,11 @@ class Kept:
             self._path, size = self._numbered(_number(self._path) + 1), 0
             files = _files(self.folder)
             while files and sum(path.stat().st_size for path in files) + max(most, len(packed)) > self._most_bytes:
-                files.pop(0).unlink()
+                oldest = files.pop(0)
+                for record, _ in _read(oldest, self._vocabulary):
+                    self._seen.discard(record.digest)
+                    self.tokens -= record.tokens
+                oldest.unlink()
         with open(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "wb", buffering=0) as file:
             try:
                 if file.write(packed) != len(packed):

@@ -29,13 +29,11 @@ from .heads import LearnedHeads
 from .kept import Kept, newest, read_records
 
 LOOK = 1.0  # seconds between looks at the time
-BEGIN_AFTER, GO_ON_AFTER = (
-    60.0,
-    2.0,
-)  # seconds without a request, until a training begins, or one that was stopped goes on
+BEGIN_AFTER = 60.0  # seconds without a request, until a training begins
+GO_ON_AFTER = 2.0  # or one that was stopped goes on
 LET_GO_AFTER = 600.0  # seconds that a stopped training keeps its memory; then it begins anew some day
 FRESH = 8192  # tokens of answers that are new, until the next training
-GROWTH = 0.25  # or more: of all that are kept
+GROWTH, MOST_FRESH = 0.25, 50_000  # or more: so much of all that are kept, but no more than that
 RECALLED = 300_000  # ids, the newest: more does the memory of answers not hold
 _LOG = getLogger(__name__)
 
@@ -123,7 +121,8 @@ class Learner:
         self._lock = threading.Lock()  # of what follows
         self._running, self._idle_since, self._stopped_since = 0, clock(), 0.0
         self._training: Training | None = None
-        self._stopped, self._closed, self._owes, self._before = False, False, 0, 0
+        self._stopped, self._closed = False, False
+        self._before = 0  # tokens that were new when the last training began, unless it has learned from them
         self._names: list[str] = []
         self._learns = self.heads.load() is not None
         if not self._learns:
@@ -188,30 +187,31 @@ class Learner:
                 training.stop()
                 self._stopped, self._stopped_since = True, now
             elif training is None and idle >= BEGIN_AFTER and self._due() and not self._resting():
-                self._before, self._stopped = self.kept.fresh, False
+                self._before, self._stopped = self.kept.fresh, False  # what fails is tried again when there is more
                 self._training = self._begin(self.kept.folder)
         if gone is not None:
             gone.end()  # which takes longer than a request may wait
-        if status is not None:
-            self._owes = 0 if status == 0 else self.kept.fresh  # what failed is tried again when there is more
-            if status == 0:
-                self.kept.fresh -= self._before
-                _LOG.info("learned from %s", self.heads.outcomes[-1])
-        if not self._running and self._try_swap():
-            self._recall()
+            self._before = 0
+        if status == 0:
+            self.kept.fresh -= self._before
+            self._before = 0
+            _LOG.info("learned from %s", self.heads.outcomes[-1])
+        elif status is not None and status < 0:  # else it has said why
+            _LOG.warning("learning was ended by signal %d", -status)
+        if not self._running:
+            self._try_swap()
 
     def _due(self) -> bool:
-        return self._learns and self.kept.fresh - self._owes >= max(FRESH, GROWTH * self.kept.tokens)
+        wanted = max(FRESH, min(MOST_FRESH, GROWTH * self.kept.tokens))
+        return self._learns and self.kept.fresh - self._before >= wanted
 
-    def _try_swap(self) -> bool:
+    def _try_swap(self) -> None:
         names, engine = self.heads.names, self._engine()
         if names == self._names or engine is None:
-            return False
+            return
         file = self.heads.load()
-        if file is None or not engine.swap_head(file):
-            return False
-        self._names = names
-        return True
+        if file is not None and engine.swap_head(file):
+            self._names = names
 
     def _recall(self) -> None:
         """Fill the memory of answers."""

@@ -145,6 +145,8 @@ def test_the_oldest_answers_go_where_there_are_too_many(tmp_path):
         assert sum(path.stat().st_size for path in kept.folder.glob("answers-*")) <= most
     found = read(kept.folder)
     assert found == [*range(VOCABULARY - len(found), VOCABULARY)] and len(found) > 400
+    assert kept.tokens == 10 * len(found)
+    assert kept.add(*text(0, 10)) and not kept.add(*text(VOCABULARY - 1, 10)), "what has gone may come again"
 
 
 def test_a_folder_has_one_writer_and_one_model(tmp_path):
