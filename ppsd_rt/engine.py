@@ -160,8 +160,10 @@ class Engine:
         self.learner = Learner(self, folder, exit_head)
 
     def swap_head(self, file: HeadFile) -> bool:
-        """Draft with this head, which has learned from the one in use, from the next answer on. False: some answers have
-        not ended, and nothing has changed."""
+        """Draft with this head, of the same sizes as the one in use, from the next answer on.
+
+        False: some answers have not ended, and nothing has changed.
+        """
         with self._swapping:
             if not all(answer.over for answer in list(self._answers)):
                 return False
