@@ -153,7 +153,7 @@ class Learner:
             return
         done, s, params = answer.completion, answer.statistics, answer.params
         free = not (params.looks_back or params.logit_bias)
-        kept = done.finish_reason != "cancelled"
+        kept = answer.options.kept and done.finish_reason != "cancelled"
         self._ended.put((done.prompt_ids, done.ids if kept else (), free, answer.options.owner, s.judged, s.accepted))
 
     def work(self, seconds: float | None = 0.0) -> bool:

@@ -397,6 +397,18 @@ def test_owners_are_the_same_after_a_restart(folder, tmp_path):
     assert numbers[0] == numbers[1] and "ppsd_draft_acceptance_ratio" in metrics
 
 
+def test_what_is_not_to_be_stored_is_not_kept(folder, tmp_path):
+    with load(folder, learn=tmp_path) as engine, serving(engine) as served:
+        for number, store in enumerate((False, None, True)):
+            said = {"store": store, "ignore_eos": True, "max_tokens": 20}
+            asked = {"input": f"Question {number}", "max_output_tokens": 20}
+            assert served.http.post("/v1/responses", json=asked | said).status_code == 200
+            assert served.post(messages=[{"role": "user", "content": f"And {number}?"}], **said).status_code == 200
+    found = [record.ids[: record.answer].tolist() for record, _ in read_records(tmp_path, 259)]
+    wanted = [f"{word} {number}" for number in (1, 2) for word in ("Question", "And")]
+    assert [word in engine.tokenizer.decode(ids) for word, ids in zip(wanted, found, strict=True)] == [True] * 4
+
+
 # Training itself, on a model whose tiny head has learned nothing yet.
 
 
