@@ -58,6 +58,7 @@ class Engine:
         self._swapping = Lock()  # taken while an answer is made too
         self.learner: Learner | None = None
         hears_of_forks(self._turns)
+        hears_of_forks(self)
 
     @classmethod
     def from_pretrained(
@@ -170,6 +171,10 @@ class Engine:
             swapping: Any = self.backend  # one that `learn` has not refused
             swapping.swap_head(file)
         return True
+
+    def forked(self) -> None:
+        """What is answered in another process is not kept."""
+        self._swapping, self.learner = Lock(), None
 
     def forget(self) -> None:
         """Forget what earlier answers said, from which drafts are copied: for benchmarks that ask the same again."""

@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -370,6 +371,20 @@ def test_only_one_engine_keeps_answers_in_a_folder(folder, tmp_path):
         load(folder, learn=tmp_path)
     del engine
     load(folder, learn=tmp_path).close()
+
+
+def test_a_fork_keeps_nothing_and_leaves_the_folder(folder, tmp_path):
+    engine = load(folder, learn=tmp_path)
+    engine.generate("Why?", PARAMS).run()
+    if (pid := learning_beside.os.fork()) == 0:
+        with suppress(BaseException):
+            engine.generate("How?", PARAMS).run()
+            learning_beside.os._exit(0 if engine.learner is None else 2)
+        learning_beside.os._exit(1)
+    assert learning_beside.os.waitstatus_to_exitcode(learning_beside.os.waitpid(pid, 0)[1]) == 0
+    engine.generate("What?", PARAMS).run()
+    engine.close()
+    assert len([*read_records(tmp_path, 259)]) == 2
 
 
 def test_another_models_folder_is_refused(folder, tmp_path):
