@@ -165,12 +165,20 @@ class Engine:
 
         False: some answers have not ended, and nothing has changed.
         """
+        swapping: Any = self.backend  # one that `learn` has not refused
         with self._swapping:
-            if not all(answer.over for answer in list(self._answers)):
+            if not self._idle():
                 return False
-            swapping: Any = self.backend  # one that `learn` has not refused
-            swapping.swap_head(file)
+        packed = swapping.pack_head(file)  # beforehand: it takes longer than a request may wait
+        with self._swapping:
+            if not self._idle():
+                return False
+            swapping.swap_head(file, packed)
         return True
+
+    def _idle(self) -> bool:
+        """Under the lock: else the set may grow meanwhile."""
+        return all(answer.over for answer in list(self._answers))
 
     def forked(self) -> None:
         """What is answered in another process is not kept."""

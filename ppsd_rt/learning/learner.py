@@ -198,7 +198,7 @@ class Learner:
             _LOG.info("learned from %s", self.heads.outcomes[-1])
         elif status is not None and status < 0:  # else it has said why
             _LOG.warning("learning was ended by signal %d", -status)
-        if not self._running:
+        if idle >= LOOK:
             self._try_swap()
 
     def _due(self) -> bool:
