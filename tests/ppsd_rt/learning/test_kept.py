@@ -15,6 +15,12 @@ VOCABULARY = 1000
 DAY = 20_000 * 86400.0
 
 
+@pytest.fixture(autouse=True)
+def warns(caplog):
+    """Whatever other tests have set for the whole package."""
+    caplog.set_level(logging.WARNING, "ppsd_rt.learning")
+
+
 def keep(folder, told=TOLD, **options):
     return Kept(folder, told, VOCABULARY, clock=lambda: DAY, **options)
 

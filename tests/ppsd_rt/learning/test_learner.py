@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import signal
 import subprocess
 import threading
@@ -58,6 +59,12 @@ def heads(folder, checkpoint, tmp_path_factory):
         paths.append(tmp_path_factory.mktemp("heads") / f"{seed}.safetensors")
         head.save(paths[-1], torch.float32)
     return paths
+
+
+@pytest.fixture(autouse=True)
+def warns(caplog):
+    """Whatever other tests have set for the whole package."""
+    caplog.set_level(logging.WARNING, "ppsd_rt.learning")
 
 
 def load(folder, head="norm:2", **options):
