@@ -387,6 +387,9 @@ class Ngrams:
     def know(self, counted: npt.NDArray[np.int32]) -> None:
         """Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often)."""
 
+    def learn(self, tokens: Sequence[int]) -> None:
+        """A whole text, as if it had been read and said here."""
+
 class Planner:
     """Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted."""
 

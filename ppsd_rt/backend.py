@@ -47,6 +47,7 @@ class RunOptions:
     time with all of them, however it ends. The cpu backend calls it, the others do not.
     owner: drafts are copied from this text and from others of the same owner, and from nobody else's; None: from this
     text alone.
+    kept: where the engine keeps answers to learn from, this one too.
     """
 
     report_drafts: bool = False
@@ -55,6 +56,7 @@ class RunOptions:
     masks: Masks | None = None
     prompt_progress: Callable[[int, int], None] | None = None
     owner: int | None = 0
+    kept: bool = True
 
 
 class Cancellation:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakSet
 
 from .arguments import whole_number
@@ -20,7 +20,7 @@ from .many import Generations
 from .models import random_weights
 from .models.checkpoint import Checkpoint
 from .models.config import LlamaConfig
-from .models.head_file import EAGLE3, HeadInfo
+from .models.head_file import EAGLE3, HeadFile, HeadInfo
 from .models.resolve import resolve_model
 from .models.tokenizer import Tokenizer, load_tokenizer
 from .models.unicode import check_unicode
@@ -33,6 +33,9 @@ from .sampling.grammar_worker import Unheld
 from .sampling.params import MOST_LOGPROBS, SamplingParams
 from .stages import Stages
 from .turns import Turn, Turns
+
+if TYPE_CHECKING:  # the torch backend does without the extension
+    from .learning.learner import Learner
 
 
 def with_end(config: LlamaConfig, tokenizer: Tokenizer) -> LlamaConfig:
@@ -52,7 +55,10 @@ class Engine:
         self._one_grammar = Lock()
         self._turns = Turns(backend.concurrency)
         self._answers: WeakSet[Generation] = WeakSet()
+        self._swapping = Lock()  # taken while an answer is made too
+        self.learner: Learner | None = None
         hears_of_forks(self._turns)
+        hears_of_forks(self)
 
     @classmethod
     def from_pretrained(
@@ -67,6 +73,7 @@ class Engine:
         stages: int | Sequence[int] = 1,
         kv_dtype: str = "auto",
         kv_memory: int | str | None = None,
+        learn: str | Path | None = None,
     ) -> "Engine":
         """Load a model by any of the names that `models.resolve` knows.
 
@@ -79,6 +86,8 @@ class Engine:
         int4 as int8; bfloat16 where head_dim is no multiple of 32). It is part of the format: it may change answers.
         kv_memory: bytes that the cpu backend keeps them in, of all answers, or a text such as `4G`; None: half of what
         the machine has to spare. Where it is full, answers wait for each other.
+        learn: a folder where ids of prompts and answers are kept, and from which a better head is learned while nothing
+        is asked; on the cpu backend. None: nothing is kept.
         Raises PpsdError with one line that says what to do.
         """
         check_machine(device, threads)  # before a model is fetched
@@ -87,6 +96,8 @@ class Engine:
             made = make_backend(backend, checkpoint, dtype, device, threads, stages, kv_dtype, kv_memory)
             engine = cls(checkpoint, tokenizer, made, str(model))
             engine.use_head(exit_head)
+            if learn is not None:
+                engine.learn(Path(learn), str(exit_head))
         except MemoryError:
             raise PpsdError(f"not enough memory to load {model}: free some, or choose a smaller --dtype") from None
         return engine
@@ -113,6 +124,8 @@ class Engine:
         """End all answers, and give back memory, threads and files. What is asked of the engine then is a PpsdError."""
         for answer in list(self._answers):
             answer.close()
+        if self.learner:
+            self.learner.close()
         self._grammars = None
         closed: Any = _Closed(self.name)
         self.backend = self.checkpoint = closed
@@ -132,6 +145,45 @@ class Engine:
         self.backend.use_head(file if file is not None and file.drafts else None)
         self._counted = None if file is None else file.successors
         self.forget()
+
+    def learn(self, folder: Path, exit_head: str = "auto") -> None:
+        """Keep prompts and answers in this folder from now on, and use the heads that are learned there.
+
+        exit_head: the one to begin with. Raises UsageError where this backend cannot; PpsdError for a folder of another
+        model, or one that another process keeps answers in.
+        """
+        if not hasattr(self.backend, "recall"):
+            raise UsageError(
+                "--learn needs the cpu backend in one process: leave it out with torch, cuda, ranks, --restarts and "
+                "--engines"
+            )
+        from .learning.learner import Learner
+
+        self.learner = Learner(self, folder, exit_head)
+
+    def swap_head(self, file: HeadFile) -> bool:
+        """Draft with this head, of the same sizes as the one in use, from the next answer on.
+
+        False: some answers have not ended, and nothing has changed.
+        """
+        swapping: Any = self.backend  # one that `learn` has not refused
+        with self._swapping:
+            if not self._idle():
+                return False
+        packed = swapping.pack_head(file)  # beforehand: it takes longer than a request may wait
+        with self._swapping:
+            if not self._idle():
+                return False
+            swapping.swap_head(file, packed)
+        return True
+
+    def _idle(self) -> bool:
+        """Under the lock: else the set may grow meanwhile."""
+        return all(answer.over for answer in list(self._answers))
+
+    def forked(self) -> None:
+        """What is answered in another process is not kept."""
+        self._swapping, self.learner = Lock(), None
 
     def forget(self) -> None:
         """Forget what earlier answers said, from which drafts are copied: for benchmarks that ask the same again."""
@@ -228,10 +280,12 @@ class Engine:
                 f"schedule {describe(schedule)} drafts while it verifies, and an EAGLE-3 head reads what verification "
                 "leaves: use auto or eesd"
             )
-        answer = Generation(
-            self.backend, self.config, self.tokenizer, self._turns, self.encode(prompt), params, schedule, options
-        )
-        self._answers.add(answer)
+        ids = self.encode(prompt)
+        with self._swapping:
+            answer = Generation(
+                self.backend, self.config, self.tokenizer, self._turns, ids, params, schedule, options, self.learner
+            )
+            self._answers.add(answer)
         return answer
 
     def generate_many(

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from threading import RLock
 from time import perf_counter
-from typing import TYPE_CHECKING, NoReturn, Self
+from typing import TYPE_CHECKING, NoReturn, Protocol, Self
 
 from .backend import Backend, Cancellation, RunOptions, one_at_a_time
 from .errors import PpsdError
@@ -70,6 +70,14 @@ class Completion:
     stop: str | None = None
 
 
+class Keeper(Protocol):
+    """Keeps what is answered: see ppsd_rt/learning/."""
+
+    def begun(self) -> None: ...
+    def ended(self, answer: "Generation") -> None:
+        """Called once for each `begun`; by garbage collection too, in any thread: it takes no lock."""
+
+
 class Generation:
     """An answer in the making: an iterator of committed `Token`s, or of `events()`; then `completion`.
 
@@ -86,7 +94,9 @@ class Generation:
         params: SamplingParams,
         schedule: Schedule | Auto,
         options: RunOptions,
+        keeper: Keeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self.prompt_ids, self.params, self.options = prompt_ids, params.seeded(), options
         self._eos = frozenset() if params.ignore_eos else frozenset(config.eos_token_ids)
         self._context = config.max_position_embeddings
@@ -197,6 +207,8 @@ class Generation:
     def _step(self) -> Committed | Drafted | None:
         """The next event; None at the end. No generator: its frame would keep this answer alive when it is dropped."""
         if not self._begun:
+            if self._keeper:
+                self._keeper.begun()
             self._begun = True
             self._cancellation.tells(self._place.wake)
             self._turns.take(self._place, lambda: self._cancellation.asked)
@@ -231,6 +243,8 @@ class Generation:
             if self._reason == "cancelled":
                 self._rest = self._text.flush()
                 self._pieces.append(self._rest)
+            if self._keeper and self._begun:
+                self._keeper.ended(self)
             del self._backend  # an answer that is kept keeps no model in memory: nor does who is told to cancel
             self._cancellation.tells(self._place.wake)
             self._cancellation.source = None
@@ -244,6 +258,10 @@ class Generation:
     def running(self) -> bool:
         """Has it begun, and not ended?"""
         return self._begun and not self._over
+
+    @property
+    def over(self) -> bool:
+        return self._over
 
     def __del__(self) -> None:
         if "_tokens" in self.__dict__:  # all before it was made

@@ -304,7 +304,11 @@ void bind_planning(py::module_& m) {
                counted.push_back({rows.at(i, 0), rows.at(i, 1), rows.at(i, 2), rows.at(i, 3)});
              ngrams.all->know(counted);
            }, py::arg("counted"),
-           "Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often).");
+           "Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often).")
+      .def("learn", [](const OwnedNgrams& ngrams, const std::vector<int>& tokens) {
+             const py::gil_scoped_release release;
+             ngrams.all->learn(tokens, 0, 0, ngrams.all->begin(ngrams.owner));
+           }, py::arg("tokens"), "A whole text, as if it had been read and said here.");
   py::class_<Planner::Measured>(m, "Measured", "What rounds of a kind took, and what had been predicted for them.")
       .def_readonly("rounds", &Planner::Measured::rounds)
       .def_readonly("tokens", &Planner::Measured::tokens)

@@ -96,6 +96,12 @@ COMMANDS = {
         "cli.parser:distill_options",
         "cli.distill:run",
     ),
+    "learn": Command(
+        "train the exit head on answers that were kept with --learn",
+        ("ppsd-run learn answers/", "ppsd-run learn --status answers/"),
+        "cli.parser:learn_options",
+        "cli.learn:run",
+    ),
     "check": Command(
         "prove that speculation changes no token",
         ("ppsd-run check --schedules eesd/elastic", "ppsd-run check --tokens 100000"),
@@ -135,7 +141,7 @@ COMMANDS = {
     "calibrate": Command(
         "measure again what the auto schedule works with",
         ("ppsd-run calibrate", "ppsd-run calibrate -m model.gguf --threads 4"),
-        "cli.parser:info_options",
+        "cli.parser:calibrate_options",
         "cli.calibrate:run",
     ),
     "cache": Command(

@@ -29,7 +29,10 @@ MOST_BYTES = 1 << 28  # of a file of prompts, a text to measure with, or standar
 def load_engine(args: argparse.Namespace) -> Engine:
     """Over ranks the engine is there already; `ppsd_rt.cli.ranks` has seen to it."""
     engine = getattr(args, "engine", None)
-    return set_template(load_one_process(args) if engine is None else engine, args)
+    engine = set_template(load_one_process(args) if engine is None else engine, args)
+    if args.command in ("generate", "serve") and args.learn is not None:
+        engine.learn(Path(args.learn), args.exit_head)
+    return engine
 
 
 def set_template(engine: Engine, args: argparse.Namespace) -> Engine:

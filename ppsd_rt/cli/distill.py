@@ -115,8 +115,8 @@ def run(args: argparse.Namespace) -> None:
     job = job_of(settings)
     job.prepare(args.resume)
     try:
-        _show(job.sample(), job.infos)
-        _show(job.train(), job.infos)
+        show(job.sample(), job.infos)
+        show(job.train(), job.infos)
     except KeyboardInterrupt:
         complain(f"{signals.said()}; the same command with --resume goes on from {work}")
         raise
@@ -205,16 +205,16 @@ def _tell(forecast: Forecast, settings: distillation.Settings, sampled: int) -> 
     if tokens != settings.tokens:
         slots = f"{STEPS} in each of {settings.slots} slots; fewer --slots, smaller shards"
         note(f"--tokens {settings.tokens:,} becomes {tokens:,}: shards of {shard:,} ({slots}); one more is held out")
-    text = f"sampling {sampled:,} tokens takes about {_duration(sampling)} on this machine"
+    text = f"sampling {sampled:,} tokens takes about {duration(sampling)} on this machine"
     if sampled == 0:
         text = "all of its text has been sampled"
     if settings.kinds != (NGRAM,):
         steps = max(1, round(forecast.steps(tokens)))
-        text += f", training {steps:,} steps about {_duration(training)}; {KNOWN}"
+        text += f", training {steps:,} steps about {duration(training)}; {KNOWN}"
     note(text)
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
@@ -234,7 +234,7 @@ def _share(value: float | None) -> str:
     return "unknown (no held-out answer is greedy: sample more --tokens)" if value is None else f"{value:.3f}"
 
 
-def _show(steps: Iterable[distillation.Progress], heads: Sequence[HeadInfo]) -> None:
+def show(steps: Iterable[distillation.Progress], heads: Sequence[HeadInfo]) -> None:
     """A progress bar: tokens or steps, and the loss and the held-out acceptance of every head."""
     columns = (
         TextColumn("{task.description}"),

@@ -23,6 +23,8 @@ def check_front(args: argparse.Namespace) -> None:
     """UsageError for options that exclude each other; before anything is opened."""
     if args.restarts is not None and args.engines is not None:
         raise UsageError("--restarts starts an engine, with --engines others do: give one of the two")
+    if args.learn is not None:
+        raise UsageError("--learn keeps the answers of one process: leave out --restarts and --engines")
     if getattr(args, "engine", None) is not None:
         raise UsageError(
             "over ranks start `ppsd-run serve --engines PORT` by itself, and the ranks with engine --front"

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from logging import WARNING, getLogger
 from typing import Any
 
 from ..backend import RunOptions
@@ -77,6 +78,7 @@ def _run(
     if args.chat:
         from .conversation import converse
 
+        getLogger("ppsd_rt.learning").setLevel(WARNING)  # its notes would stand in what is typed
         return converse(
             engine,
             params,

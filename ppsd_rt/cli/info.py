@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from .. import __version__
@@ -15,6 +16,7 @@ from ..models.cache import cache_dir
 from ..models.chat_template import ChatTemplate
 from ..printable import printable
 from .common import counted, load_engine, print_json
+from .learn import lines, status
 
 
 def run(args: argparse.Namespace) -> None:
@@ -63,6 +65,8 @@ def _summary(info: dict[str, Any]) -> Iterator[str]:
     torch = f", torch {machine['torch']}" if machine["torch"] else ""
     yield f"           ppsd-rt {machine['ppsd_rt']}, Python {machine['python']}{torch}"
     yield f"cache      {machine['cache']}"
+    if learned := info.get("learned"):
+        yield from lines(learned)
     yield "all of it: ppsd-run info --json"
 
 
@@ -71,7 +75,7 @@ def _count(parameters: int) -> str:
 
 
 def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
-    """Four sections of plain values."""
+    """Sections of plain values: four, and what was learned where --learn asks for it."""
     engine = load_engine(args)
     head, template = engine.head, engine.tokenizer.chat_template
     return {
@@ -100,6 +104,7 @@ def collect(args: argparse.Namespace) -> dict[str, dict[str, Any] | None]:
             **engine.backend.facts(),
         },
         "machine": {**machine(), "cache": str(cache_dir())},
+        **({"learned": status(Path(args.learn))} if args.learn else {}),
     }
 
 

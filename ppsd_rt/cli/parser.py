@@ -219,12 +219,14 @@ def generate_options(parser: Parser) -> None:
     group.add_argument("--explain", action="store_true", help="print what auto predicted and what it measured")
     sampling_options(parser)
     schedule_options(parser)
+    _keep_option(parser)
     model_options(parser)
 
 
 def serve_options(parser: Parser) -> None:
     server_options(parser)
     schedule_options(parser)
+    _keep_option(parser)
     model_options(parser)
 
 
@@ -331,9 +333,36 @@ def distill_options(parser: Parser) -> None:
     group.add_argument("--threads", type=whole, metavar="N", help="CPU threads [as many as torch chooses]")
 
 
-def info_options(parser: Parser) -> None:
+def learn_options(parser: Parser) -> None:
+    parser.add_argument("folder", metavar="FOLDER", type=named, help="of --learn")
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--status", action="store_true", help="what is kept, and what it has brought")
+    one.add_argument("--back", action="store_true", help="use the head before, also in a server that runs")
+    one.add_argument("--forget", action="store_true", help="delete all that was kept and learned")
+    one.add_argument("--background", type=whole, metavar="PID", help=argparse.SUPPRESS)  # of whom it ends with
+    parser.add_argument("--threads", type=whole, metavar="N", help="CPU threads [all cores]")
+
+
+def _keep_option(parser: Parser) -> None:
+    group = parser.add_argument_group("learning")
+    group.add_argument(
+        "--learn",
+        type=named,
+        metavar="FOLDER",
+        help="keep ids of prompts and answers there, and learn a better exit head from them while idle [keep nothing]",
+    )
+
+
+def calibrate_options(parser: Parser) -> None:
     parser.add_argument("--json", action="store_true", help="print it as one JSON object")
     model_options(parser)
+
+
+def info_options(parser: Parser) -> None:
+    calibrate_options(parser)
+    parser.add_argument(
+        "--learn", type=named, metavar="FOLDER", help="also what is kept there, and what it has brought"
+    )
 
 
 SHELLS = ("bash", "zsh", "fish")

@@ -31,6 +31,8 @@ def rank_options(args: argparse.Namespace) -> RankOptions:
             f"with --backend {backend} ranks take --device {' or '.join(DEVICES[backend])}, not {args.device}; a rank "
             "takes the GPU that has its number among its host's ranks"
         )
+    if args.command in ("generate", "serve") and args.learn is not None:
+        raise UsageError("--learn keeps the answers of one process: leave it out over ranks")
     sizes = args.stages if isinstance(args.stages, tuple) else None
     if isinstance(args.stages, int) and args.stages not in (1, world_size := _size()):
         raise UsageError(

@@ -133,14 +133,17 @@ class CpuBackend:
     def use_head(self, file: HeadFile | None) -> None:
         cuts = cut_layers(file.info.exit_layer if file else 0, self._layers, self._stages)
         self._answers.forget_loop()
-        model = self._base
-        if file is not None:
-            draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
-            with one_line("pack the exit head", self._threads):
-                if isinstance(file, Eagle3File):
-                    model = pack_eagle3(model, file, self._kv_dtype, self._threads)
-                else:
-                    model = model.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, self._threads)
+        self._use(file, self._base if file is None else self.pack_head(file), cuts)
+
+    def pack_head(self, file: HeadFile) -> _native.Model:
+        """The model with this head. Nothing else changes; half a second for the default one."""
+        draft_ids = [] if file.draft_ids is None else file.draft_ids.tolist()
+        with one_line("pack the exit head", self._threads):
+            if isinstance(file, Eagle3File):
+                return pack_eagle3(self._base, file, self._kv_dtype, self._threads)
+            return self._base.with_exit_head(file.info.exit_layer, dict(file.whole), draft_ids, self._threads)
+
+    def _use(self, file: HeadFile | None, model: _native.Model, cuts: Sequence[int]) -> None:
         with one_line("make an engine", self._threads):
             self._made: _native.Engine | None = _native.Engine(model, self._threads)
         self._head = file.info if file else None
@@ -155,6 +158,17 @@ class CpuBackend:
         self._ngrams = _native.Ngrams()
         if successors is not None:
             self._ngrams.know(successors)
+
+    def swap_head(self, file: HeadFile, packed: _native.Model) -> None:
+        """To a head of the same sizes: what was said stays known, and what drafts cost."""
+        costs, counted, ngrams = self._costs, self._counted, self._ngrams
+        self._answers.forget_loop()
+        self._use(file, packed, self._cuts)
+        self._costs, self._counted, self._ngrams = costs, counted, ngrams
+
+    def recall(self, ids: Sequence[int], owner: int) -> None:
+        """Copy drafts from this text too, as if it had been answered here."""
+        self._ngrams.of(owner).learn(ids)
 
     @property
     def _engine(self) -> _native.Engine:

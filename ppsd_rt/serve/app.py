@@ -167,7 +167,8 @@ async def _answer(
     params: list[SamplingParams],
     echo: int | None = None,
 ) -> Response:
-    options = RunOptions(report_drafts=bool(body.return_tokens and body.stream), owner=service.owner(body.user))
+    drafts, owner = bool(body.return_tokens and body.stream), service.owner(body.user)
+    options = RunOptions(report_drafts=drafts, owner=owner, kept=body.store is not False)
     held_by = "tools" if getattr(body, "tools", None) else "response_format"
     shape.answers = answers = Answers(service, prompts, params, options, echo, held_by)
     noted = request.scope[NOTED]

@@ -1,11 +1,14 @@
 """What /metrics tells Prometheus."""
 
+from collections.abc import Callable, Mapping, Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
 from ..generation import Completion
 from .admission import Admission
 
+_DAYS = 14
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
@@ -13,7 +16,9 @@ _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 class Metrics:
     """One registry for each server, so that several can be in one process."""
 
-    def __init__(self, admission: Admission) -> None:
+    def __init__(self, admission: Admission, days: Callable[[], Mapping[str, Sequence[int]]] = dict) -> None:
+        """days: of each, how many drafts of the exit head were judged, and how many were right."""
+        self._days = days
         self._registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         self._requests = Counter("ppsd_requests", "HTTP requests", ["path", "status"], registry=registry)
@@ -34,6 +39,9 @@ class Metrics:
         waiting.set_function(lambda: admission.waiting)
         running = Gauge("ppsd_answers_running", "answers that have their first token", registry=registry)
         running.set_function(lambda: admission.running)
+        self._by_day = Gauge(
+            "ppsd_draft_acceptance_ratio", "share of the exit head's drafts that were right", ["day"], registry=registry
+        )
 
     def request(self, path: str, status: int, seconds: float) -> None:
         self._requests.labels(path, str(status)).inc()
@@ -54,6 +62,9 @@ class Metrics:
         self._drafts.labels("rejected").inc(rejected)
 
     def text(self) -> bytes:
+        self._by_day.clear()
+        for day, (judged, right) in [*self._days().items()][-_DAYS:]:
+            self._by_day.labels(day).set(right / judged)
         return generate_latest(self._registry)
 
 

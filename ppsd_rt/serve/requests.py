@@ -54,7 +54,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "xtc_probability": (0,),
 }
 # Known, and without effect on an answer here.
-_HARMLESS = {"metadata", "store", "service_tier", "prediction", "prompt_cache_key", "prompt_cache_retention"}
+_HARMLESS = {"metadata", "service_tier", "prediction", "prompt_cache_key", "prompt_cache_retention"}
 _HARMLESS |= {"safety_identifier", "verbosity", "cache_prompt", "reasoning_effort", "spaces_between"}
 _HARMLESS |= {"include_obfuscation", "request_id", "priority", "parallel_tool_calls", "strict", "name", "id", "index"}
 _HARMLESS |= {"include", "truncation", "thinking", "reasoning", "enable_thinking", "type"}
@@ -162,6 +162,7 @@ class Generate(Lenient):
         None
     )
     response_format: Annotated[Json, Field(description=_FORMATS)] | None = None
+    store: Annotated[bool, Field(description="false: --learn keeps nothing of it")] | None = None
     # ours
     top_k: Annotated[Whole, Field(ge=-1, lt=2**31, description="0 or -1: all")] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

@@ -48,7 +48,8 @@ class ResponsesRequest(Lenient):
 
     def chat(self, before: list[Json]) -> Json:
         """A body for /v1/chat/completions. before: messages of the responses that this one follows."""
-        given: Json = {name: getattr(self, name) for name in ("temperature", "top_p", "stream", "parallel_tool_calls")}
+        names = ("temperature", "top_p", "stream", "parallel_tool_calls", "store")
+        given: Json = {name: getattr(self, name) for name in names}
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         shown = ("name", "description", "parameters", "strict")

@@ -43,14 +43,15 @@ class Service:
     def __init__(self, engine: Engine, settings: Settings) -> None:
         self.engine, self.settings = engine, settings
         self.admission = Admission(settings)
-        self.metrics = Metrics(self.admission)
+        learner = engine.learner
+        self.metrics = Metrics(self.admission, (lambda: learner.days) if learner else dict)
         self.created = int(settings.now())
         self.context = engine.config.max_position_embeddings
         self._live: set[Running] = set()
         template = engine.tokenizer.chat_template
         self.prompt = ChatPrompt(engine.tokenizer, template.source if template else "")
         self._noted: set[tuple[str, str]] = set()
-        self._secret = secrets.token_bytes(16)
+        self._secret = learner.kept.secret if learner else secrets.token_bytes(16)
         self._compiling, self._judging = CapacityLimiter(16), CapacityLimiter(1)
         self._one = CapacityLimiter(1)  # tokenizers and chat templates: long ones must not hold up the event loop
 

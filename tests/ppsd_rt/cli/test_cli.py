@@ -180,9 +180,10 @@ def test_an_interrupted_answer_ends_with_what_was_held_back(run, monkeypatch):
         (["--link-ms", "1e18"], "--link-ms"),
         (["--link-ms", "15000"], "10000"),
         (["--link-ms", "500", "--rank-timeout", "0.9"], "450"),
+        (["--learn", "answers"], "over ranks"),
     ],
 )
-def test_times_of_ranks_are_bounded(options, words):
+def test_what_ranks_refuse(options, words):
     with pytest.raises(UsageError, match=words):
         rank_options(parse(["hello", *options]))
     allowed = rank_options(parse(["hello", "--link-ms", "2000", "--rank-timeout", "5"]))

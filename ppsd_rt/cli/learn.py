@@ -1,0 +1,115 @@
+"""`ppsd-run learn`: what was kept with --learn, a better head from it, and the way back."""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import PpsdError
+from ..extras import need
+from ..learning.heads import LearnedHeads
+from ..learning.kept import MOST_BYTES, Lock, forget, read_days, read_model, read_records
+from ..models.checkpoint import Checkpoint
+from ..models.resolve import resolve_model
+from ..models.tokenizer import load_tokenizer
+from ..printable import printable
+from .notes import note, quiet
+
+DAYS = 14  # that are shown
+
+
+def run(args: argparse.Namespace) -> None:
+    folder = Path(args.folder)
+    if args.forget:
+        print(f"deleted {forget(folder) / 1e6:.1f} MB from {folder}")
+        return
+    if args.status:
+        for line in lines(status(folder)):
+            print(printable(line))
+        return
+    told, checkpoint, heads = _open(folder)
+    if args.back:
+        print(printable(f"the head in use is now {heads.back()}"))
+        return
+    if args.background is not None:
+        _recede(args.background)
+    need("torch", "torch", "learning")
+    with Lock(folder, ".training.lock", "learns from"):
+        _train(args, folder, told, checkpoint, heads)
+
+
+def status(folder: Path) -> dict[str, Any]:
+    """What is kept and what it has brought, as plain values."""
+    _, checkpoint, heads = _open(folder)
+    records = [record for record, _ in read_records(folder, checkpoint.config.vocab_size)]
+    return {
+        "folder": str(folder),
+        "answers": len(records),
+        "answer_tokens": sum(record.tokens for record in records),
+        "bytes": sum(path.stat().st_size for path in folder.glob("answers-*.bin")),
+        "since": time.strftime("%Y-%m-%d", time.gmtime(86400 * records[0].day)) if records else None,
+        "head": heads.names[-1] if heads.names else None,
+        "outcomes": [{**vars(outcome), "better": outcome.better, "said": str(outcome)} for outcome in heads.outcomes],
+        "acceptance_by_day": {day: right / judged for day, (judged, right) in read_days(folder).items() if judged},
+    }
+
+
+def lines(found: dict[str, Any]) -> Iterator[str]:
+    """Of `status`, for people."""
+    since = f", the oldest of {found['since']}" if found["since"] else ""
+    size = f"{found['bytes'] / 1e6:.1f} of at most {MOST_BYTES / 1e6:.0f} MB"
+    answers = f"{found['answers']:,} answers of {found['answer_tokens']:,} tokens"
+    yield f"kept       {answers} in {found['folder']}: {size}{since}"
+    yield f"head       {found['head'] or 'the one that learning begins with'}"
+    for outcome in found["outcomes"]:
+        yield f"learned    {time.strftime('%Y-%m-%d %H:%M', time.localtime(outcome['time']))} from {outcome['said']}"
+    for day, share in [*found["acceptance_by_day"].items()][-DAYS:]:
+        yield f"acceptance {day} {share:.3f}"
+
+
+def _open(folder: Path) -> tuple[dict[str, str], Checkpoint, LearnedHeads]:
+    told = read_model(folder)
+    checkpoint = Checkpoint(resolve_model(told["name"]))
+    if checkpoint.hash != told["hash"]:
+        raise PpsdError(f"{told['name']} has other weights than those whose answers {folder} keeps")
+    return told, checkpoint, LearnedHeads(folder, told["head"], checkpoint)
+
+
+def _recede(parent: int) -> None:
+    """Take what nobody else wants of the processor, and end with the process that asked for this."""
+    quiet()
+    os.nice(19)
+    with suppress(AttributeError, OSError):  # Linux alone has these
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        Path("/proc/self/oom_score_adj").write_text("1000")  # where memory runs out, this goes first
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it reaches one that is stopped
+    if os.getppid() != parent:
+        raise PpsdError("the process that learned in the background has ended")
+
+
+def _train(
+    args: argparse.Namespace, folder: Path, told: dict[str, str], checkpoint: Checkpoint, heads: LearnedHeads
+) -> None:
+    from ..distill.run import Progress
+    from ..learning.train import Learning
+    from ..reference.backend import TorchBackend
+    from .distill import duration, show
+
+    threads = args.threads or os.cpu_count() or 1
+    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.config.vocab_size, checkpoint.gguf)
+    model = TorchBackend(checkpoint, "auto", "cpu", threads).model
+    learning = Learning(folder, heads, checkpoint, tokenizer, model, told["dtype"], threads)
+    if args.background is not None:
+        for _ in learning.run():
+            pass
+        return
+    note(f"learning from {folder} takes about {duration(learning.forecast())} on this machine")
+    show((Progress(*step) for step in learning.run()), ())
+    print(printable(f"learned from {learning.outcome}"))

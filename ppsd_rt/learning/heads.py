@@ -1,0 +1,132 @@
+"""The heads of a folder of kept answers: the newest is in use, and those before it stay."""
+
+import hashlib
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from ..errors import PpsdError
+from ..models.checkpoint import Checkpoint
+from ..models.files import parse_json
+from ..models.head_file import EAGLE3, HeadFile, find_shipped
+from .kept import Place, write_whole
+
+MOST = 8  # that stay
+MOST_OUTCOMES = 20
+WORSE = 0.005  # a new head may be right so much less often on text that the model writes for itself
+_LOG = getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Acceptance on the newest kept answers, and on own text, of the head before and of the new one."""
+
+    trained: int  # tokens of kept answers
+    before: float
+    after: float
+    error: float  # of after - before: one standard deviation
+    own_before: float
+    own_after: float
+    time: int = 0  # seconds since 1970
+
+    @property
+    def better(self) -> bool:
+        return self.after - self.before > self.error and self.own_after > self.own_before - WORSE
+
+    def __str__(self) -> str:
+        verdict = "in use from the next answer on" if self.better else "no better: the head before stays"
+        return (
+            f"{self.trained:,} answer tokens: acceptance {self.before:.3f} -> {self.after:.3f} (+-{self.error:.3f}) on "
+            f"the newest answers, {self.own_before:.3f} -> {self.own_after:.3f} on the model's own text; {verdict}"
+        )
+
+
+class LearnedHeads:
+    """`heads/state.json` says which have come into use, in order, the last one now; and what trainings have brought.
+
+    root: the head that learning begins with, as --exit-head names it. Heads that began with another one are of no use.
+    """
+
+    def __init__(self, folder: Path, exit_head: str, checkpoint: Checkpoint) -> None:
+        self._folder, self._checkpoint = folder / "heads", checkpoint
+        path = find_shipped(checkpoint.hash) if exit_head == "auto" else Path(exit_head)
+        self.root = path if path is not None and path.is_file() else None
+        self._hash = hashlib.sha256(self.root.read_bytes()).hexdigest()[:16] if self.root else ""
+
+    def _state(self) -> dict[str, Any]:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            found = parse_json((self._folder / "state.json").read_text(encoding="utf-8"))
+            names = [name for name in found["names"] if isinstance(name, str) and "/" not in name]
+            number, size = (int(part) for part in found["learned"])
+            return {
+                "root": self._hash,
+                "names": names if found["root"] == self._hash else [],
+                "learned": (number, size),
+                "outcomes": [Outcome(**outcome) for outcome in found["outcomes"]],
+            }
+        return {"root": self._hash, "names": [], "learned": (0, 0), "outcomes": []}
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that have come into use; empty: the one that learning begins with is."""
+        found: list[str] = self._state()["names"]
+        return found
+
+    @property
+    def learned(self) -> Place:
+        """Where the records end that have been learned from."""
+        found: Place = self._state()["learned"]
+        return found
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        """Of the last trainings."""
+        found: list[Outcome] = self._state()["outcomes"]
+        return found
+
+    def load(self) -> HeadFile | None:
+        """The newest that is whole; else the one that learning begins with. None: that is no head that can learn."""
+        for name in reversed(self.names):
+            try:
+                return HeadFile.load(self._folder / name, self._checkpoint)
+            except PpsdError as error:
+                _LOG.warning("%s; the head before it is used", error)
+        try:
+            file = HeadFile.load(self.root, self._checkpoint) if self.root else None
+        except PpsdError:
+            return None  # an EAGLE-3 head, say
+        return file if file is not None and file.drafts and file.info.kind not in ("norm", EAGLE3) else None
+
+    def new_path(self) -> Path:
+        """Where a head is to be written before it comes into use."""
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        numbers = [int(path.stem) for path in self._folder.glob("*.safetensors") if path.stem.isdecimal()]
+        return self._folder / f"{max(numbers, default=0) + 1:05}.safetensors"
+
+    def trained(self, learned: Place, outcome: Outcome, path: Path | None) -> None:
+        """A training has ended. path: of the head that comes into use with it: one that was killed leaves the one
+        before, or this one."""
+        state = self._state()
+        if path is not None:
+            path.chmod(0o600)
+            state["names"] += [path.name]
+        self._write(state | {"learned": learned, "outcomes": [*state["outcomes"], outcome][-MOST_OUTCOMES:]})
+        for old in self._folder.glob("*.safetensors"):
+            if old.name not in state["names"][-MOST:]:
+                old.unlink(missing_ok=True)
+
+    def back(self) -> str:
+        """The head before is in use again -> its name. PpsdError where no learned head is in use."""
+        state = self._state()
+        if not state["names"]:
+            raise PpsdError("no learned head is in use: there is nothing to go back from")
+        self._write(state | {"names": state["names"][:-1]})
+        return state["names"][-2] if len(state["names"]) > 1 else "the one that learning began with"
+
+    def _write(self, state: dict[str, Any]) -> None:
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        kept = {"names": state["names"][-MOST:], "outcomes": [asdict(outcome) for outcome in state["outcomes"]]}
+        write_whole(self._folder / "state.json", json.dumps(state | kept).encode())

@@ -1,0 +1,207 @@
+"""Training the head that drafts on what was answered before, and judging it before it comes into use.
+
+Self-distillation as in `ppsd-run distill` (EESD, arXiv 2406.03853), on a user's own traffic as in Online Speculative
+Decoding (arXiv 2310.07177): here while nothing is asked, in the engine's own number format. A head that is no better is
+dropped.
+"""
+
+import math
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ..cpu.backend import CpuBackend
+from ..cpu.memory import spare_memory
+from ..distill.deduplication import Deduplication
+from ..distill.forecast import sampling_speed, step_seconds
+from ..distill.mix import mix_of
+from ..distill.rate import first_rate
+from ..distill.samplers import NativeSampler
+from ..distill.shards import HELD_OUT, NativeSamplers, Plan, Text, read_shard
+from ..distill.train import Trainer, TrainSettings, batches
+from ..errors import PpsdError
+from ..models.checkpoint import Checkpoint
+from ..models.exit_head import ExitHead
+from ..models.head_file import HeadFile
+from ..models.llama import LlamaForCausalLM
+from ..models.tokenizer import Tokenizer
+from .heads import LearnedHeads, Outcome
+from .kept import Place, newest, read_records
+
+LEAST_TOKENS = 8192  # of answers, that are new since the last time
+MOST_TOKENS = 200_000  # of answers and their prompts, the newest: what bounds time and memory
+MOST_IDS = 2048  # of a text: the last ones of a longer one
+MOST_STATES = 1 << 30  # bytes of their hidden states
+JUDGED, LEAST_JUDGED, MOST_JUDGED = 0.1, 8, 64  # of the answers, the newest: never trained on
+SETTINGS = TrainSettings(epochs=3, batch_tokens=1024)  # small steps: 153 of them learn more from 28,000 tokens than 53
+RATE = 0.1  # of that for a fresh head: 5e-4 for the default model
+TOGETHER = 16  # texts that pass through the model side by side
+SLOTS = 64  # of own text: 65,536 tokens to train on, and as many to judge by
+
+
+@dataclass
+class Learning:
+    """A training: `run` yields (what it does, done, of) and ends with `outcome`."""
+
+    folder: Path
+    heads: LearnedHeads
+    checkpoint: Checkpoint
+    tokenizer: Tokenizer
+    model: LlamaForCausalLM
+    format: str  # of the engine whose answers were kept
+    threads: int
+    slots: int = SLOTS
+    settings: TrainSettings = SETTINGS
+    seed: int = 0
+    outcome: Outcome | None = None
+
+    def run(self) -> Iterator[tuple[str, int, int]]:
+        """Raises PpsdError where there is too little to learn from, no head to go on from, or no room."""
+        config = self.checkpoint.config
+        before = self.heads.load()
+        if before is None:
+            raise PpsdError("there is no head to go on from: train one with `ppsd-run distill`, and give --exit-head")
+        layers = self._layers(before)
+        plan = self._own_text(layers)
+        self._check_room(2 * len(layers) * config.hidden_size * plan.tokens(plan.missing()))
+        unique = Deduplication(self.tokenizer, ())
+        judged, learned, place = self._divide(unique, self._most(layers))
+        for tokens in NativeSamplers(self.checkpoint.folder, self.format).write_shards(plan, 1):
+            yield "writing text to mix in", tokens, plan.tokens(range(2))
+        fixed = [text for text in unique.new(read_shard(plan.folder, HELD_OUT)) if text.greedy]
+        own = unique.new(read_shard(plan.folder, 1))
+        texts: list[Text] = []
+        for text in self._with_states([*judged, *learned], layers):
+            texts.append(text)
+            yield "reading answers", len(texts), len(judged) + len(learned)
+        judged, learned = texts[: len(judged)], texts[len(judged) :]
+        old, new = self._head(before), self._head(before)
+        tokens = sum(map(_tokens, learned))
+        mixed = [*learned, *own[newest([*map(_tokens, own)], tokens) :]]
+        steps = batches(mixed, self.settings, self.seed)
+        judge = Trainer(self.model, [old], [], self.settings, 1)
+        trainer = Trainer(self.model, [new], mixed, self.settings, len(steps), RATE * first_rate(config.hidden_size))
+        for number, batch in enumerate(steps, 1):
+            trainer.learn(batch)
+            yield "training", number, len(steps)
+        self.outcome = self._judge(judge, trainer, judged, fixed, tokens)
+        path = None
+        if self.outcome.better:
+            path = self.heads.new_path()
+            facts = {"kept_answers": round(self.outcome.after, 4), "kept_answers_before": round(self.outcome.before, 4)}
+            recipe = {**before.info.recipe, "learned_tokens": tokens}
+            new.info = replace(before.info, recipe=recipe, acceptance={**before.info.acceptance, **facts})
+            new.save(path, torch.int8, None, before.successors)
+        self.heads.trained(place, self.outcome, path)
+
+    def forecast(self) -> float:
+        """Seconds, measured in moments: of writing own text that is missing, reading the answers, and training."""
+        before = self.heads.load()
+        if before is None:
+            return 0.0
+        layers = self._layers(before)
+        backend = CpuBackend(self.checkpoint, self.format, "cpu", self.threads)
+        longest = min(512, self.checkpoint.config.max_position_embeddings)
+        speed = sampling_speed(NativeSampler(backend, self.slots, longest, layers, ()), min(193, longest // 2))
+        plan = self._own_text(layers)
+        judged, learned, _ = self._divide(Deduplication(self.tokenizer, ()), self._most(layers))
+        passed = plan.tokens(plan.missing()) + sum(len(text.ids) for text in (*judged, *learned))
+        steps = 2 * self.settings.epochs * sum(map(_tokens, learned)) / self.settings.batch_tokens
+        return passed / speed + steps * step_seconds(self.model, [self._head(before)], self.settings, True)
+
+    def _layers(self, head: HeadFile) -> tuple[int, ...]:
+        """After which hidden states are of use."""
+        return tuple(layer for layer in (head.info.exit_layer, self.checkpoint.config.num_hidden_layers) if layer)
+
+    def _most(self, layers: Sequence[int]) -> int:
+        """Ids to learn from."""
+        return min(MOST_TOKENS, MOST_STATES // (2 * len(layers) * self.checkpoint.config.hidden_size))
+
+    def _own_text(self, layers: Sequence[int]) -> Plan:
+        """Written once: a shard to judge by, and one to mix in."""
+        mix = mix_of(self.tokenizer, frozenset(self.checkpoint.config.eos_token_ids))
+        name = "-".join(["own", self.format, *map(str, layers)])
+        (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+        return Plan(self.folder / name, 2, self.slots, self.seed, mix, tuple(layers))
+
+    def _check_room(self, disk: int) -> None:
+        memory = 2 * self.checkpoint.parameters + MOST_STATES
+        for what, needed, free in (
+            ("memory", memory, spare_memory()),
+            (f"of the disk of {self.folder}", disk, shutil.disk_usage(self.folder).free),
+        ):
+            if free < needed:
+                raise PpsdError(f"learning needs {needed / 1e9:.1f} GB {what}, and {free / 1e9:.1f} are free")
+
+    def _divide(self, unique: Deduplication, most: int) -> tuple[list[Text], list[Text], Place]:
+        """The newest answers, to judge by; those before, to learn from, of `most` ids; and where the last one ends."""
+        records = [*read_records(self.folder, self.checkpoint.config.vocab_size)]
+        before = self.heads.learned
+        fresh = sum(record.tokens for record, place in records if place > before)
+        if fresh < LEAST_TOKENS:
+            raise PpsdError(f"{self.folder} has {fresh:,} answer tokens that are new: {LEAST_TOKENS:,} are the least")
+        texts = []
+        for record, _ in records:
+            if record.free and (cut := max(0, len(record.ids) - MOST_IDS)) < record.answer:
+                # Called greedy: what counts is whether a head foresees it, however it was drawn.
+                texts.append(Text(torch.from_numpy(record.ids[cut:].astype("int64")), record.answer - cut, True))
+        texts = unique.new(texts)
+        first = len(texts) - max(LEAST_JUDGED, min(MOST_JUDGED, int(JUDGED * len(texts))))
+        judged, texts = texts[max(0, first) :], texts[: max(0, first)]
+        asked = {text.ids[: text.answer].numpy().tobytes() for text in judged}  # answered again at a temperature
+        texts = [text for text in texts if text.ids[: text.answer].numpy().tobytes() not in asked]
+        others = texts[newest([len(text.ids) for text in texts], most) :]
+        if not others:
+            raise PpsdError(f"{self.folder} has {len(judged)} answers to judge by, and no others to learn from")
+        return judged, others, records[-1][1]
+
+    def _judge(
+        self, judge: Trainer, trainer: Trainer, judged: Sequence[Text], fixed: Sequence[Text], tokens: int
+    ) -> Outcome:
+        sizes = [*map(_tokens, judged)]
+        before, after = ([one.accept([text])[0][0] for text in judged] for one in (judge, trainer))
+        gain, error = gain_of(before, after, sizes)
+        share = sum(right * size for right, size in zip(before, sizes, strict=True)) / sum(sizes)
+        ((own_before,),), ((own_after,),) = judge.accept(fixed), trainer.accept(fixed)
+        return Outcome(tokens, share, share + gain, error, own_before, own_after, round(time.time()))
+
+    def _with_states(self, texts: Sequence[Text], layers: Sequence[int]) -> Iterator[Text]:
+        """With the hidden states of their rows, as the engine computes them in its own format."""
+        backend = CpuBackend(self.checkpoint, self.format, "cpu", self.threads)
+        for start in range(0, len(texts), TOGETHER):
+            some = texts[start : start + TOGETHER]
+            longest = max(len(text.ids) for text in some) + 1
+            sampler = NativeSampler(backend, len(some), longest, layers, ())
+            written = [sampler.write(text.ids.tolist(), 0.0, 0, 1) for text in some]
+            while not all(one.over for one in written):
+                sampler.step()
+            for text, one in zip(some, written, strict=True):
+                rows = one.states()
+                assert rows is not None
+                yield replace(text, states={layer: rows[: len(text.ids), kind] for kind, layer in enumerate(layers)})
+
+    def _head(self, file: HeadFile) -> ExitHead:
+        ids = None if file.draft_ids is None else file.draft_ids.tolist()
+        head = ExitHead.from_model(self.model, file.info, ids)
+        head.begin_as(file)
+        return head
+
+
+def _tokens(text: Text) -> int:
+    """Of the answer."""
+    return len(text.ids) - text.answer
+
+
+def gain_of(before: Sequence[float], after: Sequence[float], sizes: Sequence[int]) -> tuple[float, float]:
+    """Of all tokens together, and its standard error: answers vary, tokens of one answer are alike.
+
+    before, after: shares of each answer's tokens; sizes: how many it has.
+    """
+    gains = [size * (new - old) for old, new, size in zip(before, after, sizes, strict=True)]
+    gain = sum(gains) / sum(sizes)
+    squares = sum((one - gain * size) ** 2 for one, size in zip(gains, sizes, strict=True))
+    return gain, math.sqrt(squares * len(sizes) / max(1, len(sizes) - 1)) / sum(sizes)

@@ -1,0 +1,553 @@
+"""Learning beside an engine: exact over swaps, out of the way of requests, and never a worse head in use."""
+
+import itertools
+import json
+import logging
+import signal
+import subprocess
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from serve_support import serving
+from support import EOS, tiny_head, tiny_model, write_model
+
+from ppsd_rt import Engine, SamplingParams
+from ppsd_rt.backend import RunOptions
+from ppsd_rt.cli import learn as command
+from ppsd_rt.cli.main import main
+from ppsd_rt.errors import PpsdError
+from ppsd_rt.learning import learner as learning_beside
+from ppsd_rt.learning import train
+from ppsd_rt.learning.heads import LearnedHeads, Outcome
+from ppsd_rt.learning.kept import read_records
+from ppsd_rt.learning.learner import BEGIN_AFTER, FRESH, GO_ON_AFTER, LET_GO_AFTER, Child, Learner, on_battery
+from ppsd_rt.learning.train import Learning, gain_of
+from ppsd_rt.models.checkpoint import Checkpoint
+from ppsd_rt.models.head_file import read_info
+from ppsd_rt.models.llama import LlamaForCausalLM
+from ppsd_rt.models.tokenizer import load_tokenizer
+
+BETTER = Outcome(10_000, 0.6, 0.65, 0.01, 0.6, 0.6)
+PARAMS = SamplingParams(max_tokens=24)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("learning") / "model", tiny_model(3))
+
+
+@pytest.fixture(scope="module")
+def checkpoint(folder):
+    return Checkpoint(folder)
+
+
+@pytest.fixture(scope="module")
+def heads(folder, checkpoint, tmp_path_factory):
+    """Three of one kind, which draft differently."""
+    paths = []
+    for seed in range(3):
+        head = tiny_head(tiny_model(3), "feedback", 2, checkpoint.hash)
+        torch.manual_seed(seed)
+        for parameter in head.parameters():
+            parameter.data += 0.05 * seed * torch.randn_like(parameter)
+        paths.append(tmp_path_factory.mktemp("heads") / f"{seed}.safetensors")
+        head.save(paths[-1], torch.float32)
+    return paths
+
+
+@pytest.fixture(autouse=True)
+def warns(caplog):
+    """Whatever other tests have set for the whole package."""
+    caplog.set_level(logging.WARNING, "ppsd_rt.learning")
+
+
+def load(folder, head="norm:2", **options):
+    return Engine.from_pretrained(folder, dtype="float32", threads=1, exit_head=head, **options)
+
+
+class Trained:
+    """A training that the test ends."""
+
+    def __init__(self, folder):
+        self.folder, self.told, self.ended = folder, [], None
+
+    def stop(self):
+        self.told.append("stop")
+
+    def go_on(self):
+        self.told.append("go on")
+
+    def end(self):
+        self.told.append("end")
+
+    def status(self):
+        return self.ended
+
+
+class Beside:
+    """A learner in the test's thread and time."""
+
+    def __init__(self, engine, folder, head):
+        self.now, self.battery, self.begun, self.ids = 0.0, False, [], np.random.default_rng(1)
+        self.learner = Learner(
+            engine, folder, str(head), self._begin, lambda: self.battery, lambda: self.now, threaded=False
+        )
+        engine.learner = self.learner
+
+    def _begin(self, folder):
+        self.begun.append(Trained(folder))
+        return self.begun[-1]
+
+    def after(self, seconds):
+        while self.learner.work():
+            pass
+        self.now += seconds
+        self.learner.look()
+        return self.begun[-1].told if self.begun else None
+
+    def keeps(self, tokens):
+        for _ in range(0, tokens, 200):
+            assert self.learner.kept.add([1], self.ids.integers(256, size=200))
+
+
+@pytest.fixture
+def beside(folder, heads, tmp_path):
+    engine = load(folder, heads[0])
+    yield Beside(engine, tmp_path / "kept", heads[0])
+    engine.close()
+
+
+def use(folder, head, checkpoint, root, outcome=BETTER):
+    """As a training does that has found a better head."""
+    found = LearnedHeads(folder, str(root), checkpoint)
+    path = found.new_path()
+    path.write_bytes(Path(head).read_bytes())
+    found.trained((0, 0), outcome, path)
+
+
+def test_answers_are_kept_as_they_were_given(folder, tmp_path):
+    engine = load(folder, learn=tmp_path)
+    answers = engine.generate_many(["Why?", "How?"], replace(PARAMS, temperature=0.8, seed=1)).run()
+    answers.append(
+        engine.generate("What?", replace(PARAMS, presence_penalty=1.0), options=RunOptions(owner=None)).run()
+    )
+    cancelled = engine.generate("Who?", replace(PARAMS, max_tokens=100))
+    next(cancelled)
+    cancelled.close()
+    engine.close()
+    found = [record for record, _ in read_records(tmp_path, 259)]
+    assert sorted(tuple(one.ids) for one in found) == sorted((*one.prompt_ids, *one.ids) for one in answers)
+    assert sorted((one.free, str(one.owner)) for one in found) == [(False, "None"), (True, "0"), (True, "0")]
+
+
+def test_nothing_is_kept_unless_it_is_asked_for(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    engine = load(folder)
+    engine.generate("Why?", PARAMS).run()
+    assert engine.learner is None and not [*tmp_path.iterdir()]
+
+
+def test_the_memory_of_answers_is_there_again_after_a_restart(folder, tmp_path):
+    def copied(owner, **options):
+        with load(folder, "none", **options) as engine:
+            answer = engine.generate("Tell me.", PARAMS, "recycle", RunOptions(owner=owner)).run()
+        return answer.statistics.copied_accepted
+
+    assert copied(7, learn=tmp_path) == copied(7)
+    assert copied(7, learn=tmp_path) > copied(7)
+    assert copied(8, learn=tmp_path) == copied(7), "another owner's"
+
+
+def test_answers_are_exact_over_swaps_under_load(folder, heads, checkpoint, tmp_path):
+    """Four threads ask while a fifth swaps: between answers, each time that none is in progress."""
+    engine = load(folder, heads[0])
+    ids = [engine.generate(f"Question {number}", PARAMS, "plain").run().ids for number in range(8)]
+    files = [found.load() for path in heads if (found := LearnedHeads(tmp_path, str(path), checkpoint))]
+    swapped, refused, wrong, failed, done = 0, 0, [], [], threading.Event()
+
+    def ask(number):
+        for turn in range(40):
+            which = (number + turn) % 8
+            if engine.generate(f"Question {which}", PARAMS, ("auto", "eesd", "ppsd")[turn % 3]).run().ids != ids[which]:
+                wrong.append(which)
+
+    def swap():
+        nonlocal swapped, refused
+        for file in itertools.cycle(files):
+            if done.is_set():
+                return
+            try:
+                if engine.swap_head(file):
+                    swapped += 1
+                else:
+                    refused += 1
+            except Exception as error:
+                failed.append(error)
+                return
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    swapper = threading.Thread(target=swap)
+    for thread in (*threads, swapper):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done.set()
+    swapper.join()
+    for file in files * 17:  # one by one, however the threads fell
+        assert engine.swap_head(file)
+        assert engine.generate("Question 3", PARAMS).run().ids == ids[3]
+        swapped += 1
+    assert not wrong and swapped > 50 and refused and not failed
+
+
+def test_a_learned_head_comes_into_use_between_answers(beside, heads, checkpoint, folder):
+    engine, kept = beside.learner._engine(), beside.learner.kept.folder
+    engine.generate("Why?", PARAMS).run()
+    memory, costs = engine.backend._ngrams, engine.backend._costs
+    answer = engine.generate("Why?", PARAMS)
+    next(answer)
+    use(kept, heads[1], checkpoint, heads[0])
+    beside.after(1)
+    drafts = engine.head
+    assert len(answer.run().ids) == PARAMS.max_tokens
+    beside.after(1)
+    assert engine.head is not drafts, "the answer has ended"
+    now = engine.head
+    beside.after(1)
+    assert engine.head is now, "once"
+    assert engine.backend._ngrams is memory and engine.backend._costs is costs
+    LearnedHeads(kept, str(heads[0]), checkpoint).back()
+    beside.after(1)
+    assert engine.head is not now and beside.learner.heads.names == []
+    use(kept, heads[2], checkpoint, heads[0])
+    engine.close()
+    with load(folder, heads[0], learn=kept) as again:
+        assert again.learner._names == ["00002.safetensors"]
+
+
+def test_a_process_that_is_killed_while_swapping_leaves_a_head(heads, checkpoint, tmp_path, monkeypatch):
+    use(tmp_path, heads[1], checkpoint, heads[0])
+    with monkeypatch.context() as patch:
+        patch.setattr("ppsd_rt.learning.kept.os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            use(tmp_path, heads[2], checkpoint, heads[0])
+    found = LearnedHeads(tmp_path, str(heads[0]), checkpoint)
+    assert found.names == ["00001.safetensors"] and found.load() is not None
+    use(tmp_path, heads[2], checkpoint, heads[0])
+    assert found.names == ["00001.safetensors", "00003.safetensors"]
+    assert sorted(path.name for path in (tmp_path / "heads").glob("*.safetensors")) == found.names
+
+
+def test_a_damaged_head_gives_way_to_the_one_before(heads, checkpoint, tmp_path, caplog):
+    found = LearnedHeads(tmp_path, str(heads[0]), checkpoint)
+    for head in heads[1:]:
+        use(tmp_path, head, checkpoint, heads[0])
+    (tmp_path / "heads" / "00002.safetensors").write_bytes(b"damaged")
+    assert found.load().tensors.keys() and "the head before it is used" in caplog.text
+    (tmp_path / "heads" / "00001.safetensors").unlink()
+    assert found.load().info == read_info(heads[0])
+    (tmp_path / "heads" / "state.json").write_text("{")
+    assert found.names == [] and found.learned == (0, 0) and found.outcomes == []
+
+
+def test_heads_that_began_with_another_one_are_not_used(heads, checkpoint, tmp_path):
+    use(tmp_path, heads[1], checkpoint, heads[0])
+    assert LearnedHeads(tmp_path, str(heads[2]), checkpoint).names == []
+    for name in ("auto", "none", "norm:2"):
+        other = LearnedHeads(tmp_path, name, checkpoint)
+        assert other.names == [] and other.load() is None, "nothing ships for this model"
+
+
+def test_a_training_begins_when_there_is_enough_and_the_engine_is_idle(beside, caplog):
+    beside.keeps(FRESH - 200)
+    assert beside.after(BEGIN_AFTER) is None
+    beside.keeps(200)
+    beside.battery = True
+    assert beside.after(1) is None, "on battery it rests"
+    beside.battery = False
+    assert beside.after(1) == [] and beside.begun[0].folder == beside.learner.kept.folder
+    beside.begun[0].ended = -signal.SIGKILL
+    beside.after(1)
+    assert caplog.messages == ["learning was ended by signal 9"]
+    beside.after(BEGIN_AFTER)
+    assert len(beside.begun) == 1, "what failed is tried again when there is more"
+    beside.keeps(FRESH)
+    beside.after(1)
+    assert len(beside.begun) == 2
+    beside.begun[1].ended = 0
+    beside.learner.heads.trained((0, 0), BETTER, None)
+    beside.after(1)
+    assert beside.learner.kept.fresh == 0
+
+
+def test_a_request_stops_the_training_before_anything_else(beside):
+    engine = beside.learner._engine()
+    beside.keeps(FRESH)
+    assert beside.after(BEGIN_AFTER) == []
+    answer = engine.generate("Why?", PARAMS)
+    assert beside.begun[0].told == [], "nothing is decoded yet"
+    next(answer)
+    assert beside.begun[0].told == ["stop"]
+    engine.generate("How?", PARAMS).run()
+    assert beside.after(GO_ON_AFTER) == ["stop"], "one answer has not ended"
+    answer.run()
+    beside.after(0)
+    assert beside.after(GO_ON_AFTER / 2) == ["stop"]
+    assert beside.after(GO_ON_AFTER / 2) == ["stop", "go on"]
+    beside.battery = True
+    assert beside.after(1) == ["stop", "go on", "stop"]
+    assert beside.after(LET_GO_AFTER) == ["stop", "go on", "stop", "end"], "its memory is given back"
+    beside.battery = False
+    beside.after(1)
+    assert len(beside.begun) == 2
+    engine.close()
+    assert beside.begun[1].told == ["end"]
+
+
+def test_an_answer_that_is_dropped_is_no_longer_in_progress(beside):
+    beside.keeps(FRESH)
+    answer = beside.learner._engine().generate("Why?", PARAMS)
+    next(answer)
+    beside.after(BEGIN_AFTER)
+    del answer
+    beside.after(0)
+    beside.after(BEGIN_AFTER)
+    assert len(beside.begun) == 1
+
+
+def test_the_child_is_stopped_goes_on_and_ends(tmp_path, monkeypatch):
+    """A real process: its state is the kernel's."""
+    monkeypatch.setattr(learning_beside.sys, "executable", "/bin/sleep")
+    monkeypatch.setattr(
+        learning_beside.subprocess, "Popen", lambda command, **kwargs: popen(["/bin/sleep", "600"], **kwargs)
+    )
+    child = Child(tmp_path)
+    pid = child._process.pid
+
+    def waits_for(options, status):
+        found, how = learning_beside.os.waitpid(pid, options)
+        return found == pid and status(how)
+
+    child.stop()
+    assert waits_for(learning_beside.os.WUNTRACED, learning_beside.os.WIFSTOPPED)
+    child.go_on()
+    assert waits_for(learning_beside.os.WCONTINUED, learning_beside.os.WIFCONTINUED)
+    child.stop()
+    assert child.status() is None
+    child.end()
+    assert child.status() == -signal.SIGKILL
+
+
+popen = subprocess.Popen
+
+
+def test_the_child_recedes_and_knows_its_parent(monkeypatch):
+    """What it asks of the system; a process that really recedes would hold the tests up on a busy machine."""
+    asked = []
+    monkeypatch.setattr(command.os, "nice", lambda by: asked.append(("nice", by)))
+    monkeypatch.setattr(command.os, "sched_setscheduler", lambda pid, policy, _: asked.append((pid, policy)))
+    monkeypatch.setattr(command.ctypes, "CDLL", lambda _: SimpleNamespace(prctl=lambda *how: asked.append(how)))
+    monkeypatch.setattr(command.Path, "write_text", lambda path, text: asked.append((str(path), text)))
+    command._recede(command.os.getppid())
+    memory = ("/proc/self/oom_score_adj", "1000")
+    assert asked == [("nice", 19), (0, command.os.SCHED_IDLE), memory, (1, signal.SIGKILL)]
+    with pytest.raises(PpsdError, match="has ended"):
+        command._recede(1 << 30)
+
+
+def test_a_machine_on_battery(tmp_path):
+    def supply(name, **facts):
+        (tmp_path / name).mkdir(exist_ok=True)
+        for fact, value in facts.items():
+            (tmp_path / name / fact).write_text(value + "\n")
+
+    assert not on_battery(tmp_path)
+    supply("AC", online="1")
+    supply("BAT0", status="Full")
+    supply("mouse", status="Discharging", scope="Device")
+    assert not on_battery(tmp_path)
+    supply("BAT0", status="Discharging")
+    assert on_battery(tmp_path)
+
+
+def test_only_one_engine_keeps_answers_in_a_folder(folder, tmp_path):
+    engine = load(folder, learn=tmp_path)
+    with pytest.raises(PpsdError, match="another process keeps answers in"):
+        load(folder, learn=tmp_path)
+    del engine
+    load(folder, learn=tmp_path).close()
+
+
+def test_a_fork_keeps_nothing_and_leaves_the_folder(folder, tmp_path):
+    engine = load(folder, learn=tmp_path)
+    engine.generate("Why?", PARAMS).run()
+    if (pid := learning_beside.os.fork()) == 0:
+        with suppress(BaseException):
+            engine.generate("How?", PARAMS).run()
+            learning_beside.os._exit(0 if engine.learner is None else 2)
+        learning_beside.os._exit(1)
+    assert learning_beside.os.waitstatus_to_exitcode(learning_beside.os.waitpid(pid, 0)[1]) == 0
+    engine.generate("What?", PARAMS).run()
+    engine.close()
+    assert len([*read_records(tmp_path, 259)]) == 2
+
+
+def test_another_models_folder_is_refused(folder, tmp_path):
+    load(folder, learn=tmp_path / "kept").close()
+    other = write_model(tmp_path / "other", tiny_model(4))
+    with pytest.raises(PpsdError, match="another model: name another folder"):
+        load(other, learn=tmp_path / "kept")
+
+
+@pytest.mark.parametrize("options", [["--restarts", "3"], ["--engines", "0"], ["--backend", "torch"]])
+def test_where_learning_cannot_be_is_said_in_one_line(folder, tmp_path, capsys, options):
+    assert main(["serve", "-m", str(folder), "--port", "0", "--learn", str(tmp_path / "kept"), *options]) == 2
+    assert "--learn" in (said := capsys.readouterr().err) and said.count("\n") == 1
+    assert not (tmp_path / "kept").exists()
+
+
+def test_owners_are_the_same_after_a_restart(folder, tmp_path):
+    numbers = []
+    for _ in range(2):
+        with load(folder, learn=tmp_path) as engine, serving(engine) as served:
+            numbers.append(served.service.owner("Ann"))
+            served.post(user="Ann")
+            engine.learner.work()
+            metrics = served.http.get("/metrics").text
+    assert numbers[0] == numbers[1] and "ppsd_draft_acceptance_ratio" in metrics
+
+
+def test_what_is_not_to_be_stored_is_not_kept(folder, tmp_path):
+    with load(folder, learn=tmp_path) as engine, serving(engine) as served:
+        for number, store in enumerate((False, None, True)):
+            said = {"store": store, "ignore_eos": True, "max_tokens": 20}
+            asked = {"input": f"Question {number}", "max_output_tokens": 20}
+            assert served.http.post("/v1/responses", json=asked | said).status_code == 200
+            assert served.post(messages=[{"role": "user", "content": f"And {number}?"}], **said).status_code == 200
+    found = [record.ids[: record.answer].tolist() for record, _ in read_records(tmp_path, 259)]
+    wanted = [f"{word} {number}" for number in (1, 2) for word in ("Question", "And")]
+    assert [word in engine.tokenizer.decode(ids) for word, ids in zip(wanted, found, strict=True)] == [True] * 4
+
+
+# Training itself, on a model whose tiny head has learned nothing yet.
+
+
+@pytest.fixture
+def learning(folder, checkpoint, heads, tmp_path, monkeypatch):
+    """Answers of a user, all alike, and what learns from them."""
+    monkeypatch.setattr(train, "LEAST_TOKENS", 1000)
+    monkeypatch.setattr(train, "RATE", 2.0)
+    kept = tmp_path / "kept"
+    with load(folder, heads[0], learn=kept) as engine:
+        prompts = [f"Tell me about number {number}." for number in range(60)]
+        engine.generate_many(prompts, SamplingParams(max_tokens=60, ignore_eos=True)).run()
+    model = LlamaForCausalLM.from_checkpoint(checkpoint, torch.float32)
+    found = LearnedHeads(kept, str(heads[0]), checkpoint)
+    settings = replace(train.SETTINGS, epochs=6, batch_tokens=512)
+    return Learning(kept, found, checkpoint, load_tokenizer(folder), model, "float32", 1, 2, settings)
+
+
+def ran(learning):
+    return [phase for phase, _ in itertools.groupby(phase for phase, _, _ in learning.run())]
+
+
+def test_a_head_that_is_right_more_often_comes_into_use(learning):
+    assert ran(learning) == ["writing text to mix in", "reading answers", "training"]
+    outcome = learning.outcome
+    assert outcome.after > outcome.before + outcome.error and outcome.better
+    assert learning.heads.names == ["00001.safetensors"] and learning.heads.outcomes == [outcome]
+    *_, (_, end) = read_records(learning.folder, 259)
+    assert learning.heads.learned == end
+    with pytest.raises(PpsdError, match="has 0 answer tokens that are new"):
+        ran(learning)
+    info = read_info(learning.folder / "heads" / "00001.safetensors")
+    assert info.recipe["learned_tokens"] == outcome.trained and info.acceptance["kept_answers"] == round(
+        outcome.after, 4
+    )
+
+
+def test_what_judges_is_the_newest_and_never_trained_on(learning):
+    from ppsd_rt.distill.deduplication import Deduplication
+
+    judged, learned, _ = learning._divide(Deduplication(learning.tokenizer, ()), 100_000)
+    prompts = [learning.tokenizer.decode(text.ids[: text.answer].tolist()) for text in (*learned, *judged)]
+    order = [learning.tokenizer.decode(one.ids[: one.answer].tolist()) for one, _ in read_records(learning.folder, 259)]
+    assert prompts == order and len(judged) == 8
+
+
+def test_a_head_that_is_no_better_is_dropped(learning, monkeypatch):
+    monkeypatch.setattr(train.Trainer, "learn", lambda *_: None)
+    ran(learning)
+    assert not learning.outcome.better and learning.heads.names == []
+    assert learning.heads.outcomes == [learning.outcome] and "stays" in str(learning.outcome)
+
+
+def test_a_training_that_is_killed_changes_nothing_and_may_begin_anew(learning):
+    for seen in ("writing text to mix in", "reading answers", "training"):
+        for phase, _, _ in (run := learning.run()):
+            if phase == seen:
+                run.close()
+                break
+        assert learning.heads.names == [] and learning.heads.learned == (0, 0)
+    ran(learning)
+    assert learning.heads.names
+
+
+def test_too_little_to_learn_from_is_said(learning, monkeypatch):
+    monkeypatch.setattr(train, "LEAST_TOKENS", 100_000)
+    with pytest.raises(PpsdError, match=r"has 3,600 answer tokens that are new: 100,000 are the least$"):
+        ran(learning)
+
+
+@pytest.mark.parametrize("what", ["memory", "disk"])
+def test_a_machine_without_room_is_said(learning, monkeypatch, what):
+    if what == "memory":
+        monkeypatch.setattr(train, "spare_memory", lambda: 1000)
+    else:
+        monkeypatch.setattr(train.shutil, "disk_usage", lambda _: type("Usage", (), {"free": 10}))
+    with pytest.raises(PpsdError, match=f"learning needs .* GB .*{what}"):
+        ran(learning)
+
+
+def test_a_gain_has_an_error_by_answers():
+    gain, error = gain_of([0.5, 0.5], [0.6, 0.6], [10, 30])
+    assert gain == pytest.approx(0.1) and error == pytest.approx(0.0)
+    gain, error = gain_of([0.5, 0.5], [0.7, 0.5], [10, 10])
+    assert gain == pytest.approx(0.1) and error == pytest.approx(0.1)
+    assert not Outcome(1, 0.5, 0.5 + error, error, 0.5, 0.5).better
+    assert not Outcome(1, 0.5, 0.8, error, 0.5, 0.494).better and Outcome(1, 0.5, 0.8, error, 0.5, 0.496).better
+
+
+def test_the_command_trains_tells_and_goes_back(learning, folder, heads, capsys, monkeypatch):
+    kept = str(learning.folder)
+    monkeypatch.setattr(train, "SLOTS", 2)
+    monkeypatch.setattr(Learning, "slots", 2)
+    monkeypatch.setattr(Learning, "settings", learning.settings)
+    assert main(["learn", kept, "--threads", "1"]) == 0
+    assert "in use from the next answer on" in capsys.readouterr().out
+    assert main(["learn", "--status", kept]) == 0
+    said = capsys.readouterr().out
+    assert "kept       60 answers of 3,600 tokens" in said and "head       00001.safetensors" in said
+    assert main(["info", "-m", str(folder), "--learn", kept, "--json", "--exit-head", str(heads[0])]) == 0
+    assert json.loads(capsys.readouterr().out)["learned"]["head"] == "00001.safetensors"
+    assert main(["learn", "--back", kept]) == 0
+    assert capsys.readouterr().out == "the head in use is now the one that learning began with\n"
+    assert main(["learn", "--back", kept]) == 1
+    assert main(["learn", "--forget", kept]) == 0
+    assert main(["learn", "--status", kept]) == 1
+    assert "holds no answers" in capsys.readouterr().err
+
+
+def test_the_command_learns_for_whoever_asks(folder, heads, tmp_path, capsys):
+    """The plain command and a conversation keep too."""
+    options = ["-m", str(folder), "--exit-head", str(heads[0]), "--dtype", "float32", "-n", "20", "--threads", "1"]
+    assert main([*options, "--learn", str(tmp_path), "--json", "Why?"]) == 0
+    ids = json.loads(capsys.readouterr().out)["ids"]
+    ((record, _),) = read_records(tmp_path, 259)
+    assert record.ids[record.answer :].tolist() == ids and (len(ids) == 20 or ids[-1] == EOS)
