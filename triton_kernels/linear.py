@@ -37,9 +37,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import int4
+from .ptx import gdc_launch_dependents, gdc_wait, in_turn
 from .state import MAX_ROWS, ROWS, START
 
 INT8_BLOCK = 32
@@ -92,18 +92,20 @@ class Tiling(NamedTuple):
 
 @triton.jit
 def program_outputs(BLOCK: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr):
-    """Which of a program's outputs stand where in a tile of weights: [N / 8, warps, 8, 1, 1]."""
+    """Which of a program's outputs stand where in a tile of weights: [N / 8 * warps * 8 * 4, 1]."""
+    WARPS: tl.constexpr = SLICES * PARTS
     GROUPS: tl.constexpr = BLOCK // PARTS // 8
-    part = (tl.arange(0, SLICES * PARTS) % PARTS)[None, :, None, None, None]
-    group = tl.arange(0, GROUPS)[:, None, None, None, None]
-    return (part * GROUPS + group) * 8 + tl.arange(0, 8)[None, None, :, None, None]
+    at = tl.arange(0, GROUPS * WARPS * 32)[:, None]
+    return (at // 32 % PARTS * GROUPS + at // (32 * WARPS)) * 8 + at // 4 % 8
 
 
 @triton.jit
-def thread_inputs(first, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, PIECE: tl.constexpr):
-    """The first of a thread's inputs in a tile: [1, warps, 1, 4, 1]. PIECE: how many stand one after the other."""
-    slice = (tl.arange(0, SLICES * PARTS) // PARTS)[None, :, None, None, None]
-    return first + slice * (4 * RUN) + tl.arange(0, 4)[None, None, None, :, None] * PIECE
+def thread_inputs(
+    first, COUNT: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, PIECE: tl.constexpr
+):
+    """The first of a thread's inputs in COUNT tiles: [COUNT * warps * 32, 1]. PIECE: how many stand side by side."""
+    at = tl.arange(0, COUNT * SLICES * PARTS * 32)[:, None]
+    return first + at // 32 % (SLICES * PARTS) // PARTS * (4 * RUN) + at % 4 * PIECE
 
 
 @triton.jit
@@ -157,11 +159,11 @@ def weight_tile(
     words, scales, live, ks, end, step,
     STEPS: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """Weights from where the pointers say, int32 [N / 8, warps, 8, 4, WORDS], and their scales.
+    """Weights from where the pointers say, int32 [N / 8 * warps * 8 * 4, WORDS], and their scales.
 
-    Four threads with RUN inputs each, times eight with an output each, are a warp. From Triton 3.7 on the compiler
-    gives threads the last axes, after those with consecutive elements. Words, because from step to step it would carry
-    each weight in a register of its own.
+    Four threads with RUN inputs each, times eight with an output each, are a warp. Two axes, one of them what a thread
+    loads at once: so every Triton gives the other to lanes, then to warps, then to registers. Words, because from step
+    to step it would carry each weight in a register of its own.
     """
     here = live & (step < STEPS if EVEN else ks < end)
     w = tl.load(words + tl.arange(0, WORDS), mask=here, other=0, eviction_policy="evict_first")
@@ -207,7 +209,8 @@ def first_tiles(
     WORDS: tl.constexpr = 4 if FORMAT != "plain" else RUN * weight.dtype.element_ty.primitive_bitwidth // 32
     EACH: tl.constexpr = RUN // WORDS
     SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32  # inputs of an element of the scales
-    ks, row, end = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(INPUTS, FORMAT), stored(end, FORMAT)
+    GROUPS: tl.constexpr = outputs.shape[0] // (PARTS * SLICES * 32)
+    ks, row, end = thread_inputs(first, GROUPS, PARTS, SLICES, RUN, RUN), stored(INPUTS, FORMAT), stored(end, FORMAT)
     words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + (outputs.to(tl.int64) * (row // EACH) + ks // EACH)
     SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
     scales = words
@@ -226,6 +229,20 @@ def first_tiles(
 
 
 @triton.jit
+def within(
+    inputs, step, number, at, end,
+    STEPS: tl.constexpr, AHEAD: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Which inputs of a step there are."""
+    if not EVEN:
+        return inputs + (step * STEP + at) < end
+    elif STEPS % AHEAD:
+        return (inputs >= 0) & (step + number < STEPS)
+    else:
+        return inputs >= 0
+
+
+@triton.jit
 def product(
     tiles, words, scales, live, x, norm, eps, rows, first, end,
     INPUTS: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr,
@@ -235,46 +252,48 @@ def product(
     """STEPS steps of weights times the rows at x -> [BLOCK, 16]. `tiles`, `words`, `scales`: of `first_tiles`."""
     WARPS: tl.constexpr = SLICES * PARTS
     STEP: tl.constexpr = SLICES * 4 * RUN
-    N: tl.constexpr = words.shape[0] * 8
-    WORDS: tl.constexpr = tiles[0][0].shape[4]
+    GROUPS: tl.constexpr = words.shape[0] // (WARPS * 32)
+    N: tl.constexpr = GROUPS * 8
+    WORDS: tl.constexpr = tiles[0][0].shape[1]
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     BLOCKS: tl.constexpr = 4 if FORMAT == "int4" else 1  # of inputs that a thread has some of
     PIECE: tl.constexpr = RUN // BLOCKS
-    IN_TURN: tl.constexpr = FORMAT == "plain" or (FORMAT == "int8" and not PDL)
+    # Not in the interpreter, which knows no assembly and multiplies in float32.
+    IN_TURN: tl.constexpr = (FORMAT == "plain" or (FORMAT == "int8" and not PDL)) and DOT is tl.bfloat16
     SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32
     SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
-    ks, last = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
-    inputs = thread_inputs(first, PARTS, SLICES, RUN, PIECE)[None, :, :, :, :, :]
-    inputs += (tl.arange(0, PIECE // VECTOR) * VECTOR)[:, None, None, None, None, None]
-    element = tl.arange(0, VECTOR)[None, None, None, None, None, :]
-    eight = tl.arange(0, 8)[None, None, None, :, None, None]
-    row = eight + tl.arange(0, 2)[None, :, None, None, None, None] * 8
-    cells = x + (row * INPUTS + inputs)  # [PIECE / VECTOR, 2, warps, 8, 4, 1]
-    gains = norm + (inputs + eight * 0) if NORM else cells  # the same for all rows: a thread loads what it needs
+    RUNS_OF: tl.constexpr = PIECE // VECTOR  # loads of a row that give a thread its inputs
+    ks, last = thread_inputs(first, GROUPS, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
+    at_rows, at_gains = tl.arange(0, RUNS_OF * WARPS * 64)[:, None], tl.arange(0, RUNS_OF * WARPS * 32)[:, None]
+    inputs = thread_inputs(first, RUNS_OF * 2, PARTS, SLICES, RUN, PIECE) + at_rows // (WARPS * 64) * VECTOR
+    gained = thread_inputs(first, RUNS_OF, PARTS, SLICES, RUN, PIECE) + at_gains // (WARPS * 32) * VECTOR
+    element = tl.arange(0, VECTOR)[None, :]
+    row = at_rows // 4 % 8 + at_rows // (WARPS * 32) % 2 * 8
+    cells = x + (row * INPUTS + inputs)  # of [RUNS_OF, 2, warps, 8, 4]
+    gains = norm + gained if NORM else cells  # of [RUNS_OF, 1, warps, 8, 4]: a thread loads what it needs
     sums = tl.zeros([WARPS, N, _MAX_ROWS], tl.float32)
     squares = tl.zeros([WARPS, _MAX_ROWS, _MAX_ROWS], tl.float32)
     for step in tl.range(0, STEPS, AHEAD, num_stages=1):
         for number in tl.static_range(AHEAD):
             if STEPS > AHEAD and number % ((AHEAD + 1) // 2) == 0 and IN_TURN:
                 # Or the compiler puts off all loads of weights to the end of the loop; without dependents int8 spills.
-                tl.debug_barrier()
+                in_turn()
             for block in tl.static_range(BLOCKS):
                 at = number * STEP + block * 4 * PIECE
-                w, scale = of_block(tiles[0][0], tiles[0][1], block, FORMAT)
+                w, scale = tiles[0][0].reshape(GROUPS, WARPS, 8, 4, WORDS), tiles[0][1]
+                scale = scale.reshape(GROUPS, WARPS, 8, 4, scale.shape[1])
+                w, scale = of_block(w, scale, block, FORMAT)
                 w = left_operand(w, scale, PIECE, FORMAT, DOT)
-                if not EVEN:
-                    inside = inputs + (step * STEP + at) < end
-                elif STEPS % AHEAD:
-                    inside = (inputs >= 0) & (step + number < STEPS)
-                else:
-                    inside = inputs >= 0
+                inside = within(inputs, step, number, at, end, STEPS, AHEAD, STEP, EVEN)
                 values = tl.load(cells + (at + element), mask=(row < rows) & inside, other=0).to(DOT)
+                values = values.reshape(RUNS_OF, 2, WARPS, 8, 4, VECTOR)
                 if NORM:
                     columns = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
                     columns = in_order(columns, PIECE, 2)
                     squares = tl.dot(columns, columns.permute(0, 2, 1), squares, input_precision="ieee")
-                    gain = tl.load(gains + (at + element), mask=inside & (eight < 8), other=0)
-                    values = (values.to(tl.float32) * gain.to(tl.float32)).to(DOT)
+                    inside = within(gained, step, number, at, end, STEPS, AHEAD, STEP, EVEN)
+                    gain = tl.load(gains + (at + element), mask=inside, other=0).to(tl.float32)
+                    values = (values.to(tl.float32) * gain.reshape(RUNS_OF, 1, WARPS, 8, 4, VECTOR)).to(DOT)
                 columns = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
                 columns = in_order(columns, PIECE, 4).permute(0, 2, 1)
                 if FORMAT == "int4":
@@ -295,7 +314,7 @@ def product(
         cells += AHEAD * STEP
         gains += AHEAD * STEP
     if FORMAT == "fp8":
-        sums = scaled(sums, scales)
+        sums = scaled(sums, scales.reshape(GROUPS, WARPS, 8, 4, 1))
     y = tl.sum(sums.reshape(SLICES, PARTS, N, _MAX_ROWS), axis=0).reshape(PARTS * N, _MAX_ROWS)
     if NORM:
         # Each row times itself; the warps of PARTS have all added up the same, so that this is a multiple, exactly.
