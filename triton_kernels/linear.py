@@ -20,8 +20,9 @@ and a row has the same bits whether it is read in float32 or rounded already.
 int8: W is int8 with a float16 scale for every 32 inputs [outputs, inputs / 32]; a weight is int8 * scale, rounded to
 the type that the matrix instruction takes.
 
-int4: W and its scales as in int4.py. Levels are exact in the type of the matrix instruction: it multiplies these, and
-what it has added up for a block of 32 inputs is multiplied by the block's scale.
+int4: W and its scales as in int4.py. Codes are exact in the type of the matrix instruction: it multiplies these, and
+what it has added up for a block of 32 inputs is multiplied by the block's scale. The minimum comes to the sum of the
+rows' values.
 
 fp8: W is float8 (e4m3, exact in bfloat16) with a float32 scale for each output, by which its sum is multiplied.
 
@@ -137,10 +138,9 @@ def of_block(w, scales, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
     """Of a tile that has parts of four blocks (int4) the words and scales of one of them, [N / 8, warps, 8, 4, 1]."""
     if FORMAT == "int4":
         # Sums of one element each, and no tl.split: from 3.7 on that gives its results to other threads.
-        word, pair = tl.arange(0, 4)[None, None, None, None, :], tl.arange(0, 2)[None, None, None, None, :]
+        word = tl.arange(0, 4)[None, None, None, None, :]
         words = tl.sum(tl.where(word == BLOCK, w, 0), axis=4, keep_dims=True)
-        two = tl.sum(tl.where(pair == BLOCK // 2, scales, 0), axis=4, keep_dims=True)
-        return words, (two >> BLOCK % 2 * 16).to(tl.int16).to(tl.float16, bitcast=True)
+        return words, tl.sum(tl.where(word == BLOCK, scales, 0), axis=4, keep_dims=True)
     else:
         return w, scales
 
@@ -170,12 +170,12 @@ def weight_tile(
     if FORMAT == "plain" or FORMAT == "fp8":
         return w, w
     else:
-        return w, tl.load(scales + tl.arange(0, 2 if FORMAT == "int4" else 1), mask=here, other=0)
+        return w, tl.load(scales + tl.arange(0, 4 if FORMAT == "int4" else 1), mask=here, other=0)
 
 
 @triton.jit
 def left_operand(w, scales, RUN: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr):
-    """A tile of weights, RUN of each thread -> [warps, N, 4 * RUN]; of int4 their levels."""
+    """A tile of weights, RUN of each thread -> [warps, N, 4 * RUN]; of int4 128 and their codes."""
     WARPS: tl.constexpr = w.shape[1]
     N: tl.constexpr = w.shape[0] * 8
     if FORMAT == "int4":
@@ -208,7 +208,6 @@ def first_tiles(
     STEP: tl.constexpr = SLICES * 4 * RUN
     WORDS: tl.constexpr = 4 if FORMAT != "plain" else RUN * weight.dtype.element_ty.primitive_bitwidth // 32
     EACH: tl.constexpr = RUN // WORDS
-    SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32  # inputs of an element of the scales
     GROUPS: tl.constexpr = outputs.shape[0] // (PARTS * SLICES * 32)
     ks, row, end = thread_inputs(first, GROUPS, PARTS, SLICES, RUN, RUN), stored(INPUTS, FORMAT), stored(end, FORMAT)
     words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + (outputs.to(tl.int64) * (row // EACH) + ks // EACH)
@@ -217,12 +216,12 @@ def first_tiles(
     if FORMAT == "fp8":
         scales = tl.load(scale + (outputs + ks * 0), mask=live, other=0)
     if SCALED:
-        scales = scale + (outputs.to(tl.int64) * (row // SCALE) + (ks // _GROUP * 2 if FORMAT == "int4" else ks // 32))
+        scales = scale + (outputs.to(tl.int64) * (row // 32) + (ks // _GROUP * 4 if FORMAT == "int4" else ks // 32))
     tiles = (weight_tile(words, scales, live, ks, end, 0, STEPS, WORDS, EVEN, FORMAT),)
     for number in tl.static_range(1, AHEAD):
         place, of_it = words + number * (STEP // EACH), scales
         if SCALED:
-            of_it = scales + number * (STEP // SCALE)
+            of_it = scales + number * (STEP // 32)
         tile = weight_tile(place, of_it, live, ks + number * STEP, end, number, STEPS, WORDS, EVEN, FORMAT)
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005
     return tiles, words, scales
@@ -260,7 +259,6 @@ def product(
     PIECE: tl.constexpr = RUN // BLOCKS
     # Not in the interpreter, which knows no assembly and multiplies in float32.
     IN_TURN: tl.constexpr = (FORMAT == "plain" or (FORMAT == "int8" and not PDL)) and DOT is tl.bfloat16
-    SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32
     SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
     RUNS_OF: tl.constexpr = PIECE // VECTOR  # loads of a row that give a thread its inputs
     ks, last = thread_inputs(first, GROUPS, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
@@ -294,15 +292,18 @@ def product(
                     inside = within(gained, step, number, at, end, STEPS, AHEAD, STEP, EVEN)
                     gain = tl.load(gains + (at + element), mask=inside, other=0).to(tl.float32)
                     values = (values.to(tl.float32) * gain.reshape(RUNS_OF, 1, WARPS, 8, 4, VECTOR)).to(DOT)
-                columns = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
-                columns = in_order(columns, PIECE, 4).permute(0, 2, 1)
+                values = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
+                columns = in_order(values, PIECE, 4).permute(0, 2, 1)
                 if FORMAT == "int4":
-                    sums += scaled(tl.dot(w, columns, input_precision="ieee"), scale)
+                    ones, same = tl.full([WARPS, N, 4 * PIECE], 1, DOT), in_order(values, PIECE, 2).permute(0, 2, 1)
+                    factor, more = int4.factors_of(scale)
+                    sums += scaled(tl.dot(w, columns, input_precision="ieee"), factor)
+                    sums += scaled(tl.dot(ones, same, input_precision="ieee"), more)
                 else:
                     sums = tl.dot(w, columns, sums, input_precision="ieee")
             if STEPS > AHEAD:
                 place = words + (number + AHEAD) * (STEP * WORDS // RUN)
-                of_it = scales + (number + AHEAD) * (STEP // SCALE) if SCALED else scales
+                of_it = scales + (number + AHEAD) * (STEP // 32) if SCALED else scales
                 there, later = ks + (step + number + AHEAD) * STEP, step + number + AHEAD
                 tile = weight_tile(place, of_it, live, there, last, later, STEPS, WORDS, EVEN, FORMAT)
                 tiles = tiles[1:] + (tile,)  # noqa: RUF005
@@ -310,7 +311,7 @@ def product(
                 tiles = tiles[1:] + (tiles[0],)  # noqa: RUF005
         words += AHEAD * (STEP * WORDS // RUN)
         if SCALED:
-            scales += AHEAD * (STEP // SCALE)
+            scales += AHEAD * (STEP // 32)
         cells += AHEAD * STEP
         gains += AHEAD * STEP
     if FORMAT == "fp8":

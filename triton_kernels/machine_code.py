@@ -336,7 +336,7 @@ def meta_weight(outputs: int, inputs: int, format: str) -> Weight:
     if format == "int4":
         groups = triton.cdiv(inputs, int4.GROUP)
         words = partial(empty, dtype=torch.int32)
-        return Weight(words(outputs, groups * 16), words(outputs, groups * 2), inputs)
+        return Weight(words(outputs, groups * 16), words(outputs, groups * 4), inputs)
     scales = empty(outputs, inputs // INT8_BLOCK, dtype=torch.float16)
     return Weight(empty(outputs, inputs, dtype=torch.int8), scales)
 
