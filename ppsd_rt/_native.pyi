@@ -88,6 +88,10 @@ class Blocks:
     def row(self, row: int) -> npt.NDArray[np.float32]:
         """In Hugging Face's order, as float32: [columns]."""
 
+    def four_bits(self) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16], npt.NDArray[np.uint16]]:
+        """Of matrices of four bits: codes [rows, columns], and scales and minima, float16 bits [rows, columns / 32]: a
+        value is scale * code - minimum. Raises RuntimeError, one line, where one of them is not finite."""
+
 def importance(
     shape: ModelShape,
     tensors: Mapping[str, npt.NDArray[Any] | Blocks],

@@ -177,3 +177,36 @@ BLOCK_KINDS = [
 TABLE_KINDS = [
     *(Kind.IQ1_S, Kind.IQ2_XXS, Kind.IQ2_XS, Kind.IQ2_S, Kind.IQ3_XXS, Kind.IQ3_S, Kind.TQ1_0, Kind.TQ2_0, Kind.MXFP4),
 ]
+
+
+OWN = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
+WIDE = {"hidden": 256, "inner": 512, "heads": 4, "kv_heads": 2, "head_dim": 64}  # Q4_K has blocks of 256
+
+
+def own_bits(kind, rows, columns, seed=0):
+    """Blocks whose weights are about as large as a model's."""
+    if kind == Kind.Q6_K:
+        data = random_blocks(kind, rows, columns, seed).reshape(rows, -1, 210)
+        scales = np.random.default_rng(seed).uniform(1e-5, 2e-5, (rows, columns // 256, 1))
+        data[:, :, 208:] = scales.astype(np.float16).view(np.uint8)
+        return data.reshape(rows, -1)
+    if kind == Kind.Q4_K:
+        data = random_blocks(kind, rows, columns, seed).reshape(rows, -1, 144)
+        scales = np.random.default_rng(seed).uniform(0.5, 1.0, (rows, columns // 256, 2)) * (1e-4, 7e-4)
+        data[:, :, :4] = scales.astype(np.float16).view(np.uint8).reshape(rows, -1, 4)
+        return data.reshape(rows, -1)
+    weights = 0.02 * np.random.default_rng(seed).standard_normal((rows, columns), np.float32)
+    return gguf.quants.quantize(weights, kind)
+
+
+def four_bit_model(path, kinds):
+    """kinds: of each matrix, by the last part of its name in the file; the others are float32."""
+    state = tiny_state(tied=False, **WIDE)
+    raw = {}
+    for key, tensor in state.items():
+        kind = kinds.get(gguf_name(key).split(".")[-2])
+        if kind in (*OWN, Kind.Q6_K):
+            raw[gguf_name(key)] = own_bits(kind, *tensor.shape, seed=len(raw)), kind
+        elif kind is not None:
+            raw[gguf_name(key)] = gguf.quants.quantize(0.02 * tensor.numpy(), kind), kind
+    return write_gguf(path, state, metadata(**WIDE), raw=raw)

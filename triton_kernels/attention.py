@@ -22,9 +22,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import state as words
+from .ptx import gdc_launch_dependents, gdc_wait
 from .state import MAX_ROWS, MOST_SIBLINGS, ROWS, START
 
 TILE, SPANS, COLUMNS = 64, 16, 16

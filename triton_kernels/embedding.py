@@ -8,9 +8,9 @@ And where the first layer reads them, [16, hidden] in the type that it multiplie
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .linear import at_positions, placed
+from .ptx import gdc_launch_dependents, gdc_wait
 from .state import MAX_ROWS, ROWS, START
 
 _ROWS, _START = tl.constexpr(ROWS), tl.constexpr(START)

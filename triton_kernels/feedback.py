@@ -12,9 +12,9 @@ takes what there is, and beyond DISTANCES rows it does without.
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .linear import Weight, below, dot_type, first_tiles, launch, linear_twin, product, program_outputs, tiling
+from .ptx import gdc_launch_dependents, gdc_wait
 from .state import KNOWN, MAX_ROWS, ROWS, START
 
 _ROWS, _START, _KNOWN = tl.constexpr(ROWS), tl.constexpr(START), tl.constexpr(KNOWN)

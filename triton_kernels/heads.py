@@ -24,12 +24,12 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ..sampling.params import SamplingParams
 from .filters import filtered_choice, wanted
 from .linear import Weight, at_positions, below, dot_type, launch, linear_twin, multiply, program_outputs, tiling
 from .noise import gumbel
+from .ptx import gdc_launch_dependents, gdc_wait
 from .siblings import position_of
 from .state import KNOWN, MAX_ROWS, ROWS, START
 

@@ -20,8 +20,9 @@ and a row has the same bits whether it is read in float32 or rounded already.
 int8: W is int8 with a float16 scale for every 32 inputs [outputs, inputs / 32]; a weight is int8 * scale, rounded to
 the type that the matrix instruction takes.
 
-int4: W and its scales as in int4.py. Levels are exact in the type of the matrix instruction: it multiplies these, and
-what it has added up for a block of 32 inputs is multiplied by the block's scale.
+int4: W and its scales as in int4.py. Codes are exact in the type of the matrix instruction: it multiplies these, and
+what it has added up for a block of 32 inputs is multiplied by the block's scale. The minimum comes to the sum of the
+rows' values.
 
 fp8: W is float8 (e4m3, exact in bfloat16) with a float32 scale for each output, by which its sum is multiplied.
 
@@ -37,9 +38,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import int4
+from .ptx import gdc_launch_dependents, gdc_wait, in_turn
 from .state import MAX_ROWS, ROWS, START
 
 INT8_BLOCK = 32
@@ -92,18 +93,20 @@ class Tiling(NamedTuple):
 
 @triton.jit
 def program_outputs(BLOCK: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr):
-    """Which of a program's outputs stand where in a tile of weights: [N / 8, warps, 8, 1, 1]."""
+    """Which of a program's outputs stand where in a tile of weights: [N / 8 * warps * 8 * 4, 1]."""
+    WARPS: tl.constexpr = SLICES * PARTS
     GROUPS: tl.constexpr = BLOCK // PARTS // 8
-    part = (tl.arange(0, SLICES * PARTS) % PARTS)[None, :, None, None, None]
-    group = tl.arange(0, GROUPS)[:, None, None, None, None]
-    return (part * GROUPS + group) * 8 + tl.arange(0, 8)[None, None, :, None, None]
+    at = tl.arange(0, GROUPS * WARPS * 32)[:, None]
+    return (at // 32 % PARTS * GROUPS + at // (32 * WARPS)) * 8 + at // 4 % 8
 
 
 @triton.jit
-def thread_inputs(first, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, PIECE: tl.constexpr):
-    """The first of a thread's inputs in a tile: [1, warps, 1, 4, 1]. PIECE: how many stand one after the other."""
-    slice = (tl.arange(0, SLICES * PARTS) // PARTS)[None, :, None, None, None]
-    return first + slice * (4 * RUN) + tl.arange(0, 4)[None, None, None, :, None] * PIECE
+def thread_inputs(
+    first, COUNT: tl.constexpr, PARTS: tl.constexpr, SLICES: tl.constexpr, RUN: tl.constexpr, PIECE: tl.constexpr
+):
+    """The first of a thread's inputs in COUNT tiles: [COUNT * warps * 32, 1]. PIECE: how many stand side by side."""
+    at = tl.arange(0, COUNT * SLICES * PARTS * 32)[:, None]
+    return first + at // 32 % (SLICES * PARTS) // PARTS * (4 * RUN) + at % 4 * PIECE
 
 
 @triton.jit
@@ -135,10 +138,9 @@ def of_block(w, scales, BLOCK: tl.constexpr, FORMAT: tl.constexpr):
     """Of a tile that has parts of four blocks (int4) the words and scales of one of them, [N / 8, warps, 8, 4, 1]."""
     if FORMAT == "int4":
         # Sums of one element each, and no tl.split: from 3.7 on that gives its results to other threads.
-        word, pair = tl.arange(0, 4)[None, None, None, None, :], tl.arange(0, 2)[None, None, None, None, :]
+        word = tl.arange(0, 4)[None, None, None, None, :]
         words = tl.sum(tl.where(word == BLOCK, w, 0), axis=4, keep_dims=True)
-        two = tl.sum(tl.where(pair == BLOCK // 2, scales, 0), axis=4, keep_dims=True)
-        return words, (two >> BLOCK % 2 * 16).to(tl.int16).to(tl.float16, bitcast=True)
+        return words, tl.sum(tl.where(word == BLOCK, scales, 0), axis=4, keep_dims=True)
     else:
         return w, scales
 
@@ -157,23 +159,23 @@ def weight_tile(
     words, scales, live, ks, end, step,
     STEPS: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr, FORMAT: tl.constexpr,
 ):  # fmt: skip
-    """Weights from where the pointers say, int32 [N / 8, warps, 8, 4, WORDS], and their scales.
+    """Weights from where the pointers say, int32 [N / 8 * warps * 8 * 4, WORDS], and their scales.
 
-    Four threads with RUN inputs each, times eight with an output each, are a warp. From Triton 3.7 on the compiler
-    gives threads the last axes, after those with consecutive elements. Words, because from step to step it would carry
-    each weight in a register of its own.
+    Four threads with RUN inputs each, times eight with an output each, are a warp. Two axes, one of them what a thread
+    loads at once: so every Triton gives the other to lanes, then to warps, then to registers. Words, because from step
+    to step it would carry each weight in a register of its own.
     """
     here = live & (step < STEPS if EVEN else ks < end)
     w = tl.load(words + tl.arange(0, WORDS), mask=here, other=0, eviction_policy="evict_first")
     if FORMAT == "plain" or FORMAT == "fp8":
         return w, w
     else:
-        return w, tl.load(scales + tl.arange(0, 2 if FORMAT == "int4" else 1), mask=here, other=0)
+        return w, tl.load(scales + tl.arange(0, 4 if FORMAT == "int4" else 1), mask=here, other=0)
 
 
 @triton.jit
 def left_operand(w, scales, RUN: tl.constexpr, FORMAT: tl.constexpr, DOT: tl.constexpr):
-    """A tile of weights, RUN of each thread -> [warps, N, 4 * RUN]; of int4 their levels."""
+    """A tile of weights, RUN of each thread -> [warps, N, 4 * RUN]; of int4 128 and their codes."""
     WARPS: tl.constexpr = w.shape[1]
     N: tl.constexpr = w.shape[0] * 8
     if FORMAT == "int4":
@@ -206,23 +208,37 @@ def first_tiles(
     STEP: tl.constexpr = SLICES * 4 * RUN
     WORDS: tl.constexpr = 4 if FORMAT != "plain" else RUN * weight.dtype.element_ty.primitive_bitwidth // 32
     EACH: tl.constexpr = RUN // WORDS
-    SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32  # inputs of an element of the scales
-    ks, row, end = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(INPUTS, FORMAT), stored(end, FORMAT)
+    GROUPS: tl.constexpr = outputs.shape[0] // (PARTS * SLICES * 32)
+    ks, row, end = thread_inputs(first, GROUPS, PARTS, SLICES, RUN, RUN), stored(INPUTS, FORMAT), stored(end, FORMAT)
     words = weight.to(tl.pointer_type(tl.int32), bitcast=True) + (outputs.to(tl.int64) * (row // EACH) + ks // EACH)
     SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
     scales = words
     if FORMAT == "fp8":
         scales = tl.load(scale + (outputs + ks * 0), mask=live, other=0)
     if SCALED:
-        scales = scale + (outputs.to(tl.int64) * (row // SCALE) + (ks // _GROUP * 2 if FORMAT == "int4" else ks // 32))
+        scales = scale + (outputs.to(tl.int64) * (row // 32) + (ks // _GROUP * 4 if FORMAT == "int4" else ks // 32))
     tiles = (weight_tile(words, scales, live, ks, end, 0, STEPS, WORDS, EVEN, FORMAT),)
     for number in tl.static_range(1, AHEAD):
         place, of_it = words + number * (STEP // EACH), scales
         if SCALED:
-            of_it = scales + number * (STEP // SCALE)
+            of_it = scales + number * (STEP // 32)
         tile = weight_tile(place, of_it, live, ks + number * STEP, end, number, STEPS, WORDS, EVEN, FORMAT)
         tiles = tiles + (tile,)  # type: ignore[assignment]  # noqa: RUF005
     return tiles, words, scales
+
+
+@triton.jit
+def within(
+    inputs, step, number, at, end,
+    STEPS: tl.constexpr, AHEAD: tl.constexpr, STEP: tl.constexpr, EVEN: tl.constexpr,
+):  # fmt: skip
+    """Which inputs of a step there are."""
+    if not EVEN:
+        return inputs + (step * STEP + at) < end
+    elif STEPS % AHEAD:
+        return (inputs >= 0) & (step + number < STEPS)
+    else:
+        return inputs >= 0
 
 
 @triton.jit
@@ -235,55 +251,59 @@ def product(
     """STEPS steps of weights times the rows at x -> [BLOCK, 16]. `tiles`, `words`, `scales`: of `first_tiles`."""
     WARPS: tl.constexpr = SLICES * PARTS
     STEP: tl.constexpr = SLICES * 4 * RUN
-    N: tl.constexpr = words.shape[0] * 8
-    WORDS: tl.constexpr = tiles[0][0].shape[4]
+    GROUPS: tl.constexpr = words.shape[0] // (WARPS * 32)
+    N: tl.constexpr = GROUPS * 8
+    WORDS: tl.constexpr = tiles[0][0].shape[1]
     VECTOR: tl.constexpr = 128 // x.dtype.element_ty.primitive_bitwidth
     BLOCKS: tl.constexpr = 4 if FORMAT == "int4" else 1  # of inputs that a thread has some of
     PIECE: tl.constexpr = RUN // BLOCKS
-    IN_TURN: tl.constexpr = FORMAT == "plain" or (FORMAT == "int8" and not PDL)
-    SCALE: tl.constexpr = 64 if FORMAT == "int4" else 32
+    # Not in the interpreter, which knows no assembly and multiplies in float32.
+    IN_TURN: tl.constexpr = (FORMAT == "plain" or (FORMAT == "int8" and not PDL)) and DOT is tl.bfloat16
     SCALED: tl.constexpr = FORMAT == "int8" or FORMAT == "int4"  # by blocks
-    ks, last = thread_inputs(first, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
-    inputs = thread_inputs(first, PARTS, SLICES, RUN, PIECE)[None, :, :, :, :, :]
-    inputs += (tl.arange(0, PIECE // VECTOR) * VECTOR)[:, None, None, None, None, None]
-    element = tl.arange(0, VECTOR)[None, None, None, None, None, :]
-    eight = tl.arange(0, 8)[None, None, None, :, None, None]
-    row = eight + tl.arange(0, 2)[None, :, None, None, None, None] * 8
-    cells = x + (row * INPUTS + inputs)  # [PIECE / VECTOR, 2, warps, 8, 4, 1]
-    gains = norm + (inputs + eight * 0) if NORM else cells  # the same for all rows: a thread loads what it needs
+    RUNS_OF: tl.constexpr = PIECE // VECTOR  # loads of a row that give a thread its inputs
+    ks, last = thread_inputs(first, GROUPS, PARTS, SLICES, RUN, RUN), stored(end, FORMAT)
+    at_rows, at_gains = tl.arange(0, RUNS_OF * WARPS * 64)[:, None], tl.arange(0, RUNS_OF * WARPS * 32)[:, None]
+    inputs = thread_inputs(first, RUNS_OF * 2, PARTS, SLICES, RUN, PIECE) + at_rows // (WARPS * 64) * VECTOR
+    gained = thread_inputs(first, RUNS_OF, PARTS, SLICES, RUN, PIECE) + at_gains // (WARPS * 32) * VECTOR
+    element = tl.arange(0, VECTOR)[None, :]
+    row = at_rows // 4 % 8 + at_rows // (WARPS * 32) % 2 * 8
+    cells = x + (row * INPUTS + inputs)  # of [RUNS_OF, 2, warps, 8, 4]
+    gains = norm + gained if NORM else cells  # of [RUNS_OF, 1, warps, 8, 4]: a thread loads what it needs
     sums = tl.zeros([WARPS, N, _MAX_ROWS], tl.float32)
     squares = tl.zeros([WARPS, _MAX_ROWS, _MAX_ROWS], tl.float32)
     for step in tl.range(0, STEPS, AHEAD, num_stages=1):
         for number in tl.static_range(AHEAD):
             if STEPS > AHEAD and number % ((AHEAD + 1) // 2) == 0 and IN_TURN:
                 # Or the compiler puts off all loads of weights to the end of the loop; without dependents int8 spills.
-                tl.debug_barrier()
+                in_turn()
             for block in tl.static_range(BLOCKS):
                 at = number * STEP + block * 4 * PIECE
-                w, scale = of_block(tiles[0][0], tiles[0][1], block, FORMAT)
+                w, scale = tiles[0][0].reshape(GROUPS, WARPS, 8, 4, WORDS), tiles[0][1]
+                scale = scale.reshape(GROUPS, WARPS, 8, 4, scale.shape[1])
+                w, scale = of_block(w, scale, block, FORMAT)
                 w = left_operand(w, scale, PIECE, FORMAT, DOT)
-                if not EVEN:
-                    inside = inputs + (step * STEP + at) < end
-                elif STEPS % AHEAD:
-                    inside = (inputs >= 0) & (step + number < STEPS)
-                else:
-                    inside = inputs >= 0
+                inside = within(inputs, step, number, at, end, STEPS, AHEAD, STEP, EVEN)
                 values = tl.load(cells + (at + element), mask=(row < rows) & inside, other=0).to(DOT)
+                values = values.reshape(RUNS_OF, 2, WARPS, 8, 4, VECTOR)
                 if NORM:
                     columns = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
                     columns = in_order(columns, PIECE, 2)
                     squares = tl.dot(columns, columns.permute(0, 2, 1), squares, input_precision="ieee")
-                    gain = tl.load(gains + (at + element), mask=inside & (eight < 8), other=0)
-                    values = (values.to(tl.float32) * gain.to(tl.float32)).to(DOT)
-                columns = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
-                columns = in_order(columns, PIECE, 4).permute(0, 2, 1)
+                    inside = within(gained, step, number, at, end, STEPS, AHEAD, STEP, EVEN)
+                    gain = tl.load(gains + (at + element), mask=inside, other=0).to(tl.float32)
+                    values = (values.to(tl.float32) * gain.reshape(RUNS_OF, 1, WARPS, 8, 4, VECTOR)).to(DOT)
+                values = values.permute(2, 1, 3, 4, 0, 5).reshape(WARPS, _MAX_ROWS, 4 * PIECE)
+                columns = in_order(values, PIECE, 4).permute(0, 2, 1)
                 if FORMAT == "int4":
-                    sums += scaled(tl.dot(w, columns, input_precision="ieee"), scale)
+                    ones, same = tl.full([WARPS, N, 4 * PIECE], 1, DOT), in_order(values, PIECE, 2).permute(0, 2, 1)
+                    factor, more = int4.factors_of(scale)
+                    sums += scaled(tl.dot(w, columns, input_precision="ieee"), factor)
+                    sums += scaled(tl.dot(ones, same, input_precision="ieee"), more)
                 else:
                     sums = tl.dot(w, columns, sums, input_precision="ieee")
             if STEPS > AHEAD:
                 place = words + (number + AHEAD) * (STEP * WORDS // RUN)
-                of_it = scales + (number + AHEAD) * (STEP // SCALE) if SCALED else scales
+                of_it = scales + (number + AHEAD) * (STEP // 32) if SCALED else scales
                 there, later = ks + (step + number + AHEAD) * STEP, step + number + AHEAD
                 tile = weight_tile(place, of_it, live, there, last, later, STEPS, WORDS, EVEN, FORMAT)
                 tiles = tiles[1:] + (tile,)  # noqa: RUF005
@@ -291,11 +311,11 @@ def product(
                 tiles = tiles[1:] + (tiles[0],)  # noqa: RUF005
         words += AHEAD * (STEP * WORDS // RUN)
         if SCALED:
-            scales += AHEAD * (STEP // SCALE)
+            scales += AHEAD * (STEP // 32)
         cells += AHEAD * STEP
         gains += AHEAD * STEP
     if FORMAT == "fp8":
-        sums = scaled(sums, scales)
+        sums = scaled(sums, scales.reshape(GROUPS, WARPS, 8, 4, 1))
     y = tl.sum(sums.reshape(SLICES, PARTS, N, _MAX_ROWS), axis=0).reshape(PARTS * N, _MAX_ROWS)
     if NORM:
         # Each row times itself; the warps of PARTS have all added up the same, so that this is a multiple, exactly.

@@ -4,11 +4,16 @@ Every launch of a model's decoding step is recorded from the functions that make
 no memory), compiled for Hopper and Ampere, and its machine code is checked: nothing spilled, weights loaded 16 bytes at
 a time and, on Hopper, as many as meant before the wait for the kernel ahead, matrix instructions, no atomics, and (on
 Hopper) at most half a multiprocessor's registers and shared memory, so that two stages can share it. The kernels of a
-prompt pass may have all of it. Variants of a kernel that have to give the same bits, with and without siblings, must do
-the same arithmetic. Prints a table; exit status 1 where a check fails.
+prompt pass may have all of it. The loop over K of a row's kernels has neither barriers nor shared memory. Variants of a
+kernel that have to give the same bits, with and without siblings, must do the same arithmetic. Prints a table; exit
+status 1 where a check fails.
+
+--beside FILE also compares instructions with those that --json has recorded, of whatever Triton needs fewest. What is
+imported as Triton compiles: PYTHONPATH chooses another one.
 """
 
 import argparse
+import json
 import re
 import subprocess
 import sys
@@ -46,6 +51,9 @@ from .verdict import arrived, begin_draft, begin_verification, drafted, fetch, p
 REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
 WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
+LEAST_AHEAD = 8 * 1024  # bytes of weights that the programs of a multiprocessor have on the way
+MORE_INSTRUCTIONS = 1.3  # than the Triton that needs fewest
+MEETING = ("BAR", "LDS", "LDSM", "STS", "STSM", "ATOMS")  # of a program's warps
 WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5, "fp8": 1.0}  # bytes
 WIDER = {"int4": "int8"}  # what a format leaves to another: keys and values, and the LM head
 OPTIONS = ("num_warps", "num_stages", "maxnreg", "launch_pdl")
@@ -108,23 +116,34 @@ class Report(NamedTuple):
     per_weights: float = 0.0  # instructions of all warps for a KiB of weights
     unawaited: bool = False  # are registers read by warp-group instructions that the program does not wait for?
     arithmetic: tuple[tuple[str, int], ...] = ()  # floating-point instructions, by kind
+    loop: tuple[str, ...] = ()  # instructions of loops over K, or where there is none, from matrix product to product
 
     def count(self, *operations: str) -> int:
         return sum(i.split(".")[0] in operations for i in self.instructions)
 
     @property
     def ahead(self) -> int:
-        """Bytes of weights that a program has on the way before it waits; of several ways through it the least."""
+        """Bytes of weights that a program has on the way before it waits; of several ways through it the least. Without
+        a wait: before the first matrix instruction."""
         found, bytes = list[int](), 0
         for i in self.instructions:
-            if i.startswith("ACQBULK"):
+            if i.startswith("ACQBULK") or (not self.pdl and bytes and i.startswith("HMMA")):
                 found.append(bytes * self.warps * 32)
+                if not self.pdl:
+                    break
                 bytes = 0
             elif i.startswith("HMMA"):
                 bytes = 0
             elif i.startswith("LDG.E.EF"):
                 bytes += loaded(i)
         return min(found, default=0)
+
+    @property
+    def programs(self) -> int:
+        """How many a multiprocessor holds."""
+        registers, shared = WHOLE[self.capability]
+        of_program = -(-self.registers // 8) * 8 * 32 * self.warps
+        return min(registers // of_program, shared // (self.shared + 1024), 64 // self.warps)
 
     def faults(self) -> list[str]:
         found = []
@@ -150,10 +169,18 @@ class Report(NamedTuple):
             if self.matrix and (len(narrow) == len(copies) or (narrow and not self.scales)):
                 found.append("tiles are not copied 16 bytes at a time")
             return found
+        return found + self._of_decoding()
+
+    def _of_decoding(self) -> list[str]:
+        found = []
         # Only the loads of weights are marked evict-first, which tells them from all others.
         weights = [place for place, i in enumerate(self.instructions) if i.startswith("LDG.E.EF")]
         if self.weights and not (weights and all(self.instructions[place].endswith(".128") for place in weights)):
             found.append("weights are not loaded 16 bytes at a time")
+        if self.weights and (meeting := sorted({i for i in self.loop if i.split(".")[0] in MEETING})):
+            found.append(f"the loop over K has {', '.join(meeting)}")
+        if self.bar and self.ahead * self.programs < min(LEAST_AHEAD, self.bar * self.programs):
+            found.append(f"a multiprocessor has {self.ahead * self.programs} bytes of weights on the way")
         waits = [place for place, i in enumerate(self.instructions) if i.startswith("ACQBULK")]
         if self.pdl and len(waits) != self.ways:
             found.append(f"{len(waits)} waits for the kernel ahead instead of {self.ways}")
@@ -309,7 +336,7 @@ def meta_weight(outputs: int, inputs: int, format: str) -> Weight:
     if format == "int4":
         groups = triton.cdiv(inputs, int4.GROUP)
         words = partial(empty, dtype=torch.int32)
-        return Weight(words(outputs, groups * 16), words(outputs, groups * 2), inputs)
+        return Weight(words(outputs, groups * 16), words(outputs, groups * 4), inputs)
     scales = empty(outputs, inputs // INT8_BLOCK, dtype=torch.float16)
     return Weight(empty(outputs, inputs, dtype=torch.int8), scales)
 
@@ -349,7 +376,7 @@ def examine(launch: Launch, capability: int) -> Report:
     if its_bytes and constants.get("KV"):
         of_kv = weight_bytes(constants | {"FORMAT": constants["KV_FORMAT"]})
         bar = min(bar, of_kv * constants["KV_AHEAD"] / constants["KV_STEPS"])
-    early = "PDL" in constants and constants["PDL"] and launch.name != "feedback"  # its matrix is chosen ahead of it
+    early = launch.name != "feedback"  # its matrix is chosen ahead of it
     return Report(
         launch.name, capability, options["num_warps"], used["REG"], used["STACK"] + used["LOCAL"],
         compiled.metadata.shared, tuple(instructions), weights, constants.get("FORMAT", "plain") != "plain",
@@ -359,7 +386,7 @@ def examine(launch: Launch, capability: int) -> Report:
         2 if constants.get("KV") else 1,
         int(min(its_bytes, bar)) if its_bytes and early else 0,
         executed(instructions, loops, constants) * options["num_warps"] / (its_bytes / 1024) if its_bytes else 0.0,
-        bool(unawaited), arithmetic(code),
+        bool(unawaited), arithmetic(code), over_k(instructions, loops),
     )  # fmt: skip
 
 
@@ -402,11 +429,19 @@ def variants(launch: Launch) -> Launch:
 def executed(instructions: list[str], loops: list[tuple[int, int]], constants: dict[str, Any]) -> int:
     """Instructions that a warp executes: those of the loop over K in each of its rounds, all others once."""
     rounds = -(-constants["STEPS"] // constants["AHEAD"])
-    over_k = [loop for first, last in loops if "HMMA" in "".join(loop := instructions[first:last])]
-    return len(instructions) + (rounds - 1) * sum(map(len, over_k))
+    return len(instructions) + (rounds - 1) * len(over_k(instructions, loops) if rounds > 1 else ())
 
 
-def table_of(model: str, format: str, launch: Launch, report: Report) -> str:
+def over_k(instructions: list[str], loops: list[tuple[int, int]]) -> tuple[str, ...]:
+    """Of the loops over K; where matrix products are in no loop, from first to last, in a program of one way."""
+    products = [place for place, i in enumerate(instructions) if i.startswith("HMMA")]
+    ranges = [(first, last) for first, last in loops if any(first <= place < last for place in products)]
+    if not ranges and products and sum(i.startswith("ACQBULK") for i in instructions) < 2:
+        ranges = [(products[0], products[-1])]
+    return tuple(i for first, last in ranges for i in instructions[first:last])
+
+
+def table_of(model: str, format: str, launch: Launch, report: Report, faults: list[str]) -> str:
     counts = Counter(i.split(".")[0] for i in report.instructions)
     constants = dict(launch.constants)
     size = f"{constants['OUTPUTS']}x{constants['INPUTS']}" if "OUTPUTS" in constants and "INPUTS" in constants else ""
@@ -414,7 +449,7 @@ def table_of(model: str, format: str, launch: Launch, report: Report) -> str:
     return (
         f"{model:5} {format:5} sm_{report.capability} {report.name:19} {size:12} {report.warps:5} {report.registers:9}"
         f" {report.local:5} {report.shared:7} {counts['HMMA'] + counts['HGMMA']:6} {wide:8} {report.ahead:6}"
-        f" {report.per_weights:7.0f}  " + ("; ".join(report.faults()) or "ok")
+        f" {report.per_weights:7.0f}  " + ("; ".join(faults) or "ok")
     )
 
 
@@ -423,8 +458,14 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
     parser.add_argument("--models", default=",".join(SHAPES), help=f"of {', '.join(SHAPES)}")
     parser.add_argument("--formats", default="bf16,int8,int4,fp8")
     parser.add_argument("--capabilities", default="90,80")
+    parser.add_argument("--kernels", help="of the launches' names; all, if not given")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="to which what was found is added")
+    parser.add_argument(
+        "--beside", type=Path, metavar="FILE", help="with whose instructions this Triton's are compared"
+    )
     options = parser.parse_args(arguments)
-    faulty = 0
+    faulty, found = 0, list[dict[str, Any]]()
+    best = fewest(json.loads(options.beside.read_text())["rows"]) if options.beside else {}
     # ahead: bytes of weights on the way before the wait; per KiB: instructions of its warps for 1024 bytes of weights
     title = "model form  chip  kernel              shape        warps registers local  shared matrix 16-byte  ahead"
     out(title + " per KiB  checks")
@@ -437,18 +478,52 @@ def main(arguments: list[str] | None = None, out: Callable[[str], None] = print)
                     continue  # which has no conversions of it
                 weights = format if format in WEIGHT else "plain"
                 launches = decoding_step(SHAPES[model], weights, pdl=capability >= 90)
+                numbers = Counter[str]()
                 for launch in [*launches, *prompt_pass(SHAPES[model], weights)]:
-                    if launch in done:
+                    numbers[launch.name] += 1
+                    if launch in done or (options.kernels and launch.name not in options.kernels.split(",")):
                         continue
                     done.add(launch)
                     report = examine(launch, capability)
                     same = report.locks or alike.setdefault(variants(launch), report.arithmetic) == report.arithmetic
-                    out(
-                        table_of(model, format, launch, report)
-                        + ("" if same else "; other arithmetic than its variant")
-                    )
-                    faulty += bool(report.faults()) or not same
+                    faults = [*report.faults(), *([] if same else ["other arithmetic than its variant"])]
+                    row = row_of(model, format, launch, report, numbers[launch.name], faults)
+                    least = best.get(identity(row), 0)
+                    if least and report.per_weights > MORE_INSTRUCTIONS * least:
+                        faults.append(f"{report.per_weights / least:.2f} times the instructions of the best Triton")
+                    found.append(row)
+                    out(table_of(model, format, launch, report, faults))
+                    faulty += bool(faults)
+    if options.json:
+        before = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
+        ours = {(row["triton"], identity(row)) for row in found}
+        kept = [row for row in before if (row["triton"], identity(row)) not in ours]
+        lines = ",\n".join(json.dumps(row) for row in [*kept, *found])
+        options.json.write_text(f'{{"rows": [\n{lines}\n]}}\n')
     return 1 if faulty else 0
+
+
+def row_of(model: str, format: str, launch: Launch, report: Report, number: int, faults: list[str]) -> dict[str, Any]:
+    """number: of this launch among those of its kernel."""
+    return {
+        "triton": triton.__version__, "model": model, "format": format, "capability": report.capability,
+        "kernel": report.name, "number": number, "registers": report.registers, "shared_bytes": report.shared,
+        "programs": report.programs, "ahead_bytes": report.ahead, "loop_instructions": len(report.loop),
+        "loop_matrix_instructions": sum(i.startswith("HMMA") for i in report.loop),
+        "instructions_per_kib": round(report.per_weights, 1), "faults": faults,
+    }  # fmt: skip
+
+
+def identity(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("model", "format", "capability", "kernel", "number"))
+
+
+def fewest(rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], float]:
+    """Of every launch the instructions for a KiB of weights that the best Triton needs."""
+    best = dict[tuple[Any, ...], float]()
+    for row in rows:
+        best[identity(row)] = min(best.get(identity(row), row["instructions_per_kib"]), row["instructions_per_kib"])
+    return best
 
 
 if __name__ == "__main__":

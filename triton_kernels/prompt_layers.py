@@ -45,10 +45,9 @@ def int4_weights(weight, scale, output, here, step, INPUTS: tl.constexpr, DOT: t
     GROUPS: tl.constexpr = (INPUTS + _GROUP - 1) // _GROUP
     group = output * GROUPS + step // _GROUP
     levels = int4.levels_of(tl.load(weight + group * 16 + tl.arange(0, 16)[None, :], mask=here, other=0), DOT)
-    pairs = tl.load(scale + group * 2 + tl.arange(0, 2)[None, :], mask=here, other=0)
-    scales = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16)).to(tl.float16, bitcast=True).reshape([N, 4, 1])
+    factor, more = int4.factors_of(tl.load(scale + group * 4 + tl.arange(0, 4)[None, :], mask=here, other=0))
     blocks = levels.to(tl.float32).reshape([N, 4, 4, 8]).permute(0, 2, 1, 3).reshape([N, 4, 32])
-    return (blocks * scales.to(tl.float32)).reshape([N, _GROUP])
+    return (blocks * factor[:, :, None] + more[:, :, None]).reshape([N, _GROUP])
 
 
 @triton.jit

@@ -14,9 +14,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import state as words
+from .ptx import gdc_launch_dependents, gdc_wait
 
 _SIBLINGS, _POSITIONS = tl.constexpr(words.SIBLINGS), tl.constexpr(words.SIBLING_POSITIONS)
 _ADOPTED, _ADOPTED_AT = tl.constexpr(words.ADOPTED), tl.constexpr(words.ADOPTED_AT)

@@ -39,10 +39,10 @@ from collections.abc import Sequence
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from . import state as words
 from .noise import coin_word
+from .ptx import gdc_launch_dependents, gdc_wait
 from .state import ACCEPTED, COMMITTED, DRAFT_WORDS, DRAFTED, EPOCH, KNOWN, MAX_ROWS, RING_WORDS, ROWS, START, TOKEN
 
 _ROWS, _START, _EPOCH, _TOKEN, _KNOWN = map(tl.constexpr, (ROWS, START, EPOCH, TOKEN, KNOWN))

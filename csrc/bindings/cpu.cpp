@@ -9,6 +9,7 @@
 #include "../cpu/calibrate.h"
 #include "../cpu/checkpoint.h"
 #include "../cpu/cores.h"
+#include "../cpu/half.h"
 #include "../cpu/importance.h"
 #include "../cpu/measure.h"
 
@@ -51,6 +52,29 @@ struct PyBlocks {
     if (columns < 1 || columns % unit || int64_t(tensor.row_bytes()) != data.shape(1) || neighbours < 0 || neighbours % 2 ||
         (neighbours > 0 && tensor.rows % neighbours))
       throw std::runtime_error("blocks do not fit their shape");
+  }
+
+  py::tuple four_bits() const {
+    if (!tensor.four_bits()) throw std::invalid_argument("these blocks are not of four bits");
+    const BlockType& type = *tensor.blocks;
+    py::array_t<uint8_t> codes({tensor.rows, tensor.columns});
+    py::array_t<uint16_t> scales({tensor.rows, tensor.columns / kBlock}), minima({tensor.rows, tensor.columns / kBlock});
+    uint8_t* code = codes.mutable_data();
+    uint16_t *scale = scales.mutable_data(), *minimum = minima.mutable_data();
+    FourBits blocks[kMostFourBits];
+    for (int64_t r = 0; r < tensor.rows; ++r) {
+      const auto* from = static_cast<const uint8_t*>(tensor.row(r));
+      for (int64_t i = 0; i < tensor.columns; i += type.values, from += type.bytes) {
+        type.four_bits(from, blocks);
+        for (int b = 0; b < type.values / kBlock; ++b, code += kBlock) {
+          if (!std::isfinite(blocks[b].scale) || !std::isfinite(blocks[b].minimum)) throw std::runtime_error(kNotFinite);
+          *scale++ = nearest_half(blocks[b].scale);
+          *minimum++ = nearest_half(blocks[b].minimum);
+          for (int k = 0; k < kBlock; ++k) code[k] = uint8_t(blocks[b].codes[k % 16] >> (k < 16 ? 0 : 4) & 15);
+        }
+      }
+    }
+    return py::make_tuple(codes, scales, minima);
   }
 };
 
@@ -217,7 +241,10 @@ void bind_cpu(py::module_& m) {
             read_row(blocks.tensor, row, out.mutable_data());
             return out;
           },
-          "In Hugging Face's order, as float32: [columns].", py::arg("row"));
+          "In Hugging Face's order, as float32: [columns].", py::arg("row"))
+      .def("four_bits", &PyBlocks::four_bits,
+           "Of matrices of four bits: codes, uint8 [rows, columns], and scales and minima, float16 bits [rows, columns / 32]: a\n"
+           "value is scale * code - minimum. Raises RuntimeError, one line, where one of them is not finite.");
   m.def("importance", &importance_of, py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("ids"),
         py::arg("threads"));
   py::class_<PyModel>(m, "Model",

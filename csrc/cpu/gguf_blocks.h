@@ -13,6 +13,8 @@ struct FourBits {
   uint8_t codes[16];
 };
 
+constexpr int kMostFourBits = 8;   // of these in one of a file's blocks
+
 // 256 weights of six bits: scale (a float16) * scales[i / 16] * (codes[i] - 32), codes 0 to 63.
 struct SixBits {
   uint16_t scale;

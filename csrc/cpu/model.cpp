@@ -14,7 +14,6 @@
 namespace ppsd {
 namespace {
 
-constexpr char kNotFinite[] = "a weight is NaN or infinite: the file is damaged, fetch or train it again";
 
 size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
@@ -58,14 +57,13 @@ bool lie_ready(const std::vector<RowOf>& rows) {
 
 // An output of int4, of a row that is stored in four bits. False: a scale is no finite number.
 bool copy_four_bits(const Matrix& matrix, int output, const RowOf& row) {
-  constexpr int kMost = 8;   // blocks of 32 in one of a file's
   const int l = output % kPanel;
   bool finite = true;
   const BlockType& type = *row.tensor->blocks;
   const auto* from = static_cast<const uint8_t*>(row.tensor->row(row.row));
   uint8_t* to = matrix.panel(output / kPanel);
   for (int i = 0; i < matrix.inputs; i += type.values, from += type.bytes) {
-    FourBits blocks[kMost];
+    FourBits blocks[kMostFourBits];
     type.four_bits(from, blocks);
     for (int b = 0; b < type.values / kBlock; ++b, to += kInt4Block) {
       auto* halves = reinterpret_cast<uint16_t*>(to);

@@ -13,6 +13,7 @@
 
 namespace ppsd {
 
+constexpr char kNotFinite[] = "a weight is NaN or infinite: the file is damaged, fetch or train it again";
 constexpr int kTogether = 2;   // panels that a member of a team takes at the least
 
 // How a layer attends.

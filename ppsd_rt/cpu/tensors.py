@@ -13,8 +13,14 @@ def packable(checkpoint: Checkpoint, dtype: str) -> dict[str, Array | _native.Bl
         name: _native.Blocks(*each) for name, each in checkpoint.blocks.items()
     }
     if dtype == "int4":
-        for name in checkpoint.in_four_bits - packed.keys():
-            matrix = checkpoint.quantised(name)
-            assert matrix is not None  # as it is in four bits
-            packed[name] = _native.Blocks(matrix.blocks(), "Q4_1", matrix.q.shape[1])
+        packed |= {name: four_bits(checkpoint, name) for name in checkpoint.in_four_bits - packed.keys()}
     return packed | {name: checkpoint.tensors[name] for name in checkpoint.tensors if name not in packed}
+
+
+def four_bits(checkpoint: Checkpoint, name: str) -> _native.Blocks:
+    """One of `in_four_bits`."""
+    if name in checkpoint.blocks:
+        return _native.Blocks(*checkpoint.blocks[name])
+    matrix = checkpoint.quantised(name)
+    assert matrix is not None
+    return _native.Blocks(matrix.blocks(), "Q4_1", matrix.q.shape[1])

@@ -15,7 +15,7 @@ from ..models.shapes import model_shapes
 LEAST_SM = (8, 0)  # bfloat16 matrix instructions and asynchronous copies
 FP8_SM = (8, 9)
 # A weight, and its share of a block's scale.
-_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0 + 2 / 32, "int4": 0.5 + 2 / 32, "fp8": 1.0}
+_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0 + 2 / 32, "int4": 0.5 + 4 / 32, "fp8": 1.0}
 
 
 def interpreted() -> bool:

@@ -1,9 +1,9 @@
 """A model's weights and an exit head's, on a device or several, in the form in which the Triton kernels take them.
 
 q, k and v are one matrix, gate and up another. Formats: float32 (the interpreter's), bfloat16, int8 (weights int8 with
-a float16 scale for every 32 inputs), int4 (the CPU's: the same matrices are int4, and those that it leaves int8 are
-int8; k and v are then a matrix of their own), and fp8 (float8 with a float32 scale for each output). Beside these
-three, all else is bfloat16: norms, biases, the embedding table and the KV cache.
+a float16 scale for every 32 inputs), int4 (the CPU's: the same matrices are int4, a file's own four bits as they are,
+and those that it leaves int8 are int8; k and v are then a matrix of their own), and fp8 (float8 with a float32 scale
+for each output). Beside these three, all else is bfloat16: norms, biases, the embedding table and the KV cache.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from torch import Tensor
 from ..cpu.default_threads import default_threads
 from ..cpu.failures import one_line
 from ..cpu.importance import Importance, importance_for
+from ..cpu.tensors import four_bits
 from ..errors import PpsdError, UsageError
 from ..models.checkpoint import Array, Checkpoint
 from ..models.config import LayerAttention, LlamaConfig
@@ -27,7 +28,7 @@ from ..models.llama import from_numpy
 from ..models.random_weights import RandomCheckpoint
 from ..models.shapes import model_shapes
 from ..models.text_ids import MOST
-from ..triton_kernels.int4 import GROUP, LEVELS
+from ..triton_kernels.int4 import GROUP, of_codes
 from ..triton_kernels.linear import INT8_BLOCK, Weight, quantise, quantise_fp8, quantise_int4
 from ..triton_kernels.prompt_layers import OUTPUTS_BLOCK
 from ..triton_kernels.qkv import HeadNorms
@@ -130,7 +131,8 @@ class DeviceWeights:
         if isinstance(checkpoint, RandomCheckpoint):
             return cls.random(checkpoint.config, format, device, seed=checkpoint.seed, places=places)
         importance = _importance(checkpoint, format)
-        return cls.build(checkpoint.config, _mapped(checkpoint.tensors), format, device, places, importance)
+        source, stored = _mapped(checkpoint.tensors), FourBits(checkpoint) if format == "int4" else None
+        return cls.build(checkpoint.config, source, format, device, places, importance, stored)
 
     @classmethod
     def random(
@@ -155,22 +157,21 @@ class DeviceWeights:
         device: torch.device | str,
         places: Sequence[torch.device] = (),
         importance: Importance | None = None,
+        four_bits: "FourBits | None" = None,
     ) -> "DeviceWeights":
         """importance: as of `importance_for`, for int4; None: all inputs alike.
 
         Raises UsageError for an unknown format, PpsdError for a shape that the kernels do not do.
         """
         _check(config, format)
-        loaders = [_Loader(source, format, place) for place in places or (device,) * config.num_hidden_layers]
+        devices = places or (device,) * config.num_hidden_layers
+        loaders = [_Loader(source, format, place, four_bits) for place in devices]
         layers = tuple(
             loader.layer(f"model.layers.{i}.", config, i, importance=None if importance is None else importance[i])
             for i, loader in enumerate(loaders)
         )
         embedding = _Loader(source, format, device).plain("model.embed_tokens.weight")
-        if not config.tie_word_embeddings:
-            lm_head = loaders[-1].wide("lm_head.weight")
-        else:
-            lm_head = loaders[-1].packed(embedding.to(loaders[-1].device), loaders[-1].wider)
+        lm_head = loaders[-1].lm_head(embedding if config.tie_word_embeddings else None)
         norm = loaders[-1].plain("model.norm.weight")
         return cls(config, format, layers, embedding, norm, lm_head, places=tuple(places))
 
@@ -191,7 +192,8 @@ class DeviceWeights:
         """
         _check(checkpoint.config, format)
         config = replace(checkpoint.config, num_hidden_layers=layers[1] - layers[0])
-        loader = _Loader(_mapped(checkpoint.tensors), format, device)
+        stored = FourBits(checkpoint) if format == "int4" else None
+        loader = _Loader(_mapped(checkpoint.tensors), format, device, stored)
         importance = _importance(checkpoint, format)
         stack = tuple(
             loader.layer(f"model.layers.{i}.", config, i, importance=None if importance is None else importance[i])
@@ -203,7 +205,7 @@ class DeviceWeights:
         norm, lm_head = nothing, Weight(nothing)
         if chooses:
             norm = loader.plain("model.norm.weight")
-            lm_head = loader.packed(table, loader.wider) if tied else loader.wide("lm_head.weight")
+            lm_head = loader.lm_head(table if tied else None)
         return cls(config, format, stack, table if embeds else nothing, norm, lm_head)
 
     def without_lm_head(self) -> "DeviceWeights":
@@ -258,10 +260,10 @@ class DeviceWeights:
 
     def _draft_rows(self, ids: Tensor) -> Weight:
         """Of the LM head, on the device that drafts; int4 where the model is, for drafts are only proposed."""
-        if self.format == "int4" and self.config.tie_word_embeddings:
+        if self.format == "int4" and self.config.tie_word_embeddings and self.lm_head.format != "int4":
             return quantise_int4(self.embedding[ids.long()])
         rows = self.lm_head.rows(ids.long().to(self.lm_head.values.device)).to(self.device)
-        return quantise_int4(rows.wide()) if self.format == "int4" else rows
+        return quantise_int4(rows.wide()) if self.format == "int4" and rows.format != "int4" else rows
 
     @property
     def device(self) -> torch.device:
@@ -315,24 +317,34 @@ def weight_bytes(weight: Weight | None) -> int:
 class _Loader:
     """Takes a layer's tensors from a source, by the names of a checkpoint."""
 
-    def __init__(self, source: Source, format: str, device: torch.device | str) -> None:
-        self.source, self.format, self.device = source, format, device
+    def __init__(
+        self, source: Source, format: str, device: torch.device | str, four_bits: "FourBits | None" = None
+    ) -> None:
+        self.source, self.format, self.device, self.four_bits = source, format, device, four_bits
         self.dtype = torch.float32 if format == "float32" else torch.bfloat16
 
     def plain(self, name: str) -> Tensor:
         return self.source(name).to(self.device, self.dtype).contiguous()
 
-    @property
-    def wider(self) -> str:
-        """The format of what int4 leaves int8."""
-        return "int8" if self.format == "int4" else self.format
+    def format_of(self, *names: str, delicate: bool = False) -> str:
+        """int4 leaves to int8 what is delicate; or, of a file with four bits of its own, what is stored otherwise."""
+        if self.format == "int4" and self.four_bits:
+            return "int4" if all(name in self.four_bits.names for name in names) else "int8"
+        return "int8" if self.format == "int4" and delicate else self.format
 
-    def wide(self, *names: str) -> Weight:
-        return self.matrix(*names, format=self.wider)
+    def lm_head(self, table: Tensor | None) -> Weight:
+        """table: the embedding, where that is the LM head."""
+        name = "lm_head.weight" if table is None else "model.embed_tokens.weight"
+        format = self.format_of(name, delicate=True)
+        if table is None or (self.four_bits and format == "int4"):
+            return self.matrix(name, format=format)
+        return self.packed(table.to(self.device), format)
 
     def matrix(self, *names: str, format: str | None = None, importance: Tensor | None = None) -> Weight:
         """The matrices one below the other. importance: of their inputs."""
-        format = format or self.format
+        format = format or self.format_of(*names)
+        if format == "int4" and self.four_bits:
+            return _stacked([self.four_bits.weight(name).to(self.device) for name in names])
         ready = getattr(self.source, format, None)
         if ready is not None:
             return _stacked([ready(name).to(self.device) for name in names])
@@ -363,19 +375,21 @@ class _Loader:
         if importance is not None:
             sizes = (hidden, width, hidden, config.intermediate_size)
             of_qkv, of_out, of_gate_up, of_down = torch.from_numpy(importance).split(sizes)
-        projections = [f"{prefix}self_attn.{name}_proj" for name in "qkv"]
-        bias, out_bias, apart = config.attention_bias, config.attention_output_bias, self.wider != self.format
+        projections = [f"{prefix}self_attn.{name}_proj.weight" for name in "qkv"]
+        bias, out_bias, (q, *others) = config.attention_bias, config.attention_output_bias, projections
+        of_q, of_others = self.format_of(q), self.format_of(*others, delicate=True)
+        apart = of_q == "int4" != of_others
         layer = Layer(
             self.plain(f"{prefix}input_layernorm.weight"),
-            self.matrix(*(f"{name}.weight" for name in (projections[:1] if apart else projections)), importance=of_qkv),
-            torch.cat([self.plain(f"{name}.bias") for name in projections]) if bias else None,
+            self.matrix(*([q] if apart else projections), format=of_q, importance=of_qkv),
+            torch.cat([self.plain(name.replace(".weight", ".bias")) for name in projections]) if bias else None,
             self.matrix(f"{prefix}self_attn.o_proj.weight", importance=of_out),
             self.plain(f"{prefix}self_attn.o_proj.bias") if out_bias else None,
             config.attention(number),
             HeadNorms(*(self.plain(f"{prefix}self_attn.{name}_norm.weight") for name in "qk"))
             if config.qk_norm
             else None,
-            kv=self.wide(*(f"{name}.weight" for name in projections[1:])) if apart else None,
+            kv=self.matrix(*others, format=of_others) if apart else None,
         )
         if not mlp:
             return layer
@@ -393,9 +407,28 @@ def _mapped(tensors: "dict[str, Array] | object") -> Source:
 
 def _importance(checkpoint: Checkpoint, format: str) -> Importance | None:
     """What int4 rounds by, as on a CPU. Raises PpsdError for weights of which it cannot be measured."""
+    if format == "int4" and checkpoint.in_four_bits:
+        return None  # nothing is rounded
     threads = default_threads()
     with one_line(f"pack {checkpoint.folder} as {format}", threads):
         return importance_for(format, checkpoint, threads)
+
+
+class FourBits:
+    """A checkpoint's matrices of four bits, as they are stored; false where there are none."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint, self.names = checkpoint, checkpoint.in_four_bits
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
+
+    def weight(self, name: str) -> Weight:
+        """Raises PpsdError for one that is not finite."""
+        with one_line(f"pack {name} of {self.checkpoint.folder} as int4", 1):
+            codes, scale, minimum = map(torch.from_numpy, four_bits(self.checkpoint, name).four_bits())
+        halves = (line.view(torch.float16) for line in (scale, minimum))
+        return Weight(*of_codes(codes.to(torch.int32), *halves), codes.shape[1])
 
 
 def _stacked(parts: Sequence[Weight]) -> Weight:
@@ -435,7 +468,7 @@ class _Dice:
         groups = -(-inputs // GROUP)
         words = torch.empty(outputs, groups * GROUP // 8, dtype=torch.int32, device=self.device)
         words.random_(-(2**31), 2**31, generator=self.generator)
-        deviation = (sum(level * level for level in LEVELS) / len(LEVELS)) ** 0.5
-        scales = torch.full((outputs, groups * 4), self.scale / deviation, dtype=torch.float16, device=self.device)
-        scales[:, inputs // 32 :] = 0
-        return Weight(words, scales.view(torch.int32), inputs)
+        scales = torch.zeros(outputs, groups * 4, 2, dtype=torch.float16, device=self.device)
+        # Codes from 0 to 15 have a standard deviation of 4.6 around 7.5.
+        scales[:, : inputs // 32] = self.scale / 4.6 * torch.tensor([1, 7.5], dtype=torch.float16, device=self.device)
+        return Weight(words, scales.flatten(1).view(torch.int32), inputs)

@@ -67,7 +67,7 @@ def row_bytes(format: str, inputs: int) -> float:
         return 2 * inputs
     if format == "fp8":
         return inputs + 4
-    return inputs * 17 / 16 if format == "int8" else triton.cdiv(inputs, GROUP) * GROUP * 9 / 16
+    return inputs * 17 / 16 if format == "int8" else triton.cdiv(inputs, GROUP) * GROUP * 10 / 16
 
 
 def step_of(model: str, format: str) -> list[Launch]:

@@ -1,19 +1,52 @@
 """The kernels compile to sound machine code for Hopper and Ampere, on a machine without a GPU."""
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from ppsd_rt.triton_kernels.machine_code import Launch, Report, arithmetic, executed, parsed, variants
+from ppsd_rt.triton_kernels.machine_code import (
+    Launch,
+    Report,
+    arithmetic,
+    executed,
+    fewest,
+    identity,
+    over_k,
+    parsed,
+    variants,
+)
 
 SOUND = Report(
     "linear", 90, 8, 60, 0, 65536, ("LDG.E.EF.128", "ACQBULK", "LDG.E", "LDGSTS.E.BYPASS.128", "HMMA.16816.F32.BF16"),
     weights=True, scales=False, matrix=True, pdl=True, bar=8 * 32 * 16,
 )  # fmt: skip
+
+
+RECORD = Path(__file__).parents[2] / "benchmarks/results/2026-11-28-gpu-machine-code.json"
+OTHERS = {Path(path).name: path for path in os.environ.get("PPSD_TRITONS", "").split(os.pathsep) if path}
+
+
+def compiled(*arguments, triton=None):
+    """Each line of machine_code's table, by the Triton that lies in the folder `triton`, or the one that is installed.
+
+    In a process of its own: in this one the kernels may be the interpreter's.
+    """
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    if triton:
+        environment["PYTHONPATH"] = triton
+    command = [sys.executable, "-P", "-m", "ppsd_rt.triton_kernels.machine_code", "--beside", RECORD, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    print(done.stdout, done.stderr)
+    rows = done.stdout.splitlines()[1:]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(row.endswith("  ok") for row in rows)
+    return rows
 
 
 @pytest.mark.slow
@@ -24,22 +57,35 @@ SOUND = Report(
     + [("135M", format, 80) for format in ("bf16", "int8", "int4")],
 )
 def test_every_kernel_is_sound(models, format, capability):
-    # In a process of its own: in this one the kernels may be the interpreter's.
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "ppsd_rt.triton_kernels.machine_code", "--models", models,
-         "--formats", format, "--capabilities", str(capability)],
-        env={k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}, capture_output=True, text=True,
-    )  # fmt: skip
-    print(done.stdout, done.stderr)
-    rows = done.stdout.splitlines()[1:]
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert all(row.endswith("  ok") for row in rows)
+    rows = compiled("--models", models, "--formats", format, "--capabilities", str(capability))
     names = {row.split()[3] for row in rows}
     assert names == {
         "embedding", "qkv", "attention", "linear", "swiglu", "heads", "choose",
         "begin_draft", "arrived", "drafted", "begin_verification", "forward", "verdict", "adopt",
         "feedback", "normalise", "prompt_qkv", "prompt_attention", "prompt_linear", "prompt_swiglu", "reduce_splits",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("triton", [*OTHERS] or [pytest.param("", marks=pytest.mark.skip("PPSD_TRITONS names none"))])
+@pytest.mark.parametrize("capability", [90, 80])
+@pytest.mark.parametrize("format", ["bf16", "int8", "int4", "fp8"])
+def test_row_kernels_are_as_good_with_another_triton(format, capability, triton):
+    """PPSD_TRITONS: folders, separated as those of PATH, into which `pip install --no-deps --target` put one each."""
+    if format == "fp8" and capability < 89:
+        pytest.skip("no conversions of fp8 there")
+    how = "--models", "8B", "--formats", format, "--capabilities", str(capability)
+    assert compiled(*how, "--kernels", "linear,qkv,swiglu,heads", triton=OTHERS[triton])
+
+
+def test_three_versions_of_triton_are_recorded_without_faults():
+    rows = json.loads(RECORD.read_text())["rows"]
+    found = {(row["triton"], row["capability"], row["format"]) for row in rows}
+    which = (90, "bf16"), (80, "bf16"), (90, "int8"), (90, "fp8")
+    assert found == {(version, *how) for version in ("3.4.0", "3.6.0", "3.7.1") for how in which}
+    best = fewest(rows)
+    assert not any(row["faults"] for row in rows)
+    assert all(row["instructions_per_kib"] <= 1.3 * best[identity(row)] for row in rows)
 
 
 def test_sound_code_has_no_faults():
@@ -57,7 +103,7 @@ def test_each_way_through_a_program_waits_with_its_weights_on_the_way():
     assert branching.faults() == []
     assert branching.ahead == 8 * 32 * 16
     late = branching._replace(instructions=SOUND.instructions + second[:2] + second[4:])
-    assert late.faults() == ["0 bytes of weights are on the way before the wait instead of 4096"]
+    assert "0 bytes of weights are on the way before the wait instead of 4096" in late.faults()
 
 
 def test_loops_over_k_count_in_each_round():
@@ -74,6 +120,10 @@ def test_loops_over_k_count_in_each_round():
     assert instructions == ["LDG.E.EF.128", "HMMA.16816.F32.BF16", "BRA", "BRA", "EXIT"]
     assert loops == [(0, 3)]
     assert executed(instructions, loops, {"STEPS": 7, "AHEAD": 3}) == 5 + 2 * 3
+    assert over_k(instructions, loops) == tuple(instructions[:3])
+    straight = ["LDG.E.EF.128", "HMMA.16816", "BAR.SYNC", "HMMA.16816", "STS"]
+    assert over_k(straight, []) == ("HMMA.16816", "BAR.SYNC")
+    assert over_k(["ACQBULK", *straight, "ACQBULK", *straight], []) == ()
 
 
 def test_arithmetic_is_counted_by_kind():
@@ -113,6 +163,11 @@ def test_launches_with_and_without_siblings_are_variants():
         ({"instructions": ("ACQBULK", "LDG.E.EF.128", "HMMA.16816")}, "0 bytes of weights are on the way"),
         ({"bar": 8 * 32 * 16 + 1}, "4096 bytes of weights are on the way before the wait instead of 4097"),
         ({"instructions": ("LDG.E", *SOUND.instructions)}, "read before the wait"),
+        (
+            {"loop": ("LDG.E.EF.128", "BAR.SYNC.DEFER_BLOCKING", "HMMA.16816", "LDS.128")},
+            "BAR.SYNC.DEFER_BLOCKING, LDS",
+        ),
+        ({"bar": 65536, "warps": 1}, "a multiprocessor has 1536 bytes"),
     ],
 )
 def test_faults_are_named(change, fault):

@@ -5,7 +5,19 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
-from gguf_support import GGUF_NAMES, SIZES, gguf_name, metadata, random_blocks, tiny_state, write_gguf
+from gguf_support import (
+    GGUF_NAMES,
+    OWN,
+    SIZES,
+    WIDE,
+    four_bit_model,
+    gguf_name,
+    metadata,
+    own_bits,
+    random_blocks,
+    tiny_state,
+    write_gguf,
+)
 from support import loud_head, tiny_model, write_model
 
 from ppsd_rt import Engine, PpsdError, SamplingParams, UsageError, _native
@@ -18,8 +30,6 @@ from ppsd_rt.models.gguf_import import convert_gguf
 
 IDS = [(7 * i * i + 3 * i) % 250 for i in range(90)]
 SHAPE = {"num_hidden_layers": 2, "tie_word_embeddings": False}
-OWN = (Kind.Q4_0, Kind.Q4_1, Kind.Q4_K)
-WIDE = {"hidden": 256, "inner": 512, "heads": 4, "kv_heads": 2, "head_dim": 64}  # Q4_K has blocks of 256
 
 
 def load(folder, dtype, threads=1, head="none", **options):
@@ -35,22 +45,6 @@ def divergence(folder, dtype, against):
     p, q = (load(f, t).backend.logits(IDS, len(IDS)).astype(np.float64) for f, t in (against, (folder, dtype)))
     p, q = (x - np.log(np.exp(x).sum(-1, keepdims=True)) for x in (p, q))
     return float((np.exp(p) * (p - q)).sum(-1).mean())
-
-
-def own_bits(kind, rows, columns, seed=0):
-    """Blocks whose weights are about as large as a model's."""
-    if kind == Kind.Q6_K:
-        data = random_blocks(kind, rows, columns, seed).reshape(rows, -1, 210)
-        scales = np.random.default_rng(seed).uniform(1e-5, 2e-5, (rows, columns // 256, 1))
-        data[:, :, 208:] = scales.astype(np.float16).view(np.uint8)
-        return data.reshape(rows, -1)
-    if kind == Kind.Q4_K:
-        data = random_blocks(kind, rows, columns, seed).reshape(rows, -1, 144)
-        scales = np.random.default_rng(seed).uniform(0.5, 1.0, (rows, columns // 256, 2)) * (1e-4, 7e-4)
-        data[:, :, :4] = scales.astype(np.float16).view(np.uint8).reshape(rows, -1, 4)
-        return data.reshape(rows, -1)
-    weights = 0.02 * np.random.default_rng(seed).standard_normal((rows, columns), np.float32)
-    return gguf.quants.quantize(weights, kind)
 
 
 @pytest.fixture(autouse=True)
@@ -74,19 +68,6 @@ def test_a_files_own_four_bits_stay(kind, isa, monkeypatch):
         assert np.array_equal(packed, exact)
 
 
-def model_of(path, kinds, **changes):
-    """kinds: of each matrix, by the last part of its name in the file; the others are float32."""
-    state = tiny_state(tied=False, **WIDE)
-    raw = {}
-    for key, tensor in state.items():
-        kind = kinds.get(gguf_name(key).split(".")[-2])
-        if kind in (*OWN, Kind.Q6_K):
-            raw[gguf_name(key)] = own_bits(kind, *tensor.shape, seed=len(raw)), kind
-        elif kind is not None:
-            raw[gguf_name(key)] = gguf.quants.quantize(0.02 * tensor.numpy(), kind), kind
-    return write_gguf(path, state, metadata(**WIDE), raw=raw)
-
-
 PARTS = {"q": "attn_q", "k": "attn_k", "v": "attn_v", "o": "attn_output", "gate": "ffn_gate", "up": "ffn_up"}
 PARTS |= {"down": "ffn_down", "head": "output"}
 MATRICES = [name for name in GGUF_NAMES.values() if "norm" not in name]
@@ -95,7 +76,7 @@ MATRICES = [name for name in GGUF_NAMES.values() if "norm" not in name]
 @pytest.mark.parametrize("kind", [*OWN, Kind.Q6_K], ids=lambda kind: kind.name)
 def test_from_the_file_to_the_logits(tmp_path, kind):
     """What is packed, with activations in float32, against what the `gguf` package makes of the file."""
-    path = model_of(tmp_path / "model.gguf", dict.fromkeys(MATRICES, kind))
+    path = four_bit_model(tmp_path / "model.gguf", dict.fromkeys(MATRICES, kind))
     checkpoint = Checkpoint(path)
     convert_gguf(path, tmp_path / "folder")
     exact = load(tmp_path / "folder", "float32").backend.logits(IDS, len(IDS))
@@ -201,7 +182,7 @@ def test_six_bits_that_are_no_numbers_are_named(tmp_path):
 @pytest.mark.parametrize("threads", [1, 3])
 def test_what_a_file_has_in_more_bits_is_int8(tmp_path, changes, wide, threads):
     """Or six bits, where all of a matrix has them."""
-    path = model_of(tmp_path / "model.gguf", dict.fromkeys(MATRICES, Kind.Q4_0) | changes)
+    path = four_bit_model(tmp_path / "model.gguf", dict.fromkeys(MATRICES, Kind.Q4_0) | changes)
     backend = load(path, "auto", threads).backend
     assert backend.dtype == "int4"
     rows, columns = WIDE["hidden"], WIDE["hidden"]
@@ -231,7 +212,7 @@ def test_auto_is_int8_where_there_are_no_four_bits(tmp_path, kind):
 
 
 def test_scales_that_are_no_numbers_are_named(tmp_path):
-    path = model_of(tmp_path / "model.gguf", {"attn_v": Kind.Q4_1})
+    path = four_bit_model(tmp_path / "model.gguf", {"attn_v": Kind.Q4_1})
     damaged = own_bits(Kind.Q4_1, 128, 256)
     damaged[127, -17] = 0xFF  # of the last block's minimum
     damaged[127, -18] = 0x00

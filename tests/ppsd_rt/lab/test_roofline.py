@@ -29,7 +29,7 @@ def test_every_program_asks_for_all_rows():
 
 
 @pytest.mark.parametrize(
-    ("format", "bytes"), [("int8", 96 * (1 + 2 / 32)), ("int4", 128 * (0.5 + 2 / 32)), ("fp8", 96 + 4)]
+    ("format", "bytes"), [("int8", 96 * (1 + 2 / 32)), ("int4", 128 * (0.5 + 4 / 32)), ("fp8", 96 + 4)]
 )
 def test_scales_count_and_groups_of_int4_are_whole(format, bytes):
     constants = {"BLOCK": 32, "INPUTS": 96, "FORMAT": format}
