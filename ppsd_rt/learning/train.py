@@ -61,7 +61,7 @@ class Learning:
 
     def run(self) -> Iterator[tuple[str, int, int]]:
         """Raises PpsdError where there is too little to learn from, no head to go on from, or no room."""
-        config = self.checkpoint.config
+        config, names = self.checkpoint.config, self.heads.names
         before = self.heads.load()
         if before is None:
             raise PpsdError("there is no head to go on from: train one with `ppsd-run distill`, and give --exit-head")
@@ -90,7 +90,7 @@ class Learning:
             yield "training", number, len(steps)
         self.outcome = self._judge(judge, trainer, judged, fixed, tokens)
         path = None
-        if self.outcome.better:
+        if self.outcome.better and self.heads.names == names:  # else the user went back meanwhile
             path = self.heads.new_path()
             facts = {"kept_answers": round(self.outcome.after, 4), "kept_answers_before": round(self.outcome.before, 4)}
             recipe = {**before.info.recipe, "learned_tokens": tokens}
