@@ -171,6 +171,7 @@ def test_penalties_biases_and_logprobs_are_those_of_one_process(folder, pipeline
         for one, own in zip(said, expected.logprobs, strict=True):
             assert one.logprob == pytest.approx(own.logprob, abs=1e-5)
             assert [id for id, _ in one.top] == [id for id, _ in own.top]
+            assert [each for _, each in one.top] == pytest.approx([each for _, each in own.top], abs=1e-5)
 
 
 @pytest.mark.parametrize("backend", ["cpu", "torch"])
