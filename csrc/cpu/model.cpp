@@ -14,7 +14,6 @@
 namespace ppsd {
 namespace {
 
-
 size_t aligned(size_t bytes) { return (bytes + 4095) / 4096 * 4096; }
 
 std::vector<RowOf> rows_of(const Tensor& tensor) {
