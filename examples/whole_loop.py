@@ -152,7 +152,9 @@ def main():
     args = parser.parse_args()
     engine = Engine.from_pretrained("smollm2-135m", dtype="float32")  # for the text's ids, and to compare with
     checkpoint, prompt = engine.checkpoint, engine.encode([{"role": "user", "content": args.prompt}])
-    decoder = Decoder(checkpoint, HeadFile.load(find_shipped(checkpoint.hash), checkpoint))
+    head = find_shipped(checkpoint.hash)
+    assert head is not None
+    decoder = Decoder(checkpoint, HeadFile.load(head, checkpoint))
     for drafts in (0, DRAFTS):
         rounds = list(decoder.answer(prompt, args.max_tokens, drafts))
         ids = [token for tokens in rounds for token in tokens]

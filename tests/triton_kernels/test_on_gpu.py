@@ -61,6 +61,7 @@ DTYPE = torch.bfloat16 if GPU else torch.float32
 PDL = GPU and torch.cuda.get_device_capability() >= (9, 0)
 COUNTS = range(1, 17) if GPU else (1, 6)
 EPS = 1e-5
+ROUNDED = 1e-5  # float32 sums: int4 adds up 128 + code, of which most cancels
 
 model_shapes = pytest.mark.parametrize("model", MODELS)
 formats = pytest.mark.parametrize("format", FORMATS)
@@ -95,7 +96,7 @@ def relative(found, truth):
 def near(found, truth, theirs):
     """At most twice the error that eager torch makes in the same precision."""
     assert torch.isfinite(found).all()
-    assert relative(found, truth) <= 2 * relative(theirs, truth) + 1e-6
+    assert relative(found, truth) <= 2 * relative(theirs, truth) + ROUNDED
 
 
 def same_rows(run, whole):
@@ -127,7 +128,7 @@ def test_qkv(model, format):
     both = weight if kv is None else Weight(torch.cat([weight.wide(), kv.wide()]))
     theirs = eager(normalise_twin(x, norm, EPS), both).unflatten(1, (heads_all, -1))
     truth = linear_twin(x, both, norm=norm, eps=EPS).unflatten(1, (heads_all, -1))
-    assert relative(whole, twin) <= 2 * relative(theirs.to(DTYPE), truth) + 4e-3 * GPU + 1e-6  # the cache is rounded
+    assert relative(whole, twin) <= 2 * relative(theirs.to(DTYPE), truth) + 4e-3 * GPU + ROUNDED  # the cache is rounded
     same_rows(run, whole)
 
 
