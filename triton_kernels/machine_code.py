@@ -433,11 +433,13 @@ def executed(instructions: list[str], loops: list[tuple[int, int]], constants: d
 
 
 def over_k(instructions: list[str], loops: list[tuple[int, int]]) -> tuple[str, ...]:
-    """Of the loops over K; where matrix products are in no loop, from first to last, in a program of one way."""
+    """Of the loops over K. Where matrix products are in no loop, from the first one to the last load of weights, in a
+    program of one way: what meets later may stand between the last products."""
     products = [place for place, i in enumerate(instructions) if i.startswith("HMMA")]
     ranges = [(first, last) for first, last in loops if any(first <= place < last for place in products)]
     if not ranges and products and sum(i.startswith("ACQBULK") for i in instructions) < 2:
-        ranges = [(products[0], products[-1])]
+        weights = [place for place, i in enumerate(instructions) if i.startswith("LDG.E.EF")]
+        ranges = [(products[0], max(weights, default=0))]
     return tuple(i for first, last in ranges for i in instructions[first:last])
 
 

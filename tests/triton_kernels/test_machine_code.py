@@ -121,7 +121,7 @@ def test_loops_over_k_count_in_each_round():
     assert loops == [(0, 3)]
     assert executed(instructions, loops, {"STEPS": 7, "AHEAD": 3}) == 5 + 2 * 3
     assert over_k(instructions, loops) == tuple(instructions[:3])
-    straight = ["LDG.E.EF.128", "HMMA.16816", "BAR.SYNC", "HMMA.16816", "STS"]
+    straight = ["LDG.E.EF.128", "HMMA.16816", "BAR.SYNC", "LDG.E.EF.128", "STS", "HMMA.16816"]
     assert over_k(straight, []) == ("HMMA.16816", "BAR.SYNC")
     assert over_k(["ACQBULK", *straight, "ACQBULK", *straight], []) == ()
 
