@@ -4,7 +4,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # At most so many tests of `make test` that ... Whoever needs more marks others slow, or raises this on purpose.
-INTERPRETER = 610  # run kernels in Triton's interpreter, or stand beside those that do
+INTERPRETER = 600  # run kernels in Triton's interpreter
 REAL_MODEL = 20  # need the default model
 PROCESSES = 760  # stand in a file that starts processes
 

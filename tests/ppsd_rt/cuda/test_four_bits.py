@@ -70,29 +70,29 @@ def test_an_answer_begins_as_on_a_cpu(tmp_path, monkeypatch):
     assert text_of(stages) == [*prompt, expected]
 
 
-@pytest.mark.parametrize(
-    ("other", "wide", "apart"),
-    [
-        ("attn_v", ["kv"], True),
-        ("attn_q", ["qkv"], False),
-        ("ffn_up", ["gate_up"], False),
-        ("ffn_down", ["down"], False),
-        ("attn_output", ["out"], False),
-        ("output", [], False),
-    ],
-)
-def test_what_is_stored_otherwise_is_int8(tmp_path, other, wide, apart):
-    kinds = dict.fromkeys(MATRICES, Kind.Q4_1) | {other: Kind.Q8_0}
-    checkpoint = Checkpoint(four_bit_model(tmp_path / "model.gguf", kinds))
-    weights = DeviceWeights.from_checkpoint(checkpoint, "int4", "cpu")
-    for layer in weights.layers:
-        parts = {name: getattr(layer, name) for name in ("qkv", "kv", "out", "gate_up", "down")}
-        assert [name for name, part in parts.items() if part is not None and part.format == "int8"] == wide
-        assert (layer.kv is not None) == apart
-    assert weights.lm_head.format == ("int8" if other == "output" else "int4")
-    down = torch.from_numpy(checkpoint.tensors["model.layers.1.mlp.down_proj.weight"]).bfloat16()
-    if other == "ffn_down":
-        assert torch.equal(weights.layers[1].down.wide(), quantise(down).wide())
+STORED_OTHERWISE = [
+    ("attn_v", ["kv"], True),
+    ("attn_q", ["qkv"], False),
+    ("ffn_up", ["gate_up"], False),
+    ("ffn_down", ["down"], False),
+    ("attn_output", ["out"], False),
+    ("output", [], False),
+]
+
+
+def test_what_is_stored_otherwise_is_int8(tmp_path):
+    for other, wide, apart in STORED_OTHERWISE:
+        kinds = dict.fromkeys(MATRICES, Kind.Q4_1) | {other: Kind.Q8_0}
+        checkpoint = Checkpoint(four_bit_model(tmp_path / "model.gguf", kinds))
+        weights = DeviceWeights.from_checkpoint(checkpoint, "int4", "cpu")
+        for layer in weights.layers:
+            parts = {name: getattr(layer, name) for name in ("qkv", "kv", "out", "gate_up", "down")}
+            assert [name for name, part in parts.items() if part is not None and part.format == "int8"] == wide
+            assert (layer.kv is not None) == apart
+        assert weights.lm_head.format == ("int8" if other == "output" else "int4")
+        down = torch.from_numpy(checkpoint.tensors["model.layers.1.mlp.down_proj.weight"]).bfloat16()
+        if other == "ffn_down":
+            assert torch.equal(weights.layers[1].down.wide(), quantise(down).wide())
 
 
 def test_scales_that_are_no_numbers_are_refused():
