@@ -52,9 +52,7 @@ REGISTERS = 65536  # of a multiprocessor
 BUDGETS = {90: (REGISTERS // 2, 227 * 1024 // 2), 80: (REGISTERS, 163 * 1024)}  # registers, bytes of shared memory
 WHOLE = {90: (REGISTERS, 227 * 1024), 80: (REGISTERS, 163 * 1024)}
 LEAST_AHEAD = 8 * 1024  # bytes of weights that the programs of a multiprocessor have on the way
-SPILLED = (
-    32  # bytes of local memory of a thread that weights with scales may take on Ampere; not timed there
-)
+SPILLED = 32  # bytes of local memory of a thread that weights with scales may take on Ampere; not timed there
 MORE_INSTRUCTIONS = 1.3  # than the Triton that needs fewest
 MEETING = ("BAR", "LDS", "LDSM", "STS", "STSM", "ATOMS")  # of a program's warps
 WEIGHT = {"plain": 2.0, "int8": 1.0, "int4": 0.5, "fp8": 1.0}  # bytes
@@ -150,8 +148,7 @@ class Report(NamedTuple):
 
     def faults(self) -> list[str]:
         found = []
-        allowed = SPILLED if self.scales and self.capability < 90 else 0
-        if self.local > allowed or (self.count("LDL", "STL") and not allowed):
+        if self.local or self.count("LDL", "STL"):
             found.append(f"{self.local} bytes of local memory: registers are spilled")
         atomics = self.count("ATOM", "ATOMG", "ATOMS", "RED")
         if not self.locks and atomics > self.counters:
