@@ -8,10 +8,3 @@ def equal_costs(stages: int, token_ms: float, head_ms: float, row_share: float, 
     """A model cut into equal stages. row_share: what each further row adds to a pass, of the first one's time."""
     seconds = [token_ms / 1000 / stages] * stages
     return costs_of_stages(seconds, head_ms / 1000, growth(row_share), link_ms / 1000, 0.0)
-
-
-def one_machine(draft: float, row: float) -> StageCosts:
-    """A plain token takes 1. draft: a draft step; row: what a further row adds to a pass, both in plain tokens."""
-    early = 0.6 * draft  # the rest is the exit head
-    late = 1 - early
-    return StageCosts(early, draft, tuple(late * factor for factor in growth(row / late)))

@@ -1,4 +1,4 @@
-"""benchmarks/papers.py: what is kept and measured again, the page's tables; and the replay of stop rules on texts."""
+"""benchmarks/papers.py: what is kept and measured again, and the page's tables."""
 
 import importlib
 import json
@@ -10,9 +10,6 @@ from support import write_model
 
 from ppsd_rt import Engine
 from ppsd_rt.cli.prompts import NamedPrompt
-from ppsd_rt.lab.simulate import simulate
-from ppsd_rt.pipeline.schedule import MAX_CHUNK, parse_schedule
-from ppsd_rt.planning.closed_forms import draft_then_verify
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 
@@ -122,8 +119,8 @@ def test_the_page_gets_the_tables_and_keeps_the_rest(papers, tmp_path):
 
 
 def test_an_unknown_experiment_is_one_line(papers):
-    with pytest.raises(SystemExit, match="'waist' is no experiment; there are lossless, engines"):
-        papers.main(["--only", "waste,waist"])
+    with pytest.raises(SystemExit, match="'waist' is no experiment; there are lossless, prompts"):
+        papers.main(["--only", "stages,waist"])
 
 
 @pytest.mark.slow  # all figures are drawn
@@ -136,64 +133,7 @@ def test_the_page_is_that_of_the_kept_results(papers, tmp_path):
     assert {path.name for path in tmp_path.glob("*.svg")} == {path.name for path in papers.IMAGES.glob("*.svg")}
 
 
-# -- the replay --------------------------------------------------------------------------------------------------------
-
-
-def test_a_fixed_length_is_as_fast_as_formula_and_simulator_say(load):
-    module, made_up_costs = load("paper_experiments.lengths_replay"), load("made_up_costs")
-    costs, text = made_up_costs.one_machine(0.1, 0.035), module.made_up(40_000, 0.8, 0.0)
-    for length in (1, 4):
-        speed = module.replay(text, costs, module.Rule("fixed", 0, length)).speed
-        assert speed * costs.plain_step == pytest.approx(draft_then_verify(costs, text.acceptance, length), rel=0.01)
-        schedule = parse_schedule(f"eesd:length={length},stop_rule=fixed")
-        assert speed == pytest.approx(simulate(schedule, costs, text.acceptance, 20_000).tokens_per_second, rel=0.01)
-
-
-def test_rounds_of_a_known_text(load):
-    """Right, right, wrong, right, ...: with lengths of 3 every round commits two drafts and the correction."""
-    module, made_up_costs = load("paper_experiments.lengths_replay"), load("made_up_costs")
-    costs = made_up_costs.one_machine(0.1, 0.0)
-    text = module.Text((True, True, False) * 20, (0.9, 0.9, 0.1) * 20)
-    run = module.replay(text, costs, module.Rule("fixed", 0, 3))
-    assert (run.tokens, run.rounds, run.drafts) == (60, 20, 60)
-    assert run.seconds == pytest.approx(20 * 1.3)
-    assert [tokens for tokens, _ in run.at] == list(range(3, 61, 3))
-    stops = module.replay(text, costs, module.Rule("confidence=0.5", 0))
-    assert (stops.rounds, stops.drafts) == (20, 60)  # the doubtful draft is verified too
-    assert module.foreseeing(text, costs) == pytest.approx(60 / (20 * 1.2))
-
-
-def test_made_up_texts(load):
-    module = load("paper_experiments.lengths_replay")
-    for spread, shift in ((0.0, 0.0), (2.5, 0.0), (2.5, 2.0)):
-        text = module.made_up(20_000, 0.7, spread, shift, seed=1)
-        assert text.acceptance == pytest.approx(0.7, abs=0.02)
-        said = sum(text.confidence) / len(text.confidence)
-        assert said == pytest.approx(0.7, abs=0.02) if shift == 0 else said > 0.8
-        sure = [right for right, chance in zip(text.right, text.confidence, strict=True) if 0.85 < chance < 0.95]
-        if spread and not shift:  # calibrated
-            assert sum(sure) / len(sure) == pytest.approx(0.9, abs=0.03)
-    turned = module.made_up(20_000, 0.7, 1.0, turn=True)
-    assert sum(turned.right[:10_000]) > 1.5 * sum(turned.right[10_000:])
-
-
-def test_the_bandit_over_lengths_finds_the_best_one(load):
-    module, made_up_costs = load("paper_experiments.lengths_replay"), load("made_up_costs")
-    for acceptance, draft in ((0.9, 0.05), (0.5, 0.3)):
-        costs, text = made_up_costs.one_machine(draft, 0.02), module.made_up(4000, acceptance, 0.0)
-        best = max(module.replay(text, costs, module.Rule("fixed", 0, k)).speed for k in range(1, MAX_CHUNK + 1))
-        assert module.replay(text, costs, module.LengthBandit(costs, 1)).speed > 0.97 * best
-
-
 # -- single experiments -----------------------------------------------------------------------------------------------
-
-
-def test_drafting_after_the_verdict_gains_what_its_tokens_say(load):
-    module = load("paper_experiments.engines")
-    assert module.after_the_verdict(4, 0.0, 0.0, 0.0, 1) < 1  # never right: the draft and its row are lost
-    free = module.after_the_verdict(4, 1.0, 1e6, 0.0, 3)  # links cost all: a round of 4 tokens is as long as a token
-    assert free == pytest.approx(4, rel=0.01)
-    assert module.best(4, 0.9, 1.0, 0.0)[0] > module.best(4, 0.3, 1.0, 0.0)[0]
 
 
 def test_campaigns_of_one_seed_count_once(load):
@@ -209,34 +149,6 @@ def test_campaigns_of_one_seed_count_once(load):
     assert bound == "| at 95 % confidence, fewer than |  |  | 6.0e-02 | 1.5e-03 |  |"
     different = module.table({"campaigns": [*kept, campaign(3, 1, 40, differences=1)]})
     assert different.endswith("| 1, 2, 3 | 51 | 2,040 | 1 |"), "the rule of three is for none"
-
-
-@pytest.mark.parametrize("schedule", ["eesd:length=3,stop_rule=fixed", "ppsd"])
-def test_every_draft_is_counted_where_it_belongs(load, monkeypatch, tmp_path, schedule):
-    module = load("paper_experiments.denominators")
-    engine = Engine.from_pretrained(write_model(tmp_path / "model"), backend="cpu", exit_head="norm:1", threads=1)
-    monkeypatch.setattr(module, "engine", lambda: engine)
-    monkeypatch.setattr(module, "read_prompts", lambda path: [NamedPrompt(n, "Hello", "chat") for n in range(3)])
-    counts = module.measured(schedule, 2)
-    assert 0 <= counts["accepted"] <= counts["judged"] <= counts["drafted"]
-    assert sum(judged for _, judged in counts["by_place"]) == counts["judged"]
-    assert sum(right for right, _ in counts["by_place"]) == counts["accepted"]
-    if schedule == "ppsd":
-        assert counts["accepted"] <= counts["verified"] < counts["drafted"]
-    else:
-        assert counts["verified"] == counts["drafted"]
-
-
-def test_acceptance_by_each_denominator(load):
-    module = load("paper_experiments.denominators")
-    found = {
-        "eesd:length=2,stop_rule=fixed": {"accepted": 30, "judged": 40, "verified": 60, "drafted": 60, "tokens": 60}
-        | {"by_place": [[20, 30], [10, 10]]},
-        "ppsd": {"accepted": 30, "judged": 45, "verified": 32, "drafted": 300, "tokens": 46, "by_place": [[30, 45]]},
-    }
-    rows = module.table(found).splitlines()[2:]
-    assert rows[0] == "| `eesd:length=2,stop_rule=fixed` | 0.50 | 0.50 | 0.75 | 1.00 | 0.67 1.00 |"
-    assert rows[1] == "| `ppsd` | 0.10 | 0.94 | 0.67 | 0.15 | 0.67 |"
 
 
 def test_an_interval_is_of_the_figures_of_other_draws(load):
@@ -297,24 +209,3 @@ def test_prompts_of_a_part_are_of_no_other(load, monkeypatch, tmp_path):
     rows = module.measured(module.small, "a file", 0.0, 5, 5)
     assert asked == ["10", "11", "12", "13"]
     assert not any(row[name]["differs"] for row in rows for name in module.WAYS)
-
-
-def test_long_answers_are_held_against_ppsd_answer_by_answer(load):
-    module = load("paper_experiments.long_answers")
-
-    def row(name, speedup):
-        return {"schedule": name, "acceptance": module.ACCEPTANCE, "speedup": speedup, "over_simulated": 0.9}
-
-    rows = [row("ppsd", 2.0), row("auto", 1.8), row("ppsd", 4.0), row("auto", 4.0)]
-    simulated = {"tokens": 40, "link_ms": 0, "planners": [[[4.0, 3.0], [4.0, 4.0]]]}
-    processes = {"tokens": 400, "link_ms": 5, "load": 2.0, "rows": rows}
-    table = module.table({"simulated, 40 tokens, 0 ms": simulated, "400 tokens, 5 ms": processes}).splitlines()
-    assert table[2] == "| simulated, the first answer | 40 | 0 | - | 1 | 4.00 | 3.00 | 0.75 (0.75 to 0.75) | - |"
-    assert table[3] == "| simulated, after 4 others | 40 | 0 | - | 1 | 4.00 | 4.00 | 1.00 (1.00 to 1.00) | - |"
-    assert table[4] == "| processes | 400 | 5 | 2 | 2 | 3.00 | 2.90 | 0.95 (0.90 to 1.00) | 0.90 |"
-
-
-def test_a_planner_that_has_decoded_before_is_nearer_to_the_best(load):
-    module = load("paper_experiments.long_answers")
-    [[first, later]] = module.simulated(40, 0, 1)["planners"]
-    assert first[1] / first[0] < 1 < later[1] / later[0] + 0.05
