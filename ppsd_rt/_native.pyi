@@ -1,7 +1,8 @@
 """The C++ extension, csrc/bindings/. Schedules, limits, events and the like are ppsd_rt's own dataclasses."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from types import ModuleType
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -46,24 +47,15 @@ class ModelShape:
         rms_norm_eps: float,
         attention: Sequence[tuple[bool, int]] = (),  # of each layer: rotary?, and its window or 0; none: all are plain
     ) -> None: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def hidden_size(self) -> int: ...
-    @property
-    def intermediate_size(self) -> int: ...
-    @property
-    def num_layers(self) -> int: ...
-    @property
-    def num_heads(self) -> int: ...
-    @property
-    def num_kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def rms_norm_eps(self) -> float: ...
-    @property
-    def attention(self) -> list[tuple[bool, int]]: ...
+    vocab_size: Final[int]
+    hidden_size: Final[int]
+    intermediate_size: Final[int]
+    num_layers: Final[int]
+    num_heads: Final[int]
+    num_kv_heads: Final[int]
+    head_dim: Final[int]
+    rms_norm_eps: Final[float]
+    attention: Final[list[tuple[bool, int]]]
 
 class Rotary:
     """How far each pair of channels turns per position: frequencies [head_dim / 2]. factor: of cosines and sines.
@@ -117,11 +109,7 @@ class Model:
         importance: npt.NDArray[np.float32] | None = ...,
     ) -> None: ...
     def with_exit_head(
-        self,
-        exit_layer: int,
-        tensors: Mapping[str, npt.NDArray[Any]],
-        draft_ids: Sequence[int],
-        threads: int,
+        self, exit_layer: int, tensors: Mapping[str, npt.NDArray[Any]], draft_ids: Sequence[int], threads: int
     ) -> Model: ...
     def with_eagle3(
         self,
@@ -135,17 +123,14 @@ class Model:
         draft_ids: Sequence[int],
         threads: int,
     ) -> Model: ...
-    @property
-    def packed_bytes(self) -> int: ...
-    @property
-    def isa(self) -> str: ...
+    packed_bytes: Final[int]
+    isa: Final[str]
 
 class News:
     """A descriptor that becomes readable when an answer that has it rings."""
 
     def __init__(self) -> None: ...
-    @property
-    def descriptor(self) -> int: ...
+    descriptor: Final[int]
     def clear(self) -> None: ...  # before events are looked for
 
 class LoopAnswer:
@@ -209,13 +194,7 @@ class Loop:
     def step(self) -> bool: ...
     @staticmethod
     def over_ranks(
-        model: Model,
-        cores: Sequence[int],
-        threads: int,
-        stages: int,
-        blocks: int,
-        most_answers: int,
-        prompt_rows: int,
+        model: Model, cores: Sequence[int], threads: int, stages: int, blocks: int, most_answers: int, prompt_rows: int
     ) -> Loop:
         """Of rank 0, whose model has the layers before the exit; so many blocks every rank has memory for."""
 
@@ -232,10 +211,8 @@ class Loop:
         """End all answers with this line; by the thread that calls `work`."""
     def forget_rows(self) -> None:
         """Of answers that are over, where stages hold the rows of one text: they have other ones now."""
-    @property
-    def capacity(self) -> int: ...
-    @property
-    def counts(self) -> dict[str, int]: ...  # draft_seconds: a float
+    capacity: Final[int]
+    counts: Final[dict[str, int]]  # draft_seconds: a float
 
 MOST_COST_ROWS: int
 
@@ -267,32 +244,19 @@ class StageCosts:
         draft_interference: float = ...,
         verify_interference: float = ...,
     ) -> None: ...
-    @property
-    def row_step(self) -> float: ...
-    @property
-    def draft_step(self) -> float: ...
-    @property
-    def first_draft(self) -> float: ...
-    @property
-    def plain(self) -> float: ...
-    @property
-    def step_deeper(self) -> float: ...
-    @property
-    def link_row(self) -> float: ...
-    @property
-    def draft_interference(self) -> float: ...
-    @property
-    def verify_interference(self) -> float: ...
-    @property
-    def links(self) -> tuple[float, ...]: ...
-    @property
-    def verify(self) -> tuple[float, ...]: ...  # through all stages, without links
-    @property
-    def stages(self) -> tuple[tuple[float, ...], ...]: ...
-    @property
-    def verify_deeper(self) -> tuple[float, ...]: ...  # of several stages: tuples
-    @property
-    def plain_step(self) -> float: ...
+    row_step: Final[float]
+    draft_step: Final[float]
+    first_draft: Final[float]
+    plain: Final[float]
+    step_deeper: Final[float]
+    link_row: Final[float]
+    draft_interference: Final[float]
+    verify_interference: Final[float]
+    links: Final[tuple[float, ...]]
+    verify: Final[tuple[float, ...]]  # through all stages, without links
+    stages: Final[tuple[tuple[float, ...], ...]]
+    verify_deeper: Final[tuple[float, ...]]  # of several stages: tuples
+    plain_step: Final[float]
     def step(self, rows: int, draw: bool) -> float: ...
     def pass_seconds(self, rows: int) -> float: ...  # links included
     def round(self, drafts: int) -> float: ...
@@ -312,14 +276,10 @@ class Costs:
     """
 
     def __init__(self, turns: StageCosts, overlapped: StageCosts | None = ..., crowded: bool = ...) -> None: ...
-    @property
-    def turns(self) -> StageCosts: ...
-    @property
-    def overlapped(self) -> StageCosts | None: ...
-    @property
-    def crowded(self) -> bool: ...
-    @property
-    def plain_seconds(self) -> float: ...
+    turns: Final[StageCosts]
+    overlapped: Final[StageCosts | None]
+    crowded: Final[bool]
+    plain_seconds: Final[float]
     def replace(self, **changes: Any) -> Costs: ...
     def to_dict(self) -> dict[str, Any]: ...
     @staticmethod
@@ -362,24 +322,17 @@ class Prediction:
     mode: "plain", "turns" or "overlap". length: of "turns", drafts a round; of "overlap", which of its schedules.
     """
 
-    @property
-    def mode(self) -> str: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def tokens_per_second(self) -> float: ...
+    mode: Final[str]
+    length: Final[int]
+    tokens_per_second: Final[float]
 
 class Measured:
     """What rounds of a kind took, and what had been predicted for them."""
 
-    @property
-    def rounds(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def predicted_seconds(self) -> float: ...
+    rounds: Final[int]
+    tokens: Final[int]
+    seconds: Final[float]
+    predicted_seconds: Final[float]
 
 class Ngrams:
     """What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: copies come from here."""
@@ -406,12 +359,9 @@ class Planner:
         tuning: Tuning = ...,
         recycle: bool = ...,
     ) -> None: ...
-    @property
-    def costs(self) -> Costs: ...  # after the text that there is
-    @property
-    def acceptance(self) -> float: ...
-    @property
-    def credit(self) -> float: ...
+    costs: Final[Costs]  # after the text that there is
+    acceptance: Final[float]
+    credit: Final[float]
     def predictions(self) -> list[Prediction]: ...
     def predict(self, mode: str, length: int, acceptance: float) -> float: ...
     def schedule(self) -> Schedule: ...
@@ -433,25 +383,18 @@ class Planner:
 class KernelTime:
     """Of one sweep over all layers: seconds (median, least, most), bytes read, flops."""
 
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def least(self) -> float: ...
-    @property
-    def most(self) -> float: ...
-    @property
-    def bytes(self) -> float: ...
-    @property
-    def flops(self) -> float: ...
+    seconds: Final[float]
+    least: Final[float]
+    most: Final[float]
+    bytes: Final[float]
+    flops: Final[float]
 
 class Engine:
     """A model with threads and the KV caches of one text: for scores and measurements."""
 
     def __init__(self, model: Model, threads: int) -> None: ...
-    @property
-    def threads(self) -> int: ...
-    @property
-    def pin_problem(self) -> str: ...
+    threads: Final[int]
+    pin_problem: Final[str]
     def time_kernel(self, name: str, rows: int, context: int, repeats: int) -> KernelTime: ...
     def calibrate(self, overlaps: bool = ...) -> Costs: ...  # overlaps: measure that too, if there are threads for it
     def logits(self, ids: Sequence[int], last: int) -> npt.NDArray[np.float32]: ...
@@ -488,14 +431,10 @@ class CudaError(RuntimeError):
 class CudaDevice:
     """A GPU: its name, compute capability (major, minor), and bytes of memory."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def major(self) -> int: ...
-    @property
-    def minor(self) -> int: ...
-    @property
-    def memory(self) -> int: ...
+    name: Final[str]
+    major: Final[int]
+    minor: Final[int]
+    memory: Final[int]
 
 def cuda_device(ordinal: int) -> CudaDevice: ...
 def cuda_instantiate(graph: int) -> int: ...
@@ -586,25 +525,18 @@ class LaunchPlan:
     ) -> None: ...
     def begin(self, prompt: Sequence[int], keep: int, first: int) -> Round: ...
     def next(self, drafts_done: int) -> str: ...
-    @property
-    def siblings(self) -> bool: ...  # does this launch take siblings?
-    @property
-    def window(self) -> tuple[int, int]: ...
+    siblings: Final[bool]  # does this launch take siblings?
+    window: Final[tuple[int, int]]
     def land(self, record: Sequence[int], drafts_done: int, seconds: float) -> Round | None: ...
     def wants_confidence(self) -> int: ...
     def drafted(self, position: int, token: int, confidence: float) -> None: ...  # position -1: none was drawn
     def take_offer(self) -> list[int] | None: ...  # what the device is to be offered from now on, if that has changed
     def cancel(self) -> None: ...
-    @property
-    def finished(self) -> bool: ...
-    @property
-    def overlapping(self) -> bool: ...
-    @property
-    def passes_in_flight(self) -> int: ...
-    @property
-    def drafts_launched(self) -> int: ...
-    @property
-    def tokens(self) -> list[int]: ...
+    finished: Final[bool]
+    overlapping: Final[bool]
+    passes_in_flight: Final[int]
+    drafts_launched: Final[int]
+    tokens: Final[list[int]]
 
 WIRE_VERSION: int
 
@@ -616,14 +548,10 @@ def sleep_until(clock: int) -> None: ...
 class StationCounts:
     """What a verification stage has done, and the seconds of passes that counted."""
 
-    @property
-    def passes(self) -> int: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def dropped_passes(self) -> int: ...
-    @property
-    def seconds(self) -> float: ...
+    passes: Final[int]
+    rows: Final[int]
+    dropped_passes: Final[int]
+    seconds: Final[float]
 
 class Station:
     """Layers [first, last) of a model on the C++ kernels, as a stage of the loop: passes come, arrays of int32 words,
@@ -640,8 +568,7 @@ class Station:
         kv_bytes: int = 0,
         taps: Sequence[int] = (),
     ) -> None: ...
-    @property
-    def blocks(self) -> int: ...
+    blocks: Final[int]
     def dwell(self, seconds: Sequence[float]) -> None: ...
     def pin(self) -> None: ...
     def time_pass(self, rows: int, context: int) -> float: ...
@@ -677,8 +604,7 @@ class Drafter:
     """Layers before the exit, and the exit head, on the C++ kernels: what the loop's steps cost."""
 
     def __init__(self, model: Model, cores: Sequence[int], threads: int) -> None: ...
-    @property
-    def block_bytes(self) -> int: ...
+    block_bytes: Final[int]
     def time_step(self, draw: bool, context: int) -> float: ...
 
 def loop_of_python(
@@ -689,92 +615,4 @@ def loop_of_python(
     draws: it has an exit head; hears: which draws on verified rows too.
     """
 
-class testing:
-    """What only tests and benchmarks call: at run time a module, `ppsd_rt._native.testing`."""
-
-    class Crowd:
-        """Passes of teams beside made-up other programs, counted by the members that worked."""
-
-        @property
-        def worked(self) -> dict[int, int]: ...
-
-    @staticmethod
-    def crowd(loop: Loop, seconds: float, lost: float, room: Sequence[int]) -> Crowd: ...
-    @staticmethod
-    def roster(
-        size: int, pinnable: bool, seconds: float, lost: float, room: Sequence[int]
-    ) -> list[tuple[int, bool]]: ...
-    @staticmethod
-    def running_threads() -> int: ...  # of the extension
-    @staticmethod
-    def allot(
-        seen: Sequence[Sequence[tuple[int, float]]],
-        draft_share: float,
-        acceptance: Sequence[float],
-        others: int,
-        writing: int,
-        left: int,
-        most: int,
-        margin: float = ...,
-        reading: int = ...,
-        sharers: int = ...,
-        copying: int = ...,
-    ) -> tuple[list[int], float, float, float, bool]: ...
-    @staticmethod
-    def let_threads_start(count: int) -> None:
-        """So many more threads of the extension start, and then none; below 0: as many as are wanted."""
-
-    @staticmethod
-    def read_sampling(sampling: SamplingParams) -> SamplingParams:
-        """As the stages of ranks that Python runs get it: what concerns the choice of tokens."""
-
-    @staticmethod
-    def lock_step_events(
-        prompt: Sequence[int],
-        # (text, drafts before this one) -> token, confidence, second choice, its confidence
-        draw: Callable[[list[int], int], tuple[int, float, int, float]],
-        truth: Callable[[list[int]], int],
-        schedule: Schedule,
-        limits: Limits,
-        seed: int,
-        stages: int,
-        per_stage: int,
-    ) -> list[Drafted | Round]: ...
-    @staticmethod
-    def replay(
-        schedule: Schedule | Planner,
-        prompt: Sequence[int],
-        draw: Callable[[list[int], int], tuple[int, float, int, float]],
-        truth: Callable[[list[int]], int],
-        limits: Limits,
-        costs: StageCosts,
-        ngrams: Ngrams | None,
-    ) -> list[tuple[float, Round]]:
-        """A recorded answer in simulated time; seconds of each round."""
-
-    @staticmethod
-    def lock_step_toy(
-        schedule: Schedule,
-        tokens: int,
-        acceptance: Sequence[float],
-        seed: int,
-        stages: int,
-        per_stage: int,
-        second: float = 0.0,
-    ) -> list[tuple[int, Round]]: ...
-    @staticmethod
-    def toy_answer(seed: int, tokens: int) -> list[int]: ...
-    @staticmethod
-    def calibrate(bench: Any, threads: int, overlap: bool, step_share: float) -> Costs: ...
-    @staticmethod
-    def stop_rule_draws(
-        schedule: Schedule, seed: int, history: Sequence[float | tuple[float, bool] | list[tuple[float, bool]]]
-    ) -> list[bool]: ...
-    @staticmethod
-    def packed(rows: npt.NDArray[Any] | Blocks, format: str) -> npt.NDArray[np.float32]:
-        """What a matrix is once it is packed: [rows, columns], columns a multiple of 32."""
-
-    @staticmethod
-    def philox(seed: int, counter: Sequence[int]) -> list[int]: ...
-    @staticmethod
-    def uniform(seed: int, position: int, id: int, stream: int) -> float: ...
+testing: ModuleType  # what only tests and benchmarks call, csrc/bindings/testing.cpp

@@ -1,4 +1,4 @@
-"""ppsd_rt/_native.pyi names what the extension has, no more and no less."""
+"""ppsd_rt/_native.pyi names what the extension has, no more and no less; of what only tests call, that it is there."""
 
 import ast
 from pathlib import Path
@@ -25,7 +25,7 @@ def names_of(value):
     for name, part in vars(value).items():
         if not name.startswith("_") or name in ("__init__", "__iter__", "__next__"):
             yield name
-            if isinstance(part, type) or part is _native.testing:
+            if isinstance(part, type):
                 yield from (f"{name}.{inner}" for inner in names_of(part))
 
 
