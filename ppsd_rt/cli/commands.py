@@ -121,7 +121,7 @@ COMMANDS = {
         "predict a pipeline's speed from the costs of its stages",
         (
             "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8",
-            "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8 --link-ms 0,1 --plot speed.svg",
+            "ppsd-run simulate --cluster --replicas 1,2,4 --users 20,80",
         ),
         "lab.cli.simulate_options:simulate_options",
         "lab.cli.simulate:run",

@@ -13,19 +13,15 @@ csrc/decoding/chain.h. What is assumed beside simulate.py:
 - a front gives each request to the replica with the most room, or where prompts begin alike to the same one;
 - a replica has the KV cache of its last `prefixes` different beginnings, and computes only what comes after them.
 
-An answer that has all stages to itself can be decoded by the real scheduler instead: `schedule`, with `batch` 1.
+An answer that has all stages to itself, decoded by the real scheduler: `simulate`.
 """
 
 import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from random import Random
-
-from ..pipeline.schedule import Schedule
-from .simulate import simulate
-from .stage_costs import costs_of_stages, growth
 
 PASS_ROWS = 64  # of a prompt in one pass
 
@@ -35,8 +31,7 @@ class Replica:
     """Seconds of one row. stages: each of them; early: of the first, the layers before the exit head; head: a draft.
 
     drafts: before each pass; acceptance: of each, if those before it are right. link: a message to the next stage, and
-    the verdict back; late: how much later it comes on average, at random. schedule: of an answer that is alone over
-    several stages, instead of `drafts`.
+    the verdict back; late: how much later it comes on average, at random.
     """
 
     stages: tuple[float, ...]
@@ -49,7 +44,6 @@ class Replica:
     drafts: int = 0
     acceptance: float = 0.8
     prefixes: int = 64
-    schedule: Schedule | None = None
 
     def growth(self, rows: int) -> float:
         return 1 + self.row_share * (rows - 1) if rows else 0.0
@@ -63,22 +57,6 @@ class Replica:
 
     def later(self, stage: int, answers: int, prompt_rows: int) -> float:
         return self.stages[stage] * self.growth(answers * (self.drafts + 1) + prompt_rows)
-
-    def alone(self, prompt_rows: int, tokens: int, seed: int) -> list[tuple[float, int]]:
-        """Of one answer by its schedule: (seconds from its begin, tokens by then)."""
-        assert self.schedule is not None
-        link = self.link + self.late
-        links = len(self.stages) * link
-        passes = [min(PASS_ROWS, prompt_rows - done) for done in range(0, prompt_rows, PASS_ROWS)]
-        # A prompt's passes follow each other through the stages.
-        begun = sum(self.stages) * self.growth(passes[-1]) + links
-        begun += sum(max(self.stages) * self.growth(rows) for rows in passes[:-1])
-        found = [(begun, 1)]
-        if tokens > 1:
-            costs = costs_of_stages(self.stages, self.head, growth(self.row_share), link, 0.0)
-            for timed in simulate(self.schedule, costs, self.acceptance, tokens - 1, seed).rounds:
-                found.append((begun + timed.seconds, found[-1][1] + len(timed.round.committed)))
-        return found
 
 
 @dataclass(frozen=True)
@@ -244,20 +222,8 @@ class Cluster:
             running.known.popitem(last=False)
         answered = Answered(request, self.now)
         rows = max(request.prompt - shared, 1)
-        if running.replica.schedule is not None:
-            return self._decode_alone(running, answered, rows)
-        answer = _Answer(answered, Random(self._seed + request.number), rows)
-        running.waiting.append(answer)
-        return self._start(running)
-
-    def _decode_alone(self, running: _Running, answered: Answered, rows: int) -> None:
-        begun, request = self.now, answered.request
-        rounds = running.replica.alone(rows, request.answer, request.number)
-        answered.first, answered.tokens = begun + rounds[0][0], request.answer
-        # One answer is in one stage at a time, or in several; how busy each is, `simulate` without --cluster says.
-        for stage in range(len(running.seconds)):
-            running.seconds[stage] += rounds[-1][0]
-        self._at(begun + rounds[-1][0], lambda now: self._end(running, answered))
+        running.waiting.append(_Answer(answered, Random(self._seed + request.number), rows))
+        self._start(running)
 
     def _start(self, running: _Running) -> None:
         """A pass for a share of the answers, if the first stage is free and not every stage has one already."""
@@ -361,14 +327,3 @@ def run(
 def quantile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
-
-
-def combinations(axes: dict[str, Sequence[object]]) -> Iterator[dict[str, object]]:
-    """Every one of each."""
-    if not axes:
-        yield {}
-        return
-    (name, values), *others = axes.items()
-    for value in values:
-        for rest in combinations(dict(others)):
-            yield {name: value, **rest}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from .._native import Costs, StageCosts
 from ..errors import UsageError
 from ..pipeline.schedule import MAX_ROWS
-from ..planning.split import LayerCosts, Split, best_split, given_split
+from ..planning.split import LayerCosts, Split, best_split
 from .simulate import Table, pipeline_costs
 
 
@@ -35,14 +35,9 @@ class ModelCosts:
     growth: Table
     exit_layer: int | None = None
 
-    def cut(self, stages: int | Sequence[int]) -> Split:
-        """Into so many stages as is best, or into stages of so many layers."""
-        if isinstance(stages, int):
-            return best_split(self.layers, stages, self.exit_layer)
-        split = given_split(self.layers, stages)
-        if self.exit_layer not in (None, split.exit_layer):
-            raise UsageError(f"the exit head is after layer {self.exit_layer}: stage 1 has {self.exit_layer} layers")
-        return split
+    def cut(self, stages: int) -> Split:
+        """Into so many stages as is best."""
+        return best_split(self.layers, stages, self.exit_layer)
 
     def costs(self, split: Split, links: float, link_row: float) -> StageCosts:
         first, *others = split.seconds

@@ -5,10 +5,8 @@
 Stage 1 drafts: the exit head comes after its last layer, so its boundary is the exit layer; at 0 it is the head alone.
 The last stage has the LM head. A pipeline moves at the pace of its slowest stage, so that one is made as fast as can
 be; among such splits the sum of all stages, which a rejected draft pays, is the least, and then the sum of their
-squares: as even as can be. Where all stages run at one speed, that sum is the same for every split.
-
-A link's delay is time on the way, in which nobody works: it lengthens a rejection by the same time wherever the cuts
-are. What does move them is the time that a worker itself spends on a message (`sends`).
+squares: as even as can be. Where all stages run at one speed, that sum is the same for every split. A link's delay
+lengthens a rejection by the same time wherever the cuts are.
 """
 
 from collections.abc import Sequence
@@ -17,7 +15,6 @@ from fractions import Fraction
 from itertools import accumulate, pairwise
 
 from ..errors import UsageError
-from ..pipeline.cuts import is_split
 
 _Sums = tuple[Fraction, Fraction]  # of the stages' seconds, and of their squares
 
@@ -45,7 +42,7 @@ class LayerCosts:
 @dataclass(frozen=True)
 class Split:
     """boundaries: the first layer of each stage but the first, rising; the first of them is the exit layer.
-    seconds: of each stage for one row, with the head that it ends in; sends and slowness counted."""
+    seconds: of each stage for one row, with the head that it ends in; slowness counted."""
 
     layers: int
     boundaries: tuple[int, ...]
@@ -68,16 +65,14 @@ class Split:
 class _Stages:
     """Exact seconds of any stage. In fractions: floats summed in another order differ, and would hide ties."""
 
-    def __init__(self, costs: LayerCosts, stages: int, slowness: Sequence[float], sends: Sequence[float]) -> None:
-        for name, values in (("slowness", slowness), ("sends", sends)):
-            if values and len(values) != stages:
-                raise UsageError(f"{name} takes {stages} numbers, one for each stage, not {len(values)}")
-            if any(not 0 <= value < float("inf") for value in values):
-                raise UsageError(f"{name} takes numbers from 0")
+    def __init__(self, costs: LayerCosts, stages: int, slowness: Sequence[float]) -> None:
+        if slowness and len(slowness) != stages:
+            raise UsageError(f"slowness takes {stages} numbers, one for each stage, not {len(slowness)}")
+        if any(not 0 <= value < float("inf") for value in slowness):
+            raise UsageError("slowness takes numbers from 0")
         self.count, self.layers = stages, len(costs.layers)
         self._before = [Fraction(0), *accumulate(map(Fraction, costs.layers))]
         self._slowness = [Fraction(value) for value in slowness] or [Fraction(1)] * stages
-        self._sends = [Fraction(value) for value in sends] or [Fraction(0)] * stages
         self._tails = [Fraction(0)] * stages
         self._tails[0] += Fraction(costs.head)
         self._tails[-1] += Fraction(costs.lm_head)
@@ -89,48 +84,24 @@ class _Stages:
     def seconds(self, stage: int, first: int, end: int) -> Fraction:
         """Of layers [first, end) as stage `stage`, which is counted from 0."""
         work = self._before[end] - self._before[first] + self._tails[stage]
-        return work * self._slowness[stage] + self._sends[stage]
+        return work * self._slowness[stage]
 
 
-def best_split(
-    costs: LayerCosts,
-    stages: int,
-    exit_layer: int | None = None,
-    slowness: Sequence[float] = (),
-    sends: Sequence[float] = (),
-) -> Split:
+def best_split(costs: LayerCosts, stages: int, exit_layer: int | None = None, slowness: Sequence[float] = ()) -> Split:
     """The split into `stages` stages of at least one layer each.
 
     exit_layer: where stage 1 ends, if an exit head has settled that; at 0 it has no layer.
     slowness:   how many times longer than `costs` each stage's device takes; none: all take as long.
-    sends:      seconds that each stage's worker spends on handing a row on.
     """
     layers = len(costs.layers)
     if not 2 <= stages <= layers:
         raise UsageError(f"{layers} layers can be cut into 2 to {layers} stages, not {stages}")
     if exit_layer is not None and not 0 <= exit_layer <= layers - (stages - 1):
         raise UsageError(f"with exit layer {exit_layer}, {layers} layers cannot be cut into {stages} stages")
-    work = _Stages(costs, stages, slowness, sends)
+    work = _Stages(costs, stages, slowness)
     boundaries = _least_sums(work, _least_slowest(work, exit_layer), exit_layer)
-    return _split(work, boundaries)
-
-
-def given_split(
-    costs: LayerCosts, sizes: Sequence[int], slowness: Sequence[float] = (), sends: Sequence[float] = ()
-) -> Split:
-    """The split with these numbers of layers in its stages."""
-    layers = len(costs.layers)
-    if len(sizes) < 2 or not is_split(sizes, len(sizes), layers, first=0):
-        shown = ",".join(map(str, sizes))
-        raise UsageError(
-            f"{shown} is not a split of {layers} layers into 2 or more stages of at least one each (the first: 0)"
-        )
-    return _split(_Stages(costs, len(sizes), slowness, sends), tuple(accumulate(sizes[:-1])))
-
-
-def _split(work: _Stages, boundaries: tuple[int, ...]) -> Split:
-    cuts = pairwise((0, *boundaries, work.layers))
-    return Split(work.layers, boundaries, tuple(float(work.seconds(s, a, b)) for s, (a, b) in enumerate(cuts)))
+    cuts = pairwise((0, *boundaries, layers))
+    return Split(layers, boundaries, tuple(float(work.seconds(s, a, b)) for s, (a, b) in enumerate(cuts)))
 
 
 def _ends(work: _Stages, stage: int, exit_layer: int | None) -> range:

@@ -3,11 +3,12 @@
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from ...errors import UsageError
 from ..bench.report import Column, Report
-from ..cluster import Cluster, Replica, Shape, combinations, poisson, quantile, run, users
+from ..cluster import Cluster, Replica, Shape, poisson, quantile, run, users
 from ..stage_costs import ModelCosts
 from .bench import interrupted, print_report, result_file, run_facts
 
@@ -66,12 +67,12 @@ def _rows(args: argparse.Namespace, model: ModelCosts | None) -> Iterator[dict[s
         "users" if args.users else "rate": args.users or args.rate,
         "acceptance": args.acceptance,
     }
-    for chosen in combinations(axes):
+    for values in product(*axes.values()):
+        chosen: dict[str, Any] = dict(zip(axes, values, strict=True))
         before: float | None = None
         for drafts in sorted({0, *args.drafts}):
-            given: Any = chosen
-            one = _replica(args, model, given["stages"], given["batch"], drafts, given["link_ms"])
-            cluster = _play(args, replace(one, acceptance=given["acceptance"]), given)
+            one = _replica(args, model, chosen["stages"], chosen["batch"], drafts, chosen["link_ms"])
+            cluster = _play(args, replace(one, acceptance=chosen["acceptance"]), chosen)
             row = {"drafts": drafts, **chosen, **_result(cluster, args.requests)}
             before = row["token_ms"] if before is None else before
             row["over_plain"] = before / row["token_ms"] if row["token_ms"] else None

@@ -8,7 +8,6 @@ from .bench_options import format_option, list_of
 SCHEDULES = ("plain", "eesd:length=4,stop_rule=fixed", "ppsd", "elastic")
 
 MOST_STAGES = 256
-MOST_LAYERS = 128  # best cuts of so many take seconds to find
 MOST_TOKENS = 1_000_000
 MOST_PASSES = 2_000_000  # tokens times stages of one case: some seconds, and some GB for the timeline
 
@@ -19,10 +18,6 @@ milliseconds = zero_or(1e-6, 1e9)
 def each(text: str) -> list[float]:
     """Numbers that each stand for one thing; doubles stay."""
     return list(map(milliseconds, text.split(",")))
-
-
-def each_count(text: str) -> list[int]:
-    return list(map(whole, text.split(",")))
 
 
 def simulate_options(parser: argparse.ArgumentParser) -> None:
@@ -85,20 +80,6 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("costs of the stages (milliseconds for one row)")
     group.add_argument("--token-ms", type=milliseconds, metavar="T", help="a plain token through the whole model [20]")
     group.add_argument("--stage-ms", type=each, metavar="T,T,...", help="each stage instead, the draft stage first")
-    group.add_argument(
-        "--layers", type=at_most(MOST_LAYERS), metavar="L", help="cut L equal layers into stages, as is best"
-    )
-    group.add_argument("--layer-ms", type=each, metavar="T,T,...", help="the same with each layer's time")
-    group.add_argument("--split", type=each_count, metavar="A,B,...", help="layers in each stage, instead of --stages")
-    group.add_argument(
-        "--exit-layer",
-        type=whole,
-        metavar="E",
-        help="where stage 1 ends; 0: it is the exit head alone [where the split is best]",
-    )
-    group.add_argument(
-        "--lm-head-ms", type=milliseconds, metavar="T", help="with layers: LM head, ends the last stage [0]"
-    )
     group.add_argument("--head-ms", type=milliseconds, metavar="T", help="exit head, each time a draft is drawn [0]")
     group.add_argument(
         "--row-share",
@@ -119,11 +100,5 @@ def simulate_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     format_option(group)
     group.add_argument(
-        "--columns", type=whole, default=100, metavar="N", help="of the timeline that goes with -o table; 0: none"
-    )
-    group.add_argument(
         "--trace", type=named, metavar="FILE", help="timelines of the first combination, for ui.perfetto.dev"
-    )
-    group.add_argument(
-        "--plot", type=named, metavar="FILE", help="a chart of the speed-ups, .svg or .png; dashed: closed forms"
     )

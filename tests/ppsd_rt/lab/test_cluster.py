@@ -10,7 +10,6 @@ import pytest
 
 from ppsd_rt.cli import main as cli
 from ppsd_rt.lab.cluster import Replica, Request, Shape, accepted, poisson, quantile, run, users
-from ppsd_rt.pipeline.schedule import parse_schedule
 
 
 def requests(*arrivals, prompt=1, answer=10, **more):
@@ -61,14 +60,6 @@ def test_by_prefix_beginnings_stay_where_they_are_known():
     replicas = [Replica((0.1,), row_share=1.0, batch=8, prefixes=6)] * 3
     waits = [sum(answered.wait for answered in run(replicas, asked, by_prefix=way).answered) for way in (False, True)]
     assert waits[1] < 0.5 * waits[0]
-
-
-def test_several_stages_are_the_real_schedulers():
-    """Plain decoding is in one stage after the other; overlapped, equal stages and right drafts give a token each."""
-    plain = Replica((0.25,) * 4, early=0.25, schedule=parse_schedule("plain"))
-    assert run([plain], requests(0.0, answer=5)).now == pytest.approx(5.0)
-    ppsd = Replica((0.25,) * 4, early=0.25, acceptance=1.0, schedule=parse_schedule("ppsd"))
-    assert run([ppsd], requests(0.0, answer=101)).now == pytest.approx(1.0 + 100 * 0.25, rel=0.05)
 
 
 def test_batches_keep_all_stages_at_work():

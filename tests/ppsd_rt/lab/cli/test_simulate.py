@@ -1,38 +1,16 @@
 """`ppsd-run simulate`: what it sweeps, prints, draws and refuses."""
 
 import json
-import os
-import re
-import shlex
-from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 from support import tiny_head, tiny_model, write_model
 
 from ppsd_rt._native import Costs, StageCosts
 from ppsd_rt.cli import main as cli
-from ppsd_rt.lab.bench.timeline import column_seconds, draw
 from ppsd_rt.lab.cli import simulate as simulate_command
 from ppsd_rt.lab.stage_costs import measured
 from ppsd_rt.models.checkpoint import Checkpoint
 from ppsd_rt.pipeline.schedule import MAX_ROWS
-
-
-def texts_of(path):
-    """Of an SVG file."""
-    return [element.text for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
-
-
-def sweep_of(stages, accepted, links):
-    """So many values of each."""
-    values = {"--stages": range(2, stages + 2), "--acceptance": range(accepted), "--link-ms": range(links)}
-    scale = {"--acceptance": 0.1}
-    return [
-        word
-        for option, numbers in values.items()
-        for word in (option, ",".join(str(scale.get(option, 1) * number) for number in numbers))
-    ]
 
 
 @pytest.fixture
@@ -111,30 +89,6 @@ def test_further_rows_cost_their_share(rows):
     assert row["tokens_per_second"] == pytest.approx(2 / 0.007, rel=0.01)
 
 
-def test_layers_are_cut_as_is_best(rows):
-    layers = ("--layers", 10, "--token-ms", 14, "--lm-head-ms", 4)
-    _, result = rows("--stages", "2,4", *layers)
-    assert [pipeline["split"] for pipeline in result["pipelines"]] == [[7, 3], [3, 3, 3, 1]]
-    assert result["pipelines"][1]["stage_ms"] == pytest.approx([3, 3, 3, 5])
-    _, result = rows("--stages", 3, *layers, "--exit-layer", 2)
-    assert result["pipelines"][0]["split"] == [2, 6, 2]
-    for cut in (("--split", "0,7,3"), ("--stages", 3, "--exit-layer", 0)):
-        _, result = rows(*cut, *layers, "--head-ms", 1)
-        [pipeline] = result["pipelines"]
-        assert (pipeline["split"], pipeline["exit_head_ms"]) == ([0, 7, 3], pytest.approx(1))
-        assert pipeline["stage_ms"] == pytest.approx([0, 7, 7])
-    _, result = rows("--split", "1,8,1", *layers)
-    assert result["pipelines"][0]["stage_ms"] == pytest.approx([1, 8, 5])
-    _, result = rows("--stages", 2, "--layer-ms", "5,1,1,1", "--head-ms", 1)
-    assert result["pipelines"][0] == {
-        "stages": 2,
-        "split": [1, 3],
-        "stage_ms": pytest.approx([5, 3]),
-        "exit_head_ms": pytest.approx(1),
-        "link_ms_per_row": 0,
-    }
-
-
 @pytest.mark.parametrize("output", ["table", "md", "json", "jsonl"])
 def test_json_is_printed_on_request_or_into_a_file(run, output, tmp_path):
     status, out, _ = run("-n", 50, "-o", output, "--save", tmp_path / "result.json")
@@ -147,42 +101,6 @@ def test_json_is_printed_on_request_or_into_a_file(run, output, tmp_path):
         assert out.splitlines()[0].startswith("| stages | link ms | acceptance | schedule |")
 
 
-def test_the_timeline_of_plain_decoding(run):
-    _, out, _ = run("--stages", 3, "--schedule", "plain", "-n", 9, "--columns", 20)
-    lines = out.splitlines()
-    at = lines.index("plain: 50.0 tokens/s")
-    assert lines[at + 1 : at + 5] == [
-        "draft    |1==      1==      1=",
-        "verify 1 |   1==      1==",
-        "verify 2 |      1==      1==",
-        "tokens   |         1        1",
-    ]
-    assert "draft    |" not in run("-n", 9, "--columns", 0)[1]
-
-
-def test_the_picture_in_the_documentation_is_what_the_tool_draws(capsys):
-    page = (Path(__file__).parents[4] / "docs" / "guide" / "pipeline.md").read_text(encoding="utf-8")
-    command = re.search(r"^ppsd-run (simulate .* --columns .*)$", page, re.MULTILINE)[1]
-    picture = re.search(r"```text\n(plain: .*?)```", page, re.DOTALL)[1]
-    assert cli.main(shlex.split(command)) == 0
-    assert picture in capsys.readouterr().out
-
-
-def test_the_timeline_shows_rows_drops_and_rejections():
-    spans = [
-        ("draft", 0, 1, 0.0, 3e6),
-        ("dropped draft", 0, 2, 3e6, 8e6),
-        ("draft", 0, 2, 8e6, 12e6),
-        ("verify", 1, 12, 3e6, 8e6),
-    ]
-    assert column_seconds(spans) == 1.0
-    assert draw(spans, [(8.0, 2, True)], 1.0, 14, 2) == [
-        "draft    |1==2xxxx2===",
-        "verify 1 |   c====",
-        "tokens   |        2!",
-    ]
-
-
 def test_the_trace_holds_the_first_combination(run, tmp_path):
     path = tmp_path / "trace.json"
     assert run("--stages", "3,4", "--acceptance", "0.5,0.8", "-n", 40, "--trace", path)[0] == 0
@@ -192,57 +110,16 @@ def test_the_trace_holds_the_first_combination(run, tmp_path):
     assert {event["tid"] for event in events} == {0, 1, 2}
 
 
-@pytest.mark.parametrize(
-    ("sweep", "panels", "axis"),
-    [
-        (("--acceptance", "0.1,0.5,0.9", "--stages", "2,4", "--link-ms", "0,1"), 4, "acceptance"),
-        (("--acceptance", "0.5", "--stages", "2,3,4"), 1, "stages"),
-        (("--acceptance", "0.5", "--link-ms", "0,1,2,3", "--stages", "2,3"), 2, "link delay (ms)"),
-        ((), 1, "acceptance"),
-    ],
-)
-def test_the_plot_has_a_panel_for_every_combination(run, tmp_path, sweep, panels, axis):
-    path = tmp_path / "plot.svg"
-    status, _, err = run(*sweep, "-n", 50, "--plot", path)
-    assert (status, err) == (0, f"plot: {path}\n")
-    texts = texts_of(path)
-    assert texts.count(axis) == panels
-    assert [texts.count(name) for name in ("plain", "ppsd", "elastic", "closed form")] == [1] * 4
-
-
-def test_times_of_every_size_fit_in_a_timeline(run):
-    """Each of the last stage's passes takes 1e15 columns."""
-    status, out, err = run("--stage-ms", "1e-6,1e9", "-n", 10, "--columns", 30)
-    assert (status, err) == (0, "")
-    [plain, *_] = [line for line in out.splitlines() if line.startswith("verify 1 |")]
-    assert plain[len("verify 1 |") :].strip().rstrip("=") == "1"
-    assert len(plain) == len("verify 1 |") + 30
-
-
-def test_an_interruption_leaves_what_was_simulated(run, tmp_path, interrupt):
+def test_an_interruption_leaves_what_was_simulated(run, interrupt):
     interrupt(simulate_command, "simulate", after=3)
-    path = tmp_path / "plot.svg"
-    status, out, err = run("--acceptance", "0.5,0.9", "--stages", "2,3", "-n", 50, "-o", "json", "--plot", path)
+    status, out, err = run("--acceptance", "0.5,0.9", "--stages", "2,3", "-n", 50, "-o", "json")
     assert status == 130
     result = json.loads(out.splitlines()[-1])
     assert [row["schedule"].partition(":")[0] for row in result["rows"]] == ["plain", "eesd", "ppsd"]
     assert result["interrupted"]
     assert "interrupted" in err.splitlines()[-1]
-    assert "plain" in texts_of(path)
     interrupt(simulate_command, "simulate", after=0)
     assert run("-n", 50)[:2] == (130, "")
-
-
-def test_a_plot_that_cannot_be_written_is_told_first_and_loses_nothing(run, tmp_path, interrupt):
-    interrupt(simulate_command, "simulate", after=0)  # it must not come to that
-    assert run("--plot", "/nowhere/at/all.svg")[0] == 2
-    interrupt(simulate_command, "simulate", after=100)
-    if os.path.exists("/dev/full"):
-        full = tmp_path / "full.svg"
-        full.symlink_to("/dev/full")
-        status, out, err = run("--plot", full, "-n", 50, "-o", "json")
-        assert (status, err) == (1, f"ppsd-run: cannot write the plot to {full}: No space left on device\n")
-        assert len(json.loads(out)["rows"]) == 4
 
 
 def test_measured_costs_of_a_layer_and_of_the_heads():
@@ -307,8 +184,6 @@ def test_a_measured_model(rows, run, tmp_path, monkeypatch):
         (("--tokens", "900000"), "too many"),
         (("--stages", "1000000"), "is more than"),
         (("--stage-ms", ",".join(["1"] * 300)), "300 stages"),
-        (("--layers", "100000"), "is more than"),
-        (("--layer-ms", ",".join(["1"] * 300)), "at most 128 layers"),
         (("--token-ms", "0"), "costs of nothing"),
         (("--stage-ms", "1"), "at least one verification stage"),
         (("--stage-ms", "1,2", "--stages", "2"), "do not go together"),
@@ -316,23 +191,10 @@ def test_a_measured_model(rows, run, tmp_path, monkeypatch):
         (("--schedule", "fast"), "unknown"),
         (("--tokens", "0"), "--tokens"),
         (("--seed", "-1"), "--seed"),
-        (("--columns", "-1"), "--columns"),
         (("--bandwidth", "0", "--row-bytes", "4"), "--bandwidth"),
         (("--bandwidth", "1"), "--row-bytes"),
-        (("--layers", "3", "--stages", "4"), "3 layers can be cut"),
-        (("--layers", "3", "--layer-ms", "1,2"), "do not go together"),
-        (("--layers", "4", "--lm-head-ms", "21"), "--lm-head-ms"),
-        (("--layers", "4", "--split", "1,1"), "not a split of 4 layers"),
-        (("--layers", "4", "--split", "2,2", "--stages", "2"), "do not go together"),
-        (("--layers", "4", "--split", "2,2", "--exit-layer", "1"), "stage 1 has 1"),
-        (("--layers", "4", "--exit-layer", "4", "--stages", "2"), "exit layer 4"),
-        (("--split", "2,2"), "goes with --layers"),
-        (("--lm-head-ms", "2"), "goes with --layers"),
         (("--measured", "--token-ms", "2"), "do not go together"),
         (("--trace", "/nowhere/at/all"), "cannot write the trace"),
-        (("--plot", "/nowhere/at/all.svg"), "cannot write the plot"),
-        (("--plot", "speed.pdf"), "must end in .svg or .png"),
-        (("--plot", "a.svg", *sweep_of(5, 9, 8)), "a plot of 40 panels"),
     ],
 )
 def test_bad_values_are_one_line_and_status_2(run, args, words):
