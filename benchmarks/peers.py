@@ -34,7 +34,7 @@ from ppsd_rt import _native
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.lab.bench.bandwidth import Bandwidth
 from ppsd_rt.lab.bench.evaluate import evaluate, windows
-from ppsd_rt.lab.bench.report import Column, Report, medians
+from ppsd_rt.lab.bench.report import Report, columns, medians
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
 from ppsd_rt.lab.cli.bench_options import list_of, positive
@@ -63,21 +63,13 @@ ALIKE = {
     "float32": ("F32", "float32"),
 }
 
-COLUMNS = (
-    Column("engine", "engine"),
-    Column("format", "format"),
-    Column("threads", "threads"),
-    Column("prompt_tokens", "prompt"),
-    Column("tokens", "tokens"),
-    Column("prompt_tokens_per_second", "prompt tok/s", 0),
-    Column("decode_tokens_per_second", "decode tok/s", 1),
-    Column("prompt_ratio", "prompt: ours / theirs", 2),
-    Column("decode_ratio", "decode: ours / theirs", 2),
-    Column("same_tokens", "same tokens"),
-)
+COLUMNS = columns(
+    engine="engine", format="format", threads="threads", prompt_tokens="prompt", tokens="tokens",
+    prompt_tokens_per_second="prompt tok/s|0", decode_tokens_per_second="decode tok/s|1",
+    prompt_ratio="prompt: ours / theirs|2", decode_ratio="decode: ours / theirs|2", same_tokens="same tokens"
+)  # fmt: skip
 QUALITY_COLUMNS = (
-    Column("engine", "engine"),
-    Column("format", "format"),
+    *columns(engine="engine", format="format"),
     *(column for column in EVALUATION_COLUMNS if column.key not in ("dtype", "backend", "tokens")),
 )
 

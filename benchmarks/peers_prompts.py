@@ -22,7 +22,7 @@ from peers import Worker, at_hand, common_arguments, engine_and_format, model_fo
 
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cli.progress import progress_bar
-from ppsd_rt.lab.bench.report import Column, Report, medians
+from ppsd_rt.lab.bench.report import Report, columns, medians
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
 from ppsd_rt.lab.cli.bench_options import list_of, positive
@@ -30,14 +30,10 @@ from ppsd_rt.lab.cli.prompt_files import first_of_each_family, read_prompts
 
 ENGINES = "ppsd-rt:int8+auto,ppsd-rt:int8,llama.cpp:Q8_0,llama.cpp:IQ4_NL"
 
-COLUMNS = (
-    Column("engine", "engine"),
-    Column("threads", "threads"),
-    Column("decode_tokens_per_second", "decode tok/s", 1),
-    Column("times", "x", 2),
-    Column("median_prompt", "median", 2),
-    Column("least_prompt", "least", 2),
-)
+COLUMNS = columns(
+    engine="engine", threads="threads", decode_tokens_per_second="decode tok/s|1", times="x|2",
+    median_prompt="median|2", least_prompt="least|2"
+)  # fmt: skip
 
 
 @dataclass

@@ -44,7 +44,7 @@ from peers import FILE, model_for
 from ppsd_rt import Engine, SamplingParams, _native
 from ppsd_rt.cli.progress import progress_bar
 from ppsd_rt.generation import Committed
-from ppsd_rt.lab.bench.report import Column, Report, medians
+from ppsd_rt.lab.bench.report import Report, columns, medians
 from ppsd_rt.lab.bench.spread import Spread, take_turns
 from ppsd_rt.lab.cli.bench import print_with_summary, run_facts
 from ppsd_rt.lab.cli.bench_options import list_of, positive
@@ -54,18 +54,10 @@ from ppsd_rt.lab.cli.prompt_files import read_prompts
 AUTO = "auto:recycle=off"
 ENGINES = f"ppsd-rt:int8+{AUTO},ppsd-rt:int8+plain,direct:int8+{AUTO},llama.cpp:Q8_0"
 
-COLUMNS = (
-    Column("engine", "engine"),
-    Column("clients", "clients"),
-    Column("tokens_per_second", "tokens/s", 1),
-    Column("times", "x", 2),
-    Column("first_ms", "first ms", 0),
-    Column("first_ms_99", "99th", 0),
-    Column("pause_ms", "pause ms", 1),
-    Column("pause_ms_99", "99th", 1),
-    Column("loop_cpu", "loop %", 1),
-    Column("client_cpu", "client %", 1),
-)
+COLUMNS = columns(
+    engine="engine", clients="clients", tokens_per_second="tokens/s|1", times="x|2", first_ms="first ms|0",
+    first_ms_99="99th|0", pause_ms="pause ms|1", pause_ms_99="99th|1", loop_cpu="loop %|1", client_cpu="client %|1"
+)  # fmt: skip
 
 
 @dataclass

@@ -24,25 +24,18 @@ from ...triton_kernels.qkv import qkv
 from ...triton_kernels.state import KNOWN, ROWS, START, WORDS
 from ...triton_kernels.swiglu import swiglu
 from .device_clock import DeviceClock, Work
-from .report import Column, Report, medians
+from .report import Report, columns, medians
 from .spread import Spread, take_turns
 
 KERNELS = (
     "qkv", "attention", "output", "gate_up", "down", "lm_head", "exit_head", "pass", "draft_step", "plain_step"
 )  # fmt: skip
 
-COLUMNS = (
-    Column("kernel", "kernel"),
-    Column("dtype", "dtype"),
-    Column("rows", "rows"),
-    Column("context", "context"),
-    Column("microseconds", "us", 1),
-    Column("gigabytes_per_second", "GB/s", 0),
-    Column("bandwidth_share", "of copy", 0, percent=True),
-    Column("torch_graph_microseconds", "torch graph us", 1),
-    Column("torch_eager_microseconds", "torch eager us", 1),
-    Column("ratio", "x torch graph", 2),
-)
+COLUMNS = columns(
+    kernel="kernel", dtype="dtype", rows="rows", context="context", microseconds="us|1", gigabytes_per_second="GB/s|0",
+    bandwidth_share="of copy|0%", torch_graph_microseconds="torch graph us|1",
+    torch_eager_microseconds="torch eager us|1", ratio="x torch graph|2"
+)  # fmt: skip
 
 
 @dataclass

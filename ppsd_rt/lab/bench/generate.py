@@ -21,28 +21,15 @@ from ...pipeline.schedule import PLAIN, Auto, Schedule
 from ...sampling.params import SamplingParams
 from ...statistics import Statistics
 from .bandwidth import Bandwidth
-from .report import Column, Report, medians
+from .report import Report, columns, medians
 from .spread import Spread, take_turns
 
-COLUMNS = (
-    Column("schedule", "schedule"),
-    Column("oracle", "oracle", 2),
-    Column("dtype", "dtype"),
-    Column("kv_dtype", "KV"),
-    Column("threads", "threads"),
-    Column("workload", "prompt"),
-    Column("max_tokens", "tokens"),
-    Column("prompt_tokens_per_second", "prompt tok/s", 0),
-    Column("decode_tokens_per_second", "decode tok/s", 1),
-    Column("ratio", "x plain", 2),
-    Column("least_prompt", "least", 2),
-    Column("acceptance", "acceptance", 3),
-    Column("copied", "copied", 2),
-    Column("rescued", "rescued", 2),
-    Column("tokens_per_round", "tok/round", 2),
-    Column("bandwidth_share", "of bandwidth", 0, percent=True),
-    Column("ceiling_tokens_per_second", "ceiling", 0),
-)
+COLUMNS = columns(
+    schedule="schedule", oracle="oracle|2", dtype="dtype", kv_dtype="KV", threads="threads", workload="prompt",
+    max_tokens="tokens", prompt_tokens_per_second="prompt tok/s|0", decode_tokens_per_second="decode tok/s|1",
+    ratio="x plain|2", least_prompt="least|2", acceptance="acceptance|3", copied="copied|2", rescued="rescued|2",
+    tokens_per_round="tok/round|2", bandwidth_share="of bandwidth|0%", ceiling_tokens_per_second="ceiling|0"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

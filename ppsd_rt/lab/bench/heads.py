@@ -12,7 +12,7 @@ from ...planning.planner import TUNING, typical
 from ...sampling.params import SamplingParams
 from ...statistics import Statistics
 from .plot import Chart, Line, Panel
-from .report import Column
+from .report import columns
 from .spread import take_turns
 
 if TYPE_CHECKING:
@@ -21,20 +21,11 @@ if TYPE_CHECKING:
 USUAL = 4  # drafts of a round
 WARM = 0.8  # the temperature at which shared noise is looked at besides greedy drafting
 
-COLUMNS = (
-    Column("name", "head"),
-    Column("kind", "kind"),
-    Column("exit_layer", "exit"),
-    Column("vocabulary", "vocabulary"),
-    Column("dtype", "dtype"),
-    Column("acceptance", "acceptance", 3),
-    Column("by_position", "1st / 2nd / .. draft"),
-    Column("warm", f"T = {WARM}", 3),
-    Column("draft_cost", "draft / plain", 3),
-    Column("length", "best length"),
-    Column("per_pass", "tokens a pass", 2),
-    Column("speed", "predicted x plain", 2),
-)
+COLUMNS = columns(
+    name="head", kind="kind", exit_layer="exit", vocabulary="vocabulary", dtype="dtype", acceptance="acceptance|3",
+    by_position="1st / 2nd / .. draft", warm=f"T = {WARM}|3", draft_cost="draft / plain|3", length="best length",
+    per_pass="tokens a pass|2", speed="predicted x plain|2"
+)  # fmt: skip
 
 
 @dataclass

@@ -13,24 +13,17 @@ from ...cpu.backend import CpuBackend
 from ...engine import Engine
 from ...errors import UsageError
 from .bandwidth import Bandwidth
-from .report import Column, Report
+from .report import Report, columns
 from .spread import Spread, take_turns
 
 # Together the work of a pass through the model, but for its embedding, norms and sampling.
 PASS = ("qkv", "attention", "output", "gate_up", "down", "lm_head")
 _SWEEPS = 3  # per repeat; their median is the repeat's sample
 
-COLUMNS = (
-    Column("kernel", "kernel"),
-    Column("dtype", "dtype"),
-    Column("isa", "isa"),
-    Column("threads", "threads"),
-    Column("rows", "rows"),
-    Column("milliseconds", "ms", 3),
-    Column("gigabytes_per_second", "GB/s", 1),
-    Column("bandwidth_share", "of bandwidth", 0, percent=True),
-    Column("gigaflops", "GFLOP/s", 0),
-)
+COLUMNS = columns(
+    kernel="kernel", dtype="dtype", isa="isa", threads="threads", rows="rows", milliseconds="ms|3",
+    gigabytes_per_second="GB/s|1", bandwidth_share="of bandwidth|0%", gigaflops="GFLOP/s|0"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

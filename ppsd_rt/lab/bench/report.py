@@ -39,6 +39,12 @@ class Column:
         return f"{100 * value:.{self.digits}f}%" if self.percent else f"{value:.{self.digits}f}"
 
 
+def columns(**titles: str) -> tuple[Column, ...]:
+    """By key: `title`, `title|digits` or `title|digits%`."""
+    parts = ((key, *text.partition("|")) for key, text in titles.items())
+    return tuple(Column(key, title, int(how.rstrip("%") or 0), "%" in how) for key, title, _, how in parts)
+
+
 def medians(row: Row, keys: Iterable[str] | None = None) -> dict[str, Any]:
     """A line of the summary: what was measured of these keys, or of all; of spreads the median."""
     plain = {key: value.median if isinstance(value, Spread) else value for key, value in row.items()}

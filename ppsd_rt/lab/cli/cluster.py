@@ -7,28 +7,17 @@ from itertools import product
 from typing import Any
 
 from ...errors import UsageError
-from ..bench.report import Column, Report
+from ..bench.report import Report, columns
 from ..cluster import Cluster, Replica, Shape, poisson, quantile, run, users
 from ..stage_costs import ModelCosts
 from .bench import interrupted, print_report, result_file, run_facts
 
 _EARLY = 0.1  # of the layers, where nothing says how many come before the exit head
-_COLUMNS = (
-    Column("replicas", "replicas"),
-    Column("stages", "stages"),
-    Column("batch", "batch"),
-    Column("drafts", "drafts"),
-    Column("acceptance", "acceptance", 2),
-    Column("users", "users"),
-    Column("rate", "requests/s", 2),
-    Column("tokens_per_second", "tok/s", 1),
-    Column("busy", "busy", 0, percent=True),
-    Column("first_ms", "first ms", 0),
-    Column("first_ms_95", "95 %", 0),
-    Column("token_ms", "ms/token", 1),
-    Column("token_ms_95", "95 %", 1),
-    Column("over_plain", "x plain", 2),
-)
+_COLUMNS = columns(
+    replicas="replicas", stages="stages", batch="batch", drafts="drafts", acceptance="acceptance|2", users="users",
+    rate="requests/s|2", tokens_per_second="tok/s|1", busy="busy|0%", first_ms="first ms|0", first_ms_95="95 %|0",
+    token_ms="ms/token|1", token_ms_95="95 %|1", over_plain="x plain|2"
+)  # fmt: skip
 
 
 def run_cluster(args: argparse.Namespace, model: ModelCosts | None) -> int:

@@ -9,22 +9,15 @@ from ...cli.progress import progress_bar
 from ...engine import Engine
 from ...errors import UsageError
 from ..bench.evaluate import evaluate, windows
-from ..bench.report import Column, Report
+from ..bench.report import Report, columns
 from ..texts import evaluation_text
 from .bench import interrupted, print_report, result_file, run_facts
 
-COLUMNS = (
-    Column("dtype", "dtype"),
-    Column("kv_dtype", "KV"),
-    Column("backend", "backend"),
-    Column("tokens", "tokens"),
-    Column("perplexity", "perplexity", 3),
-    Column("perplexity_ratio", "ratio", 4),
-    Column("divergence", "KL (nats/token)", 6),
-    Column("divergence_error", "±", 6),
-    Column("divergence_most", "most", 4),
-    Column("top1_agreement", "same first choice", 2, percent=True),
-)
+COLUMNS = columns(
+    dtype="dtype", kv_dtype="KV", backend="backend", tokens="tokens", perplexity="perplexity|3",
+    perplexity_ratio="ratio|4", divergence="KL (nats/token)|6", divergence_error="±|6", divergence_most="most|4",
+    top1_agreement="same first choice|2%"
+)  # fmt: skip
 
 
 def run(args: argparse.Namespace) -> int:

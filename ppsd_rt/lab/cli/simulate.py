@@ -12,7 +12,7 @@ from ...errors import PpsdError, UsageError
 from ...pipeline.schedule import Auto, Schedule, parse_schedule
 from ...planning.closed_forms import closed_form
 from ...trace import TraceFile
-from ..bench.report import Column, Report
+from ..bench.report import Report, columns
 from ..simulate import Simulation, simulate
 from ..stage_costs import ModelCosts, costs_of_stages, growth, measured
 from ..utilisation import utilisation
@@ -20,19 +20,11 @@ from .bench import interrupted, print_report, result_file, run_facts
 from .cluster import run_cluster
 from .simulate_options import MOST_PASSES, MOST_STAGES, SCHEDULES
 
-_COLUMNS = (
-    Column("stages", "stages"),
-    Column("link_ms", "link ms", 2),
-    Column("acceptance", "acceptance", 2),
-    Column("schedule", "schedule"),
-    Column("tokens_per_second", "tok/s", 1),
-    Column("speedup", "x plain", 2),
-    Column("closed_form", "closed form", 2),
-    Column("stall", "stages wait", 0, percent=True),
-    Column("wasted_drafting", "drafting wasted", 0, percent=True),
-    Column("wasted_verification", "verifying wasted", 0, percent=True),
-    Column("tokens_per_round", "tok/pass", 2),
-)
+_COLUMNS = columns(
+    stages="stages", link_ms="link ms|2", acceptance="acceptance|2", schedule="schedule", tokens_per_second="tok/s|1",
+    speedup="x plain|2", closed_form="closed form|2", stall="stages wait|0%", wasted_drafting="drafting wasted|0%",
+    wasted_verification="verifying wasted|0%", tokens_per_round="tok/pass|2"
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
