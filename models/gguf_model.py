@@ -5,10 +5,10 @@ loader (`src/models/llama.cpp`). The arithmetic of the quantised blocks is the `
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from gguf.quants import dequantize
@@ -18,44 +18,36 @@ from tokenizers import Tokenizer
 from .config import LlamaConfig
 from .gguf_file import GgufFile, GgufTensor, read_gguf
 from .gguf_tokenizer import Tokens, build_tokenizer, generation_config, read_tokens, tokenizer_config
+from .shapes import model_shapes
 
-_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
+# GGUF's architecture, which is transformers' model_type: its class there; does llama.cpp rotate neighbours, where
+# Hugging Face rotates halves? What else its config.json says.
+_ARCHITECTURES: dict[str, tuple[str, bool, tuple[str, ...]]] = {
+    "llama": ("LlamaForCausalLM", True, ("attention_bias", "mlp_bias")),
+    "qwen2": ("Qwen2ForCausalLM", False, ("use_sliding_window",)),
+    "qwen3": ("Qwen3ForCausalLM", False, ("attention_bias", "use_sliding_window")),
+    "smollm3": ("SmolLM3ForCausalLM", True, ("attention_bias", "mlp_bias", "no_rope_layer_interval")),
 }
-# llama.cpp rotates neighbours for these, and halves, as Hugging Face does, for the others.
-_INTERLEAVED = ("llama", "smollm3")
 
-# GGUF name -> (Hugging Face name, shape in the words of `GgufShape.sizes`)
+# Hugging Face's name of a module -> GGUF's
 _LAYER = {
-    "attn_norm.weight": ("input_layernorm.weight", "hidden"),
-    "attn_q.weight": ("self_attn.q_proj.weight", "query hidden"),
-    "attn_k.weight": ("self_attn.k_proj.weight", "key hidden"),
-    "attn_v.weight": ("self_attn.v_proj.weight", "key hidden"),
-    "attn_output.weight": ("self_attn.o_proj.weight", "hidden query"),
-    "ffn_norm.weight": ("post_attention_layernorm.weight", "hidden"),
-    "ffn_gate.weight": ("mlp.gate_proj.weight", "inner hidden"),
-    "ffn_up.weight": ("mlp.up_proj.weight", "inner hidden"),
-    "ffn_down.weight": ("mlp.down_proj.weight", "hidden inner"),
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
 }
-_QKV_BIAS = {
-    "attn_q.bias": ("self_attn.q_proj.bias", "query"),
-    "attn_k.bias": ("self_attn.k_proj.bias", "key"),
-    "attn_v.bias": ("self_attn.v_proj.bias", "key"),
-}
-_HEAD_NORMS = {
-    "attn_q_norm.weight": ("self_attn.q_norm.weight", "head"),
-    "attn_k_norm.weight": ("self_attn.k_norm.weight", "head"),
-}
-_OUTPUT_BIAS = {"attn_output.bias": ("self_attn.o_proj.bias", "hidden")}
-_MLP_BIAS = {
-    "ffn_gate.bias": ("mlp.gate_proj.bias", "inner"),
-    "ffn_up.bias": ("mlp.up_proj.bias", "inner"),
-    "ffn_down.bias": ("mlp.down_proj.bias", "hidden"),
-}
+_OTHERS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _ROTATIONS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+_BIASED = ("attn_q", "attn_output", "ffn_gate")
+_LEAST_TENSORS = 9  # of a layer
 
 # (key, values that change nothing, what any other is)
 _NEUTRAL: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -81,37 +73,12 @@ _LLAMA3_ROPE = tuple(
 )
 
 
-@dataclass(frozen=True)
-class GgufShape:
-    """Everything of `config.json` but the token ids."""
+class _Biases(NamedTuple):
+    """Which matrices have one: q, k and v; o; gate, up and down."""
 
-    architecture: str
-    layers: int
-    hidden: int
-    inner: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    context: int
-    norm_eps: float
-    rope_theta: float
-    rope_scaling: dict[str, Any] | None
-    tied: bool
-    bias: bool
-    output_bias: bool
-    mlp_bias: bool
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        return {
-            "hidden": self.hidden,
-            "inner": self.inner,
-            "query": self.heads * self.head_dim,
-            "key": self.kv_heads * self.head_dim,
-            "head": self.head_dim,
-            "vocabulary": self.vocabulary,
-        }
+    inputs: bool
+    output: bool
+    mlp: bool
 
 
 @dataclass(frozen=True)
@@ -123,8 +90,8 @@ class GgufWeight:
     head_dim: int
 
 
-def _read_shape(gguf: GgufFile) -> GgufShape:
-    """Raises PpsdError for what the runtime cannot compute: another architecture, experts, partial rotary, ..."""
+def _read_architecture(gguf: GgufFile) -> str:
+    """Raises PpsdError for what the runtime cannot compute: another one, experts, ..."""
     kind = gguf.text("general.type", "model")
     if kind == "adapter":
         raise gguf.bad("this is a LoRA adapter, not a model: merge it into its model with llama-export-lora")
@@ -138,7 +105,13 @@ def _read_shape(gguf: GgufFile) -> GgufShape:
         value = gguf.scalar(key, neutral[0])
         if value not in neutral:
             raise gguf.bad(f"{key} = {value} {what}, which is not supported")
+    return arch
 
+
+def _read_config(gguf: GgufFile, arch: str, biases: _Biases) -> dict[str, Any]:
+    """Everything of `config.json` but the dtype and the token ids."""
+    # Whose modules in transformers compute the same.
+    family = "qwen2" if arch == "llama" and biases == _Biases(True, False, False) else arch
     heads = gguf.integer(f"{arch}.attention.head_count")
     kv_heads = gguf.integer(f"{arch}.attention.head_count_kv", heads)
     if heads % kv_heads:
@@ -146,24 +119,28 @@ def _read_shape(gguf: GgufFile) -> GgufShape:
     head_dim = _read_head_dim(gguf, arch, heads)
     theta = gguf.number(f"{arch}.rope.freq_base", 10000.0)
     context = gguf.integer(f"{arch}.context_length")
-    return GgufShape(
-        architecture=arch,
-        layers=gguf.integer(f"{arch}.block_count"),
-        hidden=gguf.integer(f"{arch}.embedding_length"),
-        inner=gguf.integer(f"{arch}.feed_forward_length"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocabulary=_tensor(gguf, "token_embd.weight").shape[0],
-        context=context,
-        norm_eps=gguf.number(f"{arch}.attention.layer_norm_rms_epsilon"),
-        rope_theta=theta,
-        rope_scaling=_read_rope_scaling(gguf, arch, head_dim, theta, context),
-        tied="output.weight" not in gguf.tensors,
-        bias="blk.0.attn_q.bias" in gguf.tensors,
-        output_bias="blk.0.attn_output.bias" in gguf.tensors,
-        mlp_bias="blk.0.ffn_gate.bias" in gguf.tensors,
-    )
+    name, _, keys = _ARCHITECTURES[family]
+    # llama.cpp has the interval of layers that do not rotate in its code; the file does not say it.
+    others = {"attention_bias": biases.inputs, "mlp_bias": biases.mlp, "use_sliding_window": False}
+    others["no_rope_layer_interval"] = 4
+    return {
+        "architectures": [name],
+        "model_type": family,
+        "vocab_size": _tensor(gguf, "token_embd.weight").shape[0],
+        "hidden_size": gguf.integer(f"{arch}.embedding_length"),
+        "intermediate_size": gguf.integer(f"{arch}.feed_forward_length"),
+        "num_hidden_layers": gguf.integer(f"{arch}.block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": context,
+        "rms_norm_eps": gguf.number(f"{arch}.attention.layer_norm_rms_epsilon"),
+        "rope_theta": theta,
+        "rope_scaling": _read_rope_scaling(gguf, arch, head_dim, theta, context),
+        "tie_word_embeddings": "output.weight" not in gguf.tensors,
+        **{key: others[key] for key in keys},
+    }
 
 
 def _read_head_dim(gguf: GgufFile, arch: str, heads: int) -> int:
@@ -249,41 +226,29 @@ def _tensor(gguf: GgufFile, name: str) -> GgufTensor:
     return gguf.tensors[name]
 
 
-def _plan_weights(gguf: GgufFile, shape: GgufShape) -> list[GgufWeight]:
+def _plan_weights(gguf: GgufFile, arch: str, config: LlamaConfig) -> list[GgufWeight]:
     """All tensors under their Hugging Face names, in the model's order; none missing, none left over."""
-    if shape.layers * len(_LAYER) > len(gguf.tensors):
-        raise gguf.bad(f"{shape.layers} layers are announced, but there are only {len(gguf.tensors)} tensors")
-    names = {"token_embd.weight": ("model.embed_tokens.weight", "vocabulary hidden")}
-    for layer in range(shape.layers):
-        for name, (key, dimensions) in _layer_tensors(shape).items():
-            names[f"blk.{layer}.{name}"] = (f"model.layers.{layer}.{key}", dimensions)
-    names["output_norm.weight"] = ("model.norm.weight", "hidden")
-    if not shape.tied:
-        names["output.weight"] = ("lm_head.weight", "vocabulary hidden")
-
+    shapes = {_gguf_name(key): (key, shape) for key, shape in model_shapes(config).items()}
     for name in gguf.tensors:
-        if name not in names and name not in _ROTATIONS:
-            raise gguf.bad(f"the tensor {name!r} is not part of the {shape.architecture} models that are supported")
-    return [_plan_weight(gguf, shape, name, key, dimensions) for name, (key, dimensions) in names.items()]
+        if name not in shapes and name not in _ROTATIONS:
+            raise gguf.bad(f"the tensor {name!r} is not part of the {arch} models that are supported")
+    weights = []
+    for name, (key, shape) in shapes.items():
+        tensor = _tensor(gguf, name)
+        if tensor.shape != shape:
+            raise gguf.bad(f"the tensor {name!r} has shape {tensor.shape}, expected {shape}")
+        interleaved = _ARCHITECTURES[arch][1] and ("q_proj" in key or "k_proj" in key)
+        weights.append(GgufWeight(tensor, key, config.head_dim if interleaved else 0))
+    return weights
 
 
-def _layer_tensors(shape: GgufShape) -> dict[str, tuple[str, str]]:
-    return {
-        **_LAYER,
-        **(_HEAD_NORMS if shape.architecture == "qwen3" else {}),
-        **(_QKV_BIAS if shape.bias or shape.architecture == "qwen2" else {}),
-        **(_OUTPUT_BIAS if shape.output_bias else {}),
-        **(_MLP_BIAS if shape.mlp_bias else {}),
-    }
-
-
-def _plan_weight(gguf: GgufFile, shape: GgufShape, name: str, key: str, dimensions: str) -> GgufWeight:
-    tensor = _tensor(gguf, name)
-    expected = tuple(shape.sizes[word] for word in dimensions.split())
-    if tensor.shape != expected:
-        raise gguf.bad(f"the tensor {name!r} has shape {tensor.shape}, expected {expected}")
-    interleaved = shape.architecture in _INTERLEAVED and ("q_proj" in key or "k_proj" in key)
-    return GgufWeight(tensor, key, shape.head_dim if interleaved else 0)
+def _gguf_name(key: str) -> str:
+    """Of a tensor that Hugging Face calls so."""
+    module, _, what = key.rpartition(".")
+    if module in _OTHERS:
+        return f"{_OTHERS[module]}.{what}"
+    _, _, layer, inner = module.split(".", 3)
+    return f"blk.{layer}.{_LAYER[inner]}.{what}"
 
 
 @dataclass(frozen=True)
@@ -291,7 +256,7 @@ class GgufModel:
     """A model that can be run, read from a GGUF file: all but the data of its weights."""
 
     gguf: GgufFile
-    shape: GgufShape
+    raw: dict[str, Any]  # what config.json says, but for the dtype and the token ids
     tokens: Tokens
     weights: tuple[GgufWeight, ...]  # in the model's order
 
@@ -302,27 +267,31 @@ class GgufModel:
 
     def config_json(self, dtype: str) -> dict[str, Any]:
         """What `config.json` says of the model with weights of `dtype`."""
-        return _config(self.shape, self.tokens, dtype)
+        return {**self.raw, "torch_dtype": dtype, **generation_config(self.tokens)}
 
     def tokenizer(self) -> Tokenizer:
         return build_tokenizer(self.gguf, self.tokens)
 
     def tokenizer_config(self) -> dict[str, Any]:
         """What `tokenizer_config.json` says, the chat template included."""
-        return tokenizer_config(self.gguf, self.shape.context, self.tokens)
+        return tokenizer_config(self.gguf, self.raw["max_position_embeddings"], self.tokens)
 
 
 def open_gguf(path: Path) -> GgufModel:
     """Raises PpsdError, one line that names the file and what is wrong with it: damaged, of an architecture, a tensor
     type or a tokenizer that is not supported; or OSError from the system."""
     gguf = read_gguf(path)
-    shape = _read_shape(gguf)
-    weights = tuple(_plan_weights(gguf, shape))
-    if shape.output_bias != (shape.bias and _family(shape) != "qwen2"):
+    arch, biases = _read_architecture(gguf), _Biases(*(f"blk.0.{name}.bias" in gguf.tensors for name in _BIASED))
+    layers = gguf.integer(f"{arch}.block_count")
+    if layers * _LEAST_TENSORS > len(gguf.tensors):
+        raise gguf.bad(f"{layers} layers are announced, but there are only {len(gguf.tensors)} tensors")
+    raw = _read_config(gguf, arch, biases)
+    config = LlamaConfig.from_dict(raw, str(path))
+    every = replace(config, attention_output_bias=biases.output, mlp_bias=biases.mlp)
+    weights = tuple(_plan_weights(gguf, arch, every))
+    if biases.output != (config.attention_bias and raw["model_type"] != "qwen2"):
         raise gguf.bad("attention with a bias of its output, or of its inputs, alone is not supported in this family")
-    model = GgufModel(gguf, shape, read_tokens(gguf, shape.vocabulary), weights)
-    _ = model.config  # says what is out of range
-    return model
+    return GgufModel(gguf, raw, read_tokens(gguf, config.vocab_size), weights)
 
 
 def decode(data: NDArray[np.uint8], tensor: GgufTensor) -> NDArray[np.float32]:
@@ -346,41 +315,3 @@ def in_hugging_face_order(values: NDArray[np.float32], weight: GgufWeight) -> ND
     columns = weight.tensor.shape[1] if len(weight.tensor.shape) == 2 else 1  # a bias has one value for each row
     heads = values.reshape(-1, weight.head_dim // 2, 2, columns)  # pairs are neighbours in GGUF
     return heads.swapaxes(1, 2).reshape(values.shape)  # pairs are head_dim / 2 apart
-
-
-def _family(shape: GgufShape) -> str:
-    """Whose modules in transformers compute the same. Rows are in their order whatever the file's."""
-    qkv_alone = shape.bias and not shape.output_bias
-    if shape.architecture == "llama" and qkv_alone and not shape.mlp_bias:
-        return "qwen2"
-    return shape.architecture
-
-
-def _config(shape: GgufShape, tokens: Tokens, dtype: str) -> dict[str, Any]:
-    family = _family(shape)
-    config = {
-        "architectures": [_ARCHITECTURES[family]],
-        "model_type": family,
-        "vocab_size": shape.vocabulary,
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": shape.context,
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
-        "rope_scaling": shape.rope_scaling,
-        "tie_word_embeddings": shape.tied,
-        "torch_dtype": dtype,
-        **generation_config(tokens),
-    }
-    if family == "llama":
-        return {**config, "attention_bias": shape.bias, "mlp_bias": shape.mlp_bias}
-    if family == "smollm3":  # llama.cpp has the interval in its code, the file does not say it
-        return {**config, "attention_bias": shape.bias, "mlp_bias": shape.mlp_bias, "no_rope_layer_interval": 4}
-    if family == "qwen3":
-        return {**config, "attention_bias": shape.bias, "use_sliding_window": False}
-    return {**config, "use_sliding_window": False}
