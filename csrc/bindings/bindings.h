@@ -37,6 +37,14 @@ using Steering = std::variant<Schedule, std::shared_ptr<Planner>>;
 std::pair<pybind11::list, std::vector<int>> in_simulated_time(const Steering& steering, const Stages& stages,
     const std::vector<int>& prompt, const Limits& limits, uint64_t seed, const StageCosts& costs, OwnedNgrams ngrams, Trace* trace);
 
+// Attributes that Python reads: name, member, name, member ...
+template <class Class, class Member, class... Others>
+Class attributes(Class type, const char* name, Member member, Others... others) {
+  type.def_readonly(name, member);
+  if constexpr (sizeof...(others) > 0) attributes(type, others...);
+  return type;
+}
+
 template <class Request>
 void steer(const Steering& steering, Request* request) {
   if (const auto* schedule = std::get_if<Schedule>(&steering)) request->schedule = *schedule;
@@ -128,14 +136,14 @@ struct PyAnswer {
 };
 
 template <class Answer>
-pybind11::class_<PyAnswer<Answer>> bind_answer(pybind11::module_& m, const char* name, const char* doc) {
+pybind11::class_<PyAnswer<Answer>> bind_answer(pybind11::module_& m, const char* name) {
   using Py = PyAnswer<Answer>;
-  return pybind11::class_<Py>(m, name, doc)
+  return pybind11::class_<Py>(m, name)
       .def("__iter__", [](Py& answer) -> Py& { return answer; })
       .def("__next__", &Py::next)
-      .def("cancel", &Py::cancel, "End the answer soon; from any thread.")
-      .def("close", &Py::close, "End the answer; returns when nothing runs any more.")
-      .def("spans", &Py::spans, "Of an answer with a trace: [(name, track, rows, begin, end)], microseconds.");
+      .def("cancel", &Py::cancel)
+      .def("close", &Py::close)
+      .def("spans", &Py::spans);
 }
 
 }  // namespace ppsd::bindings

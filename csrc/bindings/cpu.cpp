@@ -166,10 +166,12 @@ void bind_cpu(py::module_& m) {
   m.attr("PASS_ROWS") = kPassRows;
   m.def("read_bandwidth", &read_bandwidth, py::arg("threads"), py::arg("megabytes"), py::call_guard<py::gil_scoped_release>());
   m.def("kernel_names", &kernel_names);
-  m.def("in_callback", &in_callback, "Is this a thread that decodes, and has called Python for a mask?");
+  m.def("in_callback", &in_callback);
 
-  py::class_<ModelShape>(m, "ModelShape",
-      "The sizes of a Llama model, as the kernels take them; tensors are checked against it.")
+  attributes(py::class_<ModelShape>(m, "ModelShape"), "vocab_size", &ModelShape::vocab_size, "hidden_size", &ModelShape::hidden_size,
+         "intermediate_size", &ModelShape::intermediate_size, "num_layers", &ModelShape::num_layers,
+         "num_heads", &ModelShape::num_heads, "num_kv_heads", &ModelShape::num_kv_heads, "head_dim", &ModelShape::head_dim,
+         "rms_norm_eps", &ModelShape::rms_norm_eps)
       .def(py::init([](int vocab_size, int hidden_size, int intermediate_size, int num_layers, int num_heads,
                        int num_kv_heads, int head_dim, float rms_norm_eps,
                        const std::vector<std::pair<bool, int>>& attention) {
@@ -188,30 +190,13 @@ void bind_cpu(py::module_& m) {
            py::kw_only(), py::arg("vocab_size"), py::arg("hidden_size"), py::arg("intermediate_size"),
            py::arg("num_layers"), py::arg("num_heads"), py::arg("num_kv_heads"), py::arg("head_dim"),
            py::arg("rms_norm_eps"), py::arg("attention") = std::vector<std::pair<bool, int>>())
-      .def_readonly("vocab_size", &ModelShape::vocab_size)
-      .def_readonly("hidden_size", &ModelShape::hidden_size)
-      .def_readonly("intermediate_size", &ModelShape::intermediate_size)
-      .def_readonly("num_layers", &ModelShape::num_layers)
-      .def_readonly("num_heads", &ModelShape::num_heads)
-      .def_readonly("num_kv_heads", &ModelShape::num_kv_heads)
-      .def_readonly("head_dim", &ModelShape::head_dim)
-      .def_readonly("rms_norm_eps", &ModelShape::rms_norm_eps)
       .def_property_readonly("attention", [](const ModelShape& s) {
         std::vector<std::pair<bool, int>> layers;
         for (const LayerAttention& layer : s.attention) layers.push_back({layer.rotary, layer.window});
         return layers;
-      })
-      .def("__repr__", [](const ModelShape& s) {
-        return py::str("ModelShape(vocab_size={}, hidden_size={}, intermediate_size={}, num_layers={}, num_heads={}, "
-                       "num_kv_heads={}, head_dim={}, rms_norm_eps={:g})")
-            .format(s.vocab_size, s.hidden_size, s.intermediate_size, s.num_layers, s.num_heads, s.num_kv_heads, s.head_dim,
-                    s.rms_norm_eps);
       });
 
-  py::class_<Rotary>(m, "Rotary",
-      "How far each pair of channels turns per position: frequencies [head_dim / 2]. factor: of cosines and sines.\n"
-      "original: in longer texts they are long_frequencies or, where there are none, those of a base that grows from\n"
-      "`theta` on, `growth` times as fast as the text; 0: they are the same in all.")
+  py::class_<Rotary>(m, "Rotary")
       .def(py::init([](std::vector<float> frequencies, float factor, int original, std::vector<float> long_frequencies,
                        double theta, double growth) {
              if (!long_frequencies.empty() && long_frequencies.size() != frequencies.size())
@@ -228,9 +213,7 @@ void bind_cpu(py::module_& m) {
            py::arg("long_frequencies") = std::vector<float>(), py::arg("theta") = 0.0, py::arg("growth") = 0.0);
   py::implicitly_convertible<py::list, Rotary>();
 
-  py::class_<PyBlocks>(m, "Blocks",
-      "A matrix of a GGUF file where it lies: data [rows, bytes of a row], uint8. neighbours: head_dim, if the rows are in\n"
-      "GGUF's order of the rotary channels; 0: in Hugging Face's.")
+  py::class_<PyBlocks>(m, "Blocks")
       .def(py::init<py::array, const std::string&, int64_t, int>(), py::arg("data"), py::arg("type"), py::arg("columns"),
            py::arg("neighbours") = 0)
       .def(
@@ -240,15 +223,11 @@ void bind_cpu(py::module_& m) {
             py::array_t<float> out(blocks.tensor.columns);
             read_row(blocks.tensor, row, out.mutable_data());
             return out;
-          },
-          "In Hugging Face's order, as float32: [columns].", py::arg("row"))
-      .def("four_bits", &PyBlocks::four_bits,
-           "Of matrices of four bits: codes, uint8 [rows, columns], and scales and minima, float16 bits [rows, columns / 32]: a\n"
-           "value is scale * code - minimum. Raises RuntimeError, one line, where one of them is not finite.");
+          }, py::arg("row"))
+      .def("four_bits", &PyBlocks::four_bits);
   m.def("importance", &importance_of, py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("ids"),
         py::arg("threads"));
-  py::class_<PyModel>(m, "Model",
-      "Packed weights of layers [first, last), LM head and perhaps an exit head: read-only, shared by engines.")
+  py::class_<PyModel>(m, "Model")
       .def(py::init(&make_model), py::arg("shape"), py::arg("tensors"), py::arg("frequencies"), py::arg("format"),
            py::arg("kv"), py::arg("threads"), py::arg("first") = 0, py::arg("last") = -1, py::arg("lm_head") = true,
            py::arg("importance") = py::none())
@@ -260,19 +239,10 @@ void bind_cpu(py::module_& m) {
       .def_property_readonly("packed_bytes", [](const PyModel& model) { return model.model->packed_bytes; })
       .def_property_readonly("isa", [](const PyModel& model) { return std::string(model.model->kernels->name); });
 
-  py::class_<KernelTime>(m, "KernelTime", "Of one sweep over all layers: seconds (median, least, most), bytes read, flops.")
-      .def_readonly("seconds", &KernelTime::seconds)
-      .def_readonly("least", &KernelTime::least)
-      .def_readonly("most", &KernelTime::most)
-      .def_readonly("bytes", &KernelTime::bytes)
-      .def_readonly("flops", &KernelTime::flops)
-      .def("__repr__", [](const KernelTime& time) {
-        return py::str("KernelTime(seconds={}, least={}, most={}, bytes={}, flops={})")
-            .format(time.seconds, time.least, time.most, time.bytes, time.flops);
-      });
+  attributes(py::class_<KernelTime>(m, "KernelTime"), "seconds", &KernelTime::seconds, "least", &KernelTime::least,
+         "most", &KernelTime::most, "bytes", &KernelTime::bytes, "flops", &KernelTime::flops);
 
-  py::class_<PyEngine>(m, "Engine",
-      "A model with threads and the KV caches of one text: for scores and measurements.")
+  py::class_<PyEngine>(m, "Engine")
       .def(py::init([](const PyModel& model, int threads) {
              return PyEngine{model, {new CpuEngine(model.model, threads), NotAfterFork()}};
            }),
@@ -311,6 +281,5 @@ void bind_cpu(py::module_& m) {
             py::list out;
             for (const Logprobs& each : all) out.append(logprob_of(each));
             return out;
-          },
-          "Of every id but the first, as of `Round.logprobs`.", py::arg("ids"), py::arg("top"));
+          }, py::arg("ids"), py::arg("top"));
 }

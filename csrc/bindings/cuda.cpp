@@ -77,16 +77,9 @@ struct PyPlan {
 void bind_cuda(py::module_& m) {
   py::register_exception<DriverError>(m, "CudaError", PyExc_RuntimeError).doc() = "What the CUDA driver said, in one line.";
 
-  py::class_<DeviceFacts>(m, "CudaDevice", "A GPU: its name, compute capability (major, minor), and bytes of memory.")
-      .def_readonly("name", &DeviceFacts::name)
-      .def_readonly("major", &DeviceFacts::major)
-      .def_readonly("minor", &DeviceFacts::minor)
-      .def_readonly("memory", &DeviceFacts::memory)
-      .def("__repr__", [](const DeviceFacts& facts) {
-        return py::str("CudaDevice(name={!r}, major={}, minor={}, memory={})")
-            .format(facts.name, facts.major, facts.minor, facts.memory);
-      });
-  m.def("cuda_device", &device_facts, py::arg("ordinal"), "Raises CudaError where the driver does not say.");
+  attributes(py::class_<DeviceFacts>(m, "CudaDevice"), "name", &DeviceFacts::name, "major", &DeviceFacts::major,
+         "minor", &DeviceFacts::minor, "memory", &DeviceFacts::memory);
+  m.def("cuda_device", &device_facts, py::arg("ordinal"));
   m.def("cuda_instantiate", [](uint64_t graph) {
     constexpr unsigned long long kUseNodePriority = 8;   // kernels keep the priority that they were captured with
     GraphExec exec = nullptr;
@@ -95,8 +88,7 @@ void bind_cuda(py::module_& m) {
   }, py::arg("graph"));
   m.def("cuda_destroy_graph", [](uint64_t exec) { driver().cuGraphExecDestroy(handle_of<GraphExec>(exec)); }, py::arg("exec"));
 
-  py::class_<Lanes, std::shared_ptr<Lanes>>(m, "GraphLanes",
-      "A CUDA context and stream for the draft stage, and one for each verification stage.")
+  py::class_<Lanes, std::shared_ptr<Lanes>>(m, "GraphLanes")
       .def(py::init([](int draft_device, const std::vector<int>& verify_devices) {
              const py::gil_scoped_release release;
              return unlocked(new Lanes(draft_device, verify_devices));
@@ -115,19 +107,14 @@ void bind_cuda(py::module_& m) {
         return lanes.timeline(handles);
       }, py::arg("launches"));
 
-  py::class_<Copy>(m, "GraphCopy",
-      "What a stage hands to one on another device: `rows` rows of `row_bytes`, each at its position, between addresses "
-      "of position 0; rows 0: a block of words, copied as it is.")
+  py::class_<Copy>(m, "GraphCopy")
       .def(py::init([](uint64_t to, uint64_t source, int to_device, int source_device, size_t row_bytes, int rows) {
              return Copy{Address(to), Address(source), to_device, source_device, row_bytes, rows};
            }),
            py::kw_only(), py::arg("to"), py::arg("source"), py::arg("to_device"), py::arg("source_device"),
            py::arg("row_bytes"), py::arg("rows"));
   using Words = std::pair<uint64_t, int>;   // an address, and how many records there are
-  py::class_<Graphs>(m, "Graphs",
-      "Captured stages, and what they write: handles of graphs (0: none), of rounds by their number of drafts; siblings: "
-      "the same (draft, row, rounds, verify) of rounds with siblings, or None; copies before each leg of a pass, rings of "
-      "records [address, records], the address of what the host offers to draft, and the numbers of the last records.")
+  py::class_<Graphs>(m, "Graphs")
       .def(py::init([](uint64_t draft, uint64_t row, const std::map<int, uint64_t>& rounds,
                        const std::vector<uint64_t>& verify, const std::optional<StepHandles>& siblings,
                        std::vector<std::vector<Copy>> copies,
@@ -149,7 +136,7 @@ void bind_cuda(py::module_& m) {
            py::arg("verdict_apart"), py::arg("verdicts"), py::arg("drafts"), py::arg("offer"), py::arg("sequence"), py::arg("drawn"),
            py::arg("draft_records"));
 
-  bind_answer<GraphSession>(m, "GraphSession", "An answer by captured CUDA graphs: iterates over the same events as LoopAnswer.")
+  bind_answer<GraphSession>(m, "GraphSession")
       .def(py::init([](std::shared_ptr<Lanes> lanes, const Graphs& graphs, std::vector<int> prompt, int keep, int first,
                        const Steering& schedule, const Limits& limits, uint64_t seed, bool in_turns, bool report_drafts,
                        bool trace, double before, std::optional<OwnedNgrams> ngrams) {
@@ -170,8 +157,7 @@ void bind_cuda(py::module_& m) {
            py::arg("schedule"), py::arg("limits"), py::arg("seed"), py::arg("in_turns"), py::arg("report_drafts"),
            py::arg("trace"), py::arg("before"), py::arg("ngrams"));
 
-  py::class_<PyPlan>(m, "LaunchPlan",
-      "What a GPU launches next, and what its records [int32 words] mean: the host half of GraphSession.")
+  py::class_<PyPlan>(m, "LaunchPlan")
       .def(py::init([](const Steering& schedule, const Limits& limits, uint64_t seed, int stages, bool in_turns,
                        std::optional<OwnedNgrams> ngrams) {
              GraphRequest request;
@@ -194,14 +180,14 @@ void bind_cuda(py::module_& m) {
       .def("wants_confidence", [](const PyPlan& p) { return p.plan.wants_confidence(); })
       .def("drafted", [](PyPlan& p, int position, int token, double confidence) {
              p.plan.drafted(position < 0 ? std::nullopt : std::optional<Draft>(Draft{token, confidence}), position);
-           }, py::arg("position"), py::arg("token"), py::arg("confidence"), "The draft that was asked for; position -1: none was drawn.")
+           }, py::arg("position"), py::arg("token"), py::arg("confidence"))
       .def("take_offer", [](PyPlan& p) {
              const auto offer = p.plan.take_offer();
              if (!offer) return py::object(py::none());
              std::vector<int32_t> words(offer::kWords);
              write_offer(*offer, words.data());
              return py::object(py::cast(words));
-           }, "What the device is to be offered from now on, as words; None: what it was before.")
+           })
       .def("cancel", [](PyPlan& p) { p.plan.cancel(); })
       .def_property_readonly("finished", [](const PyPlan& p) { return p.plan.finished(); })
       .def_property_readonly("overlapping", [](const PyPlan& p) { return p.plan.overlapping(); })

@@ -86,45 +86,37 @@ py::tuple take(PyOutbox& answer) {
 }  // namespace
 
 void bind_decoding(py::module_& m) {
-  m.def("pass_words", &most_pass_words, py::arg("hidden"), py::arg("taps") = 0,
-        "Of the longest message between the loop and other ranks. taps: of an EAGLE-3 head.");
-  py::class_<News, std::shared_ptr<News>>(m, "News", "A descriptor that becomes readable when an answer that has it rings.")
+  m.def("pass_words", &most_pass_words, py::arg("hidden"), py::arg("taps") = 0);
+  py::class_<News, std::shared_ptr<News>>(m, "News")
       .def(py::init<>())
       .def_property_readonly("descriptor", &News::descriptor)
-      .def("clear", &News::clear, "Before events are looked for.");
+      .def("clear", &News::clear);
 
-  bind_answer<Outbox>(m, "LoopAnswer", "An answer in the making, perhaps among others: iterates over its Drafted and Round events.")
-      .def("ready", &PyOutbox::ready, py::arg("milliseconds"), "Whether there is something to iterate over, waiting for so long.")
-      .def("prompt_rows", &PyOutbox::prompt_rows, "Of the prompt: (rows that have passed the layers, rows that have to).")
+  bind_answer<Outbox>(m, "LoopAnswer")
+      .def("ready", &PyOutbox::ready, py::arg("milliseconds"))
+      .def("prompt_rows", &PyOutbox::prompt_rows)
       .def("hear", [](PyOutbox& answer, std::shared_ptr<News> news) {
         if (answer.session && answer.here()) answer.session->hear(std::move(news));
-      }, py::arg("news"), "Ring whenever there is something to iterate over.")
-      .def("take", &take, "-> (events, over): what there is by now, without waiting.")
+      }, py::arg("news"))
+      .def("take", &take)
       .def("kept", [](PyOutbox& answer) {
         if (!answer.session) throw std::logic_error("this answer has been closed");
         return py::array_t<uint16_t>(py::ssize_t(answer.session->kept.size()), answer.session->kept.data());
-      },
-           "Once it is over: the hidden states of its rows, [rows * keep * hidden] bfloat16 bits.");
+      });
 
-  py::class_<PyLoop>(m, "Loop", "Decodes many answers at once, their KV caches in blocks of 64 positions out of `kv_bytes`.")
+  py::class_<PyLoop>(m, "Loop")
       .def(py::init(&make_loop), py::arg("model"), py::arg("threads"), py::arg("kv_bytes"), py::arg("most_answers"),
-           py::arg("prompt_rows"), py::arg("stepped") = false, py::arg("keep") = std::vector<int>(), py::arg("cuts") = py::none(),
-           "cuts: where the layers after the exit are cut into stages, which overlap where one answer is alone; None: they take turns. "
-           "stepped: it has no thread.")
+           py::arg("prompt_rows"), py::arg("stepped") = false, py::arg("keep") = std::vector<int>(), py::arg("cuts") = py::none())
       .def("add", &add, py::keep_alive<0, 1>(), py::arg("prompt"), py::arg("sampling"), py::arg("schedule"),
            py::arg("limits"), py::arg("automatic") = false, py::arg("report_drafts") = false,
            py::arg("masks") = py::none(), py::arg("ngrams") = py::none(), py::arg("planner") = nullptr,
-           py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("grammar") = 0,
-           "Queue an answer. automatic: the loop decides on drafts, of the schedule `lookup` and `recycle` count; planner: by this "
-           "one while it runs alone. grammar: its number over ranks. MemoryError: it may become longer "
-           "than all blocks.")
+           py::arg("oracle") = py::none(), py::arg("trace") = false, py::arg("grammar") = 0)
       .def(
           "end",
           [](PyLoop& loop) {
             const py::gil_scoped_release release;
             if (loop.thread) loop.thread->end();
-          },
-          "No thread works on any answer from now on: it would ask a grammar of a Python that has ended.")
+          })
       .def(
           "step",
           [](PyLoop& loop) {
@@ -132,11 +124,9 @@ void bind_decoding(py::module_& m) {
             Loop& made = loop.loop();
             const py::gil_scoped_release release;
             return made.step();
-          },
-          "One round, where the loop has no thread: False if there is nothing to do.")
+          })
       .def_static("over_ranks", &make_loop_over_ranks, py::arg("model"), py::arg("cores"), py::arg("threads"), py::arg("stages"),
-                  py::arg("blocks"), py::arg("most_answers"), py::arg("prompt_rows"),
-                  "Of rank 0, whose model has the layers before the exit; so many blocks every rank has memory for.")
+                  py::arg("blocks"), py::arg("most_answers"), py::arg("prompt_rows"))
       .def(
           "work",
           [](PyLoop& loop, py::array_t<int32_t, py::array::c_style> out, int milliseconds) {
@@ -148,7 +138,7 @@ void bind_decoding(py::module_& m) {
             const py::gil_scoped_release release;
             return made.work(place, milliseconds);
           },
-          py::arg("out"), py::arg("milliseconds"), "Over ranks: words of a pass that is to leave, once there is one; 0: none so far.")
+          py::arg("out"), py::arg("milliseconds"))
       .def(
           "land",
           [](PyLoop& loop, const py::array_t<int32_t, py::array::c_style>& verdict) {
@@ -158,11 +148,10 @@ void bind_decoding(py::module_& m) {
             const py::gil_scoped_release release;
             chain.land(words, count);
           },
-          py::arg("verdict"), "Over ranks: what came back from the last one. From another thread than `work`.")
-      .def("forget_rows", [](PyLoop& loop) { loop.loop().forget_rows(); },
-           "Of answers that are over, where stages hold the rows of one text: they have other ones now.")
+          py::arg("verdict"))
+      .def("forget_rows", [](PyLoop& loop) { loop.loop().forget_rows(); })
       .def("dwell", [](PyLoop& loop, std::vector<double> seconds, double draw) { loop.loop().dwell(Dwell(std::move(seconds)), draw); },
-           py::arg("seconds"), py::arg("draw"), "For benchmarks: what passes over 1, 2, ... rows take, and a draft.")
+           py::arg("seconds"), py::arg("draw"))
       .def(
           "fail",
           [](PyLoop& loop, const std::string& line) {
@@ -171,8 +160,8 @@ void bind_decoding(py::module_& m) {
             const py::gil_scoped_release release;
             made.end_all(std::make_exception_ptr(std::runtime_error(line)));
           },
-          py::arg("line"), "End all answers with this line; by the thread that calls `work`.")
-      .def_property_readonly("capacity", [](PyLoop& loop) { return loop.loop().capacity(); }, "Tokens of the longest text.")
+          py::arg("line"))
+      .def_property_readonly("capacity", [](PyLoop& loop) { return loop.loop().capacity(); })
       .def_property_readonly("counts", [](PyLoop& loop) {
         const LoopCounts counts = loop.loop().counts();
         py::dict out;

@@ -156,8 +156,10 @@ py::tuple work_of(const StageCosts& costs) {
 
 void bind_costs(py::module_& m) {
   m.attr("MOST_COST_ROWS") = RowTable::kMost;
-  py::class_<StageCosts>(m, "StageCosts",
-      "Seconds of draft steps, verification passes and messages, after CONTEXT rows of text; see csrc/pipeline/costs.h.")
+  attributes(py::class_<StageCosts>(m, "StageCosts"), "row_step", &StageCosts::row_step, "draft_step", &StageCosts::draft_step,
+         "first_draft", &StageCosts::first_draft, "plain", &StageCosts::plain, "step_deeper", &StageCosts::step_deeper,
+         "link_row", &StageCosts::link_row, "draft_interference", &StageCosts::draft_interference,
+         "verify_interference", &StageCosts::verify_interference)
       .def(py::init([](const py::object& row_step, const py::object& draft_step, const py::object& verify,
                        const py::object& first_draft, const py::object& plain, const py::object& step_deeper,
                        const py::object& verify_deeper, const py::object& links, const py::object& link_row,
@@ -173,14 +175,6 @@ void bind_costs(py::module_& m) {
            py::arg("step_deeper") = 0.0, py::arg("verify_deeper") = py::tuple(), py::arg("links") = py::tuple(),
            py::arg("link_row") = 0.0, py::arg("draft_interference") = 1.0, py::arg("verify_interference") = 1.0)
       .def_readonly_static("CONTEXT", &StageCosts::kContext)
-      .def_readonly("row_step", &StageCosts::row_step)
-      .def_readonly("draft_step", &StageCosts::draft_step)
-      .def_readonly("first_draft", &StageCosts::first_draft)
-      .def_readonly("plain", &StageCosts::plain)
-      .def_readonly("step_deeper", &StageCosts::step_deeper)
-      .def_readonly("link_row", &StageCosts::link_row)
-      .def_readonly("draft_interference", &StageCosts::draft_interference)
-      .def_readonly("verify_interference", &StageCosts::verify_interference)
       .def_property_readonly("links", [](const StageCosts& costs) { return tuple_of(costs.links); })
       .def_property_readonly("verify", &work_of)
       .def_property_readonly("stages", [](const StageCosts& costs) { return py::tuple(tables_of(costs, &PassCosts::seconds)); })
@@ -204,14 +198,11 @@ void bind_costs(py::module_& m) {
       .def_static("from_dict", &stored_stages, py::arg("values"))
       .def("__eq__", [](const StageCosts& a, const StageCosts& b) { return a == b; }, py::is_operator())
       .def("__repr__", [](const StageCosts& costs) { return "StageCosts(**" + std::string(py::repr(dict_of(costs))) + ")"; });
-  py::class_<Costs>(m, "Costs", "What a calibration measures: stages in turns, and side by side (None: they cannot be).")
+  attributes(py::class_<Costs>(m, "Costs"), "turns", &Costs::turns, "overlapped", &Costs::overlapped, "crowded", &Costs::crowded)
       .def(py::init([](const StageCosts& turns, const std::optional<StageCosts>& overlapped, bool crowded) {
              return costs_of(turns, overlapped, crowded);
            }),
            py::arg("turns"), py::arg("overlapped") = py::none(), py::arg("crowded") = false)
-      .def_readonly("turns", &Costs::turns)
-      .def_readonly("overlapped", &Costs::overlapped)
-      .def_readonly("crowded", &Costs::crowded)
       .def_property_readonly("plain_seconds", &Costs::plain)
       .def("replace", [](const Costs& costs, const py::kwargs& changes) {
         py::dict values;
@@ -257,7 +248,7 @@ void each_field(Field&& field) {
 }
 
 void bind_tuning(py::module_& m) {
-  py::class_<Tuning> tuning(m, "Tuning", "The tuned constants of planning: csrc/pipeline/tuning.h, docs/design/planner.md.");
+  py::class_<Tuning> tuning(m, "Tuning");
   tuning.def(py::init([](const py::kwargs& changes) {
     Tuning tuning;
     size_t known = 0;
@@ -288,34 +279,26 @@ const char* name_of(Prediction::Mode mode) {
 void bind_planning(py::module_& m) {
   bind_costs(m);
   bind_tuning(m);
-  py::class_<Prediction>(m, "Prediction", "What a schedule is expected to do.")
-      .def_property_readonly("mode", [](const Prediction& prediction) { return name_of(prediction.mode); })
-      .def_readonly("length", &Prediction::length)
-      .def_readonly("tokens_per_second", &Prediction::tokens_per_second);
-  py::class_<OwnedNgrams>(m, "Ngrams",
-      "What followed 1 to 16 tokens in all texts of an engine, in so many bytes at most: what copied drafts come from.")
+  attributes(py::class_<Prediction>(m, "Prediction"), "length", &Prediction::length, "tokens_per_second", &Prediction::tokens_per_second)
+      .def_property_readonly("mode", [](const Prediction& prediction) { return name_of(prediction.mode); });
+  py::class_<OwnedNgrams>(m, "Ngrams")
       .def(py::init([](size_t bytes) { return OwnedNgrams{std::make_shared<Ngrams>(bytes)}; }), py::arg("bytes") = Ngrams::kBytes)
-      .def("of", [](const OwnedNgrams& ngrams, uint64_t owner) { return OwnedNgrams{ngrams.all, owner}; }, py::arg("owner"),
-           "The same, for texts of this owner: those of different owners never see each other.")
+      .def("of", [](const OwnedNgrams& ngrams, uint64_t owner) { return OwnedNgrams{ngrams.all, owner}; }, py::arg("owner"))
       .def("know", [](const OwnedNgrams& ngrams, const py::array_t<int32_t, py::array::c_style | py::array::forcecast>& rows) {
              if (rows.ndim() != 2 || rows.shape(1) != 4) throw std::invalid_argument("rows of four numbers each");
              std::vector<std::array<int, 4>> counted;
              for (py::ssize_t i = 0; i < rows.shape(0); ++i)
                counted.push_back({rows.at(i, 0), rows.at(i, 1), rows.at(i, 2), rows.at(i, 3)});
              ngrams.all->know(counted);
-           }, py::arg("counted"),
-           "Counted beforehand: (the token before the last, -1 for none; the last; what follows; how often).")
+           }, py::arg("counted"))
       .def("learn", [](const OwnedNgrams& ngrams, const std::vector<int>& tokens) {
              const py::gil_scoped_release release;
              ngrams.all->learn(tokens, 0, 0, ngrams.all->begin(ngrams.owner));
-           }, py::arg("tokens"), "A whole text, as if it had been read and said here.");
-  py::class_<Planner::Measured>(m, "Measured", "What rounds of a kind took, and what had been predicted for them.")
-      .def_readonly("rounds", &Planner::Measured::rounds)
-      .def_readonly("tokens", &Planner::Measured::tokens)
-      .def_readonly("seconds", &Planner::Measured::seconds)
-      .def_readonly("predicted_seconds", &Planner::Measured::predicted_seconds);
-  py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner",
-      "Chooses the schedule of `auto`, from what steps and passes cost (seconds) and what drafts were accepted.")
+           }, py::arg("tokens"));
+  using Measured = Planner::Measured;
+  attributes(py::class_<Measured>(m, "Measured"), "rounds", &Measured::rounds, "tokens", &Measured::tokens,
+         "seconds", &Measured::seconds, "predicted_seconds", &Measured::predicted_seconds);
+  py::class_<Planner, std::shared_ptr<Planner>>(m, "Planner")
       .def(py::init([](const Costs& costs, double prior, int lookup, bool siblings, const Tuning& tuning,
                        bool recycle) {
              auto* planner = new Planner(costs, prior, simulate_overlap, lookup, siblings, tuning, recycle);

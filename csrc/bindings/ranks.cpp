@@ -218,8 +218,8 @@ PyLoop loop_of_python(py::object stage, int hidden, int vocab_size, bool draws, 
 
 // What a station of either kind can do.
 template <class Station>
-py::class_<Station> bind_station(py::module_& m, const char* name, const char* doc) {
-  return py::class_<Station>(m, name, doc)
+py::class_<Station> bind_station(py::module_& m, const char* name) {
+  return py::class_<Station>(m, name)
       .def("post", [](Station& rank, const Words& message) {
         const py::gil_scoped_release release;
         rank.station().post(message.data(), size_t(message.size()));
@@ -230,15 +230,14 @@ py::class_<Station> bind_station(py::module_& m, const char* name, const char* d
              int32_t* place = out.mutable_data();
              const py::gil_scoped_release release;
              return rank.station().work(place, milliseconds);
-           }, py::arg("out"), py::arg("milliseconds"), "Words of the message for the next stage; 0: no pass came.")
+           }, py::arg("out"), py::arg("milliseconds"))
       .def("use_masks", [](Station& rank, py::object masks) {
              rank.passes().use([masks = std::move(masks)](int grammar) { return token_mask_from(masks, grammar); });
-           }, py::arg("masks"), "masks(number): a new mask of that grammar, or None. Before it works.")
+           }, py::arg("masks"))
       .def("close", [](Station& rank) { rank.station().close(); })
       .def("busy_seconds", [](Station& rank) { return rank.station().busy_seconds(); })
       .def("counts", [](Station& rank) { return rank.station().counts(); })
-      .def("spans", [](Station& rank) { return trace_spans(rank.station().trace().get()); },
-           "Of answers with a trace, so far: [(name, track, rows, begin, end)], microseconds of the wire_clock().");
+      .def("spans", [](Station& rank) { return trace_spans(rank.station().trace().get()); });
 }
 
 }  // namespace
@@ -246,48 +245,36 @@ py::class_<Station> bind_station(py::module_& m, const char* name, const char* d
 void bind_ranks(py::module_& m) {
   m.attr("WIRE_VERSION") = kWireVersion;
   m.def("wire_clock", &wire_clock);
-  m.def("precise_waits", &precise_waits, "Of the calling thread: the system may otherwise wake it 50 us late.");
-  m.def("sleep_until", &sleep_until, py::arg("clock"), py::call_guard<py::gil_scoped_release>(), "Until a wire_clock().");
+  m.def("precise_waits", &precise_waits);
+  m.def("sleep_until", &sleep_until, py::arg("clock"), py::call_guard<py::gil_scoped_release>());
 
-  py::class_<StationCounts>(m, "StationCounts", "What a verification stage has done, and the seconds of passes that counted.")
-      .def_readonly("passes", &StationCounts::passes)
-      .def_readonly("rows", &StationCounts::rows)
-      .def_readonly("dropped_passes", &StationCounts::dropped_passes)
-      .def_readonly("seconds", &StationCounts::seconds)
-      .def("__repr__", [](const StationCounts& counts) {
-        return py::str("StationCounts(passes={}, rows={}, dropped_passes={}, seconds={})")
-            .format(counts.passes, counts.rows, counts.dropped_passes, counts.seconds);
-      });
+  attributes(py::class_<StationCounts>(m, "StationCounts"), "passes", &StationCounts::passes, "rows", &StationCounts::rows,
+         "dropped_passes", &StationCounts::dropped_passes, "seconds", &StationCounts::seconds);
 
-  bind_station<CpuStation>(m, "Station",
-      "Layers [first, last) of a model on the C++ kernels, as a stage of the loop: passes come, arrays of int32 words, and work() "
-      "writes those for the next stage.")
+  bind_station<CpuStation>(m, "Station")
       .def(py::init([](const PyModel& model, int first, int last, std::vector<int> cores, int threads, double delay,
                        size_t kv_bytes, const std::vector<int>& taps) {
              return std::make_unique<CpuStation>(model.model, first, last, std::move(cores), threads, delay, kv_bytes, taps);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("first"), py::arg("last"), py::arg("cores"), py::arg("threads"),
-           py::arg("delay"), py::arg("kv_bytes") = 0, py::arg("taps") = std::vector<int>(),
-           "taps: of an EAGLE-3 head, after so many of the model's layers.")
-      .def_property_readonly("blocks", &CpuStation::blocks, "Of the loop's KV caches, that there is memory for.")
+           py::arg("delay"), py::arg("kv_bytes") = 0, py::arg("taps") = std::vector<int>())
+      .def_property_readonly("blocks", &CpuStation::blocks)
       .def("dwell", [](CpuStation& station, std::vector<double> seconds) { station.passes().dwell(Dwell(std::move(seconds))); },
-           py::arg("seconds"), "For benchmarks: what passes over 1, 2, ... rows take.")
+           py::arg("seconds"))
       .def("pin", &CpuStation::pin)
       .def("time_pass", &CpuStation::time_pass, py::arg("rows"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
-  bind_station<PythonStation>(m, "PythonStation", "As Station; a Python object computes the rows [count, hidden].")
+  bind_station<PythonStation>(m, "PythonStation")
       .def(py::init<py::object, int, bool, double>(), py::arg("stage"), py::arg("hidden"), py::arg("last"), py::arg("delay"));
 
-  py::class_<CpuDrafter>(m, "Drafter", "Layers before the exit, and the exit head, on the C++ kernels: what the loop's steps cost.")
+  py::class_<CpuDrafter>(m, "Drafter")
       .def(py::init([](const PyModel& model, std::vector<int> cores, int threads) {
              return std::make_unique<CpuDrafter>(model.model, std::move(cores), threads);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("cores"), py::arg("threads"))
-      .def_property_readonly("block_bytes", &CpuDrafter::block_bytes, "Of the loop's KV cache, for 64 positions.")
+      .def_property_readonly("block_bytes", &CpuDrafter::block_bytes)
       .def("time_step", &CpuDrafter::time_step, py::arg("draw"), py::arg("context"), py::call_guard<py::gil_scoped_release>());
 
   m.def("loop_of_python", &loop_of_python, py::arg("stage"), py::arg("hidden"), py::arg("vocab_size"), py::arg("draws"),
-        py::arg("hears"), py::arg("stages"), py::arg("blocks"),
-        "The loop of rank 0, of one answer at a time, whose draft stage is a Python object. draws: it has an exit head; hears: "
-        "which draws on verified rows too.");
+        py::arg("hears"), py::arg("stages"), py::arg("blocks"));
 }

@@ -11,22 +11,14 @@ using namespace ppsd::bindings;
 
 void bind_stages(py::module_& m) {
   const py::call_guard<py::gil_scoped_release> release;
-  py::class_<TextStages>(m, "Stages",
-                         "The stages of one text with KV caches and threads of their own, for ppsd_rt.stages.Stages, which "
-                         "checks every argument.\n\nA call with `start` voids the rows that are held from there on.")
+  py::class_<TextStages>(m, "Stages")
       .def(py::init([](const PyModel& model, int threads, const Sampling& sampling) {
              return std::make_unique<TextStages>(model.model, threads, sampling);
            }),
            py::keep_alive<1, 2>(), py::arg("model"), py::arg("threads"), py::arg("sampling"))
-      .def("begin", &TextStages::begin, release, py::arg("answer"), py::arg("key"),
-           "A new text, of which the answer begins at position `answer`; all rows are void. key: of its noise.")
-      .def("reserve", &TextStages::reserve, release, py::arg("capacity"),
-           "Make room for `capacity` rows; those that are held stay.")
-      .def("draft", &TextStages::draft, release, py::arg("start"), py::arg("ids"), py::arg("draw"),
-           "Rows `ids` at positions start.. through the early layers; draw: -> (token, confidence) of the exit head on the "
-           "last row, else None.")
-      .def("verify", &TextStages::verify, release, py::arg("start"), py::arg("ids"), py::arg("last"),
-           "Rows that draft() ran, through the verification layers -> the model's own id after each of the `last` rows.")
-      .def("learn", &TextStages::learn, release, py::arg("position"),
-           "The verified row at `position` is the newest committed one: feedback heads receive its last hidden state.");
+      .def("begin", &TextStages::begin, release, py::arg("answer"), py::arg("key"))
+      .def("reserve", &TextStages::reserve, release, py::arg("capacity"))
+      .def("draft", &TextStages::draft, release, py::arg("start"), py::arg("ids"), py::arg("draw"))
+      .def("verify", &TextStages::verify, release, py::arg("start"), py::arg("ids"), py::arg("last"))
+      .def("learn", &TextStages::learn, release, py::arg("position"));
 }
