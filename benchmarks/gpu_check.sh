@@ -85,11 +85,11 @@ export -f build
 export python site built
 part build 90 bash -c build || { tail -n 3 "$log" >&2; exit 1; }
 run="$python -P -m ppsd_rt"
-generate="$run bench generate --backend cuda --device cuda -n 128 -p 64 -r 3 --output json"
+generate="$run lab bench generate --backend cuda --device cuda -n 128 -p 64 -r 3 --output json"
 schedules="--schedule auto --schedule eesd:length=3,stop_rule=fixed --schedule eesd:length=5,stop_rule=fixed
     --schedule eesd --schedule ppsd --schedule elastic --schedule elastic:first_chunk=0 --schedule elastic:max_chunk=4"
 oracle="--oracle 0.6,0.8,0.9"
-kernels="$run bench kernels --device cuda --rows 1,16 --output json"
+kernels="$run lab bench kernels --device cuda --rows 1,16 --output json"
 small="-m random:smollm2-135m --exit-head norm:6:8192"
 # Tests of one file go to several processes: each compiles what it launches.
 pytest="$python -P -m pytest -q -p no:cacheprovider --dist worksteal"
@@ -102,7 +102,7 @@ warm() {
     set -m
     trap 'kill -INT $(jobs -p) 2> /dev/null; wait; exit 130' INT   # and starts no more
     for shape in "smollm2-135m --exit-head norm:6:8192" "llama-3.2-1b --exit-head norm:2:16384" "llama-3.1-8b --exit-head norm:4:16384"; do
-        $run bench generate --backend cuda --device cuda -m random:$shape -n 16 -p 64 -r 1 --output json --oracle 0.8 \
+        $run lab bench generate --backend cuda --device cuda -m random:$shape -n 16 -p 64 -r 1 --output json --oracle 0.8 \
             --schedule eesd:length=3,stop_rule=fixed --schedule elastic > /dev/null &
     done
     wait
@@ -163,7 +163,7 @@ for call in "$@"; do
         part kernels-8b-4k 20 $kernels -r 5 -m random:llama-3.1-8b --context 4096 --kernels attention
         part kernels-8b-8k 20 $kernels -r 5 -m random:llama-3.1-8b --context 8192 --kernels attention
         if [ -n "${MODEL:-}" ]; then
-            part answers-default 60 $run bench generate --backend cuda --device cuda -m "$MODEL" --prompts --limit 2 -n 128 -r 3 \
+            part answers-default 60 $run lab bench generate --backend cuda --device cuda -m "$MODEL" --prompts --limit 2 -n 128 -r 3 \
                 --schedule auto --schedule eesd --schedule elastic --output json
         fi
         ;;

@@ -21,7 +21,7 @@ measure() {
     mv "$file.unfinished" "$file"
 }
 
-bench=(-m ppsd_rt bench)
+bench=(-m ppsd_rt lab bench)
 drafts=(--schedule auto --schedule eesd:stop_rule=fixed --schedule eesd --schedule ppsd --schedule elastic)
 
 measure kernels "${bench[@]}" kernels --dtype int8,bfloat16,float32 -t "$threads" -r "$repeats"
@@ -37,7 +37,7 @@ for acceptance in 0.5 0.6 0.7 0.8 0.9; do  # one by one: `auto` learns from ever
     measure "oracle-$acceptance" "${bench[@]}" generate --exit-head "$head" --oracle "$acceptance" -t "$threads" \
         "${drafts[@]}" -r "$repeats"
 done
-measure quality -m ppsd_rt eval --dtype bfloat16,int8
+measure quality -m ppsd_rt lab eval --dtype bfloat16,int8
 measure peers benchmarks/peers.py -t "$threads" -r "$repeats"
 measure peers-prompts benchmarks/peers_prompts.py -r "${QUICK:-3}"
 measure peers-quality benchmarks/peers.py --quality

@@ -79,10 +79,10 @@ def test_the_cpu_backend_needs_no_torch_and_what_does_says_so(folder, tmp_path):
         ["--chat", *model, "--max-tokens", "2"],
         ["cache"],
         ["calibrate", *model, "--exit-head", str(head)],
-        ["bench", "kernels", "-m", str(folder), "--rows", "1", "-t", "1", "-r", "1"],
-        ["bench", "generate", "-m", str(folder), "-p", "4", "-n", "2", "-t", "1", "-r", "1"],
-        ["simulate", "--stages", "2", "--tokens", "8"],
-        ["eval", *model, "--text", str(text)],
+        ["lab", "bench", "kernels", "-m", str(folder), "--rows", "1", "-t", "1", "-r", "1"],
+        ["lab", "bench", "generate", "-m", str(folder), "-p", "4", "-n", "2", "-t", "1", "-r", "1"],
+        ["lab", "simulate", "--stages", "2", "--tokens", "8"],
+        ["lab", "eval", *model, "--text", str(text)],
     ]
     refused = {
         'distillation needs torch: pip install "ppsd-rt[torch]"': ["distill", *model, "--out", str(head)],
@@ -92,7 +92,7 @@ def test_the_cpu_backend_needs_no_torch_and_what_does_says_so(folder, tmp_path):
         'the server needs fastapi: pip install "ppsd-rt[serve]"': ["serve", *model],
         'a plot needs matplotlib: pip install "ppsd-rt[plot]"': ["heads", str(head), *model, "--plot", "plot.svg"],
     }
-    refused_too = [["bench", "kernels", "-m", str(folder), "--device", "cuda"]]
+    refused_too = [["lab", "bench", "kernels", "-m", str(folder), "--device", "cuda"]]
     commands = [*works, *refused.values(), *refused_too]
     results = [json.loads(line) for line in python(SCRIPT, given=json.dumps(commands))]
     assert [(words, err) for words, (status, out, err) in zip(works, results, strict=False) if status or not out] == []

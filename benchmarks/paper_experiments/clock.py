@@ -38,7 +38,7 @@ def parts(quick: bool) -> Parts:
 
 
 def measured(head: str, ways: Mapping[str, str], temperature: float, quick: bool) -> dict[str, Any]:
-    """By way: what `ppsd-run bench generate` finds, of all prompts and of each family. In turns, prompt by prompt."""
+    """By way: what `lab bench generate` finds, of all prompts and of each family. In turns, prompt by prompt."""
     engine = Engine.from_pretrained("smollm2-135m", backend="cpu", dtype="int8", exit_head=head)
     prompts = first_of_each_family(read_prompts(None), 2 if quick else None)
     asked = tuple(tuple(engine.encode([{"role": "user", "content": prompt.prompt}])) for prompt in prompts)

@@ -1,6 +1,7 @@
 """The table of commands: the one place that knows where each is, those of `ppsd_rt.lab` included.
 
 Places are names that are imported when a command is used. The product imports nothing of `ppsd_rt.lab` otherwise.
+`lab NAME` are those of people who work on the runtime, or choose machines for it.
 """
 
 import argparse
@@ -108,30 +109,6 @@ COMMANDS = {
         "lab.cli.options:check_options",
         "lab.cli.check:run",
     ),
-    "bench": Command(
-        "measure kernels or whole answers",
-        (
-            "ppsd-run bench generate -p 64 -n 128 --schedule eesd",
-            "ppsd-run bench kernels -t 1,2 --rows 1,4,8 --dtype int8",
-        ),
-        "lab.cli.bench_options:bench_options",
-        "lab.cli.bench:run",
-    ),
-    "simulate": Command(
-        "predict a pipeline's speed from the costs of its stages",
-        (
-            "ppsd-run simulate --stages 2,4,8 --acceptance 0.6,0.8",
-            "ppsd-run simulate --cluster --replicas 1,2,4 --users 20,80",
-        ),
-        "lab.cli.simulate_options:simulate_options",
-        "lab.cli.simulate:run",
-    ),
-    "eval": Command(
-        "measure what a number format costs in quality",
-        ("ppsd-run eval --dtype bfloat16,int8", "ppsd-run eval --text mine.txt --dtype int8,int4"),
-        "lab.cli.bench_options:eval_options",
-        "lab.cli.eval:run",
-    ),
     "heads": Command(
         "compare exit heads: acceptance, cost, predicted speed",
         ("ppsd-run heads auto norm:10", "ppsd-run heads auto head-3.safetensors --plot heads.svg"),
@@ -155,6 +132,30 @@ COMMANDS = {
         ("ppsd-run info", "ppsd-run info -m model.gguf --json"),
         "cli.parser:info_options",
         "cli.info:run",
+    ),
+    "lab bench": Command(
+        "measure kernels or whole answers",
+        (
+            "ppsd-run lab bench generate -p 64 -n 128 --schedule eesd",
+            "ppsd-run lab bench kernels -t 1,2 --rows 1,4,8 --dtype int8",
+        ),
+        "lab.cli.bench_options:bench_options",
+        "lab.cli.bench:run",
+    ),
+    "lab simulate": Command(
+        "predict a pipeline's speed from the costs of its stages",
+        (
+            "ppsd-run lab simulate --stages 2,4,8 --acceptance 0.6,0.8",
+            "ppsd-run lab simulate --cluster --replicas 1,2,4 --users 20,80",
+        ),
+        "lab.cli.simulate_options:simulate_options",
+        "lab.cli.simulate:run",
+    ),
+    "lab eval": Command(
+        "measure what a number format costs in quality",
+        ("ppsd-run lab eval --dtype bfloat16,int8", "ppsd-run lab eval --text mine.txt --dtype int8,int4"),
+        "lab.cli.bench_options:eval_options",
+        "lab.cli.eval:run",
     ),
 }
 

@@ -367,7 +367,9 @@ def info_options(parser: Parser) -> None:
 
 SHELLS = ("bash", "zsh", "fish")
 
-_ELSEWHERE = {  # what other programs have commands for
+_LAB = [name.removeprefix("lab ") for name in COMMANDS if name.startswith("lab ")]
+_ELSEWHERE = {  # what other programs have commands for, or ours had
+    **{name: f"ppsd-run lab {name}" for name in _LAB},
     "chat": "ppsd-run --chat",
     "run": "ppsd-run PROMPT",
     "help": "ppsd-run --help",
@@ -385,6 +387,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of the command that `argv` begins with; without one it is `generate`."""
     if argv and argv[0] == "help":
         argv = [*argv[1:], "--help"]
+    if argv and argv[0] == "lab":
+        argv = [_in_the_lab(argv[1:]), *argv[2:]]
     named = bool(argv) and argv[0] in COMMANDS
     name = argv[0] if named else "generate"
     if not named and argv and not argv[0].startswith("-") and "--" not in argv:
@@ -396,14 +400,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return args
 
 
+def _in_the_lab(argv: Sequence[str]) -> str:
+    """The command that `lab` goes on with. UsageError where it is none."""
+    if not argv or f"lab {argv[0]}" not in COMMANDS:
+        raise UsageError(f"lab is followed by one of {', '.join(_LAB)}: see ppsd-run lab {_LAB[0]} --help")
+    return f"lab {argv[0]}"
+
+
 def complete() -> None:
     """Answers a shell that asks how a command line goes on, and ends; see `--completion`."""
     import argcomplete
 
     parser = Parser(prog="ppsd-run", allow_abbrev=False)
     commands = parser.add_subparsers()
+    lab = commands.add_parser("lab", allow_abbrev=False).add_subparsers()
     for name, command in COMMANDS.items():
-        command.options()(commands.add_parser(name, help=command.summary, allow_abbrev=False))
+        group = lab if name.startswith("lab ") else commands
+        command.options()(group.add_parser(name.removeprefix("lab "), help=command.summary, allow_abbrev=False))
     COMMANDS["generate"].options()(parser)
     parser._actions = [action for action in parser._actions if action.option_strings or action is commands]
     argcomplete.autocomplete(parser)

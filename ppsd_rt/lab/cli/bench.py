@@ -1,4 +1,4 @@
-"""`ppsd-run bench kernels | generate`: measurements as tables, Markdown, CSV or JSON."""
+"""`ppsd-run lab bench kernels | generate`: measurements as tables, Markdown, CSV or JSON."""
 
 import argparse
 import shlex

@@ -1,4 +1,4 @@
-"""Options of `ppsd-run bench` and `ppsd-run eval`: most of them take lists, and every combination is measured."""
+"""Options of `ppsd-run lab bench` and `lab eval`: most of them take lists, and every combination is measured."""
 
 import argparse
 from collections.abc import Callable
@@ -53,7 +53,7 @@ def bench_options(parser: argparse.ArgumentParser) -> None:
             name,
             help=summary,
             description=f"Measure {summary}. Cases take turns; figures are medians, ± is half the range.",
-            epilog=f"example: ppsd-run bench {name} {example}",
+            epilog=f"example: ppsd-run lab bench {name} {example}",
             formatter_class=parser.formatter_class,
             allow_abbrev=False,
         )

@@ -1,4 +1,4 @@
-"""`ppsd-run simulate --cluster`: requests at replicas, in simulated time."""
+"""`ppsd-run lab simulate --cluster`: requests at replicas, in simulated time."""
 
 import argparse
 from collections.abc import Iterator

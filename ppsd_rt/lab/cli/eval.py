@@ -1,4 +1,4 @@
-"""`ppsd-run eval`: perplexity of number formats, and their distance from float32."""
+"""`ppsd-run lab eval`: perplexity of number formats, and their distance from float32."""
 
 import argparse
 from itertools import product

@@ -1,4 +1,4 @@
-"""`ppsd-run simulate`: schedules in simulated time, for pipelines that are not at hand."""
+"""`ppsd-run lab simulate`: schedules in simulated time, for pipelines that are not at hand."""
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence

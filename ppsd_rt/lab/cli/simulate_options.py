@@ -1,4 +1,4 @@
-"""Options of `ppsd-run simulate`."""
+"""Options of `ppsd-run lab simulate`."""
 
 import argparse
 

@@ -72,7 +72,7 @@ def test_help_names_every_command_and_option(capsys):
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit, match="0"):
-        cli.main([command, "--help"])
+        cli.main([*command.split(), "--help"])
     text = capsys.readouterr().out
     assert text.partition("examples:")[2].count("ppsd-run ") == 2
     assert not re.search(r"\]\s+\[[^\]]*\]$", text.partition("\n\n")[2], re.MULTILINE)  # a default that is shown twice
@@ -264,10 +264,10 @@ def test_what_looks_like_a_command_is_a_prompt_where_that_is_said(word):
 
 
 def test_help_helps(capsys):
-    for words, begin in ((["help"], "usage: ppsd-run [-h]"), (["help", "eval"], "usage: ppsd-run eval [-h]")):
+    for words, begin in (["help"], "ppsd-run [-h]"), (["help", "lab", "eval"], "ppsd-run lab eval [-h]"):
         with pytest.raises(SystemExit, match="0"):
             cli.main(words)
-        assert capsys.readouterr().out.startswith(begin)
+        assert capsys.readouterr().out.startswith(f"usage: {begin}")
 
 
 def test_more_threads_than_cores_are_told(run, monkeypatch):
@@ -477,7 +477,7 @@ def test_info_and_heads_without_torch(run, monkeypatch):
         (["chekc", "--limit", "3"], 2, "write ppsd-run check "),
         (["--raw", "info"], 2, "the command info comes first: write ppsd-run info "),
         (["x", "--temprature", "0.5"], 2, "unknown option '--temprature'; did you mean --temperature?"),
-        (["bench", "generate", "--propmts=x"], 2, "unknown option '--propmts'; did you mean --prompts?"),
+        (["lab", "bench", "generate", "--propmts=x"], 2, "unknown option '--propmts'; did you mean --prompts?"),
         (["--", "info", "--json"], 2, "--json must come before --"),
         (["why", "is"], 2, "'is' is one argument too many"),
         (["x", "--trace", ""], 2, "argument --trace: the name is empty"),
@@ -488,9 +488,10 @@ def test_info_and_heads_without_torch(run, monkeypatch):
         (["x", "--device", "cuda:128", "--backend", "torch"], 2, "device 'cuda:128'"),
         (["x", "--device", "cuda:" + "9" * 20], 2, "N from 0 to 99"),
         (["x", "--schedule", "eesd:length=" + "9" * 5000], 2, "too large"),
-        (["simulate", "--stages", "9" * 5000], 2, "--stages"),
-        (["simulate", "--split", "1," + "9" * 5000], 2, "--split"),
-        (["bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),
+        (["lab", "simulate", "--stages", "9" * 5000], 2, "--stages"),
+        (["lab"], 2, "lab is followed by one of bench, simulate, eval"),
+        (["bench", "generate"], 2, "write ppsd-run lab bench"),
+        (["lab", "bench", "generate", "-n", "9" * 5000], 2, "--max-tokens"),
         (["x", "--schedule", "a\nb\x1b[31m"], 2, r"a\nb\x1b[31m"),
         (["convert", "/no\n\x1b/such.gguf", "/tmp/out"], 1, r"/no\n\x1b/such.gguf"),
     ],

@@ -95,7 +95,7 @@ def test_a_file_of_prompts_and_its_trace_are_kept_as_far_as_they_went(run, send_
 def test_a_measurement_is_reported_as_far_as_it_went(run, send_after, number):
     send_after(spread, "median", 1, number)
     send_after(Generation, "run", 3, number)
-    args = ("bench", "generate", "-p", 4, "-n", 2, "-r", 3, "--dtype", "float32", "-t", 1, "--exit-head", "none")
+    args = ("lab", "bench", "generate", "-p", 4, "-n", 2, "-r", 3, "--dtype", "float32", "-t", 1, "--exit-head", "none")
     status, out, err = run(*args, "-o", "json")
     assert (status, json.loads(out.splitlines()[-1])["interrupted"]) == (128 + number, True)
     assert err.splitlines()[-1] == f"ppsd-run: {ENDING[number]}; this is what had been measured"

@@ -136,10 +136,11 @@ def test_a_user_chooses_the_cache(tmp_path, capsys):
     assert main(["info", *model, "--dtype", "int8", "--kv-dtype", "float32", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["backend"]["kv_dtype"] == "float32"
     formats = ["--dtype", "int8", "--kv-dtype", "auto,bfloat16", "-o", "json"]
-    assert main(["bench", "generate", *model, *formats, "-n", "8", "-p", "8", "-r", "1", "--schedule", "eesd"]) == 0
+    lengths = ["-n", "8", "-p", "8", "-r", "1"]
+    assert main(["lab", "bench", "generate", *model, *formats, *lengths, "--schedule", "eesd"]) == 0
     results = json.loads(capsys.readouterr().out)["results"]
     assert [row["kv_dtype"] for row in results] == ["int8", "int8", "bfloat16", "bfloat16"]
-    assert main(["eval", "-m", folder, *formats, "--window", "32"]) == 0
+    assert main(["lab", "eval", "-m", folder, *formats, "--window", "32"]) == 0
     right, *found = json.loads(capsys.readouterr().out)["results"]
     assert right["kv_dtype"] == "float32"
     assert [row["kv_dtype"] for row in found] == ["int8", "bfloat16"]

@@ -144,7 +144,7 @@ def test_arrivals_and_drafts_have_the_means_that_they_are_said_to_have():
 
 def test_the_command_prints_a_row_for_every_combination(capsys):
     options = ["--replicas", "1,2", "--users", "2,4", "--drafts", "0,2", "--requests", "40", "-o", "json"]
-    assert cli.main(["simulate", "--cluster", "--answer-tokens", "20", *options]) == 0
+    assert cli.main(["lab", "simulate", "--cluster", "--answer-tokens", "20", *options]) == 0
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert [(row["replicas"], row["users"], row["drafts"]) for row in rows] == [
         (replicas, asking, drafts) for replicas in (1, 2) for asking in (2, 4) for drafts in (0, 2)
@@ -162,5 +162,5 @@ def test_the_command_prints_a_row_for_every_combination(capsys):
     ids=str,
 )
 def test_what_makes_no_sense_is_refused(options, said, capsys):
-    assert cli.main(["simulate", "--cluster", *options]) == 2
+    assert cli.main(["lab", "simulate", "--cluster", *options]) == 2
     assert said in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""`ppsd-run bench` with a tiny model: the arithmetic of what it reports, its formats, and what it refuses."""
+"""`ppsd-run lab bench` with a tiny model: the arithmetic of what it reports, its formats, and what it refuses."""
 
 import csv
 import io
@@ -42,10 +42,10 @@ def little_memory(monkeypatch):
 
 @pytest.fixture
 def bench(folder, capsys):
-    """ppsd-run bench in this process -> (status, lines of standard output, standard error)."""
+    """ppsd-run lab bench in this process -> (status, lines of standard output, standard error)."""
 
     def bench(*args):
-        status = cli.main(["bench", *map(str, args), "--model", str(folder)])
+        status = cli.main(["lab", "bench", *map(str, args), "--model", str(folder)])
         captured = capsys.readouterr()
         return status, captured.out.splitlines(), captured.err
 
@@ -354,7 +354,7 @@ def test_wrong_usage_is_one_line(bench, args, words):
 
 
 def test_lists_have_no_doubles():
-    args = parse(["bench", "generate", "-p", "4,4,2", "--oracle", "off,0.5,off", "--dtype", "int8,int8"])
+    args = parse(["lab", "bench", "generate", "-p", "4,4,2", "--oracle", "off,0.5,off", "--dtype", "int8,int8"])
     assert (args.prompt_tokens, args.oracle, args.dtype) == ([4, 2], [None, 0.5], ["int8"])
 
 

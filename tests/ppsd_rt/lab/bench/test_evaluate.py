@@ -1,4 +1,4 @@
-"""Perplexity and divergence: the formulas against torch, the windows, and `ppsd-run eval`."""
+"""Perplexity and divergence: the formulas against torch, the windows, and `ppsd-run lab eval`."""
 
 import json
 
@@ -104,7 +104,7 @@ def test_the_text_that_comes_with_it():
 
 
 def test_an_interruption_of_the_command_leaves_a_table(folder, capsys, interrupt):
-    args = ["eval", "--model", str(folder), "--window", "24", "--threads", "1", "--dtype", "int8", "-o", "json"]
+    args = ["lab", "eval", "--model", str(folder), "--window", "24", "--threads", "1", "--dtype", "int8", "-o", "json"]
     interrupt(CpuBackend, "logits", after=5)
     assert cli.main(args) == 130
     out, err = capsys.readouterr()
@@ -122,7 +122,8 @@ def test_eval(folder, capsys, tmp_path):
     """The perplexity of the command is that of the model, computed anew from single prefixes."""
     path = tmp_path / "text.txt"
     path.write_text("The quick brown fox jumps over the lazy dog, and the dog sleeps on.")
-    args = ["eval", "--model", str(folder), "--text", str(path), "--window", "24", "--threads", "1", "-o", "json"]
+    args = ["lab", "eval", "--model", str(folder), "--text", str(path), "--window", "24", "-o", "json"]
+    args += ["--threads", "1"]
     assert cli.main([*args, "--dtype", "float32,torch:float32,bfloat16,int8"]) == 0
     result = json.loads(capsys.readouterr().out)
     right, same, torch_twin, bfloat16, int8 = result["rows"]
@@ -156,7 +157,7 @@ def test_eval(folder, capsys, tmp_path):
     ],
 )
 def test_wrong_usage_is_one_line(folder, capsys, args, words):
-    assert cli.main(["eval", "--model", str(folder), *args]) == 2
+    assert cli.main(["lab", "eval", "--model", str(folder), *args]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert words in captured.err

@@ -1,4 +1,4 @@
-"""`ppsd-run simulate`: what it sweeps, prints, draws and refuses."""
+"""`ppsd-run lab simulate`: what it sweeps, prints, draws and refuses."""
 
 import json
 
@@ -18,7 +18,7 @@ def run(capsys):
     """-> (status, standard output, standard error)."""
 
     def run(*args):
-        status = cli.main(["simulate", *map(str, args)])
+        status = cli.main(["lab", "simulate", *map(str, args)])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
 
