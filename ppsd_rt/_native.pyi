@@ -615,4 +615,4 @@ def loop_of_python(
     draws: it has an exit head; hears: which draws on verified rows too.
     """
 
-testing: ModuleType  # what only tests and benchmarks call, csrc/bindings/testing.cpp
+testing: ModuleType  # what only tests and benchmarks call, csrc/tests/bindings.cpp

@@ -155,4 +155,4 @@ void bind_decoding(pybind11::module_& m);
 void bind_simulation(pybind11::module_& m);
 void bind_cuda(pybind11::module_& m);
 void bind_ranks(pybind11::module_& m);
-extern void (*bind_testing)(pybind11::module_& m);   // null where testing.cpp, which sets it, is not linked
+extern void (*bind_testing)(pybind11::module_& m);   // null where csrc/tests/bindings.cpp, which sets it, is not linked

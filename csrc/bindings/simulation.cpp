@@ -3,7 +3,6 @@
 
 #include <pybind11/stl.h>
 
-#include "../pipeline/replanning.h"
 #include "../pipeline/simulated.h"
 #include "../pipeline/toy_stages.h"
 
@@ -15,20 +14,19 @@ std::pair<py::list, std::vector<int>> ppsd::bindings::in_simulated_time(const St
     const std::vector<int>& prompt, const Limits& limits, uint64_t seed, const StageCosts& costs, OwnedNgrams ngrams, Trace* trace) {
   const auto* planner = std::get_if<std::shared_ptr<Planner>>(&steering);
   if (planner) (*planner)->begin(int(prompt.size()));
-  Replanning replanning(planner ? *planner : nullptr);
-  Simulated* clock = nullptr;
-  double before = 0.0;
-  const auto after_round = [&](const Round& round, Scheduler* scheduler) {
-    replanning.after(round, clock->seconds() - std::exchange(before, clock->seconds()), scheduler);
-    return true;
+  bool left_over = false;   // rows that have left before overlapping ended are still under way
+  const auto after_round = [&](const Round& round, double seconds, Scheduler* scheduler) {
+    if (!planner || scheduler->finished()) return;
+    const bool overlapped = left_over || scheduler->schedule().overlap;
+    const Schedule& next = (*planner)->after(round, seconds, left_over);
+    left_over = overlapped && !next.overlap && scheduler->in_flight();
+    scheduler->set_schedule(next);
   };
-  Simulated carrier(stages, planner ? (*planner)->schedule() : std::get<Schedule>(steering), limits, seed, costs, false,
-                    after_round, trace);
-  clock = &carrier;
+  Simulated carrier(stages, planner ? (*planner)->schedule() : std::get<Schedule>(steering), limits, seed, costs, after_round, trace);
   carrier.remember(std::move(ngrams));
   carrier.begin(prompt, 0);
   py::list events;
-  while (auto event = carrier.next()) events.append(py::make_tuple(carrier.seconds(), event_of(*event)));
+  while (auto round = carrier.next()) events.append(py::make_tuple(carrier.seconds(), event_of(Event(*round))));
   return {events, carrier.tokens()};
 }
 

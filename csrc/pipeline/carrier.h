@@ -41,10 +41,6 @@ inline std::vector<Drafted> copied_for(const DraftStep& step) {
   return copies;
 }
 
-// Called after every committed round, the prompt's too, by the thread that committed it; may change the schedule for what follows.
-// False: end the carrier here (its tokens are then the prompt of another one).
-using AfterRound = std::function<bool(const Round&, Scheduler*)>;
-
 // One answer being decoded. Events come in order; after the last one `next` gives nothing.
 class Carrier {
  public:

@@ -16,7 +16,7 @@ double simulate_overlap(const Schedule& schedule, const StageCosts& costs, doubl
   for (int stage = 0; stage < costs.stages(); ++stage) stages.verify.push_back(&verify.emplace_back(model, kTokens + 32, stage));
   Limits limits;
   limits.end = kTokens + 2;
-  Simulated carrier(std::move(stages), schedule, limits, 0, costs, false);
+  Simulated carrier(std::move(stages), schedule, limits, 0, costs);
   carrier.begin({1}, 0);
   while (carrier.next()) {
   }

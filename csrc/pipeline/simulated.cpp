@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <stdexcept>
+#include <utility>
 
 namespace ppsd {
 namespace {
@@ -28,11 +29,10 @@ void erase_if(Items* items, IsVoid is_void) {
 }  // namespace
 
 Simulated::Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, StageCosts costs,
-                     bool report_drafts, AfterRound after_round, Trace* trace)
+                     AfterRound after_round, Trace* trace)
     : stages_(std::move(stages)),
       scheduler_(schedule, limits, seed),
       costs_(std::move(costs)),
-      report_drafts_(report_drafts),
       after_round_(std::move(after_round)),
       trace_(trace),
       stations_(stages_.verify.size()) {
@@ -42,31 +42,23 @@ Simulated::Simulated(Stages stages, const Schedule& schedule, const Limits& limi
   tolerance_ = least < std::numeric_limits<double>::infinity() ? 1e-6 * least : 0.0;
 }
 
-std::optional<Event> Simulated::next() {
+std::optional<Round> Simulated::next() {
   if (!started_) prefill();
-  while (events_.empty() && !scheduler_.finished()) {
-    if (cancelled_.load(std::memory_order_relaxed)) {
-      scheduler_.cancel();
-      drop_void();
-      break;
-    }
+  while (rounds_.empty() && !scheduler_.finished()) {
     start();
     pass_time();
     finish();
   }
-  if (events_.empty()) return std::nullopt;
-  Event event = std::move(events_.front());
-  events_.pop_front();
-  return event;
+  if (rounds_.empty()) return std::nullopt;
+  Round round = std::move(rounds_.front());
+  rounds_.pop_front();
+  return round;
 }
 
 void Simulated::prefill() {
   started_ = true;
   const int first = run_prompt(stages_, prompt_, keep_, nullptr);
-  Round round = scheduler_.begin(prompt_, keep_, first);
-  const bool go_on = !after_round_ || after_round_(round, &scheduler_);
-  events_.emplace_back(std::move(round));
-  if (!go_on) scheduler_.cancel();
+  rounds_.push_back(scheduler_.begin(prompt_, keep_, first));
 }
 
 // -- the instants at which something ends ------------------------------------------------------------------------------
@@ -84,9 +76,7 @@ void Simulated::finish_step() {
   Draft draft;
   stages_.draft->step(step, step.draw ? &draft : nullptr, nullptr);
   record("draft", kDraftTrack, int(step.ids.size()), drafting_.begun);
-  const int position = step.start + int(step.ids.size());
   scheduler_.stepped(step, step.draw ? &draft : nullptr);
-  if (step.draw && report_drafts_) events_.emplace_back(Drafted{position, draft.token});
 }
 
 void Simulated::finish_chunk(int stage) {
@@ -111,12 +101,8 @@ void Simulated::land() {
   auto round = scheduler_.land(verdict);
   if (!round) return;
   if (scheduler_.epoch() != round->epoch) drop_void();
-  const bool go_on = !after_round_ || after_round_(*round, &scheduler_);
-  events_.emplace_back(std::move(*round));
-  if (!go_on) {
-    scheduler_.cancel();
-    drop_void();
-  }
+  if (after_round_) after_round_(*round, now_ - std::exchange(before_, now_), &scheduler_);
+  rounds_.push_back(std::move(*round));
 }
 
 // What is under way has become void.
@@ -153,8 +139,6 @@ void Simulated::start() {
   }
   if (!step_ && scheduler_.may_step()) {
     step_ = scheduler_.next_step();
-    if (report_drafts_)
-      for (const Drafted& copy : copied_for(*step_)) events_.emplace_back(copy);
     drafting_ = {costs_.step(int(step_->ids.size()), step_->draw), now_};
   }
 }

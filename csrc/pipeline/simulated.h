@@ -7,22 +7,26 @@
 // The prompt passes in no time: time 0 is when its token is committed.
 #pragma once
 
+#include <functional>
+
 #include "carrier.h"
 #include "costs.h"
 
 namespace ppsd {
 
-class Simulated final : public Carrier {
+class Simulated {
  public:
+  // Called after every committed round but the prompt's, with the seconds since the one before; may change the schedule.
+  using AfterRound = std::function<void(const Round&, double seconds, Scheduler*)>;
+
   Simulated(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, StageCosts costs,
-            bool report_drafts, AfterRound after_round = nullptr, Trace* trace = nullptr);
+            AfterRound after_round = nullptr, Trace* trace = nullptr);
 
   void remember(OwnedNgrams ngrams) { scheduler_.remember(std::move(ngrams)); }   // before begin
   void begin(const std::vector<int>& prompt, int keep) { prompt_ = prompt, keep_ = keep; }
-  std::optional<Event> next() override;
-  void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
-  const std::vector<int>& tokens() const override { return scheduler_.tokens(); }
-  double seconds() const { return now_; }   // when the event that next() has just given took place
+  std::optional<Round> next();   // the rounds, in order; after the last one nothing
+  const std::vector<int>& tokens() const { return scheduler_.tokens(); }
+  double seconds() const { return now_; }   // when the round that next() has just given took place
 
  private:
   struct Work {                     // what is under way, and how much of it is left
@@ -64,20 +68,18 @@ class Simulated final : public Carrier {
   Stages stages_;
   Scheduler scheduler_;
   const StageCosts costs_;
-  const bool report_drafts_;
   const AfterRound after_round_;
   Trace* const trace_;
   double tolerance_ = 0.0;          // times that differ by less are the same
   std::vector<int> prompt_;
   int keep_ = 0;
   bool started_ = false;
-  double now_ = 0.0;
+  double now_ = 0.0, before_ = 0.0;   // before: of the round before
   std::optional<DraftStep> step_;
   Work drafting_;
   std::vector<Station> stations_;
   std::deque<Reply> replies_;
-  std::deque<Event> events_;
-  std::atomic<bool> cancelled_{false};
+  std::deque<Round> rounds_;
 };
 
 }  // namespace ppsd

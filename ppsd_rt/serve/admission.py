@@ -18,8 +18,8 @@ class Admission:
         """Is there no engine now? Answers that have come in wait for the next one; others do not come in."""
         return not self._here()
 
-    def enter(self, count: int) -> "Places":
-        """A place for each of so many answers. ApiError where there is none."""
+    def enter(self, count: int) -> "Slots":
+        """A slot for each of so many answers. ApiError where there is none."""
         if self.stopping:
             raise ApiError(503, "the server is stopping", "stopping", headers={"Retry-After": "5"})
         if self.away:
@@ -33,10 +33,10 @@ class Admission:
             message = f"{self.waiting} answers are waiting already; try again in {seconds} s"
             raise ApiError(429, message, "queue_full", headers={"Retry-After": str(seconds)})
         self.waiting += count
-        return Places(self, count)
+        return Slots(self, count)
 
 
-class Places:
+class Slots:
     """What the answers of one request take up."""
 
     def __init__(self, admission: Admission, count: int) -> None:

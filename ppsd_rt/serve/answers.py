@@ -13,7 +13,7 @@ from ..errors import PpsdError
 from ..generation import Committed, Completion
 from ..pipeline.rounds import Drafted, Logprob
 from ..sampling.params import SamplingParams
-from .admission import Places
+from .admission import Slots
 from .errors import ApiError, from_engine
 from .metrics import draft_tokens
 from .replies import FINISH, PredictionDetails, Usage
@@ -66,7 +66,7 @@ class Answers:
         noted: gets what the log says of the request.
         Raises ApiError where the server has no room or has ended the answers.
         """
-        with self._service.running(self, len(self._wanted)) as places:
+        with self._service.running(self, len(self._wanted)) as slots:
             work = asyncio.current_task()
             assert work is not None
             watchers = [asyncio.create_task(self._watch_client(receive)), asyncio.create_task(self._watch_time(work))]
@@ -74,7 +74,7 @@ class Answers:
                 await self._prepared()
                 for prompt, params in self._wanted:
                     self._generations.append(self._service.begin(prompt, params, self._options))
-                await self._run_all(emit, places)
+                await self._run_all(emit, slots)
             except PpsdError as error:
                 raise from_engine(error) from error
             finally:
@@ -136,10 +136,10 @@ class Answers:
             for prompt in {tuple(prompt) for prompt in self.prompts}:
                 self.echoed[prompt] = await self._service.prompt_logprobs(prompt, self._echo)
 
-    async def _run_all(self, emit: Emit | None, places: Places) -> None:
+    async def _run_all(self, emit: Emit | None, slots: Slots) -> None:
         if len(self._generations) == 1:
-            return await self._run_one(0, emit, places)
-        runs = [asyncio.create_task(self._run_one(i, emit, places)) for i in range(len(self._generations))]
+            return await self._run_one(0, emit, slots)
+        runs = [asyncio.create_task(self._run_one(i, emit, slots)) for i in range(len(self._generations))]
         try:
             await asyncio.gather(*runs)
         finally:
@@ -148,7 +148,7 @@ class Answers:
             await asyncio.wait(runs)
         return None
 
-    async def _run_one(self, index: int, emit: Emit | None, places: Places) -> None:
+    async def _run_one(self, index: int, emit: Emit | None, slots: Slots) -> None:
         clock, metrics = self._service.settings.clock, self._service.metrics
         before, first = clock(), True
         generation = self._generations[index]
@@ -157,7 +157,7 @@ class Answers:
                 if any(isinstance(event, Committed) for event in events):
                     now = clock()
                     if first:
-                        places.began(now - before)
+                        slots.began(now - before)
                         metrics.first(now - before)
                     else:
                         metrics.between(now - before)

@@ -21,7 +21,7 @@ from ..printable import printable, shortened
 from ..sampling.grammar import Grammar
 from ..sampling.grammar_worker import Unheld
 from ..sampling.params import LEAST_TEMPERATURE, SamplingParams
-from .admission import Admission, Places
+from .admission import Admission, Slots
 from .errors import ApiError, from_engine
 from .metrics import Metrics
 from .prompt import ChatPrompt
@@ -195,15 +195,15 @@ class Service:
         return self.engine.agenerate(prompt, params, self.settings.schedule, options)
 
     @contextmanager
-    def running(self, answers: Running, count: int) -> Iterator[Places]:
+    def running(self, answers: Running, count: int) -> Iterator[Slots]:
         """While the block runs they are known to `end_after_grace`."""
-        places = self.admission.enter(count)
+        slots = self.admission.enter(count)
         self._live.add(answers)
         try:
-            yield places
+            yield slots
         finally:
             self._live.remove(answers)
-            places.leave()
+            slots.leave()
 
     async def end_after_grace(self) -> None:
         """Of a server that is stopping: what still runs then is ended."""

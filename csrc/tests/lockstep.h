@@ -1,38 +1,64 @@
-#include "lockstep.h"
+// The lock-step carrier: one thread does all the work in program order, and time is counted in ticks.
+//
+// A run gives the same rounds every time, those of ppsd_rt/reference/pipeline.py, of which this is the twin. By it tests compare
+// the scheduler with the readable loop, event by event.
+#pragma once
 
 #include <algorithm>
+#include <atomic>
+
+#include "../pipeline/carrier.h"
 
 namespace ppsd {
 
-int run_prompt(const Stages& stages, const std::vector<int>& prompt, int keep, const Cancelled& cancelled,
-               std::vector<float>* last_hidden) {
-  DraftStep step;
-  step.start = keep;
-  step.ids.assign(prompt.begin() + keep, prompt.end());
-  if (!stages.draft->step(step, nullptr, cancelled)) return -1;
-  Chunk chunk;
-  chunk.start = keep;
-  chunk.ids = step.ids;
-  stages.draft->export_hidden(&chunk);
-  for (VerifyStage* stage : stages.verify)
-    if (!stage->run(&chunk, cancelled)) return -1;
-  if (last_hidden != nullptr) *last_hidden = last_row(chunk);
-  return stages.verify.back()->choose(chunk, 1).front();
-}
+// How long verification takes: `stages` stages that each hold a chunk for `per_stage` ticks of one draft step each.
+struct Ticks {
+  int stages = 1, per_stage = 1;
+};
 
-std::vector<float> last_row(const Chunk& chunk) {
-  const size_t width = chunk.hidden.size() / size_t(chunk.rows());
-  return {chunk.hidden.end() - width, chunk.hidden.end()};
-}
+class LockStep final : public Carrier {
+ public:
+  LockStep(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, Ticks ticks, bool report_drafts);
 
-LockStep::LockStep(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, Ticks ticks,
+  void begin(const std::vector<int>& prompt, int keep) { prompt_ = prompt, keep_ = keep; }
+  std::optional<Event> next() override;
+  void cancel() override { cancelled_.store(true, std::memory_order_relaxed); }
+  const std::vector<int>& tokens() const override { return scheduler_.tokens(); }
+  int64_t tick() const { return tick_; }
+
+ private:
+  struct Flight {
+    Verdict verdict;
+    int64_t lands;
+  };
+
+  void prefill();
+  void advance();
+  void launch();
+  void step();
+  bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
+
+  Stages stages_;
+  Scheduler scheduler_;
+  Ticks ticks_;
+  bool report_drafts_;
+  std::vector<int> prompt_;
+  int keep_ = 0;
+  bool started_ = false;
+  std::deque<Flight> flights_;
+  std::deque<Event> events_;
+  int64_t tick_ = 0, stage_free_at_ = 0;
+  std::atomic<bool> cancelled_{false};
+};
+
+inline LockStep::LockStep(Stages stages, const Schedule& schedule, const Limits& limits, uint64_t seed, Ticks ticks,
                    bool report_drafts)
     : stages_(std::move(stages)),
       scheduler_(schedule, limits, seed),
       ticks_(ticks),
       report_drafts_(report_drafts) {}
 
-std::optional<Event> LockStep::next() {
+inline std::optional<Event> LockStep::next() {
   if (!started_) prefill();
   while (events_.empty() && !scheduler_.finished()) {
     if (cancelled()) scheduler_.cancel();
@@ -44,7 +70,7 @@ std::optional<Event> LockStep::next() {
   return event;
 }
 
-void LockStep::prefill() {
+inline void LockStep::prefill() {
   started_ = true;
   std::vector<float> last;
   const int first = run_prompt(stages_, prompt_, keep_, [this] { return cancelled(); }, &last);
@@ -53,7 +79,7 @@ void LockStep::prefill() {
 }
 
 // One tick: commit what lands, hand over what is ready, draft.
-void LockStep::advance() {
+inline void LockStep::advance() {
   ++tick_;
   if (!flights_.empty() && flights_.front().lands <= tick_) {
     const Verdict verdict = std::move(flights_.front().verdict);
@@ -71,7 +97,7 @@ void LockStep::advance() {
   if (scheduler_.may_step()) step();
 }
 
-void LockStep::launch() {
+inline void LockStep::launch() {
   Chunk chunk = scheduler_.launch();
   stages_.draft->export_hidden(&chunk);
   for (VerifyStage* stage : stages_.verify)
@@ -83,7 +109,7 @@ void LockStep::launch() {
   stage_free_at_ = tick_ + ticks_.per_stage;
 }
 
-void LockStep::step() {
+inline void LockStep::step() {
   const DraftStep step = scheduler_.next_step();
   if (report_drafts_)
     for (const Drafted& copy : copied_for(step)) events_.emplace_back(copy);

@@ -1,5 +1,5 @@
 // What only tests and benchmarks call.
-#include "bindings.h"
+#include "../bindings/bindings.h"
 
 #include <pybind11/functional.h>
 #include <pybind11/numpy.h>
@@ -11,9 +11,9 @@
 #include "../cpu/calibrate.h"
 #include "../cpu/checkpoint.h"
 #include "../cpu/roster.h"
-#include "../pipeline/lockstep.h"
-#include "../pipeline/toy_stages.h"
 #include "../decoding/allotment.h"
+#include "../pipeline/toy_stages.h"
+#include "lockstep.h"
 
 namespace py = pybind11;
 using namespace ppsd;
